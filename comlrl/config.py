@@ -1,0 +1,444 @@
+"""Configuration: YAML → aliases → legacy flags → overrides → checks → one frozen, typed object.
+
+Torch is never imported here: a mistake in a configuration is answered at once.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Optional, Union
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+
+class ConfigError(ValueError):
+    """A mistake of the user's; its one line names the key, the value and the mend."""
+
+
+@dataclass(frozen=True)
+class AgentModelConfig:
+    """The base model of homogeneous agents, and how every agent samples."""
+
+    name: str = "builtin:tiny-coder"  # builtin:tiny-coder, a hub name or a local folder
+    torch_dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
+    attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    tokenizer_kwargs: dict[str, Any] = field(default_factory=dict)  # to AutoTokenizer
+    model_kwargs: dict[str, Any] = field(default_factory=dict)  # to AutoModelForCausalLM
+    special_tokens: dict[str, str] = field(default_factory=dict)  # pad_token, eos_token, …
+    temperature: float = 1.0  # used where the algorithm's section leaves it null
+    top_p: Optional[float] = None  # nucleus; null: no truncation
+    top_k: Optional[int] = None  # null: no truncation
+    max_length: int = 2048  # tokens of prompt and completion together
+    gradient_checkpointing: bool = False  # less memory in the update, about a third slower
+
+
+@dataclass(frozen=True)
+class LoraSection:
+    """LoRA adapters on one shared frozen base; off: each agent trains all weights of a copy."""
+
+    enabled: bool = True
+    r: int = 16
+    alpha: Optional[float] = None  # null: 2 r
+    dropout: float = 0.0
+    target_modules: Any = "all-linear"  # "all-linear" or a list of module names
+
+
+@dataclass(frozen=True)
+class DatasetConfig:
+    """Where the problems come from: rows with ``prompt``, ``test`` and ``entry_point``."""
+
+    name: str = "builtin:coopmini"  # builtin:coopmini, hub name, folder, or .jsonl/.json/.parquet
+    type: Optional[str] = None  # a short name for the run directory; null: from the name
+    train_split: str = "train"  # e.g. train, test[33:163]
+    eval_split: str = "eval"
+    on_bad_row: Literal["error", "skip"] = "error"
+
+
+@dataclass(frozen=True)
+class OutputConfig:
+    """What a run leaves behind."""
+
+    base_dir: str = "outputs"
+    dir: Optional[str] = None  # null: base_dir/<algorithm>_<dataset type>_<seed>
+    save_final_model: bool = False
+    verbose: bool = False  # every episode to episodes.jsonl
+
+
+@dataclass(frozen=True)
+class ExternalConfig:
+    """What agents are told between turns."""
+
+    mode: Literal["level_feedback", "level_passed", "passed", "plain", "expert_edits"] = (
+        "level_feedback"
+    )
+    sandbox_slice: Optional[Union[int, str]] = (
+        1  # tests that feedback may show; 0, null, all: every
+    )
+    expert_model: str = "deepseek-coder"
+    expert_base_url: Optional[str] = None  # null: the provider's of the model's name
+    on_error: Literal["stop", "plain"] = "stop"
+    history: Literal["full", "last"] = "full"
+    original_prompt: bool = False  # history: last only
+    previous_response: bool = True  # history: last only
+
+
+@dataclass(frozen=True)
+class SandboxConfig:
+    """How model-written code is run."""
+
+    isolation: Literal["auto", "namespaces", "bubblewrap", "unshare", "limits"] = "auto"
+    workers: Optional[int] = None  # null: the CPU cores
+    timeout: float = 10.0  # wall-clock seconds for each test
+    memory_mb: int = 512
+
+
+@dataclass(frozen=True)
+class RewardProcessorConfig:
+    """Training reward = scale_factor · reward + shift, where enabled."""
+
+    enabled: bool = True
+    scale_factor: float = 1.0
+    shift: float = 0.0
+
+
+@dataclass(frozen=True)
+class WandbConfig:
+    """Weights & Biases; no section: off."""
+
+    project: str = "comlrl"
+    entity: Optional[str] = None
+    name: Optional[str] = None
+    dir: Optional[str] = None
+    tags: list[str] = field(default_factory=list)
+    mode: Optional[Literal["online", "offline", "disabled"]] = None
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """How completions are sampled; none of it changes what is sampled."""
+
+    backend: Literal["builtin"] = "builtin"
+    max_batch_tokens: int = 262144  # key/value slots held at once; more is split into chunks
+
+
+@dataclass(frozen=True)
+class DistributedConfig:
+    """Several processes under torchrun."""
+
+    strategy: Literal["replicate", "fsdp"] = "replicate"
+
+
+@dataclass(frozen=True)
+class Config:
+    """The resolved configuration of one run."""
+
+    algorithm: str
+    agent_model: AgentModelConfig
+    agents: tuple[str, ...] | None  # one model name for each agent: separate models
+    lora: LoraSection
+    dataset: DatasetConfig
+    seed: int
+    output: OutputConfig
+    external: ExternalConfig
+    sandbox: SandboxConfig
+    reward_processor: RewardProcessorConfig
+    wandb: WandbConfig | None
+    generation: GenerationConfig
+    distributed: DistributedConfig
+    agent_devices: tuple[str, ...] | None
+    sections: Mapping[str, Any]  # the algorithm's section, and MARLHF's RL algorithm's
+
+    @property
+    def section(self) -> Any:
+        """The algorithm's own section."""
+        return self.sections[self.algorithm]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``config.yaml`` holds: read back, it gives this object again."""
+        plain = {
+            f.name: _plain(getattr(self, f.name))
+            for f in dataclasses.fields(self)
+            if f.name not in ("algorithm", "sections")
+        }
+        return plain | {name: _plain(section) for name, section in self.sections.items()}
+
+
+SECTIONS: dict[str, type] = {
+    "agent_model": AgentModelConfig,
+    "lora": LoraSection,
+    "dataset": DatasetConfig,
+    "output": OutputConfig,
+    "external": ExternalConfig,
+    "sandbox": SandboxConfig,
+    "reward_processor": RewardProcessorConfig,
+    "wandb": WandbConfig,
+    "generation": GenerationConfig,
+    "distributed": DistributedConfig,
+}
+
+
+@dataclass
+class _Root:
+    """Keys that stand at the top of a file, outside any section."""
+
+    seed: int = 42
+    agents: Optional[list[str]] = None
+    agent_devices: Optional[list[str]] = None
+
+
+# Older spellings; "<algo>" stands for the algorithm's section. None: accepted and ignored.
+ALIASES: dict[str, str | None] = {
+    "model_name": "agent_model.name",
+    "model.type": None,
+    "<algo>.agent_learning_rate": "<algo>.learning_rate",
+    "<algo>.termination_threshold": "<algo>.early_termination_threshold",
+    "<algo>.external_original_prompt": "external.original_prompt",
+    "<algo>.external_previous_response": "external.previous_response",
+    "external.expert_edits_model": "external.expert_model",
+    "<algo>.per_device_train_batch_size": "<algo>.batch_size",
+    "<algo>.rollout_buffer_size": "<algo>.train_batch_size",
+    "output.save_model": "output.save_final_model",
+    "<algo>.reward_shift": "reward_processor.shift",
+}
+VALUE_ALIASES = {"aligned": "align", "crossed": "cross"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One dotted key with its value and where it was said."""
+
+    key: str
+    value: Any
+    source: str
+
+
+class Loader:
+    """Collects settings of one algorithm in order and turns them into a Config."""
+
+    def __init__(self, algorithm: str, sections: Mapping[str, type]) -> None:
+        """``sections``: algorithm sections by name, the algorithm's own first."""
+        self.algorithm = algorithm
+        self.algorithm_sections = dict(sections)
+        self.sections: dict[str, type] = {**SECTIONS, **sections}
+        self.notices: list[str] = []
+        self.given: dict[str, str] = {}  # key → source, of everything that was said
+        self._values = OmegaConf.create(
+            {name: OmegaConf.structured(cls) for name, cls in self.sections.items()}
+            | OmegaConf.to_container(OmegaConf.structured(_Root))  # type: ignore[operator]
+        )
+        self._root = OmegaConf.structured(_Root)
+        for name in self.sections:
+            OmegaConf.set_readonly(self._values[name], False)
+        self._wandb = False
+        self.keys = [f"{s}.{f.name}" for s, c in self.sections.items() for f in _fields(c)]
+        self.keys += [f.name for f in _fields(_Root)]
+
+    def read(self, path: str | Path) -> None:
+        """Take every key of a YAML file."""
+        for key, value in self._leaves(load_yaml(path)):
+            self.set(Setting(key, value, str(path)))
+
+    def set(self, setting: Setting) -> None:
+        """Take one setting; a later one for the same key wins.
+
+        Raises ConfigError for an unknown key or a value of the wrong type.
+        """
+        key = self._rename(setting)
+        if key is None:
+            return
+        value = _normalise(setting.value)
+        if isinstance(value, str) and key.endswith(".joint_mode"):
+            if value in VALUE_ALIASES:
+                self.notices.append(f"{key}: '{value}' is read as '{VALUE_ALIASES[value]}'")
+            value = VALUE_ALIASES.get(value, value)
+        if key in self.sections:
+            if isinstance(value, dict):  # a whole section as one override
+                for name, inner in value.items():
+                    self.set(Setting(f"{key}.{name}", inner, setting.source))
+                if key == "wandb":
+                    self._wandb = True
+                return
+            if key != "wandb" or value is not None:
+                raise ConfigError(f"{key}: {value!r} is not a section; write `{key}.<key>=<value>`")
+            self._wandb = False
+            return
+        if key.startswith("wandb."):
+            self._wandb = True
+        self._assign(key, value, setting)
+        self.given[key] = setting.source
+
+    def build(self) -> Config:
+        """The frozen object. Relations between keys are checked by ``validate``."""
+        shared = {n: self._section(n) for n in SECTIONS if n != "wandb"}
+        return Config(
+            algorithm=self.algorithm,
+            agents=_tuple(self._root.agents),
+            agent_devices=_tuple(self._root.agent_devices),
+            seed=self._root.seed,
+            wandb=self._section("wandb") if self._wandb else None,
+            sections={n: self._section(n) for n in self.algorithm_sections},
+            **shared,
+        )
+
+    def _section(self, name: str) -> Any:
+        return OmegaConf.to_object(self._values[name])
+
+    def _leaves(self, tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+        for name, value in tree.items():
+            key = f"{prefix}{name}"
+            is_section = key in self.sections or key == "model"
+            if isinstance(value, dict) and (is_section or (not prefix and key not in self.keys)):
+                yield from self._leaves(value, f"{key}.")
+                if key == "wandb" and not value:
+                    self._wandb = True
+            elif not (value is None and is_section and key != "wandb"):
+                yield key, value
+
+    def _rename(self, setting: Setting) -> str | None:
+        key = setting.key
+        if key.startswith("model.") and key not in ALIASES:
+            new: str | None = "agent_model." + key.removeprefix("model.")
+        else:
+            head, _, tail = key.partition(".")
+            generic = f"<algo>.{tail}" if head in self.algorithm_sections else key
+            if generic not in ALIASES:
+                return key
+            new = ALIASES[generic]
+            new = new and new.replace("<algo>", head)
+        text = f"is read as `{new}`" if new else "is ignored"
+        self.notices.append(f"{setting.source}: `{key}` {text}")
+        return new
+
+    def _assign(self, key: str, value: Any, setting: Setting) -> None:
+        target, name = self._locate(key, value, setting)
+        if isinstance(value, float) and value.is_integer() and self._wants_int(key):
+            value = int(value)  # 1e6 is a whole number to a person
+        try:
+            if (self._annotation(key) == "bool") != isinstance(value, bool) and value is not None:
+                if self._annotation(key) == "bool" or "int" in self._annotation(key):
+                    raise OmegaConfBaseException("a bool is not a number")
+            OmegaConf.update(target, name, value, merge=False)
+        except OmegaConfBaseException as error:
+            raise ConfigError(
+                f"{key}: {value!r} ({setting.source}) is not valid: expected {self._expected(key)}"
+            ) from error
+
+    def _locate(self, key: str, value: Any, setting: Setting) -> tuple[Any, str]:
+        section, _, name = key.partition(".")
+        if not name and section in {f.name for f in _fields(_Root)}:
+            return self._root, section
+        known = (
+            {f.name for f in _fields(self.sections[section])} if section in self.sections else ()
+        )
+        if name.partition(".")[0] in known:
+            head, _, rest = name.partition(".")
+            if (
+                not rest
+                or isinstance(self._values[section][head], Mapping)
+                or _is_dict(self.sections[section], head)
+            ):
+                return self._values[section], name
+        near = difflib.get_close_matches(key, self.keys, 1, 0.5) or [
+            k for k in self.keys if k.rpartition(".")[2] == key.rpartition(".")[2]
+        ]
+        mend = f"; did you mean `{near[0]}`?" if near else ""
+        raise ConfigError(f"{key}: unknown key, given {value!r} ({setting.source}){mend}")
+
+    def _annotation(self, key: str) -> str:
+        section, _, name = key.partition(".")
+        cls = self.sections[section] if name else _Root
+        for f in _fields(cls):
+            if f.name == (name.partition(".")[0] or section):
+                return str(f.type)
+        return "Any"
+
+    def _wants_int(self, key: str) -> bool:
+        return "int" in re.findall(r"\w+", self._annotation(key))
+
+    def _expected(self, key: str) -> str:
+        text = self._annotation(key)
+        optional = "Optional" in text
+        text = re.sub(r"Optional\[(.*)\]$", r"\1", text)
+        text = re.sub(r"Literal\[(.*)\]", r"one of \1", text)
+        text = re.sub(r"Union\[(.*)\]", r"\1", text).replace('"', "'")
+        return text + (" or null" if optional else "")
+
+
+def load_yaml(path: str | Path) -> dict[str, Any]:
+    """A YAML file's mapping, interpolations resolved. Raises ConfigError naming the file."""
+    try:
+        loaded = OmegaConf.load(path)
+        tree = OmegaConf.to_container(loaded, resolve=True)
+    except FileNotFoundError:
+        raise ConfigError(f"--config: {str(path)!r} does not exist; give a YAML file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config: {str(path)!r} cannot be read: {error}") from None
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        line = " ".join(str(error).split())
+        raise ConfigError(f"--config: {str(path)!r} is not valid YAML: {line}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"--config: {str(path)!r} holds no mapping; write `section: …`")
+    return {str(key): value for key, value in tree.items()}
+
+
+def parse_override(item: str) -> Setting:
+    """``a.b=value`` with a YAML or Python literal. Raises ConfigError where there is no ``=``."""
+    key, equals, text = item.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--override: {item!r} is not `key=value`")
+    return Setting(key.strip(), parse_value(text.strip()), "--override")
+
+
+def parse_value(text: str) -> Any:
+    """A value as YAML 1.2 or Python would read it; otherwise the text itself."""
+    if re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", text):  # 1e6, which YAML 1.1 calls a string
+        return float(text)
+    if re.fullmatch(r"[+-]?0\d+", text):  # 010 is ten here, not octal eight
+        return int(text)
+    for read in (ast.literal_eval, yaml.safe_load):
+        try:
+            return read(text) if text else None
+        except (ValueError, SyntaxError, yaml.YAMLError, MemoryError, RecursionError):
+            continue
+    return text
+
+
+def _normalise(value: Any) -> Any:
+    """One spelling of nothing, and no tuples, whatever the source was."""
+    if isinstance(value, str) and value in ("None", "null", "~", ""):
+        return None
+    if isinstance(value, list | tuple):
+        return [_normalise(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _normalise(item) for key, item in value.items()}
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+def _fields(cls: type) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(cls)
+
+
+def _is_dict(cls: type, name: str) -> bool:
+    return any(f.name == name and str(f.type).startswith("dict") for f in _fields(cls))
+
+
+def _tuple(items: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if items is None else tuple(items)

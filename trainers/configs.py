@@ -1,0 +1,297 @@
+"""The six algorithm sections as frozen dataclasses, and the relations between their keys.
+
+No torch here, so that a mistake is answered before anything heavy loads. Symbols and equations
+are in the docstrings of the trainers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Optional
+
+from comlrl.config import Config, ConfigError
+
+
+@dataclass(frozen=True)
+class CommonConfig:
+    """Keys that every algorithm section has."""
+
+    num_agents: int = 2
+    num_turns: int = 1
+    num_generations: int = 4  # G: completions of each agent at a node
+    joint_mode: Literal["align", "cross"] = "align"
+    handoff: Optional[Literal["random", "best"]] = None  # null: a child of every joint action
+    discount: float = 0.9  # between turns
+    turn_gradient_weights: Optional[list[float]] = None  # one for each turn; null: 1
+    early_termination_threshold: Optional[float] = None  # on the processed reward
+    num_train_epochs: Optional[int] = 1
+    max_steps: Optional[int] = None  # training steps
+    max_env_steps: Optional[int] = None  # scored joint actions
+    batch_size: int = 16  # tasks whose trees are grown together in a training step
+    train_batch_size: Optional[int] = None  # nodes in an optimizer update; null: all of the step
+    learning_rate: float = 2e-4
+    lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = 0  # optimizer updates
+    max_grad_norm: float = 1.0
+    kl_coef: float = 0.0  # of the k3 KL to the reference policy
+    max_new_tokens: int = 256
+    temperature: Optional[float] = None  # null: agent_model's
+    top_p: Optional[float] = None
+    top_k: Optional[int] = None
+    logging_steps: int = 1  # training steps
+    eval_interval: int = 0  # training steps; 0: never
+    eval_num_samples: Optional[int] = 4  # tasks; null: the whole split
+    save_steps: int = 0  # training steps between checkpoints; 0: none
+    save_total_limit: Optional[int] = 2
+
+
+@dataclass(frozen=True)
+class MAGRPOConfig(CommonConfig):
+    """MAGRPO, arXiv 2508.04652."""
+
+    advantage: Literal["mean", "rloo", "max", "greedy", "raw"] = "mean"
+    advantage_normalization: bool = False  # divide by the siblings' standard deviation
+
+
+@dataclass(frozen=True)
+class GRPOConfig(MAGRPOConfig):
+    """MAGRPO with one agent that answers for the main function alone."""
+
+    num_agents: int = 1
+
+
+@dataclass(frozen=True)
+class PreferenceConfig(CommonConfig):
+    """Keys of the two algorithms that learn from preference pairs."""
+
+    preference_num_candidates: int = 16  # joint candidates sampled for each task
+    preference_pairs_per_sample: Optional[int] = 4  # pairs kept for each task; null: all of them
+    pair_selection: Literal["reward_gap", "random", "all"] = "reward_gap"
+    preferences: Optional[str] = None  # read this preferences.jsonl instead of sampling
+    discount: float = 1.0
+
+
+@dataclass(frozen=True)
+class MADPOConfig(PreferenceConfig):
+    """Multi-agent direct preference optimization."""
+
+    dpo_beta: float = 0.1
+    dpo_reference: bool = False
+    label_smoothing: float = 0.0
+    use_environment_step: bool = True  # x-axis: 2 · pairs trained; false: candidates scored
+    train_agents: Optional[list[int]] = None  # null: all; [1]: preference learning on main only
+
+
+@dataclass(frozen=True)
+class MARLHFConfig(PreferenceConfig):
+    """Preferences → joint reward model → online reinforcement learning."""
+
+    rl_algorithm: Literal["magrpo", "reinforce", "rloo", "remax", "ppo"] = "magrpo"
+    reward_model: Optional[str] = None  # read this reward model instead of training one
+    reward_model_name: Optional[str] = None  # its base; null: the agents'
+    reward_learning_rate: float = 1e-5
+    reward_num_train_epochs: int = 1
+    reward_train_batch_size: int = 4
+    reward_max_length: int = 2048
+    reward_freeze_backbone: bool = False
+    reward_min_accuracy: float = 0.55  # on held-out pairs; below it the run stops before RL
+    reward_scale: float = 1.0  # of the standardized score
+    reward_shift_score: float = 0.0
+
+
+@dataclass(frozen=True)
+class ActorCriticConfig(CommonConfig):
+    """Keys that PPO and SHPPO share."""
+
+    ppo_epochs: int = 4
+    num_minibatches: int = 4
+    clip_range: float = 0.2
+    value_clip_range: Optional[float] = 0.2
+    value_learning_rate: float = 1e-3
+    entropy_coef: float = 0.0
+    gae_lambda: float = 0.95
+    target_kl: Optional[float] = None  # ends a step's epochs where approximate KL exceeds it
+    normalize_advantages: bool = True
+
+
+@dataclass(frozen=True)
+class PPOConfig(ActorCriticConfig):
+    """Proximal policy optimization, token by token."""
+
+    num_agents: int = 1
+    critic: Literal["independent", "centralized"] = "independent"
+    gamma_token: float = 1.0
+    kl_target: Optional[float] = None  # adapts kl_coef towards it; null: fixed
+    kl_horizon: int = 10000
+
+
+@dataclass(frozen=True)
+class SHPPOConfig(ActorCriticConfig):
+    """Scalable heterogeneous PPO, arXiv 2404.03869."""
+
+    discount: float = 0.95
+    gae_lambda: float = 0.9
+    latent_dim: int = 8
+    latent_hidden: int = 64
+    heterogeneous_rank: int = 16
+    lambda_e: float = 0.01
+    lambda_d: float = 0.1
+    latent_learning_rate: float = 1e-3
+    inference_learning_rate: float = 1e-3
+
+
+SECTIONS: dict[str, type] = {
+    "grpo": GRPOConfig,
+    "magrpo": MAGRPOConfig,
+    "madpo": MADPOConfig,
+    "marlhf": MARLHFConfig,
+    "ppo": PPOConfig,
+    "shppo": SHPPOConfig,
+}
+EXTRA_SECTIONS = {"marlhf": ("magrpo", "ppo")}  # read beside the algorithm's own
+
+
+def sections_of(algorithm: str) -> dict[str, type]:
+    """The sections that a file of this algorithm may have, its own first."""
+    names = (algorithm, *EXTRA_SECTIONS.get(algorithm, ()))
+    return {name: SECTIONS[name] for name in names}
+
+
+def validate(config: Config) -> None:
+    """Refuse values and relations that cannot work. Raises ConfigError."""
+    for name, section in config.sections.items():
+        _ranges(name, section)
+        _relations(name, section, config)
+    team = config.section.num_agents
+    for key in ("agents", "agent_devices"):
+        given = getattr(config, key)
+        if given is not None and len(given) != team:
+            raise ConfigError(
+                f"{key}: {list(given)} has {len(given)} entries for "
+                f"{config.algorithm}.num_agents={team}; give one for each agent"
+            )
+    if config.algorithm in ("madpo", "marlhf"):
+        _single_turn(config)
+    if config.algorithm in ("ppo", "shppo") and config.lora.dropout > 0:
+        raise ConfigError(
+            f"lora.dropout: {config.lora.dropout} would make the first PPO ratio differ from 1; "
+            "set lora.dropout=0"
+        )
+    _shared(config)
+
+
+def _ranges(name: str, section: CommonConfig) -> None:
+    at_least: dict[str, float] = {
+        "num_agents": 1, "num_turns": 1, "num_generations": 1, "batch_size": 1,
+        "train_batch_size": 1, "max_new_tokens": 1, "num_train_epochs": 0, "max_steps": 0,
+        "max_env_steps": 0, "warmup_steps": 0, "kl_coef": 0, "logging_steps": 1,
+        "eval_interval": 0, "eval_num_samples": 1, "save_steps": 0, "save_total_limit": 1,
+        "top_k": 1, "preference_num_candidates": 2, "preference_pairs_per_sample": 1,
+        "ppo_epochs": 1, "num_minibatches": 1, "latent_dim": 1, "heterogeneous_rank": 1,
+        "reward_num_train_epochs": 1, "reward_train_batch_size": 1, "reward_max_length": 8,
+        "temperature": 0, "discount": 0,
+    }  # fmt: skip
+    above_zero = ("learning_rate", "max_grad_norm", "dpo_beta", "clip_range", "value_learning_rate")
+    for key, least in at_least.items():
+        value = getattr(section, key, None)
+        if value is not None and value < least:
+            raise ConfigError(f"{name}.{key}: {value} is too small; give at least {least}")
+    for key in above_zero:
+        value = getattr(section, key, None)
+        if value is not None and value <= 0:
+            raise ConfigError(f"{name}.{key}: {value} must be above 0")
+    for key in ("discount", "top_p", "gae_lambda", "gamma_token", "label_smoothing"):
+        value = getattr(section, key, None)
+        if value is not None and not 0 <= value <= 1:
+            raise ConfigError(f"{name}.{key}: {value} must lie between 0 and 1")
+
+
+def _relations(name: str, section: CommonConfig, config: Config) -> None:
+    weights = section.turn_gradient_weights
+    if weights is not None and len(weights) != section.num_turns:
+        raise ConfigError(
+            f"{name}.turn_gradient_weights: {list(weights)} has {len(weights)} weights for "
+            f"{name}.num_turns={section.num_turns}; give one for each turn"
+        )
+    ends = (section.num_train_epochs, section.max_steps, section.max_env_steps)
+    if all(end is None for end in ends):
+        raise ConfigError(
+            f"{name}.num_train_epochs: null, as are max_steps and max_env_steps; give one of them"
+        )
+    own_samples = isinstance(section, MAGRPOConfig) and name in _online(config)
+    if own_samples and section.num_generations < 2 and section.advantage != "raw":
+        raise ConfigError(
+            f"{name}.num_generations: {section.num_generations} leaves no siblings to compare "
+            "with; give at least 2, or advantage=raw"
+        )
+    if name == "grpo" and section.num_agents != 1:
+        raise ConfigError(f"grpo.num_agents: {section.num_agents}; GRPO has 1 agent, use magrpo")
+    if temperature(section, config) == 0:
+        raise ConfigError(f"{name}.temperature: 0 samples nothing to learn from; give more than 0")
+    if isinstance(section, ActorCriticConfig) and section.joint_mode != "align":
+        raise ConfigError(f"{name}.joint_mode: '{section.joint_mode}'; rollouts are chains: align")
+
+
+def _online(config: Config) -> tuple[str, ...]:
+    """Sections whose trainer samples online in this run."""
+    if config.algorithm != "marlhf":
+        return (config.algorithm,)
+    return ("ppo",) if config.section.rl_algorithm == "ppo" else ("magrpo",)
+
+
+def _single_turn(config: Config) -> None:
+    for name in dict.fromkeys((config.algorithm, *_online(config))):
+        section = config.sections.get(name)
+        if section is None:
+            continue
+        if section.num_turns != 1:
+            raise ConfigError(
+                f"{name}.num_turns: {section.num_turns}; preferences compare single joint "
+                "actions, so num_turns must be 1"
+            )
+        if section.joint_mode != "align":
+            raise ConfigError(
+                f"{name}.joint_mode: '{section.joint_mode}'; a preference pair is two aligned "
+                "joint actions, so joint_mode must be align"
+            )
+    section = config.section
+    if section.pair_selection == "all" and section.preference_pairs_per_sample is not None:
+        raise ConfigError(
+            f"{config.algorithm}.preference_pairs_per_sample: "
+            f"{section.preference_pairs_per_sample} with pair_selection=all; set it to null"
+        )
+
+
+def _shared(config: Config) -> None:
+    if config.lora.r < 1:
+        raise ConfigError(f"lora.r: {config.lora.r} is too small; give at least 1")
+    if not 0 <= config.lora.dropout < 1:
+        raise ConfigError(f"lora.dropout: {config.lora.dropout} must lie in [0, 1)")
+    if config.sandbox.timeout <= 0:
+        raise ConfigError(f"sandbox.timeout: {config.sandbox.timeout} must be above 0 seconds")
+    if config.sandbox.workers is not None and config.sandbox.workers < 1:
+        raise ConfigError(f"sandbox.workers: {config.sandbox.workers}; give at least 1, or null")
+    piece = config.external.sandbox_slice
+    if isinstance(piece, str) and piece != "all":
+        raise ConfigError(f"external.sandbox_slice: '{piece}'; give a whole number, null or 'all'")
+    if config.agent_model.max_length <= config.section.max_new_tokens:
+        raise ConfigError(
+            f"agent_model.max_length: {config.agent_model.max_length} leaves no room for a prompt "
+            f"before {config.algorithm}.max_new_tokens={config.section.max_new_tokens}"
+        )
+
+
+def temperature(section: Any, config: Config) -> float:
+    """The section's temperature, or agent_model's where it says null."""
+    given = section.temperature
+    return config.agent_model.temperature if given is None else given
+
+
+def top_p(section: Any, config: Config) -> float | None:
+    """The section's nucleus mass, or agent_model's where it says null."""
+    return config.agent_model.top_p if section.top_p is None else section.top_p
+
+
+def top_k(section: Any, config: Config) -> int | None:
+    """The section's top-k, or agent_model's where it says null."""
+    return config.agent_model.top_k if section.top_k is None else section.top_k
