@@ -1,0 +1,25 @@
+"""``passed``: one bit, whether every level of the reward was passed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from comlrl.types import Attempt
+from external.analysis import agent_names, instruction, levels
+
+
+class Passed:
+    """Tells each agent whether all levels were passed, the tests' on the surfaced tests."""
+
+    def __init__(self, sandbox_slice: int | str | None = 1) -> None:
+        self.sandbox_slice = sandbox_slice
+
+    def __call__(self, attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
+        return [
+            tuple(f"{self._signal(attempt)}\n{instruction(n)}" for n in agent_names(attempt))
+            for attempt in attempts
+        ]
+
+    def _signal(self, attempt: Attempt) -> str:
+        passed = levels(attempt, self.sandbox_slice).all_passed
+        return "Feedback:\nAll levels passed." if passed else "Feedback:\nNot all levels passed."
