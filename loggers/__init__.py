@@ -1,0 +1,57 @@
+"""What a run tells the world: console, files, W&B, TensorBoard and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from comlrl.types import Logger, LogRecord, Tree
+from loggers.console import ConsoleLogger
+from loggers.episodes import EpisodeLogger
+from loggers.jsonl import JsonlLogger
+from loggers.samples import SampleLogger
+
+
+class Loggers:
+    """Many loggers behind the interface of one; each is told in the order given."""
+
+    def __init__(self, loggers: Sequence[Logger]) -> None:
+        self._loggers = tuple(loggers)
+
+    def log(self, record: LogRecord) -> None:
+        for logger in self._loggers:
+            logger.log(record)
+
+    def episodes(self, record: LogRecord, trees: Sequence[Tree]) -> None:
+        for logger in self._loggers:
+            logger.episodes(record, trees)
+
+    def truncate_after(self, update: int) -> None:
+        """On resume: drop what was logged after the checkpoint of ``update``."""
+        for logger in self._loggers:
+            if isinstance(logger, (JsonlLogger, SampleLogger, EpisodeLogger)):
+                logger.truncate_after(update)
+
+    def close(self) -> None:
+        for logger in self._loggers:
+            logger.close()
+
+
+def build(config: Any, run_dir: str | Path, resume: bool = False, total: int | None = None):
+    """The loggers that a run's configuration asks for.
+
+    ``config``: ``comlrl.config.Config``; ``total``: the updates that the run will make, where
+    known. With ``resume``, files are continued: call ``truncate_after`` with the checkpoint's
+    update.
+    """
+    run_dir = Path(run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    loggers: list[Logger] = [
+        JsonlLogger(run_dir / "metrics.jsonl", resume=resume),
+        SampleLogger(run_dir / "samples.jsonl", resume=resume),
+    ]
+    if config.output.verbose:
+        loggers.append(EpisodeLogger(run_dir / "episodes.jsonl", resume=resume))
+    loggers.append(ConsoleLogger(total, title=run_dir.name))
+    return Loggers(loggers)

@@ -1,0 +1,83 @@
+"""``episodes.jsonl`` (``output.verbose``): every episode in full, rotated at a size.
+
+The current file is ``episodes.jsonl``; older ones are ``episodes.1.jsonl`` (the oldest),
+``episodes.2.jsonl``, …
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from comlrl.types import LogRecord, Tree
+from loggers.jsonl import open_text, truncate
+from loggers.samples import episode
+
+ROTATE_BYTES = 64 * 2**20
+
+
+class EpisodeLogger:
+    """One line for each scored joint action: prompts, completions, program, outcomes, parts."""
+
+    def __init__(
+        self, path: str | Path, *, resume: bool = False, rotate_bytes: int = ROTATE_BYTES
+    ) -> None:
+        self._path = Path(path)
+        self._rotate_bytes = rotate_bytes
+        if not resume:
+            for old in self._rotated():
+                old.unlink()
+        self._file = open_text(self._path, append=resume)
+
+    def log(self, record: LogRecord) -> None:
+        """Nothing: metrics have a file of their own."""
+
+    def episodes(self, record: LogRecord, trees: Sequence[Tree]) -> None:
+        for tree in trees:
+            for line in _lines(record, tree):
+                self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        if self._file.tell() >= self._rotate_bytes:
+            self._rotate()
+
+    def truncate_after(self, update: int) -> None:
+        """Drop the episodes after ``update``: a resumed run makes them anew."""
+        self._file.close()
+        for path in (*self._rotated(), self._path):
+            truncate(path, lambda line: line["update"] <= update)
+        self._file = open_text(self._path, append=True)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _rotated(self) -> list[Path]:
+        return sorted(self._path.parent.glob(f"{self._path.stem}.[0-9]*{self._path.suffix}"))
+
+    def _rotate(self) -> None:
+        self._file.close()
+        count = len(self._rotated()) + 1
+        self._path.rename(self._path.with_name(f"{self._path.stem}.{count}{self._path.suffix}"))
+        self._file = open_text(self._path, append=False)
+
+
+def _lines(record: LogRecord, tree: Tree) -> Iterator[dict[str, Any]]:
+    for index, node in enumerate(tree.nodes):
+        prompts = [
+            [{"role": m.role, "content": m.content} for m in agent.prompt]
+            for agent in node.agents_N
+        ]
+        for action, score in enumerate(node.scores_K):
+            yield {
+                "step": record.step,
+                "update": record.update,
+                "phase": record.phase,
+                "task_id": tree.task.task_id,
+                "node": index,
+                "parent": node.parent,
+                "joint_action": action,
+                "processed_reward": node.rewards_K[action],
+                "prompts_N": prompts,
+                **episode(node, action, score),
+            }

@@ -1,0 +1,195 @@
+"""Trees → the metrics of a step or an evaluation. Pure; every name is in ``docs/metrics.md``.
+
+Rewards are raw (``Score.value``), before ``reward_processor``. A mean over a turn counts each
+task alike, and within a task each path of the tree alike: a branch with many joint actions does
+not outweigh one that ended early.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from comlrl.types import AgentTurn, Node, RewardBreakdown, Score, Tree
+
+REWARD_PARTS = (
+    "aux_defined",
+    "main_defined",
+    "syntax",
+    "tests",
+    "uses_aux",
+    "not_wrapper",
+    "aux_ignored",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Weighted:
+    """A node and its share of its task's probability mass at the turn looked at."""
+
+    tree: Tree
+    node: Node
+    weight: float
+
+
+def tree_metrics(trees: Sequence[Tree]) -> dict[str, float]:
+    """Metrics of scored trees: of each turn under ``turn_T/…``, and bare of the last turn reached.
+
+    The last turn reached is made of the nodes without children: those of the final turn and
+    those where a branch was terminated. ``trees`` empty: an empty dict.
+    """
+    weighted = [item for tree in trees for item in _weighted_nodes(tree)]
+    if not weighted:
+        return {}
+    metrics: dict[str, float] = {}
+    for turn in sorted({item.node.turn for item in weighted}):
+        at_turn = _node_metrics([item for item in weighted if item.node.turn == turn])
+        metrics.update({f"turn_{turn}/{name}": value for name, value in at_turn.items()})
+    last = [item for tree in trees for item in _leaves(tree)]
+    metrics.update(_node_metrics(last))
+    metrics["turns_mean"] = _mean((item.node.turn, item.weight) for item in last)
+    metrics["tasks"] = float(len(trees))
+    metrics["joint_actions"] = float(sum(len(item.node.scores_K) for item in weighted))
+    return metrics
+
+
+def task_reward(tree: Tree) -> float:
+    """A task's mean raw reward at the last turn reached."""
+    return _mean(
+        (score.value, weight)
+        for item in _leaves(tree)
+        for score, weight in zip(item.node.scores_K, _shares(item), strict=True)
+    )
+
+
+def _weighted_nodes(tree: Tree) -> list[_Weighted]:
+    """Every node with its path weight: the root 1, siblings an equal share of their parent's."""
+    children = [0] * len(tree.nodes)
+    for node in tree.nodes:
+        if node.parent >= 0:
+            children[node.parent] += 1
+    weights: list[float] = []
+    for node in tree.nodes:  # breadth-first: a parent stands before its children
+        weights.append(1.0 if node.parent < 0 else weights[node.parent] / children[node.parent])
+    return [_Weighted(tree, n, w) for n, w in zip(tree.nodes, weights, strict=True)]
+
+
+def _leaves(tree: Tree) -> list[_Weighted]:
+    parents = {node.parent for node in tree.nodes}
+    return [item for i, item in enumerate(_weighted_nodes(tree)) if i not in parents]
+
+
+def _shares(item: _Weighted) -> list[float]:
+    count = len(item.node.scores_K)
+    return [item.weight / count] * count
+
+
+def _node_metrics(items: Sequence[_Weighted]) -> dict[str, float]:
+    scored = [
+        (item, score, processed, share)
+        for item in items
+        for score, processed, share in zip(
+            item.node.scores_K, item.node.rewards_K, _shares(item), strict=True
+        )
+    ]
+    mean = _mean((score.value, share) for _, score, _, share in scored)
+    variance = _mean(((score.value - mean) ** 2, share) for _, score, _, share in scored)
+    metrics = {
+        "reward_mean": mean,
+        "reward_std": math.sqrt(variance),
+        "processed_reward_mean": _mean((processed, share) for _, _, processed, share in scored),
+        "termination_share": _mean((item.node.terminated, item.weight) for item in items),
+    }
+    metrics.update(_program_metrics([(item, score, share) for item, score, _, share in scored]))
+    metrics.update(_completion_metrics(items))
+    return metrics
+
+
+def _program_metrics(scored: Sequence[tuple[_Weighted, Score, float]]) -> dict[str, float]:
+    """What the breakdowns say; nothing where rewards did not come from running code."""
+    known = [
+        (item, score, score.breakdown, share)
+        for item, score, share in scored
+        if score.breakdown is not None
+    ]
+    if not known:
+        return {}
+    programs = [(breakdown, share) for _, _, breakdown, share in known]
+    metrics = {
+        f"reward/{part}": _mean((getattr(breakdown, part), share) for breakdown, share in programs)
+        for part in REWARD_PARTS
+    }
+    if any(abs(score.value - breakdown.total) > 1e-9 for _, score, breakdown, _ in known):
+        metrics["task_reward_mean"] = _mean((b.total, share) for b, share in programs)
+    metrics |= {
+        "pass_rate": _mean((b.passed_all, share) for b, share in programs),
+        "test_fraction": _mean((b.test_fraction, share) for b, share in programs),
+        "syntax_rate": _mean((b.syntax > 0, share) for b, share in programs),
+        "main_defined_rate": _mean(
+            (item.tree.task.entry_point in b.defined, share) for item, _, b, share in known
+        ),
+        "timeout_rate": _mean((any(o.timed_out for o in b.outcomes), s) for b, s in programs),
+        "reward_seconds_mean": _mean((b.seconds, share) for b, share in programs),
+    }
+    metrics.update(_aux_metrics([(b, share) for b, share in programs if b.helpers]))
+    return metrics
+
+
+def _aux_metrics(programs: Sequence[tuple[RewardBreakdown, float]]) -> dict[str, float]:
+    """How helpers are used; shares are of helpers, except ``wrapper_rate``: of programs."""
+    if not programs:
+        return {}
+    return {
+        "aux_defined_rate": _mean((_share(b.helpers, b.defined), share) for b, share in programs),
+        "aux_called_rate": _mean((_share(b.helpers, b.called), share) for b, share in programs),
+        "aux_ignored_rate": _mean((_share(b.helpers, b.ignored), share) for b, share in programs),
+        "wrapper_rate": _mean((b.wrapper, share) for b, share in programs),
+    }
+
+
+def _completion_metrics(items: Sequence[_Weighted]) -> dict[str, float]:
+    """Lengths, truncation and duplicates: the team's, and each agent's as ``agent_I/…``."""
+    num_agents = len(items[0].node.agents_N)
+    per_agent = [
+        _agent_metrics([(item.node.agents_N[i], item.weight) for item in items])
+        for i in range(num_agents)
+    ]
+    metrics = {name: sum(agent[name] for agent in per_agent) / num_agents for name in per_agent[0]}
+    if num_agents > 1:
+        for i, agent in enumerate(per_agent):
+            metrics.update({f"agent_{i}/{name}": value for name, value in agent.items()})
+    return metrics
+
+
+def _agent_metrics(turns: Sequence[tuple[AgentTurn, float]]) -> dict[str, float]:
+    completions = [
+        (completion, weight / len(turn.completions_G))
+        for turn, weight in turns
+        for completion in turn.completions_G
+    ]
+    return {
+        "completion_length_mean": _mean((len(c.token_ids), share) for c, share in completions),
+        "truncation_share": _mean((not c.finished, share) for c, share in completions),
+        "duplicate_share": _mean((_duplicates(turn), weight) for turn, weight in turns),
+        "history_dropped_share": _mean((turn.turns_dropped > 0, weight) for turn, weight in turns),
+    }
+
+
+def _duplicates(turn: AgentTurn) -> float:
+    """Share of a node's completions whose text an earlier sibling already has."""
+    texts = [completion.text for completion in turn.completions_G]
+    return 1.0 - len(set(texts)) / len(texts)
+
+
+def _share(helpers: Sequence[str], named: Iterable[str]) -> float:
+    return len(set(helpers) & set(named)) / len(helpers)
+
+
+def _mean(values: Iterable[tuple[float, float]] | Iterator[tuple[float, float]]) -> float:
+    """Weighted mean of (value, weight) pairs."""
+    total = mass = 0.0
+    for value, weight in values:
+        total += value * weight
+        mass += weight
+    return total / mass

@@ -1,0 +1,140 @@
+"""``samples.jsonl``: the episodes of the first and of the latest evaluation, always on and small.
+
+The report's per-task before/after and its sample episodes come from here. A run that never
+evaluates keeps some training episodes in their place. One line is one task (``sample``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from comlrl.types import LogRecord, Node, Score, TestOutcome, Tree
+from loggers.jsonl import read_lines, replace
+from loggers.metrics import REWARD_PARTS, task_reward
+
+MAX_TASKS = {"eval": 200, "train": 16}  # of each kept pass
+MAX_TEXT = 20_000  # characters of a prompt, completion or program
+
+
+class SampleLogger:
+    """Keeps the first and the latest pass of each phase; writes at evaluations and at the end."""
+
+    def __init__(self, path: str | Path, *, resume: bool = False) -> None:
+        self._path = Path(path)
+        self._first: dict[str, list[dict[str, Any]]] = {}
+        self._latest: dict[str, list[dict[str, Any]]] = {}
+        if resume and self._path.exists():
+            self._restore(list(read_lines(self._path)))
+
+    def log(self, record: LogRecord) -> None:
+        """Nothing: metrics have a file of their own."""
+
+    def episodes(self, record: LogRecord, trees: Sequence[Tree]) -> None:
+        samples = [sample(record, tree) for tree in trees[: MAX_TASKS[record.phase]]]
+        self._first.setdefault(record.phase, samples)
+        self._latest[record.phase] = samples
+        if record.phase == "eval":
+            self._write()
+
+    def truncate_after(self, update: int) -> None:
+        """Forget the passes after ``update``: a resumed run makes them anew."""
+        for passes in (self._first, self._latest):
+            for phase in [p for p, s in passes.items() if s and s[0]["update"] > update]:
+                del passes[phase]
+        self._write()
+
+    def close(self) -> None:
+        self._write()
+
+    def _restore(self, lines: Sequence[dict[str, Any]]) -> None:
+        for phase in ("eval", "train"):
+            updates = sorted({line["update"] for line in lines if line["phase"] == phase})
+            for passes, wanted in ((self._first, updates[:1]), (self._latest, updates[-1:])):
+                if wanted:
+                    passes[phase] = [
+                        line
+                        for line in lines
+                        if line["phase"] == phase and line["update"] == wanted[0]
+                    ]
+
+    def _write(self) -> None:
+        kept: list[dict[str, Any]] = []
+        for phase in ("eval", "train"):
+            first, latest = self._first.get(phase, []), self._latest.get(phase, [])
+            kept += first
+            if latest and latest is not first and latest[0]["update"] != first[0]["update"]:
+                kept += latest
+        replace(self._path, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def sample(record: LogRecord, tree: Tree) -> dict[str, Any]:
+    """A task's episode: the first joint action of the last node on the first path."""
+    path = _first_path(tree)
+    node, action = path[-1]
+    score = node.scores_K[action]
+    return {
+        "step": record.step,
+        "update": record.update,
+        "phase": record.phase,
+        "task_id": tree.task.task_id,
+        "entry_point": tree.task.entry_point,
+        "prompt": tree.task.prompt[:MAX_TEXT],
+        "reward_task_mean": task_reward(tree),
+        "rewards_T": [n.scores_K[k].value for n, k in path],
+        "terminated": node.terminated,
+        **episode(node, action, score),
+    }
+
+
+def episode(node: Node, action: int, score: Score) -> dict[str, Any]:
+    """One scored joint action as plain JSON values: completions, program, outcomes, parts."""
+    chosen = node.joint_actions_K[action]
+    line: dict[str, Any] = {
+        "turn": node.turn,
+        "completions_N": [
+            agent.completions_G[g].text[:MAX_TEXT]
+            for agent, g in zip(node.agents_N, chosen, strict=True)
+        ],
+        "reward": score.value,
+    }
+    breakdown = score.breakdown
+    if breakdown is None:
+        return line
+    problem = breakdown.syntax_error
+    return line | {
+        "parts": {part: getattr(breakdown, part) for part in REWARD_PARTS},
+        "called": list(breakdown.called),
+        "ignored": list(breakdown.ignored),
+        "wrapper": breakdown.wrapper,
+        "syntax_error": problem and f"line {problem.line}: {problem.message}",
+        "passed_all": breakdown.passed_all,
+        "outcomes": [_outcome(outcome) for outcome in breakdown.outcomes],
+        "program": breakdown.program[:MAX_TEXT],
+    }
+
+
+def _outcome(outcome: TestOutcome) -> dict[str, Any]:
+    return {
+        "source": outcome.source[:2000],
+        "passed": outcome.passed,
+        "error_type": outcome.error_type,
+        "message": outcome.message and outcome.message[:500],
+        "expected": outcome.expected,
+        "actual": outcome.actual,
+        "timed_out": outcome.timed_out,
+    }
+
+
+def _first_path(tree: Tree) -> list[tuple[Node, int]]:
+    """From the root: (node, joint action) pairs, each action the lowest that led further."""
+    path, index = [], 0
+    while True:
+        children = tree.children(index)
+        action = min(children, default=0)
+        path.append((tree.nodes[index], action))
+        if not children:
+            return path
+        index = children[action]
