@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,9 @@ class Loggers:
             logger.close()
 
 
-def build(config: Any, run_dir: str | Path, resume: bool = False, total: int | None = None):
+def build(
+    config: Any, run_dir: str | Path, resume: bool = False, total: int | None = None
+) -> Loggers:
     """The loggers that a run's configuration asks for.
 
     ``config``: ``comlrl.config.Config``; ``total``: the updates that the run will make, where
@@ -53,5 +56,15 @@ def build(config: Any, run_dir: str | Path, resume: bool = False, total: int | N
     ]
     if config.output.verbose:
         loggers.append(EpisodeLogger(run_dir / "episodes.jsonl", resume=resume))
+    if importlib.util.find_spec("tensorboard"):
+        from loggers.tensorboard import TensorBoardLogger
+
+        loggers.append(TensorBoardLogger(run_dir / "tensorboard"))
+    if config.wandb is not None:
+        from loggers.weights_and_biases import connect
+
+        if wandb_logger := connect(config, run_dir, resume):
+            loggers.append(wandb_logger)
+    # Last: what the others have to say at their start stands above the live table.
     loggers.append(ConsoleLogger(total, title=run_dir.name))
     return Loggers(loggers)

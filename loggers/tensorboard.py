@@ -1,0 +1,37 @@
+"""TensorBoard event files in ``tensorboard/`` of the run: on where the extra is installed."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from comlrl.types import LogRecord, Tree
+
+
+class TensorBoardLogger:
+    """Metrics as scalars ``train/…`` and ``eval/…`` over environment steps."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self._writer = EventFileWriter(str(folder))
+
+    def log(self, record: LogRecord) -> None:
+        values = [
+            Summary.Value(tag=f"{record.phase}/{name}", simple_value=float(value))
+            for name, value in record.metrics.items()
+            if math.isfinite(value)
+        ]
+        event = Event(wall_time=time.time(), step=record.step, summary=Summary(value=values))
+        self._writer.add_event(event)
+        self._writer.flush()
+
+    def episodes(self, record: LogRecord, trees: Sequence[Tree]) -> None:
+        """Nothing: TensorBoard shows numbers."""
+
+    def close(self) -> None:
+        self._writer.close()

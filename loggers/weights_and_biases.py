@@ -1,0 +1,132 @@
+"""Weights & Biases: the one module that imports wandb.
+
+A run never waits for W&B and never fails because of it: without a login it is off, and what
+cannot be reached is logged offline beside the run, for ``wandb sync`` later.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import wandb
+
+from comlrl.types import LogRecord, Tree
+from loggers.samples import sample
+
+CONNECT_SECONDS = 20  # then offline
+FINISH_SECONDS = 60  # then what is not uploaded stays on disk
+TABLE_ROWS = 16  # episodes of an evaluation that go to the table
+COLUMNS = ("env_step", "task", "prompt", "completions", "program", "reward", "tests passed")
+
+
+def connect(config: Any, run_dir: Path, resume: bool) -> WandbLogger | None:
+    """The logger that ``config.wandb`` asks for; None, with one line saying why, where it is off.
+
+    ``config``: ``comlrl.config.Config`` with its ``wandb`` section present.
+    """
+    mode = config.wandb.mode or os.environ.get("WANDB_MODE", "online")
+    if mode == "disabled":
+        _say("off (mode: disabled)")
+        return None
+    if mode != "offline":
+        try:
+            if not wandb.login(prompt=False, timeout=CONNECT_SECONDS):
+                _say("off: no login; `wandb login` or `wandb.mode=offline` turns it on")
+                return None
+        except (wandb.Error, OSError) as error:
+            mode = _unreachable(error)
+    try:
+        return WandbLogger(config, run_dir, resume, mode)
+    except wandb.Error as error:
+        if mode == "offline":
+            raise
+        return WandbLogger(config, run_dir, resume, _unreachable(error))
+
+
+class WandbLogger:
+    """Metrics as ``train/…`` and ``eval/…`` over environment steps; evaluation samples as a table.
+
+    Raises wandb.Error where a run cannot be started.
+    """
+
+    def __init__(self, config: Any, run_dir: Path, resume: bool, mode: str) -> None:
+        section = config.wandb
+        folder = Path(section.dir) if section.dir else run_dir
+        folder.mkdir(parents=True, exist_ok=True)
+        known = run_id(run_dir) if resume else None
+        self._run = wandb.init(
+            project=section.project,
+            entity=section.entity,
+            name=section.name or run_dir.name,
+            dir=str(folder),
+            tags=list(section.tags),
+            config=config.to_dict(),
+            mode="offline" if mode == "offline" else "online",
+            id=known,
+            resume="allow" if known and mode != "offline" else None,
+            settings=wandb.Settings(
+                init_timeout=CONNECT_SECONDS,
+                finish_timeout=FINISH_SECONDS,
+                console="off",  # the live table redraws itself: no log worth keeping
+            ),
+        )
+        _id_file(run_dir).write_text(json.dumps({"id": self._run.id}), encoding="utf-8")
+        self._run.define_metric("env_step")
+        for phase in ("train", "eval"):
+            self._run.define_metric(f"{phase}/*", step_metric="env_step")
+
+    def log(self, record: LogRecord) -> None:
+        self._run.log(
+            {
+                "env_step": record.step,
+                "update": record.update,
+                "epoch": record.epoch,
+                **{f"{record.phase}/{name}": value for name, value in record.metrics.items()},
+            }
+        )
+
+    def episodes(self, record: LogRecord, trees: Sequence[Tree]) -> None:
+        if record.phase != "eval":
+            return
+        table = wandb.Table(columns=list(COLUMNS))
+        for tree in trees[:TABLE_ROWS]:
+            episode = sample(record, tree)
+            outcomes = episode.get("outcomes", [])
+            table.add_data(
+                record.step,
+                episode["task_id"],
+                episode["prompt"],
+                "\n\n".join(episode["completions_N"]),
+                episode.get("program", ""),
+                episode["reward"],
+                f"{sum(o['passed'] for o in outcomes)}/{len(outcomes)}",
+            )
+        self._run.log({"env_step": record.step, "eval/samples": table})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def run_id(run_dir: Path) -> str | None:
+    """The W&B run that a run directory belongs to, where it has one."""
+    path = _id_file(run_dir)
+    return json.loads(path.read_text(encoding="utf-8"))["id"] if path.exists() else None
+
+
+def _id_file(run_dir: Path) -> Path:
+    return run_dir / "wandb.json"
+
+
+def _unreachable(error: Exception) -> str:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    _say(f"not connected, so logging offline; `wandb sync` uploads it later ({reason})")
+    return "offline"
+
+
+def _say(text: str) -> None:
+    print(f"W&B: {text}", file=sys.stderr)
