@@ -102,16 +102,33 @@ def diagnostics(attempt: Attempt, agent: int, sandbox_slice: int | str | None) -
     if names[-1] not in facts.defined:
         return lines[0]
     if facts.syntax_error is not None:
-        return f"{lines[0]}\n{_syntax_error(facts, names, reader=names[agent])}"
+        return clean(f"{lines[0]}\n{_syntax_error(facts, names, reader=names[agent])}")
     lines[0] += " Syntax: valid."
     lines += [_test(outcome, facts, names) for outcome in surfaced(facts.outcomes, sandbox_slice)]
     lines += _usage(facts, names)
-    return "\n".join(lines)
+    return clean("\n".join(lines))
 
 
 def instruction(name: str) -> str:
     """How every feedback ends."""
     return f"Write a revised `{name}`, code only: no fences, prose, tests or examples.\n"
+
+
+def clean(text: str) -> str:
+    """Untrusted text without what could break a tokenizer or pose as a special token.
+
+    Lone surrogates become "?"; control characters and ``<|…|>``, ``<s>``, ``</s>`` are left out.
+    """
+    text = text.encode("utf-8", "replace").decode("utf-8").replace("\r\n", "\n")
+    text = "".join(
+        c if c.isprintable() or c in "\n\t" else " " if c.isspace() else "" for c in text
+    )
+    return re.sub(r"<\|[^|\n]*\|>|</?s>", "", text)
+
+
+def cut(text: str, limit: int) -> str:
+    """At most ``limit`` characters, the last three dots where some are left out."""
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def _definitions(facts: RewardBreakdown, names: Sequence[str]) -> str:
@@ -127,20 +144,18 @@ def _syntax_error(facts: RewardBreakdown, names: Sequence[str], reader: str) -> 
     problem = facts.syntax_error
     assert problem is not None
     owner, line = _place(facts.program, problem.line, names)
-    where = f" in `{owner}`" if owner else ""
+    where = f"`{owner}`" if owner else "the program"
     where += f", line {line}" if line else ""
     where += f", column {problem.column}" if line and problem.column else ""
-    quoted = (
-        f"\n{_cut(problem.text.strip(), MAX_MESSAGE)}"
-        if (problem.text and problem.text.strip() and owner == reader)
-        else ""
-    )
-    return f"Syntax error{where}: {_cut(problem.message, MAX_MESSAGE)}.{quoted}"
+    # The compiler's own "on line N" counts lines of the joint program, which no agent sees.
+    message = re.sub(r" (?:on line \d+|\(detected at line \d+\))", "", problem.message)
+    quoted = (problem.text or "").strip() if owner == reader else ""
+    return f"Syntax error in {where}: {_line(message)}." + (f"\n{_line(quoted)}" if quoted else "")
 
 
 def _test(outcome: TestOutcome, facts: RewardBreakdown, names: Sequence[str]) -> str:
     source = re.sub(r"\bcandidate\b", names[-1], outcome.source.strip("\n"))
-    source = _cut(source, MAX_SOURCE)
+    source = cut(source, MAX_SOURCE)
     if outcome.passed:
         return f"Passed: {source}"
     return f"Failed: {source}\n{_reason(outcome, facts, names)}"
@@ -152,7 +167,7 @@ def _reason(outcome: TestOutcome, facts: RewardBreakdown, names: Sequence[str]) 
     if outcome.error_type in (None, "AssertionError") and outcome.actual is not None:
         wanted = f"Expected {outcome.expected}, got" if outcome.expected is not None else "Got"
         return f"{wanted} {outcome.actual}."
-    message = _cut((outcome.message or "").strip(), MAX_MESSAGE)
+    message = _line(outcome.message or "")
     error = f"{outcome.error_type or 'AssertionError'}{': ' if message else ''}{message}"
     owner, line = _place(facts.program, outcome.line, names)
     return f"{error} (`{owner}`, line {line})." if owner else f"{error}."
@@ -188,9 +203,10 @@ def _place(program: str, line: int | None, names: Sequence[str]) -> tuple[str | 
     return None, line
 
 
+def _line(message: str) -> str:
+    """A message on one line, clean, without its full stop, cut."""
+    return cut(" ".join(clean(message).split()).rstrip("."), MAX_MESSAGE)
+
+
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
-
-
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."

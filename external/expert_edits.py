@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from comlrl.types import Attempt, Transition
-from external.analysis import ExternalError, agent_names, instruction
+from external.analysis import ExternalError, agent_names, clean, cut, instruction
 
 MAX_BODY = 262_144  # bytes of an answer that are read
 MAX_EDIT = 800  # characters of an agent's edits that are quoted
@@ -203,7 +203,7 @@ class ExpertEdits:
 def request(attempt: Attempt) -> str:
     """What the expert is asked: the problem and each agent's text, without the tests."""
     names = agent_names(attempt)
-    return REQUEST.format(
+    question = REQUEST.format(
         problem=attempt.task.prompt.strip("\n"),
         functions="\n\n".join(
             f"[{name}]\n{text.strip() or '(empty)'}"
@@ -212,6 +212,7 @@ def request(attempt: Attempt) -> str:
         entry_point=attempt.task.entry_point,
         names=", ".join(f"`{name}`" for name in names),
     )
+    return clean(question)
 
 
 def split_edits(answer: str, names: Sequence[str]) -> tuple[str, ...]:
@@ -226,7 +227,7 @@ def split_edits(answer: str, names: Sequence[str]) -> tuple[str, ...]:
     parts: dict[str, list[str]] = {}
     loose: list[str] = []
     into, fenced = loose, False
-    for line in _clean(answer).split("\n"):
+    for line in clean(answer).split("\n"):
         if line.lstrip().startswith("```"):
             fenced = not fenced
             continue
@@ -236,7 +237,7 @@ def split_edits(answer: str, names: Sequence[str]) -> tuple[str, ...]:
             line = found[2] or ""
         into.append(line.rstrip())
     sections = [parts.get(name, []) for name in names] if parts else [loose] * len(names)
-    return tuple(_cut("\n".join(lines).strip("\n")) for lines in sections)
+    return tuple(cut("\n".join(lines).strip("\n"), MAX_EDIT) for lines in sections)
 
 
 def _proposal(name: str, edits: str) -> str:
@@ -254,14 +255,3 @@ def _content(body: bytes) -> str:
     if not isinstance(text, str) or not text.strip():
         raise _TryAgain("the answer is empty")
     return text
-
-
-def _clean(text: str) -> str:
-    """Without lone surrogates, control characters and what tokenizers read as special tokens."""
-    text = text.encode("utf-8", "replace").decode("utf-8").replace("\r\n", "\n")
-    text = re.sub(r"<\|[^|\n]*\|>|</?s>", "", text)
-    return "".join(c for c in text if c.isprintable() or c in "\n\t")
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_EDIT else f"{text[: MAX_EDIT - 3]}..."
