@@ -1,0 +1,119 @@
+"""Which convention an agent's code follows, read from its syntax tree (standard library only).
+
+The conventions are those of ``problems``: test, transform, filter, map, filter_map, reduce. What
+they are about is visible in the code: does the helper take an element or a collection, and does
+it give back a truth value, a collection or a single answer?
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+_COLLECTIONS = frozenset({"d", "items", "out", "data"})  # beside every name that ends in s
+_LOOPS = ast.ListComp | ast.DictComp | ast.SetComp | ast.GeneratorExp
+
+
+def convention(source: str, name: str = "aux") -> str | None:
+    """What the helper ``name`` in an agent's text does; None where no convention is seen."""
+    function = _function(source, name)
+    result = _returned(function) if function else None
+    if function is None or result is None:
+        return None
+    parameters = [argument.arg for argument in function.args.args]
+    if not parameters:
+        return None
+    if len(parameters) > 1 or not _is_collection(parameters[0]):
+        tests = isinstance(result, ast.Compare | ast.BoolOp) or (
+            isinstance(result, ast.UnaryOp) and isinstance(result.op, ast.Not)
+        )
+        return "test" if tests else "transform"
+    loop = _unwrapped(result)
+    if not isinstance(loop, _LOOPS):
+        return "reduce"
+    filters = any(generator.ifs for generator in loop.generators)
+    maps = _changes(loop)
+    if filters:
+        return "filter_map" if maps else "filter"
+    return "map" if maps else None
+
+
+def expected_convention(source: str, entry_point: str, stages: str | None = None) -> str | None:
+    """What main in an agent's text relies on ``aux`` to do; None where it is not seen.
+
+    ``stages`` is the CoopMini row's column of that name. Main's code alone does not tell whether
+    a collection that it takes over from aux as it is was to be filtered, mapped, or both.
+    """
+    function = _function(source, entry_point)
+    if function is None:
+        return None
+    for loop in [node for node in ast.walk(function) if isinstance(node, _LOOPS)]:
+        if any(_calls_aux(test) for generator in loop.generators for test in generator.ifs):
+            return "test"
+        values = [loop.key, loop.value] if isinstance(loop, ast.DictComp) else [loop.elt]
+        if any(_calls_aux(value) for value in values):
+            return "transform"
+        if any(_calls_aux(generator.iter) for generator in loop.generators):
+            return "filter" if _changes(loop) or stages == "filter_reduce" else None
+    result = _returned(function)
+    if result is not None and _is_aux_call(result):
+        return "map" if stages == "filter_map" else "reduce"
+    if _calls_aux(function):
+        return {"filter_reduce": "filter", "map_reduce": "map"}.get(stages or "", "filter_map")
+    return None
+
+
+def _function(source: str, name: str) -> ast.FunctionDef | None:
+    """The definition of ``name`` in a text that may hold prose and fences around it."""
+    start = re.search(rf"^def {re.escape(name)}\s*\(", source, re.MULTILINE)
+    if start is None:
+        return None
+    lines = source[start.start() :].split("\n")
+    length = 1
+    while length < len(lines) and (not lines[length].strip() or lines[length][0] in " \t"):
+        length += 1
+    try:
+        definition = ast.parse("\n".join(lines[:length])).body[0]
+    except (SyntaxError, ValueError):
+        return None
+    return definition if isinstance(definition, ast.FunctionDef) else None
+
+
+def _returned(function: ast.FunctionDef) -> ast.expr | None:
+    """The first returned expression, with a name that was assigned just before it filled in."""
+    assigned: dict[str, ast.expr] = {}
+    for statement in function.body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            assigned[statement.targets[0].id] = statement.value
+        if isinstance(statement, ast.Return):
+            value = statement.value
+            return assigned.get(value.id, value) if isinstance(value, ast.Name) else value
+    return None
+
+
+def _is_collection(name: str) -> bool:
+    return name in _COLLECTIONS or (len(name) > 1 and name.endswith("s"))
+
+
+def _unwrapped(node: ast.expr) -> ast.expr:
+    """The loop inside ``list(…)``, ``dict(…)`` or ``tuple(…)``, or the expression itself."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 1:
+        if node.func.id in ("list", "dict", "tuple"):
+            return node.args[0]
+    return node
+
+
+def _changes(loop: _LOOPS) -> bool:
+    """Whether a loop gives something else than the elements that it walks through."""
+    target = ast.unparse(loop.generators[0].target).strip("()")
+    if isinstance(loop, ast.DictComp):
+        return f"{ast.unparse(loop.key)}, {ast.unparse(loop.value)}" != target
+    return ast.unparse(loop.elt).strip("()") != target
+
+
+def _is_aux_call(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "aux"
+
+
+def _calls_aux(node: ast.AST) -> bool:
+    return any(_is_aux_call(inner) for inner in ast.walk(node))

@@ -1,0 +1,174 @@
+"""Makes CoopMini problems: ``python -m comlrl.builtin.make_coopmini --seed 7 --num 100 --out FILE``.
+
+Rows are in HumanEval's format (task_id, prompt, test, entry_point, canonical_solution) with
+``family`` (kind of input), ``stages``, ``conventions`` (the ways to share the problem) and
+``operations`` (what identifies it). Every assert of a problem fails for every pair of agents that
+follow different conventions without a mistake, so that only agreement is rewarded.
+``--shipped`` writes the two shipped splits again, byte for byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from comlrl.builtin import COOPMINI
+from comlrl.builtin.problems import Problem, draw_problem, helper_source, main_source
+
+ENTRY_POINTS = (
+    "answer assess build collect compute derive digest evaluate figure gather handle inspect "
+    "measure obtain process produce reckon report resolve review solve study survey treat"
+).split()
+SHIPPED = {"train": (0, 384), "eval": (1, 64)}  # split → seed, problems
+
+_NUM_TESTS, _NUM_EXAMPLES = 6, 2
+_DRAWS_PER_INPUT = 60
+_FRUITLESS_DRAWS = 20_000  # no new problem in so many draws: there are none left
+
+
+def shipped_operations(*splits: str) -> set[str]:
+    """What identifies the problems of the shipped splits (of all, if none is named)."""
+    return {
+        json.loads(line)["operations"]
+        for split in splits or COOPMINI
+        for line in COOPMINI[split].read_text(encoding="utf-8").splitlines()
+    }
+
+
+def compiled(source: str, name: str) -> Callable[[Any], Any]:
+    """The function ``name`` of source that this package wrote itself."""
+    scope: dict[str, Any] = {}
+    exec(source, scope)  # noqa: S102 - rendered from our own templates, never a model's text
+    return scope[name]
+
+
+def mismatches(problem: Problem) -> Iterator[Callable[[Any], Any]]:
+    """The problem solved by each pair of correct agents that follow different conventions."""
+    for followed in problem.conventions:
+        aux = helper_source(problem, followed)
+        for expected in problem.conventions:
+            if expected != followed:
+                yield compiled(aux + main_source(problem, "f", {expected: "aux"}), "f")
+
+
+def find_cases(
+    problem: Problem,
+    rng: random.Random,
+    sizes: Collection[int],
+    wrong: Collection[Callable[[Any], Any]] = (),
+) -> list[tuple[Any, Any]] | None:
+    """(input, answer) for each size, such that nothing in ``wrong`` gives the answer.
+
+    Inputs differ and answers are not empty, zero or None. None where such inputs are not found.
+    """
+    solve = compiled(main_source(problem, "f", {}), "f")
+    found: list[tuple[Any, Any]] = []
+    for size in sizes:
+        for _ in range(_DRAWS_PER_INPUT):
+            value = problem.domain.sample(rng, size)
+            answer = _outcome(solve, value)
+            fresh = all(value != other for other, _ in found)
+            if fresh and answer and all(_outcome(f, value) != answer for f in wrong):
+                found.append((value, answer))
+                break
+        else:
+            return None
+    return found
+
+
+def _outcome(function: Callable[[Any], Any], value: Any) -> Any:
+    """What a rendered program answers; None where it fails, as mismatched programs do."""
+    try:
+        return function(value)
+    except (TypeError, ValueError, IndexError, KeyError, AttributeError, ArithmeticError):
+        return None
+
+
+def prompt_text(problem: Problem, entry_point: str, examples: Collection[tuple[Any, Any]]) -> str:
+    """The entry point's stub: signature, description and doctest-like examples."""
+    lines = [f"def {entry_point}({problem.domain.param}):", f'    """{problem.description}']
+    for value, answer in examples:
+        lines += [f"    >>> {entry_point}({value!r})", f"    {answer!r}"]
+    return "\n".join([*lines, '    """', ""])
+
+
+def make_row(problem: Problem, rng: random.Random) -> dict[str, Any] | None:
+    """A row without its task_id, or None for a problem on which disagreement could pass."""
+    examples = find_cases(problem, rng, [2] * _NUM_EXAMPLES)
+    sizes = [rng.randint(4, 7) for _ in range(_NUM_TESTS)]
+    cases = examples and find_cases(problem, rng, sizes, list(mismatches(problem)))
+    if not cases:
+        return None
+    entry_point = rng.choice(ENTRY_POINTS)
+    tests = [f"    assert candidate({v!r}) == {a!r}" for v, a in cases]
+    return {
+        "prompt": prompt_text(problem, entry_point, examples),
+        "test": "\n".join(["def check(candidate):", *tests, ""]),
+        "entry_point": entry_point,
+        "canonical_solution": main_source(problem, entry_point, {}).split("\n", 1)[1],
+        "family": problem.domain.name,
+        "stages": problem.stages,
+        "conventions": list(problem.conventions),
+        "operations": problem.key,
+    }
+
+
+def make_rows(seed: int, num: int, exclude: Collection[str] = ()) -> list[dict[str, Any]]:
+    """``num`` different problems, none of them in ``exclude``; the same seed, the same rows.
+
+    Raises ValueError where there are not that many.
+    """
+    rng, taken, rows = random.Random(f"coopmini/{seed}"), set(exclude), []
+    fruitless = 0
+    while len(rows) < num:
+        problem = draw_problem(rng)
+        row = None if problem.key in taken else make_row(problem, rng)
+        taken.add(problem.key)
+        fruitless = 0 if row else fruitless + 1
+        if row:
+            rows.append({"task_id": f"CoopMini/{seed}/{len(rows)}", **row})
+        if fruitless == _FRUITLESS_DRAWS:
+            raise ValueError(f"--num {num}: only {len(rows)} such problems exist; ask for fewer")
+    return rows
+
+
+def write_rows(rows: Collection[dict[str, Any]], out: Path) -> None:
+    out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def write_shipped(paths: dict[str, Path]) -> None:
+    """Makes the shipped splits; each leaves out the problems of those before it."""
+    taken: set[str] = set()
+    for split, (seed, num) in SHIPPED.items():
+        rows = make_rows(seed, num, taken)
+        for index, row in enumerate(rows):
+            row["task_id"] = f"CoopMini/{split}/{index}"
+        taken |= {row["operations"] for row in rows}
+        write_rows(rows, paths[split])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make fresh CoopMini problems.")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--num", type=int, help="how many problems")
+    parser.add_argument("--out", type=Path, help="the .jsonl file to write")
+    parser.add_argument("--shipped", action="store_true", help="write the shipped splits again")
+    args = parser.parse_args()
+    if args.shipped:
+        write_shipped(COOPMINI)
+        return
+    if args.num is None or args.num < 1 or args.out is None:
+        parser.error("--num (at least 1) and --out are needed")
+    try:
+        write_rows(make_rows(args.seed, args.num, shipped_operations()), args.out)
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""A CoopMini problem: what it asks, and the code of every way to share it between agents.
+
+Conventions, by what the helper does with the data:
+
+    test        tells of one element whether it is kept
+    transform   turns one element into its result
+    filter      gives the collection of the elements that are kept
+    map         gives the list of the results of a collection
+    filter_map  both: the list of the results of those that are kept
+    reduce      turns the list of results into the answer
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from comlrl.builtin.operations import (
+    DICTIONARIES,
+    DOMAINS,
+    INTEGERS,
+    PAIRS,
+    REDUCTIONS,
+    STRINGS,
+    Domain,
+    Groups,
+    Operation,
+)
+
+CONVENTIONS = {  # stages of a problem → the conventions that leave main something to do
+    "filter_map_reduce": ("filter", "test", "transform", "filter_map", "reduce"),
+    "filter_map": ("filter", "test", "transform", "map"),
+    "filter_reduce": ("filter", "test", "reduce"),
+    "map_reduce": ("map", "transform", "reduce"),
+}
+
+_DOMAIN_WEIGHTS = {INTEGERS: 4, STRINGS: 2, PAIRS: 2, DICTIONARIES: 2}
+_STAGE_WEIGHTS = {"filter_map_reduce": 6, "filter_map": 3, "filter_reduce": 3, "map_reduce": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One combination of operations; two problems with equal ``key`` are the same problem."""
+
+    domain: Domain
+    filter: Operation | None
+    map: Operation | None
+    reduce: Operation | None
+
+    @property
+    def stages(self) -> str:
+        names = ("filter", "map", "reduce")
+        return "_".join(name for name in names if getattr(self, name))
+
+    @property
+    def key(self) -> str:
+        steps = (self.filter, self.map, self.reduce)
+        return " | ".join([self.domain.name, *(step.code if step else "-" for step in steps)])
+
+    @property
+    def conventions(self) -> tuple[str, ...]:
+        return CONVENTIONS[self.stages]
+
+    @property
+    def description(self) -> str:
+        what = self.filter.phrase if self.filter else self.domain.noun
+        if self.map:
+            what += f", each {self.map.phrase}"
+        return (self.reduce.phrase if self.reduce else "List {}").format(what) + "."
+
+
+def draw(rng: random.Random, groups: Groups, kind: str | None = None) -> Operation:
+    """An operation: a group at random, then one of its constants; ``kind`` narrows by type."""
+    fitting = [group for group in groups if kind is None or group[0].gives == kind]
+    return rng.choice(rng.choice(fitting))
+
+
+def draw_problem(rng: random.Random) -> Problem:
+    """A problem at random. Not every one can be tested so that only agreement passes."""
+    domain = rng.choices(DOMAINS, [_DOMAIN_WEIGHTS[d] for d in DOMAINS])[0]
+    open_to = [s for s in CONVENTIONS if domain.element_type or "map" in s]
+    stages = rng.choices(open_to, [_STAGE_WEIGHTS[s] for s in open_to])[0]
+    mapped = draw(rng, domain.maps) if "map" in stages else None
+    kind = mapped.gives if mapped else domain.element_type
+    return Problem(
+        domain,
+        draw(rng, domain.filters) if "filter" in stages else None,
+        mapped,
+        draw(rng, REDUCTIONS, kind) if "reduce" in stages else None,
+    )
+
+
+def helper_source(problem: Problem, convention: str, name: str = "aux") -> str:
+    """The helper that follows ``convention`` (any of those listed in the module)."""
+    domain = problem.domain
+    loop = f"for {domain.element} in {domain.items.format(domain.param)}"
+    condition = problem.filter.code if problem.filter else "True"
+    value = problem.map.code if problem.map else domain.element
+    parameters, result = {
+        "test": (domain.element, condition),
+        "transform": (domain.element, value),
+        "filter": (domain.param, domain.kept.format(source=domain.param, condition=condition)),
+        "map": (domain.param, f"[{value} {loop}]"),
+        "filter_map": (domain.param, f"[{value} {loop} if {condition}]"),
+        "reduce": ("ys", problem.reduce.code if problem.reduce else "ys"),
+    }[convention]
+    return f"def {name}({parameters}):\n    return {result}\n"
+
+
+def main_source(problem: Problem, entry_point: str, helpers: Mapping[str, str]) -> str:
+    """The entry point; ``helpers`` maps the conventions that it relies on to helpers' names.
+
+    With no helpers it solves the problem alone.
+    """
+    domain = problem.domain
+    lines, answer = [f"ys = {_results(problem, helpers)}"], "ys"
+    if "map" in helpers and problem.filter:
+        answer = f"{helpers['map']}(ys)"
+    if problem.reduce:
+        if answer != "ys":
+            lines.append(f"ys = {answer}")
+        answer = f"{helpers['reduce']}(ys)" if "reduce" in helpers else problem.reduce.code
+    body = "".join(f"    {line}\n" for line in lines)
+    return f"def {entry_point}({domain.param}):\n{body}    return {answer}\n"
+
+
+def _results(problem: Problem, helpers: Mapping[str, str]) -> str:
+    """The expression for the elements kept and transformed, before the reduction."""
+    domain = problem.domain
+    if "filter_map" in helpers:
+        return f"{helpers['filter_map']}({domain.param})"
+    source, condition = domain.param, problem.filter.code if problem.filter else ""
+    if "filter" in helpers:
+        source, condition = f"{helpers['filter']}({domain.param})", ""
+    elif "test" in helpers:
+        condition = f"{helpers['test']}({domain.element})"
+    if "map" in helpers or not problem.map:
+        if not condition:
+            return (
+                f"{helpers['map']}({source})" if "map" in helpers and not problem.filter else source
+            )
+        return domain.kept.format(source=source, condition=condition)
+    value = problem.map.code
+    if "transform" in helpers:
+        value = f"{helpers['transform']}({domain.element})"
+    loop = f"for {domain.element} in {domain.items.format(source)}"
+    return f"[{value} {loop} if {condition}]" if condition else f"[{value} {loop}]"
