@@ -8,8 +8,10 @@ not outweigh one that ended early.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from comlrl.types import AgentTurn, Node, RewardBreakdown, Score, Tree
 
@@ -24,6 +26,16 @@ REWARD_PARTS = (
 )
 
 
+class Conventions(Protocol):
+    """Reads from code how a team shares the work; ``comlrl.builtin.conventions`` does, as it is."""
+
+    def convention(self, source: str, name: str = ...) -> str | None: ...
+
+    def expected_convention(
+        self, source: str, entry_point: str, stages: str | None = ...
+    ) -> str | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Weighted:
     """A node and its share of its task's probability mass at the turn looked at."""
@@ -33,11 +45,12 @@ class _Weighted:
     weight: float
 
 
-def tree_metrics(trees: Sequence[Tree]) -> dict[str, float]:
+def tree_metrics(trees: Sequence[Tree], conventions: Conventions | None = None) -> dict[str, float]:
     """Metrics of scored trees: of each turn under ``turn_T/…``, and bare of the last turn reached.
 
     The last turn reached is made of the nodes without children: those of the final turn and
-    those where a branch was terminated. ``trees`` empty: an empty dict.
+    those where a branch was terminated. ``conventions``: given on CoopMini, where several ways of
+    sharing the work are known. ``trees`` empty: an empty dict.
     """
     weighted = [item for tree in trees for item in _weighted_nodes(tree)]
     if not weighted:
@@ -48,6 +61,8 @@ def tree_metrics(trees: Sequence[Tree]) -> dict[str, float]:
         metrics.update({f"turn_{turn}/{name}": value for name, value in at_turn.items()})
     last = [item for tree in trees for item in _leaves(tree)]
     metrics.update(_node_metrics(last))
+    if conventions is not None and len(last[0].node.agents_N) > 1:
+        metrics.update(_convention_metrics(last, conventions))
     metrics["turns_mean"] = _mean((item.node.turn, item.weight) for item in last)
     metrics["tasks"] = float(len(trees))
     metrics["joint_actions"] = float(sum(len(item.node.scores_K) for item in weighted))
@@ -148,6 +163,39 @@ def _aux_metrics(programs: Sequence[tuple[RewardBreakdown, float]]) -> dict[str,
     }
 
 
+def _convention_metrics(items: Sequence[_Weighted], read: Conventions) -> dict[str, float]:
+    """Shares of joint actions by what each helper does and by what main takes aux to do."""
+    shares: defaultdict[str, float] = defaultdict(float)
+    match = 0.0
+    for item in items:
+        task, share = item.tree.task, _shares(item)[0]
+        names = roles(len(item.node.agents_N))
+        for action in item.node.joint_actions_K:
+            texts = [
+                agent.completions_G[g].text
+                for agent, g in zip(item.node.agents_N, action, strict=True)
+            ]
+            followed = [
+                read.convention(text, name)
+                for text, name in zip(texts[:-1], names[:-1], strict=True)
+            ]
+            expected = read.expected_convention(
+                texts[-1], task.entry_point, task.extra.get("stages")
+            )
+            for name, kind in zip(names, (*followed, expected), strict=True):
+                shares[f"convention/{name}/{kind or 'none'}"] += share
+            match += share * (expected is not None and expected == followed[0])
+    mass = sum(item.weight for item in items)
+    means = {name: share / mass for name, share in sorted(shares.items())}
+    return means | {"convention_match_rate": match / mass}
+
+
+def roles(num_agents: int) -> tuple[str, ...]:
+    """Names of the agents in their order: aux, aux2, …, main."""
+    helpers = ("aux" if i == 0 else f"aux{i + 1}" for i in range(num_agents - 1))
+    return (*helpers, "main")
+
+
 def _completion_metrics(items: Sequence[_Weighted]) -> dict[str, float]:
     """Lengths, truncation and duplicates: the team's, and each agent's as ``agent_I/…``."""
     num_agents = len(items[0].node.agents_N)
@@ -186,7 +234,7 @@ def _share(helpers: Sequence[str], named: Iterable[str]) -> float:
     return len(set(helpers) & set(named)) / len(helpers)
 
 
-def _mean(values: Iterable[tuple[float, float]] | Iterator[tuple[float, float]]) -> float:
+def _mean(values: Iterable[tuple[float, float]]) -> float:
     """Weighted mean of (value, weight) pairs."""
     total = mass = 0.0
     for value, weight in values:

@@ -2,8 +2,140 @@
 
 from __future__ import annotations
 
+import argparse
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from loggers.jsonl import replace
+from loggers.report_charts import Section, reward_ceiling, sections
+from loggers.report_episodes import code_css, failed, improved, python, yaml
+from loggers.run_data import ReportError, Run, read_run
+
+TEMPLATE = "report_template.html"
 
 
 def write_report(run_dir: str | Path) -> None:
-    """Write ``report.html`` and ``curves.png`` from what lies in the run directory."""
+    """Write ``report.html`` and ``curves.png`` from what lies in the run directory.
+
+    Raises ReportError where that is not a run's.
+    """
+    from loggers.curves import write_curves  # matplotlib: a second that only a report needs
+
+    run = read_run(run_dir)
+    replace(run.path / "report.html", render(run))
+    write_curves(run, run.path / "curves.png")
+
+
+def render(run: Run) -> str:
+    """The page of one run: HTML with everything inside it."""
+    return page(
+        title=run.path.name,
+        subtitle=_subtitle(run),
+        tiles=_tiles(run),
+        sections=sections(run),
+        improved=improved(run),
+        failed=failed(run),
+        config=yaml(run.config_text) if run.config_text else None,
+        environment=run.environment,
+        summary=run.summary,
+    )
+
+
+def page(*, title: str, subtitle: str, sections: Sequence[Section], **values: Any) -> str:
+    """Fill the template; what a page does not have is left out."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["python"] = python
+    return environment.get_template(TEMPLATE).render(
+        title=title,
+        subtitle=subtitle,
+        sections=sections,
+        light_code=code_css([".code"], "friendly"),
+        dark_code=code_css([".code"], "github-dark"),
+        **values,
+    )
+
+
+def _subtitle(run: Run) -> str:
+    model = run.config.get("agent_model", {}).get("name")
+    section = run.config.get(run.algorithm, {})
+    agents = section.get("num_agents")
+    words = [
+        run.algorithm.upper(),
+        f"{agents} agent{'s' if agents != 1 else ''}" if agents else "",
+        str(model or ""),
+        str(run.config.get("dataset", {}).get("name") or ""),
+        f"seed {run.config['seed']}" if "seed" in run.config else "",
+    ]
+    return " · ".join(word for word in words if word)
+
+
+def _tiles(run: Run) -> list[tuple[str, str, str]]:
+    """(what, value, from what) of the numbers that a reader wants first."""
+    tiles = []
+    _, rewards = run.series("eval", "reward_mean")
+    ceiling = reward_ceiling(run)
+    if rewards:
+        of = f" of {ceiling:g}" if ceiling else ""
+        tiles.append(("held-out reward", f"{rewards[-1]:.2f}{of}", f"from {rewards[0]:.2f}"))
+    _, passes = run.series("eval", "pass_rate")
+    if passes:
+        tiles.append(("all tests pass", f"{passes[-1]:.0%}", f"from {passes[0]:.0%}"))
+    steps = max((r["step"] for r in run.records), default=0)
+    updates = max((r["update"] for r in run.records), default=0)
+    tiles.append(("environment steps", f"{steps:,}", f"{updates:,} updates"))
+    seconds = run.summary.get("wall_seconds")
+    train = run.summary.get("train") or {}
+    rate = train.get("joint_actions_per_second")
+    if seconds is not None:
+        under = f"{rate:,.1f} joint actions/s" if rate is not None else ""
+        tiles.append(("wall time", _clock(seconds), under))
+    memory = train.get("peak_memory_mb")
+    if memory is not None:
+        tokens = train.get("tokens_per_second")
+        under = f"{tokens:,.0f} tokens/s" if tokens is not None else ""
+        tiles.append(("peak memory", f"{memory:,.0f} MB", under))
+    return tiles
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m loggers.report", description=__doc__)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directories")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("comparison"),
+        help="where a comparison of several runs goes (default: ./comparison)",
+    )
+    options = parser.parse_args(arguments)
+    try:
+        if len(options.runs) == 1:
+            write_report(options.runs[0])
+            written = [options.runs[0] / "report.html", options.runs[0] / "curves.png"]
+        else:
+            from loggers.compare import write_comparison
+
+            written = write_comparison([read_run(path) for path in options.runs], options.out)
+    except ReportError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(map(str, written)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

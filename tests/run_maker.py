@@ -1,0 +1,261 @@
+"""Trees and run directories made by hand, through the real logger classes."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from comlrl.types import (
+    AgentTurn,
+    Completion,
+    LogRecord,
+    Message,
+    Node,
+    RewardBreakdown,
+    Score,
+    SyntaxProblem,
+    Task,
+    TestOutcome,
+    Tree,
+)
+from loggers import Loggers
+from loggers.episodes import EpisodeLogger
+from loggers.jsonl import JsonlLogger
+from loggers.metrics import tree_metrics
+from loggers.samples import SampleLogger
+
+TASK = Task("T/0", "def f(xs):\n    pass\n", "def check(candidate): ...", "f")
+
+
+def agent_turn(texts: Sequence[str], *, finished: bool = True, prompt: str = "do") -> AgentTurn:
+    """An agent's completions at a node; a token for each letter."""
+    completions = tuple(Completion(t, tuple(range(len(t))), finished) for t in texts)
+    return AgentTurn((Message("user", prompt),), (1, 2), completions)
+
+
+def node(
+    scores: Sequence[Score | float],
+    *,
+    agents: Sequence[AgentTurn] | None = None,
+    turn: int = 1,
+    parent: int = -1,
+    parent_action: int = -1,
+    terminated: bool = False,
+) -> Node:
+    """Aligned joint actions of two agents; processed rewards are the raw ones minus 1."""
+    scored = tuple(s if isinstance(s, Score) else Score(float(s)) for s in scores)
+    texts = [f"c{k}" for k in range(len(scored))]
+    agents_n = tuple(agents) if agents else (agent_turn(texts), agent_turn(texts))
+    return Node(
+        turn=turn,
+        parent=parent,
+        parent_action=parent_action,
+        agents_N=agents_n,
+        joint_actions_K=tuple((k,) * len(agents_n) for k in range(len(scored))),
+        scores_K=scored,
+        rewards_K=tuple(s.value - 1.0 for s in scored),
+        terminated=terminated,
+    )
+
+
+def tree(*nodes: Node, task: Task = TASK) -> Tree:
+    return Tree(task, tuple(nodes), "align", None)
+
+
+AUX = {
+    "filter": "def aux(xs):\n    return [x for x in xs if x {op}]\n",
+    "test": "def aux(x):\n    return x {op}\n",
+    "transform": "def aux(x):\n    return x * 2\n",
+    "filter_map": "def aux(xs):\n    return [x * 2 for x in xs if x {op}]\n",
+}
+MAIN = {
+    "filter": "def f(xs):\n    ys = [x * 2 for x in aux(xs)]\n    return {end}\n",
+    "test": "def f(xs):\n    ys = [x * 2 for x in xs if aux(x)]\n    return {end}\n",
+    "transform": "def f(xs):\n    ys = [aux(x) for x in xs if x {op}]\n    return {end}\n",
+    "filter_map": "def f(xs):\n    ys = aux(xs)\n    return {end}\n",
+}
+OPERATIONS = [("> 3", "above 3"), ("< 8", "below 8"), ("% 2 == 0", "that are even")]
+ENDS = [("sum(ys)", "Sum"), ("max(ys)", "Largest"), ("len(ys)", "Number"), ("ys[-1]", "Last")]
+
+
+def problem(index: int) -> Task:
+    """One of twelve small tasks on lists of integers, as CoopMini has them."""
+    (op, words), (end, verb) = OPERATIONS[index % 3], ENDS[index // 3 % 4]
+    prompt = f'def f(xs):\n    """{verb} of numbers {words}, each doubled.\n    """\n'
+    return Task(
+        f"mini/{index}",
+        prompt,
+        "def check(candidate):\n    assert candidate([1, 5, 9]) == 28\n",
+        "f",
+        {"op": op, "end": end, "stages": "filter_map_reduce"},
+    )
+
+
+def played(task: Task, skill: float, rng: random.Random, generations: int, turn: int = 1) -> Node:
+    """A node whose agents agree on ``filter`` and write what runs the more, the higher skill."""
+    values = {"op": task.extra["op"], "end": task.extra["end"]}
+    kinds = list(AUX)
+    aux, main, scores = [], [], []
+    for _ in range(generations):
+        kind_a, kind_m = ("filter" if rng.random() < skill else rng.choice(kinds) for _ in range(2))
+        slip = rng.random() > 0.6 + 0.4 * skill
+        text_a = AUX[kind_a].format(**values)
+        text_m = MAIN[kind_m].format(**values)
+        text_m = text_m.replace("return", "retrun") if slip else text_m
+        aux.append(text_a)
+        main.append(text_m)
+        scores.append(_score(text_a, text_m, kind_a == kind_m, slip, rng))
+    turns = (agent_turn(aux, finished=rng.random() < 0.5 + skill / 2), agent_turn(main))
+    return node(scores, agents=turns, turn=turn)
+
+
+def _score(aux: str, main: str, agree: bool, slip: bool, rng: random.Random) -> Score:
+    base = {"aux_defined": 0.4, "helpers": ("aux",), "program": f"{aux}\n\n{main}"}
+    if slip:
+        problem = SyntaxProblem("invalid syntax", 5, 12, "retrun sum(ys)")
+        broken = RewardBreakdown(
+            main_defined=0.6, defined=("aux", "f"), syntax_error=problem, **base
+        )
+        return Score(broken.total, broken)
+    outcomes = tuple(
+        TestOutcome(f"assert candidate({[i, i + 4, 9]}) == {28 + i}", True)
+        if agree or rng.random() < 0.2
+        else TestOutcome(
+            f"assert candidate({[i, i + 4, 9]}) == {28 + i}",
+            False,
+            "AssertionError",
+            None,
+            None,
+            str(28 + i),
+            "[True, <b>&False</b>]",
+        )
+        for i in range(5)
+    )
+    share = sum(o.passed for o in outcomes) / 5
+    breakdown = RewardBreakdown(
+        main_defined=0.6,
+        syntax=0.5,
+        tests=share,
+        uses_aux=0.5 * (share > 0),
+        not_wrapper=1.0 * (share > 0),
+        aux_ignored=-0.5 * (share > 0 and rng.random() < 0.1),
+        defined=("aux", "f"),
+        called=("aux",),
+        outcomes=outcomes,
+        seconds=0.01,
+        **base,
+    )
+    return Score(breakdown.total, breakdown)
+
+
+def make_run(
+    folder: Path, *, seed: int = 1, updates: int = 40, algorithm: str = "magrpo", turns: int = 1
+) -> Path:
+    """A run directory as a training leaves it, its numbers drawn from a growing skill."""
+    from comlrl.builtin import conventions
+
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = random.Random(seed)
+    loggers = Loggers(
+        [
+            JsonlLogger(folder / "metrics.jsonl"),
+            SampleLogger(folder / "samples.jsonl"),
+            EpisodeLogger(folder / "episodes.jsonl"),
+        ]
+    )
+    evaluated: list[dict[str, float]] = []
+
+    def grow(task: Task, skill: float, generations: int) -> Tree:
+        nodes = [played(task, skill, rng, generations)]
+        for turn in range(2, turns + 1):
+            later = played(task, min(1.0, skill + 0.2), rng, 1, turn)
+            nodes.append(_under(later, len(nodes) - 1))
+        return tree(*nodes, task=task)
+
+    for update in range(updates + 1):
+        skill = min(0.97, 0.1 + 0.9 * update / updates)
+        if update % (updates // 5) == 0:
+            trees = [grow(problem(i), skill * (i != 7), 1) for i in range(12)]
+            record = LogRecord(update * 32, update, 0, "eval", tree_metrics(trees, conventions))
+            loggers.episodes(record, trees)
+            loggers.log(record)
+            evaluated.append(dict(record.metrics))
+        if update < updates:
+            trees = [grow(problem(rng.randrange(12)), skill, 8) for _ in range(4)]
+            metrics = tree_metrics(trees, conventions) | trainer_metrics(skill, rng)
+            record = LogRecord((update + 1) * 32, update + 1, 0, "train", metrics)
+            loggers.episodes(record, trees)
+            loggers.log(record)
+    loggers.close()
+    _write_rest(folder, algorithm, seed, updates, turns, evaluated)
+    return folder
+
+
+def trainer_metrics(skill: float, rng: random.Random) -> dict[str, float]:
+    metrics = {
+        "joint_actions_per_second": 20 + rng.random(),
+        "tokens_per_second": 2000 + 100 * rng.random(),
+        "peak_memory_mb": 900.0,
+        "time/generation_share": 0.6 - 0.1 * skill,
+        "time/reward_share": 0.15,
+        "time/update_share": 0.25 + 0.1 * skill,
+    }
+    for agent in range(2):
+        metrics |= {
+            f"agent_{agent}/loss": rng.gauss(0, 0.1),
+            f"agent_{agent}/grad_norm": 1 + rng.random(),
+            f"agent_{agent}/entropy": 0.8 - 0.6 * skill + 0.05 * rng.random(),
+            f"agent_{agent}/learning_rate": 3e-4,
+        }
+    return metrics
+
+
+def _under(later: Node, parent: int) -> Node:
+    return Node(
+        later.turn,
+        parent,
+        0,
+        later.agents_N,
+        later.joint_actions_K,
+        later.scores_K,
+        later.rewards_K,
+        later.terminated,
+    )
+
+
+def _write_rest(
+    folder: Path,
+    algorithm: str,
+    seed: int,
+    updates: int,
+    turns: int,
+    evaluated: list[dict[str, float]],
+) -> None:
+    config = {
+        "agent_model": {"name": "builtin:tiny-coder", "temperature": 1.0},
+        "dataset": {"name": "builtin:coopmini"},
+        "seed": seed,
+        "output": {"base_dir": "outputs", "dir": str(folder)},
+        algorithm: {"num_agents": 2, "num_turns": turns, "num_generations": 8},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    summary = {
+        "algorithm": algorithm,
+        "env_steps": updates * 32,
+        "updates": updates,
+        "wall_seconds": 131.4,
+        "eval_start": evaluated[0],
+        "eval_end": evaluated[-1],
+        "scored_joint_actions": updates * 32,
+        "train": {
+            "joint_actions_per_second": 20.4,
+            "tokens_per_second": 2051.0,
+            "peak_memory_mb": 900.0,
+        },
+        "distributed": {"world_size": 1, "weights_in_sync": True},
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
