@@ -1,0 +1,141 @@
+"""A task's ``check(candidate)`` → its tests, each with the set-up that runs before it.
+
+Imports the standard library only: the process that runs the tests loads this file too.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from comlrl.types import Task
+
+
+class TestError(ValueError):
+    """A task whose tests cannot be used; the message names the row."""
+
+    __test__ = False  # not a pytest class
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One statement of ``check``'s body, or of the module around it (then never a test)."""
+
+    node: ast.stmt
+    source: str
+    is_test: bool
+    in_check: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A task's tests and set-up in the order in which they run."""
+
+    parameter: str  # what ``check`` calls the function under test
+    statements: tuple[Statement, ...]
+
+    @property
+    def tests(self) -> tuple[Statement, ...]:
+        return tuple(s for s in self.statements if s.is_test)
+
+
+def check_task(task: Task) -> Check:
+    """A task's tests. Raises TestError, naming the row, where it has none that can be run."""
+    try:
+        return split_check(task.test, task.entry_point)
+    except TestError as error:
+        raise TestError(f"dataset row {task.task_id!r}: {error}; mend its `test`") from None
+
+
+@functools.lru_cache(maxsize=1024)
+def split_check(test: str, entry_point: str) -> Check:
+    """Tests and set-up of a source that defines ``check(candidate)``.
+
+    A test is a top-level statement of ``check`` that asserts something and mentions the function
+    under test: by ``check``'s parameter, by the entry point's name, or by a name that set-up
+    bound from them. Calling a function that asserts is asserting. Everything else is set-up.
+    Raises TestError.
+    """
+    try:
+        tree = ast.parse(test)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise TestError(f"its test does not compile ({error})") from None
+    checks = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "check"]
+    if not checks:
+        raise TestError("its test defines no `check(candidate)`")
+    check = checks[-1]
+    arguments = [*check.args.posonlyargs, *check.args.args]
+    if not arguments:
+        raise TestError("its `check` takes no argument")
+    parameter = arguments[0].arg
+    statements = _classify(tree, check, {parameter, "candidate", entry_point})
+    _compile_all(statements)
+    if not any(statement.is_test for statement in statements):
+        raise TestError(f"its `check` has no assert that mentions `{parameter}`")
+    return Check(parameter, tuple(statements))
+
+
+def _classify(tree: ast.Module, check: ast.FunctionDef, under_test: set[str]) -> list[Statement]:
+    asserting: set[str] = set()  # functions that assert
+    statements = []
+    for node, in_check in _in_order(tree, check):
+        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        mentions = bool(names & under_test)
+        asserts = any(isinstance(n, ast.Assert) for n in ast.walk(node))
+        is_definition = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        is_test = (
+            in_check and mentions and not is_definition and (asserts or bool(names & asserting))
+        )
+        if is_definition and asserts:
+            asserting.add(node.name)
+        if mentions and not is_test:
+            under_test |= _binds(node)
+        statements.append(Statement(node, ast.unparse(node), is_test, in_check))
+    return statements
+
+
+def _in_order(tree: ast.Module, check: ast.FunctionDef) -> Iterable[tuple[ast.stmt, bool]]:
+    """The module's statements, then those of ``check`` up to a return; calls of check left out."""
+    for node in tree.body:
+        is_call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+        if node is not check and not (is_call and _root(node.value.func) == "check"):
+            yield node, False
+    for node in check.body:
+        if isinstance(node, ast.Return):
+            return
+        yield node, True
+
+
+def _root(node: ast.AST) -> str | None:
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Starred):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _binds(node: ast.stmt) -> set[str]:
+    """Names that a statement binds or changes: ``x = …``, ``x[…] = …``, ``x.append(…)``."""
+    bound: set[str] = set()
+    for n in ast.walk(node):
+        if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound.add(n.name)
+        elif isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store):
+            bound.add(n.id)
+        elif isinstance(n, ast.Attribute | ast.Subscript) and isinstance(n.ctx, ast.Store):
+            bound.add(_root(n) or "")
+        elif isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute):
+            bound.add(_root(n.func) or "")
+    return bound - {""}
+
+
+def _compile_all(statements: list[Statement]) -> None:
+    for statement in statements:
+        module = ast.Module([statement.node], type_ignores=[])
+        try:
+            compile(module, "<check>", "exec", dont_inherit=True)
+        except (SyntaxError, ValueError, RecursionError) as error:
+            reason = f"{error}: `{statement.source.splitlines()[0]}`"
+            raise TestError(f"a statement of its `check` does not compile ({reason})") from None

@@ -1,0 +1,235 @@
+"""The aux/main collaboration reward: at most 4.0 with a helper, at most 2.1 alone.
+
+==========================  =====  =============================================================
+aux defined                 +0.4   its text holds ``def aux(…)`` with a ``return`` of something
+main defined                +0.6   likewise for the entry point; if not, scoring stops here
+syntax                      +0.5   preamble + aux + main compiles; if not, scoring stops here
+tests                       +1.0   times the share of tests passed
+main uses aux               +0.5   a test passed, aux is there and main calls it
+not a thin wrapper          +1.0   as above, and main does not just return aux's result
+aux result ignored          −0.5   as above, and main calls aux for nothing
+==========================  =====  =============================================================
+
+With several helpers the 0.4 is split equally and the 0.5 is earned by the share called.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from comlrl.prompts import helper_names
+from comlrl.types import JointAction, RewardBreakdown, Score, SyntaxProblem, Task, TestOutcome
+from rewards.analysis import (
+    Contribution,
+    MainUse,
+    compile_program,
+    contribution,
+    join,
+    main_use,
+    preamble,
+)
+from rewards.checks import check_task
+from rewards.sandbox.pool import Job, Pool
+
+AUX_DEFINED = 0.4
+MAIN_DEFINED = 0.6
+SYNTAX = 0.5
+TESTS = 1.0
+USES_AUX = 0.5
+NOT_WRAPPER = 1.0
+AUX_IGNORED = -0.5
+
+CACHED = 4096  # texts, programs and outcomes remembered: more than a training step holds
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """What is known of a joint action before its program runs."""
+
+    names: tuple[str, ...]  # helpers, then the entry point
+    parts: tuple[Contribution | None, ...]  # likewise
+    program: str = ""
+    problem: SyntaxProblem | None = None
+    job: Job | None = None  # None: scoring stops before the tests
+
+    @property
+    def helpers(self) -> tuple[str, ...]:
+        return self.names[:-1]
+
+    @property
+    def defined(self) -> tuple[str, ...]:
+        pairs = zip(self.names, self.parts, strict=True)
+        return tuple(name for name, part in pairs if part is not None and part.function.returns)
+
+
+class CodeReward:
+    """Scores joint actions by running them against their tasks' tests, in a sandbox.
+
+    Sandbox workers start at the first call and serve until ``close``. ``score`` may be called
+    from any thread; calls take turns. A program is run once for all joint actions that share it.
+
+    Args:
+        workers: sandbox processes that run side by side; None: the CPU cores.
+        timeout: seconds of wall-clock time for each test; after three timeouts a program's
+            other tests are not run and count as failed.
+        memory_mb: address space of the process under test, in MiB.
+        isolation: ``auto``, ``namespaces``, ``bubblewrap``, ``unshare`` or ``limits``.
+
+    Raises:
+        SandboxError: isolation that this machine does not offer.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        timeout: float = 10.0,
+        memory_mb: int = 512,
+        isolation: str = "auto",
+    ) -> None:
+        self._pool = Pool(workers, timeout, memory_mb, isolation)
+        self._lock = threading.Lock()
+        self._contribution = lru_cache(maxsize=CACHED)(contribution)
+        self._compile = lru_cache(maxsize=CACHED)(compile_program)
+        self._preamble = lru_cache(maxsize=CACHED)(preamble)
+        self._outcomes: dict[Job, tuple[TestOutcome, ...]] = {}
+
+    @property
+    def isolation(self) -> str:
+        """What the sandbox uses: ``bubblewrap``, ``unshare`` or ``limits``."""
+        return self._pool.isolation
+
+    def score(self, actions: Sequence[JointAction]) -> list[Score]:
+        """One score for each joint action, with its breakdown.
+
+        Raises TestError, naming the row, for a task without usable tests.
+        """
+        with self._lock:
+            drafts = [self._draft(action) for action in actions]
+            jobs = dict.fromkeys(d.job for d in drafts if d.job is not None)
+            fresh = [job for job in jobs if job not in self._outcomes]
+            if len(self._outcomes) + len(fresh) > CACHED:
+                self._outcomes = {j: o for j, o in self._outcomes.items() if j in jobs}
+            self._outcomes.update(zip(fresh, self._pool.run(fresh), strict=True))
+            breakdowns = [self._breakdown(draft) for draft in drafts]
+        return [Score(breakdown.total, breakdown) for breakdown in breakdowns]
+
+    def _draft(self, action: JointAction) -> _Draft:
+        """The joint program, as far as level 2 of the table."""
+        task = action.task
+        check_task(task)
+        names = (*helper_names(len(action.completions_N)), task.entry_point)
+        parts = tuple(
+            self._contribution(text, name, names)
+            for text, name in zip(action.completions_N, names, strict=True)
+        )
+        if parts[-1] is None or not parts[-1].function.returns:
+            return _Draft(names, parts)
+        prompt = self._preamble(task.prompt, task.entry_point)
+        program = join(prompt, parts)
+        code = self._compile(program)
+        if isinstance(code, SyntaxProblem):
+            return _Draft(names, parts, program, problem=code)
+        job = Job(code, join(prompt, ()), task.test, task.entry_point)
+        return _Draft(names, parts, program, job=job)
+
+    def _breakdown(self, draft: _Draft) -> RewardBreakdown:
+        """The table's terms, from the draft and its program's outcomes."""
+        helpers, defined = draft.helpers, draft.defined
+        there = [name for name in helpers if name in defined]
+        has_main = draft.names[-1] in defined
+        main = draft.parts[-1]
+        use = main_use(main.function, there) if main is not None else MainUse()
+        outcomes = self._outcomes[draft.job] if draft.job is not None else ()
+        passed = sum(outcome.passed for outcome in outcomes)
+        earns_use = passed > 0 and bool(use.called)
+        return RewardBreakdown(
+            aux_defined=AUX_DEFINED * len(there) / len(helpers) if helpers else 0.0,
+            main_defined=MAIN_DEFINED if has_main else 0.0,
+            syntax=SYNTAX if draft.job is not None else 0.0,
+            tests=TESTS * passed / len(outcomes) if outcomes else 0.0,
+            uses_aux=USES_AUX * len(use.called) / len(helpers) if earns_use else 0.0,
+            not_wrapper=NOT_WRAPPER if earns_use and not use.wrapper else 0.0,
+            aux_ignored=AUX_IGNORED if earns_use and use.ignored else 0.0,
+            helpers=helpers,
+            defined=defined,
+            called=use.called,
+            ignored=use.ignored,
+            wrapper=use.wrapper,
+            syntax_error=draft.problem,
+            outcomes=outcomes,
+            program=draft.program,
+            isolation=self.isolation,
+            seconds=sum(outcome.seconds for outcome in outcomes),
+        )
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self._pool.close()
+
+    def __enter__(self) -> CodeReward:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@lru_cache(maxsize=1)
+def _shared() -> CodeReward:
+    reward = CodeReward()
+    atexit.register(reward.close)
+    return reward
+
+
+def execution_reward_aux(
+    completion1: Sequence[str],
+    completion2: Sequence[str],
+    test_cases: Sequence[str],
+    entry_points: Sequence[str],
+    prompts: Sequence[str] | None = None,
+) -> list[float]:
+    """The reward of each pair of texts.
+
+    Args:
+        completion1: what the aux agent wrote.
+        completion2: what the main agent wrote.
+        test_cases: sources that define ``check(candidate)``.
+        entry_points: names of the main functions.
+        prompts: the problems, for their imports and helper functions; None: without any.
+
+    Raises ValueError where the lengths differ, TestError for a row without usable tests.
+    """
+    return [
+        breakdown.total
+        for breakdown in execution_breakdowns_aux(
+            completion1, completion2, test_cases, entry_points, prompts
+        )
+    ]
+
+
+def execution_breakdowns_aux(
+    completion1: Sequence[str],
+    completion2: Sequence[str],
+    test_cases: Sequence[str],
+    entry_points: Sequence[str],
+    prompts: Sequence[str] | None = None,
+) -> list[RewardBreakdown]:
+    """``execution_reward_aux`` with every term, outcome and time."""
+    if prompts is None:
+        prompts = [""] * len(completion1)
+    columns = (completion1, completion2, test_cases, entry_points, prompts)
+    lengths = [len(column) for column in columns]
+    if len(set(lengths)) > 1:
+        raise ValueError(
+            "completion1, completion2, test_cases, entry_points and prompts must be equally "
+            f"long; got {lengths}"
+        )
+    actions = [
+        JointAction(Task(str(row), prompt, test, entry_point), (aux, main))
+        for row, (aux, main, test, entry_point, prompt) in enumerate(zip(*columns, strict=True))
+    ]
+    scores = _shared().score(actions)
+    return [score.breakdown for score in scores if score.breakdown is not None]

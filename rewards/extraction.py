@@ -1,0 +1,262 @@
+"""Text that a model wrote → the functions and imports in it.
+
+A text that parses is read from its syntax tree. Any other text (prose, fences, a cut-off end) is
+read in blocks: from a ``def`` line to the first line that is no longer inside it, where strings
+and brackets are lexed and everything between the blocks is passed over. Nothing here raises, on
+any text.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+import warnings
+from dataclasses import dataclass
+
+TEXT_NAME = "<completion>"  # the file name under which completions are parsed
+UNPARSABLE = (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError)
+
+# Completions are full of invalid escapes and `is` with literals; their warnings help nobody.
+warnings.filterwarnings("ignore", module=re.escape(TEXT_NAME))
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function at the top level of a text."""
+
+    name: str
+    source: str  # dedented, decorators included
+    names: frozenset[str]  # identifiers that it mentions
+    returns: bool  # it holds a ``return`` of something
+    node: ast.FunctionDef | ast.AsyncFunctionDef | None  # None: the block does not parse
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """An import statement at the top level of a text."""
+
+    source: str
+    binds: frozenset[str]  # empty for ``import *``, whose names are not known
+
+    @property
+    def is_future(self) -> bool:
+        return self.source.startswith("from __future__")
+
+
+@dataclass(frozen=True, slots=True)
+class Extracted:
+    """What a text holds, in its order."""
+
+    functions: tuple[Function, ...]
+    imports: tuple[Import, ...]
+
+    def function(self, name: str) -> Function | None:
+        """The function of that name: of several, the last complete one that returns something.
+
+        A repetition that was cut off does not replace the finished function before it.
+        """
+        found = [f for f in self.functions if f.name == name]
+        return max(
+            reversed(found),
+            key=lambda f: 2 * f.returns + (f.node is not None),
+            default=None,
+        )
+
+
+def parse(source: str) -> ast.Module | None:
+    """The syntax tree, or None where there is none."""
+    try:
+        return ast.parse(source, TEXT_NAME)
+    except UNPARSABLE:
+        return None
+
+
+def extract(text: str) -> Extracted:
+    """Functions and imports at the top level of a text, whatever stands around them."""
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    tree = parse(text)
+    if tree is None:
+        return _scan(text.split("\n"))
+    lines = text.split("\n")
+    functions, imports = [], []
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            functions.append(_parsed(node, "\n".join(lines[first - 1 : node.end_lineno])))
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            imports.append(_import(node))
+    return Extracted(tuple(functions), tuple(imports))
+
+
+def identifiers(node: ast.AST) -> frozenset[str]:
+    """Every name that the code under a node mentions."""
+    return frozenset(n.id for n in ast.walk(node) if isinstance(n, ast.Name))
+
+
+def _parsed(node: ast.FunctionDef | ast.AsyncFunctionDef, source: str) -> Function:
+    returns = any(isinstance(n, ast.Return) and n.value is not None for n in ast.walk(node))
+    return Function(node.name, source, identifiers(node), returns, node)
+
+
+def _import(node: ast.Import | ast.ImportFrom) -> Import:
+    binds = frozenset(
+        alias.asname or alias.name.partition(".")[0] for alias in node.names if alias.name != "*"
+    )
+    return Import(ast.unparse(node), binds)
+
+
+# --- texts that do not parse -------------------------------------------------------------------
+
+_DEF = re.compile(r"[ \t]*(?:async[ \t]+)?def[ \t]+(\w+)[ \t]*\(")
+_START = re.compile(rf"{_DEF.pattern}|[ \t]*(?:@\w|import[ \t]|from[ \t.])")
+_HEADER = re.compile(r"[ \t]*(?:class|def|async|if|elif|else|for|while|try|except|finally|with)\b")
+# Lines that cannot stand inside brackets: where one follows, the bracket was never closed.
+_STOP = re.compile(rf"{_START.pattern}|[ \t]*(?:```|~~~|class[ \t]+\w+[ \t]*[(:])")
+_LEXEME = re.compile(r"'''|\"\"\"|'|\"|#|[()\[\]{}]")
+_RETURN = re.compile(r"\breturn\b[ \t]*[^\s;]")
+_IDENTIFIER = re.compile(r"[^\W\d]\w*")
+
+
+def _scan(lines: list[str]) -> Extracted:
+    functions: list[Function] = []
+    imports: list[Import] = []
+    enclosing: list[tuple[int, bool]] = []  # indentation of a line, whether code hangs below it
+    index = 0
+    while index < len(lines):
+        line, end = lines[index], index + 1
+        if line.strip():
+            indent = _indent(line)
+            while enclosing and enclosing[-1][0] >= indent:
+                enclosing.pop()
+            nested = bool(enclosing) and enclosing[-1][1]
+            if _START.match(line) and not nested:
+                block = _Block(lines, index)
+                function, found = _read(block)
+                functions.extend(function)
+                imports.extend(found)
+                end = block.end if function or found else max(end, block.header)
+            elif "'''" in line or '"""' in line:
+                end = _after_string(lines, index)
+            enclosing.append((indent, nested or _is_header(line)))
+        index = end
+    return Extracted(tuple(functions), tuple(imports))
+
+
+def _read(block: _Block) -> tuple[list[Function], list[Import]]:
+    """What a block holds: a function, or imports, or nothing."""
+    source = textwrap.dedent("\n".join(block.lines)).rstrip()
+    tree = parse(source)
+    if tree is not None and tree.body:
+        node = tree.body[0]
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            return [_parsed(node, source)], []
+        imports = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+        return [], [_import(n) for n in imports]
+    head = _DEF.match(block.lines[block.header - block.start])
+    if head is None:
+        return [], []
+    names = frozenset(_IDENTIFIER.findall(block.code))
+    return [Function(head[1], source, names, bool(_RETURN.search(block.code)), None)], []
+
+
+def _after_string(lines: list[str], index: int) -> int:
+    """The line after a statement with a triple-quoted string, if that parses; else the next."""
+    block = _Block(lines, index)
+    return block.end if parse(textwrap.dedent("\n".join(block.lines))) else index + 1
+
+
+def _is_header(line: str) -> bool:
+    """Whether a line opens a block of code; prose that ends with a colon does not."""
+    if not _HEADER.match(line):
+        return False
+    source = line.strip()
+    if source.startswith(("elif", "else", "except", "finally")):
+        return True
+    return parse(f"{source} pass") is not None or source.startswith(
+        ("try", "def", "async", "class")
+    )
+
+
+def _indent(line: str) -> int:
+    expanded = line[: len(line) - len(line.lstrip())].expandtabs(8)
+    return len(expanded)
+
+
+class _Block:
+    """The lines of one definition or statement, found by indentation, strings and brackets.
+
+    ``header`` is the line after the decorators; ``code`` the text without strings and comments.
+    A triple-quoted string that is never closed is read as text (``strings=False``), so that it
+    does not swallow what follows.
+    """
+
+    def __init__(self, lines: list[str], start: int, strings: bool = True) -> None:
+        self.start, self.header, self.end = start, -1, start
+        indent, code = _indent(lines[start]), []
+        quote, depth, continued = "", 0, False
+        for index in range(start, len(lines)):
+            line = lines[index]
+            inside = bool(quote or depth or continued)
+            if self.header < 0 and not inside and not line.lstrip().startswith("@"):
+                self.header = index
+            elif self.header >= 0 and not quote:
+                if _STOP.match(line) and _indent(line) <= indent:
+                    break
+                if not inside and (not line.strip() or line.lstrip().startswith("#")):
+                    continue  # part of the block only if more of it follows
+                if not inside and _indent(line) <= indent:
+                    break
+            bare, quote, depth = _lex(line, quote, depth, strings)
+            continued = not quote and bare.endswith("\\")
+            code.append(bare)
+            self.end = index + 1
+        self.header = max(self.header, start)
+        if quote and strings:
+            self.__init__(lines, start, strings=False)  # type: ignore[misc]
+            return
+        self.lines, self.code = lines[start : self.end], "\n".join(code)
+
+
+def _lex(line: str, quote: str, depth: int, strings: bool) -> tuple[str, str, int]:
+    """One line: its code with strings emptied and comments dropped; open quote; open brackets."""
+    bare: list[str] = []
+    position = 0
+    while True:
+        if quote:  # inside a triple-quoted string
+            close = _closing(line, quote, position)
+            if close < 0:
+                return "".join(bare), quote, depth
+            position, quote = close, ""
+        match = _LEXEME.search(line, position)
+        if match is None:
+            return "".join(bare) + line[position:], "", depth
+        bare.append(line[position : match.start()])
+        lexeme, position = match[0], match.end()
+        if lexeme == "#":
+            return "".join(bare), "", depth
+        if lexeme in "([{":
+            depth += 1
+            bare.append(lexeme)
+        elif lexeme in ")]}":
+            depth = max(0, depth - 1)
+            bare.append(lexeme)
+        else:
+            bare.append("''")
+            if len(lexeme) == 3:
+                quote = lexeme if strings else ""
+            else:
+                close = _closing(line, lexeme, position)
+                position = close if close >= 0 else len(line)
+
+
+def _closing(line: str, quote: str, position: int) -> int:
+    """The position after the closing quote, or −1."""
+    while True:
+        close = line.find(quote, position)
+        if close < 0:
+            return -1
+        before = line[position:close]
+        if (len(before) - len(before.rstrip("\\"))) % 2 == 0:
+            return close + len(quote)
+        position = close + 1

@@ -1,0 +1,1 @@
+"""Runs joint programs against their tests; see docs/sandbox.md."""
