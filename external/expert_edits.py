@@ -197,7 +197,10 @@ class ExpertEdits:
             raise kind(f"HTTP {error.status_code}") from error
         except (openai.APIConnectionError, self._transport.HTTPError) as error:
             raise _TryAgain(f"{type(error).__name__}: {error}") from error
-        return _content(bytes(body))
+        text = _content(bytes(body))
+        if question.strip() in text:
+            raise ExpertError("the answer repeats the request; check the server's chat template")
+        return text
 
 
 def request(attempt: Attempt) -> str:

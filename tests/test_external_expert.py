@@ -116,8 +116,11 @@ def test_a_failure_that_passes_is_retried() -> None:
 
 
 def failing(kind: str) -> Callable[[BaseHTTPRequestHandler, bytes], None]:
-    def answer(handler: BaseHTTPRequestHandler, _: bytes) -> None:
+    def answer(handler: BaseHTTPRequestHandler, body: bytes) -> None:
         match kind:
+            case "echo":  # a server that cannot tell the prompt from the answer
+                asked = json.loads(body)["messages"][0]["content"].strip()
+                send(handler, completion(f"user: {asked}\nassistant:"))
             case "500":
                 send(handler, b"{}", 500)
             case "401":
@@ -145,6 +148,7 @@ FAILURES = {  # kind → (what the message says, requests made with one retry)
     "401": ("HTTP 401", 1),
     "garbage": ("not a chat completion", 2),
     "nothing": ("the answer is empty", 2),
+    "echo": ("repeats the request", 1),
     "oversized": (f"exceeds {MAX_BODY} bytes", 1),
     "silence": ("Timeout", 2),
     "dripping": ("no whole answer within 0.3 s", 2),

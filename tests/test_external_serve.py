@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,31 +20,60 @@ import external
 from comlrl.types import Attempt, Task
 from external.analysis import instruction
 
-CHAT = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}assistant: "
+# The server finds where an answer of this kind of model starts by ChatML's marks.
+CHAT = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{{ '<|im_start|>assistant\n' }}"
+)
+SAID = ("[aux]\n", "Sort `xs` first.\n", "[top]\n", "Take the last of them.")
 
 
 def make_tiny_model(folder: Path) -> None:
-    """A random two-layer Qwen2 over bytes with a chat template: what it says is noise."""
+    """A one-layer Qwen2 over bytes that answers every chat with the words of SAID.
+
+    Embeddings are one-hot and the layer adds nothing, so the next token depends on the last one
+    alone: the head maps the line break that ends a prompt to SAID[0], each of SAID to the next,
+    and the last to the end.
+    """
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {letter: i for i, letter in enumerate([*letters, "<eos>"])}
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>", chat_template=CHAT
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer.add_tokens([AddedToken(words, normalized=False) for words in SAID])
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|im_end|>",
+        chat_template=CHAT,
+    ).save_pretrained(folder)  # fmt: skip
+    end, size = tokenizer.token_to_id("<|im_end|>"), tokenizer.get_vocab_size()
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=size,
+            hidden_size=size + size % 2,
+            intermediate_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+            eos_token_id=end,
+            pad_token_id=end,
+            tie_word_embeddings=False,
+            max_position_embeddings=4096,
+        )
     )
-    fast.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(vocabulary), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=4096,
-        eos_token_id=len(letters), pad_token_id=len(letters), tie_word_embeddings=True,
-    )  # fmt: skip
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    spoken = [tokenizer.token_to_id(words) for words in SAID]
+    chain = [tokenizer.token_to_id("\u010a"), *spoken, end]  # U+010A stands for the line break
+    with torch.no_grad():
+        model.model.embed_tokens.weight.copy_(torch.eye(*model.model.embed_tokens.weight.shape))
+        model.model.layers[0].self_attn.o_proj.weight.zero_()
+        model.model.layers[0].mlp.down_proj.weight.zero_()
+        model.lm_head.weight.zero_()
+        for last, following in pairwise(chain):
+            model.lm_head.weight[following, last] = 100.0
+    model.save_pretrained(folder)
 
 
 def free_port() -> int:
@@ -105,9 +135,7 @@ def test_edits_of_a_served_model_reach_every_agent(served_model: tuple[str, str]
     texts = ("def aux(xs):\n    return xs\n", "def top(xs):\n    return 0\n")
     transition = external.build(section)
     answers = transition([Attempt(task, texts, None, 1), Attempt(task, texts[1:], None, 1)])
-    assert [len(answer) for answer in answers] == [2, 1]
-    for answer, names in zip(answers, (("aux", "top"), ("top",)), strict=True):
-        for text, name in zip(answer, names, strict=True):
-            assert text.startswith("Feedback:\nAn expert proposes ")
-            assert text.endswith(instruction(name))
+    aux = f"Feedback:\nAn expert proposes for `aux`:\nSort `xs` first.\n{instruction('aux')}"
+    top = f"Feedback:\nAn expert proposes for `top`:\nTake the last of them.\n{instruction('top')}"
+    assert answers == [(aux, top), (top,)]
     assert transition.fallbacks == 0
