@@ -9,6 +9,7 @@ from typing import Any
 
 from comlrl.types import Logger, LogRecord, Tree
 from loggers.console import ConsoleLogger
+from loggers.environment import write_environment
 from loggers.episodes import EpisodeLogger
 from loggers.jsonl import JsonlLogger
 from loggers.samples import SampleLogger
@@ -50,6 +51,7 @@ def build(
     """
     run_dir = Path(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
+    write_environment(run_dir / "environment.json")
     loggers: list[Logger] = [
         JsonlLogger(run_dir / "metrics.jsonl", resume=resume),
         SampleLogger(run_dir / "samples.jsonl", resume=resume),

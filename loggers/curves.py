@@ -17,7 +17,7 @@ COLOURS = ("#2f6fde", "#dd6b20", "#1b9e77", "#8e4ec6", "#c99700", "#d6409f", "#6
 
 def write_curves(run: Run, path: str | Path) -> None:
     """Learning curve, parts of the reward and what the code does, side by side, as a picture."""
-    figure = Figure(figsize=(13, 3.8), layout="constrained")
+    figure = Figure(figsize=(13, 4.4), layout="constrained")
     axes = figure.subplots(1, 3)
     _learning(axes[0], run)
     _parts(axes[1], run)
@@ -33,7 +33,14 @@ def plain(axis: Axes) -> None:
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.25, linewidth=0.6)
     if axis.get_legend_handles_labels()[0]:
-        axis.legend(frameon=False, fontsize=8)
+        axis.legend(
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.16),
+            frameon=False,
+            fontsize=8,
+            ncols=3,
+            columnspacing=1.2,
+        )
 
 
 def _learning(axis: Axes, run: Run) -> None:
@@ -59,7 +66,7 @@ def _parts(axis: Axes, run: Run) -> None:
     phase = "train" if run.series("train", "reward/tests")[0] else "eval"
     xs, _ = run.series(phase, "reward/tests")
     parts = [(i, p, run.series(phase, f"reward/{p}")[1]) for i, p in enumerate(REWARD_PARTS)]
-    parts = [(i, p, smoothed(ys, max(1, len(ys) // 40))) for i, p, ys in parts if any(ys)]
+    parts = [(i, p, smoothed(ys, max(1, len(ys) // 20))) for i, p, ys in parts if any(ys)]
     for sign in (1, -1):
         layers = [(i, p, ys) for i, p, ys in parts if sign * sum(ys) > 0]
         if layers:
@@ -84,6 +91,6 @@ def _code(axis: Axes, run: Run) -> None:
     for i, (label, name) in enumerate(names):
         xs, ys = run.series(phase, name)
         if xs:
-            axis.plot(xs, smoothed(ys, max(1, len(ys) // 40)), color=COLOURS[i], label=label)
+            axis.plot(xs, smoothed(ys, max(1, len(ys) // 20)), color=COLOURS[i], label=label)
     axis.set_ylim(-0.02, 1.02)
     axis.set_title("Share of programs", fontsize=10)

@@ -321,19 +321,24 @@ def _timings(run: Run) -> Section:
         ("Tokens per second", "tokens_per_second"),
         ("Peak memory, MB", "peak_memory_mb"),
     ):
-        charts += _lines(run, "train", title, [("", name)], percent=False)
+        charts += _lines(run, "train", title, [("", name)], percent=False, low=0.0)
     return Section("Speed", tuple(charts))
 
 
 def _lines(
-    run: Run, phase: str, title: str, names: Sequence[tuple[str, str]], percent: bool = True
+    run: Run,
+    phase: str,
+    title: str,
+    names: Sequence[tuple[str, str]],
+    percent: bool = True,
+    low: float | None = None,
 ) -> list[Chart]:
     """One chart of the metrics that the run has; none where it has none of them twice."""
     series = [
         Series(text or title, *_smooth(run, phase, name), i) for i, (text, name) in enumerate(names)
     ]
     series = [s for s in series if len(s.xs_X) > 1]
-    return [line_chart(title, series, percent=percent)] if series else []
+    return [line_chart(title, series, percent=percent, y_range=(low, None))] if series else []
 
 
 def _agents(run: Run, base: str) -> list[tuple[int, str]]:
@@ -343,7 +348,7 @@ def _agents(run: Run, base: str) -> list[tuple[int, str]]:
 
 def _smooth(run: Run, phase: str, name: str) -> tuple[list[float], list[float]]:
     xs, ys = run.series(phase, name)
-    return xs, smoothed(ys, max(1, len(ys) // 40))
+    return xs, smoothed(ys, max(1, len(ys) // 20))
 
 
 def _filled(run: Run, phase: str, name: str) -> tuple[list[float], list[float]]:

@@ -79,12 +79,12 @@ class Canvas:
     def add(self, mark: str) -> None:
         self.marks.append(mark)
 
-    def svg(self, title: str, hover: str = "") -> str:
+    def svg(self, title: str, hover: str = "", x_ticks: bool = True) -> str:
         frame = self.frame
         return (
             f'<svg viewBox="0 0 {frame.width} {frame.height}" role="img" '
             f'aria-label="{escape(title)}"{hover}>'
-            f"{_axes(frame, self.x_label)}{''.join(self.marks)}</svg>"
+            f"{_axes(frame, self.x_label, x_ticks)}{''.join(self.marks)}</svg>"
         )
 
 
@@ -165,7 +165,7 @@ def change_chart(
                 f'<circle class="before" cx="{x:.1f}" cy="{y0:.1f}" r="{radius:.1f}"/>'
                 f'<circle class="after" cx="{x:.1f}" cy="{y1:.1f}" r="{radius:.1f}"/></g>'
             )
-        svgs.append(canvas.svg(title).replace('class="xtick"', 'class="xtick" hidden=""'))
+        svgs.append(canvas.svg(title, x_ticks=False))
     return Chart(title, tuple(svgs), (), note)
 
 
@@ -229,7 +229,7 @@ def label(value: float, percent: bool = False) -> str:
     for unit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if size >= unit:
             return f"{value / unit:.4g}{suffix}"
-    return f"{value:.0e}" if 0 < size < 1e-3 else f"{value:.4g}"
+    return f"{value:.2g}" if 0 < size < 1e-3 else f"{value:.4g}"
 
 
 def smoothed(values: Sequence[float], window: int) -> list[float]:
@@ -289,7 +289,7 @@ def _padded(low: float, high: float) -> tuple[float, float]:
     return (0.0 if low >= 0 > padded else padded), high + margin
 
 
-def _axes(frame: Frame, x_label: str) -> str:
+def _axes(frame: Frame, x_label: str, x_ticks: bool) -> str:
     marks = []
     right, floor = frame.width - RIGHT, frame.height - BOTTOM
     for value in ticks(frame.y_low, frame.y_high):
@@ -299,7 +299,8 @@ def _axes(frame: Frame, x_label: str) -> str:
             f'<text class="ytick" x="{LEFT - 6}" y="{y + 3.5:.1f}">'
             f"{label(value, frame.percent)}</text>"
         )
-    for value in ticks(frame.x_low, frame.x_high, 8 if frame.width == WIDE else 4):
+    count = 8 if frame.width == WIDE else 4
+    for value in ticks(frame.x_low, frame.x_high, count) if x_ticks else ():
         x = min(max(frame.x(value), LEFT + 4), right - 10)
         marks.append(f'<text class="xtick" x="{x:.1f}" y="{floor + 13}">{label(value)}</text>')
     middle = (LEFT + right) / 2

@@ -1,0 +1,60 @@
+"""``environment.json``: on what a run was made, for the report."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+from loggers.jsonl import replace
+
+PACKAGES = ("torch", "transformers", "peft", "trl", "accelerate", "datasets", "numpy")
+
+
+def write_environment(path: str | Path) -> None:
+    """Write start, command, machine, packages and commit of this process."""
+    facts = {
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cpu_cores": os.cpu_count(),
+        "gpu": _gpu(),
+        "packages": ", ".join(f"{name} {_version(name)}" for name in PACKAGES),
+        "commit": _commit(),
+    }
+    known = {key: value for key, value in facts.items() if value is not None}
+    replace(path, json.dumps(known, indent=2) + "\n")
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "(absent)"
+
+
+def _gpu() -> str | None:
+    """The accelerators' names; torch is asked only where the run has loaded it."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return None
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return ", ".join(names)
+
+
+def _commit() -> str | None:
+    """The repository's commit, ``+`` where tracked files differ from it; None outside of git."""
+    folder = Path(__file__).parent
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty=+", "--abbrev=12"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
