@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import subprocess
@@ -101,7 +102,7 @@ def test_the_examples_of_the_docstring_are_true():
         scope: dict = {}
         exec(row["prompt"] + row["canonical_solution"], scope)
         lines = row["prompt"].splitlines()
-        for call, answer in zip(lines, lines[1:], strict=False):
+        for call, answer in itertools.pairwise(lines):
             if ">>>" in call:
                 assert eval(call.split(">>>")[1], scope) == eval(answer)
 
@@ -118,9 +119,7 @@ def test_conventions_are_read_from_the_code():
 
 
 def test_conventions_in_untidy_text():
-    fenced = (
-        "Here:\n```python\ndef aux(xs):\n    kept = [x for x in xs if x > 3]\n    return kept\n```"
-    )
+    fenced = "Here:\n```\ndef aux(xs):\n    ys = [x for x in xs if x > 3]\n    return ys\n```"
     assert convention(fenced) == "filter"
     assert convention("def aux(n):\n    return not n % 2") == "test"
     assert convention("def aux(xs):\n    return sum(xs)") == "reduce"

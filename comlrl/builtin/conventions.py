@@ -97,9 +97,8 @@ def _is_collection(name: str) -> bool:
 
 def _unwrapped(node: ast.expr) -> ast.expr:
     """The loop inside ``list(…)``, ``dict(…)`` or ``tuple(…)``, or the expression itself."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 1:
-        if node.func.id in ("list", "dict", "tuple"):
-            return node.args[0]
+    if isinstance(node, ast.Call) and len(node.args) == 1:
+        return node.args[0] if ast.unparse(node.func) in ("list", "dict", "tuple") else node
     return node
 
 

@@ -9,10 +9,11 @@ here. The shares below set the reward at which training starts.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
-from comlrl.builtin.make_coopmini import ENTRY_POINTS, find_cases, prompt_text
+from comlrl.builtin.make_coopmini import ENTRY_POINTS, check_text, find_cases, prompt_text
 from comlrl.builtin.operations import REDUCTIONS
 from comlrl.builtin.problems import (
     Problem,
@@ -69,30 +70,54 @@ class Demonstration:
     answers: tuple[Answer, ...]
 
 
-def make_task(problem: Problem, rng: random.Random) -> Task | None:
-    """The problem as an agent reads it, without tests; None where no fitting example exists."""
-    examples = find_cases(problem, rng, [2, 2])
-    if examples is None:
-        return None
-    name = rng.choice(ENTRY_POINTS)
-    return Task("pretraining", prompt_text(problem, name, examples), "", name)
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an agent sets out to write: a helper (``convention``) or main (``helpers``)."""
+
+    problem: Problem  # as the agent understands it
+    name: str  # of the function
+    convention: str | None = None
+    helpers: Mapping[str, str] = field(default_factory=dict)  # convention → helper that main calls
+    style: Literal["", "one return", "ignores"] = ""
+
+    def source(self) -> str:
+        if self.convention:
+            return helper_source(self.problem, self.convention, self.name)
+        source = main_source(self.problem, self.name, self.helpers)
+        if self.style == "ignores":
+            head, body = source.split("\n", 1)
+            return f"{head}\n    aux({self.problem.domain.param})\n{body}"
+        return one_return(source) if self.style == "one return" else source
 
 
 def demonstrations(seed: int, exclude: Collection[str], answers: int) -> Iterator[Demonstration]:
     """Endless demonstrations on problems whose ``key`` is not in ``exclude``."""
     rng = random.Random(f"demonstrations/{seed}")
     while True:
-        problem = draw_problem(rng)
-        task = None if problem.key in exclude else make_task(problem, rng)
-        if task is None:
-            continue
-        team = rng.choices(list(TEAM_SIZES), list(TEAM_SIZES.values()))[0]
+        problem, task = draw_task(rng, exclude)
+        team = draw_team(rng)
         agent = draw_agent(rng, team)
+        name = (*helper_names(team), task.entry_point)[agent]
         prompt = plain_text((Message("user", first_prompts(task, team)[agent]),))
-        yield Demonstration(
-            prompt,
-            tuple(draw_answer(rng, problem, task.entry_point, team, agent) for _ in range(answers)),
-        )
+        plans = [draw_plan(rng, problem, task.entry_point, team, agent) for _ in range(answers)]
+        yield Demonstration(prompt, tuple(slip(rng, plan.source(), name) for plan in plans))
+
+
+def draw_task(rng: random.Random, exclude: Collection[str], tests: int = 0) -> tuple[Problem, Task]:
+    """A problem whose ``key`` is not in ``exclude``, as agents read it."""
+    while True:
+        problem = draw_problem(rng)
+        sizes = [2, 2] + [5] * tests
+        cases = None if problem.key in exclude else find_cases(problem, rng, sizes)
+        if cases:
+            name = rng.choice(ENTRY_POINTS)
+            prompt = prompt_text(problem, name, cases[:2])
+            return problem, Task("pretraining", prompt, check_text(cases[2:]), name)
+
+
+def draw_team(rng: random.Random) -> int:
+    """A number of agents."""
+    return rng.choices(list(TEAM_SIZES), list(TEAM_SIZES.values()))[0]
 
 
 def draw_agent(rng: random.Random, team: int) -> int:
@@ -100,17 +125,23 @@ def draw_agent(rng: random.Random, team: int) -> int:
     return team - 1 if team == 1 or rng.random() < 0.5 else rng.randrange(team - 1)
 
 
-def draw_answer(
+def draw_plan(
     rng: random.Random, problem: Problem, entry_point: str, team: int, agent: int
-) -> Answer:
-    """What one agent (helpers first, main last) might write."""
+) -> Plan:
+    """What one agent (helpers first, main last) might set out to write."""
     if rng.random() < WRONG_OPERATION:
         problem = with_wrong_operation(rng, problem)
     names = helper_names(team)
     if agent < len(names):
-        convention = draw_convention(rng, problem, names[agent])
-        return slip(rng, helper_source(problem, convention, names[agent]), names[agent])
-    return slip(rng, draw_main(rng, problem, entry_point, names), entry_point)
+        return Plan(problem, names[agent], draw_convention(rng, problem, names[agent]))
+    luck = rng.random()
+    if names and luck < IGNORES:
+        return Plan(problem, entry_point, style="ignores")
+    if names and luck < IGNORES + SOLO:
+        return Plan(problem, entry_point)
+    guesses = [(name, draw_convention(rng, problem, name)) for name in names]
+    style = "one return" if names and rng.random() < ONE_RETURN else ""
+    return Plan(problem, entry_point, helpers=usable_together(guesses), style=style)
 
 
 def draw_convention(rng: random.Random, problem: Problem, name: str = "aux") -> str:
@@ -123,23 +154,21 @@ def draw_convention(rng: random.Random, problem: Problem, name: str = "aux") -> 
     return rng.choices(options, weights)[0]
 
 
-def draw_main(
-    rng: random.Random, problem: Problem, entry_point: str, names: Collection[str]
-) -> str:
-    """The entry point, built on a guess of what each helper does."""
-    draw = rng.random()
-    if names and draw < IGNORES:
-        head, body = main_source(problem, entry_point, {}).split("\n", 1)
-        return f"{head}\n    aux({problem.domain.param})\n{body}"
-    if not names or draw < IGNORES + SOLO:
-        return main_source(problem, entry_point, {})
-    helpers: dict[str, str] = {}
-    for name in names:
-        convention = draw_convention(rng, problem, name)
-        if convention not in helpers and any({*helpers, convention} <= t for t in _TOGETHER):
-            helpers[convention] = name
-    source = main_source(problem, entry_point, helpers)
-    return one_return(source) if rng.random() < ONE_RETURN else source
+def usable_together(helpers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """(name, convention) pairs → convention → name, of those that one main can use together."""
+    chosen: dict[str, str] = {}
+    for name, convention in helpers:
+        if convention not in chosen and any({*chosen, convention} <= t for t in _TOGETHER):
+            chosen[convention] = name
+    return chosen
+
+
+def with_wrong_operation(rng: random.Random, problem: Problem) -> Problem:
+    """The problem with one of its operations replaced by another of the same type."""
+    stage = rng.choice(problem.stages.split("_"))
+    groups = {"filter": problem.domain.filters, "map": problem.domain.maps, "reduce": REDUCTIONS}
+    kind = getattr(problem, stage).gives if stage != "filter" else None
+    return replace(problem, **{stage: draw(rng, groups[stage], kind)})
 
 
 def one_return(source: str) -> str:
@@ -151,18 +180,10 @@ def one_return(source: str) -> str:
     return f"{lines[0]}\n{lines[2].replace('ys', value)}\n"
 
 
-def with_wrong_operation(rng: random.Random, problem: Problem) -> Problem:
-    """The problem with one of its operations replaced by another of the same type."""
-    stage = rng.choice(problem.stages.split("_"))
-    groups = {"filter": problem.domain.filters, "map": problem.domain.maps, "reduce": REDUCTIONS}
-    kind = getattr(problem, stage).gives if stage != "filter" else None
-    return replace(problem, **{stage: draw(rng, groups[stage], kind)})
-
-
-def slip(rng: random.Random, source: str, name: str) -> Answer:
-    """The function as it might come out, most often unharmed."""
+def slip(rng: random.Random, source: str, name: str, share: float = 1.0) -> Answer:
+    """The function as it might come out; ``share`` scales how often it is harmed."""
     source = source.rstrip("\n")
-    kind = rng.choices(list(SLIPS), list(SLIPS.values()))[0]
+    kind = rng.choices(list(SLIPS), list(SLIPS.values()))[0] if rng.random() < share else ""
     head, _, last = source.rpartition("\n")
     if kind == "no return":
         source = f"{head}\n{last.replace('return ', 'ys = ')}"
@@ -181,7 +202,6 @@ def slip(rng: random.Random, source: str, name: str) -> Answer:
     elif kind == "prose first":
         source = f"Here is the code:\n{source}"
     elif kind == "endless":
-        return Answer(
-            source + rng.choice(["\n" + last, "\n" + source, " " + "("]) * _ENDLESS_REPEATS, False
-        )
+        repeated = rng.choice([f"\n{last}", f"\n{source}", " ("])
+        return Answer(source + repeated * _ENDLESS_REPEATS, ends=False)
     return Answer(source)

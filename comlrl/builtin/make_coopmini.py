@@ -1,4 +1,6 @@
-"""Makes CoopMini problems: ``python -m comlrl.builtin.make_coopmini --seed 7 --num 100 --out FILE``.
+"""Makes CoopMini problems.
+
+    python -m comlrl.builtin.make_coopmini --seed 7 --num 100 --out FILE
 
 Rows are in HumanEval's format (task_id, prompt, test, entry_point, canonical_solution) with
 ``family`` (kind of input), ``stages``, ``conventions`` (the ways to share the problem) and
@@ -20,10 +22,13 @@ from typing import Any
 from comlrl.builtin import COOPMINI
 from comlrl.builtin.problems import Problem, draw_problem, helper_source, main_source
 
+# fmt: off
 ENTRY_POINTS = (
-    "answer assess build collect compute derive digest evaluate figure gather handle inspect "
-    "measure obtain process produce reckon report resolve review solve study survey treat"
-).split()
+    "answer", "assess", "build", "collect", "compute", "derive", "digest", "evaluate",
+    "figure", "gather", "handle", "inspect", "measure", "obtain", "process", "produce",
+    "reckon", "report", "resolve", "review", "solve", "study", "survey", "treat",
+)
+# fmt: on
 SHIPPED = {"train": (0, 384), "eval": (1, 64)}  # split → seed, problems
 
 _NUM_TESTS, _NUM_EXAMPLES = 6, 2
@@ -43,7 +48,7 @@ def shipped_operations(*splits: str) -> set[str]:
 def compiled(source: str, name: str) -> Callable[[Any], Any]:
     """The function ``name`` of source that this package wrote itself."""
     scope: dict[str, Any] = {}
-    exec(source, scope)  # noqa: S102 - rendered from our own templates, never a model's text
+    exec(source, scope)  # rendered from our own templates, never a model's text
     return scope[name]
 
 
@@ -97,6 +102,12 @@ def prompt_text(problem: Problem, entry_point: str, examples: Collection[tuple[A
     return "\n".join([*lines, '    """', ""])
 
 
+def check_text(cases: Collection[tuple[Any, Any]]) -> str:
+    """The ``check`` function: one assert for each (input, answer)."""
+    tests = [f"    assert candidate({value!r}) == {answer!r}" for value, answer in cases]
+    return "\n".join(["def check(candidate):", *tests, ""])
+
+
 def make_row(problem: Problem, rng: random.Random) -> dict[str, Any] | None:
     """A row without its task_id, or None for a problem on which disagreement could pass."""
     examples = find_cases(problem, rng, [2] * _NUM_EXAMPLES)
@@ -105,10 +116,9 @@ def make_row(problem: Problem, rng: random.Random) -> dict[str, Any] | None:
     if not cases:
         return None
     entry_point = rng.choice(ENTRY_POINTS)
-    tests = [f"    assert candidate({v!r}) == {a!r}" for v, a in cases]
     return {
         "prompt": prompt_text(problem, entry_point, examples),
-        "test": "\n".join(["def check(candidate):", *tests, ""]),
+        "test": check_text(cases),
         "entry_point": entry_point,
         "canonical_solution": main_source(problem, entry_point, {}).split("\n", 1)[1],
         "family": problem.domain.name,

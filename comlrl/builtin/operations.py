@@ -14,10 +14,13 @@ from typing import Any
 
 Groups = tuple[tuple["Operation", ...], ...]
 
+# fmt: off
 WORDS = (
-    "ant apple bat bee cat door eagle egg fig goat hat ink jam kiwi leaf lemon map moon nest nut "
-    "oak owl pear river rose sea stone sun tea tree"
-).split()
+    "ant", "apple", "bat", "bee", "cat", "door", "eagle", "egg", "fig", "goat",
+    "hat", "ink", "jam", "kiwi", "leaf", "lemon", "map", "moon", "nest", "nut",
+    "oak", "owl", "pear", "river", "rose", "sea", "stone", "sun", "tea", "tree",
+)
+# fmt: on
 LETTERS = "aeinorst"
 
 

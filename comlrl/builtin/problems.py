@@ -135,12 +135,10 @@ def _results(problem: Problem, helpers: Mapping[str, str]) -> str:
         source, condition = f"{helpers['filter']}({domain.param})", ""
     elif "test" in helpers:
         condition = f"{helpers['test']}({domain.element})"
-    if "map" in helpers or not problem.map:
-        if not condition:
-            return (
-                f"{helpers['map']}({source})" if "map" in helpers and not problem.filter else source
-            )
-        return domain.kept.format(source=source, condition=condition)
+    if "map" in helpers and not problem.filter:
+        return f"{helpers['map']}({source})"
+    if "map" in helpers or not problem.map:  # main maps later, or not at all
+        return domain.kept.format(source=source, condition=condition) if condition else source
     value = problem.map.code
     if "transform" in helpers:
         value = f"{helpers['transform']}({domain.element})"
