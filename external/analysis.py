@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from comlrl.prompts import helper_names
 from comlrl.types import Attempt, RewardBreakdown, TestOutcome
 
 MAX_SOURCE = 400  # characters of a test that are shown
@@ -60,11 +61,7 @@ def surfaced(
 
 def agent_names(attempt: Attempt) -> tuple[str, ...]:
     """The function that each agent writes: ``aux``, ``aux2``, …, and the entry point last."""
-    helpers = len(attempt.completions_N) - 1
-    return (
-        *("aux" if i == 0 else f"aux{i + 1}" for i in range(helpers)),
-        attempt.task.entry_point,
-    )
+    return (*helper_names(len(attempt.completions_N)), attempt.task.entry_point)
 
 
 def breakdown_of(attempt: Attempt) -> RewardBreakdown:
