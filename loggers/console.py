@@ -22,6 +22,7 @@ from comlrl.types import LogRecord, Tree
 
 # Column heading, metric, format: those that a record does not have are left out of its line.
 COLUMNS = (
+    ("tasks", "tasks_seen", "{:,.0f}"),
     ("reward", "reward_mean", "{:.2f}"),
     ("pass", "pass_rate", "{:.0%}"),
     ("tests", "test_fraction", "{:.0%}"),
