@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Optional, Union
+from typing import Any, Literal
 
 import yaml
 from omegaconf import OmegaConf
@@ -34,8 +34,8 @@ class AgentModelConfig:
     model_kwargs: dict[str, Any] = field(default_factory=dict)  # to AutoModelForCausalLM
     special_tokens: dict[str, str] = field(default_factory=dict)  # pad_token, eos_token, …
     temperature: float = 1.0  # used where the algorithm's section leaves it null
-    top_p: Optional[float] = None  # nucleus; null: no truncation
-    top_k: Optional[int] = None  # null: no truncation
+    top_p: float | None = None  # nucleus; null: no truncation
+    top_k: int | None = None  # null: no truncation
     max_length: int = 2048  # tokens of prompt and completion together
     gradient_checkpointing: bool = False  # less memory in the update, about a third slower
 
@@ -46,7 +46,7 @@ class LoraSection:
 
     enabled: bool = True
     r: int = 16
-    alpha: Optional[float] = None  # null: 2 r
+    alpha: float | None = None  # null: 2 r
     dropout: float = 0.0
     target_modules: Any = "all-linear"  # "all-linear" or a list of module names
 
@@ -56,7 +56,7 @@ class DatasetConfig:
     """Where the problems come from: rows with ``prompt``, ``test`` and ``entry_point``."""
 
     name: str = "builtin:coopmini"  # builtin:coopmini, hub name, folder, or .jsonl/.json/.parquet
-    type: Optional[str] = None  # a short name for the run directory; null: from the name
+    type: str | None = None  # a short name for the run directory; null: from the name
     train_split: str = "train"  # e.g. train, test[33:163]
     eval_split: str = "eval"
     on_bad_row: Literal["error", "skip"] = "error"
@@ -67,7 +67,7 @@ class OutputConfig:
     """What a run leaves behind."""
 
     base_dir: str = "outputs"
-    dir: Optional[str] = None  # null: base_dir/<algorithm>_<dataset type>_<seed>
+    dir: str | None = None  # null: base_dir/<algorithm>_<dataset type>_<seed>
     save_final_model: bool = False
     verbose: bool = False  # every episode to episodes.jsonl
 
@@ -79,11 +79,9 @@ class ExternalConfig:
     mode: Literal["level_feedback", "level_passed", "passed", "plain", "expert_edits"] = (
         "level_feedback"
     )
-    sandbox_slice: Optional[Union[int, str]] = (
-        1  # tests that feedback may show; 0, null, all: every
-    )
+    sandbox_slice: int | str | None = 1  # tests that feedback may show; 0, null, all: every
     expert_model: str = "deepseek-coder"
-    expert_base_url: Optional[str] = None  # null: the provider's of the model's name
+    expert_base_url: str | None = None  # null: the provider's of the model's name
     on_error: Literal["stop", "plain"] = "stop"
     history: Literal["full", "last"] = "full"
     original_prompt: bool = False  # history: last only
@@ -95,7 +93,7 @@ class SandboxConfig:
     """How model-written code is run."""
 
     isolation: Literal["auto", "namespaces", "bubblewrap", "unshare", "limits"] = "auto"
-    workers: Optional[int] = None  # null: the CPU cores
+    workers: int | None = None  # null: the CPU cores
     timeout: float = 10.0  # wall-clock seconds for each test
     memory_mb: int = 512
 
@@ -114,11 +112,11 @@ class WandbConfig:
     """Weights & Biases; no section: off."""
 
     project: str = "comlrl"
-    entity: Optional[str] = None
-    name: Optional[str] = None
-    dir: Optional[str] = None
+    entity: str | None = None
+    name: str | None = None
+    dir: str | None = None
     tags: list[str] = field(default_factory=list)
-    mode: Optional[Literal["online", "offline", "disabled"]] = None
+    mode: Literal["online", "offline", "disabled"] | None = None
 
 
 @dataclass(frozen=True)
@@ -190,8 +188,8 @@ class _Root:
     """Keys that stand at the top of a file, outside any section."""
 
     seed: int = 42
-    agents: Optional[list[str]] = None
-    agent_devices: Optional[list[str]] = None
+    agents: list[str] | None = None
+    agent_devices: list[str] | None = None
 
 
 # Older spellings; "<algo>" stands for the algorithm's section. None: accepted and ignored.
@@ -322,9 +320,8 @@ class Loader:
         if isinstance(value, float) and value.is_integer() and self._wants_int(key):
             value = int(value)  # 1e6 is a whole number to a person
         try:
-            if (self._annotation(key) == "bool") != isinstance(value, bool) and value is not None:
-                if self._annotation(key) == "bool" or "int" in self._annotation(key):
-                    raise OmegaConfBaseException("a bool is not a number")
+            if isinstance(value, bool) != (self._annotation(key) == "bool") and self._strict(key):
+                raise OmegaConfBaseException("a truth value is not a number")
             OmegaConf.update(target, name, value, merge=False)
         except OmegaConfBaseException as error:
             raise ConfigError(
@@ -360,16 +357,15 @@ class Loader:
                 return str(f.type)
         return "Any"
 
+    def _strict(self, key: str) -> bool:
+        return self._annotation(key) == "bool" or self._wants_int(key)
+
     def _wants_int(self, key: str) -> bool:
         return "int" in re.findall(r"\w+", self._annotation(key))
 
     def _expected(self, key: str) -> str:
-        text = self._annotation(key)
-        optional = "Optional" in text
-        text = re.sub(r"Optional\[(.*)\]$", r"\1", text)
-        text = re.sub(r"Literal\[(.*)\]", r"one of \1", text)
-        text = re.sub(r"Union\[(.*)\]", r"\1", text).replace('"', "'")
-        return text + (" or null" if optional else "")
+        text = re.sub(r"Literal\[(.*?)\]", r"one of \1", self._annotation(key))
+        return text.replace('"', "'").replace(" | None", " or null")
 
 
 def load_yaml(path: str | Path) -> dict[str, Any]:

@@ -44,6 +44,25 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn; temperature 0 is greedy."""
+
+    temperature: float
+    max_new_tokens: int
+    top_p: float | None = None
+    top_k: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt, to be completed once for each key; a key identifies a completion's randomness."""
+
+    prompt_ids: tuple[int, ...]
+    keys_G: tuple[tuple[Any, ...], ...]
+    latent: torch.Tensor | None = None  # SHPPO: (latent_dim,), shared by the siblings
+
+
+@dataclass(frozen=True, slots=True)
 class AgentTurn:
     """What one agent read and wrote at one node."""
 
@@ -198,6 +217,18 @@ class TokenBatch:
     action_mask_RL: torch.Tensor  # bool
     weight_RL: torch.Tensor  # float32: a completion's coefficient on each of its tokens
     completion_RL: torch.Tensor  # int64: index of the completion that a token belongs to, or −1
+
+
+class Sampler(Protocol):
+    """Turns prompts into completions; the agents' models stand behind it."""
+
+    def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]: ...
+
+    def fits(self, prompt_ids: Sequence[int], sampling: Sampling) -> bool: ...
+
+    def sample(
+        self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
+    ) -> list[list[tuple[Completion, ...]]]: ...
 
 
 class Reward(Protocol):

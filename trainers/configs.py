@@ -7,7 +7,7 @@ are in the docstrings of the trainers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Optional
+from typing import Any, Literal
 
 from comlrl.config import Config, ConfigError
 
@@ -20,29 +20,29 @@ class CommonConfig:
     num_turns: int = 1
     num_generations: int = 4  # G: completions of each agent at a node
     joint_mode: Literal["align", "cross"] = "align"
-    handoff: Optional[Literal["random", "best"]] = None  # null: a child of every joint action
+    handoff: Literal["random", "best"] | None = None  # null: a child of every joint action
     discount: float = 0.9  # between turns
-    turn_gradient_weights: Optional[list[float]] = None  # one for each turn; null: 1
-    early_termination_threshold: Optional[float] = None  # on the processed reward
-    num_train_epochs: Optional[int] = 1
-    max_steps: Optional[int] = None  # training steps
-    max_env_steps: Optional[int] = None  # scored joint actions
+    turn_gradient_weights: list[float] | None = None  # one for each turn; null: 1
+    early_termination_threshold: float | None = None  # on the processed reward
+    num_train_epochs: int | None = 1
+    max_steps: int | None = None  # training steps
+    max_env_steps: int | None = None  # scored joint actions
     batch_size: int = 16  # tasks whose trees are grown together in a training step
-    train_batch_size: Optional[int] = None  # nodes in an optimizer update; null: all of the step
+    train_batch_size: int | None = None  # nodes in an optimizer update; null: all of the step
     learning_rate: float = 2e-4
     lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = 0  # optimizer updates
     max_grad_norm: float = 1.0
     kl_coef: float = 0.0  # of the k3 KL to the reference policy
     max_new_tokens: int = 256
-    temperature: Optional[float] = None  # null: agent_model's
-    top_p: Optional[float] = None
-    top_k: Optional[int] = None
+    temperature: float | None = None  # null: agent_model's
+    top_p: float | None = None
+    top_k: int | None = None
     logging_steps: int = 1  # training steps
     eval_interval: int = 0  # training steps; 0: never
-    eval_num_samples: Optional[int] = 4  # tasks; null: the whole split
+    eval_num_samples: int | None = 4  # tasks; null: the whole split
     save_steps: int = 0  # training steps between checkpoints; 0: none
-    save_total_limit: Optional[int] = 2
+    save_total_limit: int | None = 2
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class PreferenceConfig(CommonConfig):
     """Keys of the two algorithms that learn from preference pairs."""
 
     preference_num_candidates: int = 16  # joint candidates sampled for each task
-    preference_pairs_per_sample: Optional[int] = 4  # pairs kept for each task; null: all of them
+    preference_pairs_per_sample: int | None = 4  # pairs kept for each task; null: all of them
     pair_selection: Literal["reward_gap", "random", "all"] = "reward_gap"
-    preferences: Optional[str] = None  # read this preferences.jsonl instead of sampling
+    preferences: str | None = None  # read this preferences.jsonl instead of sampling
     discount: float = 1.0
 
 
@@ -79,7 +79,7 @@ class MADPOConfig(PreferenceConfig):
     dpo_reference: bool = False
     label_smoothing: float = 0.0
     use_environment_step: bool = True  # x-axis: 2 · pairs trained; false: candidates scored
-    train_agents: Optional[list[int]] = None  # null: all; [1]: preference learning on main only
+    train_agents: list[int] | None = None  # null: all; [1]: preference learning on main only
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ class MARLHFConfig(PreferenceConfig):
     """Preferences → joint reward model → online reinforcement learning."""
 
     rl_algorithm: Literal["magrpo", "reinforce", "rloo", "remax", "ppo"] = "magrpo"
-    reward_model: Optional[str] = None  # read this reward model instead of training one
-    reward_model_name: Optional[str] = None  # its base; null: the agents'
+    reward_model: str | None = None  # read this reward model instead of training one
+    reward_model_name: str | None = None  # its base; null: the agents'
     reward_learning_rate: float = 1e-5
     reward_num_train_epochs: int = 1
     reward_train_batch_size: int = 4
@@ -106,11 +106,11 @@ class ActorCriticConfig(CommonConfig):
     ppo_epochs: int = 4
     num_minibatches: int = 4
     clip_range: float = 0.2
-    value_clip_range: Optional[float] = 0.2
+    value_clip_range: float | None = 0.2
     value_learning_rate: float = 1e-3
     entropy_coef: float = 0.0
     gae_lambda: float = 0.95
-    target_kl: Optional[float] = None  # ends a step's epochs where approximate KL exceeds it
+    target_kl: float | None = None  # ends a step's epochs where approximate KL exceeds it
     normalize_advantages: bool = True
 
 
@@ -121,7 +121,7 @@ class PPOConfig(ActorCriticConfig):
     num_agents: int = 1
     critic: Literal["independent", "centralized"] = "independent"
     gamma_token: float = 1.0
-    kl_target: Optional[float] = None  # adapts kl_coef towards it; null: fixed
+    kl_target: float | None = None  # adapts kl_coef towards it; null: fixed
     kl_horizon: int = 10000
 
 

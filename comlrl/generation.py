@@ -1,0 +1,244 @@
+"""Many (prompt, keys) requests of one agent → completions, in as few model calls as possible.
+
+A prompt is prefilled once and its key/value cache is shared by all its siblings; rows that have
+finished leave the batch (``shared_prefix.py``).
+
+Sampling is keyed: a completion's randomness is a stream of uniforms drawn from a counter-based
+generator whose key is a hash of what identifies the completion, turned into tokens by inverse
+CDF. What is sampled does not depend on how requests are batched or on what ran before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import DynamicCache
+
+from comlrl import shared_prefix
+from comlrl.team import Agent, Team
+from comlrl.types import Completion, Message, Request, Sampling
+
+Key = tuple[Any, ...]
+Head = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (hidden, latents) → hidden
+
+
+def uniforms(key: Key, count: int) -> np.ndarray:
+    """``count`` numbers in [0, 1) that depend on the key alone."""
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
+    philox = np.random.Philox(key=int.from_bytes(digest, "little"))
+    return np.random.Generator(philox).random(count)
+
+
+def order(key: Key, count: int) -> list[int]:
+    """A permutation of ``range(count)`` that depends on the key alone."""
+    return [int(i) for i in np.argsort(uniforms(key, count), kind="stable")]
+
+
+class Generator:
+    """Samples for a team. ``head`` (SHPPO) changes hidden states before the language-model head."""
+
+    def __init__(
+        self,
+        team: Team,
+        max_batch_tokens: int = 262144,
+        max_length: int = 2048,
+        head: Head | None = None,
+    ) -> None:
+        self.team, self.max_batch_tokens, self.head = team, max_batch_tokens, head
+        self.max_length = max_length
+        self.calls = 0  # generation calls so far, one for each chunk of requests
+        self.tokens = 0  # sampled so far
+
+    def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
+        return tuple(self.team.agents[agent].encode(prompt))
+
+    def fits(self, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
+        return len(prompt_ids) + sampling.max_new_tokens <= self.max_length
+
+    @torch.no_grad()
+    def sample(
+        self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
+    ) -> list[list[tuple[Completion, ...]]]:
+        """Completions of each agent's requests, in order: a tuple with one for each key."""
+        return [self._agent(i, requests, sampling) for i, requests in enumerate(requests_N)]
+
+    def _agent(
+        self, index: int, requests: Sequence[Request], sampling: Sampling
+    ) -> list[tuple[Completion, ...]]:
+        results: dict[int, tuple[Completion, ...]] = {}
+        with self.team.sampling(index) as agent:
+            for chunk in self._chunks(requests, sampling):
+                self.calls += 1
+                chosen = [requests[i] for i in chunk]
+                completions = _complete(agent, chosen, sampling, self.head)
+                results.update(zip(chunk, completions, strict=True))
+        self.tokens += sum(len(c.token_ids) for group in results.values() for c in group)
+        return [results[i] for i in range(len(requests))]
+
+    def _chunks(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[list[int]]:
+        """Indices of requests of like length, at most ``max_batch_tokens`` cache slots each."""
+        chunk: list[int] = []
+        rows = 0
+        for i in sorted(range(len(requests)), key=lambda i: len(requests[i].prompt_ids)):
+            siblings, longest = len(requests[i].keys_G), len(requests[i].prompt_ids)
+            slots = (len(chunk) + 1) * longest + (rows + siblings) * sampling.max_new_tokens
+            if chunk and slots > self.max_batch_tokens:
+                yield chunk
+                chunk, rows = [], 0
+            chunk.append(i)
+            rows += siblings
+        if chunk:
+            yield chunk
+
+
+def _complete(
+    agent: Agent, requests: Sequence[Request], sampling: Sampling, head: Head | None
+) -> list[tuple[Completion, ...]]:
+    device = agent.device
+    prompt_of_row = torch.tensor([p for p, r in enumerate(requests) for _ in r.keys_G])
+    prompt_of_row = prompt_of_row.to(device)
+    draw = _Draw(agent, requests, sampling, head, prompt_of_row)
+    prompts = [r.prompt_ids for r in requests]
+    if shared_prefix.supported(agent.model):
+        tokens = _decode_shared(agent, prompts, prompt_of_row, draw)
+    else:
+        tokens = _decode_plain(agent, prompts, prompt_of_row, draw)
+    rows = iter(_to_completions(agent, tokens.tolist()))
+    return [tuple(next(rows) for _ in request.keys_G) for request in requests]
+
+
+class _Draw:
+    """Hidden states → tokens, by the rows' own uniforms."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        head: Head | None,
+        prompt_of_row: torch.Tensor,
+    ) -> None:
+        self.agent, self.sampling, self.head = agent, sampling, head
+        self.steps = sampling.max_new_tokens
+        self.stop = torch.tensor(agent.stop_ids, device=agent.device)
+        if head is not None:
+            latents = torch.stack([r.latent for r in requests])  # type: ignore[misc]
+            self.latents = latents.to(agent.device)[prompt_of_row]
+        if sampling.temperature > 0:
+            streams = [uniforms(key, self.steps) for r in requests for key in r.keys_G]
+            self.uniforms = torch.from_numpy(np.stack(streams)).float().to(agent.device)
+
+    def __call__(self, hidden: torch.Tensor, rows: torch.Tensor, step: int) -> torch.Tensor:
+        """The next token of each of these rows, from its last hidden state (rows, width)."""
+        if self.head is not None:
+            hidden = self.head(hidden, self.latents[rows])
+        logits = self.agent.logits(hidden).float()
+        if self.sampling.temperature == 0:
+            return logits.argmax(-1)
+        probabilities = torch.softmax(logits / self.sampling.temperature, dim=-1)
+        probabilities = _truncate(probabilities, self.sampling)
+        cdf = probabilities.cumsum(-1)
+        threshold = self.uniforms[rows, step, None] * cdf[:, -1:]
+        token = torch.searchsorted(cdf, threshold, right=True)[:, 0]
+        # Rounding may leave the threshold at the very end: take the last token that is possible.
+        last = probabilities.shape[-1] - 1 - (probabilities.flip(-1) > 0).int().argmax(-1)
+        return torch.minimum(token, last)
+
+
+def _truncate(probabilities: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Zero what top-k and top-p (the smallest set of at least that mass) leave out."""
+    if sampling.top_k is not None and sampling.top_k < probabilities.shape[-1]:
+        least = probabilities.topk(sampling.top_k, dim=-1).values[:, -1:]
+        probabilities = probabilities.where(probabilities >= least, 0.0)
+    if sampling.top_p is not None and sampling.top_p < 1:
+        ordered, index = probabilities.sort(dim=-1, descending=True)
+        total = ordered.sum(-1, keepdim=True)
+        before = ordered.cumsum(-1) - ordered
+        ordered = ordered.where(before < sampling.top_p * total, 0.0)
+        probabilities = torch.zeros_like(probabilities).scatter(-1, index, ordered)
+    return probabilities
+
+
+def _decode_shared(
+    agent: Agent, prompts: Sequence[Sequence[int]], prompt_of_row: torch.Tensor, draw: _Draw
+) -> torch.Tensor:
+    """Sampled tokens (rows, max_new_tokens), −1 behind a row's end; the fast path."""
+    device = agent.device
+    lengths_P = torch.tensor([len(p) for p in prompts], device=device)
+    ids_PL = torch.full((len(prompts), int(lengths_P.max())), draw.agent.tokenizer.pad_token_id)
+    for row, prompt in enumerate(prompts):
+        ids_PL[row, : len(prompt)] = torch.tensor(prompt)
+    cache = shared_prefix.SharedPrefixCache(lengths_P, draw.steps)
+    config = agent.model.config
+    implementation = config._attn_implementation
+    config._attn_implementation = shared_prefix.NAME
+    try:
+        shared = {"past_key_values": cache, "shared_prefix": cache, "use_cache": True}
+        positions = torch.arange(ids_PL.shape[1], device=device)[None]
+        hidden = agent.hidden(input_ids=ids_PL.to(device), position_ids=positions, **shared)
+        hidden = hidden[torch.arange(len(prompts), device=device), lengths_P - 1][prompt_of_row]
+        cache.begin(prompt_of_row)
+        rows = torch.arange(len(prompt_of_row), device=device)
+        going = torch.ones_like(rows, dtype=torch.bool)
+        tokens = torch.full((len(rows), draw.steps), -1, device=device)
+        for step in range(draw.steps):
+            chosen = draw(hidden, rows, step)
+            tokens[rows[going], step] = chosen[going]
+            going &= ~torch.isin(chosen, draw.stop)
+            alive = int(going.sum())
+            if alive == 0 or step == draw.steps - 1:
+                break
+            if alive <= 0.85 * len(rows):  # leaving costs a copy of the cache: not at every token
+                stay = going.nonzero(as_tuple=True)[0]
+                rows, chosen, going = rows[stay], chosen[stay], going[stay]
+                cache.keep(stay, prompt_of_row[rows])
+            positions = (lengths_P[prompt_of_row[rows]] + step)[:, None]
+            hidden = agent.hidden(input_ids=chosen[:, None], position_ids=positions, **shared)
+            hidden = hidden[:, -1]
+            cache.step += 1
+    finally:
+        config._attn_implementation = implementation
+    return tokens
+
+
+def _decode_plain(
+    agent: Agent, prompts: Sequence[Sequence[int]], prompt_of_row: torch.Tensor, draw: _Draw
+) -> torch.Tensor:
+    """The same with an ordinary cache and left padding, for any causal language model."""
+    device = agent.device
+    longest = max(map(len, prompts))
+    pad = agent.tokenizer.pad_token_id
+    padded = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts])
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+    ids, mask = padded.to(device)[prompt_of_row], mask.to(device)[prompt_of_row]
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    cache = DynamicCache(config=agent.model.config)
+    rows = torch.arange(len(ids), device=device)
+    going = torch.ones_like(rows, dtype=torch.bool)
+    tokens = torch.full((len(rows), draw.steps), -1, device=device)
+    for step in range(draw.steps):
+        hidden = agent.hidden(
+            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache
+        )
+        chosen = draw(hidden[:, -1], rows, step)
+        tokens[going, step] = chosen[going]
+        going &= ~torch.isin(chosen, draw.stop)
+        if not going.any():
+            break
+        ids, positions = chosen[:, None], positions[:, -1:] + 1
+        mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
+    return tokens
+
+
+def _to_completions(agent: Agent, rows: Sequence[Sequence[int]]) -> list[Completion]:
+    stop = set(agent.stop_ids)
+    ids = [tuple(t for t in row if t >= 0) for row in rows]
+    texts = agent.tokenizer.batch_decode(ids, skip_special_tokens=True)
+    return [
+        Completion(text, sampled, bool(sampled) and sampled[-1] in stop)
+        for text, sampled in zip(texts, ids, strict=True)
+    ]

@@ -1,0 +1,144 @@
+"""A key/value cache in which all completions of a prompt share the prompt's part.
+
+Decoding R rows over P prompts keeps P copies of prompts instead of R, and a step's attention to
+them is one matrix product for all siblings of a prompt. The result equals ordinary attention over
+the concatenation of prompt and own tokens, up to the order of summation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface, PreTrainedModel
+
+NAME = "comlrl_shared_prefix"
+
+
+class SharedPrefixCache:
+    """Keys and values of P right-padded prompts and of R rows' own tokens, for each layer.
+
+    Life: one prefill (``update`` stores prompts), ``begin(prompt_of_row)``, then for each decoding
+    step ``update`` of one token a row and ``step += 1``; ``keep`` drops rows.
+    """
+
+    def __init__(self, lengths_P: torch.Tensor, max_new_tokens: int) -> None:
+        self.lengths_P, self.max_new_tokens = lengths_P, max_new_tokens
+        self.prefilling = True
+        self.step = 0
+        self.prefix: list[tuple[torch.Tensor, torch.Tensor]] = []  # (P, heads, L, width)
+        self.own: list[tuple[torch.Tensor, torch.Tensor]] = []  # (R, heads, T, width)
+        longest = int(lengths_P.max())
+        columns = torch.arange(longest, device=lengths_P.device)
+        self.padding_PL = columns[None, :] >= lengths_P[:, None]
+
+    def begin(self, prompt_of_row: torch.Tensor) -> None:
+        """Prefill is over; row r continues prompt ``prompt_of_row[r]`` (rows in prompt order)."""
+        self.prefilling = False
+        self._place(prompt_of_row)
+
+    def keep(self, rows: torch.Tensor, prompt_of_row: torch.Tensor) -> None:
+        """Go on with these rows only; ``prompt_of_row`` is theirs."""
+        self.own = [(k[rows], v[rows]) for k, v in self.own]
+        self._place(prompt_of_row)
+
+    def _place(self, prompt_of_row: torch.Tensor) -> None:
+        """Give each row a slot in a (prompts, siblings) grid; prompts without rows leave."""
+        prompts, group, counts = torch.unique_consecutive(
+            prompt_of_row, return_inverse=True, return_counts=True
+        )
+        if len(self.padding_PL) != len(prompts):
+            known = torch.unique_consecutive(self._prompts) if self.step else None
+            index = prompts if known is None else torch.searchsorted(known, prompts)
+            self.prefix = [(k[index], v[index]) for k, v in self.prefix]
+            self.padding_PL = self.padding_PL[index]
+        self._prompts = prompt_of_row
+        first = counts.cumsum(0) - counts
+        rank = torch.arange(len(prompt_of_row), device=prompt_of_row.device) - first[group]
+        self.siblings = int(counts.max())
+        self.slot_R = group * self.siblings + rank
+        self.full_grid = len(prompt_of_row) == len(prompts) * self.siblings
+
+    def update(
+        self, key: torch.Tensor, value: torch.Tensor, layer: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Called by the model's attention: store, and return what the rows' own part holds."""
+        if self.prefilling:
+            self.prefix.append((key, value))
+            return key, value
+        if len(self.own) <= layer:
+            shape = (*key.shape[:2], self.max_new_tokens, key.shape[-1])
+            self.own.append((key.new_empty(shape), value.new_empty(shape)))
+        keys, values = self.own[layer]
+        keys[:, :, self.step] = key[:, :, 0]
+        values[:, :, self.step] = value[:, :, 0]
+        return keys[:, :, : self.step + 1], values[:, :, : self.step + 1]
+
+    def get_seq_length(self, *_: Any) -> int:
+        return 0 if self.prefilling else self.padding_PL.shape[1] + self.step
+
+    def spread(self, rows: torch.Tensor) -> torch.Tensor:
+        """(R, heads, n, x) rows → (P, heads, siblings · n, x) grid."""
+        _, heads, count, width = rows.shape
+        prompts = len(self.padding_PL)
+        if not self.full_grid:
+            grid = rows.new_zeros(prompts * self.siblings, heads, count, width)
+            rows = grid.index_copy_(0, self.slot_R, rows)
+        rows = rows.view(prompts, self.siblings, heads, count, width).transpose(1, 2)
+        return rows.reshape(prompts, heads, self.siblings * count, width)
+
+    def gather(self, grid: torch.Tensor, count: int) -> torch.Tensor:
+        """The inverse of ``spread``."""
+        prompts, heads, _, width = grid.shape
+        grid = grid.view(prompts, heads, self.siblings, count, width).transpose(1, 2)
+        rows = grid.reshape(prompts * self.siblings, heads, count, width)
+        return rows if self.full_grid else rows[self.slot_R]
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    shared_prefix: SharedPrefixCache,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of the prefill (causal) or of one decoding step (prompt and own tokens)."""
+    cache = shared_prefix
+    if cache.prefilling:  # right padding lies after every real token: causal masking hides it
+        out = F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+        )
+        return out.transpose(1, 2).contiguous(), None
+    rows, heads, _, width = query.shape
+    groups = key.shape[1]  # key/value heads
+    count = heads // groups
+    query = query.reshape(rows, groups, count, width) * scaling
+    prefix_key, prefix_value = cache.prefix[module.layer_idx]  # type: ignore[index]
+    to_prefix = cache.spread(query) @ prefix_key.transpose(-1, -2)
+    to_prefix = to_prefix.masked_fill_(cache.padding_PL[:, None, None, :], float("-inf"))
+    to_own = query @ key.transpose(-1, -2)
+    scores = torch.cat([cache.gather(to_prefix, count), to_own], dim=-1)
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    longest = prefix_key.shape[2]
+    out = weights[..., longest:] @ value
+    out = out + cache.gather(cache.spread(weights[..., :longest]) @ prefix_value, count)
+    return out.reshape(rows, 1, heads, width), None
+
+
+AttentionInterface.register(NAME, attention)
+
+
+def supported(model: PreTrainedModel) -> bool:
+    """Whether this model's attention can be swapped: full attention, dispatched by name."""
+    config = model.config
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    return (
+        kinds == {"full_attention"}
+        and bool(getattr(model, "_supports_attention_backend", False))
+        and config._attn_implementation in ("sdpa", "eager")
+        and getattr(config, "attn_logit_softcapping", None) is None
+    )

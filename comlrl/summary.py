@@ -1,0 +1,50 @@
+"""``summary.json``: what a run came to."""
+
+from __future__ import annotations
+
+import json
+import resource
+from typing import TYPE_CHECKING
+
+from comlrl import distributed
+
+if TYPE_CHECKING:
+    from comlrl.launch import Run
+
+
+def write_summary(run: Run, wall_seconds: float, on_gpu: bool) -> None:
+    """Write it (on the main process); a collective call under torchrun."""
+    counters = run.loop.counters
+    weights = [p for agent in run.team.agents for p in agent.parameters()]
+    in_sync = distributed.in_sync(weights)
+    if not distributed.is_main():
+        return
+    seconds = counters.train_seconds
+    summary = {
+        "algorithm": run.config.algorithm,
+        "env_steps": counters.env_steps,
+        "updates": counters.updates,
+        "wall_seconds": wall_seconds,
+        "eval_start": counters.eval_start,
+        "eval_end": counters.eval_end,
+        "scored_joint_actions": counters.scored_joint_actions,
+        "train": {
+            "joint_actions_per_second": counters.scored_joint_actions / seconds
+            if seconds
+            else None,
+            "tokens_per_second": counters.sampled_tokens / seconds if seconds else None,
+            "seconds": seconds,
+            "peak_memory_mb": peak_memory_mb(on_gpu),
+        },
+        "distributed": {"world_size": distributed.world_size(), "weights_in_sync": in_sync},
+    }
+    (run.run_dir / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+
+
+def peak_memory_mb(on_gpu: bool) -> float:
+    """The card's peak allocation, or the process's peak resident memory."""
+    if on_gpu:
+        import torch
+
+        return torch.cuda.max_memory_allocated() / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10

@@ -1,0 +1,156 @@
+"""Accumulate, clip, step: the mechanics of an optimizer update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from comlrl import distributed
+from comlrl.batching import Row, pack, row_groups, unpacked
+from comlrl.policy import packable
+from comlrl.team import Agent
+from comlrl.types import TokenBatch
+
+MICRO_BATCH_TOKENS = {"cpu": 16384, "cuda": 32768}
+
+
+class NonFiniteError(RuntimeError):
+    """A loss or gradient that is no number; the message says where its batch was saved."""
+
+
+class AgentOptimizer:
+    """AdamW with its own gradient-norm clip and learning-rate schedule."""
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        learning_rate: float,
+        *,
+        max_grad_norm: float,
+        schedule: str = "constant",
+        warmup: int = 0,
+        total: int | None = None,
+    ) -> None:
+        """``total``: optimizer updates of the run, where a schedule needs it."""
+        self.parameters = list(parameters)
+        self.max_grad_norm = max_grad_norm
+        self.adam = torch.optim.AdamW(
+            self.parameters, lr=learning_rate, weight_decay=0.0, foreach=True
+        )
+        factor = schedule_factor(schedule, warmup, total)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.adam, factor)
+
+    @property
+    def learning_rate(self) -> float:
+        return float(self.schedule.get_last_lr()[0])
+
+    def zero(self) -> None:
+        self.adam.zero_grad(set_to_none=True)
+
+    def step(self) -> float:
+        """Sum gradients over processes, clip, step; returns the norm before clipping.
+
+        Raises NonFiniteError, with the weights untouched, where the norm is no number.
+        """
+        distributed.add_gradients(self.parameters)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm))
+        if not math.isfinite(norm):
+            self.zero()
+            raise NonFiniteError(f"the gradient's norm is {norm}")
+        self.adam.step()
+        self.schedule.step()
+        return norm
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        tensors = {"updates": torch.tensor(self.schedule.last_epoch)}
+        for index, state in self.adam.state_dict()["state"].items():
+            for name, value in state.items():
+                tensors[f"{index}.{name}"] = torch.as_tensor(value)
+        return tensors
+
+    def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
+        updates = int(tensors["updates"])
+        state: dict[int, dict[str, torch.Tensor]] = {}
+        for key, value in tensors.items():
+            if key != "updates":
+                index, _, name = key.partition(".")
+                state.setdefault(int(index), {})[name] = value
+        whole = self.adam.state_dict()
+        whole["state"] = state
+        self.adam.load_state_dict(whole)
+        self.schedule.last_epoch = updates
+        for group, base in zip(self.adam.param_groups, self.schedule.base_lrs, strict=True):
+            group["lr"] = base * self.schedule.lr_lambdas[0](updates)
+        self.schedule._last_lr = [group["lr"] for group in self.adam.param_groups]
+
+
+def schedule_factor(schedule: str, warmup: int, total: int | None) -> Callable[[int], float]:
+    """Update number → factor of the learning rate: linear warm-up, then constant or to 0."""
+
+    def factor(update: int) -> float:
+        if update < warmup:
+            return (update + 1) / warmup
+        if schedule == "constant" or total is None:
+            return 1.0
+        done = min(1.0, (update - warmup) / max(1, total - warmup))
+        return 1 - done if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+
+    return factor
+
+
+def accumulate(
+    agent: Agent,
+    rows: Sequence[Row],
+    loss: Callable[[TokenBatch], torch.Tensor],
+    *,
+    on_retry: Callable[[int], None] = lambda tokens: None,
+    max_tokens: int | None = None,
+) -> None:
+    """Add the gradients of ``loss`` over micro-batches of packed rows.
+
+    ``loss`` must be a sum over rows, so that the split does not matter. Where memory runs out the
+    gradients are thrown away and everything is done again in micro-batches of half the size, so
+    that the result is the same; ``on_retry`` hears the new size. Raises NonFiniteError, holding
+    the batch as ``batch``.
+    """
+    if not packable(agent):
+        rows = unpacked(rows)
+    budget = max_tokens or MICRO_BATCH_TOKENS.get(agent.device.type, 16384)
+    kept = [None if p.grad is None else p.grad.clone() for p in agent.parameters()]
+    while True:
+        try:
+            for group in row_groups(rows, budget):
+                batch = pack(group, agent.tokenizer.pad_token_id)
+                value = loss(batch)
+                if not torch.isfinite(value):
+                    error = NonFiniteError(f"the loss is {float(value)}")
+                    error.batch = batch  # type: ignore[attr-defined]
+                    raise error
+                value.backward()
+            return
+        except (torch.OutOfMemoryError, MemoryError):
+            budget //= 2
+            if budget < max(row.length for row in rows):
+                raise
+            for parameter, gradient in zip(agent.parameters(), kept, strict=True):
+                parameter.grad = None if gradient is None else gradient.clone()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            on_retry(budget)
+
+
+def save_batch(batch: TokenBatch, folder: Path) -> Path:
+    """Keep what produced a non-finite value, for the report of the error."""
+    from dataclasses import fields
+
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "non_finite_batch.safetensors"
+    tensors: dict[str, Any] = {f.name: getattr(batch, f.name).contiguous() for f in fields(batch)}
+    save_file(tensors, str(path))
+    return path

@@ -1,0 +1,256 @@
+"""MAGRPO: multi-agent group relative policy optimization (arXiv 2508.04652); GRPO with N = 1.
+
+Objective of agent i, over the nodes of an update, with its G completions y_ig at a node:
+
+    L_i = −(1/|nodes|) Σ_nodes w_t (1/G) Σ_g Â_ig Σ_tokens log π_i(token | …)
+    Â_ig = R_ig − mean_g R_ig,   R_ig = mean of R_k over the joint actions k that contain y_ig
+    R_k(t) = r_k + γ · mean over the joint returns of k's child
+
+Departures from the paper: no division by the siblings' standard deviation unless asked for; no
+importance ratio and no clip, as each sample is used once (strictly on-policy); with ``handoff``
+the future's return is added to every joint action of a node (``comlrl/returns.py``);
+``train_batch_size`` below the step's nodes makes several updates from one sampling.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from comlrl import distributed
+from comlrl.advantages import sibling_advantages
+from comlrl.batching import Row
+from comlrl.loop import Loop, Step
+from comlrl.losses import k3_kl, policy_gradient
+from comlrl.policy import action_logprobs
+from comlrl.returns import agent_returns, joint_returns
+from comlrl.rollout import Rollout, Shape
+from comlrl.team import Agent, Team
+from comlrl.types import Sampling, TokenBatch, Tree
+from comlrl.update import AgentOptimizer, NonFiniteError, accumulate, save_batch
+from trainers.configs import MAGRPOConfig
+
+__all__ = ["MAGRPOConfig", "MAGRPOTrainer"]
+
+
+@dataclass
+class Sums:
+    """Sums over the action tokens of an update, for the log."""
+
+    tokens: int = 0
+    logprob: float = 0.0
+    kl: float = 0.0
+    loss: float = 0.0
+    gradient_norms: list[float] = field(default_factory=list)
+
+
+class MAGRPOTrainer:
+    """Grow trees, credit them, update every agent once; nothing else."""
+
+    def __init__(
+        self,
+        section: MAGRPOConfig,
+        team: Team,
+        rollout: Rollout,
+        loop: Loop,
+        sampling: Sampling,
+        tree_metrics: Callable[[Sequence[Tree]], dict[str, float]],
+    ) -> None:
+        self.section, self.team, self.rollout, self.loop = section, team, rollout, loop
+        self.sampling, self.tree_metrics = sampling, tree_metrics
+        self.shape = Shape(
+            section.num_agents,
+            section.num_turns,
+            section.num_generations,
+            section.joint_mode,
+            section.handoff,
+            section.early_termination_threshold,
+        )
+        self.optimizers = [
+            AgentOptimizer(
+                agent.parameters(),
+                section.learning_rate,
+                max_grad_norm=section.max_grad_norm,
+                schedule=section.lr_scheduler,
+                warmup=section.warmup_steps,
+                total=loop.total_steps,
+            )
+            for agent in team.agents
+        ]
+
+    def train(self) -> None:
+        for step in self.loop.steps(self):
+            self._step(step)
+
+    def _step(self, step: Step) -> None:
+        started = time.monotonic()
+        trees, greedy = self._grow(step)
+        grown = time.monotonic()
+        nodes, zero_share = self._credit(trees, greedy)
+        sums = Sums()
+        updates = 0
+        for batch in self._update_batches(nodes):
+            self._update(batch, sums)
+            updates += 1
+        ended = time.monotonic()
+        scored = sum(len(node.scores_K) for tree in trees for node in tree.nodes)
+        tokens = sum(
+            len(completion.token_ids)
+            for tree in trees
+            for node in tree.nodes
+            for turn in node.agents_N
+            for completion in turn.completions_G
+        )
+        everyone = distributed.gather(trees)
+        env_steps = int(distributed.total(scored))
+        all_tokens = int(distributed.total(tokens))
+        metrics = self.tree_metrics(everyone) | {
+            "loss": sums.loss,
+            "entropy": -sums.logprob / max(1, sums.tokens),
+            "gradient_norm": max(sums.gradient_norms, default=0.0),
+            "learning_rate": self.optimizers[0].learning_rate,
+            "zero_advantage_share": zero_share,
+            "joint_actions_per_second": env_steps / (ended - started),
+            "tokens_per_second": all_tokens / (ended - started),
+            "time/rollout_share": (grown - started) / (ended - started),
+            "time/update_share": (ended - grown) / (ended - started),
+        }
+        if self.section.kl_coef > 0:
+            metrics["kl"] = sums.kl / max(1, sums.tokens)
+        self.loop.record(
+            step,
+            env_steps=env_steps,
+            updates=updates,
+            scored=env_steps,
+            tokens=all_tokens,
+            metrics=metrics,
+            trees=everyone,
+        )
+
+    def _grow(self, step: Step) -> tuple[list[Tree], list[list[float]] | None]:
+        tasks, key = distributed.share(step.tasks), ("train", step.index)
+        if self.section.advantage != "greedy":
+            return self.rollout.grow(tasks, self.shape, self.sampling, key), None
+        return self.rollout.grow_with_greedy(
+            tasks, self.shape, self.sampling, key, self.section.discount
+        )
+
+    def _credit(
+        self, trees: Sequence[Tree], greedy: list[list[float]] | None
+    ) -> tuple[list[list[Row | None]], float]:
+        """For each node one row for each agent, weighted Â · w_t / G; None where Â is all zero."""
+        weights = self.section.turn_gradient_weights or [1.0] * self.section.num_turns
+        nodes: list[list[Row | None]] = []
+        zeros = count = 0
+        for tree_index, tree in enumerate(trees):
+            returns = joint_returns(tree, self.section.discount)
+            for index, node in enumerate(tree.nodes):
+                rows: list[Row | None] = []
+                for turn, returns_G in zip(
+                    node.agents_N, agent_returns(node, returns[index]), strict=True
+                ):
+                    advantages = sibling_advantages(
+                        returns_G,
+                        self.section.advantage,
+                        normalize=self.section.advantage_normalization,
+                        greedy_return=None if greedy is None else greedy[tree_index][index],
+                    )
+                    scale = weights[node.turn - 1] / len(advantages)
+                    zeros += sum(a == 0 for a in advantages)
+                    count += len(advantages)
+                    ids = tuple(c.token_ids for c in turn.completions_G)
+                    rows.append(self._row(turn.prompt_ids, ids, [scale * a for a in advantages]))
+                nodes.append(rows)
+        return nodes, zeros / max(1, count)
+
+    def _row(
+        self, prompt: tuple[int, ...], ids: tuple[tuple[int, ...], ...], weights: Sequence[float]
+    ) -> Row | None:
+        """Completions without advantage have no gradient unless the KL gives them one."""
+        keep = [g for g, w in enumerate(weights) if ids[g] and (w or self.section.kl_coef > 0)]
+        if not keep:
+            return None
+        return Row(
+            prompt,
+            tuple(ids[g] for g in keep),
+            tuple(weights[g] for g in keep),
+            tuple(keep),
+        )
+
+    def _update_batches(self, nodes: list[list[Row | None]]) -> list[list[list[Row | None]]]:
+        size = self.section.train_batch_size
+        total = int(distributed.total(len(nodes)))
+        if size is None or size >= total:
+            return [nodes]
+        share = max(1, size // distributed.world_size())
+        count = -(-total // size)
+        return [nodes[i * share : (i + 1) * share] for i in range(count - 1)] + [
+            nodes[(count - 1) * share :]
+        ]
+
+    def _update(self, nodes: Sequence[Sequence[Row | None]], sums: Sums) -> None:
+        """One optimizer step of every agent on these nodes."""
+        count = int(distributed.total(len(nodes)))
+        for index, optimizer in enumerate(self.optimizers):
+            rows = [rows[index] for rows in nodes]
+            optimizer.zero()
+            with self.team.acting(index) as agent:
+                try:
+                    accumulate(
+                        agent,
+                        [row for row in rows if row is not None],
+                        lambda batch, agent=agent: self._loss(agent, batch, count, sums),
+                        on_retry=lambda tokens: print(
+                            f"out of memory: micro-batches of {tokens} tokens from here", flush=True
+                        ),
+                    )
+                    sums.gradient_norms.append(optimizer.step())
+                except NonFiniteError as error:
+                    raise self._explained(error, index) from error
+
+    def _loss(self, agent: Agent, batch: TokenBatch, nodes: int, sums: Sums) -> torch.Tensor:
+        """This micro-batch's part of L_i (a sum over its rows)."""
+        said = action_logprobs(agent, batch, self.sampling.temperature)
+        mask = batch.action_mask_RL
+        weight_A = batch.weight_RL[mask].to(said.logprob_A.device, said.logprob_A.dtype)
+        loss = policy_gradient(said.logprob_A, weight_A / nodes)
+        if self.section.kl_coef > 0:
+            with torch.no_grad(), self.team.reference(agent.index) as reference:
+                before = action_logprobs(reference, batch, self.sampling.temperature).logprob_A
+            kl_A = k3_kl(said.logprob_A, before)
+            loss = loss + self.section.kl_coef * kl_A.sum() / (nodes * self.section.num_generations)
+            sums.kl += float(kl_A.detach().sum())
+        sums.tokens += len(said.logprob_A)
+        sums.logprob += float(said.logprob_A.detach().sum())
+        sums.loss += float(loss.detach())
+        return loss
+
+    def _explained(self, error: NonFiniteError, agent: int) -> NonFiniteError:
+        batch = getattr(error, "batch", None)
+        folder: Path = self.loop.run_dir
+        where = f"; its batch is in {save_batch(batch, folder)}" if batch is not None else ""
+        return NonFiniteError(
+            f"agent {agent}, training step {self.loop.counters.steps + 1}: {error}{where}. "
+            "A lower learning_rate, or torch_dtype: float32, may help"
+        )
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def state_tensors(self) -> dict[str, Mapping[str, torch.Tensor]]:
+        return self.team.state_tensors() | {
+            f"optimizer_{i}": optimizer.state_tensors()
+            for i, optimizer in enumerate(self.optimizers)
+        }
+
+    def load(
+        self, state: Mapping[str, Any], tensors: Mapping[str, dict[str, torch.Tensor]]
+    ) -> None:
+        self.team.load_tensors(tensors)
+        for i, optimizer in enumerate(self.optimizers):
+            optimizer.load_tensors(tensors[f"optimizer_{i}"])
