@@ -34,7 +34,7 @@ COLUMNS = (
 
 
 class ConsoleLogger:
-    """``total``: the updates that the run will make, or None where that is not known."""
+    """``total``: the training steps that the run will make, or None where that is not known."""
 
     def __init__(
         self, total: int | None = None, *, title: str = "", console: Console | None = None
@@ -43,7 +43,7 @@ class ConsoleLogger:
         self._live: _LiveView | None = None
         self._total = total
         self._started = time.monotonic()
-        self._first_update: int | None = None
+        self._first_step: int | None = None
         if self._console.is_terminal:
             self._live = _LiveView(self._console, total, title)
 
@@ -61,8 +61,8 @@ class ConsoleLogger:
             self._live.close()
 
     def _line(self, record: LogRecord) -> str:
-        position = f"{record.update}/{self._total}" if self._total else f"{record.update}"
-        words = [f"{record.phase:<5} update {position}  step {record.step}  epoch {record.epoch}"]
+        position = f"{training_step(record)}" + (f"/{self._total}" if self._total else "")
+        words = [f"{record.phase:<5} {position}  env steps {record.step}  epoch {record.epoch}"]
         words += [
             f"{heading} {form.format(record.metrics[name])}"
             for heading, name, form in COLUMNS
@@ -74,13 +74,13 @@ class ConsoleLogger:
         return "  ".join(words)
 
     def _seconds_left(self, record: LogRecord) -> float | None:
-        if self._first_update is None:
-            self._first_update, self._started = record.update, time.monotonic()
-            return None
-        done = record.update - self._first_update
+        step = training_step(record)
+        if self._first_step is None:
+            self._first_step, self._started = step, time.monotonic()
+        done = step - self._first_step
         if not self._total or done <= 0:
             return None
-        return (time.monotonic() - self._started) / done * max(self._total - record.update, 0)
+        return (time.monotonic() - self._started) / done * max(self._total - step, 0)
 
 
 class _LiveView:
@@ -107,7 +107,7 @@ class _LiveView:
             self._train = record
         else:
             self._evals.append(record)
-        self._progress.update(self._task, completed=record.update)
+        self._progress.update(self._task, completed=training_step(record))
         self._live.update(self._view())
 
     def close(self) -> None:
@@ -117,15 +117,20 @@ class _LiveView:
         table = Table(box=None, pad_edge=False)
         shown = [r for r in (*self._evals[:1], *self._evals[1:][-4:], self._train) if r]
         columns = [c for c in COLUMNS if any(c[1] in r.metrics for r in shown)]
-        for heading in ("", "update", "env steps", *(c[0] for c in columns)):
+        for heading in ("", "step", "env steps", *(c[0] for c in columns)):
             table.add_column(heading, justify="right" if heading else "left")
         for record in shown:
             cells = [
                 form.format(record.metrics[name]) if name in record.metrics else "–"
                 for _, name, form in columns
             ]
-            table.add_row(record.phase, str(record.update), f"{record.step:,}", *cells)
+            table.add_row(record.phase, str(training_step(record)), f"{record.step:,}", *cells)
         return Group(self._progress, table)
+
+
+def training_step(record: LogRecord) -> int:
+    """Where a run is; a training step may be several updates, and says so."""
+    return int(record.metrics.get("training_step", record.update))
 
 
 def clock(seconds: float) -> str:

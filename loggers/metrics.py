@@ -61,6 +61,8 @@ def tree_metrics(trees: Sequence[Tree], conventions: Conventions | None = None) 
         metrics.update({f"turn_{turn}/{name}": value for name, value in at_turn.items()})
     last = [item for tree in trees for item in _leaves(tree)]
     metrics.update(_node_metrics(last))
+    for i, agent in enumerate(_completion_metrics(last)):
+        metrics.update({f"agent_{i}/{name}": value for name, value in agent.items()})
     if conventions is not None and len(last[0].node.agents_N) > 1:
         metrics.update(_convention_metrics(last, conventions))
     metrics["turns_mean"] = _mean((item.node.turn, item.weight) for item in last)
@@ -117,7 +119,9 @@ def _node_metrics(items: Sequence[_Weighted]) -> dict[str, float]:
         "termination_share": _mean((item.node.terminated, item.weight) for item in items),
     }
     metrics.update(_program_metrics([(item, score, share) for item, score, _, share in scored]))
-    metrics.update(_completion_metrics(items))
+    per_agent = _completion_metrics(items)
+    for name in per_agent[0]:
+        metrics[name] = math.fsum(agent[name] for agent in per_agent) / len(per_agent)
     return metrics
 
 
@@ -196,18 +200,12 @@ def roles(num_agents: int) -> tuple[str, ...]:
     return (*helpers, "main")
 
 
-def _completion_metrics(items: Sequence[_Weighted]) -> dict[str, float]:
-    """Lengths, truncation and duplicates: the team's, and each agent's as ``agent_I/…``."""
-    num_agents = len(items[0].node.agents_N)
-    per_agent = [
+def _completion_metrics(items: Sequence[_Weighted]) -> list[dict[str, float]]:
+    """Lengths, truncation and duplicates of each agent's completions."""
+    return [
         _agent_metrics([(item.node.agents_N[i], item.weight) for item in items])
-        for i in range(num_agents)
+        for i in range(len(items[0].node.agents_N))
     ]
-    metrics = {name: sum(agent[name] for agent in per_agent) / num_agents for name in per_agent[0]}
-    if num_agents > 1:
-        for i, agent in enumerate(per_agent):
-            metrics.update({f"agent_{i}/{name}": value for name, value in agent.items()})
-    return metrics
 
 
 def _agent_metrics(turns: Sequence[tuple[AgentTurn, float]]) -> dict[str, float]:
@@ -235,9 +233,6 @@ def _share(helpers: Sequence[str], named: Iterable[str]) -> float:
 
 
 def _mean(values: Iterable[tuple[float, float]]) -> float:
-    """Weighted mean of (value, weight) pairs."""
-    total = mass = 0.0
-    for value, weight in values:
-        total += value * weight
-        mass += weight
-    return total / mass
+    """Weighted mean of (value, weight) pairs, summed without rounding on the way."""
+    pairs = list(values)
+    return math.fsum(v * w for v, w in pairs) / math.fsum(w for _, w in pairs)

@@ -157,8 +157,8 @@ def test_console_prints_a_line_a_record_where_there_is_no_terminal():
     logger.log(record(1, reward_mean=1.25, tokens_per_second=2345.6, tasks_seen=16))
     logger.close()
     first, second = out.getvalue().splitlines()  # never wrapped, whatever the width
-    assert first == "eval  update 0/10  step 0  epoch 0  reward 0.91"
-    assert second.startswith("train update 1/10  step 8  epoch 0  tasks 16  reward 1.25")
+    assert first == "eval  0/10  env steps 0  epoch 0  reward 0.91"
+    assert second.startswith("train 1/10  env steps 8  epoch 0  tasks 16  reward 1.25")
     assert "tok/s 2,346" in second and "left 0:00:0" in second
 
 
@@ -208,7 +208,7 @@ def test_build_gives_what_the_configuration_asks_for(tmp_path, capsys):
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"metrics.jsonl", "samples.jsonl", "episodes.jsonl", "environment.json"} <= names
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["python"]
-    assert "update 1/3" in capsys.readouterr().out
+    assert "train 1/3" in capsys.readouterr().out
     again = loggers.build(settings(verbose=True), tmp_path / "run", resume=True)
     again.truncate_after(0)
     again.close()

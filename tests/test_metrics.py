@@ -100,7 +100,6 @@ def test_a_lone_agent_has_no_aux_metrics():
     metrics = tree_metrics([tree(node([Score(0.6, alone)], agents=[agent_turn(["x"])]))])
     assert not [name for name in metrics if "aux_" in name and not name.startswith("reward/")
                 and not name.startswith("turn_1/reward/")]  # fmt: skip
-    assert not [name for name in metrics if "agent_" in name]
 
 
 def test_model_scores_are_told_from_task_rewards():
