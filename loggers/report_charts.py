@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -75,12 +76,20 @@ def learning_series(run: Run) -> list[Series]:
         )
     xs, ys = run.series("eval", "reward_mean")
     if xs:
-        _, low = run.series("eval", "reward_low")
-        _, high = run.series("eval", "reward_high")
-        if not len(low) == len(high) == len(ys):
-            low = high = []
+        margins = _margins(run, len(ys))
+        low = [y - m for y, m in zip(ys, margins, strict=False)]
+        high = [y + m for y, m in zip(ys, margins, strict=False)]
         series.append(Series("held-out tasks", xs, ys, ORANGE, low, high, dots=True))
     return series
+
+
+def _margins(run: Run, count: int) -> list[float]:
+    """Half the 95% interval of each evaluation's mean, 1.96 σ/√tasks; empty where not known."""
+    _, spread = run.series("eval", "reward_std")
+    _, tasks = run.series("eval", "tasks")
+    if not len(spread) == len(tasks) == count:
+        return []
+    return [1.96 * s / math.sqrt(n) for s, n in zip(spread, tasks, strict=True)]
 
 
 def reward_ceiling(run: Run) -> float | None:
@@ -104,7 +113,8 @@ def _learning(run: Run) -> Section:
             series,
             y_range=y_range,
             wide=True,
-            note="Band: one standard deviation of the joint actions of a step.",
+            note="Bands: training, one standard deviation of a step's joint actions; "
+            "held-out tasks, 95% interval of the mean.",
         )
     ]
     if scored_by_model:

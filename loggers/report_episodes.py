@@ -34,7 +34,9 @@ class Episode:
     @property
     def tests_passed(self) -> str:
         outcomes = self.sample.get("outcomes", [])
-        return f"{sum(o['passed'] for o in outcomes)}/{len(outcomes)}"
+        if not outcomes:
+            return "tests not reached"
+        return f"tests {sum(o['passed'] for o in outcomes)}/{len(outcomes)}"
 
 
 def improved(run: Run) -> list[Episode]:

@@ -1,0 +1,280 @@
+"""The report: run directories made through the real loggers, pages opened in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from comlrl.types import LogRecord
+from loggers.compare import bootstrap, curve, grouped, write_comparison
+from loggers.jsonl import JsonlLogger
+from loggers.report import render, write_report
+from loggers.report_charts import sections
+from loggers.report_episodes import failed, improved
+from loggers.run_data import ReportError, read_run
+from loggers.svg import label, smoothed, ticks
+from tests.run_maker import make_run
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory) -> Path:
+    folder = make_run(tmp_path_factory.mktemp("runs") / "magrpo_mini_1", turns=2)
+    write_report(folder)
+    return folder
+
+
+class Page(HTMLParser):
+    """Collects what a browser would fetch, the text, and whether tags close."""
+
+    VOID = ("meta", "br", "hr", "img", "link", "input", "line", "circle", "rect", "polygon",
+            "polyline")  # fmt: skip
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.text: list[str] = []
+        self.open: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.fetched += [given[k] for k in ("src", "href", "srcset", "data") if given.get(k)]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def test_the_page_is_whole_and_fetches_nothing(run_dir):
+    html = (run_dir / "report.html").read_text()
+    page = Page(html)
+    assert page.open == [] and page.fetched == []
+    assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|https?://", html)
+    assert (run_dir / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_shows_what_a_reader_looks_for(run_dir):
+    text = "".join(Page((run_dir / "report.html").read_text()).text)
+    for words in (
+        "held-out reward", "Learning", "Learning to agree", "Convention of aux",
+        "Parts of the reward", "Turns", "How main uses aux", "Task by task", "Optimisation",
+        "Where the time goes", "Most improved", "Still failing", "Configuration",
+    ):  # fmt: skip
+        assert words in text, words
+
+
+def test_what_models_and_tests_say_is_text_and_not_markup(run_dir):
+    html = (run_dir / "report.html").read_text()
+    assert "<b>&False</b>" not in html
+    assert "[True, &lt;b&gt;&amp;False&lt;/b&gt;]" in html
+
+
+def test_the_command_makes_the_page_anew_from_the_directory_alone(run_dir, tmp_path):
+    moved = tmp_path / run_dir.name
+    shutil.copytree(run_dir, moved)
+    before = (moved / "report.html").read_text()
+    (moved / "report.html").unlink()
+    done = subprocess.run(
+        [sys.executable, "-m", "loggers.report", str(moved)],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (moved / "report.html").read_text() == before
+
+
+def test_a_directory_without_a_run_is_one_line_and_exit_code_2(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "loggers.report", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == f"error: {tmp_path}: not a run directory; it has no metrics.jsonl\n"
+
+
+def test_a_run_with_hardly_anything_still_has_a_page(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("")
+    write_report(tmp_path)
+    logger = JsonlLogger(tmp_path / "metrics.jsonl")
+    logger.log(LogRecord(8, 1, 0, "train", {"reward_mean": 1.0, "odd": float("nan")}))
+    logger.close()
+    write_report(tmp_path)
+    assert "Mean reward" in (tmp_path / "report.html").read_text()
+
+
+def test_improved_and_failed_episodes(run_dir):
+    run = read_run(run_dir)
+    first, last = run.passes()
+    before = {s["task_id"]: s["reward_task_mean"] for s in first}
+    gains = [e.sample["reward_task_mean"] - before[e.sample["task_id"]] for e in improved(run)]
+    every = sorted((s["reward_task_mean"] - before[s["task_id"]] for s in last), reverse=True)
+    assert gains == [g for g in every if g > 0][:8]
+    wrong = failed(run)
+    assert wrong and all(not e.sample["passed_all"] for e in wrong)
+    assert [e.sample["reward"] for e in wrong] == sorted(e.sample["reward"] for e in wrong)
+
+
+def test_nothing_that_was_logged_is_left_out(run_dir):
+    run = read_run(run_dir)
+    titles = {chart.title for section in sections(run) for chart in section.charts}
+    assert {"loss", "gradient norm", "entropy", "learning rate"} <= titles
+
+
+def _log(folder: Path, **series: list[float]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    logger = JsonlLogger(folder / "metrics.jsonl")
+    for i in range(len(next(iter(series.values())))):
+        metrics = {name.replace("__", "/"): values[i] for name, values in series.items()}
+        logger.log(LogRecord(10 * i, i, 0, "train", metrics))
+    logger.close()
+    return folder
+
+
+def _titles(folder: Path) -> list[str]:
+    return [chart.title for section in sections(read_run(folder)) for chart in section.charts]
+
+
+def test_model_score_beside_task_reward(tmp_path):
+    _log(tmp_path, reward_mean=[0.1, 0.9], task_reward_mean=[1.0, 0.8])
+    assert "Model score and task reward" in _titles(tmp_path)
+
+
+def test_preferences(tmp_path):
+    _log(tmp_path, reward_mean=[0.1, 0.9], reward_model__accuracy=[0.5, 0.8])
+    (tmp_path / "preferences_summary.json").write_text(json.dumps({"gaps": [0.5, 1.0, 1.5, 3.0]}))
+    titles = _titles(tmp_path)
+    assert "Reward gap of the pairs" in titles
+    assert "Reward model: pairs ordered rightly" in titles
+
+
+def test_latents_on_their_principal_axes(tmp_path):
+    _log(tmp_path, reward_mean=[0.1, 0.9])
+    lines = [  # aux moves along one axis, main stays: all variance on one line
+        {"step": i, "turn": 1, "role": role, "mu": [3.0 * i * moves, 4.0 * i * moves, 1.0]}
+        for i in range(20)
+        for role, moves in (("aux", 1), ("main", 0))
+    ]
+    (tmp_path / "latents.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (section,) = [s for s in sections(read_run(tmp_path)) if s.title == "Latents"]
+    (chart,) = section.charts
+    assert chart.legend == (("aux", 0), ("main", 1))
+    assert "100% of the variance" in chart.note
+    assert chart.svgs[0].count("<circle") == 40
+
+
+def test_bootstrap_interval():
+    assert bootstrap([2.0]) == (2.0, 2.0)
+    low, high = bootstrap([1.0, 2.0, 3.0])
+    # The mean of three draws lies at 1 or below in 1/27 = 3.7% > 2.5% of the resamples.
+    assert (low, high) == (1.0, 3.0)
+    many = np.random.default_rng(1).normal(0, 1, 400)
+    low, high = bootstrap(many)  # close to mean ± 1.96 / √400
+    assert low == pytest.approx(many.mean() - 0.098, abs=0.02)
+    assert high == pytest.approx(many.mean() + 0.098, abs=0.02)
+
+
+def test_runs_are_averaged_at_common_steps(tmp_path):
+    one = read_run(_log(tmp_path / "a", reward_mean=[0.0, 1.0, 2.0]))  # at 0, 10, 20
+    two = read_run(_log(tmp_path / "b", reward_mean=[2.0, 3.0]))  # at 0, 10
+    averaged = curve([one, two], "train", "reward_mean")
+    assert averaged is not None
+    assert averaged.xs_X.tolist() == [0, 10]  # where both are known
+    assert averaged.mean_X.tolist() == [1.0, 2.0]
+    assert curve([one, two], "eval", "reward_mean") is None
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_setting(tmp_path):
+    runs = [
+        read_run(make_run(tmp_path / f"{algorithm}_{turns}_{seed}", seed=seed, updates=5,
+                          turns=turns, algorithm=algorithm))
+        for algorithm, turns, seed in
+        [("magrpo", 1, 1), ("magrpo", 1, 2), ("magrpo", 2, 1), ("ppo", 1, 1)]
+    ]  # fmt: skip
+    told = [(group.name, len(group.runs)) for group in grouped(runs)]
+    assert told == [("MAGRPO num_turns=1", 2), ("MAGRPO num_turns=2", 1), ("PPO", 1)]
+    written = write_comparison(runs, tmp_path / "out")
+    assert [path.name for path in written] == [
+        "comparison.html", "comparison.png", "comparison.svg",
+    ]  # fmt: skip
+    page = Page(written[0].read_text())
+    assert page.open == [] and page.fetched == []
+    assert "MAGRPO num_turns=2" in "".join(page.text)
+    assert written[2].read_text().lstrip().startswith("<?xml")
+
+
+def test_a_run_still_going_is_shown_without_summary(tmp_path):
+    folder = make_run(tmp_path / "magrpo_x", updates=5)
+    (folder / "summary.json").unlink()
+    assert "MAGRPO" in render(read_run(folder))
+    with pytest.raises(ReportError):
+        read_run(tmp_path)
+
+
+def test_ticks_and_labels():
+    assert ticks(0, 4) == [0, 1, 2, 3, 4]
+    assert ticks(0, 0.9) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
+    assert [label(v) for v in (0, 1500, 2e6, 0.25, 3e-4)] == ["0", "1.5k", "2M", "0.25", "0.0003"]
+    assert label(0.2, percent=True) == "20%"
+    assert smoothed([0, 3, 6], 3) == [1.5, 3, 4.5]  # (0+3)/2, (0+3+6)/3, (3+6)/2
+
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="needs chromium or google-chrome on the PATH")
+@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize("dark", [False, True])
+def test_in_a_browser_nothing_overflows_and_the_scheme_is_followed(run_dir, tmp_path, width, dark):
+    from PIL import Image
+
+    # A frame has the phone's width where the browser's own window has a larger minimum.
+    frame = tmp_path / "frame.html"
+    probe = tmp_path / "page.html"
+    page = (run_dir / "report.html").read_text()
+    script = (
+        "<script>onload = () => { const wide = document.documentElement.scrollWidth;"
+        "parent.postMessage(wide, '*'); }</script></body>"
+    )
+    probe.write_text(page.replace("</body>", script))
+    frame.write_text(
+        f"<body style='margin:0'><iframe src='page.html' style='width:{width}px;height:900px;"
+        "border:0'></iframe><script>onmessage = e => document.title = 'w' + e.data;</script></body>"
+    )
+    shot = tmp_path / "shot.png"
+    common = [
+        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-quic",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync",
+        "--hide-scrollbars", f"--user-data-dir={tmp_path / 'profile'}",
+        f"--window-size={max(width, 500)},900",
+        *(["--blink-settings=preferredColorScheme=0"] if dark else []),
+    ]  # fmt: skip
+    dumped = subprocess.run(
+        [*common, "--virtual-time-budget=3000", "--dump-dom", frame.as_uri()],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    found = re.search(r"<title>w(\d+)</title>", dumped.stdout)
+    assert found, dumped.stdout[-500:] + dumped.stderr[-500:]
+    assert int(found[1]) <= width
+    subprocess.run(
+        [*common, f"--screenshot={shot}", frame.as_uri()], capture_output=True, timeout=120
+    )
+    pixels = np.asarray(Image.open(shot).convert("L"))[:, :width]
+    assert (np.median(pixels) < 60) if dark else (np.median(pixels) > 200)
+    assert pixels.std() > 10  # not blank
