@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from comlrl.builtin import conventions
 from comlrl.types import RewardBreakdown, Score, Task, TestOutcome, Tree
 from loggers.metrics import task_reward, tree_metrics
+from loggers.run_data import Run, read_run
 from tests.run_maker import TASK, agent_turn, make_run, node, tree
 
 DOCS = Path(__file__).parents[1] / "docs" / "metrics.md"
@@ -154,8 +157,6 @@ def documented() -> list[re.Pattern[str]]:
 
 
 def test_every_name_is_documented(tmp_path):
-    from loggers.run_data import read_run
-
     patterns = documented()
     assert len(patterns) > 50
     run = read_run(make_run(tmp_path / "run", updates=5, turns=2))
@@ -173,3 +174,60 @@ def test_names_that_depend_on_the_clock_say_so():
 def _timed(seconds: float) -> Tree:
     breakdown = RewardBreakdown(outcomes=(_outcome(True),), seconds=seconds)
     return tree(node([Score(0.0, breakdown)]), task=TASK)
+
+
+ROOT = DOCS.parents[1]
+SMALL = {
+    "max_steps": 2, "batch_size": 2, "num_generations": 2, "eval_num_samples": 2,
+    "eval_interval": 2,
+}  # fmt: skip
+
+
+def _real_run(algorithm: str, folder: Path) -> Run:
+    """Two training steps of the shipped quickstart, as a user starts them."""
+    overrides = [f"{algorithm}.{key}={value}" for key, value in SMALL.items()]
+    done = subprocess.run(
+        [
+            *(sys.executable, f"train_{algorithm}.py"),
+            *("--config", f"configs/{algorithm}_quickstart.yaml"),
+            *("--override", *overrides, f"output.dir={folder}", "output.save_final_model=false"),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (folder / "report.html").stat().st_size > 10_000
+    return read_run(folder)
+
+
+def _undocumented(run: Run) -> list[str]:
+    names = {*run.names("train"), *run.names("eval")}
+    return sorted(n for n in names if not any(p.fullmatch(n) for p in documented()))
+
+
+def test_a_real_run_emits_documented_names_only(tmp_path):
+    run = _real_run("magrpo", tmp_path / "run")
+    assert _undocumented(run) == []
+    for name in ("loss", "entropy", "gradient_norm", "learning_rate", "zero_advantage_share",
+                 "joint_actions_per_second", "tokens_per_second"):  # fmt: skip
+        assert len(run.series("train", name)[1]) == 2, name
+    assert [r["update"] for r in run.records if r["phase"] == "eval"] == [0, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["grpo", "madpo", "marlhf", "ppo", "shppo"])
+def test_every_algorithm_emits_documented_names_only(algorithm, tmp_path):
+    if not (ROOT / "configs" / f"{algorithm}_quickstart.yaml").exists():
+        pytest.skip(f"no quickstart of {algorithm}")
+    assert _undocumented(_real_run(algorithm, tmp_path / "run")) == []
+
+
+@pytest.mark.slow
+def test_two_runs_of_one_seed_agree_but_for_the_clock(tmp_path):
+    one, two = (_real_run("magrpo", tmp_path / name) for name in "ab")
+    for first, second in zip(one.records, two.records, strict=True):
+        differing = [
+            name for name, value in first["metrics"].items() if second["metrics"][name] != value
+        ]
+        assert all(re.search("time|second|memory", name) for name in differing), differing
