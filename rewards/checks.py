@@ -29,6 +29,7 @@ class Statement:
     source: str
     is_test: bool
     in_check: bool
+    binds: frozenset[str]  # names that it binds or changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +93,10 @@ def _classify(tree: ast.Module, check: ast.FunctionDef, under_test: set[str]) ->
         )
         if is_definition and asserts:
             asserting.add(node.name)
+        binds = _binds(node)
         if mentions and not is_test:
-            under_test |= _binds(node)
-        statements.append(Statement(node, ast.unparse(node), is_test, in_check))
+            under_test |= binds
+        statements.append(Statement(node, ast.unparse(node), is_test, in_check, binds))
     return statements
 
 
@@ -116,7 +118,7 @@ def _root(node: ast.AST) -> str | None:
     return node.id if isinstance(node, ast.Name) else None
 
 
-def _binds(node: ast.stmt) -> set[str]:
+def _binds(node: ast.stmt) -> frozenset[str]:
     """Names that a statement binds or changes: ``x = …``, ``x[…] = …``, ``x.append(…)``."""
     bound: set[str] = set()
     for n in ast.walk(node):
@@ -128,7 +130,9 @@ def _binds(node: ast.stmt) -> set[str]:
             bound.add(_root(n) or "")
         elif isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute):
             bound.add(_root(n.func) or "")
-    return bound - {""}
+        elif isinstance(n, ast.alias):
+            bound.add(n.asname or n.name.partition(".")[0])
+    return frozenset(bound - {""})
 
 
 def _compile_all(statements: list[Statement]) -> None:

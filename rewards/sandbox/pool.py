@@ -1,79 +1,250 @@
-"""First working version: one plain process a program. The sandbox proper replaces it."""
+"""The trainer's side: judges that run side by side, each with a sandbox of its own."""
 
 from __future__ import annotations
 
 import json
+import marshal
 import os
+import selectors
+import socket
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import time
+import warnings
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from comlrl.types import TestOutcome
 from rewards.checks import split_check
+from rewards.sandbox.judge import LENGTH
+from rewards.sandbox.launch import START_SECONDS, SandboxError, choose, failure
+
+IN_FLIGHT = 2  # programs handed to a judge: the one that runs and the next
+SPARE_SECONDS = 60.0  # beyond all its timeouts, after which a silent judge is given up
+_ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    code: bytes
-    preamble: str
+    """A program and the tests to run against it."""
+
+    code: bytes  # marshalled code of the joint program
+    preamble: str  # the prompt's own imports and functions, for the tests
     test: str
     entry_point: str
 
 
-RUN = """
-import sys, json, marshal, signal
-code, preamble, statements, entry, parameter, timeout = marshal.loads(sys.stdin.buffer.read())
-program, tests, out = {"__name__": "program"}, {"__name__": "tests"}, []
-signal.signal(signal.SIGALRM, lambda *_: 1/0)
-exec(preamble, tests)
-for source, is_test in statements:
-    error = None
-    signal.setitimer(signal.ITIMER_REAL, timeout)
-    try:
-        if entry not in program: exec(marshal.loads(code), program)
-        tests[parameter] = tests["candidate"] = tests[entry] = program[entry]
-        exec(source, tests)
-    except BaseException as e: error = [type(e).__name__, str(e)[:200]]
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    if is_test: out.append(error)
-sys.__stdout__.write(json.dumps(out))
-"""
+class _Worker:
+    """One judge process. Raises SandboxError where it does not start."""
+
+    def __init__(self, level: str, timeout: float, memory_mb: int) -> None:
+        self.connection, theirs = socket.socketpair()
+        arguments = f"{level!r}, {timeout!r}, {memory_mb!r}"
+        program = f"import sys; sys.path.append({str(_ROOT)!r}); "
+        program += f"from rewards.sandbox import judge; judge.main({arguments})"
+        environment = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
+        kept = {k: os.environ[k] for k in ("PATH", "LD_LIBRARY_PATH") if k in os.environ}
+        self.process = subprocess.Popen(
+            [os.path.realpath(sys.executable), "-s", "-S", "-B", "-c", program],
+            stdin=theirs,
+            stdout=subprocess.DEVNULL,
+            env=environment | kept,
+            cwd="/",
+            start_new_session=True,  # Ctrl-C is the trainer's to handle
+        )
+        theirs.close()
+        self.jobs: deque[int] = deque()
+        self.deadline = float("inf")
+        self.buffer = b""
+        self.connection.settimeout(2 * START_SECONDS)
+
+    def await_ready(self) -> None:
+        try:
+            ready = self.connection.recv(1)
+        except OSError:
+            ready = b""
+        if ready != b"R":
+            self.close()
+            raise SandboxError("sandbox: a worker did not start; what it printed stands above")
+        self.connection.settimeout(None)
+
+    def send(self, index: int, job: Job, allowed: float) -> None:
+        body = marshal.dumps((job.code, job.preamble, job.test, job.entry_point))
+        if not self.jobs:
+            self.deadline = time.monotonic() + allowed
+        self.jobs.append(index)
+        self.connection.sendall(LENGTH.pack(len(body)) + body)
+
+    def receive(self) -> list[list]:
+        """The replies that have come. Raises EOFError where the judge is gone."""
+        try:
+            data = self.connection.recv(1 << 20)
+        except OSError:
+            data = b""
+        if not data:
+            raise EOFError
+        self.buffer += data
+        replies = []
+        while len(self.buffer) >= LENGTH.size:
+            end = LENGTH.size + LENGTH.unpack_from(self.buffer)[0]
+            if len(self.buffer) < end:
+                break
+            replies.append(json.loads(self.buffer[LENGTH.size : end]))
+            self.buffer = self.buffer[end:]
+        return replies
+
+    def close(self) -> None:
+        """Ends the judge; its sandbox ends with the control socket."""
+        self.connection.close()
+        try:
+            self.process.wait(timeout=0.5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
 
 class Pool:
-    isolation = "none"
+    """Runs jobs over ``workers`` judges, which start at the first call."""
 
-    def __init__(self, workers, timeout, memory_mb, isolation):
-        self.workers, self.timeout = workers or os.cpu_count(), timeout
+    def __init__(self, workers: int | None, timeout: float, memory_mb: int, isolation: str) -> None:
+        self.size = workers or len(os.sched_getaffinity(0))
+        self.timeout, self.memory_mb = timeout, memory_mb
+        self._asked, self._level = isolation, ""
+        self._workers: list[_Worker] = []
 
-    def _run(self, job: Job) -> tuple[TestOutcome, ...]:
-        check = split_check(job.test, job.entry_point)
-        tests = [s.source for s in check.tests]
-        statements = [(s.source, s.is_test) for s in check.statements]
-        import marshal
+    @property
+    def isolation(self) -> str:
+        """The level in use. Warns once where it is limits alone though more was allowed."""
+        if not self._level:
+            self._level = choose(self._asked)
+            if self._asked == "auto" and self._level == "limits":
+                _warn_limits()
+        return self._level
 
-        message = marshal.dumps(
-            (job.code, job.preamble, statements, job.entry_point, check.parameter, self.timeout)
-        )
+    def run(self, jobs: Sequence[Job]) -> list[tuple[TestOutcome, ...]]:
+        """Each job's outcomes, in order. A judge that dies fails the job that it ran."""
+        if not jobs:
+            return []
+        self._start()
+        batch = _Batch(jobs, self.timeout)
+        with selectors.DefaultSelector() as selector:
+            for worker in self._workers:
+                selector.register(worker.connection, selectors.EVENT_READ, worker)
+            while batch.unfinished:
+                self._feed(batch)
+                deadline = min(worker.deadline for worker in self._workers)
+                events = selector.select(max(0.0, deadline - time.monotonic()))
+                for key, _ in events:
+                    self._collect(key.data, batch, selector)
+                for worker in [w for w in self._workers if w.deadline <= time.monotonic()]:
+                    self._replace(worker, batch, selector)
+        return batch.outcomes
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.close()
+        self._workers = []
+
+    def _start(self) -> None:
+        if not self._workers:
+            self._workers = [self._worker() for _ in range(self.size)]
+            for worker in self._workers:
+                worker.await_ready()
+
+    def _worker(self) -> _Worker:
+        return _Worker(self.isolation, self.timeout, self.memory_mb)
+
+    def _feed(self, batch: _Batch) -> None:
+        for depth in range(IN_FLIGHT):
+            for worker in self._workers:
+                if batch.pending and len(worker.jobs) <= depth:
+                    index = batch.pending.popleft()
+                    try:
+                        worker.send(index, batch.jobs[index], batch.allowed(index))
+                    except OSError:
+                        pass  # its end is seen when its replies are read
+
+    def _collect(self, worker: _Worker, batch: _Batch, selector: selectors.BaseSelector) -> None:
         try:
-            done = subprocess.run(
-                [sys.executable, "-I", "-S", "-c", RUN],
-                input=message,
-                capture_output=True,
-                timeout=3 * self.timeout + 5,
+            replies = worker.receive()
+        except EOFError:
+            self._replace(worker, batch, selector)
+            return
+        for reply in replies:
+            batch.finish(worker.jobs.popleft(), reply)
+            following = worker.jobs[0] if worker.jobs else None
+            worker.deadline = (
+                float("inf") if following is None else time.monotonic() + batch.allowed(following)
             )
-            errors = json.loads(done.stdout)
-        except (subprocess.TimeoutExpired, ValueError):
-            errors = [["Died", ""]] * len(tests)
-        return tuple(
-            TestOutcome(source, error is None, *(error or (None, None)))
-            for source, error in zip(tests, errors, strict=True)
+
+    def _replace(self, worker: _Worker, batch: _Batch, selector: selectors.BaseSelector) -> None:
+        """The job that ran is failed; those behind it are run by others."""
+        selector.unregister(worker.connection)
+        worker.process.kill()
+        worker.close()
+        if worker.jobs:
+            batch.fail(worker.jobs.popleft())
+            batch.pending.extendleft(reversed(worker.jobs))
+        fresh = self._worker()
+        fresh.await_ready()
+        self._workers[self._workers.index(worker)] = fresh
+        selector.register(fresh.connection, selectors.EVENT_READ, fresh)
+
+
+@dataclass(slots=True)
+class _Batch:
+    """The jobs of one call and what is known of them."""
+
+    jobs: Sequence[Job]
+    timeout: float
+    pending: deque[int] = field(init=False)
+    outcomes: list[tuple[TestOutcome, ...]] = field(init=False)
+    unfinished: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pending = deque(range(len(self.jobs)))
+        self.outcomes = [()] * len(self.jobs)
+        self.unfinished = len(self.jobs)
+
+    def tests(self, index: int) -> list[str]:
+        job = self.jobs[index]
+        return [statement.source for statement in split_check(job.test, job.entry_point).tests]
+
+    def allowed(self, index: int) -> float:
+        """Seconds that a judge may take for a job, at most."""
+        job = self.jobs[index]
+        count = len(split_check(job.test, job.entry_point).statements) + 1
+        return count * self.timeout + SPARE_SECONDS
+
+    def finish(self, index: int, reply: list[list]) -> None:
+        self.outcomes[index] = tuple(
+            TestOutcome(source, *outcome)
+            for source, outcome in zip(self.tests(index), reply, strict=True)
         )
+        self.unfinished -= 1
 
-    def run(self, jobs):
-        with ThreadPoolExecutor(self.workers) as executor:
-            return list(executor.map(self._run, jobs))
+    def fail(self, index: int) -> None:
+        message = "the tests' process ended while it ran this program"
+        self.outcomes[index] = tuple(
+            TestOutcome(source, False, "Died", message) for source in self.tests(index)
+        )
+        self.unfinished -= 1
 
-    def close(self):
-        pass
+
+_warned = False
+
+
+def _warn_limits() -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        reasons = "; ".join(filter(None, (failure("bubblewrap"), failure("unshare"))))
+        warnings.warn(
+            "model-written code runs without namespaces of its own, under resource limits alone "
+            f"({reasons.replace('sandbox.isolation: ', '')}); see docs/sandbox.md, and set "
+            "sandbox.isolation: namespaces to refuse this",
+            RuntimeWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,254 @@
+"""Inside the sandbox: one process that forks a fresh one for each program.
+
+The first process holds no secret and runs nothing of the program's. It takes one-byte commands on
+its control socket: ``FORK``, with the descriptor of a new channel, and ``KILL``, after which no
+process and no file of the program is left. The forked process gets the program on its channel,
+runs it, and answers calls. Whatever the program does to that process or writes on the channel, it
+can only make up return values.
+
+Standard library only: the source of this file, ``confine`` and ``wire`` is handed to a bare
+interpreter (see ``launch``), because the repository is out of sight here.
+"""
+
+from __future__ import annotations
+
+import gc
+import marshal
+import os
+import random
+import shutil
+import signal
+import socket
+import struct
+import sys
+import types
+from typing import Any, NoReturn
+
+from rewards.sandbox import confine, wire
+
+FORK, KILL, READY = b"F", b"K", b"R"
+PROGRAM = "<program>"
+PRELOADED = (  # what solutions import most; loaded once, before the forks
+    "bisect collections copy cmath dataclasses datetime decimal enum fractions functools hashlib "
+    "heapq itertools math operator re statistics string typing"
+).split()
+
+
+def main(config: dict[str, Any]) -> NoReturn:
+    """Gives up all rights, then serves until the control socket closes."""
+    control = socket.socket(fileno=os.dup(0))
+    for name in PRELOADED:
+        __import__(name)
+    level, scratch = config["level"], config["scratch"]
+    if level == "unshare":
+        confine.enter_namespaces(config["root"], config["visible"], config["devices"])
+        _become_first(control)
+    restricted = False
+    if level == "limits":
+        confine.adopt_orphans()
+        if os.getuid() == 0:
+            confine.give_away(scratch, config["slot"])
+        restricted = confine.restrict_files(config["visible"], config["devices"], scratch)
+    own = confine.drop_identity(config["slot"], keep_reading=restricted)
+    os.chdir(scratch)
+    confine.limit_resources(config["memory_mb"])
+    filtered = confine.filter_calls(deny_signals=False)
+    _silence()
+    control.sendall(READY + bytes([restricted, filtered]))
+    everything = own or level != "limits"
+    _Zygote(control, scratch, config["cpu_seconds"], everything, level == "limits").serve()
+
+
+def _become_first(control: socket.socket) -> None:
+    """Continue as process 1 of the new PID namespace; the caller waits for its end."""
+    confine.die_with_parent()
+    child = os.fork()
+    if child:
+        control.close()
+        os.waitpid(child, 0)
+        os._exit(0)
+
+
+def _silence() -> None:
+    null = os.open("/dev/null", os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    os.close(null)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+class _Zygote:
+    """``everything``: all processes that it may signal are the program's."""
+
+    def __init__(
+        self,
+        control: socket.socket,
+        scratch: str,
+        cpu_seconds: int,
+        everything: bool,
+        deny_signals: bool,
+    ) -> None:
+        self.control, self.scratch, self.cpu_seconds = control, scratch, cpu_seconds
+        self.everything, self.deny_signals = everything, deny_signals
+        self.child = 0
+
+    def serve(self) -> NoReturn:
+        gc.collect()
+        gc.freeze()  # forks then share more pages
+        while True:
+            command, descriptors, _, _ = socket.recv_fds(self.control, 1, 1)
+            if command == FORK:
+                self._fork(descriptors[0])
+            elif command == KILL:
+                self.control.sendall(struct.pack("<i", self._clean()))
+            else:
+                self._clean()
+                os._exit(0)
+
+    def _fork(self, descriptor: int) -> None:
+        self.child = os.fork()
+        if self.child == 0:
+            self.control.close()
+            confine.limit_program(self.cpu_seconds, confine.MAX_TASKS if self.everything else 0)
+            if self.deny_signals:
+                confine.filter_calls(deny_signals=True)
+            serve_program(descriptor)
+        os.close(descriptor)
+
+    def _clean(self) -> int:
+        """Ends every process of the program and empties the scratch; the first one's status."""
+        try:
+            if self.everything:
+                assert os.getpid() == 1 or os.getuid() > confine.FIRST_UID
+                os.kill(-1, signal.SIGKILL)
+            elif self.child:
+                os.kill(self.child, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        status = 0
+        while True:
+            try:
+                pid, raw = os.waitpid(-1, 0)
+            except ChildProcessError:
+                break
+            if pid == self.child:
+                status = os.waitstatus_to_exitcode(raw)
+        self.child = 0
+        self._wipe()
+        return status
+
+    def _wipe(self) -> None:
+        """Raises, which ends this process and with it the scratch, if a file cannot be removed."""
+        if os.stat(self.scratch).st_uid == os.getuid():
+            os.chmod(self.scratch, 0o700)
+        for entry in os.scandir(self.scratch):
+            if entry.is_dir(follow_symlinks=False):
+                _unlock(entry.path)
+                shutil.rmtree(entry.path)
+            else:
+                os.unlink(entry.path)
+
+
+def _unlock(top: str) -> None:
+    """Makes a tree's directories removable."""
+    os.chmod(top, 0o700)
+    for directory, names, _ in os.walk(top):
+        for path in (os.path.join(directory, name) for name in names):
+            if not os.path.islink(path):
+                os.chmod(path, 0o700)
+
+
+# --- the program's own process -----------------------------------------------------------------
+
+
+def serve_program(descriptor: int) -> NoReturn:
+    """Runs the program that arrives on the channel, then answers calls until it closes."""
+    channel = _Channel(descriptor)
+    _, payload = channel.receive()
+    entry_point, code = marshal.loads(payload)
+    random.seed(0)
+    module = types.ModuleType("program")
+    sys.modules["program"] = module
+    try:
+        exec(marshal.loads(code), module.__dict__)
+        function = module.__dict__[entry_point]
+    except BaseException as error:
+        channel.send(0, _describe(error))
+        os._exit(0)
+    channel.send(0, b'["v",null,null]')
+    while True:
+        sequence, payload = channel.receive()
+        channel.send(sequence, answer(function, payload))
+
+
+def answer(function: Any, payload: bytes) -> bytes:
+    """One call's reply: its value or exception, and the arguments that it changed."""
+    arguments, keywords = wire.loads(payload)
+    inputs = [*arguments, *keywords.values()]
+    try:
+        value = function(*arguments, **keywords)
+    except BaseException as error:
+        return _describe(error)
+    try:
+        changed = None
+        if any(isinstance(v, list | dict | set | tuple) for v in inputs):
+            after = wire.dumps([arguments, keywords])
+            changed = [arguments, keywords] if after != payload else None
+            for position, given in enumerate(inputs):
+                if value is given:
+                    return wire.dumps(["a", position, changed])
+        return wire.dumps(["v", value, changed])
+    except wire.Unsupported as error:
+        return wire.dumps(["u", str(error), None])
+    except RecursionError:
+        return wire.dumps(["u", "a value nested too deeply, or holding itself", None])
+    except BaseException as error:  # raised by the value's own methods
+        return _describe(error)
+
+
+def _describe(error: BaseException) -> bytes:
+    """An exception: the names of its types, nearest first, its arguments, message and line."""
+    names = [kind.__name__ for kind in type(error).__mro__][:20]
+    line, trace = None, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == PROGRAM:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    try:
+        message = str(error)[:500]
+    except BaseException:
+        message = ""
+    try:
+        arguments = wire.dumps(list(error.args))
+    except BaseException:
+        arguments = b""
+    short = wire.loads(arguments) if 0 < len(arguments) < 2000 else [message]
+    return wire.dumps(["e", [names, short, message, line], None])
+
+
+class _Channel:
+    """Frames on a descriptor; the process ends with the channel."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor, self.buffer = descriptor, b""
+
+    def receive(self) -> tuple[int, bytes]:
+        size = wire.HEADER.size
+        while True:
+            if len(self.buffer) >= size:
+                length, sequence = wire.HEADER.unpack_from(self.buffer)
+                if len(self.buffer) >= size + length:
+                    payload = self.buffer[size : size + length]
+                    self.buffer = self.buffer[size + length :]
+                    return sequence, payload
+            data = os.read(self.descriptor, 1 << 18)
+            if not data:
+                os._exit(0)
+            self.buffer += data
+
+    def send(self, sequence: int, payload: bytes) -> None:
+        if len(payload) > wire.MAX_BYTES:
+            payload = wire.dumps(["u", f"a value of {len(payload)} bytes", None])
+        data = wire.HEADER.pack(len(payload), sequence) + payload
+        while data:
+            data = data[os.write(self.descriptor, data) :]

@@ -1,0 +1,329 @@
+"""What the sandboxed process gives up, by direct system calls. Standard library only.
+
+Three layers, each used where the kernel has it: namespaces of its own (``enter_namespaces``, what
+bubblewrap does where that is installed), Landlock rules on files, and a seccomp filter on system
+calls. Resource limits and an identity without rights are there everywhere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+import struct
+
+SCRATCH_BYTES = 16 << 20  # of files in the scratch directory
+FILE_BYTES = 8 << 20  # of one file
+MAX_FILES = 64  # open at a time
+MAX_TASKS = 8  # processes and threads, the sandbox's own two included
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _call(function: str, *arguments: object) -> int:
+    result = getattr(_libc, function)(*arguments)
+    if result == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{function}: {os.strerror(number)}")
+    return result
+
+
+# --- identity and resources --------------------------------------------------------------------
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_SET_SECCOMP = 1, 4, 8, 22
+_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
+FIRST_UID = 1_900_000_000  # beyond any account; each sandbox takes one for itself
+_NOBODY = 65534
+_CAP_DAC_READ_SEARCH = 1 << 2
+
+
+def die_with_parent() -> None:
+    _call("prctl", _PR_SET_PDEATHSIG, 9, 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Descendants whose parent ends become children of this process."""
+    _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def drop_identity(slot: int, keep_reading: bool) -> bool:
+    """From root to a user that owns nothing; True if no one else has that user's id.
+
+    ``keep_reading`` keeps the right to read any file, for a Python installation that only root
+    can reach; Landlock rules must be in force then.
+    """
+    own = False
+    if os.getuid() == 0:
+        _call("prctl", _PR_SET_KEEPCAPS, int(keep_reading), 0, 0, 0)
+        own = _become(FIRST_UID + slot)
+        if not own:
+            _become(_NOBODY)
+    kept = _CAP_DAC_READ_SEARCH if keep_reading else 0
+    capabilities = struct.pack("<6I", kept, kept, 0, 0, 0, 0)
+    _call("capset", struct.pack("<Ii", 0x20080522, 0), capabilities)
+    _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    _call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)  # no ptrace, no /proc/PID/mem
+    die_with_parent()  # a change of user clears it
+    return own
+
+
+def give_away(directory: str, slot: int) -> None:
+    """Makes the scratch the property of the user that root is about to become."""
+    try:
+        os.chown(directory, FIRST_UID + slot, FIRST_UID + slot)
+    except OSError:
+        os.chown(directory, _NOBODY, _NOBODY)
+
+
+def _become(uid: int) -> bool:
+    try:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    except OSError:  # an id that this container does not map
+        return False
+    return True
+
+
+def limit_resources(memory_mb: int) -> None:
+    """Address space, files, core dumps; hard limits, inherited by every child."""
+    limits = {
+        resource.RLIMIT_AS: memory_mb << 20,
+        resource.RLIMIT_FSIZE: FILE_BYTES,
+        resource.RLIMIT_NOFILE: MAX_FILES,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+    }
+    for kind, value in limits.items():
+        _, hard = resource.getrlimit(kind)
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (value, value))
+
+
+def limit_program(cpu_seconds: int, tasks: int) -> None:
+    """CPU time and processes of one program; called in its own process."""
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
+    resource.setrlimit(resource.RLIMIT_NPROC, (tasks, tasks))
+
+
+# --- namespaces, where bubblewrap is not installed ---------------------------------------------
+
+_NEW_USER, _NEW_NS, _NEW_PID, _NEW_NET = 0x10000000, 0x00020000, 0x20000000, 0x40000000
+_NEW_IPC, _NEW_UTS = 0x08000000, 0x04000000
+_BIND, _REC, _PRIVATE, _DETACH = 4096, 16384, 1 << 18, 2
+_NOSUID_NODEV = 2 | 4
+_SYS_MOUNT_SETATTR = 442
+_READ_ONLY_NOSUID_NODEV = 1 | 2 | 4  # mount attributes
+
+
+def enter_namespaces(root: str, visible: list[str], devices: list[str]) -> None:
+    """New user (if not root), mount, network, IPC and host-name namespaces; PID for children.
+
+    Afterwards ``/`` is read-only and holds ``visible`` and ``devices``, and ``/tmp`` is an empty
+    scratch directory. ``root`` is an empty directory to build on. Raises OSError where the kernel
+    refuses.
+    """
+    uid, gid = os.getuid(), os.getgid()
+    flags = _NEW_NS | _NEW_PID | _NEW_NET | _NEW_IPC | _NEW_UTS
+    _call("unshare", flags if uid == 0 else flags | _NEW_USER)
+    if uid != 0:
+        for name, line in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{uid} {uid} 1"),
+            ("gid_map", f"{gid} {gid} 1"),
+        ):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(line)
+    _mount(None, "/", None, _REC | _PRIVATE)
+    _mount("tmpfs", root, "tmpfs", _NOSUID_NODEV, "mode=0755,size=1m")
+    for path in visible:
+        _show(path, root + path)
+    for path in devices:
+        _show(path, root + path, read_only=False)
+    os.makedirs(f"{root}/tmp", exist_ok=True)
+    options = f"mode=1777,size={SCRATCH_BYTES},nr_inodes=4096"
+    _mount("tmpfs", f"{root}/tmp", "tmpfs", _NOSUID_NODEV, options)
+    os.chdir(root)
+    _call("pivot_root", b".", b".")
+    _call("umount2", b".", _DETACH)
+    os.chdir("/")
+    _set_attributes("/", recursive=False)
+
+
+def _mount(
+    source: str | None, target: str, kind: str | None, flags: int, data: str | None = None
+) -> None:
+    encoded = [None if value is None else os.fsencode(value) for value in (source, target, kind)]
+    options = None if data is None else data.encode()
+    _call("mount", *encoded, ctypes.c_ulong(flags), options)
+
+
+def _show(source: str, target: str, read_only: bool = True) -> None:
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    if os.path.islink(source):
+        os.symlink(os.readlink(source), target)
+        return
+    if os.path.isdir(source):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o600))
+    _mount(source, target, None, _BIND | _REC)
+    if read_only:
+        _set_attributes(target, recursive=True)
+
+
+def _set_attributes(path: str, recursive: bool) -> None:
+    attributes = struct.pack("<QQQQ", _READ_ONLY_NOSUID_NODEV, 0, 0, 0)
+    _call(
+        "syscall",
+        ctypes.c_long(_SYS_MOUNT_SETATTR),
+        ctypes.c_int(-100),  # paths from the working directory
+        os.fsencode(path),
+        ctypes.c_uint(0x8000 if recursive else 0),
+        attributes,
+        ctypes.c_size_t(len(attributes)),
+    )
+
+
+# --- Landlock ----------------------------------------------------------------------------------
+
+_SYS_LANDLOCK_CREATE, _SYS_LANDLOCK_ADD, _SYS_LANDLOCK_RESTRICT = 444, 445, 446
+_READ_DIRECTORY = (1 << 0) | (1 << 2) | (1 << 3)  # execute, read file, read directory
+_READ_FILE = (1 << 0) | (1 << 2)
+_READ_WRITE_FILE = (1 << 1) | (1 << 2)
+_RIGHTS_BY_ABI = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}  # how many kinds of access it handles
+
+
+def restrict_files(visible: list[str], devices: list[str], scratch: str) -> bool:
+    """Only these paths can be read, and only the scratch written. False without Landlock."""
+    abi = _libc.syscall(_SYS_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
+    if abi < 1:
+        return False
+    handled = (1 << _RIGHTS_BY_ABI.get(abi, 16)) - 1
+    network = 3 if abi >= 4 else 0  # bind and connect
+    scopes = 3 if abi >= 6 else 0  # abstract sockets and signals of others
+    attributes = struct.pack("<QQQ", handled, network, scopes)
+    size = 24 if abi >= 6 else 16 if abi >= 4 else 8
+    ruleset = _call("syscall", _SYS_LANDLOCK_CREATE, attributes, ctypes.c_size_t(size), 0)
+    rules = [(path, _READ_DIRECTORY if os.path.isdir(path) else _READ_FILE) for path in visible]
+    rules += [(path, _READ_WRITE_FILE) for path in devices]
+    rules += [(scratch, handled & ~(1 << 0))]  # all but execution
+    for path, rights in rules:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        rule = struct.pack("<Qi", rights & handled, descriptor)
+        _call("syscall", _SYS_LANDLOCK_ADD, ruleset, 1, rule, 0)
+        os.close(descriptor)
+    _call("syscall", _SYS_LANDLOCK_RESTRICT, ruleset, 0)
+    os.close(ruleset)
+    return True
+
+
+# --- seccomp -----------------------------------------------------------------------------------
+
+_ARCHITECTURES = {  # machine → its audit number, and the column of the table below
+    "x86_64": (0xC000003E, 0),
+    "aarch64": (0xC00000B7, 1),
+}
+_DENIED = {  # what no solution needs and what reaches beyond the process: x86-64, AArch64
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "process_madvise": (440, 440),
+    "pidfd_open": (434, 434),
+    "pidfd_getfd": (438, 438),
+    "pidfd_send_signal": (424, 424),
+    "kcmp": (312, 272),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "fsopen": (430, 430),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "mount_setattr": (442, 442),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "shmget": (29, 194),
+    "msgget": (68, 186),
+    "semget": (64, 190),
+    "mq_open": (240, 180),
+    "socket": (41, 198),
+    "open_by_handle_at": (304, 265),
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
+    "sched_setaffinity": (203, 122),
+    "sched_setscheduler": (144, 119),
+    "sched_setparam": (142, 118),
+    "sched_setattr": (314, 274),
+}
+_SIGNALS = {  # denied where the process shares its user's other processes
+    "kill": (62, 129),
+    "tkill": (200, 130),
+    "tgkill": (234, 131),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+}
+_PRLIMIT64, _CLONE, _CLONE3 = (302, 261), (56, 220), (435, 435)
+_NEW_ANY = 0x7E020080  # clone flags that make a namespace
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_EPERM, _ENOSYS = 1, 38
+
+
+def filter_calls(deny_signals: bool) -> bool:
+    """Installs the filter, for this process and its children. False on an unknown machine."""
+    program = _filter(platform.machine(), deny_signals)
+    if program is None:
+        return False
+    buffer = ctypes.create_string_buffer(program, len(program))
+    header = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
+    return _libc.prctl(_PR_SET_SECCOMP, 2, header, 0, 0) == 0
+
+
+def _filter(machine: str, deny_signals: bool) -> bytes | None:
+    """The filter's instructions: eight bytes each, jumps relative to the next one."""
+    if machine not in _ARCHITECTURES:
+        return None
+    audit, column = _ARCHITECTURES[machine]
+    denied = {**_DENIED, **_SIGNALS} if deny_signals else _DENIED
+
+    def step(code: int, operand: int, if_true: int = 0, if_false: int = 0) -> bytes:
+        return struct.pack("<HBBI", code, if_true, if_false, operand)
+
+    code = [
+        step(_LOAD, 4),
+        step(_EQUAL, audit, 1, 0),
+        step(_RETURN, _KILL),
+        step(_LOAD, 0),
+        step(_AT_LEAST, 0x40000000, 0, 1),  # the x32 numbers
+        step(_RETURN, _KILL),
+    ]
+    for numbers in denied.values():
+        code += [step(_EQUAL, numbers[column], 0, 1), step(_RETURN, _ERRNO | _EPERM)]
+    # clone3 hides its flags in memory; the C library falls back to clone
+    code += [step(_EQUAL, _CLONE3[column], 0, 1), step(_RETURN, _ERRNO | _ENOSYS)]
+    code += [  # clone: no new namespaces
+        step(_EQUAL, _CLONE[column], 0, 4),
+        step(_LOAD, 16),
+        step(_ANY_BIT, _NEW_ANY, 0, 1),
+        step(_RETURN, _ERRNO | _EPERM),
+        step(_RETURN, _ALLOW),
+    ]
+    code += [  # prlimit64: of the caller only
+        step(_EQUAL, _PRLIMIT64[column], 0, 3),
+        step(_LOAD, 16),
+        step(_EQUAL, 0, 1, 0),
+        step(_RETURN, _ERRNO | _EPERM),
+    ]
+    return b"".join([*code, step(_RETURN, _ALLOW)])

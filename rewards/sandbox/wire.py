@@ -1,0 +1,148 @@
+"""Plain values as bytes, and frames on a socket, between the tests and the code under test.
+
+The bytes are JSON: reading them builds nothing but None, bool, int, float, str, list and the
+types tagged below, whatever the other side sends. Standard library only; both sides load it.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+HEADER = struct.Struct("<II")  # payload's length in bytes, sequence number
+MAX_BYTES = 4 << 20  # of a frame
+MAX_ITEMS = 10_000  # taken from an iterator
+
+_ATOMS = frozenset({type(None), bool, float, str})
+_SMALL = 1 << 63  # larger integers travel as hexadecimal: decimal is quadratic, and limited
+_END, _MORE = "end", "more"
+
+
+class Unsupported(BaseException):
+    """A value that does not travel. No ``Exception``: a test cannot take it for the program's."""
+
+
+class PlainIterator:
+    """An iterator that came back: its items, then its end, its error, or the bound."""
+
+    def __init__(self, items: list[Any], ending: Any) -> None:
+        self._items, self._ending = iter(items), ending
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        for item in self._items:
+            return item
+        if self._ending == _END:
+            raise StopIteration
+        if self._ending == _MORE:
+            raise Unsupported(f"an iterator of more than {MAX_ITEMS} items")
+        raise RuntimeError(f"the iterator raised {self._ending}")
+
+
+def dumps(value: Any) -> bytes:
+    """Raises Unsupported for a value that is not plain, RecursionError for one too deep."""
+    return json.dumps(pack(value), check_circular=False, separators=(",", ":")).encode()
+
+
+def loads(payload: bytes) -> Any:
+    """Raises ValueError for anything that ``dumps`` does not write."""
+    try:
+        return json.loads(payload, object_hook=_untag)
+    except (ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
+        raise ValueError(f"not a plain value: {error}") from None
+
+
+def pack(value: Any) -> Any:
+    """A value as JSON's own types. Instances of subclasses are rebuilt as their plain base."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return value
+    if kind is int:
+        return value if -_SMALL < value < _SMALL else {"n": hex(value)}
+    if kind is list:
+        return [v if type(v) in _ATOMS else pack(v) for v in value]
+    if kind is tuple:
+        return {"t": [v if type(v) in _ATOMS else pack(v) for v in value]}
+    if kind is dict:
+        return {"d": [pack(v) for item in value.items() for v in item]}
+    if kind is set:
+        return {"s": [pack(v) for v in value]}
+    if kind is frozenset:
+        return {"f": [pack(v) for v in value]}
+    if kind is bytes:
+        return {"b": value.hex()}
+    if kind is complex:
+        return {"c": [value.real, value.imag]}
+    return _pack_other(value)
+
+
+def _slice(base: Any) -> Callable[[Any], Any]:
+    return lambda value: base.__getitem__(value, slice(None))
+
+
+_COPY: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    # plain base → a plain copy made by the base's own methods, whatever a subclass says
+    (int, int.__pos__),
+    (float, float.__pos__),
+    (complex, complex.__pos__),
+    (str, _slice(str)),
+    (bytes, _slice(bytes)),
+    (list, _slice(list)),
+    (tuple, _slice(tuple)),
+    (dict, lambda value: dict(dict.items(value))),
+    (frozenset, lambda value: frozenset(frozenset.__iter__(value))),
+    (set, lambda value: set(set.__iter__(value))),
+)
+
+
+def _pack_other(value: Any) -> Any:
+    kind = type(value)
+    for base, copy in _COPY:
+        if issubclass(kind, base):
+            return pack(copy(value))
+    if hasattr(kind, "__next__"):
+        return {"i": _take(value)}
+    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    raise Unsupported(f"a value of type {name[:80]}")
+
+
+def _take(iterator: Any) -> list[Any]:
+    """The first items of an iterator, and how it ends."""
+    items: list[Any] = []
+    try:
+        for item in iterator:
+            if len(items) == MAX_ITEMS:
+                return [items, _MORE]
+            items.append(pack(item))
+    except Exception as error:
+        return [items, f"{type(error).__name__}: {error}"[:200]]
+    return [items, _END]
+
+
+def _untag(tagged: dict[str, Any]) -> Any:
+    ((tag, body),) = tagged.items()
+    if type(body) is not (str if tag in "nb" else list):
+        raise ValueError(f"tag {tag!r}")
+    if tag == "t":
+        return tuple(body)
+    if tag == "d":
+        return dict(zip(body[::2], body[1::2], strict=True))
+    if tag == "s":
+        return set(body)
+    if tag == "f":
+        return frozenset(body)
+    if tag == "b":
+        return bytes.fromhex(body)
+    if tag == "n":
+        return int(body, 16)
+    if tag == "c":
+        real, imaginary = body
+        return complex(real, imaginary)
+    if tag == "i":
+        items, ending = body
+        return PlainIterator(list(items), str(ending))
+    raise ValueError(f"tag {tag!r}")
