@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,8 +37,10 @@ class Loggers:
                 logger.truncate_after(update)
 
     def close(self) -> None:
-        for logger in self._loggers:
-            logger.close()
+        """Close every logger, in the reverse order, also where one of them fails."""
+        with contextlib.ExitStack() as stack:
+            for logger in self._loggers:
+                stack.callback(logger.close)
 
 
 def build(

@@ -89,6 +89,9 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
     _, passes = run.series("eval", "pass_rate")
     if passes:
         tiles.append(("all tests pass", f"{passes[-1]:.0%}", f"from {passes[0]:.0%}"))
+    accuracy = run.preferences.get("reward_model_accuracy")
+    if accuracy is not None:
+        tiles.append(("reward model", f"{accuracy:.0%}", "held-out pairs ordered rightly"))
     steps = max((r["step"] for r in run.records), default=0)
     updates = max((r["update"] for r in run.records), default=0)
     tiles.append(("environment steps", f"{steps:,}", f"{updates:,} updates"))

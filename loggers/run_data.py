@@ -70,11 +70,18 @@ class Run:
 def read_run(path: str | Path) -> Run:
     """Read a run directory.
 
-    Raises ReportError where it has no ``metrics.jsonl``, and ValueError where a file is damaged.
+    Raises ReportError where it has no ``metrics.jsonl`` or a file is damaged.
     """
     path = Path(path)
     if not (path / "metrics.jsonl").is_file():
         raise ReportError(f"{path}: not a run directory; it has no metrics.jsonl")
+    try:
+        return _read(path)
+    except (ValueError, yaml.YAMLError) as error:
+        raise ReportError(f"{path}: damaged: {error}") from error
+
+
+def _read(path: Path) -> Run:
     config_text = _text(path / "config.yaml")
     return Run(
         path=path.resolve(),
@@ -94,7 +101,10 @@ def _text(path: Path) -> str:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    return json.loads(_text(path) or "{}")
+    try:
+        return json.loads(_text(path) or "{}")
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path.name} is not JSON ({error})") from error
 
 
 def _lines(path: Path) -> tuple[dict[str, Any], ...]:

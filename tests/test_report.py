@@ -108,6 +108,13 @@ def test_a_directory_without_a_run_is_one_line_and_exit_code_2(tmp_path):
     assert done.stderr == f"error: {tmp_path}: not a run directory; it has no metrics.jsonl\n"
 
 
+def test_a_damaged_run_is_named(tmp_path):
+    folder = make_run(tmp_path / "magrpo_x", updates=5)
+    (folder / "summary.json").write_text('{"algorithm": ')
+    with pytest.raises(ReportError, match=r"magrpo_x: damaged: summary\.json is not JSON"):
+        read_run(folder)
+
+
 def test_a_run_with_hardly_anything_still_has_a_page(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("")
     write_report(tmp_path)
@@ -157,10 +164,13 @@ def test_model_score_beside_task_reward(tmp_path):
 
 def test_preferences(tmp_path):
     _log(tmp_path, reward_mean=[0.1, 0.9], reward_model__accuracy=[0.5, 0.8])
-    (tmp_path / "preferences_summary.json").write_text(json.dumps({"gaps": [0.5, 1.0, 1.5, 3.0]}))
+    (tmp_path / "preferences_summary.json").write_text(
+        json.dumps({"gaps": [0.5, 1.0, 1.5, 3.0], "reward_model_accuracy": 0.83})
+    )
     titles = _titles(tmp_path)
     assert "Reward gap of the pairs" in titles
     assert "Reward model: pairs ordered rightly" in titles
+    assert "<b>83%</b>" in render(read_run(tmp_path))
 
 
 def test_latents_on_their_principal_axes(tmp_path):
