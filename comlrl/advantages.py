@@ -54,13 +54,14 @@ def gae(
         δ_l = r_l + γ_l · V_{l+1} − V_l,   A_l = δ_l + γ_l λ A_{l+1}
 
     ``discounts_L[l]`` is γ between l and l + 1; V and A behind the last entry are 0, so a chain
-    ends with its task and never runs into another. All of shape (L,).
+    ends with its task and never runs into another. All of shape (L,); no gradient flows through.
     """
-    advantages = torch.zeros_like(values_L)
-    following_value = following = torch.zeros((), dtype=values_L.dtype, device=values_L.device)
-    for index in range(len(values_L) - 1, -1, -1):
-        delta = rewards_L[index] + discounts_L[index] * following_value - values_L[index]
-        following = delta + discounts_L[index] * gae_lambda * following
+    rewards, values = rewards_L.tolist(), values_L.tolist()  # a scalar recursion: no tensors in it
+    advantages, discounts = [0.0] * len(values), discounts_L.tolist()
+    following = following_value = 0.0
+    for index in range(len(values) - 1, -1, -1):
+        delta = rewards[index] + discounts[index] * following_value - values[index]
+        following = delta + discounts[index] * gae_lambda * following
         advantages[index] = following
-        following_value = values_L[index]
-    return advantages
+        following_value = values[index]
+    return torch.tensor(advantages, dtype=values_L.dtype, device=values_L.device)

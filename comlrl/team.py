@@ -211,9 +211,10 @@ class Team:
 def build_team(config: Config, *, reference: bool = False, device: str | None = None) -> Team:
     """Load the models. ``reference``: keep a frozen copy where all weights are trained.
 
-    Raises ConfigError where a model cannot be had.
+    SHPPO's team is one policy, whatever the number of agents that act by it. Raises ConfigError
+    where a model cannot be had.
     """
-    count = config.section.num_agents
+    count = 1 if config.algorithm == "shppo" else config.section.num_agents
     device = device or default_device()
     torch.manual_seed(config.seed)  # LoRA's A matrices are drawn at random
     if config.agents is None and config.lora.enabled:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +102,21 @@ def schedule_factor(schedule: str, warmup: int, total: int | None) -> Callable[[
     return factor
 
 
+def micro_batches(
+    agent: Agent, rows: Sequence[Row], max_tokens: int | None = None
+) -> Iterator[TokenBatch]:
+    """Packed batches of what the device takes at once; the same rows give the same batches."""
+    budget = max_tokens or MICRO_BATCH_TOKENS.get(agent.device.type, 16384)
+    for group in row_groups(rows if packable(agent) else unpacked(rows), budget):
+        yield pack(group, agent.tokenizer.pad_token_id)
+
+
 def accumulate(
     agent: Agent,
     rows: Sequence[Row],
     loss: Callable[[TokenBatch], torch.Tensor],
     *,
+    parameters: Sequence[torch.nn.Parameter] | None = None,
     on_retry: Callable[[int], None] = lambda tokens: None,
     max_tokens: int | None = None,
 ) -> None:
@@ -114,17 +124,16 @@ def accumulate(
 
     ``loss`` must be a sum over rows, so that the split does not matter. Where memory runs out the
     gradients are thrown away and everything is done again in micro-batches of half the size, so
-    that the result is the same; ``on_retry`` hears the new size. Raises NonFiniteError, holding
+    that the result is the same; ``on_retry`` hears the new size. ``parameters``: all that the
+    loss trains, where that is more than the agent's own. Raises NonFiniteError, holding
     the batch as ``batch``.
     """
-    if not packable(agent):
-        rows = unpacked(rows)
     budget = max_tokens or MICRO_BATCH_TOKENS.get(agent.device.type, 16384)
-    kept = [None if p.grad is None else p.grad.clone() for p in agent.parameters()]
+    trained = list(agent.parameters() if parameters is None else parameters)
+    kept = [None if p.grad is None else p.grad.clone() for p in trained]
     while True:
         try:
-            for group in row_groups(rows, budget):
-                batch = pack(group, agent.tokenizer.pad_token_id)
+            for batch in micro_batches(agent, rows, budget):
                 value = loss(batch)
                 if not torch.isfinite(value):
                     error = NonFiniteError(f"the loss is {float(value)}")
@@ -136,11 +145,21 @@ def accumulate(
             budget //= 2
             if budget < max(row.length for row in rows):
                 raise
-            for parameter, gradient in zip(agent.parameters(), kept, strict=True):
+            for parameter, gradient in zip(trained, kept, strict=True):
                 parameter.grad = None if gradient is None else gradient.clone()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             on_retry(budget)
+
+
+def explained(error: NonFiniteError, agent: int, step: int, folder: Path) -> NonFiniteError:
+    """The same error, saying where it was met, where its batch lies, and what may help."""
+    batch = getattr(error, "batch", None)
+    where = f"; its batch is in {save_batch(batch, folder)}" if batch is not None else ""
+    return NonFiniteError(
+        f"agent {agent}, training step {step}: {error}{where}. "
+        "A lower learning_rate, or torch_dtype: float32, may help"
+    )
 
 
 def save_batch(batch: TokenBatch, folder: Path) -> Path:

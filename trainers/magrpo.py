@@ -17,7 +17,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ from comlrl.returns import agent_returns, joint_returns
 from comlrl.rollout import Rollout, Shape
 from comlrl.team import Agent, Team
 from comlrl.types import Sampling, TokenBatch, Tree
-from comlrl.update import AgentOptimizer, NonFiniteError, accumulate, save_batch
+from comlrl.update import AgentOptimizer, NonFiniteError, accumulate, explained
 from trainers.configs import MAGRPOConfig
 
 __all__ = ["MAGRPOConfig", "MAGRPOTrainer"]
@@ -211,7 +210,8 @@ class MAGRPOTrainer:
                     )
                     sums.gradient_norms.append(optimizer.step())
                 except NonFiniteError as error:
-                    raise self._explained(error, index) from error
+                    step = self.loop.counters.steps + 1
+                    raise explained(error, index, step, self.loop.run_dir) from error
 
     def _loss(self, agent: Agent, batch: TokenBatch, nodes: int, sums: Sums) -> torch.Tensor:
         """This micro-batch's part of L_i (a sum over its rows)."""
@@ -229,15 +229,6 @@ class MAGRPOTrainer:
         sums.logprob += float(said.logprob_A.detach().sum())
         sums.loss += float(loss.detach())
         return loss
-
-    def _explained(self, error: NonFiniteError, agent: int) -> NonFiniteError:
-        batch = getattr(error, "batch", None)
-        folder: Path = self.loop.run_dir
-        where = f"; its batch is in {save_batch(batch, folder)}" if batch is not None else ""
-        return NonFiniteError(
-            f"agent {agent}, training step {self.loop.counters.steps + 1}: {error}{where}. "
-            "A lower learning_rate, or torch_dtype: float32, may help"
-        )
 
     def state(self) -> dict[str, Any]:
         return {}
