@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from comlrl.types import Task
 
 
+_DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
 class TestError(ValueError):
     """A task whose tests cannot be used; the message names the row."""
 
@@ -87,11 +90,11 @@ def _classify(tree: ast.Module, check: ast.FunctionDef, under_test: set[str]) ->
         names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
         mentions = bool(names & under_test)
         asserts = any(isinstance(n, ast.Assert) for n in ast.walk(node))
-        is_definition = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        is_definition = isinstance(node, _DEFINITION)
         is_test = (
             in_check and mentions and not is_definition and (asserts or bool(names & asserting))
         )
-        if is_definition and asserts:
+        if isinstance(node, _DEFINITION) and asserts:
             asserting.add(node.name)
         binds = _binds(node)
         if mentions and not is_test:
@@ -103,8 +106,10 @@ def _classify(tree: ast.Module, check: ast.FunctionDef, under_test: set[str]) ->
 def _in_order(tree: ast.Module, check: ast.FunctionDef) -> Iterable[tuple[ast.stmt, bool]]:
     """The module's statements, then those of ``check`` up to a return; calls of check left out."""
     for node in tree.body:
-        is_call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-        if node is not check and not (is_call and _root(node.value.func) == "check"):
+        match node:
+            case ast.Expr(value=ast.Call(func=ast.Name(id="check"))):
+                continue
+        if node is not check:
             yield node, False
     for node in check.body:
         if isinstance(node, ast.Return):

@@ -28,10 +28,10 @@ from rewards.sandbox import confine, wire
 
 FORK, KILL, READY = b"F", b"K", b"R"
 PROGRAM = "<program>"
-PRELOADED = (  # what solutions import most; loaded once, before the forks
-    "bisect collections copy cmath dataclasses datetime decimal enum fractions functools hashlib "
-    "heapq itertools math operator re statistics string typing"
-).split()
+# What solutions import most; loaded once, before the forks.
+PRELOADED = ["bisect", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal"]
+PRELOADED += ["enum", "fractions", "functools", "hashlib", "heapq", "itertools", "math"]
+PRELOADED += ["operator", "re", "statistics", "string", "typing"]
 
 
 def main(config: dict[str, Any]) -> NoReturn:

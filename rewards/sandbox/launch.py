@@ -6,6 +6,7 @@ library only: the process that runs the tests loads this file too.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
@@ -22,6 +23,7 @@ from typing import Any
 LEVELS = ("bubblewrap", "unshare", "limits")  # best first
 CHOICES = ("auto", "namespaces", *LEVELS)
 START_SECONDS = 30.0
+KILL_SECONDS = 10.0  # for the end of a program's processes and files
 _DEVICES = ["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"]
 _LIBRARIES = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"]
 _MODULES = ("wire", "confine", "candidate")  # of this package, handed over as source
@@ -63,7 +65,7 @@ class Sandbox:
         try:
             self.process = subprocess.Popen(
                 command,
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 env={"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "PATH": os.defpath},
@@ -90,6 +92,7 @@ class Sandbox:
             raise SandboxError(f"sandbox.isolation: {self.level} does not start: {reason}")
         assert self.process.stderr is not None
         self.process.stderr.close()
+        self.control.settimeout(KILL_SECONDS)
         self.restricts_files, self.filters_calls = bool(ready[1]), bool(ready[2])
 
     def fork(self) -> socket.socket:
@@ -109,10 +112,8 @@ class Sandbox:
         if self.killing:
             return
         self.killing = True
-        try:
+        with contextlib.suppress(OSError):  # the sandbox is gone; wait_killed says so
             self.control.sendall(b"K")
-        except OSError:
-            pass  # the sandbox is gone; wait_killed says so
 
     def wait_killed(self) -> int | None:
         """Status of the program's first process (−9: it was still running); None: sandbox gone."""
@@ -207,7 +208,7 @@ module.main({config!r})
 """
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def failure(level: str) -> str | None:
     """Why a level cannot be used on this machine; None if it can. Tried once."""
     try:

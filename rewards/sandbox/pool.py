@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import marshal
 import os
@@ -48,7 +49,7 @@ class _Worker:
         kept = {k: os.environ[k] for k in ("PATH", "LD_LIBRARY_PATH") if k in os.environ}
         self.process = subprocess.Popen(
             [os.path.realpath(sys.executable), "-s", "-S", "-B", "-c", program],
-            stdin=theirs,
+            stdin=theirs.fileno(),
             stdout=subprocess.DEVNULL,
             env=environment | kept,
             cwd="/",
@@ -161,10 +162,8 @@ class Pool:
             for worker in self._workers:
                 if batch.pending and len(worker.jobs) <= depth:
                     index = batch.pending.popleft()
-                    try:
+                    with contextlib.suppress(OSError):  # its end is seen by its replies
                         worker.send(index, batch.jobs[index], batch.allowed(index))
-                    except OSError:
-                        pass  # its end is seen when its replies are read
 
     def _collect(self, worker: _Worker, batch: _Batch, selector: selectors.BaseSelector) -> None:
         try:

@@ -28,7 +28,7 @@ class PlainIterator:
     """An iterator that came back: its items, then its end, its error, or the bound."""
 
     def __init__(self, items: list[Any], ending: Any) -> None:
-        self._items, self._ending = iter(items), ending
+        self._items, self._ending = iter(list(items)), str(ending)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -125,24 +125,19 @@ def _take(iterator: Any) -> list[Any]:
 
 def _untag(tagged: dict[str, Any]) -> Any:
     ((tag, body),) = tagged.items()
-    if type(body) is not (str if tag in "nb" else list):
+    read = _READ.get(tag)
+    if read is None or type(body) is not (str if tag in ("n", "b") else list):
         raise ValueError(f"tag {tag!r}")
-    if tag == "t":
-        return tuple(body)
-    if tag == "d":
-        return dict(zip(body[::2], body[1::2], strict=True))
-    if tag == "s":
-        return set(body)
-    if tag == "f":
-        return frozenset(body)
-    if tag == "b":
-        return bytes.fromhex(body)
-    if tag == "n":
-        return int(body, 16)
-    if tag == "c":
-        real, imaginary = body
-        return complex(real, imaginary)
-    if tag == "i":
-        items, ending = body
-        return PlainIterator(list(items), str(ending))
-    raise ValueError(f"tag {tag!r}")
+    return read(body)
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    "t": tuple,
+    "d": lambda body: dict(zip(body[::2], body[1::2], strict=True)),
+    "s": set,
+    "f": frozenset,
+    "b": bytes.fromhex,
+    "n": lambda body: int(body, 16),
+    "c": lambda body: complex(*body),
+    "i": lambda body: PlainIterator(*body),
+}

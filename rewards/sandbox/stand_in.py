@@ -1,0 +1,234 @@
+"""``candidate`` as the tests see it: a callable whose calls are answered in the sandbox.
+
+Standard library only: this runs in the tests' process.
+"""
+
+from __future__ import annotations
+
+import builtins
+import marshal
+import os
+import signal
+import socket
+from typing import Any
+
+from rewards.sandbox import wire
+from rewards.sandbox.launch import Sandbox
+
+GRACE_SECONDS = 2.0  # of CPU time, after which a test that cannot be interrupted ends the judge
+SHORT = 200  # characters of a value or message in an outcome
+
+Failure = tuple[str, str, int | None]  # error type, message, line of the program
+
+
+class Stop(BaseException):
+    """Ends a test from inside a call; why is kept where no test can catch it."""
+
+
+class SandboxGone(BaseException):
+    """The sandboxed process ended by itself."""
+
+
+class Clock:
+    """The wall clock of one statement at a time. Only the main thread of a process can have one."""
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout, self.armed, self.rang = timeout, False, False
+        signal.signal(signal.SIGALRM, self._ring)
+
+    def start(self) -> None:
+        self.armed, self.rang = True, False
+        # again and again, for a test that catches everything; the CPU clock is the last resort
+        signal.setitimer(signal.ITIMER_REAL, self.timeout, 0.5)
+        signal.setitimer(signal.ITIMER_PROF, self.timeout + GRACE_SECONDS)
+
+    def stop(self) -> None:
+        self.armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+    def _ring(self, *_: object) -> None:
+        if self.armed:
+            self.rang = True
+            raise Stop
+
+
+class Candidate:
+    """The stand-in. Starts the program when it is first needed, and again after it ended."""
+
+    def __init__(self, sandbox: Sandbox, clock: Clock, code: bytes, entry_point: str) -> None:
+        self.__name__ = entry_point
+        self._sandbox, self._clock = sandbox, clock
+        self._payload = marshal.dumps((entry_point, code))
+        self._channel: socket.socket | None = None
+        self._sequence, self._buffer = int.from_bytes(os.urandom(3), "little"), b""
+        self.loading = False
+        self.gone = False  # the sandbox ended by itself
+        self.failure: Failure | None = None  # of the statement that runs now
+        self.load_failure: Failure | None = None  # of the program as a whole
+        self.raised: BaseException | None = None
+        self.line: int | None = None  # where the program raised it
+        self.last: Any = None  # what it returned last
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        if self.failure is not None or self._clock.rang:
+            raise Stop
+        try:
+            request = wire.dumps([list(arguments), keywords])
+        except (wire.Unsupported, RecursionError) as error:
+            raise self._fail("Unsupported", f"argument: {error}") from None
+        self.load()
+        status, body, changed = self._exchange(request)
+        return self._result(status, body, changed, [*arguments, *keywords.values()])
+
+    def load(self) -> None:
+        """Runs the program in a fresh process, unless one is there."""
+        if self._channel is not None:
+            return
+        self.loading = True
+        try:
+            self._start()
+            status, body, _ = self._receive(0)
+            if status != "v":
+                names, _, message, line = body
+                raise self._fail(_builtin_name(names), message, line)
+        except Stop:
+            self.load_failure = self.failure
+            raise
+        self.loading = False
+
+    def _start(self) -> None:
+        try:
+            self._channel, self._buffer = self._sandbox.fork(), b""
+        except OSError:
+            self.gone = True
+            raise SandboxGone from None
+        self._send(0, self._payload)
+
+    def stop(self) -> int | None:
+        """Ends the program's processes; the first one's status."""
+        self._clock.armed = False  # an alarm must not break the exchange with the sandbox
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        self._sandbox.kill()
+        return self._sandbox.wait_killed()
+
+    def close(self) -> None:
+        """Ends the program's processes, without waiting for their end."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        self._sandbox.kill()
+
+    def _fail(self, kind: str, message: str, line: int | None = None) -> Stop:
+        self.failure = (kind, str(message)[:SHORT], line if isinstance(line, int) else None)
+        return Stop()
+
+    def _exchange(self, request: bytes) -> tuple[str, Any, Any]:
+        self._sequence = (self._sequence + 1) & 0x7FFFFFFF
+        self._send(self._sequence, request)
+        return self._receive(self._sequence)
+
+    def _send(self, sequence: int, payload: bytes) -> None:
+        assert self._channel is not None
+        try:
+            self._channel.sendall(wire.HEADER.pack(len(payload), sequence) + payload)
+        except OSError:
+            raise self._gone() from None
+
+    def _receive(self, sequence: int) -> tuple[str, Any, Any]:
+        assert self._channel is not None
+        header = wire.HEADER.size
+        length = -1
+        while length < 0 or len(self._buffer) < header + length:
+            try:
+                data = self._channel.recv(1 << 18)
+            except OSError:
+                data = b""
+            if not data:
+                raise self._gone()
+            self._buffer += data
+            if length < 0 and len(self._buffer) >= header:
+                length, answered = wire.HEADER.unpack_from(self._buffer)
+                if length > wire.MAX_BYTES or answered != sequence:
+                    raise self._forged()
+        payload, rest = self._buffer[header : header + length], self._buffer[header + length :]
+        if rest:
+            raise self._forged()
+        self._buffer = b""
+        try:
+            status, body, changed = wire.loads(payload)
+            return status, body, changed
+        except (ValueError, TypeError):
+            raise self._forged() from None
+
+    def _forged(self) -> Stop:
+        self.stop()
+        return self._fail("Protocol", "the program wrote on the sandbox's own channel")
+
+    def _gone(self) -> Stop:
+        status = self.stop()
+        if status is None:
+            self.gone = True
+            raise SandboxGone
+        return self._fail("Exited", f"the program ended its process ({_status_text(status)})")
+
+    def _result(self, status: str, body: Any, changed: Any, inputs: list[Any]) -> Any:
+        if changed is not None:
+            _copy_back(inputs, changed)
+        if status == "a":
+            self.last = inputs[body]
+            return self.last
+        if status == "v":
+            self.last = body
+            return body
+        if status == "u":
+            raise self._fail("Unsupported", f"result: {body}")
+        names, arguments, _, line = body
+        self.line = line if isinstance(line, int) else None
+        kind = getattr(builtins, _builtin_name(names))
+        self.raised = kind.__new__(kind)
+        self.raised.args = tuple(arguments)
+        raise self.raised
+
+
+def _builtin_name(names: list[str]) -> str:
+    """The nearest of a type's names that is a builtin exception's."""
+    for name in names:
+        kind = getattr(builtins, str(name), None)
+        if isinstance(kind, type) and issubclass(kind, BaseException):
+            return str(name)
+    return "Exception"
+
+
+def _status_text(status: int) -> str:
+    return f"signal {-status}" if status < 0 else f"exit status {status}"
+
+
+def _copy_back(inputs: list[Any], changed: list[Any]) -> None:
+    """Makes the arguments equal to what the program left in them."""
+    arguments, keywords = changed
+    for old, new in zip(inputs, [*arguments, *keywords.values()], strict=True):
+        _renew(old, new)
+
+
+def _renew(old: Any, new: Any) -> Any:
+    """``old`` with the content of ``new``, the same object where it can be changed."""
+    if isinstance(old, list) and isinstance(new, list):
+        old[:] = [*map(_renew, old, new), *new[len(old) :]]
+    elif isinstance(old, dict) and isinstance(new, dict):
+        items = {
+            key: _renew(old[key], value) if key in old else value for key, value in new.items()
+        }
+        old.clear()
+        old.update(items)
+    elif isinstance(old, set) and isinstance(new, set):
+        old.clear()
+        old.update(new)
+    elif isinstance(old, tuple) and isinstance(new, tuple) and len(old) == len(new):
+        parts = tuple(map(_renew, old, new))
+        return old if all(a is b for a, b in zip(old, parts, strict=True)) else parts
+    else:
+        return new
+    return old

@@ -1,0 +1,101 @@
+"""A task's tests, compiled so that a failed assert leaves the values that it compared.
+
+Standard library only: this runs in the tests' process.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from dataclasses import dataclass
+from types import CodeType
+
+from rewards.checks import Statement, split_check
+
+ACTUAL, EXPECTED = "__actual__", "__expected__"  # names that a test leaves its values under
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A statement, ready to run."""
+
+    code: CodeType
+    is_test: bool
+    in_check: bool
+    reads: frozenset[str]
+    binds: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    preamble: CodeType
+    parameter: str
+    steps: tuple[Step, ...]
+
+
+@functools.lru_cache(maxsize=1024)
+def suite(preamble: str, test: str, entry_point: str) -> Suite:
+    """A task's tests, compiled."""
+    check = split_check(test, entry_point)
+    under_test = {check.parameter, "candidate", entry_point}
+    steps = tuple(_step(statement, under_test) for statement in check.statements)
+    code = compile(preamble, "<preamble>", "exec", dont_inherit=True)
+    return Suite(code, check.parameter, steps)
+
+
+def _step(statement: Statement, under_test: set[str]) -> Step:
+    node = ast.parse(statement.source).body[0]
+    names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
+    if statement.is_test:
+        node = _Recorder(under_test).visit(node)
+    module = ast.fix_missing_locations(ast.Module([node], type_ignores=[]))
+    return Step(
+        compile(module, "<check>", "exec", dont_inherit=True),
+        statement.is_test,
+        statement.in_check,
+        frozenset(n.id for n in names if isinstance(n.ctx, ast.Load)),
+        statement.binds,
+    )
+
+
+class _Recorder(ast.NodeTransformer):
+    """Makes an assert keep the values it compares: ``assert (actual := …) == (expected := …)``."""
+
+    def __init__(self, under_test: set[str]) -> None:
+        self.under_test = under_test
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return node  # its names would be its own
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        return node
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        match node.test:
+            case ast.Compare(left=left, ops=[ast.Eq() | ast.Is()], comparators=[right]):
+                swapped = self._mentions(right) and not self._mentions(left)
+                names = (EXPECTED, ACTUAL) if swapped else (ACTUAL, EXPECTED)
+                node.test.left = _keep(names[0], left)
+                node.test.comparators = [_keep(names[1], right)]
+            case ast.UnaryOp(op=ast.Not(), operand=ast.Call() as operand):
+                node.test.operand = _keep(ACTUAL, operand)
+                node.test = _expecting(False, node.test)
+            case ast.Call() as call:
+                node.test = _expecting(True, _keep(ACTUAL, call))
+        return node
+
+    def _mentions(self, node: ast.AST) -> bool:
+        return any(isinstance(n, ast.Name) and n.id in self.under_test for n in ast.walk(node))
+
+
+def _keep(name: str, value: ast.expr) -> ast.expr:
+    return ast.NamedExpr(ast.Name(name, ast.Store()), value)
+
+
+def _expecting(value: bool, test: ast.expr) -> ast.expr:
+    """``[__expected__ := value] and test``: the list is always true."""
+    kept = ast.List([_keep(EXPECTED, ast.Constant(value))], ast.Load())
+    return ast.BoolOp(ast.And(), [kept, test])
