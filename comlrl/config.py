@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -327,6 +328,9 @@ class Loader:
             raise ConfigError(
                 f"{key}: {value!r} ({setting.source}) is not valid: expected {self._expected(key)}"
             ) from error
+        taken = OmegaConf.select(target, name)
+        if isinstance(taken, float) and not math.isfinite(taken):
+            raise ConfigError(f"{key}: {value!r} ({setting.source}) is not a finite number")
 
     def _locate(self, key: str, value: Any, setting: Setting) -> tuple[Any, str]:
         section, _, name = key.partition(".")

@@ -1,0 +1,443 @@
+"""Configuration: shipped files, overrides, older flags and spellings, one-line refusals."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from comlrl.config import ConfigError, Loader
+from comlrl.launch import parse_arguments, resolve
+from trainers.configs import SECTIONS, sections_of, validate
+
+ROOT = Path(__file__).resolve().parent.parent
+SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
+QUICKSTART = str(ROOT / "configs" / "magrpo_quickstart.yaml")
+
+
+def algorithm_of(path: Path) -> str:
+    return next(name for name in SECTIONS if name in path.stem.split("_"))
+
+
+def load(path: Path | str, algorithm: str = "magrpo") -> Any:
+    loader = Loader(algorithm, sections_of(algorithm))
+    loader.read(path)
+    config = loader.build()
+    validate(config)
+    return config, loader.notices
+
+
+def parse(*arguments: str, algorithm: str = "magrpo", file: str = QUICKSTART) -> Any:
+    """(config, notices) of a command line."""
+    return resolve(algorithm, parse_arguments(algorithm, ["--config", file, *arguments]))
+
+
+def write(tmp_path: Path, text: str) -> str:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    return str(file)
+
+
+# ------------------------------------------------------------------------------ shipped files
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_file_loads_as_it_is_written(path):
+    config, notices = load(path, algorithm_of(path))
+    assert notices == []  # no older spelling in what we ship
+    for section, keys in yaml.safe_load(path.read_text()).items():
+        if isinstance(keys, dict):
+            for key, value in keys.items():
+                assert config.to_dict()[section][key] == value
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_what_a_run_writes_down_gives_the_same_object(path, tmp_path):
+    config, _ = load(path, algorithm_of(path))
+    again, notices = load(
+        write(tmp_path, yaml.safe_dump(config.to_dict(), sort_keys=False)), algorithm_of(path)
+    )
+    assert again == config
+    assert notices == []
+
+
+def _attributes_read() -> set[str]:
+    """Names of all attributes that the program reads, checks of configurations left out."""
+    names: set[str] = set()
+    for room in ("comlrl", "trainers", "rewards", "external", "loggers"):
+        for file in (ROOT / room).rglob("*.py"):
+            tree = ast.parse(file.read_text())
+            if file.name in ("config.py", "configs.py"):  # validating is not using
+                tree.body = [
+                    part
+                    for part in tree.body
+                    if isinstance(part, ast.FunctionDef)
+                    and part.name in ("temperature", "top_p", "top_k")
+                ]
+            for item in ast.walk(tree):
+                if isinstance(item, ast.Attribute) and isinstance(item.ctx, ast.Load):
+                    names.add(item.attr)
+                elif isinstance(item, ast.Call) and getattr(item.func, "id", "") == "getattr":
+                    names |= {a.value for a in item.args if isinstance(a, ast.Constant)}
+    return names
+
+
+def test_every_key_of_the_shipped_files_is_read_by_something():
+    read = _attributes_read()
+    for path in SHIPPED:
+        tree = yaml.safe_load(path.read_text())
+        keys = {key for value in tree.values() if isinstance(value, dict) for key in value}
+        keys |= {key for key, value in tree.items() if not isinstance(value, dict)}
+        assert sorted(keys - read) == [], path.name
+
+
+def test_every_key_of_magrpo_is_read_by_something():
+    assert (
+        sorted({f.name for f in dataclasses.fields(SECTIONS["magrpo"])} - _attributes_read()) == []
+    )
+
+
+# Published settings: epochs, learning rate for all weights, temperature, top-p, threshold, shift,
+# nodes in an update.
+PUBLISHED = {
+    "magrpo_he": (6, 2e-5, 0.7, 0.9, -0.2, -4, 4),
+    "magrpo_che": (8, 2e-5, 0.6, 0.6, -0.2, -4, 4),
+    "magrpo_mbpp": (8, 3e-5, 0.8, 0.95, -0.2, -4, 2),
+    "grpo_he": (6, 2e-5, 0.8, 0.95, -0.1, -2.1, 2),
+    "grpo_che": (20, 2e-5, 0.8, 0.95, -0.1, -2.1, 2),
+    "grpo_mbpp": (8, 3e-5, 0.8, 0.95, -0.1, -2.1, 2),
+    "mt_magrpo_he": (6, 2e-5, 0.7, 0.9, 4.0, 0, 4),
+    "mt_magrpo_che": (8, 2e-5, 0.8, 0.95, 4.0, 0, 4),
+    "mt_magrpo_mbpp": (8, 2e-5, 0.8, 0.95, 4.0, 0, 4),
+    "mt_grpo_he": (6, 2e-5, 0.8, 0.95, 2.1, 0, 2),
+    "mt_grpo_che": (8, 2e-5, 0.8, 0.95, 2.1, 0, 2),
+    "mt_grpo_mbpp": (8, 2e-5, 0.8, 0.95, 2.1, 0, 2),
+}
+SPLITS = {
+    "he": ("openai/openai_humaneval", "test[33:163]", "test[:32]"),
+    "che": ("OpenMLRL/CoopHumanEval", "test[16:]", "test[:16]"),
+    "mbpp": ("OpenMLRL/MBPP", "test[15:65]", "test[:15]"),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_settings(name):
+    path = ROOT / "configs" / f"{name}_config.yaml"
+    config, _ = load(path, algorithm_of(path))
+    epochs, rate, temperature, top_p, threshold, shift, nodes = PUBLISHED[name]
+    section = config.section
+    assert section.num_train_epochs == epochs
+    assert section.learning_rate == pytest.approx(10 * rate)  # LoRA: ten times as much
+    assert f"{rate:.1e}".replace("e-0", "e-") in path.read_text()  # and the file says so
+    assert (section.temperature, section.top_p, section.top_k) == (temperature, top_p, None)
+    assert section.early_termination_threshold == threshold
+    assert config.reward_processor.enabled == (shift != 0)
+    assert config.reward_processor.shift == shift
+    assert section.train_batch_size == nodes
+    assert (section.num_turns, section.num_generations, section.max_new_tokens) == (2, 4, 256)
+    assert (section.discount, section.eval_interval, section.eval_num_samples) == (0.9, 4, 4)
+    assert section.logging_steps == 50 and not section.advantage_normalization
+    assert section.num_agents == (2 if section is config.sections.get("magrpo") else 1)
+    data = config.dataset
+    assert (data.name, data.train_split, data.eval_split) == SPLITS[name.rsplit("_", 1)[1]]
+    assert config.agent_model.name == "Qwen/Qwen2.5-Coder-3B"
+    assert (config.agent_model.torch_dtype, config.agent_model.max_length) == ("bfloat16", 2048)
+    assert (config.external.mode, config.external.sandbox_slice) == ("level_feedback", 1)
+    assert (config.seed, config.wandb.project) == (42, "comlrl")
+    if name.startswith("mt_"):
+        assert (section.handoff, section.turn_gradient_weights) == ("random", [1.2, 0.8])
+        told = config.external
+        assert (told.history, told.original_prompt, told.previous_response) == ("last", True, True)
+    else:
+        assert (section.handoff, section.turn_gradient_weights) == (None, None)
+        assert config.external.history == "full"
+
+
+# ---------------------------------------------------------------------------------- overrides
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        ("magrpo.top_k=null", None),
+        ("magrpo.top_k=None", None),
+        ("magrpo.top_k=~", None),
+        ("magrpo.top_k=", None),
+        ("magrpo.max_env_steps=1e6", 1_000_000),
+        ("magrpo.max_env_steps=1.5E3", 1500),
+        ("magrpo.max_steps=010", 10),
+        ("magrpo.learning_rate=1e-4", 1e-4),
+        ("magrpo.learning_rate=3", 3.0),
+        ("magrpo.advantage_normalization=True", True),
+        ("magrpo.advantage_normalization=true", True),
+        ("magrpo.advantage_normalization=False", False),
+        ("magrpo.joint_mode=cross", "cross"),
+        ("magrpo.joint_mode='cross'", "cross"),
+        ('magrpo.joint_mode="cross"', "cross"),
+        ("magrpo.handoff=best", "best"),
+        ("external.sandbox_slice='all'", "all"),
+        ("external.sandbox_slice=all", "all"),
+        ("external.sandbox_slice=-2", -2),
+        ("dataset.train_split=test[:16]", "test[:16]"),
+        ("dataset.train_split=test[33:163]", "test[33:163]"),
+        ("output.dir=out/a=b", "out/a=b"),
+        ("seed=7", 7),
+        ("lora.target_modules=[q_proj,v_proj]", ["q_proj", "v_proj"]),
+        ("lora.target_modules=['q_proj','v_proj']", ["q_proj", "v_proj"]),
+        ("agent_model.special_tokens={pad_token: <pad>}", {"pad_token": "<pad>"}),
+        ("agent_model.model_kwargs.use_cache=false", False),
+        ("wandb.tags=[a,b]", ["a", "b"]),
+    ],
+)
+def test_an_override_reads_yaml_and_python(item, expected):
+    config, _ = parse("--override", item)
+    value: Any = config.to_dict()
+    for part in item.partition("=")[0].split("."):
+        value = value[part]
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+def test_overrides_may_be_many_repeated_and_whole_sections():
+    config, _ = parse(
+        "--override", "seed=1", "magrpo.num_turns=2", "--override", "seed=2",
+        "magrpo.turn_gradient_weights=[1.5,0.5]", "wandb={project: mine, mode: offline}",
+    )  # fmt: skip
+    assert config.seed == 2
+    assert config.section.turn_gradient_weights == [1.5, 0.5]
+    assert (config.wandb.project, config.wandb.mode) == ("mine", "offline")
+    assert parse("--override", "wandb.project=x", "wandb=null")[0].wandb is None
+    assert parse("--override", "agents=[a/b,c/d]")[0].agents == ("a/b", "c/d")
+
+
+def test_file_then_older_flags_then_overrides(tmp_path):
+    file = write(tmp_path, "magrpo: {num_train_epochs: 3, num_turns: 1}\nlora: {r: 4}\n")
+    assert parse(file=file)[0].section.num_train_epochs == 3
+    config, _ = parse("--num_epochs", "5", "--lora_rank", "8", file=file)
+    assert (config.section.num_train_epochs, config.lora.r) == (5, 8)
+    # The override wins wherever it stands.
+    config, _ = parse("--override", "magrpo.num_train_epochs=7", "--num_epochs", "5", file=file)
+    assert (config.section.num_train_epochs, config.lora.r) == (7, 4)
+
+
+def test_older_flags_of_the_multi_agent_scripts():
+    config, _ = parse(
+        "--model_name", "Qwen/Qwen2.5-Coder-3B", "--output_base_dir", "here", "--num_epochs", "2",
+        "--num_turns", "2", "--turn_gradient_weights", "1.2", "0.8",
+    )  # fmt: skip
+    assert config.agent_model.name == "Qwen/Qwen2.5-Coder-3B"
+    assert config.output.base_dir == "here"
+    section = config.section
+    assert (section.num_train_epochs, section.num_turns) == (2, 2)
+    assert section.turn_gradient_weights == [1.2, 0.8]
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "shppo"])
+def test_older_flags_of_ppo_and_shppo(algorithm, tmp_path):
+    file = write(tmp_path, f"{algorithm}: {{max_steps: 9, num_agents: 1}}\n")
+    config, _ = parse(
+        "--base_model", "qwen", "--lora_rank", "8", "--learning_rate", "1e-5", "--num_steps", "1e6",
+        "--num_agents", "2", "--save_dir", "there", algorithm=algorithm, file=file,
+    )  # fmt: skip
+    assert config.agent_model.name == "Qwen/Qwen2.5-Coder-1.5B"
+    assert (config.lora.r, config.output.dir) == (8, "there")
+    section = config.section
+    assert (section.learning_rate, section.num_agents) == (1e-5, 2)
+    assert section.max_env_steps == 1_000_000  # alone ends the run
+    assert (section.max_steps, section.num_train_epochs) == (None, None)
+
+
+OLDER = {
+    "model_name: a/b": ("agent_model.name", "a/b"),
+    "model: {name: a/b}": ("agent_model.name", "a/b"),
+    "model: {temperature: 0.5}": ("agent_model.temperature", 0.5),
+    "magrpo: {agent_learning_rate: 1.0e-5}": ("magrpo.learning_rate", 1e-5),
+    "magrpo: {joint_mode: aligned}": ("magrpo.joint_mode", "align"),
+    "magrpo: {joint_mode: crossed}": ("magrpo.joint_mode", "cross"),
+    "magrpo: {termination_threshold: -0.2}": ("magrpo.early_termination_threshold", -0.2),
+    "magrpo: {external_original_prompt: true}": ("external.original_prompt", True),
+    "magrpo: {external_previous_response: false}": ("external.previous_response", False),
+    "external: {expert_edits_model: gpt}": ("external.expert_model", "gpt"),
+    "magrpo: {per_device_train_batch_size: 3}": ("magrpo.batch_size", 3),
+    "magrpo: {rollout_buffer_size: 2}": ("magrpo.train_batch_size", 2),
+    "output: {save_model: true}": ("output.save_final_model", True),
+    "magrpo: {reward_shift: -4}": ("reward_processor.shift", -4.0),
+}
+
+
+@pytest.mark.parametrize("text", OLDER)
+def test_an_older_spelling_is_read_with_a_notice(text, tmp_path):
+    config, notices = load(write(tmp_path, text + "\n"))
+    key, expected = OLDER[text]
+    section, _, name = key.partition(".")
+    assert config.to_dict()[section][name] == expected
+    assert len(notices) == 1 and "\n" not in notices[0]
+    assert key in notices[0]
+
+
+def test_model_type_is_ignored_with_a_notice(tmp_path):
+    config, notices = load(write(tmp_path, "model: {type: qwen}\n"))
+    assert config.agent_model.name == "builtin:tiny-coder"
+    assert notices == [f"{tmp_path}/config.yaml: `model.type` is ignored"]
+
+
+def test_an_older_spelling_of_another_algorithm(tmp_path):
+    file = write(tmp_path, "ppo: {rollout_buffer_size: 8, agent_learning_rate: 1.0e-5}\n")
+    config, notices = load(file, "ppo")
+    assert (config.section.train_batch_size, config.section.learning_rate) == (8, 1e-5)
+    assert len(notices) == 2
+
+
+# ----------------------------------------------------------------------------------- refusals
+
+REFUSED = [  # overrides → what the line must name
+    (["magrpo.learning_rat=1"], ["magrpo.learning_rat", "1", "magrpo.learning_rate"]),
+    (["learning_rate=1e-4"], ["learning_rate", "magrpo.learning_rate"]),
+    (["grpo.learning_rate=1e-4"], ["grpo.learning_rate", "magrpo.learning_rate"]),
+    (["sandbox.timeouts=3"], ["sandbox.timeouts", "sandbox.timeout"]),
+    (["magrpo.num_turns=two"], ["magrpo.num_turns", "'two'", "int"]),
+    (["magrpo.num_turns=1.5"], ["magrpo.num_turns", "1.5", "int"]),
+    (["magrpo.num_turns=true"], ["magrpo.num_turns", "True", "int"]),
+    (["magrpo.num_turns=null"], ["magrpo.num_turns", "None"]),
+    (["magrpo.advantage_normalization=1"], ["magrpo.advantage_normalization", "1", "bool"]),
+    (["magrpo.joint_mode=zip"], ["magrpo.joint_mode", "'zip'", "align", "cross"]),
+    (["magrpo.handoff=worst"], ["magrpo.handoff", "'worst'", "random", "best"]),
+    (["magrpo.advantage=std"], ["magrpo.advantage", "'std'", "rloo"]),
+    (["magrpo=3"], ["magrpo", "3"]),
+    (["seed"], ["seed", "key=value"]),
+    (["=3"], ["key=value"]),
+    (["magrpo.num_generations=1"], ["magrpo.num_generations", "1", "advantage=raw"]),
+    (["magrpo.num_generations=0", "magrpo.advantage=raw"], ["magrpo.num_generations", "0"]),
+    (["magrpo.turn_gradient_weights=[1,2]"], ["turn_gradient_weights", "num_turns=1"]),
+    (["magrpo.max_steps=null"], ["max_steps", "max_env_steps", "num_train_epochs"]),
+    (["magrpo.temperature=0"], ["magrpo.temperature", "0"]),
+    (["magrpo.learning_rate=0"], ["magrpo.learning_rate", "0"]),
+    (["magrpo.learning_rate=-1e-4"], ["magrpo.learning_rate", "-0.0001"]),
+    (["magrpo.learning_rate=nan"], ["magrpo.learning_rate", "nan", "finite"]),
+    (["magrpo.max_grad_norm=.inf"], ["magrpo.max_grad_norm", "inf", "finite"]),
+    (["reward_processor.shift=nan"], ["reward_processor.shift", "nan", "finite"]),
+    (["magrpo.discount=1.5"], ["magrpo.discount", "1.5", "between 0 and 1"]),
+    (["magrpo.batch_size=0"], ["magrpo.batch_size", "0", "at least 1"]),
+    (["magrpo.top_p=2"], ["magrpo.top_p", "2"]),
+    (["agents=[a,b,c]"], ["agents", "num_agents=2"]),
+    (["lora.r=0"], ["lora.r", "0"]),
+    (["sandbox.timeout=0"], ["sandbox.timeout", "0"]),
+    (["external.sandbox_slice=some"], ["external.sandbox_slice", "'some'", "'all'"]),
+    (["agent_model.max_length=64"], ["agent_model.max_length", "64", "max_new_tokens=64"]),
+    (["agent_model.torch_dtype=int8"], ["agent_model.torch_dtype", "'int8'", "bfloat16"]),
+]
+
+
+@pytest.mark.parametrize(("items", "named"), REFUSED, ids=lambda value: str(value[0]))
+def test_a_mistake_is_refused_in_one_line(items, named):
+    with pytest.raises(ConfigError) as error:
+        parse("--override", *items)
+    line = str(error.value)
+    assert "\n" not in line
+    for word in named:
+        assert word in line
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "items", "named"),
+    [
+        ("grpo", ["grpo.num_agents=2"], ["grpo.num_agents", "2", "magrpo"]),
+        ("madpo", ["madpo.num_turns=2"], ["madpo.num_turns", "2"]),
+        ("madpo", ["madpo.joint_mode=cross"], ["madpo.joint_mode", "align"]),
+        ("madpo", ["madpo.pair_selection=all"], ["preference_pairs_per_sample", "null"]),
+        ("marlhf", ["magrpo.num_turns=2"], ["magrpo.num_turns", "2"]),
+        ("ppo", ["lora.dropout=0.1"], ["lora.dropout", "0.1"]),
+        ("ppo", ["ppo.joint_mode=cross"], ["ppo.joint_mode", "cross"]),
+        ("shppo", ["shppo.gae_lambda=2"], ["shppo.gae_lambda", "2"]),
+    ],
+)
+def test_what_does_not_go_together_is_refused(algorithm, items, named, tmp_path):
+    file = write(tmp_path, f"{algorithm}: {{seed: 1}}\n".replace("seed: 1", ""))
+    with pytest.raises(ConfigError) as error:
+        parse("--override", *items, algorithm=algorithm, file=file)
+    for word in named:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("magrpo: [1, 2]\n", "magrpo"),
+        ("- a\n- b\n", "mapping"),
+        ("magrpo: {a: [}\n", "YAML"),
+        ("seed: ${nowhere}\n", "nowhere"),
+        ("magrpo: {num_turn: 2}\n", "did you mean `magrpo.num_turns`?"),
+        ("trainer: {num_turns: 2}\n", "trainer.num_turns"),
+    ],
+)
+def test_a_bad_file_is_named(text, named, tmp_path):
+    with pytest.raises(ConfigError, match="(?s)^[^\n]*$") as error:
+        load(write(tmp_path, text))
+    assert named in str(error.value)
+
+
+# ------------------------------------------------------------------------------ real processes
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--config", "configs/nowhere.yaml"],
+        ["--config", QUICKSTART, "--override", "magrpo.num_turns=two"],
+        ["--config", QUICKSTART, "--override", "dataset.train_split=nowhere[:3]"],
+        ["--config", QUICKSTART, "--override", "dataset.name=/nowhere/tasks.jsonl"],
+        ["--config", QUICKSTART, "--override", "agent_model.name=/nowhere/model"],
+        ["--config", QUICKSTART, "--override", "output.dir=/proc/nowhere"],
+        ["--config", QUICKSTART, "--dry-run", "--override", "magrpo.batch_size=0"],
+    ],
+    ids=lambda arguments: arguments[-1],
+)
+def test_the_users_mistake_ends_with_2_and_one_line(arguments, tmp_path):
+    folder = [] if "output.dir" in arguments[-1] else ["--override", f"output.dir={tmp_path}"]
+    done = run("train_magrpo.py", *arguments, *folder)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_without_a_config_the_usage_is_told():
+    done = run("train_magrpo.py")
+    assert done.returncode == 2
+    assert "--config" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--config", QUICKSTART, "--override", "magrpo.nothing=1"],
+        ["--config", QUICKSTART, "--dry-run"],
+    ],
+    ids=["help", "mistake", "dry-run"],
+)
+def test_answers_come_before_anything_heavy_is_imported(arguments):
+    done = run("-X", "importtime", "train_magrpo.py", *arguments)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "comlrl.config" in imported
+    assert not imported & {"torch", "transformers", "datasets", "peft", "wandb", "rich"}
+
+
+def test_notices_go_to_stderr(tmp_path):
+    file = write(tmp_path, "magrpo: {joint_mode: aligned, rollout_buffer_size: 4}\n")
+    done = run("train_magrpo.py", "--config", file, "--dry-run")
+    assert done.returncode == 0
+    assert [line.partition(":")[0] for line in done.stderr.splitlines()] == ["notice", "notice"]
