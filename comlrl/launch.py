@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from comlrl.config import Config, ConfigError, Loader, Setting, parse_override, parse_value
-from trainers.configs import sections_of, temperature, top_k, top_p, validate
+from trainers.configs import online_section, sections_of, temperature, top_k, top_p, validate
 
 if TYPE_CHECKING:
     from comlrl.generation import Generator
@@ -65,7 +65,7 @@ class Run:
     shape: Shape
     train_tasks: list[Task]
     eval_tasks: list[Task]
-    resume: bool
+    resume: bool  # --resume was given
 
 
 def main(algorithm: str, build: Callable[[Run], Trainer], argv: Sequence[str] | None = None) -> int:
@@ -176,11 +176,12 @@ def _execute(config: Config, build: Callable[[Run], Trainer], resume: bool, forc
     tasks = load_both_splits(config)
     found = checkpoint.newest(run_dir) if resume else None
     config = replace(config, output=replace(config.output, dir=str(run_dir)))
-    if found is not None:
+    if found is not None or (resume and (run_dir / "config.yaml").exists()):
         from comlrl.resume import check_unchanged
 
         check_unchanged(run_dir / "config.yaml", config, force)
     run = assemble(config, run_dir, *tasks, resume=found is not None)
+    run = replace(run, resume=resume)  # what was left before the first checkpoint counts as well
     try:
         trainer = build(run)
         if distributed.is_main():
@@ -263,7 +264,9 @@ def assemble(
     from comlrl.types import Sampling
 
     section = config.section
-    reference = section.kl_coef > 0 or bool(getattr(section, "dpo_reference", False))
+    reference = any(s.kl_coef > 0 for s in config.sections.values()) or bool(
+        getattr(section, "dpo_reference", False)
+    )
     team = build_team(config, reference=reference)
     generator = Generator(team, config.generation.max_batch_tokens, config.agent_model.max_length)
     sampling = Sampling(
@@ -283,7 +286,7 @@ def assemble(
         section.early_termination_threshold,
     )
     loop = Loop(
-        section,
+        online_section(config) if config.algorithm == "marlhf" else section,
         train,
         lambda epoch, count: order((config.seed, "epoch", epoch), count),
         run_dir=run_dir,

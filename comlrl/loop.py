@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import math
-import signal
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from comlrl import checkpoint, distributed
+from comlrl.collapse import Collapse
+from comlrl.config import ConfigError
+from comlrl.signals import Interrupted, Signals
 from comlrl.types import Logger, LogRecord, Task, Tree
-
-
-class Interrupted(Exception):
-    """A signal ended the run after a checkpoint was saved; ``code`` is the exit code."""
-
-    def __init__(self, number: int, path: Path | None) -> None:
-        self.code = 128 + number
-        where = f"saved {path}; continue with --resume" if path else "nothing was saved"
-        super().__init__(f"{signal.Signals(number).name}: {where}")
 
 
 class Stateful(Protocol):
@@ -57,6 +54,9 @@ class Counters:
     scored_joint_actions: int = 0
     sampled_tokens: int = 0
     train_seconds: float = 0.0
+    wall_seconds: float = 0.0  # of the processes before this one
+    logged: int = 0  # lines of metrics.jsonl
+    evaluated: int = -1  # training steps done at the last evaluation
     eval_start: dict[str, float] | None = None
     eval_end: dict[str, float] | None = None
     extra: dict[str, Any] = field(default_factory=dict)  # the W&B run id
@@ -74,15 +74,20 @@ class Loop:
         run_dir: Path,
         logger: Logger,
         evaluate: Callable[[], tuple[list[Tree], dict[str, float]]] | None,
+        seed: int = 0,
+        signals: Signals | None = None,
     ) -> None:
         """``section``: the algorithm's keys. ``shuffle``: (epoch, count) → order of the tasks.
-        ``evaluate``: trees and metrics of the present policy; None: never."""
+        ``evaluate``: trees and metrics of the present policy; None: never. ``seed``: of what
+        draws from global generators (dropout). ``signals``: None: none are heeded."""
         self.section, self.tasks, self.shuffle = section, tasks, shuffle
         self.run_dir, self.logger, self.evaluate = run_dir, logger, evaluate
+        self.seed, self.signals = seed, signals or Signals()
         self.counters = Counters()
         self.trainer: Stateful | None = None
-        self._signal: int | None = None
-        self._previous: dict[int, Any] = {}
+        self._started = time.monotonic()
+        self._pause = 0.0  # seconds of logging within the present step
+        self._saved: tuple[int, Path] | None = None  # training steps in the newest checkpoint
         self._collapse = Collapse()
 
     @property
@@ -101,29 +106,49 @@ class Loop:
         known = [end for end in ends if end is not None]
         return min(known) if known else None
 
-    def resume(self, found: checkpoint.Checkpoint, trainer: Stateful) -> None:
-        """Go on from a checkpoint."""
+    @property
+    def wall_seconds(self) -> float:
+        """Seconds since the run began, those of interrupted processes included."""
+        return self.counters.wall_seconds + time.monotonic() - self._started
+
+    def resume(
+        self, found: checkpoint.Checkpoint, trainer: Stateful, *, force: bool = False
+    ) -> None:
+        """Go on from a checkpoint.
+
+        Raises ConfigError where it was made by another team or (unless ``force``) other tasks.
+        """
+        if found.state["tasks"] != self._fingerprint() and not force:
+            raise ConfigError(
+                f"--resume: the training tasks are not those of {found.path}; restore the "
+                "dataset, or add --resume-force"
+            )
         self.counters = Counters(**found.state["loop"])
-        trainer.load(found.state["trainer"], found.tensors)
+        self._collapse.load(found.state["collapse"])
+        try:
+            trainer.load(found.state["trainer"], found.tensors)
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise ConfigError(
+                f"--resume: {found.path} does not fit this configuration: {_line(error)}"
+            ) from error
+        self._saved = (self.counters.steps, found.path)
 
     def steps(self, trainer: Stateful) -> Iterator[Step]:
         """Training steps until the first of the run's ends; evaluates before and after."""
         self.trainer = trainer
-        with self._signals():
-            if self.counters.steps == 0:
-                self._evaluate()
-            while not self._over():
-                index = self.counters.steps
-                epoch, within = divmod(index, self.steps_per_epoch)
-                order = self.shuffle(epoch, len(self.tasks))
-                size = self.section.batch_size
-                chosen = [self.tasks[i] for i in order[within * size : (within + 1) * size]]
-                started = time.monotonic()
-                yield Step(index + 1, epoch, chosen)
-                self.counters.train_seconds += time.monotonic() - started - self._pause
-                self._after()
-            if self.section.eval_interval and self.counters.steps % self.section.eval_interval:
-                self._evaluate()
+        self.signals.defer()
+        self._evaluate_if_due()
+        while not self._over():
+            index = self.counters.steps
+            epoch, within = divmod(index, self.steps_per_epoch)
+            order = self.shuffle(epoch, len(self.tasks))
+            size = self.section.batch_size
+            chosen = [self.tasks[i] for i in order[within * size : (within + 1) * size]]
+            self._seed(index + 1)
+            self._pause, started = 0.0, time.monotonic()
+            yield Step(index + 1, epoch, chosen)
+            self.counters.train_seconds += time.monotonic() - started - self._pause
+            self._after()
 
     def record(
         self,
@@ -136,7 +161,10 @@ class Loop:
         metrics: Mapping[str, float],
         trees: Sequence[Tree] = (),
     ) -> None:
-        """Count a finished step and log it where the cadence says so."""
+        """Count a finished step and log it where the cadence says so.
+
+        Counts and metrics are those of all processes, and the same on each.
+        """
         counters = self.counters
         counters.steps, counters.epoch = step.index, step.epoch
         counters.env_steps += env_steps
@@ -145,29 +173,47 @@ class Loop:
         counters.sampled_tokens += tokens
         started = time.monotonic()
         if step.index % self.section.logging_steps == 0 or step.index == self.total_steps:
-            record = self._record("train", metrics)
-            self.logger.log(record)
-            if trees:
-                self.logger.episodes(record, trees)
+            self._log("train", metrics, trees)
         for warning in self._collapse.look(metrics):
-            print(f"warning: {warning}", flush=True)
+            if distributed.is_main():
+                print(f"warning: {warning}", flush=True)
         self._pause = time.monotonic() - started
 
-    def save(self) -> Path | None:
-        """Write a checkpoint now; on the main process."""
+    def save(self) -> Path:
+        """Write a checkpoint of this step, unless there is one; its path, on every process."""
         assert self.trainer is not None
+        if self._saved is not None and self._saved[0] == self.counters.steps:
+            return self._saved[1]
         tensors = self.trainer.state_tensors()
-        if not distributed.is_main():
-            return None
-        return checkpoint.save(
-            self.run_dir,
-            self.counters.steps,
-            {"loop": asdict(self.counters), "trainer": self.trainer.state()},
-            tensors,
-            self.section.save_total_limit,
+        state = {
+            "loop": asdict(self.counters) | {"wall_seconds": self.wall_seconds},
+            "trainer": self.trainer.state(),
+            "collapse": self._collapse.state(),
+            "tasks": self._fingerprint(),
+        }
+        path = distributed.from_main(
+            lambda: checkpoint.save(
+                self.run_dir,
+                self.counters.steps,
+                state,
+                tensors,
+                self.section.save_total_limit,
+            )
         )
+        self._saved = (self.counters.steps, path)
+        return path
 
-    _pause = 0.0
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """A stage before the training steps that asks ``heed`` about signals, and is not torn."""
+        with self.signals.deferring():
+            yield
+
+    def heed(self, saved: Path) -> None:
+        """Raises Interrupted where a signal has come; ``saved`` holds what was done so far."""
+        number = self._received()
+        if number is not None:
+            raise Interrupted(number, saved)
 
     def _over(self) -> bool:
         total, most = self.total_steps, self.section.max_env_steps
@@ -176,82 +222,69 @@ class Loop:
         )
 
     def _after(self) -> None:
-        done, section = self.counters.steps, self.section
-        if section.eval_interval and done % section.eval_interval == 0:
-            self._evaluate()
+        """What is due behind a step. Evaluation comes before saving, so that it is not repeated."""
+        self._leave_if_asked()
+        self._evaluate_if_due()
+        self._leave_if_asked()
+        every = self.section.save_steps
+        if every and (self.counters.steps % every == 0 or self._over()):
+            self.save()
+
+    def _leave_if_asked(self) -> None:
         number = self._received()
         if number is not None:
             raise Interrupted(number, self.save())
-        if section.save_steps and done % section.save_steps == 0:
-            self.save()
+
+    def _evaluate_if_due(self) -> None:
+        """Before the first step, at the cadence, and after the last; once at each."""
+        done, every = self.counters.steps, self.section.eval_interval
+        if self.evaluate is None or not every or self.counters.evaluated == done:
+            return
+        if done % every == 0 or self._over():
+            self._evaluate()
 
     def _evaluate(self) -> None:
-        if self.evaluate is None or not self.section.eval_interval:
-            return
-        trees, metrics = self.evaluate()
-        record = self._record("eval", metrics)
-        self.logger.log(record)
-        self.logger.episodes(record, trees)
+        assert self.evaluate is not None
+        # Several processes evaluate together: there one cannot leave in the middle.
+        alone = distributed.world_size() == 1
+        try:
+            with self.signals.abandoning() if alone else contextlib.nullcontext():
+                trees, metrics = self.evaluate()
+        except Interrupted as interrupted:
+            raise Interrupted(interrupted.number, self.save()) from None
+        self.counters.evaluated = self.counters.steps
+        self._log("eval", metrics, trees)
         self.counters.eval_end = dict(metrics)
         if self.counters.eval_start is None:
             self.counters.eval_start = dict(metrics)
 
-    def _record(self, phase: Any, metrics: Mapping[str, float]) -> LogRecord:
+    def _log(self, phase: Any, metrics: Mapping[str, float], trees: Sequence[Tree]) -> None:
         counters = self.counters
-        return LogRecord(counters.env_steps, counters.updates, counters.epoch, phase, metrics)
+        counters.logged += 1
+        record = LogRecord(counters.env_steps, counters.updates, counters.epoch, phase, metrics)
+        self.logger.log(record)
+        if trees:
+            self.logger.episodes(record, trees)
 
     def _received(self) -> int | None:
         """The signal that any process has received, or None."""
-        return max(distributed.everyone(self._signal or 0)) or None
+        return max(distributed.everyone(self.signals.received or 0)) or None
 
-    def _signals(self) -> Any:
-        return _Handlers(self)
+    def _seed(self, step: int) -> None:
+        """Global generators anew at each step, alike on all processes: dropout and the like then
+        need no generator state to resume."""
+        seed = int(hashlib.blake2b(f"{self.seed} {step}".encode(), digest_size=4).hexdigest(), 16)
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
 
-
-class _Handlers:
-    """SIGINT and SIGTERM end the run after its step; the second one leaves at once."""
-
-    def __init__(self, loop: Loop) -> None:
-        self.loop = loop
-        self.previous: dict[int, Any] = {}
-
-    def __enter__(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self.previous[number] = signal.signal(number, self.receive)
-
-    def __exit__(self, *_: Any) -> None:
-        for number, handler in self.previous.items():
-            signal.signal(number, handler)
-
-    def receive(self, number: int, _: Any) -> None:
-        print(f"\n{signal.Signals(number).name}: finishing this step, then saving", flush=True)
-        self.loop._signal = number
-        signal.signal(number, signal.SIG_DFL)
+    def _fingerprint(self) -> str:
+        """Of the training tasks, in order."""
+        digest = hashlib.sha256()
+        for task in self.tasks:
+            digest.update(repr((task.task_id, task.prompt, task.test, task.entry_point)).encode())
+        return digest.hexdigest()
 
 
-class Collapse:
-    """Notices a policy that falls off a cliff: entropy or reward far below its recent level."""
-
-    def __init__(self, memory: float = 0.9, share: float = 0.1) -> None:
-        self.memory, self.share = memory, share
-        self.level: dict[str, float] = {}
-        self.seen = 0
-        self.told: set[str] = set()
-
-    def look(self, metrics: Mapping[str, float]) -> list[str]:
-        """Warnings that this step's metrics give cause for; each once a run."""
-        self.seen += 1
-        warnings = []
-        for name in ("entropy", "reward_mean"):
-            value = metrics.get(name)
-            if value is None:
-                continue
-            level = self.level.get(name, value)
-            if self.seen > 5 and level > 0 and value < self.share * level and name not in self.told:
-                self.told.add(name)
-                warnings.append(
-                    f"{name} fell to {value:.3g} from about {level:.3g}: the policy may have "
-                    "collapsed; a lower learning_rate or a kl_coef > 0 may help"
-                )
-            self.level[name] = self.memory * level + (1 - self.memory) * value
-        return warnings
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -6,7 +6,7 @@ are in the docstrings of the trainers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from comlrl.config import Config, ConfigError
@@ -67,7 +67,8 @@ class PreferenceConfig(CommonConfig):
     preference_num_candidates: int = 16  # joint candidates sampled for each task
     preference_pairs_per_sample: int | None = 4  # pairs kept for each task; null: all of them
     pair_selection: Literal["reward_gap", "random", "all"] = "reward_gap"
-    preferences: str | None = None  # read this preferences.jsonl instead of sampling
+    preference_holdout: float = 0.1  # share of the tasks whose pairs are kept to measure with
+    preferences: str | None = None  # preferences.jsonl (or a run's folder) to read, not sample
     discount: float = 1.0
 
 
@@ -84,7 +85,11 @@ class MADPOConfig(PreferenceConfig):
 
 @dataclass(frozen=True)
 class MARLHFConfig(PreferenceConfig):
-    """Preferences → joint reward model → online reinforcement learning."""
+    """Preferences → joint reward model → online reinforcement learning.
+
+    The common keys here hold for the online stage too, save those that its own section
+    (``magrpo:``, ``ppo:``) gives; see ``online_section``.
+    """
 
     rl_algorithm: Literal["magrpo", "reinforce", "rloo", "remax", "ppo"] = "magrpo"
     reward_model: str | None = None  # read this reward model instead of training one
@@ -95,23 +100,22 @@ class MARLHFConfig(PreferenceConfig):
     reward_max_length: int = 2048
     reward_freeze_backbone: bool = False
     reward_min_accuracy: float = 0.55  # on held-out pairs; below it the run stops before RL
-    reward_scale: float = 1.0  # of the standardized score
-    reward_shift_score: float = 0.0
 
 
 @dataclass(frozen=True)
 class ActorCriticConfig(CommonConfig):
-    """Keys that PPO and SHPPO share."""
+    """Keys that PPO and SHPPO share; ``train_batch_size`` is the size of a minibatch, in nodes."""
 
-    ppo_epochs: int = 4
-    num_minibatches: int = 4
-    clip_range: float = 0.2
-    value_clip_range: float | None = 0.2
+    ppo_epochs: int = 4  # passes over a step's samples
+    clip_range: float = 0.2  # of the importance ratio around 1
+    value_clip_range: float | None = 0.2  # of the value around its old one; null: no clipping
     value_learning_rate: float = 1e-3
     entropy_coef: float = 0.0
     gae_lambda: float = 0.95
-    target_kl: float | None = None  # ends a step's epochs where approximate KL exceeds it
-    normalize_advantages: bool = True
+    target_kl: float | None = (
+        None  # an epoch's mean KL(old ‖ new) that ends the epochs
+    )
+    normalize_advantages: bool = True  # to mean 0 and standard deviation 1 within a step
 
 
 @dataclass(frozen=True)
@@ -120,9 +124,9 @@ class PPOConfig(ActorCriticConfig):
 
     num_agents: int = 1
     critic: Literal["independent", "centralized"] = "independent"
-    gamma_token: float = 1.0
-    kl_target: float | None = None  # adapts kl_coef towards it; null: fixed
-    kl_horizon: int = 10000
+    gamma_token: float = 1.0  # between the tokens of a turn
+    kl_target: float | None = None  # mean KL of a token that kl_coef adapts to; null: fixed
+    kl_horizon: int = 10000  # joint actions over which kl_coef may grow by a fifth
 
 
 @dataclass(frozen=True)
@@ -132,10 +136,10 @@ class SHPPOConfig(ActorCriticConfig):
     discount: float = 0.95
     gae_lambda: float = 0.9
     latent_dim: int = 8
-    latent_hidden: int = 64
-    heterogeneous_rank: int = 16
-    lambda_e: float = 0.01
-    lambda_d: float = 0.1
+    latent_hidden: int = 64  # width of the encoder's and the inference net's layers
+    heterogeneous_rank: int = 16  # rank of A and B, size of the generated matrix
+    lambda_e: float = 0.01  # of the latents' entropy
+    lambda_d: float = 0.1  # of the distance between agents' latents
     latent_learning_rate: float = 1e-3
     inference_learning_rate: float = 1e-3
 
@@ -159,7 +163,9 @@ def sections_of(algorithm: str) -> dict[str, type]:
 
 def validate(config: Config) -> None:
     """Refuse values and relations that cannot work. Raises ConfigError."""
-    for name, section in config.sections.items():
+    if config.algorithm in ("madpo", "marlhf"):
+        _preferences(config)
+    for name, section in _read(config).items():
         _ranges(name, section)
         _relations(name, section, config)
     team = config.section.num_agents
@@ -170,9 +176,7 @@ def validate(config: Config) -> None:
                 f"{key}: {list(given)} has {len(given)} entries for "
                 f"{config.algorithm}.num_agents={team}; give one for each agent"
             )
-    if config.algorithm in ("madpo", "marlhf"):
-        _single_turn(config)
-    if config.algorithm in ("ppo", "shppo") and config.lora.dropout > 0:
+    if {"ppo", "shppo"} & set(_online(config)) and config.lora.dropout > 0:
         raise ConfigError(
             f"lora.dropout: {config.lora.dropout} would make the first PPO ratio differ from 1; "
             "set lora.dropout=0"
@@ -187,11 +191,16 @@ def _ranges(name: str, section: CommonConfig) -> None:
         "max_env_steps": 0, "warmup_steps": 0, "kl_coef": 0, "logging_steps": 1,
         "eval_interval": 0, "eval_num_samples": 1, "save_steps": 0, "save_total_limit": 1,
         "top_k": 1, "preference_num_candidates": 2, "preference_pairs_per_sample": 1,
-        "ppo_epochs": 1, "num_minibatches": 1, "latent_dim": 1, "heterogeneous_rank": 1,
+        "ppo_epochs": 1, "latent_dim": 1, "latent_hidden": 1, "heterogeneous_rank": 1,
+        "entropy_coef": 0, "lambda_e": 0, "lambda_d": 0, "kl_horizon": 1,
         "reward_num_train_epochs": 1, "reward_train_batch_size": 1, "reward_max_length": 8,
         "temperature": 0, "discount": 0,
     }  # fmt: skip
-    above_zero = ("learning_rate", "max_grad_norm", "dpo_beta", "clip_range", "value_learning_rate")
+    above_zero = (
+        "learning_rate", "max_grad_norm", "dpo_beta", "clip_range", "value_learning_rate",
+        "value_clip_range", "target_kl", "kl_target", "latent_learning_rate",
+        "inference_learning_rate", "reward_learning_rate",
+    )  # fmt: skip
     for key, least in at_least.items():
         value = getattr(section, key, None)
         if value is not None and value < least:
@@ -228,8 +237,28 @@ def _relations(name: str, section: CommonConfig, config: Config) -> None:
         raise ConfigError(f"grpo.num_agents: {section.num_agents}; GRPO has 1 agent, use magrpo")
     if temperature(section, config) == 0:
         raise ConfigError(f"{name}.temperature: 0 samples nothing to learn from; give more than 0")
-    if isinstance(section, ActorCriticConfig) and section.joint_mode != "align":
+    if isinstance(section, ActorCriticConfig):
+        _actor_critic(name, section, config)
+
+
+def _actor_critic(name: str, section: ActorCriticConfig, config: Config) -> None:
+    if section.joint_mode != "align":
         raise ConfigError(f"{name}.joint_mode: '{section.joint_mode}'; rollouts are chains: align")
+    if section.handoff is not None:
+        raise ConfigError(
+            f"{name}.handoff: '{section.handoff}'; rollouts are chains, so that every sample is "
+            "followed: give null"
+        )
+    if isinstance(section, PPOConfig) and section.kl_target is not None and section.kl_coef == 0:
+        raise ConfigError(
+            f"{name}.kl_target: {section.kl_target} adapts kl_coef by factors, and 0 stays 0; "
+            f"give {name}.kl_coef above 0"
+        )
+    if name == "shppo" and config.agents is not None:
+        raise ConfigError(
+            f"agents: {list(config.agents)}; SHPPO's agents share one policy: give "
+            "agent_model.name, and agents=null"
+        )
 
 
 def _online(config: Config) -> tuple[str, ...]:
@@ -239,26 +268,98 @@ def _online(config: Config) -> tuple[str, ...]:
     return ("ppo",) if config.section.rl_algorithm == "ppo" else ("magrpo",)
 
 
-def _single_turn(config: Config) -> None:
-    for name in dict.fromkeys((config.algorithm, *_online(config))):
-        section = config.sections.get(name)
-        if section is None:
-            continue
-        if section.num_turns != 1:
+def _read(config: Config) -> dict[str, CommonConfig]:
+    """The sections that the run reads, as it reads them."""
+    if config.algorithm != "marlhf":
+        return {config.algorithm: config.section}
+    return {"marlhf": config.section, _online(config)[0]: online_section(config)}
+
+
+# Common keys that the collection of preferences reads as well: MARLHF's own section has them.
+COLLECTION_KEYS = (
+    "num_agents", "max_new_tokens", "temperature", "top_p", "top_k", "eval_interval",
+    "eval_num_samples",
+)  # fmt: skip
+RL_ADVANTAGES = {"reinforce": "raw", "rloo": "rloo", "remax": "greedy"}
+
+
+def online_section(config: Config) -> MAGRPOConfig | PPOConfig:
+    """What MARLHF's online trainer is built from: ``magrpo:`` (or ``ppo:``) over ``marlhf:``.
+
+    A common key is given once, in either section; ``COLLECTION_KEYS`` in ``marlhf:``. What comes
+    out drives the loop as well. Raises ConfigError where the two disagree.
+    """
+    own, name = config.section, _online(config)[0]
+    section = config.sections[name]
+    values = {}
+    for key in (f.name for f in fields(CommonConfig)):
+        general, special = getattr(own, key), getattr(section, key)
+        if special in (getattr(type(section), key), general):  # a default gives way
+            values[key] = general
+        elif general == getattr(type(own), key) and key not in COLLECTION_KEYS:
+            values[key] = special
+        else:
             raise ConfigError(
-                f"{name}.num_turns: {section.num_turns}; preferences compare single joint "
+                f"{name}.{key}: {special!r} beside marlhf.{key}={general!r}; "
+                f"give it once, as marlhf.{key}"
+            )
+    if (advantage := RL_ADVANTAGES.get(own.rl_algorithm)) is not None:
+        if section.advantage not in (MAGRPOConfig.advantage, advantage):
+            raise ConfigError(
+                f"magrpo.advantage: '{section.advantage}' beside "
+                f"marlhf.rl_algorithm={own.rl_algorithm}, which is '{advantage}'; leave it out"
+            )
+        values["advantage"] = advantage
+    return replace(section, **values)
+
+
+def _preferences(config: Config) -> None:
+    """What learning from preferences cannot do."""
+    for name in dict.fromkeys((config.algorithm, *_online(config))):
+        given = config.sections[name]
+        if given.num_turns != 1:
+            raise ConfigError(
+                f"{name}.num_turns: {given.num_turns}; preferences compare single joint "
                 "actions, so num_turns must be 1"
             )
-        if section.joint_mode != "align":
+        if given.joint_mode != "align":
             raise ConfigError(
-                f"{name}.joint_mode: '{section.joint_mode}'; a preference pair is two aligned "
+                f"{name}.joint_mode: '{given.joint_mode}'; a preference pair is two aligned "
                 "joint actions, so joint_mode must be align"
             )
-    section = config.section
+        if given.handoff is not None:
+            raise ConfigError(
+                f"{name}.handoff: '{given.handoff}'; nothing follows a single turn: give null"
+            )
+    section, name = config.section, config.algorithm
     if section.pair_selection == "all" and section.preference_pairs_per_sample is not None:
         raise ConfigError(
-            f"{config.algorithm}.preference_pairs_per_sample: "
+            f"{name}.preference_pairs_per_sample: "
             f"{section.preference_pairs_per_sample} with pair_selection=all; set it to null"
+        )
+    least = 0.0 if isinstance(section, MADPOConfig) else 1e-9  # a reward model must be measured
+    if not least <= section.preference_holdout < 1:
+        raise ConfigError(
+            f"{name}.preference_holdout: {section.preference_holdout} must lie between 0 and 1"
+        )
+    if isinstance(section, MADPOConfig):
+        _madpo(section)
+
+
+def _madpo(section: MADPOConfig) -> None:
+    if section.kl_coef > 0:
+        raise ConfigError(
+            f"madpo.kl_coef: {section.kl_coef}; DPO's reference is dpo_reference=true: give 0"
+        )
+    trained = section.train_agents
+    if trained is not None and (
+        not trained
+        or len(set(trained)) < len(trained)
+        or not all(0 <= agent < section.num_agents for agent in trained)
+    ):
+        raise ConfigError(
+            f"madpo.train_agents: {list(trained)}; give numbers from 0 to "
+            f"{section.num_agents - 1}, each once, or null"
         )
 
 
