@@ -120,8 +120,9 @@ class _Run:
             return candidate.failure, False
         if error is None:
             return None, False
-        line = candidate.line if error is candidate.raised else None
-        return (type(error).__name__, str(error)[:SHORT], line), False
+        if error is candidate.raised:
+            return (type(error).__name__, candidate.message, candidate.line), False
+        return (type(error).__name__, str(error)[:SHORT], None), False
 
     def _timeout(self) -> Failure:
         candidate = self.candidate

@@ -68,6 +68,7 @@ class Candidate:
         self.load_failure: Failure | None = None  # of the program as a whole
         self.raised: BaseException | None = None
         self.line: int | None = None  # where the program raised it
+        self.message = ""  # what it said
         self.last: Any = None  # what it returned last
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
@@ -185,7 +186,8 @@ class Candidate:
             return body
         if status == "u":
             raise self._fail("Unsupported", f"result: {body}")
-        names, arguments, _, line = body
+        names, arguments, message, line = body
+        self.message = str(message)[:SHORT]
         self.line = line if isinstance(line, int) else None
         kind = getattr(builtins, _builtin_name(names))
         self.raised = kind.__new__(kind)
@@ -203,6 +205,8 @@ def _builtin_name(names: list[str]) -> str:
 
 
 def _status_text(status: int) -> str:
+    if status == -signal.SIGKILL:
+        return "it was killed, or closed the channel to the tests"
     return f"signal {-status}" if status < 0 else f"exit status {status}"
 
 

@@ -28,7 +28,11 @@ class PlainIterator:
     """An iterator that came back: its items, then its end, its error, or the bound."""
 
     def __init__(self, items: list[Any], ending: Any) -> None:
+        self._count = len(items)
         self._items, self._ending = iter(list(items)), str(ending)
+
+    def __repr__(self) -> str:
+        return f"<iterator of {self._count} items{' or more' * (self._ending == _MORE)}>"
 
     def __iter__(self) -> Iterator[Any]:
         return self

@@ -16,7 +16,7 @@ from rewards.sandbox.confine import FIRST_UID
 from rewards.sandbox.launch import LEVELS, failure
 
 SECTIONS = Path(__file__).with_name("adversaries.txt").read_text().split("\n==== ")[1:]
-PROGRAMS = {name: text for name, text in (section.split("\n", 1) for section in SECTIONS)}
+PROGRAMS = dict(section.split("\n", 1) for section in SECTIONS)
 TIMEOUT = 0.6
 WORKERS = 2
 TEST = """

@@ -1,0 +1,101 @@
+"""What counts as a test, and what is set-up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from comlrl.types import Task
+from rewards.checks import TestError, check_task, split_check
+
+DATA = Path(__file__).parents[2].parent / "shared" / "data"
+
+
+def sources(body: str, entry_point: str = "f", module: str = "") -> list[str]:
+    lines = "\n".join("    " + line for line in body.split("\n"))
+    return [
+        s.source
+        for s in split_check(f"{module}\ndef check(candidate):\n{lines}\n", entry_point).tests
+    ]
+
+
+def test_asserts_that_mention_the_function():
+    body = "assert candidate(1) == 2\nassert f(2) == 3\nassert True\nassert g(1)"
+    assert tests(body) == ["assert candidate(1) == 2", "assert f(2) == 3"]
+
+
+def test_multi_line_asserts_and_loops_are_one_test_each():
+    assert len(sources("assert candidate(\n1\n) == (\n2\n), 'no'")) == 1
+    assert (
+        len(
+            sources(
+                "for x in range(3):\n    assert candidate(x) == x\n    assert candidate(-x) == x"
+            )
+        )
+        == 1
+    )
+
+
+def test_names_that_set_up_bound():
+    assert len(sources("solution = candidate(1)\nassert solution == 1\nassert other == 1")) == 1
+    assert (
+        len(sources("out = []\nfor x in [1]:\n    out.append(candidate(x))\nassert out == [1]"))
+        == 1
+    )
+
+
+def test_calling_a_function_that_asserts_is_asserting():
+    module = "def close(a, b):\n    assert abs(a - b) < 1e-6"
+    assert sources("close(candidate(1), 1.0)\nclose(1, 1)", module=module) == [
+        "close(candidate(1), 1.0)"
+    ]
+    # the definition itself asserts nothing yet
+    assert sources("def ask(x):\n    assert candidate(x) == x\nask(1)\nask(2)") == [
+        "ask(1)",
+        "ask(2)",
+    ]
+
+
+def test_other_parameter_names_and_a_return():
+    check = split_check(
+        "def check(g):\n    assert g(1) == 1\n    return\n    assert g(2) == 2\ncheck(f)", "f"
+    )
+    assert (check.parameter, len(check.tests)) == ("g", 1)
+
+
+@pytest.mark.parametrize(
+    ("test", "says"),
+    [
+        ("def check(candidate):\n    assert candidate(", "does not compile"),
+        (
+            "def check(candidate):\n    if 1:\n        return\n    assert candidate()",
+            "does not compile",
+        ),
+        ("assert f(1) == 1", "defines no `check"),
+        ("def check():\n    assert f(1)", "takes no argument"),
+        ("def check(candidate):\n    assert True", "no assert that mentions"),
+        ("def check(candidate):\n    pass\0", "does not compile"),
+    ],
+)
+def test_useless_tests_name_the_row(test, says):
+    with pytest.raises(TestError, match=says) as error:
+        check_task(Task("Row/7", "", test, "f"))
+    assert "'Row/7'" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the data sets are not on this machine")
+@pytest.mark.parametrize("name", ["HumanEval", "CoopHumanEval"])
+def test_every_row_has_tests(name):
+    counts = {}
+    for line in (DATA / f"{name}.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        task = Task(row["task_id"], row["prompt"], row["test"], row["entry_point"])
+        counts[row["task_id"]] = len(check_task(task).tests)
+    assert min(counts.values()) >= 1
+    if name == "HumanEval":
+        # read off the file: loops that assert in 32, 38, 44, 50 and 53
+        assert {i: counts[f"HumanEval/{i}"] for i in (0, 32, 33, 38, 44, 50, 53)} == {
+            0: 7, 32: 1, 33: 7, 38: 1, 44: 7, 50: 1, 53: 6
+        }  # fmt: skip

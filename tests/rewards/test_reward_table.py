@@ -1,0 +1,233 @@
+"""Every HumanEval problem earns exactly what the table of docs/rewards says, variant by variant."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from comlrl.types import JointAction, Task
+from rewards.code_rewards import CodeReward, execution_breakdowns_aux, execution_reward_aux
+
+DATA = Path(__file__).parents[2].parent / "shared" / "data" / "HumanEval.jsonl"
+needs_data = pytest.mark.skipif(not DATA.exists(), reason="HumanEval.jsonl is not on this machine")
+
+VARIANTS = {
+    # main 0.6 + syntax 0.5 + tests 1.0; without a second agent there is no more to earn
+    "alone": 2.1,
+    "aux_missing": 2.1,
+    # + aux 0.4 + main uses aux 0.5
+    "thin_return": 3.0,
+    "thin_assign": 3.0,
+    # + not a thin wrapper 1.0
+    "real_main": 4.0,
+    "fenced": 4.0,
+    # 4.0 − 0.5
+    "bare_call": 3.5,
+    "unread_name": 3.5,
+    # 0.4 + 0.6, then the syntax stops it
+    "broken_main": 1.0,
+    "broken_aux": 1.0,
+    # 0.4, and main's absence stops it
+    "main_missing": 0.4,
+    "main_without_return": 0.4,
+    # 0.4 + 0.6 + 0.5; no test passes, so nothing for the use of aux
+    "wrong_main": 1.5,
+}
+
+
+class Problem:
+    """One row, and the texts of two agents for each variant."""
+
+    def __init__(self, row: dict) -> None:
+        self.name = row["entry_point"]
+        self.task = Task(row["task_id"], row["prompt"], row["test"], self.name)
+        self.solution = row["prompt"] + row["canonical_solution"]
+        functions = [n for n in ast.parse(self.solution).body if isinstance(n, ast.FunctionDef)]
+        function = next(f for f in functions if f.name == self.name)
+        arguments = ", ".join(a.arg for a in function.args.args)
+        self.head = ast.unparse(function).split("\n")[0]
+        self.function = function
+        self.tuple = f"({arguments},)"
+        self.call = f"aux({arguments})"
+        self.imports = "\n".join(re.findall(r"^(?:import|from) .*$", row["prompt"], re.MULTILINE))
+
+    def main(self, *first: str) -> str:
+        """The solution with statements put before its own."""
+        function = copy.deepcopy(self.function)
+        start = 1 if ast.get_docstring(function) else 0
+        function.body[start:start] = ast.parse("\n".join(first)).body
+        return f"{self.imports}\n{ast.unparse(function)}\n"
+
+    def texts(self, variant: str) -> tuple[str, ...]:
+        echo = "def aux(*values):\n    '''Hands its arguments on.'''\n    return values\n"
+        solved = re.sub(rf"\b{self.name}\b", "aux", self.solution)
+        real = self.main(f"values = {self.call}", f"{self.tuple[1:-1]} = values")
+        fence = (
+            "Sure! Here's the function, don't worry:\n\n```python\n{}\n```\nIt's *done*: `x = (`"
+        )
+        return {
+            "alone": (self.solution,),
+            "aux_missing": ("I have no idea, sorry.", self.solution),
+            "thin_return": (solved, f"{self.head}\n    '''Doc.'''\n    return {self.call}\n"),
+            "thin_assign": (solved, f"{self.head}\n    result = {self.call}\n    return result\n"),
+            "real_main": (echo, real),
+            "fenced": (fence.format(echo), fence.format(real)),
+            "bare_call": (echo, self.main(self.call)),
+            "unread_name": (echo, self.main(f"unread = {self.call}")),
+            "broken_main": (echo, f"{self.head}\n    return (({self.call}\n"),
+            "broken_aux": ("def aux(*values):\n    return ((", real),
+            "main_missing": (echo, "I would return something."),
+            "main_without_return": (echo, f"{self.head}\n    print({self.call})\n"),
+            "wrong_main": (
+                echo,
+                f"{self.head}\n    {self.call}\n    raise ValueError\n    return 1\n",
+            ),
+        }[variant]
+
+
+@pytest.fixture(scope="module")
+def reward():
+    with CodeReward(workers=2) as reward:
+        yield reward
+
+
+@pytest.fixture(scope="module")
+def problems() -> list[Problem]:
+    return [Problem(json.loads(line)) for line in DATA.read_text().splitlines()]
+
+
+@needs_data
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_humaneval_problem(reward, problems, variant):
+    assert len(problems) == 164
+    actions = [JointAction(p.task, p.texts(variant)) for p in problems]
+    values = {a.task.task_id: s.value for a, s in zip(actions, reward.score(actions), strict=True)}
+    wrong = {name: v for name, v in values.items() if v != pytest.approx(VARIANTS[variant])}
+    assert wrong == {}
+
+
+@needs_data
+def test_the_same_program_always_gets_the_same_score(problems):
+    random = [p for p in problems if p.task.task_id in ("HumanEval/38", "HumanEval/50")]
+    # right for a third of the strings: only a repeated draw gives a repeated score
+    text = "import random\n{}\n    return s if random.random() < 0.99 else None\n"
+    actions = [JointAction(p.task, (text.format(p.head),)) for p in random]
+    actions += [JointAction(p.task, (p.solution,)) for p in problems[53:54]]
+    seen = []
+    for _ in range(2):
+        with CodeReward(workers=1) as reward:
+            seen.append([[o.actual for o in s.breakdown.outcomes] for s in reward.score(actions)])
+    assert seen[0] == seen[1]
+
+
+TASK = Task(
+    "t",
+    "",
+    "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(3) == 9\n",
+    "f",
+)
+AUX = "def aux(x):\n    return x * x\n"
+
+
+def total(reward, *texts: str) -> float:
+    return reward.score([JointAction(TASK, texts)])[0].value
+
+
+def test_partial_credit(reward):
+    # 0.6 + 0.5 + 1/2
+    assert total(reward, "def f(x):\n    return 4\n") == pytest.approx(1.6)
+    # 0.4 + 0.6 + 0.5 + 1/2 + 0.5 + 1.0: one passed test is enough for the use of aux
+    assert total(reward, AUX, "def f(x):\n    y = aux(2)\n    return y + 0\n") == pytest.approx(3.5)
+
+
+def test_several_helpers_share(reward):
+    aux2 = AUX.replace("aux", "aux2")
+    both = "def f(x):\n    y = aux(x)\n    z = aux2(x)\n    return (y + z) // 2\n"
+    one = "def f(x):\n    y = aux(x)\n    return y + 0\n"
+    thin = "def f(x):\n    return max(aux(x), aux2(x))\n"
+    assert total(reward, AUX, aux2, both) == pytest.approx(4.0)
+    # 0.4 + 0.6 + 0.5 + 1.0 + 0.5/2 + 1.0
+    assert total(reward, AUX, aux2, one) == pytest.approx(3.75)
+    # one of two helpers there: 0.4/2 + 0.6 + 0.5 + 1.0 + 0.5/2 + 1.0
+    assert total(reward, AUX, "nothing", one) == pytest.approx(3.55)
+    assert total(reward, AUX, aux2, thin) == pytest.approx(3.0)
+    # 3.75 with one of two ignored: aux2 is called, so 4.0 − 0.5
+    ignored = "def f(x):\n    y = aux(x)\n    aux2(x)\n    return y + 0\n"
+    assert total(reward, AUX, aux2, ignored) == pytest.approx(3.5)
+
+
+def test_no_agent_supplies_what_another_is_to_write(reward):
+    everything = AUX + "def f(x):\n    y = aux(x)\n    return y + 0\n"
+    assert total(reward, everything, "pass") == pytest.approx(0.4)  # main is missing
+    # main's own aux does not count and is not there: NameError, so no test passes
+    assert total(reward, "pass", everything) == pytest.approx(0.6 + 0.5)
+
+
+def test_only_what_the_definition_needs_is_taken(reward):
+    text = "import math\nimport missing_module\n\ndef half(x):\n    return math.floor(x / 2)\n\n"
+    text += (
+        "def unused():\n    return nothing\n\ndef f(x):\n    return half(2 * x * x)\n\nf(1 / 0)\n"
+    )
+    score = reward.score([JointAction(TASK, (text,))])[0]
+    assert score.value == pytest.approx(2.1)
+    program = score.breakdown.program
+    assert "missing_module" not in program and "unused" not in program and "1 / 0" not in program
+
+
+def test_future_imports_come_first(reward):
+    future = "from __future__ import annotations\n"
+    text = f"{future}import math\ndef f(x: Missing):\n    return x ** math.floor(2)"
+    assert total(reward, future + AUX, text) == pytest.approx(2.5)  # 4.0 − 0.5 − 1.0: no call
+
+
+def test_breakdown_tells_the_facts(reward):
+    main = "def f(x):\n    y = aux(x)\n    if x == 3:\n        return [][0]\n    return y + 1\n"
+    score = reward.score([JointAction(TASK, (AUX, main))])[0]
+    breakdown = score.breakdown
+    first, second = breakdown.outcomes
+    assert score.value == breakdown.total == pytest.approx(0.4 + 0.6 + 0.5)
+    assert (first.error_type, first.expected, first.actual) == ("AssertionError", "4", "5")
+    assert (second.error_type, second.message) == ("IndexError", "list index out of range")
+    assert breakdown.program.split("\n")[second.line - 1].strip() == "return [][0]"
+    assert (breakdown.helpers, breakdown.defined, breakdown.called) == (
+        ("aux",),
+        ("aux", "f"),
+        ("aux",),
+    )
+    assert breakdown.test_fraction == 0.0 and not breakdown.passed_all
+    assert breakdown.isolation == reward.isolation
+    assert first.source == "assert candidate(2) == 4"
+
+
+def test_syntax_error_is_located(reward):
+    breakdown = reward.score(
+        [JointAction(TASK, (AUX, "def f(x):\n    y = aux(x)\n    return y +\n"))]
+    )[0].breakdown
+    line = breakdown.program.split("\n")[breakdown.syntax_error.line - 1]
+    assert line.strip() == "return y +" == breakdown.syntax_error.text.strip()
+
+
+def test_stable_function():
+    mains = [
+        "def f(x):\n    return aux(x)\n",
+        "def f(x):\n    y = aux(x)\n    return y * 1\n",
+        "no",
+    ]
+    tests = [TASK.test] * 3
+    assert execution_reward_aux([AUX] * 3, mains, tests, ["f"] * 3) == pytest.approx(
+        [3.0, 4.0, 0.4]
+    )
+    prompts = [
+        "import math\n\ndef square(x):\n    return math.prod([x, x])\n\ndef f(x):\n    '''Doc.'''\n"
+    ]
+    assert execution_reward_aux(
+        ["-"], ["def f(x):\n    return square(x)\n"], tests[:1], ["f"], prompts
+    ) == [pytest.approx(2.1)]
+    assert execution_breakdowns_aux([AUX], mains[:1], tests[:1], ["f"])[0].wrapper
+    with pytest.raises(ValueError, match="equally long"):
+        execution_reward_aux([AUX], mains, tests, ["f"] * 3)
