@@ -1,0 +1,145 @@
+"""``--dry-run``: counts worked out by hand, sizes against real models, every shipped file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from comlrl.config import Config, Loader
+from comlrl.dry_run import count_tasks, describe, growth, model_size, training_steps
+from trainers.configs import SECTIONS, MAGRPOConfig, PPOConfig, sections_of, validate
+
+ROOT = Path(__file__).resolve().parent.parent
+SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+def load(path: Path) -> Config:
+    algorithm = next(name for name in SECTIONS if name in path.stem.split("_"))
+    loader = Loader(algorithm, sections_of(algorithm))
+    loader.read(path)
+    config = loader.build()
+    validate(config)
+    return config
+
+
+def section(**keys) -> MAGRPOConfig:
+    return MAGRPOConfig(**{"num_generations": 2, "num_turns": 2} | keys)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_file_is_described_without_network(path):
+    text = describe(load(path))
+    for word in ("agent", "joint actions" if "madpo" not in path.stem else "candidates",
+                 "generation calls", "tokens", "weights", "tasks"):  # fmt: skip
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("keys", "nodes", "joint_actions"),
+    [
+        # One task, G = 2, N = 2, T = 2; half of 12, 8, 40 and 16 for two tasks.
+        ({}, 3, 6),  # align: 1 + 2 nodes of 2 joint actions
+        ({"handoff": "random"}, 2, 4),  # 1 + 1 nodes of 2
+        ({"joint_mode": "cross"}, 5, 20),  # 1 + 4 nodes of 2² = 4
+        ({"joint_mode": "cross", "handoff": "best"}, 2, 8),  # 1 + 1 nodes of 4
+        ({"num_turns": 3, "num_generations": 3}, 13, 39),  # 1 + 3 + 9 nodes of 3
+        ({"num_agents": 3, "joint_mode": "cross", "num_turns": 1}, 1, 8),  # 2³
+    ],
+)
+def test_growth(keys, nodes, joint_actions):
+    tree = growth(section(**keys), "magrpo")
+    assert (tree.nodes, tree.joint_actions) == (nodes, joint_actions)
+    # every node: 2 (or as many as there are) agents × G completions
+    each = keys.get("num_agents", 2) * keys.get("num_generations", 2)
+    assert tree.completions == nodes * each
+
+
+def test_growth_of_chains():
+    # PPO: G = 4 samples at turn 1, each goes on alone: 1 + 4 + 4 nodes, 4 + 4 + 4 joint actions.
+    tree = growth(PPOConfig(num_agents=2, num_turns=3, num_generations=4), "ppo")
+    assert (tree.nodes, tree.joint_actions, tree.completions) == (9, 12, 24)
+
+
+def test_the_first_of_the_ends_decides():
+    # 10 tasks in batches of 4: 3 steps an epoch.
+    assert training_steps(section(batch_size=4, num_train_epochs=2), 10, 6) == 6
+    assert training_steps(section(batch_size=4, num_train_epochs=2, max_steps=5), 10, 6) == 5
+    # 13 environment steps at 6 a step: the third step passes them.
+    assert training_steps(section(batch_size=4, num_train_epochs=2, max_env_steps=13), 10, 6) == 3
+    assert training_steps(section(num_train_epochs=2), None, 6) is None
+    assert training_steps(section(num_train_epochs=2, max_steps=7), None, 6) == 7
+
+
+def test_tasks_are_counted_where_that_needs_no_loading(tmp_path):
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("{}\n" * 5 + "\n")
+    assert count_tasks("openai/openai_humaneval", "test[33:163]")[0] == 130
+    for split, expected in [("test", 5), ("test[2:]", 3), ("test[-2:]", 2), ("test[:-1]", 4)]:
+        assert count_tasks(str(file), split)[0] == expected
+    assert count_tasks(str(file), "test[:50%]")[0] is None
+    assert count_tasks("openai/openai_humaneval", "test[16:]")[0] is None
+    assert "known once" in count_tasks("openai/openai_humaneval", "test")[1]
+
+
+def test_a_size_is_read_from_a_name(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    lora = load(ROOT / "configs" / "magrpo_quickstart.yaml").lora
+    sizes = {
+        "Qwen/Qwen2.5-Coder-3B": 3e9,
+        "Qwen/Qwen2.5-Coder-1.5B-Instruct": 1.5e9,
+        "HuggingFaceTB/SmolLM2-135M": 135e6,
+        "deepseek-ai/deepseek-coder-6.7b-base": 6.7e9,
+        "openai-community/gpt2": None,
+        "a/b8bit": None,
+    }
+    for name, expected in sizes.items():
+        assert model_size(name, lora).parameters == expected
+
+
+def test_sizes_agree_with_the_built_team():
+    from comlrl.team import build_team, parameter_count
+
+    config = load(ROOT / "configs" / "magrpo_quickstart.yaml")
+    size = model_size("builtin:tiny-coder", config.lora)
+    assert size.parameters == parameter_count("builtin:tiny-coder")
+    agent = build_team(config).agents[0]
+    assert size.adapter == sum(p.numel() for p in agent.parameters())
+    shape = agent.model.config
+    # keys and values of every layer: 2 × layers × key/value heads × width of a head
+    width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    assert size.cache == 2 * shape.num_hidden_layers * shape.num_key_value_heads * width
+
+
+def test_a_model_in_the_hub_cache_is_counted(monkeypatch, tmp_path):
+    folder = tmp_path / "models--a--b" / "snapshots" / "c0ffee"
+    folder.mkdir(parents=True)
+    shapes = {"model.layers.0.self_attn.k_proj.weight": [4, 8], "lm_head.weight": [9, 8]}
+    header = json.dumps({name: {"shape": shape} for name, shape in shapes.items()}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    lora = load(ROOT / "configs" / "magrpo_quickstart.yaml").lora
+    size = model_size("a/b", lora)
+    assert size.parameters == 4 * 8 + 9 * 8
+    assert size.adapter == lora.r * (4 + 8)  # A: r × 8, B: 4 × r; never on the head
+    assert size.cache == 2 * 4
+
+
+def test_the_counts_of_a_published_run():
+    text = describe(load(ROOT / "configs" / "magrpo_he_config.yaml"))
+    numbers = {
+        line.split("  ")[0]: [int(n.replace(",", "")) for n in line.split()[-2:]]
+        for line in text.splitlines()
+        if line.startswith(("tasks", "nodes", "joint", "completions", "sampled", "optimizer"))
+    }
+    # 130 tasks one by one, 6 epochs: 780 steps. A tree: 1 + 4 nodes, 20 joint actions,
+    # 5 × 4 × 2 completions of 256 tokens; 5 nodes in updates of 4: 2.
+    assert numbers["tasks"] == [1, 780]
+    assert numbers["nodes ≤"] == [5, 3900]
+    assert numbers["joint actions ≤"] == [20, 15600]
+    assert numbers["completions ≤"] == [40, 31200]
+    assert numbers["sampled tokens ≤"] == [10240, 7987200]
+    assert numbers["optimizer updates ≤"] == [2, 1560]
+    assert "not strictly on-policy" in text
+    assert "5.6 GiB" in text  # 3e9 parameters × 2 bytes / 2³⁰ = 5.59
