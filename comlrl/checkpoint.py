@@ -10,12 +10,14 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 Tensors = Mapping[str, torch.Tensor]
@@ -49,39 +51,65 @@ def save(
     folder = run_dir / "checkpoints"
     final, partial = folder / f"step_{step:06d}", folder / f".partial_{step:06d}"
     try:
-        shutil.rmtree(partial, ignore_errors=True)
+        for torn in folder.glob(".partial_*"):  # of processes that were killed
+            shutil.rmtree(torn)
         partial.mkdir(parents=True)
-        for name, component in tensors.items():
-            contiguous = {k: v.detach().cpu().contiguous() for k, v in component.items()}
-            save_file(contiguous, str(partial / f"{name}.safetensors"))
-        (partial / "state.json").write_text(json.dumps(state, indent=1))
-        sums = {file.name: _sum(file) for file in sorted(partial.iterdir())}
-        (partial / SUMS).write_text(json.dumps(sums, indent=1))
-        for file in partial.iterdir():
-            _flush(file)
-        _flush(partial)
-        if final.exists():
+        _write(partial, state, tensors)
+        if final.exists():  # a damaged one that the run has come to again
             shutil.rmtree(final)
         partial.rename(final)
         _flush(folder)
-    except (OSError, RuntimeError) as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise CheckpointError(f"checkpoint {final} could not be saved: {error}") from error
-    for old in _folders(run_dir)[: -limit if limit else None] if limit else []:
-        shutil.rmtree(old, ignore_errors=True)
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        before = [path for path in _folders(run_dir) if _damage(path) is None]
+        kept = f"{before[-1]} is untouched" if before else "there is none before it"
+        raise CheckpointError(f"checkpoint {final} could not be saved: {reason}; {kept}") from error
+    if limit is not None:
+        for old in [path for path in _folders(run_dir) if path.name <= final.name][:-limit]:
+            shutil.rmtree(old)
     return final
 
 
-def newest(run_dir: Path, warn: Callable[[str], None] = print) -> Checkpoint | None:
+def newest(
+    run_dir: Path, warn: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
+) -> Path | None:
     """The newest good checkpoint of a run, or None; damaged ones are told to ``warn``."""
     for path in reversed(_folders(run_dir)):
         reason = _damage(path)
         if reason is None:
-            state = json.loads((path / "state.json").read_text())
-            files = sorted(path.glob("*.safetensors"))
-            return Checkpoint(path, state, {f.stem: load_file(str(f)) for f in files})
+            return path
         warn(f"checkpoint {path} is damaged ({reason}); the one before is used")
     return None
+
+
+def read(path: Path) -> Checkpoint:
+    """A good checkpoint's content, on the CPU."""
+    state = json.loads((path / "state.json").read_text())
+    files = sorted(path.glob("*.safetensors"))
+    return Checkpoint(path, state, {f.stem: load_file(str(f)) for f in files})
+
+
+def set_aside(run_dir: Path) -> Path | None:
+    """Make room for a fresh run's checkpoints: those of an earlier one are kept beside."""
+    folder = run_dir / "checkpoints"
+    if not _folders(run_dir):
+        return None
+    numbered = (folder.with_name(f"checkpoints.{n}") for n in range(1, 10_000))
+    return folder.rename(next(path for path in numbered if not path.exists()))
+
+
+def _write(folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Tensors]) -> None:
+    """All files and their sums, on the disk when this returns."""
+    for name, component in tensors.items():
+        contiguous = {k: v.detach().cpu().contiguous() for k, v in component.items()}
+        save_file(contiguous, str(folder / f"{name}.safetensors"))
+    (folder / "state.json").write_text(json.dumps(state, indent=1))
+    sums = {file.name: _sum(file) for file in sorted(folder.iterdir())}
+    (folder / SUMS).write_text(json.dumps(sums, indent=1))
+    for file in folder.iterdir():
+        _flush(file)
+    _flush(folder)
 
 
 def _folders(run_dir: Path) -> list[Path]:
@@ -94,18 +122,17 @@ def _damage(path: Path) -> str | None:
         for name, expected in sums.items():
             if _sum(path / name) != expected:
                 return f"{name} does not match its checksum"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         return " ".join(str(error).split())
     return None
 
 
 def _sum(file: Path) -> str:
+    digest = hashlib.sha256()
     with file.open("rb") as handle:
-        return (
-            hashlib.file_digest(handle, "sha256").hexdigest()
-            if hasattr(hashlib, "file_digest")
-            else hashlib.sha256(handle.read()).hexdigest()
-        )
+        while block := handle.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _flush(path: Path) -> None:

@@ -7,23 +7,33 @@ so that ``--help`` and a mistake in a configuration are answered at once.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import os
+import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
+from comlrl.assemble import (
+    Run,
+    Trainer,
+    assemble,
+    build_reward,
+    build_rollout,
+    deterministic,
+    load_both_splits,
+)
 from comlrl.config import Config, ConfigError, Loader, Setting, parse_override, parse_value
-from trainers.configs import online_section, sections_of, temperature, top_k, top_p, validate
+from comlrl.signals import Interrupted, Signals
+from trainers.configs import sections_of, validate
 
 if TYPE_CHECKING:
-    from comlrl.generation import Generator
-    from comlrl.loop import Loop
-    from comlrl.rollout import Rollout, Shape
-    from comlrl.team import Team
-    from comlrl.types import Reward, Sampling, Task
+    from comlrl.resume import Start
+    from comlrl.types import Logger
+
+__all__ = ["Run", "Trainer", "build_reward", "build_rollout", "is_user_error", "main"]
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 DEFAULT_CONFIGS = {name: CONFIGS / f"{name}_he_config.yaml" for name in ("ppo", "shppo")}
@@ -42,59 +52,75 @@ FLAGS = {
     "turn_gradient_weights": "<algo>.turn_gradient_weights",
     "learning_rate": "<algo>.learning_rate",
 }
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 MODEL_NICKNAMES = {"qwen": "Qwen/Qwen2.5-Coder-1.5B"}
-
-
-class Trainer(Protocol):
-    def train(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Run:
-    """Everything that a trainer is built from."""
-
-    config: Config
-    section: Any
-    run_dir: Path
-    team: Team
-    generator: Generator
-    reward: Reward
-    rollout: Rollout
-    loop: Loop
-    sampling: Sampling
-    shape: Shape
-    train_tasks: list[Task]
-    eval_tasks: list[Task]
-    resume: bool  # --resume was given
 
 
 def main(algorithm: str, build: Callable[[Run], Trainer], argv: Sequence[str] | None = None) -> int:
     """Run a train script; returns its exit code."""
+    with Signals() as signals:
+        try:
+            return _main(algorithm, build, argv, signals)
+        except Interrupted as interrupted:
+            if os.environ.get("RANK", "0") == "0":
+                print(f"interrupted: {interrupted}", file=sys.stderr)
+            return interrupted.code
+
+
+def _main(
+    algorithm: str,
+    build: Callable[[Run], Trainer],
+    argv: Sequence[str] | None,
+    signals: Signals,
+) -> int:
     try:
         arguments = parse_arguments(algorithm, argv)
         config, notices = resolve(algorithm, arguments)
+    except ConfigError as error:
+        return _refuse(error)
+    if os.environ.get("RANK", "0") == "0":
         for notice in notices:
             print(f"notice: {notice}", file=sys.stderr)
-        if arguments.dry_run:
-            from comlrl.dry_run import describe
+    if arguments.dry_run:
+        from comlrl.dry_run import describe
 
+        try:
             print(describe(config))
-            return 0
-        return execute(config, build, resume=arguments.resume, force=arguments.resume_force)
-    except ValueError as error:
-        if not is_user_error(error):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        except ConfigError as error:
+            return _refuse(error)
+        return 0
+    return execute(config, build, signals, arguments.resume, arguments.resume_force)
 
 
-def is_user_error(error: ValueError) -> bool:
+def is_user_error(error: BaseException) -> bool:
     """Mistakes of the user's come as ConfigError, or as errors that rooms name so."""
     return isinstance(error, ConfigError) or getattr(error, "user_error", False)
 
 
+def _refuse(error: Exception, code: int = 2) -> int:
+    """Print an error that the user can mend, once for all processes; returns ``code``."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        print(f"error: {error}", file=sys.stderr)
+        return code
+    from comlrl import distributed
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, as soon as the first has left
+    distributed.start()
+    if distributed.give_up(str(error), code):
+        print(f"error: {error}", file=sys.stderr, flush=True)
+    distributed.stop()
+    return code
+
+
+class _Parser(argparse.ArgumentParser):
+    """Mistakes on the command line are told like those in a file: one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"command line: {message}; see --help")
+
+
 def parse_arguments(algorithm: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         description=f"Train a team with {algorithm.upper()}.",
         epilog="Keys: docs/configuration.md. The last of file, older flags and --override wins.",
         allow_abbrev=False,
@@ -148,198 +174,127 @@ def resolve(algorithm: str, arguments: argparse.Namespace) -> tuple[Config, list
 
 
 def execute(
-    config: Config, build: Callable[[Run], Trainer], *, resume: bool, force: bool = False
+    config: Config,
+    build: Callable[[Run], Trainer],
+    signals: Signals,
+    resume: bool = False,
+    force: bool = False,
 ) -> int:
     """Build everything, train, and leave the run directory; returns the exit code."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from comlrl import distributed
-    from comlrl.loop import Interrupted
+    from comlrl.checkpoint import CheckpointError
+    from comlrl.resume import prepare
+    from comlrl.update import NonFiniteError
 
     distributed.start()
-    try:
-        return _execute(config, build, resume, force)
-    except Interrupted as interrupted:
-        print(f"interrupted: {interrupted}", file=sys.stderr)
-        return interrupted.code
-    finally:
-        distributed.stop()
-
-
-def _execute(config: Config, build: Callable[[Run], Trainer], resume: bool, force: bool) -> int:
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    import torch
-    import yaml
-
-    from comlrl import checkpoint, distributed
-
-    started = time.monotonic()
-    run_dir = run_directory(config, resume)
-    tasks = load_both_splits(config)
-    found = checkpoint.newest(run_dir) if resume else None
-    config = replace(config, output=replace(config.output, dir=str(run_dir)))
-    if found is not None or (resume and (run_dir / "config.yaml").exists()):
-        from comlrl.resume import check_unchanged
-
-        check_unchanged(run_dir / "config.yaml", config, force)
-    run = assemble(config, run_dir, *tasks, resume=found is not None)
-    run = replace(run, resume=resume)  # what was left before the first checkpoint counts as well
-    try:
-        trainer = build(run)
-        if distributed.is_main():
-            text = yaml.safe_dump(config.to_dict(), sort_keys=False)
-            (run_dir / "config.yaml").write_text(text)
-        if found is not None:
-            run.loop.resume(found, trainer)  # type: ignore[arg-type]
-            run.loop.logger.truncate_after(run.loop.counters.updates)  # type: ignore[attr-defined]
-        trainer.train()
-        if distributed.is_main():
-            if config.output.save_final_model:
-                run.team.save(run_dir / "final_model")
-        from comlrl.summary import write_summary
-
-        write_summary(run, time.monotonic() - started, torch.cuda.is_available())
-    finally:
-        run.loop.logger.close()
-        run.reward.close()
+    with contextlib.ExitStack() as opened:
+        opened.callback(distributed.stop)
+        try:
+            start = distributed.from_main(lambda: prepare(config, resume, force))
+            run, trainer = _open(start, build, signals, force, opened)
+            distributed.everyone("open")  # whoever could not open says so here
+        except ValueError as error:
+            if not is_user_error(error):
+                raise
+            return _refuse(error)
+        except distributed.PeerFailed as failed:
+            return failed.code
+        try:
+            trainer.train()
+            _finish(run)
+        except CheckpointError as error:
+            return _refuse(error, 1)
+        except distributed.PeerFailed as failed:
+            return failed.code
+        except Interrupted as interrupted:
+            if interrupted.path is not None:
+                distributed.everyone("interrupted")  # nobody leaves while the main one saves
+            raise
+        except (ValueError, NonFiniteError, OSError) as error:
+            return _stopped(error)
     if distributed.is_main():
         from loggers.report import write_report
 
-        write_report(run_dir)
-        print(f"done: {run_dir}/report.html")
+        write_report(run.run_dir)
+        print(f"done: {run.run_dir}/report.html")
     return 0
 
 
-def run_directory(config: Config, resume: bool) -> Path:
-    """``output.dir``, or a free (resuming: the newest) numbered folder under ``base_dir``.
+def _stopped(error: Exception) -> int:
+    """An error in the middle of a run; raised again where it is not the user's or the disk's."""
+    from comlrl.update import NonFiniteError
 
-    Raises ConfigError where it cannot be written.
-    """
-    from comlrl import distributed
+    if is_user_error(error):
+        code = 2
+    elif isinstance(error, NonFiniteError) or getattr(error, "errno", None) in DISK_ERRORS:
+        code = 1
+    else:
+        raise error
+    print(f"error: {error}", file=sys.stderr)
+    return code
 
-    path = _run_directory(config, resume)
+
+def _open(
+    start: Start,
+    build: Callable[[Run], Trainer],
+    signals: Signals,
+    force: bool,
+    opened: contextlib.ExitStack,
+) -> tuple[Run, Trainer]:
+    """The assembled run and its trainer, resumed where it is to be; ``opened`` closes it all."""
+    from comlrl import checkpoint, distributed
+    from comlrl.resume import write_config
+
+    distributed.check_cards()
+    deterministic()
+    found = None if start.checkpoint is None else checkpoint.read(start.checkpoint)
+    tasks = distributed.from_main(lambda: load_both_splits(start.config))
+    run = assemble(start, signals, *tasks)
+    opened.callback(run.reward.close)
+    trainer = build(run)
+    if found is not None:
+        run.loop.resume(found, trainer, force=force)  # type: ignore[arg-type]
     if distributed.is_main():
+        write_config(start)
+        _attach_loggers(run, resume=found is not None)
+        opened.callback(_closing(run.loop.logger))
+    return run, trainer
+
+
+def _closing(logger: Logger) -> Callable[[], None]:
+    def close() -> None:
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            probe = path / ".writable"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise ConfigError(
-                f"output.dir: '{path}' cannot be written ({error.strerror}); give another folder"
-            ) from error
-    return path
+            logger.close()
+        except OSError as error:  # a full disk: the error that ended the run is the one to tell
+            print(f"error: {error}", file=sys.stderr)
+
+    return close
 
 
-def _run_directory(config: Config, resume: bool) -> Path:
-    if config.output.dir is not None:
-        return Path(config.output.dir)
-    kind = config.dataset.type or Path(config.dataset.name.replace(":", "/")).stem
-    base = Path(config.output.base_dir) / f"{config.algorithm}_{kind}_{config.seed}"
-    taken = [base, *(base.with_name(f"{base.name}_{n}") for n in range(2, 10_000))]
-    free = next(i for i, path in enumerate(taken) if not (path / "config.yaml").exists())
-    return taken[max(0, free - 1)] if resume else taken[free]
-
-
-def load_both_splits(config: Config) -> tuple[list[Task], list[Task]]:
-    """Training tasks and the first ``eval_num_samples`` evaluation tasks."""
-    from comlrl.data import load_tasks
-    from rewards.checks import check_task
-
-    train = load_tasks(config.dataset, config.dataset.train_split, check=check_task)
-    if not config.section.eval_interval:
-        return train, []
-    held_out = load_tasks(config.dataset, config.dataset.eval_split, check=check_task)
-    return train, held_out[: config.section.eval_num_samples]
-
-
-def assemble(
-    config: Config, run_dir: Path, train: list[Task], held_out: list[Task], *, resume: bool
-) -> Run:
-    """Load models, start the reward's workers lazily, and wire the rooms together."""
+def _attach_loggers(run: Run, resume: bool) -> None:
+    """Main process: what was logged behind the checkpoint goes, the W&B run stays the same."""
     import loggers
+    from comlrl.resume import keep_lines
+
+    counters, identity = run.loop.counters, run.run_dir / "wandb.json"
+    if resume:
+        keep_lines(run.run_dir / "metrics.jsonl", counters.logged)
+        if "wandb" in counters.extra and not identity.exists():
+            identity.write_text(counters.extra["wandb"])
+    logger = loggers.build(run.config, run.run_dir, resume=resume, total=run.loop.total_steps)
+    if resume:
+        logger.truncate_after(counters.updates)
+    if identity.exists():
+        counters.extra["wandb"] = identity.read_text()
+    run.loop.logger = logger
+
+
+def _finish(run: Run) -> None:
+    """Final model and summary."""
     from comlrl import distributed
-    from comlrl.generation import Generator, order, uniforms
-    from comlrl.loop import Loop
-    from comlrl.rollout import Shape
-    from comlrl.team import build_team
-    from comlrl.types import Sampling
+    from comlrl.summary import write_summary
 
-    section = config.section
-    reference = any(s.kl_coef > 0 for s in config.sections.values()) or bool(
-        getattr(section, "dpo_reference", False)
-    )
-    team = build_team(config, reference=reference)
-    generator = Generator(team, config.generation.max_batch_tokens, config.agent_model.max_length)
-    sampling = Sampling(
-        temperature(section, config),
-        section.max_new_tokens,
-        top_p(section, config),
-        top_k(section, config),
-    )
-    reward = build_reward(config)
-    rollout = build_rollout(config, generator, reward, uniforms)
-    shape = Shape(
-        section.num_agents,
-        section.num_turns,
-        section.num_generations,
-        section.joint_mode,
-        section.handoff,
-        section.early_termination_threshold,
-    )
-    loop = Loop(
-        online_section(config) if config.algorithm == "marlhf" else section,
-        train,
-        lambda epoch, count: order((config.seed, "epoch", epoch), count),
-        run_dir=run_dir,
-        logger=loggers.Loggers([]),
-        evaluate=evaluator(rollout, held_out, shape, sampling) if held_out else None,
-    )
-    if distributed.is_main():
-        loop.logger = loggers.build(config, run_dir, resume=resume, total=loop.total_steps)
-    return Run(
-        config, section, run_dir, team, generator, reward, rollout, loop, sampling, shape,
-        train, held_out, resume,
-    )  # fmt: skip
-
-
-def build_reward(config: Config) -> Reward:
-    from rewards.code_rewards import CodeReward
-
-    sandbox = config.sandbox
-    return CodeReward(
-        workers=sandbox.workers,
-        timeout=sandbox.timeout,
-        memory_mb=sandbox.memory_mb,
-        isolation=sandbox.isolation,
-    )
-
-
-def build_rollout(config: Config, sampler: Any, reward: Reward, uniforms: Any) -> Rollout:
-    import external
-    from comlrl.rollout import History, Rollout
-
-    told = config.external
-    processor = config.reward_processor
-    scale, shift = (processor.scale_factor, processor.shift) if processor.enabled else (1.0, 0.0)
-    return Rollout(
-        sampler,
-        reward,
-        external.build(told),
-        lambda key: float(uniforms(key, 1)[0]),
-        seed=config.seed,
-        history=History(told.history, told.original_prompt, told.previous_response),
-        process=lambda reward: scale * reward + shift,
-    )
-
-
-def evaluator(
-    rollout: Rollout, tasks: list[Task], shape: Shape, sampling: Sampling
-) -> Callable[[], tuple[list, dict[str, float]]]:
-    """Trees and metrics of the present policy on held-out tasks; ``turn_1/…`` and bare names."""
-    from comlrl.evaluation import evaluate, mean_pass_at_k
-    from loggers.metrics import tree_metrics
-
-    def run() -> tuple[list, dict[str, float]]:
-        trees = evaluate(rollout, tasks, shape, sampling)
-        return trees, tree_metrics(trees) | {"pass@1": mean_pass_at_k(trees, 1)}
-
-    return run
+    if run.config.output.save_final_model and distributed.is_main():
+        run.team.save(run.run_dir / "final_model")
+    write_summary(run)

@@ -1,39 +1,112 @@
-"""Whether a run may go on under a changed configuration."""
+"""Where a run begins: its directory, the checkpoint that it goes on from, its configuration."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from comlrl import checkpoint
 from comlrl.config import Config, ConfigError, load_yaml
 
-HARMLESS_SECTIONS = ("output", "wandb", "sandbox", "generation", "distributed", "agent_devices")
+HARMLESS_SECTIONS = ("output", "wandb", "generation", "distributed", "agent_devices")
 HARMLESS_KEYS = (
     "logging_steps", "max_steps", "max_env_steps", "num_train_epochs", "save_steps",
-    "save_total_limit",
+    "save_total_limit", "eval_interval", "eval_num_samples", "workers", "gradient_checkpointing",
 )  # fmt: skip
+CONFIG = "config.yaml"
 
 
-def check_unchanged(saved: Path, config: Config, force: bool) -> None:
-    """Name every changed key. Raises ConfigError where one is not harmless, unless forced."""
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins."""
+
+    config: Config  # with ``output.dir`` filled in
+    run_dir: Path
+    checkpoint: Path | None  # to go on from; None: a fresh start
+    continuing: bool  # what an earlier process left in ``run_dir`` is this run's own
+
+
+def prepare(config: Config, resume: bool, force: bool) -> Start:
+    """Find and make the run directory and decide what the run goes on from; main process only.
+
+    Raises ConfigError where the directory cannot be written, or holds a run of another
+    configuration.
+    """
+    run_dir = _writable(_directory(config, resume))
+    config = replace(config, output=replace(config.output, dir=str(run_dir)))
+    found = checkpoint.newest(run_dir) if resume else None
+    changed = _changes(run_dir / CONFIG, config) if resume else []
+    harmful = [change for change in changed if not change.harmless]
+    if found is not None:
+        for change in changed:
+            print(f"notice: resuming with {change}", file=sys.stderr)
+        if harmful and not force:
+            raise ConfigError(_refusal(harmful))
+        return Start(config, run_dir, found, continuing=True)
+    if resume:
+        print(f"notice: no checkpoint in {run_dir}: a fresh start", file=sys.stderr)
+    aside = checkpoint.set_aside(run_dir)
+    if aside is not None:
+        print(f"notice: an earlier run's checkpoints are kept in {aside}", file=sys.stderr)
+    ours = resume and (run_dir / CONFIG).exists() and (force or not harmful)
+    return Start(config, run_dir, None, continuing=ours)
+
+
+def write_config(start: Start) -> None:
+    """``config.yaml``, in one step: a kill leaves the old one or the new one."""
+    partial = start.run_dir / f".{CONFIG}.partial"
+    partial.write_text(yaml.safe_dump(start.config.to_dict(), sort_keys=False))
+    os.replace(partial, start.run_dir / CONFIG)
+
+
+def keep_lines(log: Path, count: int) -> None:
+    """Cut a log to its first ``count`` lines: what came behind the checkpoint is written anew."""
+    if not log.exists():
+        return
+    kept = log.read_bytes().split(b"\n")[:count]
+    partial = log.with_name(f".{log.name}.partial")
+    partial.write_bytes(b"".join(line + b"\n" for line in kept if line))
+    os.replace(partial, log)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A key whose value differs from the run's; None where it was not given."""
+
+    key: str
+    before: Any
+    now: Any
+
+    @property
+    def harmless(self) -> bool:
+        section, _, _ = self.key.partition(".")
+        return section in HARMLESS_SECTIONS or self.key.rpartition(".")[2] in HARMLESS_KEYS
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.before!r} → {self.now!r}"
+
+
+def _changes(saved: Path, config: Config) -> list[Change]:
+    if not saved.exists():
+        return []
     before, now = _flat(load_yaml(saved)), _flat(config.to_dict())
-    changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
-    for key in changed:
-        print(f"notice: resuming with {key}: {before.get(key)} → {now.get(key)}", file=sys.stderr)
-    harmful = [key for key in changed if not _harmless(key)]
-    if harmful and not force:
-        key = harmful[0]
-        raise ConfigError(
-            f"{key}: {now.get(key)!r} differs from the run's {before.get(key)!r}"
-            f"{f' (and {len(harmful) - 1} more)' if len(harmful) > 1 else ''}; "
-            "set it back, or add --resume-force"
-        )
+    keys = sorted(before.keys() | now.keys())
+    return [Change(k, before.get(k), now.get(k)) for k in keys if before.get(k) != now.get(k)]
 
 
-def _harmless(key: str) -> bool:
-    return key.partition(".")[0] in HARMLESS_SECTIONS or key.rpartition(".")[2] in HARMLESS_KEYS
+def _refusal(harmful: list[Change]) -> str:
+    first = harmful[0]
+    others = ", ".join(change.key for change in harmful[1:])
+    return (
+        f"{first.key}: {first.now!r} differs from the run's {first.before!r}"
+        f"{f'; so do {others}' if others else ''}; set it back, or add --resume-force"
+    )
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -45,3 +118,27 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         elif value is not None and value != {}:
             flat[key] = value
     return flat
+
+
+def _directory(config: Config, resume: bool) -> Path:
+    """``output.dir``, or a free (resuming: the newest) numbered folder under ``base_dir``."""
+    if config.output.dir is not None:
+        return Path(config.output.dir)
+    kind = config.dataset.type or Path(config.dataset.name.replace(":", "/")).stem
+    base = Path(config.output.base_dir) / f"{config.algorithm}_{kind}_{config.seed}"
+    taken = [base, *(base.with_name(f"{base.name}_{n}") for n in range(2, 10_000))]
+    free = next(i for i, path in enumerate(taken) if not (path / CONFIG).exists())
+    return taken[max(0, free - 1)] if resume else taken[free]
+
+
+def _writable(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"output.dir: '{path}' cannot be written ({error.strerror}); give another folder"
+        ) from error
+    return path

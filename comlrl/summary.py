@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 from typing import TYPE_CHECKING
 
 from comlrl import distributed
 
 if TYPE_CHECKING:
+    import torch
+
     from comlrl.launch import Run
 
 
-def write_summary(run: Run, wall_seconds: float, on_gpu: bool) -> None:
+def write_summary(run: Run) -> None:
     """Write it (on the main process); a collective call under torchrun."""
     counters = run.loop.counters
-    weights = [p for agent in run.team.agents for p in agent.parameters()]
-    in_sync = distributed.in_sync(weights)
+    in_sync = distributed.in_sync(_trained(run))
     if not distributed.is_main():
         return
     seconds = counters.train_seconds
@@ -24,7 +26,7 @@ def write_summary(run: Run, wall_seconds: float, on_gpu: bool) -> None:
         "algorithm": run.config.algorithm,
         "env_steps": counters.env_steps,
         "updates": counters.updates,
-        "wall_seconds": wall_seconds,
+        "wall_seconds": run.loop.wall_seconds,
         "eval_start": counters.eval_start,
         "eval_end": counters.eval_end,
         "scored_joint_actions": counters.scored_joint_actions,
@@ -34,11 +36,20 @@ def write_summary(run: Run, wall_seconds: float, on_gpu: bool) -> None:
             else None,
             "tokens_per_second": counters.sampled_tokens / seconds if seconds else None,
             "seconds": seconds,
-            "peak_memory_mb": peak_memory_mb(on_gpu),
+            "peak_memory_mb": peak_memory_mb(run.team.agents[0].device.type == "cuda"),
         },
         "distributed": {"world_size": distributed.world_size(), "weights_in_sync": in_sync},
     }
-    (run.run_dir / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    partial = run.run_dir / ".summary.json.partial"
+    partial.write_text(json.dumps(summary, indent=1) + "\n")
+    os.replace(partial, run.run_dir / "summary.json")
+
+
+def _trained(run: Run) -> list[torch.Tensor]:
+    """All that is trained and must be alike on all processes: weights, optimizers, critics."""
+    assert run.loop.trainer is not None
+    components = run.loop.trainer.state_tensors()
+    return [tensor for component in components.values() for tensor in component.values()]
 
 
 def peak_memory_mb(on_gpu: bool) -> float:

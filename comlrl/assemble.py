@@ -1,0 +1,228 @@
+"""Wires the rooms together: configuration and tasks → everything that a trainer is built from.
+
+Heavy rooms are imported inside functions, as in ``launch.py``, which uses this.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from comlrl.config import Config, ConfigError
+from trainers.configs import online_section, temperature, top_k, top_p
+
+if TYPE_CHECKING:
+    from comlrl.generation import Generator
+    from comlrl.loop import Loop
+    from comlrl.resume import Start
+    from comlrl.rollout import Rollout, Shape
+    from comlrl.signals import Signals
+    from comlrl.team import Team
+    from comlrl.types import Reward, Sampling, Task
+
+
+class Trainer(Protocol):
+    def train(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that a trainer is built from."""
+
+    config: Config
+    section: Any
+    run_dir: Path
+    team: Team
+    generator: Generator
+    reward: Reward
+    rollout: Rollout
+    loop: Loop
+    sampling: Sampling
+    shape: Shape
+    train_tasks: list[Task]
+    eval_tasks: list[Task]
+    resume: bool  # what lies in run_dir is this run's own, and is gone on with
+
+
+def deterministic() -> None:
+    """Kernels whose sums come out bit-equal at every run, where there are such kernels."""
+    import torch
+
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    warnings.filterwarnings("ignore", message=".*deterministic", category=UserWarning)
+
+
+def load_both_splits(config: Config) -> tuple[list[Task], list[Task]]:
+    """Training tasks and the first ``eval_num_samples`` evaluation tasks."""
+    from comlrl.data import load_tasks
+    from rewards.checks import check_task
+
+    train = load_tasks(config.dataset, config.dataset.train_split, check=check_task)
+    if not config.section.eval_interval:
+        return train, []
+    held_out = load_tasks(config.dataset, config.dataset.eval_split, check=check_task)
+    return train, held_out[: config.section.eval_num_samples]
+
+
+def assemble(start: Start, signals: Signals, train: list[Task], held_out: list[Task]) -> Run:
+    """Load models, start the reward's workers lazily, and wire the rooms together."""
+    import loggers
+    from comlrl.generation import Generator, order, uniforms
+    from comlrl.loop import Loop
+    from comlrl.rollout import Shape
+    from comlrl.team import build_team
+    from comlrl.types import Sampling
+
+    config, section = start.config, start.config.section
+    reference = any(s.kl_coef > 0 for s in config.sections.values()) or bool(
+        getattr(section, "dpo_reference", False)
+    )
+    team = build_team(config, reference=reference)
+    length = context_length(config, team)
+    generator = Generator(team, config.generation.max_batch_tokens, length)
+    sampling = Sampling(
+        temperature(section, config),
+        section.max_new_tokens,
+        top_p(section, config),
+        top_k(section, config),
+    )
+    train = fitting(train, config, generator, sampling)
+    held_out = fitting(held_out, config, generator, sampling) if held_out else []
+    reward = build_reward(config)
+    rollout = build_rollout(config, generator, reward, uniforms)
+    shape = Shape(
+        section.num_agents,
+        section.num_turns,
+        section.num_generations,
+        section.joint_mode,
+        section.handoff,
+        section.early_termination_threshold,
+    )
+    loop = Loop(
+        online_section(config) if config.algorithm == "marlhf" else section,
+        train,
+        lambda epoch, count: order((config.seed, "epoch", epoch), count),
+        run_dir=start.run_dir,
+        logger=loggers.Loggers([]),
+        evaluate=evaluator(rollout, held_out, shape, sampling) if held_out else None,
+        seed=config.seed,
+        signals=signals,
+    )
+    return Run(
+        config, section, start.run_dir, team, generator, reward, rollout, loop, sampling, shape,
+        train, held_out, start.continuing,
+    )  # fmt: skip
+
+
+def context_length(config: Config, team: Team) -> int:
+    """Tokens of prompt and completion together: max_length, or less where the models hold less.
+
+    Raises ConfigError where that leaves no room for a prompt.
+    """
+    holds = min(agent.context_length for agent in team.agents)
+    if holds <= config.section.max_new_tokens:
+        raise ConfigError(
+            f"{config.algorithm}.max_new_tokens: {config.section.max_new_tokens} leaves no room "
+            f"for a prompt in the model's context of {holds} tokens; give less"
+        )
+    return min(config.agent_model.max_length, holds)
+
+
+def fitting(
+    tasks: list[Task], config: Config, sampler: Generator, sampling: Sampling
+) -> list[Task]:
+    """The tasks whose first prompts leave room for a completion.
+
+    Raises ConfigError, naming the row, where one does not, unless ``on_bad_row: skip``.
+    """
+    from comlrl import distributed
+    from comlrl.prompts import first_prompts
+    from comlrl.types import Message
+
+    room = sampler.max_length - sampling.max_new_tokens
+    kept = []
+    for task in tasks:
+        prompts = first_prompts(task, config.section.num_agents)
+        longest = max(
+            len(sampler.encode(agent, (Message("user", text),)))
+            for agent, text in enumerate(prompts)
+        )
+        if longest <= room:
+            kept.append(task)
+            continue
+        problem = f"dataset row '{task.task_id}' has a prompt of {longest} tokens, with room for "
+        problem += (
+            f"{room} (context {sampler.max_length}, max_new_tokens {sampling.max_new_tokens})"
+        )
+        if config.dataset.on_bad_row == "error":
+            raise ConfigError(
+                f"dataset.name: {problem}; raise agent_model.max_length if the model allows it, or "
+                "set dataset.on_bad_row=skip"
+            )
+        if distributed.is_main():
+            print(f"notice: {problem}: skipped", file=sys.stderr)
+    if not kept:
+        raise ConfigError(
+            f"dataset.name: no row of '{config.dataset.name}' fits the model's context of "
+            f"{sampler.max_length} tokens"
+        )
+    return kept
+
+
+def build_reward(config: Config) -> Reward:
+    from rewards.code_rewards import CodeReward
+
+    sandbox = config.sandbox
+    return CodeReward(
+        workers=sandbox_workers(sandbox.workers),
+        timeout=sandbox.timeout,
+        memory_mb=sandbox.memory_mb,
+        isolation=sandbox.isolation,
+    )
+
+
+def sandbox_workers(workers: int | None) -> int:
+    """This process's part of the machine's sandbox workers (None: its cores)."""
+    from comlrl import distributed
+
+    whole = workers or len(os.sched_getaffinity(0))
+    return max(1, whole // distributed.local_world_size())
+
+
+def build_rollout(config: Config, sampler: Any, reward: Reward, uniforms: Any) -> Rollout:
+    import external
+    from comlrl.rollout import History, Rollout
+
+    told = config.external
+    processor = config.reward_processor
+    scale, shift = (processor.scale_factor, processor.shift) if processor.enabled else (1.0, 0.0)
+    return Rollout(
+        sampler,
+        reward,
+        external.build(told),
+        lambda key: float(uniforms(key, 1)[0]),
+        seed=config.seed,
+        history=History(told.history, told.original_prompt, told.previous_response),
+        process=lambda reward: scale * reward + shift,
+    )
+
+
+def evaluator(
+    rollout: Rollout, tasks: list[Task], shape: Shape, sampling: Sampling
+) -> Callable[[], tuple[list, dict[str, float]]]:
+    """Trees and metrics of the present policy on held-out tasks; ``turn_1/…`` and bare names."""
+    from comlrl.evaluation import evaluate, mean_pass_at_k
+    from loggers.metrics import tree_metrics
+
+    def run() -> tuple[list, dict[str, float]]:
+        trees = evaluate(rollout, tasks, shape, sampling)
+        return trees, tree_metrics(trees) | {"pass@1": mean_pass_at_k(trees, 1)}
+
+    return run
