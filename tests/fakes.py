@@ -1,0 +1,100 @@
+"""A sampler, a reward and a transition that only write down what they were asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from comlrl.prompts import plain_text
+from comlrl.types import (
+    Attempt,
+    Completion,
+    JointAction,
+    Message,
+    Request,
+    Sampling,
+    Score,
+    Task,
+)
+
+SEED = 11
+SAMPLING = Sampling(1.0, 8)
+Path = tuple[int, ...]  # the joint action taken at each turn before
+
+
+def task(name: str = "A") -> Task:
+    return Task(name, "def f(x):\n    '''Adds one.'''\n", "def check(candidate): ...", "f")
+
+
+class FakeSampler:
+    """Completions that say which they are: ``task|path|agent|generation``; a token a letter."""
+
+    def __init__(self, max_length: int = 10_000) -> None:
+        self.max_length = max_length
+        self.calls: list[list[int]] = []  # requests of each agent, for each call
+
+    def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
+        return tuple(plain_text(prompt).encode())
+
+    def fits(self, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
+        return len(prompt_ids) + sampling.max_new_tokens <= self.max_length
+
+    def sample(
+        self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
+    ) -> list[list[tuple[Completion, ...]]]:
+        self.calls.append([len(requests) for requests in requests_N])
+        return [
+            [tuple(self._completion(key, sampling) for key in r.keys_G) for r in requests]
+            for requests in requests_N
+        ]
+
+    def _completion(self, key: tuple, sampling: Sampling) -> Completion:
+        name, path, agent, g = key[-4:]
+        assert key[0] == SEED
+        text = f"{name}|{'.'.join(map(str, path))}|{agent}|{g}"
+        if sampling.temperature == 0:
+            text += "|greedy"
+        return Completion(text, tuple(text.encode()), True)
+
+
+def parts(text: str) -> tuple[str, Path, int, int]:
+    """(task, path, agent, generation) of a fake completion."""
+    name, path, agent, g, *_ = text.split("|")
+    return name, tuple(int(k) for k in path.split(".") if k), int(agent), int(g)
+
+
+class FakeReward:
+    """``value(task, path, generations of the joint action)`` as the reward; counts."""
+
+    def __init__(self, value: Callable[[str, Path, Path], float]) -> None:
+        self.value = value
+        self.calls = self.scored = 0
+
+    def score(self, actions: Sequence[JointAction]) -> list[Score]:
+        self.calls += 1
+        self.scored += len(actions)
+        return [Score(self._one(action)) for action in actions]
+
+    def _one(self, action: JointAction) -> float:
+        said = [parts(text) for text in action.completions_N]
+        assert [agent for _, _, agent, _ in said] == list(range(len(said)))
+        name, path, _, _ = said[0]
+        assert name == action.task.task_id
+        assert all(each[:2] == (name, path) for each in said)  # siblings of one node
+        return self.value(name, path, tuple(g for *_, g in said))
+
+    def close(self) -> None:
+        return
+
+
+class FakeTransition:
+    """Tells each agent which attempt of its own it is about."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[Attempt]] = []
+
+    def __call__(self, attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
+        self.calls.append(list(attempts))
+        return [
+            tuple(f"feedback on {text} at {attempt.turn}" for text in attempt.completions_N)
+            for attempt in attempts
+        ]
