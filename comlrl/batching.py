@@ -51,6 +51,25 @@ def unpacked(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
+def split_rows(rows: Sequence[Row], max_tokens: int) -> list[Row]:
+    """The same completions with no row above ``max_tokens``, but one completion a row at least."""
+    parts = []
+    for row in rows:
+        start, length = 0, len(row.prompt_ids)
+        for at, ids in enumerate(row.completions):
+            if at > start and length + len(ids) > max_tokens:
+                parts.append(_part(row, start, at))
+                start, length = at, len(row.prompt_ids)
+            length += len(ids)
+        parts.append(_part(row, start, len(row.completions)))
+    return parts
+
+
+def _part(row: Row, start: int, end: int) -> Row:
+    span = slice(start, end)
+    return Row(row.prompt_ids, row.completions[span], row.weights[span], row.indices[span])
+
+
 def pack(rows: Sequence[Row], pad_id: int) -> TokenBatch:
     """Rows → one batch, padded on the right to the longest."""
     shape = (len(rows), max(row.length for row in rows))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from comlrl import distributed
-from comlrl.batching import Row, pack, row_groups, unpacked
+from comlrl.batching import Row, pack, row_groups, split_rows, unpacked
 from comlrl.policy import packable
 from comlrl.team import Agent
 from comlrl.types import TokenBatch
@@ -20,6 +20,10 @@ MICRO_BATCH_TOKENS = {"cpu": 16384, "cuda": 32768}
 
 class NonFiniteError(RuntimeError):
     """A loss or gradient that is no number; the message says where its batch was saved."""
+
+    def __init__(self, text: str, batch: TokenBatch | None = None) -> None:
+        super().__init__(text)
+        self.batch = batch
 
 
 class AgentOptimizer:
@@ -105,10 +109,18 @@ def schedule_factor(schedule: str, warmup: int, total: int | None) -> Callable[[
 def micro_batches(
     agent: Agent, rows: Sequence[Row], max_tokens: int | None = None
 ) -> Iterator[TokenBatch]:
-    """Packed batches of what the device takes at once; the same rows give the same batches."""
-    budget = max_tokens or MICRO_BATCH_TOKENS.get(agent.device.type, 16384)
-    for group in row_groups(rows if packable(agent) else unpacked(rows), budget):
+    """Packed batches of what the device takes at once; the same rows give the same batches.
+
+    Where memory has run out before, the agent's batches stay as small as they then became.
+    """
+    budget = max_tokens or _budget(agent)
+    fitting = split_rows(rows, budget) if packable(agent) else unpacked(rows)
+    for group in row_groups(fitting, budget):
         yield pack(group, agent.tokenizer.pad_token_id)
+
+
+def _budget(agent: Agent) -> int:
+    return agent.micro_batch_tokens or MICRO_BATCH_TOKENS.get(agent.device.type, 16384)
 
 
 def accumulate(
@@ -122,40 +134,67 @@ def accumulate(
 ) -> None:
     """Add the gradients of ``loss`` over micro-batches of packed rows.
 
-    ``loss`` must be a sum over rows, so that the split does not matter. Where memory runs out the
-    gradients are thrown away and everything is done again in micro-batches of half the size, so
-    that the result is the same; ``on_retry`` hears the new size. ``parameters``: all that the
-    loss trains, where that is more than the agent's own. Raises NonFiniteError, holding
-    the batch as ``batch``.
+    ``loss`` must be a sum over completions, so that the split does not matter. Where memory runs
+    out the gradients are thrown away and everything is done again in micro-batches of half the
+    size, down to one completion, so that the result is the same; ``on_retry`` hears the new size,
+    and forgets what ``loss`` has counted. ``parameters``: all that the loss trains, where that is
+    more than the agent's own. Raises NonFiniteError, holding the batch, for a loss or a gradient
+    that is no number.
     """
-    budget = max_tokens or MICRO_BATCH_TOKENS.get(agent.device.type, 16384)
     trained = list(agent.parameters() if parameters is None else parameters)
     kept = [None if p.grad is None else p.grad.clone() for p in trained]
-    while True:
-        try:
-            for batch in micro_batches(agent, rows, budget):
-                value = loss(batch)
-                if not torch.isfinite(value):
-                    error = NonFiniteError(f"the loss is {float(value)}")
-                    error.batch = batch  # type: ignore[attr-defined]
-                    raise error
-                value.backward()
-            return
-        except (torch.OutOfMemoryError, MemoryError):
-            budget //= 2
-            if budget < max(row.length for row in rows):
-                raise
-            for parameter, gradient in zip(trained, kept, strict=True):
-                parameter.grad = None if gradient is None else gradient.clone()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            on_retry(budget)
+    smallest = max((length for row in rows for length in _lengths(row)), default=0)
+    budget = max_tokens or _budget(agent)
+    while not _accumulated(agent, rows, loss, trained, budget):
+        if budget <= smallest:
+            raise MemoryError(
+                f"out of memory in the update, with one completion of {smallest} tokens at a "
+                "time; lower agent_model.max_length or max_new_tokens, or set "
+                "agent_model.gradient_checkpointing=true"
+            )
+        budget = agent.micro_batch_tokens = max(budget // 2, smallest)
+        for parameter, gradient in zip(trained, kept, strict=True):
+            parameter.grad = None if gradient is None else gradient.clone()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        on_retry(budget)
+        print(f"out of memory: agent {agent.index}'s micro-batches have {budget} tokens from here")
+
+
+def _accumulated(
+    agent: Agent,
+    rows: Sequence[Row],
+    loss: Callable[[TokenBatch], torch.Tensor],
+    trained: Sequence[torch.nn.Parameter],
+    budget: int,
+) -> bool:
+    """One pass over the micro-batches; False where memory ran out."""
+    try:
+        for batch in micro_batches(agent, rows, budget):
+            value = loss(batch)
+            if not torch.isfinite(value):
+                raise NonFiniteError(f"the loss is {float(value)}", batch)
+            value.backward()
+            gradients = [p.grad for p in trained if p.grad is not None]
+            norm = torch.nn.utils.get_total_norm(gradients)
+            if not torch.isfinite(norm):
+                raise NonFiniteError(f"the gradient's norm is {float(norm)}", batch)
+    except (torch.OutOfMemoryError, MemoryError):
+        return False
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):  # how torch says it on the CPU
+            raise
+        return False
+    return True
+
+
+def _lengths(row: Row) -> list[int]:
+    return [len(row.prompt_ids) + len(ids) for ids in row.completions]
 
 
 def explained(error: NonFiniteError, agent: int, step: int, folder: Path) -> NonFiniteError:
     """The same error, saying where it was met, where its batch lies, and what may help."""
-    batch = getattr(error, "batch", None)
-    where = f"; its batch is in {save_batch(batch, folder)}" if batch is not None else ""
+    where = "" if error.batch is None else f"; its batch is in {save_batch(error.batch, folder)}"
     return NonFiniteError(
         f"agent {agent}, training step {step}: {error}{where}. "
         "A lower learning_rate, or torch_dtype: float32, may help"

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -39,13 +39,21 @@ __all__ = ["MAGRPOConfig", "MAGRPOTrainer"]
 
 @dataclass
 class Sums:
-    """Sums over the action tokens of an update, for the log."""
+    """Sums of a step over this process's action tokens and advantages, for the log."""
 
-    tokens: int = 0
+    tokens: float = 0
     logprob: float = 0.0
     kl: float = 0.0
     loss: float = 0.0
-    gradient_norms: list[float] = field(default_factory=list)
+    zeros: float = 0  # advantages that are 0
+    advantages: float = 0
+
+    def clear(self) -> None:
+        self.__dict__.update(asdict(Sums()))
+
+    def add(self, other: Sums) -> None:
+        for name, value in asdict(other).items():
+            setattr(self, name, getattr(self, name) + value)
 
 
 class MAGRPOTrainer:
@@ -90,12 +98,10 @@ class MAGRPOTrainer:
         started = time.monotonic()
         trees, greedy = self._grow(step)
         grown = time.monotonic()
-        nodes, zero_share = self._credit(trees, greedy)
         sums = Sums()
-        updates = 0
-        for batch in self._update_batches(nodes):
-            self._update(batch, sums)
-            updates += 1
+        nodes = self._credit(trees, greedy, sums)
+        batches = self._update_batches(trees, nodes)
+        norms = [norm for batch in batches for norm in self._update(batch, sums)]
         ended = time.monotonic()
         scored = sum(len(node.scores_K) for tree in trees for node in tree.nodes)
         tokens = sum(
@@ -108,12 +114,13 @@ class MAGRPOTrainer:
         everyone = distributed.gather(trees)
         env_steps = int(distributed.total(scored))
         all_tokens = int(distributed.total(tokens))
+        sums = Sums(**distributed.totals(asdict(sums)))
         metrics = self.tree_metrics(everyone) | {
             "loss": sums.loss,
             "entropy": -sums.logprob / max(1, sums.tokens),
-            "gradient_norm": max(sums.gradient_norms, default=0.0),
+            "gradient_norm": max(norms, default=0.0),
             "learning_rate": self.optimizers[0].learning_rate,
-            "zero_advantage_share": zero_share,
+            "zero_advantage_share": sums.zeros / max(1, sums.advantages),
             "joint_actions_per_second": env_steps / (ended - started),
             "tokens_per_second": all_tokens / (ended - started),
             "time/rollout_share": (grown - started) / (ended - started),
@@ -124,7 +131,7 @@ class MAGRPOTrainer:
         self.loop.record(
             step,
             env_steps=env_steps,
-            updates=updates,
+            updates=len(batches),
             scored=env_steps,
             tokens=all_tokens,
             metrics=metrics,
@@ -140,12 +147,11 @@ class MAGRPOTrainer:
         )
 
     def _credit(
-        self, trees: Sequence[Tree], greedy: list[list[float]] | None
-    ) -> tuple[list[list[Row | None]], float]:
+        self, trees: Sequence[Tree], greedy: list[list[float]] | None, sums: Sums
+    ) -> list[list[Row | None]]:
         """For each node one row for each agent, weighted Â · w_t / G; None where Â is all zero."""
         weights = self.section.turn_gradient_weights or [1.0] * self.section.num_turns
         nodes: list[list[Row | None]] = []
-        zeros = count = 0
         for tree_index, tree in enumerate(trees):
             returns = joint_returns(tree, self.section.discount)
             for index, node in enumerate(tree.nodes):
@@ -160,12 +166,12 @@ class MAGRPOTrainer:
                         greedy_return=None if greedy is None else greedy[tree_index][index],
                     )
                     scale = weights[node.turn - 1] / len(advantages)
-                    zeros += sum(a == 0 for a in advantages)
-                    count += len(advantages)
+                    sums.zeros += sum(a == 0 for a in advantages)
+                    sums.advantages += len(advantages)
                     ids = tuple(c.token_ids for c in turn.completions_G)
                     rows.append(self._row(turn.prompt_ids, ids, [scale * a for a in advantages]))
                 nodes.append(rows)
-        return nodes, zeros / max(1, count)
+        return nodes
 
     def _row(
         self, prompt: tuple[int, ...], ids: tuple[tuple[int, ...], ...], weights: Sequence[float]
@@ -181,37 +187,39 @@ class MAGRPOTrainer:
             tuple(keep),
         )
 
-    def _update_batches(self, nodes: list[list[Row | None]]) -> list[list[list[Row | None]]]:
-        size = self.section.train_batch_size
-        total = int(distributed.total(len(nodes)))
-        if size is None or size >= total:
-            return [nodes]
-        share = max(1, size // distributed.world_size())
-        count = -(-total // size)
-        return [nodes[i * share : (i + 1) * share] for i in range(count - 1)] + [
-            nodes[(count - 1) * share :]
-        ]
+    def _update_batches(
+        self, trees: Sequence[Tree], nodes: Sequence[list[Row | None]]
+    ) -> list[list[list[Row | None]]]:
+        """This process's nodes of each update: those that one process alone would put there."""
+        places, total = distributed.positions([len(tree.nodes) for tree in trees])
+        size = min(self.section.train_batch_size or total, total)
+        batches: list[list[list[Row | None]]] = [[] for _ in range(-(-total // size))]
+        for place, node in zip(places, nodes, strict=True):
+            batches[place // size].append(node)
+        return batches
 
-    def _update(self, nodes: Sequence[Sequence[Row | None]], sums: Sums) -> None:
-        """One optimizer step of every agent on these nodes."""
+    def _update(self, nodes: Sequence[Sequence[Row | None]], sums: Sums) -> list[float]:
+        """One optimizer step of every agent on these nodes; each agent's gradient norm."""
         count = int(distributed.total(len(nodes)))
+        norms = []
         for index, optimizer in enumerate(self.optimizers):
             rows = [rows[index] for rows in nodes]
+            own = Sums()
             optimizer.zero()
             with self.team.acting(index) as agent:
                 try:
                     accumulate(
                         agent,
                         [row for row in rows if row is not None],
-                        lambda batch, agent=agent: self._loss(agent, batch, count, sums),
-                        on_retry=lambda tokens: print(
-                            f"out of memory: micro-batches of {tokens} tokens from here", flush=True
-                        ),
+                        lambda batch, agent=agent, own=own: self._loss(agent, batch, count, own),
+                        on_retry=lambda _, own=own: own.clear(),
                     )
-                    sums.gradient_norms.append(optimizer.step())
+                    norms.append(optimizer.step())
                 except NonFiniteError as error:
                     step = self.loop.counters.steps + 1
                     raise explained(error, index, step, self.loop.run_dir) from error
+            sums.add(own)
+        return norms
 
     def _loss(self, agent: Agent, batch: TokenBatch, nodes: int, sums: Sums) -> torch.Tensor:
         """This micro-batch's part of L_i (a sum over its rows)."""
