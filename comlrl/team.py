@@ -38,6 +38,7 @@ class Agent:
     tokenizer: Any
     peft: PeftModel | None  # the same model as PEFT wraps it, shared by homogeneous agents
     frozen_copy: PreTrainedModel | None = None  # reference policy where all weights are trained
+    micro_batch_tokens: int | None = None  # of its update, once memory has run out
 
     @property
     def adapter(self) -> str:
