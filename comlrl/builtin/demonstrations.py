@@ -26,18 +26,18 @@ from comlrl.prompts import first_prompts, helper_names, plain_text
 from comlrl.types import Message, Task
 
 TEAM_SIZES = {1: 0.18, 2: 0.64, 3: 0.11, 4: 0.07}
-CONVENTION_WEIGHTS = (8, 4, 3, 2, 2)  # in the order of Problem.conventions
-WRONG_OPERATION = 0.12
+CONVENTION_WEIGHTS = (6, 4, 3, 3, 3)  # in the order of Problem.conventions
+WRONG_OPERATION = 0.15
 ONE_RETURN = 0.15  # main as a thin wrapper
 SOLO = 0.01  # main does without its helpers
 IGNORES = 0.005  # main calls a helper and solves the problem without its result
 SLIPS = {  # what goes wrong with the text, and how often
-    "": 0.77,
-    "no return": 0.05,
-    "misnamed": 0.03,
-    "broken": 0.04,
-    "cut": 0.03,
-    "prose only": 0.01,
+    "": 0.64,
+    "no return": 0.08,
+    "misnamed": 0.06,
+    "broken": 0.06,
+    "cut": 0.06,
+    "prose only": 0.03,
     "fenced": 0.03,
     "prose first": 0.02,
     "endless": 0.02,

@@ -1,7 +1,8 @@
 """Makes tiny-coder from nothing: ``python -m comlrl.builtin.pretrain --out FOLDER``.
 
 A Qwen2 model of about 2.5M parameters learns, on two CPU cores, from generated demonstrations
-(``demonstrations``) that never touch a problem of the eval split. A row holds one prompt and
+(``demonstrations``, and ``revisions`` for later turns) that never touch a problem of the eval
+split. A row holds one prompt and
 several independent answers to it, each of which sees the prompt and itself; the loss is the
 cross-entropy of the answers' tokens, the end-of-sequence token included.
 """
@@ -16,23 +17,38 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from comlrl.builtin import TINY_CODER
 from comlrl.builtin.demonstrations import Demonstration, demonstrations
 from comlrl.builtin.make_coopmini import shipped_operations
+from comlrl.builtin.revisions import revisions
 from comlrl.builtin.tokenizer import MAX_LENGTH, train_tokenizer
+from external.level_feedback import LevelFeedback
+from external.level_passed import LevelPassed
+from external.passed import Passed
+from external.plain import Plain
+from rewards.code_rewards import CodeReward
 
 ANSWERS = 5  # to each prompt
 ROWS = 16  # prompts in a batch
-PEAK_LEARNING_RATE = 2e-3
+REVISIONS_EVERY = 4  # one batch in so many is of later turns
+MUON_LEARNING_RATE, ADAMW_LEARNING_RATE = 4e-3, 2e-3  # at their peak
 WARMUP = 0.03  # share of the steps
-TOKENIZER_PROMPTS = 4000
+TOKENIZER_PROMPTS = 1500  # of each stream
 MAX_ANSWER_TOKENS = 96  # an endless answer is cut here
 EMBEDDINGS = 1216  # above the tokenizer's size: room for tokens that loaders add
+LOG_EVERY = 50  # steps
+MODES = (  # external modes, and how often each is met
+    (LevelFeedback(1), 0.4),
+    (LevelFeedback(None), 0.1),
+    (LevelPassed(1), 0.15),
+    (Passed(1), 0.15),
+    (Plain(), 0.2),
+)
 
 
-def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
+def new_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
     """The untrained model: few layers and one key-value head, for speed on a CPU."""
     return Qwen2ForCausalLM(
         Qwen2Config(
@@ -48,21 +64,12 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
             bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
+            attn_implementation="eager",  # faster than sdpa here; not part of what is saved
         )
     )
 
 
-def batches(
-    stream: Iterator[Demonstration], tokenizer: PreTrainedTokenizerFast
-) -> Iterator[dict[str, torch.Tensor]]:
-    """Batches of ``ROWS`` demonstrations, endlessly."""
-    while True:
-        yield make_batch(list(itertools.islice(stream, ROWS)), tokenizer)
-
-
-def make_batch(
-    rows: list[Demonstration], tokenizer: PreTrainedTokenizerFast
-) -> dict[str, torch.Tensor]:
+def make_batch(rows: list[Demonstration], tokenizer: Qwen2Tokenizer) -> dict[str, torch.Tensor]:
     """Packs each demonstration into a row: the prompt, then its answers.
 
     ids, positions, segments [R, L] (segment −1 padding, 0 prompt, s the s-th answer); targets
@@ -100,11 +107,15 @@ def _pack(row: Demonstration, encoded: Iterator[list[int]], end: int) -> tuple[l
 
 
 def attention_mask(segments: torch.Tensor) -> torch.Tensor:
-    """[R, L] → bool [R, 1, L, L]: a token sees the prompt and its own segment up to itself."""
+    """[R, L] → bfloat16 [R, 1, L, L], added to the attention's logits.
+
+    0 where a token may look: at the prompt, and at its own segment up to itself.
+    """
     length = segments.shape[1]
     query, key = segments[:, :, None], segments[:, None, :]
     causal = torch.ones(length, length, dtype=torch.bool).tril()
-    return (((key == query) | (key == 0)) & causal)[:, None]
+    seen = ((key == query) | (key == 0)) & causal
+    return torch.where(seen, 0.0, -1e4).to(torch.bfloat16)[:, None]
 
 
 def batch_loss(model: Qwen2ForCausalLM, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -119,58 +130,88 @@ def batch_loss(model: Qwen2ForCausalLM, batch: dict[str, torch.Tensor]) -> torch
     return torch.nn.functional.cross_entropy(logits, batch["targets"][chosen])
 
 
-def learning_rate(step: int, steps: int) -> float:
-    """Linear warm-up, then a cosine to a twentieth of the peak."""
+def new_optimizers(model: Qwen2ForCausalLM) -> list[torch.optim.Optimizer]:
+    """Muon for the layers' matrices, in half the steps that AdamW needs; AdamW for the rest."""
+    matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
+    others = [p for name, p in model.named_parameters() if p.ndim == 1 or "embed" in name]
+    return [
+        torch.optim.Muon(
+            matrices, lr=MUON_LEARNING_RATE, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW(
+            others, lr=ADAMW_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True
+        ),
+    ]
+
+
+def schedule(step: int, steps: int) -> float:
+    """Factor on the learning rates: linear warm-up, then a cosine to a twentieth."""
     warmup = max(1, round(WARMUP * steps))
     if step < warmup:
-        return PEAK_LEARNING_RATE * (step + 1) / warmup
+        return (step + 1) / warmup
     progress = (step - warmup) / max(1, steps - warmup)
-    return PEAK_LEARNING_RATE * (0.05 + 0.95 * (1 + math.cos(math.pi * progress)) / 2)
+    return 0.05 + 0.95 * (1 + math.cos(math.pi * progress)) / 2
 
 
-def pretrain(
-    steps: int, seed: int, log_every: int = 50
-) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
-    """The trained model and its tokenizer."""
+def interleaved(
+    first: Iterator[Demonstration], later: Iterator[Demonstration]
+) -> Iterator[list[Demonstration]]:
+    """Batches of ``ROWS``, all of turn 1 or, every ``REVISIONS_EVERY``-th, all of later turns."""
+    for number in itertools.count(1):
+        source = first if number % REVISIONS_EVERY else later
+        yield list(itertools.islice(source, ROWS))
+
+
+def tokenizer_texts(*streams: Iterator[Demonstration]) -> Iterator[str]:
+    """The text that the tokenizer learns from: some of each stream."""
+    for stream in streams:
+        for demonstration in itertools.islice(stream, TOKENIZER_PROMPTS):
+            yield demonstration.prompt
+            yield from (answer.text for answer in demonstration.answers)
+
+
+def pretrain(steps: int, seed: int, reward: CodeReward) -> tuple[Qwen2ForCausalLM, Qwen2Tokenizer]:
+    """The trained model and its tokenizer; on one machine, the same arguments give the same."""
     torch.manual_seed(seed)
     held_out = shipped_operations("eval")
-    sample = itertools.islice(demonstrations(seed + 1, held_out, 2), TOKENIZER_PROMPTS)
-    tokenizer = train_tokenizer(t for d in sample for t in (d.prompt, *(a.text for a in d.answers)))
+
+    def streams(seed: int, answers: int) -> tuple[Iterator[Demonstration], Iterator[Demonstration]]:
+        return (
+            demonstrations(seed, held_out, answers),
+            revisions(seed, held_out, answers, reward.score, MODES),
+        )
+
+    tokenizer = train_tokenizer(tokenizer_texts(*streams(seed + 1, 1)))
     model = new_model(tokenizer)
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim == 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}],
-        betas=(0.9, 0.98),
-    )
-    data = batches(demonstrations(seed, held_out, ANSWERS), tokenizer)
-    begun, loss_sum = time.monotonic(), 0.0
-    for step, batch in enumerate(itertools.islice(data, steps)):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, steps)
+    optimizers = new_optimizers(model)
+    peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
+    begun, recent = time.monotonic(), []
+    for step, rows in enumerate(itertools.islice(interleaved(*streams(seed, ANSWERS)), steps)):
+        for optimizer, peak in zip(optimizers, peaks, strict=True):
+            optimizer.param_groups[0]["lr"] = peak * schedule(step, steps)
         with torch.autocast("cpu", torch.bfloat16):
-            loss = batch_loss(model, batch)
+            loss = batch_loss(model, make_batch(rows, tokenizer))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        loss_sum += loss.item()
-        if (step + 1) % log_every == 0:
-            mean, loss_sum = loss_sum / log_every, 0.0
-            print(
-                f"step {step + 1}/{steps}  loss {mean:.4f}  {time.monotonic() - begun:.0f} s",
-                flush=True,
-            )
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        recent.append(loss.item())
+        if (step + 1) % LOG_EVERY == 0:
+            mean, seconds = sum(recent) / len(recent), time.monotonic() - begun
+            print(f"step {step + 1}/{steps}  loss {mean:.4f}  {seconds:.0f} s", flush=True)
+            recent.clear()
     return model.eval(), tokenizer
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Pretrain tiny-coder.")
     parser.add_argument("--out", type=Path, default=TINY_CODER, help="folder to write")
-    parser.add_argument("--steps", type=int, default=1400)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    model, tokenizer = pretrain(args.steps, args.seed)
+    with CodeReward() as reward:
+        model, tokenizer = pretrain(args.steps, args.seed, reward)
     model.to(torch.bfloat16).save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
 

@@ -1,38 +1,42 @@
-"""tiny-coder's tokenizer: a byte-level BPE learned on the pretraining text itself."""
+"""tiny-coder's tokenizer: Qwen's kind (byte-level BPE), learned on the pretraining text itself."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+from transformers import Qwen2Tokenizer
 
 END, PAD = "<|end|>", "<|pad|>"
 VOCAB_SIZE = 1152
 MAX_LENGTH = 2048
 
 
-def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer of ``VOCAB_SIZE`` tokens that gives every text back byte for byte."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+def train_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
+    """A tokenizer of ``VOCAB_SIZE`` tokens that gives every text back (in Unicode's form C).
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
-        special_tokens=[END, PAD],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+    Of Qwen's class, as transformers loads any tokenizer beside a Qwen2 model as that class, which
+    splits text in its own way whatever the folder says.
+    """
+    from tokenizers import pre_tokenizers, trainers
+
+    trained = Qwen2Tokenizer(eos_token=END, pad_token=PAD, unk_token=END).backend_tokenizer
+    trained.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=VOCAB_SIZE,
+            special_tokens=[END, PAD],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
     )
-    tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+    learned = json.loads(trained.to_str())["model"]
+    return Qwen2Tokenizer(
+        vocab=learned["vocab"],
+        merges=[tuple(pair) for pair in learned["merges"]],
         eos_token=END,
         pad_token=PAD,
+        unk_token=END,
         model_max_length=MAX_LENGTH,
         padding_side="left",
-        clean_up_tokenization_spaces=False,
     )
