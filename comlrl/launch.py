@@ -112,7 +112,7 @@ def _refuse(error: Exception, code: int = 2) -> int:
     return code
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Mistakes on the command line are told like those in a file: one line."""
 
     def error(self, message: str) -> NoReturn:
@@ -120,7 +120,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse_arguments(algorithm: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = _Parser(
+    parser = Parser(
         description=f"Train a team with {algorithm.upper()}.",
         epilog="Keys: docs/configuration.md. The last of file, older flags and --override wins.",
         allow_abbrev=False,
@@ -214,8 +214,11 @@ def execute(
         except (ValueError, NonFiniteError, OSError) as error:
             return _stopped(error)
     if distributed.is_main():
+        from loggers.model_card import write_model_card
         from loggers.report import write_report
 
+        if run.config.output.save_final_model:
+            write_model_card(run.run_dir)
         write_report(run.run_dir)
         print(f"done: {run.run_dir}/report.html")
     return 0

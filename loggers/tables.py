@@ -1,0 +1,95 @@
+"""Markdown tables: of anything, of an evaluation, of cross-play."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from loggers.metrics import REWARD_PARTS
+
+SHOWN = (
+    "reward_mean",
+    *(f"reward/{part}" for part in REWARD_PARTS),
+    "test_fraction",
+    "syntax_rate",
+    "aux_called_rate",
+    "wrapper_rate",
+    "aux_ignored_rate",
+    "completion_length_mean",
+    "truncation_share",
+)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A Markdown table whose columns line up; the first is aligned left, the others right."""
+    texts = [[_text(cell) for cell in row] for row in (head, *rows)]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    lines = [
+        "| "
+        + " | ".join(
+            text.ljust(width) if i == 0 else text.rjust(width)
+            for i, (text, width) in enumerate(zip(line, widths, strict=True))
+        )
+        + " |"
+        for line in texts
+    ]
+    rule = [":" + "-" * (width + 1) if i == 0 else "-" * (width + 1) + ":"
+            for i, width in enumerate(widths)]  # fmt: skip
+    return "\n".join([lines[0], "|" + "|".join(rule) + "|", *lines[1:]]) + "\n"
+
+
+def evaluation_table(result: Mapping[str, Any]) -> str:
+    """One evaluation: pass@k, the reward and its parts with 95% intervals, then what it cost."""
+    metrics, intervals = result["metrics"], result["intervals"]
+    names = [name for name in metrics if name.startswith("pass@")]
+    names += [f"turn_{t}/reward_mean" for t in range(1, result["num_turns"] + 1)][:-1]
+    names += [name for name in SHOWN if name in metrics]
+    rows = [[n, metrics[n], _interval(intervals.get(n))] for n in names if n in metrics]
+    cost = [[name, value] for name, value in result["budget"].items()]
+    heading = f"# {_what(result)}\n\n{_how(result)}\n"
+    return "\n".join(
+        [heading, table(["metric", "mean", "95% interval"], rows), table(["budget", ""], cost)]
+    )
+
+
+def cross_play_table(result: Mapping[str, Any]) -> str:
+    """A matrix for each metric: helpers of the row's run, main of the column's."""
+    runs = result["runs"]
+    names = [f"{i + 1}" for i in range(len(runs))]
+    parts = ["# Cross-play\n", _how(result) + "\n"]
+    parts += [f"{i + 1}. `{run}`" for i, run in enumerate(runs)]
+    for name, matrix in result["matrices"].items():
+        found = result["summary"][name]
+        rows = [[f"aux of {n}", *row] for n, row in zip(names, matrix, strict=True)]
+        parts += [
+            f"\n## {name}\n",
+            table(["", *(f"main of {n}" for n in names)], rows),
+            f"With themselves {_text(found['self_play'])}, with others "
+            f"{_text(found['cross_play'])}: a gap of {_text(found['gap'])}.",
+        ]
+    return "\n".join(parts) + "\n"
+
+
+def _what(result: Mapping[str, Any]) -> str:
+    if result["baseline"]:
+        return f"Baseline {result['baseline']}, {result['model']}"
+    return str(result["checkpoint"] or f"{result['model']}, untrained")
+
+
+def _how(result: Mapping[str, Any]) -> str:
+    sampling = result["sampling"]
+    drawn = f"temperature {sampling['temperature']}" if sampling["temperature"] else "greedy"
+    cut = "".join(f", {k} {sampling[k]}" for k in ("top_p", "top_k") if sampling[k] is not None)
+    return (
+        f"{result['tasks']} tasks of `{result['dataset']}` {result['split']}, "
+        f"{result['samples']} answer(s) each, {result['num_agents']} agent(s), "
+        f"{result['num_turns']} turn(s), {drawn}{cut}, seed {result['seed']}."
+    )
+
+
+def _interval(pair: Sequence[float] | None) -> str:
+    return f"{_text(pair[0])} – {_text(pair[1])}" if pair else ""
+
+
+def _text(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
