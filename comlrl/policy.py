@@ -9,6 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from comlrl.batching import attention_mask
+from comlrl.shared_prefix import full_attention
 from comlrl.team import Agent
 from comlrl.types import TokenBatch
 
@@ -27,8 +28,7 @@ class ActionLogprobs:
 def packable(agent: Agent) -> bool:
     """Whether siblings may share a row: a custom mask is taken, and no window cuts a row."""
     config = agent.model.config
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    return config._attn_implementation in ("sdpa", "eager") and kinds == {"full_attention"}
+    return config._attn_implementation in ("sdpa", "eager") and full_attention(config)
 
 
 def action_logprobs(

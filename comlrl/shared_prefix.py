@@ -132,12 +132,18 @@ def attention(
 AttentionInterface.register(NAME, attention)
 
 
+def full_attention(config: Any) -> bool:
+    """Whether every layer sees all that came before: no window, no chunks."""
+    if kinds := getattr(config, "layer_types", None):
+        return set(kinds) == {"full_attention"}
+    return getattr(config, "sliding_window", None) is None  # Mistral's way of saying it
+
+
 def supported(model: PreTrainedModel) -> bool:
     """Whether this model's attention can be swapped: full attention, dispatched by name."""
     config = model.config
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     return (
-        kinds == {"full_attention"}
+        full_attention(config)
         and bool(getattr(model, "_supports_attention_backend", False))
         and config._attn_implementation in ("sdpa", "eager")
         and getattr(config, "attn_logit_softcapping", None) is None
