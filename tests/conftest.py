@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.runs import Zygote
 
 os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
@@ -22,3 +27,13 @@ def shared_data() -> Path:
     if not (SHARED_DATA / "HumanEval.jsonl").exists():
         pytest.skip(f"the benchmark problems are not at {SHARED_DATA}")
     return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    """Starts real runs that need not import anything anew."""
+    from tests.runs import Zygote
+
+    process = Zygote(tmp_path_factory.mktemp("processes"))
+    yield process
+    process.close()

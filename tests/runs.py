@@ -1,0 +1,154 @@
+"""Real runs in processes of their own, for tests of resuming, faults and several processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).parent.parent
+CLOCK = ("time", "second", "memory")  # parts of names of what depends on the clock or the machine
+SMALL = {
+    "num_generations": 2, "batch_size": 2, "max_steps": 4, "num_train_epochs": None,
+    "max_new_tokens": 6, "eval_interval": 2, "eval_num_samples": 2, "save_steps": 1,
+}  # fmt: skip
+
+
+def small(algorithm: str, folder: Path, **section: Any) -> list[str]:
+    """Arguments for a run of seconds: the quickstart's, smaller. ``section``: further keys."""
+    keys = {f"{algorithm}.{name}": value for name, value in (SMALL | section).items()}
+    keys |= {"output.dir": str(folder), "lora.r": 4}
+    return [
+        "--config", str(ROOT / f"configs/{algorithm}_quickstart.yaml"), "--override",
+        *(f"{key}={json.dumps(value)}" for key, value in keys.items()),
+    ]  # fmt: skip
+
+
+class Process:
+    """A forked run."""
+
+    def __init__(self, zygote: Zygote, pid: int, log: Path) -> None:
+        self.zygote, self.pid, self.log = zygote, pid, log
+        self._code: int | None = None
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text() if self.log.exists() else ""
+
+    def code(self) -> int | None:
+        """Exit code, or minus the signal that ended it; None while it runs."""
+        if self._code is None:
+            self._code = self.zygote.ask({"poll": self.pid})["code"]
+        return self._code
+
+    def wait(self, seconds: float = 120) -> int:
+        self.until(lambda: self.code() is not None, seconds)
+        assert self._code is not None
+        return self._code
+
+    def until(self, condition: Callable[[], bool], seconds: float = 120) -> None:
+        """Wait for a condition, of which the run's end must not be the first to come."""
+        limit = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > limit:
+                self.kill()
+                raise AssertionError(f"not within {seconds} s; the run said:\n{self.output}")
+            time.sleep(0.02)
+
+    def send(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL, to everything that the run has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+class Zygote:
+    """``zygote.py``, at one thread for each process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.count = folder, 0
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        environment |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, str(ROOT / "tests/zygote.py")],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment,
+        )  # fmt: skip
+        self.living: list[Process] = []
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def start(self, request: dict[str, Any]) -> Process:
+        self.count += 1
+        log = self.folder / f"process_{self.count}.log"
+        process = Process(self, self.ask(request | {"log": str(log)})["pid"], log)
+        self.living.append(process)
+        return process
+
+    def run(self, algorithm: str, argv: Sequence[str], **environment: str) -> Process:
+        return self.start({"run": [algorithm, list(argv)], "environment": environment})
+
+    def team(self, size: int, request: dict[str, Any]) -> list[Process]:
+        """The same request in ``size`` processes that torchrun might have started."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        shared = {
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size),
+            "LOCAL_WORLD_SIZE": str(size),
+        } | request.get("environment", {})  # fmt: skip
+        return [
+            self.start(
+                request | {"environment": shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}}
+            )
+            for rank in range(size)
+        ]
+
+    def close(self) -> None:
+        for process in self.living:
+            if process.code() is None:
+                process.kill()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """``metrics.jsonl`` without what depends on the clock or the machine."""
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["metrics"] = {
+            k: v for k, v in line["metrics"].items() if not any(c in k for c in CLOCK)
+        }
+    return lines
+
+
+def newest_step(run_dir: Path) -> int:
+    """Number of the newest whole checkpoint; 0 where there is none."""
+    found = sorted((run_dir / "checkpoints").glob("step_*"))
+    return int(found[-1].name.removeprefix("step_")) if found else 0
+
+
+def weights(run_dir: Path) -> dict[str, Any]:
+    """Every tensor of the newest checkpoint: weights, optimizers, critics, counts."""
+    folder = run_dir / f"checkpoints/step_{newest_step(run_dir):06d}"
+    return {
+        f"{file.stem}/{name}": tensor
+        for file in sorted(folder.glob("*.safetensors"))
+        for name, tensor in load_file(str(file)).items()
+    }

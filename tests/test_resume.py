@@ -1,0 +1,180 @@
+"""Exact resume: real runs, killed and interrupted, against one that nobody disturbed."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.runs import ROOT, Zygote, metrics, newest_step, small, weights
+
+ALGORITHMS = ("grpo", "magrpo", "madpo", "marlhf", "ppo", "shppo")
+
+
+def has_begun(run_dir: Path) -> bool:
+    return (run_dir / "metrics.jsonl").exists() and bool((run_dir / "metrics.jsonl").read_text())
+
+
+def assert_same(run_dir: Path, undisturbed: Path) -> None:
+    assert metrics(run_dir) == metrics(undisturbed)
+    one, other = weights(run_dir), weights(undisturbed)
+    assert one.keys() == other.keys()
+    assert not [name for name in one if not torch.equal(one[name], other[name])]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    run = zygote.run("magrpo", small("magrpo", folder))
+    assert run.wait() == 0, run.output
+    return folder
+
+
+def test_killed_at_any_moment(zygote: Zygote, tmp_path: Path, undisturbed: Path) -> None:
+    """SIGKILL at random moments, each in the attempt that goes on from the one before."""
+    folder, moments = tmp_path / "run", random.Random()
+    arguments = small("magrpo", folder)
+    for kill in range(3):
+        run = zygote.run("magrpo", [*arguments, *(["--resume"] if kill else [])])
+        done = newest_step(folder)
+        run.until(lambda done=done: newest_step(folder) > done or run.code() is not None)
+        with_delay(run, moments.uniform(0, 1.0))
+        run.kill()
+        run.wait()
+    run = zygote.run("magrpo", [*arguments, "--resume"])
+    assert run.wait() == 0, run.output
+    assert_same(folder, undisturbed)
+
+
+def with_delay(run, seconds: float) -> None:
+    """Let a run go on for a while."""
+    import time
+
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit and run.code() is None:
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_save_and_resume(
+    zygote: Zygote, tmp_path: Path, undisturbed: Path, number: int, code: int
+) -> None:
+    """No periodic checkpoint: what is resumed is what the signal saved."""
+    folder = tmp_path / "run"
+    arguments = small("magrpo", folder, save_steps=0)
+    run = zygote.run("magrpo", arguments)
+    run.until(lambda: has_begun(folder) or run.code() is not None)
+    run.send(number)
+    assert run.wait() == code, run.output
+    step = newest_step(folder)
+    assert f"saved {folder}/checkpoints/step_{step:06d}" in run.output
+    run = zygote.run("magrpo", [*small("magrpo", folder), "--resume"])
+    assert run.wait() == 0, run.output
+    assert_same(folder, undisturbed)
+
+
+def test_a_signal_during_evaluation_abandons_it(
+    zygote: Zygote, tmp_path: Path, undisturbed: Path
+) -> None:
+    folder = tmp_path / "run"
+    slow = zygote.run(
+        "magrpo",
+        small("magrpo", folder, save_steps=0, eval_num_samples=64, max_new_tokens=200),
+    )
+    slow.until(lambda: (folder / "environment.json").exists())  # the first evaluation is next
+    with_delay(slow, 0.3)
+    slow.send(signal.SIGTERM)
+    assert slow.wait() == 143, slow.output
+    assert not has_begun(folder)
+    assert newest_step(folder) == 0 and "step_000000" in slow.output
+
+
+def test_a_signal_during_start_up(zygote: Zygote, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run = zygote.run("magrpo", small("magrpo", folder))
+    run.until(folder.exists)  # the data and the models are still to come
+    run.send(signal.SIGTERM)
+    assert run.wait() == 143, run.output
+    assert "interrupted: SIGTERM" in run.output
+    assert not (folder / "checkpoints").exists()
+
+
+def test_a_second_ctrl_c_leaves_at_once(zygote: Zygote, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run = zygote.run(
+        "magrpo", small("magrpo", folder, max_new_tokens=400, num_generations=64, eval_interval=0)
+    )
+    run.until(lambda: (folder / "environment.json").exists())
+    with_delay(run, 0.5)
+    run.send(signal.SIGINT)
+    run.until(lambda: "finishing this step" in run.output)
+    run.send(signal.SIGINT)
+    assert run.wait(10) in (-signal.SIGINT, 130)
+    assert newest_step(folder) == 0
+
+
+def test_resume_where_nothing_is_starts_anew(
+    zygote: Zygote, tmp_path: Path, undisturbed: Path
+) -> None:
+    folder = tmp_path / "run"
+    run = zygote.run("magrpo", [*small("magrpo", folder), "--resume"])
+    assert run.wait() == 0, run.output
+    assert "a fresh start" in run.output
+    assert_same(folder, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_survives_kills(zygote: Zygote, tmp_path: Path, algorithm: str) -> None:
+    """Four kills of each algorithm, anywhere from the first import to the last line written."""
+    if not (ROOT / f"configs/{algorithm}_quickstart.yaml").exists():
+        pytest.skip(f"there is no quickstart of {algorithm}")
+    import time
+
+    arguments = _small_of(algorithm, tmp_path / "undisturbed")
+    started = time.monotonic()
+    run = zygote.run(algorithm, arguments)
+    assert run.wait(600) == 0, run.output
+    whole = time.monotonic() - started
+    folder, moments = tmp_path / "run", random.Random()
+    arguments = _small_of(algorithm, folder)
+    kills = 0
+    while kills < 4:
+        run = zygote.run(algorithm, [*arguments, *(["--resume"] if kills else [])])
+        with_delay(run, moments.uniform(0.1, 0.7) * whole)
+        assert run.code() in (None, 0), run.output
+        kills += run.code() is None
+        run.kill()
+        run.wait()
+    run = zygote.run(algorithm, [*arguments, "--resume"])
+    assert run.wait(600) == 0, run.output
+    assert_same(folder, tmp_path / "undisturbed")
+
+
+def _small_of(algorithm: str, folder: Path) -> list[str]:
+    """The algorithm's smallest run that does everything it ever does."""
+    arguments = small(algorithm, folder) if algorithm != "marlhf" else small("magrpo", folder)
+    more = {
+        "madpo": ["madpo.preference_num_candidates=4", "dataset.train_split=train[:8]"],
+        "marlhf": ["marlhf.preference_num_candidates=4", "dataset.train_split=train[:8]"],
+    }
+    if algorithm == "marlhf":
+        arguments[1] = str(ROOT / "configs/marlhf_quickstart.yaml")
+        arguments.append("marlhf.reward_min_accuracy=0")
+    return [*arguments, *more.get(algorithm, [])]
+
+
+def test_a_finished_run_resumed_further(zygote: Zygote, tmp_path: Path) -> None:
+    """max_steps is harmless: two steps and then two more are four."""
+    folder = tmp_path / "run"
+    for steps in (2, 4):
+        arguments = small("magrpo", folder, max_steps=steps, eval_interval=0)
+        run = zygote.run("magrpo", [*arguments, "--resume"])
+        assert run.wait() == 0, run.output
+    assert "magrpo.max_steps: 2 → 4" in run.output
+    assert [line["update"] for line in metrics(folder)] == [1, 2, 3, 4]
+    assert json.loads((folder / "summary.json").read_text())["updates"] == 4

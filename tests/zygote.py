@@ -1,0 +1,81 @@
+"""A process that has imported everything and forks real runs: a start costs no imports.
+
+``python tests/zygote.py``, then one JSON request a line on stdin, one answer a line on stdout:
+``{"run": [algorithm, argv], "log": file, "environment": {…}}`` or
+``{"call": [file, function, arguments], …}`` → ``{"pid": n}``;
+``{"wait": pid}`` → ``{"code": exit code, or minus the signal}``; ``{"poll": pid}`` → likewise, or
+null while it runs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+
+
+def module(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+def run(algorithm: str, argv: list[str]) -> int:
+    from comlrl.launch import main
+
+    return main(algorithm, module(ROOT / f"train_{algorithm}.py").build, argv)
+
+
+def preload() -> None:
+    """Whatever a run imports, so that its copies need not."""
+
+    import trainers.magrpo  # noqa: F401
+
+
+def fork(request: dict[str, Any]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.setsid()
+        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for target, source in ((0, null), (1, log), (2, log)):
+            os.dup2(source, target)
+        os.environ.update(request.get("environment", {}))
+        if "run" in request:
+            sys.argv = [f"train_{request['run'][0]}.py", *request["run"][1]]
+            code = run(*request["run"])
+        else:
+            file, function, arguments = request["call"]
+            code = int(getattr(module(Path(file)), function)(*arguments) or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    if "wait" in request or "poll" in request:
+        options = 0 if "wait" in request else os.WNOHANG
+        pid, status = os.waitpid(request.get("wait") or request["poll"], options)
+        return {"code": os.waitstatus_to_exitcode(status) if pid else None}
+    return {"pid": fork(request)}
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    preload()
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), flush=True)
