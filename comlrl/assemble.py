@@ -18,6 +18,7 @@ from trainers.configs import online_section, temperature, top_k, top_p
 
 if TYPE_CHECKING:
     from comlrl.generation import Generator
+    from comlrl.heterogeneous import LatentSampler
     from comlrl.loop import Loop
     from comlrl.resume import Start
     from comlrl.rollout import Rollout, Shape
@@ -74,7 +75,7 @@ def load_both_splits(config: Config) -> tuple[list[Task], list[Task]]:
 def assemble(start: Start, signals: Signals, train: list[Task], held_out: list[Task]) -> Run:
     """Load models, start the reward's workers lazily, and wire the rooms together."""
     import loggers
-    from comlrl.generation import Generator, order, uniforms
+    from comlrl.generation import order, uniforms
     from comlrl.loop import Loop
     from comlrl.rollout import Shape
     from comlrl.team import build_team
@@ -85,18 +86,17 @@ def assemble(start: Start, signals: Signals, train: list[Task], held_out: list[T
         getattr(section, "dpo_reference", False)
     )
     team = build_team(config, reference=reference)
-    length = context_length(config, team)
-    generator = Generator(team, config.generation.max_batch_tokens, length)
+    generator, sampler = build_sampler(config, team)
     sampling = Sampling(
         temperature(section, config),
         section.max_new_tokens,
         top_p(section, config),
         top_k(section, config),
     )
-    train = fitting(train, config, generator, sampling)
-    held_out = fitting(held_out, config, generator, sampling) if held_out else []
+    train = fitting(train, config, sampler, sampling)
+    held_out = fitting(held_out, config, sampler, sampling) if held_out else []
     reward = build_reward(config)
-    rollout = build_rollout(config, generator, reward, uniforms)
+    rollout = build_rollout(config, sampler, reward, uniforms)
     shape = Shape(
         section.num_agents,
         section.num_turns,
@@ -121,6 +121,38 @@ def assemble(start: Start, signals: Signals, train: list[Task], held_out: list[T
     )  # fmt: skip
 
 
+def build_sampler(config: Config, team: Team) -> tuple[Generator, Generator | LatentSampler]:
+    """The generator, and what samples for the agents: itself, or with SHPPO the latents before it.
+
+    SHPPO's sampler serves any number of agents; its weights are ``sampler.policy``.
+    """
+    import torch
+
+    from comlrl.generation import Generator, normals
+
+    section = config.section
+    length = context_length(config, team)
+    generator = Generator(team, config.generation.max_batch_tokens, length)
+    if config.algorithm != "shppo":
+        return generator, generator
+    from comlrl.critic import hidden_width, observations
+    from comlrl.heterogeneous import HeterogeneousPolicy, LatentSampler
+
+    agent = team.agents[0]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        policy = HeterogeneousPolicy(
+            hidden_width(agent),
+            section.latent_dim,
+            section.latent_hidden,
+            section.heterogeneous_rank,
+        ).to(agent.device)
+    generator.head = policy.layer
+    return generator, LatentSampler(
+        policy, generator, lambda prompts: observations(agent, prompts), normals
+    )
+
+
 def context_length(config: Config, team: Team) -> int:
     """Tokens of prompt and completion together: max_length, or less where the models hold less.
 
@@ -136,7 +168,7 @@ def context_length(config: Config, team: Team) -> int:
 
 
 def fitting(
-    tasks: list[Task], config: Config, sampler: Generator, sampling: Sampling
+    tasks: list[Task], config: Config, sampler: Generator | LatentSampler, sampling: Sampling
 ) -> list[Task]:
     """The tasks whose first prompts leave room for a completion.
 

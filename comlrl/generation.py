@@ -33,6 +33,12 @@ def uniforms(key: Key, count: int) -> np.ndarray:
     return np.random.Generator(philox).random(count)
 
 
+def normals(key: Key, count: int) -> torch.Tensor:
+    """``count`` standard normal numbers that depend on the key alone: inverse CDF of uniforms."""
+    middle = uniforms((*key, "normal"), count).clip(1e-12, 1 - 1e-12)
+    return torch.special.ndtri(torch.from_numpy(middle)).float()
+
+
 def order(key: Key, count: int) -> list[int]:
     """A permutation of ``range(count)`` that depends on the key alone."""
     return [int(i) for i in np.argsort(uniforms(key, count), kind="stable")]

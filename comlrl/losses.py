@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 
@@ -71,3 +73,44 @@ def joint_dpo(
 def bradley_terry(chosen_P: torch.Tensor, rejected_P: torch.Tensor) -> torch.Tensor:
     """−log σ(r_chosen − r_rejected) for each pair; shape (P,)."""
     return -F.logsigmoid(chosen_P - rejected_P)
+
+
+def latent_entropy(sigma_SNK: torch.Tensor) -> torch.Tensor:
+    """SHPPO's L_e (arXiv 2404.03869): the entropy of N(μ_i, diag σ_i²), mean over the agents:
+
+    (1/N) Σ_i Σ_k ½ log(2πe σ_ik²); shape (S,), nats
+    """
+    entropy_SNK = 0.5 * math.log(2 * math.pi * math.e) + sigma_SNK.log()
+    return entropy_SNK.sum(-1).mean(-1)
+
+
+def latent_distances(latent_SNK: torch.Tensor) -> torch.Tensor:
+    """1 − cos(l_i, l_j) of each pair i < j of agents; shape (S, N(N−1)/2), empty for one agent."""
+    first, second = torch.triu_indices(latent_SNK.shape[1], latent_SNK.shape[1], offset=1)
+    return 1 - F.cosine_similarity(latent_SNK[:, first], latent_SNK[:, second], dim=-1)
+
+
+def latent_diversity(distance_SP: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """SHPPO's L_d: mean over pairs of (d − low) / (high − low); shape (S,).
+
+    ``low`` and ``high`` are the batch's extremes, constants of the gradient: otherwise it would
+    push distances towards the largest rather than all of them up. 0 for one agent, and where all
+    distances are equal (as within one sample of two agents).
+    """
+    if distance_SP.shape[1] == 0 or high <= low:
+        return distance_SP.new_zeros(len(distance_SP))
+    return ((distance_SP - low) / (high - low)).mean(-1)
+
+
+def latent_loss(
+    value_S: torch.Tensor,
+    entropy_S: torch.Tensor,
+    diversity_S: torch.Tensor,
+    lambda_e: float,
+    lambda_d: float,
+) -> torch.Tensor:
+    """SHPPO's L_latent = −L_v + λ_e L_e − λ_d L_d for each state; shape (S,).
+
+    ``value_S`` is V_I(s, {μ_i, σ_i}) with V_I's own weights frozen.
+    """
+    return -value_S + lambda_e * entropy_S - lambda_d * diversity_S

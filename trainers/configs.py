@@ -112,9 +112,7 @@ class ActorCriticConfig(CommonConfig):
     value_learning_rate: float = 1e-3
     entropy_coef: float = 0.0
     gae_lambda: float = 0.95
-    target_kl: float | None = (
-        None  # an epoch's mean KL(old ‖ new) that ends the epochs
-    )
+    target_kl: float | None = None  # an epoch's mean KL(old ‖ new) that ends the epochs
     normalize_advantages: bool = True  # to mean 0 and standard deviation 1 within a step
 
 
