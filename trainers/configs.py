@@ -188,11 +188,11 @@ def _ranges(name: str, section: CommonConfig) -> None:
         "train_batch_size": 1, "max_new_tokens": 1, "num_train_epochs": 0, "max_steps": 0,
         "max_env_steps": 0, "warmup_steps": 0, "kl_coef": 0, "logging_steps": 1,
         "eval_interval": 0, "eval_num_samples": 1, "save_steps": 0, "save_total_limit": 1,
-        "top_k": 1, "preference_num_candidates": 2, "preference_pairs_per_sample": 1,
+        "preference_num_candidates": 2, "preference_pairs_per_sample": 1,
         "ppo_epochs": 1, "latent_dim": 1, "latent_hidden": 1, "heterogeneous_rank": 1,
         "entropy_coef": 0, "lambda_e": 0, "lambda_d": 0, "kl_horizon": 1,
         "reward_num_train_epochs": 1, "reward_train_batch_size": 1, "reward_max_length": 8,
-        "temperature": 0, "discount": 0,
+        "discount": 0,
     }  # fmt: skip
     above_zero = (
         "learning_rate", "max_grad_norm", "dpo_beta", "clip_range", "value_learning_rate",
@@ -207,7 +207,7 @@ def _ranges(name: str, section: CommonConfig) -> None:
         value = getattr(section, key, None)
         if value is not None and value <= 0:
             raise ConfigError(f"{name}.{key}: {value} must be above 0")
-    for key in ("discount", "top_p", "gae_lambda", "gamma_token", "label_smoothing"):
+    for key in ("discount", "gae_lambda", "gamma_token", "label_smoothing"):
         value = getattr(section, key, None)
         if value is not None and not 0 <= value <= 1:
             raise ConfigError(f"{name}.{key}: {value} must lie between 0 and 1")
@@ -233,8 +233,12 @@ def _relations(name: str, section: CommonConfig, config: Config) -> None:
         )
     if name == "grpo" and section.num_agents != 1:
         raise ConfigError(f"grpo.num_agents: {section.num_agents}; GRPO has 1 agent, use magrpo")
-    if temperature(section, config) == 0:
-        raise ConfigError(f"{name}.temperature: 0 samples nothing to learn from; give more than 0")
+    if (heat := temperature(section, config)) <= 0:
+        raise ConfigError(f"{name}.temperature: {heat} samples nothing to learn from; give > 0")
+    if (share := top_p(section, config)) is not None and not 0 < share <= 1:
+        raise ConfigError(f"{name}.top_p: {share} must be above 0 and at most 1; null keeps all")
+    if (most := top_k(section, config)) is not None and most < 1:
+        raise ConfigError(f"{name}.top_k: {most} must be at least 1; null keeps all tokens")
     if isinstance(section, ActorCriticConfig):
         _actor_critic(name, section, config)
 
