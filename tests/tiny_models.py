@@ -1,0 +1,117 @@
+"""Random models of real architectures, a few thousand weights each, as folders on disk."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
+
+from comlrl.config import Config, Loader, Setting
+from comlrl.team import Team, build_team
+from trainers.configs import sections_of, validate
+
+VOCABULARY = 300  # bytes, specials, and rows that no text has
+EOS, PAD = 256, 257
+# Stopping at many ordinary bytes as well makes completions of all lengths.
+ROOT_KEYS = ("agents", "agent_devices", "seed")
+STOPS = [EOS, *range(0, 240, 8)]
+
+_SHARED: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "eos_token_id": EOS, "pad_token_id": PAD, "bos_token_id": None,
+}  # fmt: skip
+_LLAMA: dict[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 48, "max_position_embeddings": 512, "tie_word_embeddings": False,
+    "initializer_range": 0.4,  # peaked enough that completions differ in more than noise
+}  # fmt: skip
+CONFIGS: dict[str, Any] = {
+    "qwen2": lambda: Qwen2Config(**_SHARED, **_LLAMA),
+    "llama": lambda: LlamaConfig(**_SHARED, **_LLAMA),
+    "gpt2": lambda: GPT2Config(
+        **_SHARED, n_embd=32, n_layer=2, n_head=4, n_positions=512, initializer_range=0.4,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    ),
+    # A window shorter than most rows: cannot be packed, cannot share prefixes.
+    "mistral": lambda: MistralConfig(**_SHARED, **_LLAMA, sliding_window=8),
+}  # fmt: skip
+CHAT = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def tokenizer(*, pad: bool = True, chat: bool = False, upper: bool = False) -> Any:
+    """A byte a token. ``upper`` numbers the bytes the other way round: another tokenizer."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet(), reverse=upper)
+    vocabulary = {letter: index for index, letter in enumerate(letters)}
+    vocabulary |= {"<eos>": EOS, "<pad>": PAD}
+    core = Tokenizer(models.BPE(vocabulary, []))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    specials = {"eos_token": "<eos>"} | ({"pad_token": "<pad>"} if pad else {})
+    fast = PreTrainedTokenizerFast(tokenizer_object=core, **specials)
+    if chat:
+        fast.chat_template = CHAT
+    return fast
+
+
+@functools.cache
+def folder(kind: str, *, seed: int = 0, **tokens: bool) -> Path:
+    """A saved model with its tokenizer; made once a session."""
+    path = Path(tempfile.mkdtemp(prefix=f"tiny_{kind}_"))
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(CONFIGS[kind]())
+    model.generation_config.eos_token_id = STOPS
+    model.save_pretrained(path)
+    tokenizer(**tokens).save_pretrained(path)
+    return path
+
+
+def config(algorithm: str = "magrpo", **settings: Any) -> Config:
+    """A validated configuration; ``a__b=value`` sets ``a.b``, a bare name the algorithm's key."""
+    loader = Loader(algorithm, sections_of(algorithm))
+    defaults = {"max_new_tokens": 16, "max_steps": 2, "num_generations": 3}
+    for name, value in {**defaults, **settings}.items():
+        key = (
+            name.replace("__", ".") if "__" in name or name in ROOT_KEYS else f"{algorithm}.{name}"
+        )
+        loader.set(Setting(key, value, "test"))
+    built = loader.build()
+    validate(built)
+    return built
+
+
+def team(
+    kind: str = "qwen2", *, dtype: str = "float64", reference: bool = False, **keys: Any
+) -> Team:
+    """A team on a tiny model whose adapters are not nothing: B starts at random here."""
+    built = build_team(
+        config(agent_model__name=str(folder(kind)), agent_model__torch_dtype=dtype, **keys),
+        reference=reference,
+        device="cpu",
+    )
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for agent in built.agents:
+            if agent.peft is not None:
+                for parameter in agent.parameters():
+                    noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                    parameter.add_(0.1 * noise)
+    return built
+
+
+def prompt(text: str) -> tuple[int, ...]:
+    """Token ids of a text, a byte a token."""
+    return tuple(tokenizer()(text)["input_ids"])
