@@ -21,20 +21,21 @@ PAPERS = {
 }
 TOLD = ("num_turns", "num_generations", "joint_mode", "handoff", "learning_rate", "discount")
 RESULTS = ("reward_mean", "pass@1", "test_fraction", "syntax_rate", "aux_called_rate")
+FOLDERS = {"builtin:tiny-coder": "comlrl/builtin/tiny_coder"}  # as transformers finds it
 LOAD = """\
 ```python
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 base = AutoModelForCausalLM.from_pretrained("{base}")
-main = PeftModel.from_pretrained(base, "{folder}/{last}")
+main = PeftModel.from_pretrained(base, "final_model/{last}")
 ```
 """
 LOAD_WHOLE = """\
 ```python
 from transformers import AutoModelForCausalLM
 
-main = AutoModelForCausalLM.from_pretrained("{folder}/{last}")
+main = AutoModelForCausalLM.from_pretrained("final_model/{last}")
 ```
 """
 LIMITS = """\
@@ -88,7 +89,7 @@ def card(run: Run, folders: list[str]) -> str:
             table(["setting", "value"], [*settings, *counts]),
             _results(run),
             "## Use\n",
-            load.format(base=_base(run), folder="final_model", last=folders[-1]),
+            load.format(base=FOLDERS.get(_base(run), _base(run)), last=folders[-1]),
             "`python evaluate.py --checkpoint RUN --k 1,3,5` runs the whole team on the held-out "
             "tasks.\n",
             "## Limits\n",

@@ -1,0 +1,157 @@
+"""Trained weights on disk: what a path holds, and how a team takes it.
+
+Torch is imported where weights are read, not before: a wrong path is answered at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from comlrl.config import ConfigError, Setting, load_yaml
+
+if TYPE_CHECKING:
+    import torch
+
+    from comlrl.team import Team
+
+MODEL_KEYS = ("name", "tokenizer_kwargs", "model_kwargs", "special_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """Where a team's weights lie: the first of these places that is set."""
+
+    name: str  # as the user wrote it
+    model: Path | None = None  # an ordinary transformers model, for every agent
+    final_model: Path | None = None  # folder of agent_0/, agent_1/, …
+    checkpoint: Path | None = None  # checkpoints/step_NNNNNN of a run
+    run_dir: Path | None = None  # the run that made it; its newest good checkpoint is taken
+
+    @property
+    def config_file(self) -> Path | None:
+        return self.run_dir / "config.yaml" if self.run_dir else None
+
+
+def locate(path: str | Path, option: str = "--checkpoint") -> Trained:
+    """What a run directory, a ``final_model``, a checkpoint or a model folder holds.
+
+    A run's final model is taken where there is one, else its newest checkpoint. Raises
+    ConfigError, naming ``option``, where there are no weights.
+    """
+    name, path = str(path), Path(path)
+    if (path / "agent_0").is_dir():
+        run = path.parent if (path.parent / "config.yaml").is_file() else None
+        return Trained(name, final_model=path, run_dir=run)
+    if (path / "state.json").is_file() and path.parent.name == "checkpoints":
+        return Trained(name, checkpoint=path, run_dir=path.parent.parent)
+    if (path / "config.yaml").is_file():
+        if (path / "final_model" / "agent_0").is_dir():
+            return Trained(name, final_model=path / "final_model", run_dir=path)
+        if any((path / "checkpoints").glob("step_*")):
+            return Trained(name, run_dir=path)
+        raise ConfigError(
+            f"{option}: '{name}' is a run without weights; train with output.save_final_model=true "
+            "or <algorithm>.save_steps"
+        )
+    if (path / "config.json").is_file():
+        return Trained(name, model=path)
+    if (path / "adapter_config.json").is_file():
+        raise ConfigError(f"{option}: '{name}' holds one agent of a team; give the folder above it")
+    what = "holds no run, final_model or checkpoint" if path.exists() else "does not exist"
+    raise ConfigError(f"{option}: '{name}' {what}; give a run directory or a model folder")
+
+
+def run_algorithm(tree: Mapping[str, Any], algorithms: Mapping[str, Any], file: str) -> str:
+    """The algorithm whose section a file has; MARLHF's file has its RL algorithm's beside it.
+
+    Raises ConfigError where there is none, or more than one.
+    """
+    found = [name for name in algorithms if name in tree]
+    if "marlhf" in found:
+        return "marlhf"
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigError(f"--config: '{file}' has sections {', '.join(found)}; keep one of them")
+    raise ConfigError(
+        f"--config: '{file}' has no algorithm's section; add one of {', '.join(algorithms)}"
+    )
+
+
+def settings(
+    trained: Trained, algorithm: str, algorithms: Mapping[str, Any], source: str
+) -> list[Setting]:
+    """What the weights are weights of: base model, LoRA, number of agents; for ``algorithm``."""
+    if trained.model is not None:
+        return [Setting("agent_model.name", str(trained.model), source)]
+    said: dict[str, Any] = {}
+    if trained.config_file is not None:
+        said |= _from_run(load_yaml(trained.config_file), algorithms)
+    if trained.final_model is not None:
+        said |= _from_folder(trained.final_model)
+    if (count := said.pop("num_agents", None)) is not None:
+        said[f"{algorithm}.num_agents"] = count
+    return [Setting(key, value, source) for key, value in said.items()]
+
+
+def _from_run(tree: Mapping[str, Any], algorithms: Mapping[str, Any]) -> dict[str, Any]:
+    model, lora = tree.get("agent_model") or {}, tree.get("lora") or {}
+    said = {f"agent_model.{key}": model[key] for key in MODEL_KEYS if key in model}
+    said |= {f"lora.{key}": value for key, value in lora.items()}
+    section = tree[run_algorithm(tree, algorithms, "config.yaml")]
+    return said | {"agents": tree.get("agents"), "num_agents": section.get("num_agents")}
+
+
+def _from_folder(folder: Path) -> dict[str, Any]:
+    count = len(list(folder.glob("agent_*")))
+    file = folder / "agent_0" / "adapter_config.json"
+    if not file.is_file():
+        return {"lora.enabled": False, "num_agents": count}
+    adapter = json.loads(file.read_text())
+    return {
+        "lora.enabled": True,
+        "lora.r": adapter["r"],
+        "lora.alpha": adapter["lora_alpha"],
+        "lora.target_modules": adapter["target_modules"],
+        "num_agents": count,
+    }
+
+
+def read_weights(trained: Trained) -> dict[str, dict[str, torch.Tensor]]:
+    """``agent_N`` → its tensors, as ``Team.load_tensors`` takes them.
+
+    Raises ConfigError where they are damaged.
+    """
+    from safetensors import SafetensorError
+
+    from comlrl import checkpoint
+
+    try:
+        if trained.final_model is not None:
+            folders = sorted(trained.final_model.glob("agent_*"))
+            return {folder.name: _merged(folder.glob("*.safetensors")) for folder in folders}
+        assert trained.run_dir is not None
+        found = trained.checkpoint or checkpoint.newest(trained.run_dir)
+        if found is not None:
+            files = found.glob("agent_*.safetensors")
+            return {file.stem: _merged([file]) for file in files}
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"--checkpoint: '{trained.name}' is damaged: {error}") from error
+    raise ConfigError(f"--checkpoint: '{trained.name}' has no checkpoint that is whole")
+
+
+def _merged(files: Iterable[Path]) -> dict[str, torch.Tensor]:
+    """The tensors of a folder's shards."""
+    from safetensors.torch import load_file
+
+    return {name: t for file in sorted(files) for name, t in load_file(str(file)).items()}
+
+
+def load_weights(trained: Trained, team: Team) -> None:
+    """Give a team the weights; those of a plain model are there already."""
+    if trained.model is None:
+        team.load_tensors(read_weights(trained))

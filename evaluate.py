@@ -1,0 +1,202 @@
+"""Evaluate runs, models and baselines: python evaluate.py --checkpoint outputs/magrpo_coopmini_42
+
+Prints a Markdown table and writes JSON and Markdown; ``docs/evaluation.md`` says what is in them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from comlrl import trained as weights
+from comlrl.assemble import build_reward, build_rollout, context_length, deterministic, fitting
+from comlrl.evaluation_plan import Plan, make_plan, parse_arguments
+from comlrl.launch import is_user_error
+from trainers.configs import temperature, top_k, top_p
+
+if TYPE_CHECKING:
+    from comlrl.generation import Generator
+    from comlrl.rollout import Rollout
+    from comlrl.team import Team
+    from comlrl.types import Sampling, Task, Tree
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the script; returns its exit code."""
+    try:
+        plan = make_plan(parse_arguments(argv))
+        return cross_play(plan) if len(plan.teams) > 1 else evaluate(plan)
+    except ValueError as error:
+        if not is_user_error(error):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Everything loaded."""
+
+    tasks: list[Task]
+    team: Team
+    generator: Generator
+    sampling: Sampling
+    rollout: Rollout
+
+
+def evaluate(plan: Plan) -> int:
+    """One team or baseline → table, JSON, Markdown."""
+    from comlrl.evaluation import estimates, task_rows
+    from loggers.metrics import tree_metrics
+    from loggers.tables import evaluation_table
+
+    stage = build(plan, remembering=False)
+    try:
+        if plan.teams:
+            weights.load_weights(plan.teams[0], stage.team)
+        started = time.monotonic()
+        trees = grower(plan, stage)()
+        seconds = time.monotonic() - started
+    finally:
+        stage.rollout.reward.close()
+    metrics, intervals = estimates(trees, tree_metrics, plan.ks, plan.config.seed)
+    result = described(plan, stage) | {
+        "metrics": metrics,
+        "intervals": intervals,
+        "budget": budget(stage.generator, trees, seconds),
+        "per_task": task_rows(trees, plan.ks),
+    }
+    write(plan.out, result, evaluation_table(result))
+    return 0
+
+
+def cross_play(plan: Plan) -> int:
+    """Every helper with every main → matrices, JSON, Markdown, heat map."""
+    from comlrl import cross_play as pairs
+    from comlrl.evaluation import estimates
+    from loggers.heat_map import write_heat_map
+    from loggers.metrics import tree_metrics
+    from loggers.tables import cross_play_table
+
+    stage = build(plan, remembering=True)
+    sampler: Any = stage.rollout.sampler
+    started = time.monotonic()
+    try:
+        loaded = [weights.read_weights(team) for team in plan.teams]
+        rows = pairs.play(stage.team, sampler, loaded, grower(plan, stage))
+    finally:
+        stage.rollout.reward.close()
+    seconds = time.monotonic() - started
+    found = [[estimates(t, tree_metrics, plan.ks, plan.config.seed) for t in row] for row in rows]
+    matrices = {
+        name: [[metrics[name] for metrics, _ in row] for row in found]
+        for name in ("reward_mean", "test_fraction", *(f"pass@{k}" for k in plan.ks))
+    }
+    intervals = {name: [[spread[name] for _, spread in row] for row in found] for name in matrices}
+    result = described(plan, stage) | {
+        "runs": [team.name for team in plan.teams],
+        "matrices": matrices,
+        "intervals": intervals,
+        "summary": {name: pairs.summary(matrix) for name, matrix in matrices.items()},
+        "budget": budget(stage.generator, [t for row in rows for ts in row for t in ts], seconds),
+    }
+    write(plan.out, result, cross_play_table(result))
+    names = [team.name for team in plan.teams]
+    write_heat_map(plan.out.with_suffix(".png"), names, matrices["reward_mean"], "Mean reward")
+    return 0
+
+
+def build(plan: Plan, *, remembering: bool) -> Stage:
+    """Load data and models."""
+    from comlrl.cross_play import Remembering
+    from comlrl.data import load_tasks
+    from comlrl.generation import Generator, uniforms
+    from comlrl.team import build_team
+    from comlrl.types import Sampling
+    from rewards.checks import check_task
+
+    deterministic()
+    config, section = plan.config, plan.config.section
+    tasks = load_tasks(config.dataset, config.dataset.eval_split, check=check_task)
+    team = build_team(config)
+    length = context_length(config, team)
+    generator = Generator(team, config.generation.max_batch_tokens, length)
+    sampling = Sampling(
+        0.0 if plan.greedy else temperature(section, config),
+        section.max_new_tokens,
+        top_p(section, config),
+        top_k(section, config),
+    )
+    tasks = fitting(tasks[: section.eval_num_samples], config, generator, sampling)
+    sampler: Any = Remembering(generator, len(team)) if remembering else generator
+    rollout = build_rollout(config, sampler, build_reward(config), uniforms)
+    return Stage(tasks, team, generator, sampling, rollout)
+
+
+def grower(plan: Plan, stage: Stage) -> Callable[[], list[Tree]]:
+    """What samples all tasks: the team in its turns, or a baseline."""
+    from comlrl import baselines, evaluation
+    from comlrl.rollout import Shape
+
+    section = plan.config.section
+    if plan.baseline is not None:
+        grow = baselines.build(plan.baseline, stage.rollout, section.num_agents, stage.sampling)
+        return lambda: evaluation.repeat(grow, stage.tasks, plan.samples)
+    shape = Shape(
+        section.num_agents, section.num_turns, 1,
+        early_termination_threshold=section.early_termination_threshold,
+    )  # fmt: skip
+    return lambda: evaluation.evaluate(
+        stage.rollout, stage.tasks, shape, stage.sampling, plan.samples
+    )
+
+
+def described(plan: Plan, stage: Stage) -> dict[str, Any]:
+    """What was evaluated, and how."""
+    config = plan.config
+    one = plan.teams[0].name if len(plan.teams) == 1 else None
+    return {
+        "config": plan.config_file,
+        "algorithm": config.algorithm,
+        "checkpoint": one,
+        "baseline": plan.baseline,
+        "model": list(config.agents) if config.agents else config.agent_model.name,
+        "num_agents": 1 if plan.baseline == "single" else config.section.num_agents,
+        "num_turns": 1 if plan.baseline else config.section.num_turns,
+        "dataset": config.dataset.name,
+        "split": config.dataset.eval_split,
+        "tasks": len(stage.tasks),
+        "samples": plan.samples,
+        "seed": config.seed,
+        "sampling": dataclasses.asdict(stage.sampling),
+    }
+
+
+def budget(generator: Generator, trees: Sequence[Tree], seconds: float) -> dict[str, float]:
+    """What it cost: generated tokens and wall seconds, sampling and scoring together."""
+    return {
+        "tokens_generated": generator.tokens,
+        "generation_calls": generator.calls,
+        "scored_joint_actions": sum(len(n.scores_K) for tree in trees for n in tree.nodes),
+        "tokens_per_answer": generator.tokens / len(trees),
+        "seconds": seconds,
+        "seconds_per_answer": seconds / len(trees),
+    }
+
+
+def write(out: Path, result: dict[str, Any], table: str) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    out.with_suffix(".md").write_text(table, encoding="utf-8")
+    print(table)
+    print(f"written: {out}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

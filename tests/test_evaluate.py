@@ -1,0 +1,233 @@
+"""evaluate.py on small trained teams: real weights on disk, the real reward, the real files."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import evaluate as script
+from comlrl import checkpoint
+from comlrl.config import ConfigError
+from comlrl.evaluation import bootstrap_interval, estimates, pass_at_k, task_rows
+from comlrl.team import build_team
+from comlrl.trained import locate, run_algorithm
+from comlrl.types import Score
+from loggers.metrics import tree_metrics
+from tests.run_maker import TASK, node, tree
+from trainers.configs import SECTIONS
+
+ROOT = Path(__file__).parents[1]
+QUICK = str(ROOT / "configs" / "magrpo_quickstart.yaml")
+FEW = ["--override", "magrpo.eval_num_samples=3", "magrpo.max_new_tokens=24"]
+
+
+def _make_run(folder: Path, seed: int) -> Path:
+    """A run directory with a final model and a checkpoint of the same, randomly changed team."""
+    config = script.make_plan(
+        script.parse_arguments(["--config", QUICK, *FEW, f"seed={seed}", "lora.r=4"])
+    ).config
+    team = build_team(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for agent in team.agents:
+            for parameter in agent.parameters():
+                parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    folder.mkdir()
+    (folder / "config.yaml").write_text(yaml.safe_dump(config.to_dict()))
+    team.save(folder / "final_model")
+    checkpoint.save(folder, 7, {"loop": {}}, team.state_tensors())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    return [_make_run(folder / f"run_{seed}", seed) for seed in (1, 2)]
+
+
+def _evaluate(out: Path, *arguments: str) -> dict:
+    assert script.main([*arguments, "--out", str(out)]) == 0
+    return json.loads(out.read_text())
+
+
+def _timeless(metrics: dict) -> dict:
+    return {k: v for k, v in metrics.items() if "second" not in k}
+
+
+def test_same_seed_same_numbers_other_seed_others(runs, tmp_path):
+    first, again = (_evaluate(tmp_path / "a.json", "--checkpoint", str(runs[0])) for _ in "ab")
+    assert _timeless(first["metrics"]) == _timeless(again["metrics"])
+    assert first["intervals"] == again["intervals"] and first["per_task"] == again["per_task"]
+    assert first["budget"]["tokens_generated"] == again["budget"]["tokens_generated"] > 0
+    other = _evaluate(tmp_path / "b.json", "--checkpoint", str(runs[0]), "--override", "seed=9")
+    assert other["budget"]["tokens_generated"] != first["budget"]["tokens_generated"]
+
+
+def test_run_final_model_and_checkpoint_are_the_same_team(runs, tmp_path):
+    found = [
+        _evaluate(tmp_path / "a.json", "--checkpoint", str(runs[0] / place), "--k", "1,2")
+        for place in (".", "final_model", "checkpoints/step_000007")
+    ]
+    assert found[0]["per_task"] == found[1]["per_task"] == found[2]["per_task"]
+    assert found[0]["samples"] == 2 and "pass@2" in found[0]["metrics"]
+    table = (tmp_path / "a.md").read_text()
+    assert "| pass@2 " in table and "| reward/not_wrapper " in table
+
+
+def test_weights_bring_their_own_rank_to_another_file(runs, tmp_path):
+    """The quickstart says r = 16, the run was trained with r = 4 and says so itself."""
+    arguments = ["--checkpoint", str(runs[0]), "--out", str(tmp_path / "a.json")]
+    assert (
+        script.make_plan(script.parse_arguments([*arguments, "--config", QUICK])).config.lora.r == 4
+    )
+    own = _evaluate(tmp_path / "own.json", "--checkpoint", str(runs[0]))
+    moved = tmp_path / "final_model"  # without the run beside it
+    (runs[0] / "final_model").rename(moved)
+    try:
+        found = _evaluate(
+            tmp_path / "a.json", "--checkpoint", str(moved), "--config", QUICK, *FEW, "seed=1"
+        )
+    finally:
+        moved.rename(runs[0] / "final_model")
+    assert found["per_task"] == own["per_task"]
+
+
+def test_cross_play_is_each_pairing_evaluated_apart(runs, tmp_path):
+    found = _evaluate(tmp_path / "x.json", "--cross-play", *map(str, runs), "--k", "1,2")
+    for a, b in itertools.product(range(2), repeat=2):
+        mixed = tmp_path / f"mixed_{a}{b}"
+        mixed.mkdir()
+        (mixed / "agent_0").symlink_to(runs[a] / "final_model" / "agent_0")
+        (mixed / "agent_1").symlink_to(runs[b] / "final_model" / "agent_1")
+        apart = _evaluate(
+            tmp_path / "a.json", "--checkpoint", str(mixed), "--config", QUICK, *FEW, "seed=1",
+            "--k", "1,2",
+        )  # fmt: skip
+        assert found["matrices"]["reward_mean"][a][b] == pytest.approx(
+            apart["metrics"]["reward_mean"]
+        )
+    assert found["budget"]["generation_calls"] == 8  # 2 runs × 2 agents × 2 samples, not 16
+    assert len(set(itertools.chain(*found["matrices"]["reward_mean"]))) > 1
+    assert (tmp_path / "x.png").stat().st_size > 5000
+    assert "| aux of 2 |" in (tmp_path / "x.md").read_text()
+
+
+def test_greedy_and_a_baseline_need_no_weights(tmp_path):
+    greedy = _evaluate(tmp_path / "g.json", "--config", QUICK, *FEW, "--greedy")
+    assert greedy["sampling"]["temperature"] == 0 and greedy["checkpoint"] is None
+    arguments = ["--config", QUICK, *FEW, "--greedy", "--baseline"]
+    concat = _evaluate(tmp_path / "n.json", *arguments, "naive_concat")
+    assert concat["per_task"] == greedy["per_task"]  # the untrained team at turn 1
+    single = _evaluate(tmp_path / "s.json", *arguments, "single")
+    assert single["num_agents"] == 1 and single["metrics"]["reward/aux_defined"] == 0
+    assert single["budget"]["generation_calls"] == 1
+
+
+def test_an_untrained_team_may_have_any_size(tmp_path):
+    found = _evaluate(tmp_path / "a.json", "--config", QUICK, *FEW, "--num-agents", "3")
+    assert found["num_agents"] == 3 and found["budget"]["generation_calls"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--checkpoint", "RUN", "--num-agents", "3"], "--num-agents: 3, but"),
+        (["--checkpoint", "RUN/final_model/agent_0"], "holds one agent of a team"),
+        (["--checkpoint", "nowhere"], "--checkpoint: 'nowhere' does not exist"),
+        (["--cross-play", "RUN"], "give two runs or more"),
+        (["--checkpoint", "RUN", "--k", "0"], "--k: '0'"),
+        (["--checkpoint", "RUN", "--k", "5", "--samples", "4"], "needs 5 samples"),
+        (["--checkpoint", "RUN", "--greedy", "--samples", "2"], "would be the same"),
+        (["--checkpoint", "RUN", "--override", "magrpo.num_turn=2"], "magrpo.num_turns"),
+        (["--checkpoint", "RUN", "--baseline", "single"], "not allowed with"),
+        (["--baseline", "single"], "--config: missing"),
+    ],
+)
+def test_mistakes_are_one_line_and_code_2(runs, capsys, arguments, said):
+    arguments = [text.replace("RUN", str(runs[0])) for text in arguments]
+    assert script.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert said in error
+
+
+def test_a_mistake_is_answered_before_torch_loads():
+    code = "import sys, evaluate; sys.exit(evaluate.main() + 10 * ('torch' in sys.modules))"
+    command = [sys.executable, "-c", code, "--config", QUICK, "--override", "magrpo.num_agents=x"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.startswith("error: magrpo.num_agents")
+
+
+def test_a_run_without_weights_says_how_to_keep_them(tmp_path):
+    (tmp_path / "config.yaml").write_text("magrpo: {}\n")
+    with pytest.raises(ConfigError, match="save_final_model=true"):
+        locate(tmp_path)
+
+
+def test_algorithm_of_a_file():
+    assert run_algorithm({"seed": 1, "ppo": {}}, SECTIONS, "f") == "ppo"
+    assert run_algorithm({"magrpo": {}, "marlhf": {}}, SECTIONS, "f") == "marlhf"
+    with pytest.raises(ConfigError, match="keep one of them"):
+        run_algorithm({"ppo": {}, "grpo": {}}, SECTIONS, "f")
+    with pytest.raises(ConfigError, match="no algorithm's section"):
+        run_algorithm({"seed": 1}, SECTIONS, "f")
+
+
+@pytest.mark.parametrize("passed", range(6))
+@pytest.mark.parametrize("k", range(1, 6))
+def test_pass_at_k_is_the_share_of_subsets_with_a_pass(passed, k):
+    samples = [i < passed for i in range(5)]
+    subsets = list(itertools.combinations(samples, k))
+    assert pass_at_k(5, passed, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+
+
+def _chain(task_id: str, *rewards: float):
+    """A chain of one joint action a turn."""
+    nodes = [
+        node([Score(r)], turn=t + 1, parent=t - 1, parent_action=0 if t else -1)
+        for t, r in enumerate(rewards)
+    ]
+    return tree(*nodes, task=type(TASK)(task_id, TASK.prompt, TASK.test, TASK.entry_point))
+
+
+def test_estimates_weigh_a_turn_by_the_chains_that_reached_it():
+    trees = [_chain("a", 1.0, 3.0), _chain("a", 2.0), _chain("b", 1.0, 0.0), _chain("b", 1.0, 0.0)]
+    metrics, intervals = estimates(trees, tree_metrics, (1,))
+    assert metrics["turn_2/reward_mean"] == 1.0  # (3 + 0 + 0) / 3
+    # Tasks drawn twice: a and a → 3, a and b → (3 + 0 + 0) / 3 = 1, b and b → 0.
+    assert intervals["turn_2/reward_mean"] == (0.0, 3.0)
+    assert metrics["reward_mean"] == 1.25 and intervals["reward_mean"] == (0.0, 2.5)
+    assert "reward_std" not in intervals and "tasks" not in intervals
+    assert task_rows(trees, (1,))[0]["reward_mean"] == 2.5
+
+
+def test_bootstrap_interval_against_a_plain_loop():
+    values, generator = np.array([0.0, 1.0, 1.0, 4.0]), np.random.default_rng(5)
+    means = []
+    for row in generator.integers(4, size=(2000, 4)):
+        means.append(sum(values[i] for i in row) / 4)
+    means.sort()
+    low, high = bootstrap_interval(values, seed=5)
+    assert low == pytest.approx(np.percentile(means, 2.5))
+    assert high == pytest.approx(np.percentile(means, 97.5))
+
+
+@pytest.mark.slow
+def test_evaluating_a_run_gives_what_its_training_ended_with(tmp_path):
+    command = [
+        sys.executable, "train_magrpo.py", "--config", QUICK, "--override",
+        f"output.dir={tmp_path}", "magrpo.max_steps=2", "magrpo.batch_size=4",
+        "magrpo.num_generations=4", "magrpo.eval_num_samples=6", "magrpo.eval_interval=2",
+    ]  # fmt: skip
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    ended = json.loads((tmp_path / "summary.json").read_text())["eval_end"]
+    found = _evaluate(tmp_path / "evaluation.json", "--checkpoint", str(tmp_path))
+    assert _timeless(found["metrics"]) == pytest.approx(_timeless(ended))
