@@ -69,21 +69,58 @@ class Generator:
     def sample(
         self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
     ) -> list[list[tuple[Completion, ...]]]:
-        """Completions of each agent's requests, in order: a tuple with one for each key."""
-        return [self._agent(i, requests, sampling) for i, requests in enumerate(requests_N)]
+        """Completions of each agent's requests, in order: a tuple with one for each key.
 
-    def _agent(
-        self, index: int, requests: Sequence[Request], sampling: Sampling
-    ) -> list[tuple[Completion, ...]]:
+        Agents that share a base decode in one batch; others one after the other.
+        """
+        if self.team.router is not None:
+            with self.team.router.open():
+                return self._batch(range(len(requests_N)), requests_N, sampling)
+        results = []
+        for index, requests in enumerate(requests_N):
+            with self.team.acting(index):
+                results += self._batch([index], [requests], sampling)
+        return results
+
+    def _batch(
+        self, agents: Sequence[int], requests_N: Sequence[Sequence[Request]], sampling: Sampling
+    ) -> list[list[tuple[Completion, ...]]]:
+        """These agents' requests, all through one model."""
+        flat = [
+            (agent, request)
+            for agent, requests in zip(agents, requests_N, strict=True)
+            for request in requests
+        ]
         results: dict[int, tuple[Completion, ...]] = {}
-        with self.team.sampling(index) as agent:
-            for chunk in self._chunks(requests, sampling):
-                self.calls += 1
-                chosen = [requests[i] for i in chunk]
-                completions = _complete(agent, chosen, sampling, self.head)
-                results.update(zip(chunk, completions, strict=True))
+        for chunk in self._chunks([request for _, request in flat], sampling):
+            self.calls += 1
+            chunk.sort(key=lambda i: flat[i][0])  # each agent's rows stand together
+            completions = self._complete([flat[i] for i in chunk], sampling)
+            results.update(zip(chunk, completions, strict=True))
         self.tokens += sum(len(c.token_ids) for group in results.values() for c in group)
-        return [results[i] for i in range(len(requests))]
+        ordered = iter(results[i] for i in range(len(flat)))
+        return [[next(ordered) for _ in requests] for requests in requests_N]
+
+    def _complete(
+        self, owned: Sequence[tuple[int, Request]], sampling: Sampling
+    ) -> list[tuple[Completion, ...]]:
+        agent = self.team.agents[owned[0][0]]
+        requests = [request for _, request in owned]
+        prompt_of_row = torch.tensor([p for p, r in enumerate(requests) for _ in r.keys_G])
+        prompt_of_row = prompt_of_row.to(agent.device)
+        draw = _Draw(agent, requests, sampling, self.head, prompt_of_row)
+        owners_P = torch.tensor([owner for owner, _ in owned])
+
+        def route(prompts: torch.Tensor) -> None:
+            """Tell the router whose the rows of these prompts are."""
+            if self.team.router is not None:
+                counts = owners_P[prompts.cpu()].bincount(minlength=len(self.team)).tolist()
+                self.team.router.route([a.adapter for a in self.team.agents], counts)
+
+        decode = _decode_shared if shared_prefix.supported(agent.model) else _decode_plain
+        tokens = decode(agent, [r.prompt_ids for r in requests], prompt_of_row, draw, route)
+        rows = iter(_to_completions(agent, tokens.tolist()))
+        return [tuple(next(rows) for _ in request.keys_G) for request in requests]
 
     def _chunks(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[list[int]]:
         """Indices of requests of like length, at most ``max_batch_tokens`` cache slots each."""
@@ -99,22 +136,6 @@ class Generator:
             rows += siblings
         if chunk:
             yield chunk
-
-
-def _complete(
-    agent: Agent, requests: Sequence[Request], sampling: Sampling, head: Head | None
-) -> list[tuple[Completion, ...]]:
-    device = agent.device
-    prompt_of_row = torch.tensor([p for p, r in enumerate(requests) for _ in r.keys_G])
-    prompt_of_row = prompt_of_row.to(device)
-    draw = _Draw(agent, requests, sampling, head, prompt_of_row)
-    prompts = [r.prompt_ids for r in requests]
-    if shared_prefix.supported(agent.model):
-        tokens = _decode_shared(agent, prompts, prompt_of_row, draw)
-    else:
-        tokens = _decode_plain(agent, prompts, prompt_of_row, draw)
-    rows = iter(_to_completions(agent, tokens.tolist()))
-    return [tuple(next(rows) for _ in request.keys_G) for request in requests]
 
 
 class _Draw:
@@ -170,7 +191,11 @@ def _truncate(probabilities: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 def _decode_shared(
-    agent: Agent, prompts: Sequence[Sequence[int]], prompt_of_row: torch.Tensor, draw: _Draw
+    agent: Agent,
+    prompts: Sequence[Sequence[int]],
+    prompt_of_row: torch.Tensor,
+    draw: _Draw,
+    route: Callable[[torch.Tensor], None],
 ) -> torch.Tensor:
     """Sampled tokens (rows, max_new_tokens), −1 behind a row's end; the fast path."""
     device = agent.device
@@ -185,9 +210,11 @@ def _decode_shared(
     try:
         shared = {"past_key_values": cache, "shared_prefix": cache, "use_cache": True}
         positions = torch.arange(ids_PL.shape[1], device=device)[None]
+        route(torch.arange(len(prompts)))
         hidden = agent.hidden(input_ids=ids_PL.to(device), position_ids=positions, **shared)
         hidden = hidden[torch.arange(len(prompts), device=device), lengths_P - 1][prompt_of_row]
         cache.begin(prompt_of_row)
+        route(prompt_of_row)
         rows = torch.arange(len(prompt_of_row), device=device)
         going = torch.ones_like(rows, dtype=torch.bool)
         tokens = torch.full((len(rows), draw.steps), -1, device=device)
@@ -202,6 +229,7 @@ def _decode_shared(
                 stay = going.nonzero(as_tuple=True)[0]
                 rows, chosen, going = rows[stay], chosen[stay], going[stay]
                 cache.keep(stay, prompt_of_row[rows])
+                route(prompt_of_row[rows])
             positions = (lengths_P[prompt_of_row[rows]] + step)[:, None]
             hidden = agent.hidden(input_ids=chosen[:, None], position_ids=positions, **shared)
             hidden = hidden[:, -1]
@@ -212,7 +240,11 @@ def _decode_shared(
 
 
 def _decode_plain(
-    agent: Agent, prompts: Sequence[Sequence[int]], prompt_of_row: torch.Tensor, draw: _Draw
+    agent: Agent,
+    prompts: Sequence[Sequence[int]],
+    prompt_of_row: torch.Tensor,
+    draw: _Draw,
+    route: Callable[[torch.Tensor], None],
 ) -> torch.Tensor:
     """The same with an ordinary cache and left padding, for any causal language model."""
     device = agent.device
@@ -223,6 +255,7 @@ def _decode_plain(
     ids, mask = padded.to(device)[prompt_of_row], mask.to(device)[prompt_of_row]
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     cache = DynamicCache(config=agent.model.config)
+    route(prompt_of_row)
     rows = torch.arange(len(ids), device=device)
     going = torch.ones_like(rows, dtype=torch.bool)
     tokens = torch.full((len(rows), draw.steps), -1, device=device)

@@ -81,7 +81,7 @@ class Rollout:
         uniform: Callable[[tuple], float],
         *,
         seed: int,
-        history: History = History(),  # noqa: B008 (frozen)
+        history: History = History(),
         process: Callable[[float], float] = lambda reward: reward,
     ) -> None:
         """``uniform``: key → a number in [0, 1), for ``handoff: random``; ``process``: the

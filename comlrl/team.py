@@ -23,6 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from comlrl.builtin import TINY_CODER
 from comlrl.config import AgentModelConfig, Config, ConfigError, LoraSection
+from comlrl.lora import Router, make_lean
 from comlrl.prompts import plain_text
 from comlrl.types import Message
 
@@ -102,8 +103,16 @@ class Agent:
 class Team:
     """N agents, helpers first and main last."""
 
-    def __init__(self, agents: Sequence[Agent], *, shared_base: bool, full: bool) -> None:
+    def __init__(
+        self,
+        agents: Sequence[Agent],
+        *,
+        shared_base: bool,
+        full: bool,
+        router: Router | None = None,
+    ) -> None:
         self.agents = tuple(agents)
+        self.router = router  # decodes all agents of the shared base in one batch
         self.shared_base = shared_base  # one model, an adapter for each agent
         self.full = full  # every weight is trained, no adapters
 
@@ -131,29 +140,6 @@ class Team:
         if agent.frozen_copy is None:
             raise RuntimeError("no reference policy was kept; build the team with reference=True")
         yield Agent(index, agent.frozen_copy, agent.tokenizer, None)
-
-    @contextlib.contextmanager
-    def sampling(self, index: int) -> Iterator[Agent]:
-        """``acting`` for generation, with a float32 adapter folded into the base for the while.
-
-        The base's own tensors are put back, not recomputed, so that nothing drifts. Lower
-        precisions keep the adapter apart: folding would round it away.
-        """
-        with self.acting(index) as agent:
-            layers = _lora_layers(agent.model) if agent.peft is not None else []
-            if not layers or any(_weight(layer).dtype != torch.float32 for layer in layers):
-                yield agent
-                return
-            originals = [_weight(layer).data for layer in layers]
-            with torch.no_grad():
-                for layer, weight in zip(layers, originals, strict=True):
-                    _weight(layer).data = weight + layer.get_delta_weight(agent.adapter)
-            try:
-                with _adapters_off(layers):
-                    yield agent
-            finally:
-                for layer, weight in zip(layers, originals, strict=True):
-                    _weight(layer).data = weight
 
     def save(self, folder: Path) -> None:
         """Write ``folder/agent_N/`` in PEFT's format, or transformers' for whole models."""
@@ -219,18 +205,21 @@ def build_team(config: Config, *, reference: bool = False, device: str | None = 
     device = device or default_device()
     torch.manual_seed(config.seed)  # LoRA's A matrices are drawn at random
     if config.agents is None and config.lora.enabled:
-        model, tokenizer = load_model(config.agent_model, config.agent_model.name, device)
+        model, tokenizer = load_model(
+            config.agent_model, config.agent_model.name, device, frozen=True
+        )
         peft = _with_adapters(model, config.lora, count)
         agents = [Agent(i, model, tokenizer, peft) for i in range(count)]
-        return Team(agents, shared_base=True, full=False)
+        return Team(agents, shared_base=True, full=False, router=make_lean(model))
     names = config.agents or (config.agent_model.name,) * count
     devices = config.agent_devices or (device,) * count
     agents = []
     for index, (name, place) in enumerate(zip(names, devices, strict=True)):
-        model, tokenizer = load_model(config.agent_model, name, place)
+        model, tokenizer = load_model(config.agent_model, name, place, frozen=config.lora.enabled)
         peft = None
         if config.lora.enabled:
             peft = _with_adapters(model, config.lora, 1, first=index)
+            make_lean(model)
         kept = copy.deepcopy(model).requires_grad_(False) if reference and peft is None else None
         agents.append(Agent(index, model, tokenizer, peft, kept))
     return Team(agents, shared_base=False, full=not config.lora.enabled)
@@ -249,23 +238,24 @@ def resolve_model(name: str) -> str:
     return str(BUILTIN_MODELS.get(name, name))
 
 
-def load_model(section: AgentModelConfig, name: str, device: str) -> tuple[PreTrainedModel, Any]:
+def load_model(
+    section: AgentModelConfig, name: str, device: str, *, frozen: bool = False
+) -> tuple[PreTrainedModel, Any]:
     """A causal language model in evaluation mode, and its tokenizer with pad and EOS tokens."""
     source = resolve_model(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **dict(section.tokenizer_kwargs))
         model = AutoModelForCausalLM.from_pretrained(
             source,
-            dtype=_dtype(section, source, device),
+            dtype=_dtype(section, device, frozen),
             attn_implementation=section.attn_implementation,
             **dict(section.model_kwargs),
         )
     except (OSError, ValueError, json.JSONDecodeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(f"agent_model.name: '{name}' cannot be loaded: {reason}") from error
-    if section.special_tokens:
-        if tokenizer.add_special_tokens(dict(section.special_tokens)):
-            model.resize_token_embeddings(max(len(tokenizer), model.config.vocab_size))
+    if section.special_tokens and tokenizer.add_special_tokens(dict(section.special_tokens)):
+        model.resize_token_embeddings(max(len(tokenizer), model.config.vocab_size))
     if tokenizer.eos_token_id is None:
         raise ConfigError(
             f"agent_model.special_tokens: the tokenizer of '{name}' has no EOS token; "
@@ -282,12 +272,14 @@ def load_model(section: AgentModelConfig, name: str, device: str) -> tuple[PreTr
     return model, tokenizer
 
 
-def _dtype(section: AgentModelConfig, source: str, device: str) -> torch.dtype:
+def _dtype(section: AgentModelConfig, device: str, frozen: bool) -> torch.dtype:
     if section.torch_dtype != "auto":
         return getattr(torch, section.torch_dtype)
     if device.startswith("cuda"):
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-    return torch.float32
+    # Weights that are trained need float32's small steps; a frozen base does not.
+    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if fast and frozen else torch.float32
 
 
 def _with_adapters(

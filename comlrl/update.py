@@ -15,7 +15,7 @@ from comlrl.policy import packable
 from comlrl.team import Agent
 from comlrl.types import TokenBatch
 
-MICRO_BATCH_TOKENS = {"cpu": 16384, "cuda": 32768}
+MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}  # on a CPU: what its caches hold
 
 
 class NonFiniteError(RuntimeError):
@@ -120,7 +120,7 @@ def micro_batches(
 
 
 def _budget(agent: Agent) -> int:
-    return agent.micro_batch_tokens or MICRO_BATCH_TOKENS.get(agent.device.type, 16384)
+    return agent.micro_batch_tokens or MICRO_BATCH_TOKENS.get(agent.device.type, 4096)
 
 
 def accumulate(
@@ -173,7 +173,7 @@ def _accumulated(
         for batch in micro_batches(agent, rows, budget):
             value = loss(batch)
             if not torch.isfinite(value):
-                raise NonFiniteError(f"the loss is {float(value)}", batch)
+                raise NonFiniteError(f"the loss is {float(value.detach())}", batch)
             value.backward()
             gradients = [p.grad for p in trained if p.grad is not None]
             norm = torch.nn.utils.get_total_norm(gradients)

@@ -1,0 +1,88 @@
+"""Runs in the peer's own environment (``.venv-peer``): one training run of comlrl 1.4.3.
+
+Reads a JSON description on standard input, prints one JSON line with times and rewards. It must
+not import this project: both packages are called ``comlrl``. Rewards come from ``plain_reward``,
+in-process as in the peer's own scripts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from pathlib import Path
+
+sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path.cwd()]
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+
+def main() -> None:
+    job = json.load(sys.stdin)
+    import torch
+    from comlrl.trainers.reinforce import MAGRPOConfig, MAGRPOTrainer
+    from datasets import Dataset
+    from plain_reward import reward
+    from transformers import AutoTokenizer
+
+    torch.manual_seed(job["seed"])
+    torch.set_num_threads(job["threads"])
+    rewards: list[float] = []
+    ended: list[float] = []
+
+    def reward_func(*completions: list[str], batch_items: list[dict]) -> list[float]:
+        item = batch_items[0]
+        scores = [reward(texts, item) for texts in zip(*completions, strict=True)]
+        rewards.extend(scores)
+        ended.append(time.monotonic())
+        return scores
+
+    agents = len(job["tasks"][0]["prompts"])
+    formatters = [lambda item, i=i: item["prompts"][i] for i in range(agents)]
+    settings = MAGRPOConfig(
+        num_agents=agents,
+        num_train_epochs=1,
+        agent_learning_rate=job["learning_rate"],
+        num_generations=job["num_generations"],
+        max_new_tokens=job["max_new_tokens"],
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        num_turns=1,
+        eval_interval=0,
+        rollout_buffer_size=job["batch_size"],
+        advantage_normalization=False,
+        early_termination_threshold=None,
+    )
+    kwargs = {"torch_dtype": getattr(torch, job["dtype"])}
+    trainer = MAGRPOTrainer(
+        agent_model=job["model"],
+        num_agents=agents,
+        tokenizer=AutoTokenizer.from_pretrained(job["model"]),
+        model_config={"model_kwargs": kwargs} if job["dtype"] != "float32" else {},
+        train_dataset=Dataset.from_list(job["tasks"]),
+        reward_func=reward_func,
+        formatters=formatters,
+        args=settings,
+    )
+    started = time.monotonic()
+    with contextlib.redirect_stdout(sys.stderr):
+        trainer.train()
+    seconds = time.monotonic() - started
+    memory = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else _rss()
+    times = [t - started for t in ended]
+    print(
+        json.dumps(
+            {"seconds": seconds, "rewards": rewards, "times": times, "peak_memory_mb": memory}
+        )
+    )
+
+
+def _rss() -> float:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+if __name__ == "__main__":
+    main()

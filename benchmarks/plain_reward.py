@@ -1,0 +1,63 @@
+"""The aux/main reward as plain scripts compute it: in-process ``exec`` with an alarm.
+
+For the peer's side of benchmarks, on code of the embedded model only: it is neither exact nor
+safe, and nothing but benchmarks uses it.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+
+def reward(texts: Sequence[str], item: dict[str, Any], timeout: float = 1.0) -> float:
+    """At most 4.0 for (aux, main), 2.1 for (main,)."""
+    aux, main = (texts[0], texts[-1]) if len(texts) > 1 else (None, texts[-1])
+    total = 0.4 * (aux is not None and _defines(aux, "aux"))
+    if not _defines(main, item["entry_point"]):
+        return total
+    total += 0.6
+    program = f"{aux or ''}\n{main}\n"
+    try:
+        tree = ast.parse(main)
+        compile(program, "program", "exec")
+    except (SyntaxError, ValueError):
+        return total
+    total += 0.5
+    check = ast.parse(item["test"]).body[-1]
+    tests = [ast.unparse(statement) for statement in check.body]  # type: ignore[attr-defined]
+    passed = 0
+    signal.signal(signal.SIGALRM, _alarm)
+    namespace: dict[str, Any] = {}
+    with contextlib.suppress(BaseException):
+        exec(program, namespace)
+        namespace["candidate"] = namespace[item["entry_point"]]
+        for test in tests:
+            signal.setitimer(signal.ITIMER_REAL, timeout)
+            with contextlib.suppress(BaseException):
+                exec(test, namespace)
+                passed += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    total += passed / len(tests)
+    if not passed or aux is None:
+        return total
+    calls = any(
+        isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "aux"
+        for n in ast.walk(tree)
+    )
+    if calls:
+        body = [n for n in tree.body if isinstance(n, ast.FunctionDef)][0].body
+        wrapper = len(body) == 1 and isinstance(body[0], ast.Return)
+        total += 0.5 + (0.0 if wrapper else 1.0)
+    return total
+
+
+def _defines(text: str, name: str) -> bool:
+    return f"def {name}(" in text and "return" in text
+
+
+def _alarm(*_: Any) -> None:
+    raise TimeoutError

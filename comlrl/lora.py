@@ -1,0 +1,96 @@
+"""PEFT's LoRA layers with a leaner forward pass; the same parameters, files and numbers.
+
+    y = W x + b + B (s · A x)
+
+PEFT scales and adds at the full width and casts activations to the adapter's float32. Here the
+scale is applied at the rank's width, the sum is one fused product, and the adapter's small
+matrices are cast to the activations' precision instead. While sampling, each block of rows goes
+through its own agent's adapter, so that all agents of one base decode in one batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from peft.tuners.lora import Linear
+from transformers import PreTrainedModel
+
+
+class Router:
+    """Which rows of a batch belong to which adapter, while sampling; one for each model."""
+
+    def __init__(self) -> None:
+        self.routes: list[tuple[str, slice]] | None = None  # None: PEFT's active adapter
+        self._cast: dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def matrices(self, layer: Linear, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """(Aᵀ, s Bᵀ) in the base's precision, made once a sampling phase."""
+        key = (id(layer), name)
+        if key not in self._cast:
+            dtype = layer.base_layer.weight.dtype
+            up = layer.lora_B[name].weight * layer.scaling[name]
+            self._cast[key] = layer.lora_A[name].weight.to(dtype).t(), up.to(dtype).t()
+        return self._cast[key]
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """A sampling phase: adapters do not change within it, gradients are not kept."""
+        try:
+            yield
+        finally:
+            self.routes = None
+            self._cast.clear()
+
+    def route(self, names: Sequence[str], counts: Sequence[int]) -> None:
+        """From here on the first ``counts[0]`` rows are ``names[0]``'s, and so on."""
+        ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+        self.routes = [
+            (name, slice(end - count, end))
+            for name, count, end in zip(names, counts, ends, strict=True)
+            if count
+        ]
+
+
+def make_lean(model: PreTrainedModel) -> Router | None:
+    """Give the model's LoRA layers the lean forward pass and a common router.
+
+    None where a layer is of another kind than an ordinary linear one (quantized, DoRA, …): then
+    all of them stay PEFT's.
+    """
+    layers = [m for m in model.modules() if isinstance(m, Linear)]
+    others = [m for m in model.modules() if hasattr(m, "lora_A") and not isinstance(m, Linear)]
+    if others or not all(_ordinary(layer) for layer in layers):
+        return None
+    router = Router()
+    for layer in layers:
+        layer.router = router
+        layer.forward = types.MethodType(_forward, layer)
+    return router
+
+
+def _ordinary(layer: Linear) -> bool:
+    plain = type(layer) is Linear and type(layer.base_layer) is torch.nn.Linear
+    return plain and not any(layer.use_dora.values()) and not any(layer.lora_bias.values())
+
+
+def _forward(layer: Any, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    base = F.linear(x, layer.base_layer.weight, layer.base_layer.bias)
+    if layer.disable_adapters:
+        return base
+    width = base.shape[-1]
+    if layer.router.routes is not None:
+        for name, rows in layer.router.routes:
+            down, up = layer.router.matrices(layer, name)
+            low = x[rows].reshape(-1, x.shape[-1]) @ down
+            base[rows].view(-1, width).addmm_(low, up)
+        return base
+    name = layer.active_adapters[0]
+    down, up = layer.lora_A[name].weight.to(x.dtype), layer.lora_B[name].weight.to(x.dtype)
+    low = F.linear(layer.lora_dropout[name](x), down) * layer.scaling[name]
+    rows = base.view(-1, width)
+    return torch.addmm(rows, low.view(-1, low.shape[-1]), up.t()).view(base.shape)
