@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from comlrl.config import Config, ConfigError
-from trainers.configs import online_section, temperature, top_k, top_p
+from trainers.configs import temperature, top_k, top_p
 
 if TYPE_CHECKING:
     from comlrl.generation import Generator
@@ -106,7 +106,7 @@ def assemble(start: Start, signals: Signals, train: list[Task], held_out: list[T
         section.early_termination_threshold,
     )
     loop = Loop(
-        online_section(config) if config.algorithm == "marlhf" else section,
+        section,
         train,
         lambda epoch, count: order((config.seed, "epoch", epoch), count),
         run_dir=start.run_dir,

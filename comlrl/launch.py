@@ -27,7 +27,7 @@ from comlrl.assemble import (
 )
 from comlrl.config import Config, ConfigError, Loader, Setting, parse_override, parse_value
 from comlrl.signals import Interrupted, Signals
-from trainers.configs import sections_of, validate
+from trainers.configs import sections_of, share_common_keys, validate
 
 if TYPE_CHECKING:
     from comlrl.resume import Start
@@ -168,7 +168,7 @@ def resolve(algorithm: str, arguments: argparse.Namespace) -> tuple[Config, list
                 loader.set(Setting(f"{algorithm}.{other}", None, f"--{flag}"))
     for item in arguments.override:
         loader.set(parse_override(item))
-    config = loader.build()
+    config = share_common_keys(loader.build(), loader.given)
     validate(config)
     return config, loader.notices
 
@@ -229,7 +229,7 @@ def _stopped(error: Exception) -> int:
     from comlrl.update import NonFiniteError
 
     if is_user_error(error):
-        code = 2
+        code = getattr(error, "exit_code", 2)
     elif isinstance(error, NonFiniteError) or getattr(error, "errno", None) in DISK_ERRORS:
         code = 1
     else:

@@ -6,6 +6,7 @@ are in the docstrings of the trainers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -87,8 +88,8 @@ class MADPOConfig(PreferenceConfig):
 class MARLHFConfig(PreferenceConfig):
     """Preferences → joint reward model → online reinforcement learning.
 
-    The common keys here hold for the online stage too, save those that its own section
-    (``magrpo:``, ``ppo:``) gives; see ``online_section``.
+    The common keys hold for the collection, the loop and the online stage alike; they may stand
+    here or in the RL algorithm's section (``share_common_keys``).
     """
 
     rl_algorithm: Literal["magrpo", "reinforce", "rloo", "remax", "ppo"] = "magrpo"
@@ -277,42 +278,44 @@ def _read(config: Config) -> dict[str, CommonConfig]:
     return {"marlhf": config.section, _online(config)[0]: online_section(config)}
 
 
-# Common keys that the collection of preferences reads as well: MARLHF's own section has them.
-COLLECTION_KEYS = (
-    "num_agents", "max_new_tokens", "temperature", "top_p", "top_k", "eval_interval",
-    "eval_num_samples",
-)  # fmt: skip
+def share_common_keys(config: Config, given: Mapping[str, str]) -> Config:
+    """MARLHF: one value of each common key, for the collection, the loop and the online stage.
+
+    ``given``: key → where it was said. Said in both sections, the RL algorithm's own counts,
+    unless only ``marlhf:``'s was said on the command line.
+    """
+    if config.algorithm != "marlhf":
+        return config
+    name = _online(config)[0]
+    own, online = config.section, config.sections[name]
+    values = {}
+    for key in (f.name for f in fields(CommonConfig) if f.name not in SINGLE_TURN_KEYS):
+        general, special = given.get(f"marlhf.{key}"), given.get(f"{name}.{key}")
+        wins = special is None or (
+            general is not None and general.startswith("--") and not special.startswith("--")
+        )
+        values[key] = getattr(own if wins else online, key)
+    shared = {"marlhf": replace(own, **values), name: replace(online, **values)}
+    return replace(config, sections={**config.sections, **shared})
+
+
+SINGLE_TURN_KEYS = ("num_turns", "joint_mode", "handoff")  # have one value, each in its section
 RL_ADVANTAGES = {"reinforce": "raw", "rloo": "rloo", "remax": "greedy"}
 
 
 def online_section(config: Config) -> MAGRPOConfig | PPOConfig:
-    """What MARLHF's online trainer is built from: ``magrpo:`` (or ``ppo:``) over ``marlhf:``.
-
-    A common key is given once, in either section; ``COLLECTION_KEYS`` in ``marlhf:``. What comes
-    out drives the loop as well. Raises ConfigError where the two disagree.
-    """
-    own, name = config.section, _online(config)[0]
-    section = config.sections[name]
-    values = {}
-    for key in (f.name for f in fields(CommonConfig)):
-        general, special = getattr(own, key), getattr(section, key)
-        if special in (getattr(type(section), key), general):  # a default gives way
-            values[key] = general
-        elif general == getattr(type(own), key) and key not in COLLECTION_KEYS:
-            values[key] = special
-        else:
-            raise ConfigError(
-                f"{name}.{key}: {special!r} beside marlhf.{key}={general!r}; "
-                f"give it once, as marlhf.{key}"
-            )
-    if (advantage := RL_ADVANTAGES.get(own.rl_algorithm)) is not None:
-        if section.advantage not in (MAGRPOConfig.advantage, advantage):
-            raise ConfigError(
-                f"magrpo.advantage: '{section.advantage}' beside "
-                f"marlhf.rl_algorithm={own.rl_algorithm}, which is '{advantage}'; leave it out"
-            )
-        values["advantage"] = advantage
-    return replace(section, **values)
+    """What MARLHF's online trainer is built from. Raises ConfigError for another advantage than
+    ``rl_algorithm``'s."""
+    section, algorithm = config.sections[_online(config)[0]], config.section.rl_algorithm
+    advantage = RL_ADVANTAGES.get(algorithm)
+    if advantage is None:
+        return section
+    if section.advantage not in (MAGRPOConfig.advantage, advantage):
+        raise ConfigError(
+            f"magrpo.advantage: '{section.advantage}' beside marlhf.rl_algorithm={algorithm}, "
+            f"which is '{advantage}'; leave it out"
+        )
+    return replace(section, advantage=advantage)
 
 
 def _preferences(config: Config) -> None:
