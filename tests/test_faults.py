@@ -1,0 +1,304 @@
+"""What goes wrong on real machines, and what a run then does."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from comlrl.batching import Row
+from comlrl.builtin import COOPMINI
+from comlrl.collapse import Collapse
+from comlrl.config import AgentModelConfig, ConfigError
+from comlrl.losses import policy_gradient
+from comlrl.policy import action_logprobs
+from comlrl.team import Agent, load_model
+from comlrl.types import TokenBatch
+from comlrl.update import AgentOptimizer, NonFiniteError, accumulate, explained
+from tests import tiny_models
+from tests.runs import Process, Zygote, metrics, newest_step, small
+
+
+def refused(run: Process) -> str:
+    """The one line with which a run refuses its input."""
+    assert run.wait() == 2, run.output
+    lines = [line for line in run.output.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and "Traceback" not in run.output, run.output
+    return lines[0]
+
+
+# Disk and folders
+
+
+def test_disk_full_while_saving(zygote: Zygote, tmp_path: Path) -> None:
+    """Files are limited from outside once a checkpoint is there: the next one does not fit."""
+    folder = tmp_path / "run"
+    run = zygote.run("magrpo", small("magrpo", folder, max_steps=50, eval_interval=0))
+    run.until(lambda: newest_step(folder) > 0)
+    resource.prlimit(run.pid, resource.RLIMIT_FSIZE, (1 << 15, 1 << 15))
+    assert run.wait() == 1, run.output
+    assert "error: checkpoint" in run.output and "is untouched" in run.output
+    assert "Traceback" not in run.output
+    step = newest_step(folder)
+    again = zygote.run(
+        "magrpo", [*small("magrpo", folder, max_steps=step + 1, eval_interval=0), "--resume"]
+    )
+    assert again.wait() == 0, again.output
+    assert [line["update"] for line in metrics(folder)] == list(range(1, step + 2))
+
+
+def test_output_folder_not_writable(zygote: Zygote, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    folder = tmp_path / "file" / "run"
+    error = refused(zygote.run("magrpo", small("magrpo", folder)))
+    assert f"output.dir: '{folder}' cannot be written" in error
+
+
+# Data
+
+
+def rows(count: int = 4) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in COOPMINI["train"].read_text().splitlines()[:count]]
+
+
+def data(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [("test", None, "`test`"), ("test", "def check(candidate:\n", "does not compile")],
+)
+def test_bad_row(zygote: Zygote, tmp_path: Path, field: str, value: str | None, said: str) -> None:
+    bad = rows()
+    bad[2][field] = value
+    keys = [f"dataset.name={data(tmp_path, bad)}", "dataset.eval_split=train"]
+    arguments = [*small("magrpo", tmp_path / "run", max_steps=1), *keys]
+    error = refused(zygote.run("magrpo", arguments))
+    assert said in error and "on_bad_row=skip" in error
+    run = zygote.run("magrpo", [*arguments, "dataset.on_bad_row=skip"])
+    assert run.wait() == 0, run.output
+    assert said in run.output  # named, though skipped
+
+
+def test_empty_split(zygote: Zygote, tmp_path: Path) -> None:
+    arguments = [*small("magrpo", tmp_path / "run"), "dataset.train_split=train[:0]"]
+    assert "train[:0]" in refused(zygote.run("magrpo", arguments))
+
+
+def test_prompt_longer_than_the_context(zygote: Zygote, tmp_path: Path) -> None:
+    """By max_length, and by what the model itself holds (512 bytes here)."""
+    arguments = [*small("magrpo", tmp_path / "run"), "agent_model.max_length=40"]
+    error = refused(zygote.run("magrpo", arguments))
+    assert "dataset row 'CoopMini" in error and "agent_model.max_length" in error
+    long = rows(2)
+    long[1]["prompt"] = long[1]["prompt"].replace('"""', '"""' + "Long. " * 100, 1)
+    arguments = [
+        *small("magrpo", tmp_path / "run", max_steps=1),
+        f"agent_model.name={tiny_models.folder('qwen2')}", "dataset.on_bad_row=skip",
+        f"dataset.name={data(tmp_path, long)}", "dataset.eval_split=train",
+    ]  # fmt: skip
+    run = zygote.run("magrpo", arguments)
+    run.wait()
+    assert "context 512" in run.output
+
+
+# Models
+
+
+def test_model_without_pad_token() -> None:
+    section = AgentModelConfig(name=str(tiny_models.folder("qwen2", pad=False)))
+    _, tokenizer = load_model(section, section.name, "cpu")
+    assert 0 <= tokenizer.pad_token_id < tiny_models.VOCABULARY
+
+
+def test_model_without_eos_token(tmp_path: Path) -> None:
+    model, tokenizer = load_model(AgentModelConfig(), str(tiny_models.folder("qwen2")), "cpu")
+    model.save_pretrained(tmp_path)
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"special_tokens.*no EOS token"):
+        load_model(AgentModelConfig(), str(tmp_path), "cpu")
+    section = AgentModelConfig(special_tokens={"eos_token": "<eos>"})
+    assert load_model(section, str(tmp_path), "cpu")[1].eos_token_id == tiny_models.EOS
+
+
+# Workers and services
+
+
+def children(pid: int) -> list[int]:
+    listed: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        listed += map(int, (task / "children").read_text().split())
+    return listed
+
+
+def test_sandbox_worker_killed_from_outside(zygote: Zygote, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    keys = {"max_steps": 6, "eval_interval": 0, "max_new_tokens": 64}
+    run = zygote.run("magrpo", small("magrpo", folder, **keys))
+    log = folder / "metrics.jsonl"
+    run.until(lambda: log.exists() and bool(log.read_text() and children(run.pid)))
+    for worker in children(run.pid):
+        os.kill(worker, signal.SIGKILL)
+    assert run.wait() == 0, run.output
+    assert len(metrics(folder)) == 6
+
+
+@pytest.mark.slow
+def test_wandb_unreachable(zygote: Zygote, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run = zygote.run(
+        "magrpo", [*small("magrpo", folder, max_steps=1), "wandb.project=nowhere"],
+        WANDB_BASE_URL="http://127.0.0.1:9", WANDB_API_KEY="0" * 40,
+    )  # fmt: skip
+    assert run.wait() == 0, run.output
+    assert "W&B" in run.output and "offline" in run.output
+    assert len(metrics(folder)) == 3  # evaluation, step, evaluation
+
+
+# The update
+
+
+ROWS = [
+    Row(tiny_models.prompt("def f(x):"), tuple(map(tiny_models.prompt, texts)), weights, indices)
+    for texts, weights, indices in [
+        (("abc", "de", "fghij"), (0.5, -1.0, 0.25), (0, 1, 2)),
+        (("k", "lmnopqrstuvwxyz"), (1.0, -0.5), (0, 2)),
+    ]
+]
+
+
+def gradients(agent: Agent) -> list[torch.Tensor]:
+    return [p.grad.clone() for p in agent.parameters() if p.grad is not None]
+
+
+def loss_of(agent: Agent, batch: TokenBatch) -> torch.Tensor:
+    logprob_A = action_logprobs(agent, batch, 1.0).logprob_A
+    return policy_gradient(logprob_A, batch.weight_RL[batch.action_mask_RL].to(logprob_A.dtype))
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError, RuntimeError])
+def test_out_of_memory_halves_the_micro_batch(
+    error: type[Exception], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Memory for 24 tokens, and a row of 9 + 1 + 15 = 25: rows are split, nothing is lost."""
+    team = tiny_models.team()
+    with team.acting(0) as agent:
+        accumulate(agent, ROWS, lambda batch: loss_of(agent, batch))
+        whole = gradients(agent)
+        for parameter in agent.parameters():
+            parameter.grad = None
+        seen: list[int] = []
+
+        def scarce(batch: TokenBatch) -> torch.Tensor:
+            value = loss_of(agent, batch)
+            if batch.token_ids_RL.numel() > 24:
+                value.backward()  # an error in the middle leaves gradients behind
+                raise error("[enforce fail] can't allocate memory: you tried to allocate 1 bytes")
+            seen.append(int((batch.completion_RL.amax(1) >= 0).sum()))
+            return value
+
+        retries: list[int] = []
+        accumulate(agent, ROWS, scarce, on_retry=retries.append, max_tokens=100)
+        # 2 rows of 25 → 1 row of 25 → its completions apart, the longest 9 + 15 = 24.
+        assert retries == [50, 25, 24]
+        assert agent.micro_batch_tokens == 24
+        assert len(seen) == 3  # 9 + 3 + 2 + 5 = 19, 9 + 1 = 10 and 24: no two fit together
+        for one, other in zip(whole, gradients(agent), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    assert "out of memory" in capsys.readouterr().out
+
+
+def test_out_of_memory_with_a_single_completion_says_what_helps() -> None:
+    team = tiny_models.team()
+
+    def never(batch: TokenBatch) -> torch.Tensor:
+        raise torch.OutOfMemoryError
+
+    with team.acting(0) as agent, pytest.raises(MemoryError, match="gradient_checkpointing"):
+        accumulate(agent, ROWS, never)
+
+
+@pytest.mark.parametrize("kind", ["loss", "gradient"])
+def test_a_number_that_is_none_stops_with_its_batch(tmp_path: Path, kind: str) -> None:
+    from safetensors.torch import load_file
+
+    team = tiny_models.team()
+
+    def broken(batch: TokenBatch) -> torch.Tensor:
+        value = loss_of(agent, batch)
+        if kind == "loss":
+            return value * float("nan")
+        value.register_hook(lambda gradient: gradient * float("inf"))
+        return value
+
+    with team.acting(0) as agent:
+        before = [p.detach().clone() for p in agent.parameters()]
+        with pytest.raises(NonFiniteError, match=kind) as raised:
+            accumulate(agent, ROWS, broken)
+        told = explained(raised.value, 1, 3, tmp_path)
+        assert "agent 1, training step 3" in str(told) and str(tmp_path) in str(told)
+        saved = load_file(str(tmp_path / "non_finite_batch.safetensors"))
+        assert saved["token_ids_RL"].shape == (2, 25) == saved["action_mask_RL"].shape
+        for one, other in zip(before, agent.parameters(), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_the_optimizer_does_not_step_on_what_is_no_number() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = AgentOptimizer([parameter], 0.1, max_grad_norm=1.0)
+    parameter.grad = torch.tensor([1.0, float("inf")])
+    with pytest.raises(NonFiniteError):
+        optimizer.step()
+    assert parameter.tolist() == [1.0, 1.0]
+
+
+def test_a_run_with_an_absurd_learning_rate_stops(zygote: Zygote, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    keys = {"learning_rate": 1e30, "max_steps": 20, "eval_interval": 0, "kl_coef": 0.1}
+    keys |= {"max_new_tokens": 16, "batch_size": 4}
+    run = zygote.run("magrpo", small("magrpo", folder, **keys))
+    assert run.wait() == 1, run.output
+    assert "error: agent" in run.output and "learning_rate" in run.output
+    assert (folder / "non_finite_batch.safetensors").exists()
+
+
+# Collapse
+
+
+def test_collapse_is_told_once() -> None:
+    collapse = Collapse()
+    for _ in range(6):
+        assert collapse.look({"entropy": 2.0, "reward_mean": 1.0}) == []
+    assert collapse.look({"entropy": 1.0, "reward_mean": 0.5}) == []  # halving is no cliff
+    (warning,) = collapse.look({"entropy": 1.0, "reward_mean": 0.05})
+    assert warning.startswith("reward_mean fell to 0.05") and "learning_rate" in warning
+    (warning,) = collapse.look({"entropy": 0.01, "reward_mean": 0.05})
+    assert warning.startswith("entropy fell to 0.01")
+    assert collapse.look({"entropy": 0.01, "reward_mean": 0.0}) == []
+
+
+def test_collapse_goes_on_after_resuming() -> None:
+    """Told or not, level and age: a resumed run warns where the undisturbed one would."""
+    whole, parts = Collapse(), Collapse()
+    values = [2.0, 1.5, 1.8, 1.2, 1.0, 1.1, 0.9, 0.01, 0.01]
+    said = [whole.look({"entropy": value}) for value in values]
+    again = [parts.look({"entropy": value}) for value in values[:5]]
+    resumed = Collapse()
+    resumed.load(json.loads(json.dumps(parts.state())))
+    again += [resumed.look({"entropy": value}) for value in values[5:]]
+    assert said == again and sum(map(len, said)) == 1
+
+
+def test_a_slow_decline_is_learning_not_collapse() -> None:
+    collapse = Collapse()
+    assert not any(collapse.look({"entropy": 2.0 * 0.9**step}) for step in range(60))
