@@ -1,0 +1,314 @@
+"""MADPO: multi-agent direct preference optimization on joint preference pairs.
+
+For each task aligned joint candidates are sampled once from the first policies and scored with
+the task reward; pairs of different reward become preferences (``comlrl/preference.py``). With
+winner w and loser l of a pair, and P pairs in an update, agent i minimizes
+
+    L_i = −(1/P) Σ_pairs log σ(β (Δ_i + Σ_{j≠i} stop_gradient(Δ_j)))
+    Δ_i = log π_i(w_i | prompt_i) − log π_i(l_i | prompt_i)
+
+minus the same difference under the reference policy with ``dpo_reference``. The joint policy
+factorizes over the agents, so Σ_i Δ_i is the joint log-ratio of DPO (arXiv 2305.18290): all
+agents pull on the same margin, each through its own weights.
+
+Departures from DPO: no reference unless asked for; log-probabilities are those of the policy
+that sampled, at its temperature. ``label_smoothing`` is that of cDPO.
+
+Gradients go through Δ in two steps, which is the chain rule and not an approximation: first all
+Δ without gradients, then each agent's backward pass with ∂L_i/∂Δ_i as the coefficient on its
+completions' tokens. So a completion is read once however many pairs it is in, and micro-batches
+may be split anywhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from comlrl import distributed
+from comlrl.batching import Row
+from comlrl.collection import Collector, with_metrics
+from comlrl.loop import Loop, Step
+from comlrl.losses import joint_dpo, policy_gradient
+from comlrl.policy import action_logprobs
+from comlrl.preference import Pair, TaskPairs
+from comlrl.team import Agent, Team
+from comlrl.types import Completion, Sampling, TokenBatch
+from comlrl.update import AgentOptimizer, NonFiniteError, accumulate, explained, micro_batches
+from trainers.configs import MADPOConfig
+
+__all__ = ["MADPOConfig", "MADPOTrainer"]
+
+ROW_COMPLETIONS = 8  # completions that share a row, and with it the prompt
+
+
+@dataclass
+class PairBatch:
+    """P pairs and the C different candidates that they are made of."""
+
+    candidates_C: list[tuple[TaskPairs, int]] = field(default_factory=list)  # task, its candidate
+    winner_P: list[int] = field(default_factory=list)  # indices into the candidates
+    loser_P: list[int] = field(default_factory=list)
+    gap_P: list[float] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[TaskPairs, Pair]]) -> PairBatch:
+        batch, index = cls(), {}
+        for task, pair in pairs:
+            for candidate in (pair.winner, pair.loser):
+                if (task.task_id, candidate) not in index:
+                    index[task.task_id, candidate] = len(index)
+                    batch.candidates_C.append((task, candidate))
+            batch.winner_P.append(index[task.task_id, pair.winner])
+            batch.loser_P.append(index[task.task_id, pair.loser])
+            batch.gap_P.append(pair.gap)
+        return batch
+
+    def differences(self, value_C: torch.Tensor) -> torch.Tensor:
+        """Winner's minus loser's value of each pair, shape (P,)."""
+        return value_C[self.winner_P] - value_C[self.loser_P]
+
+    def coefficients(self, weight_P: torch.Tensor) -> torch.Tensor:
+        """∂/∂value_C of Σ weight · difference, shape (C,)."""
+        value_C = torch.zeros(len(self.candidates_C), dtype=weight_P.dtype)
+        value_C.index_add_(0, torch.tensor(self.winner_P, dtype=torch.long), weight_P)
+        value_C.index_add_(0, torch.tensor(self.loser_P, dtype=torch.long), -weight_P)
+        return value_C
+
+
+class MADPOTrainer:
+    """Collect preferences once, then pass over their pairs; nothing is sampled in between."""
+
+    def __init__(
+        self,
+        section: MADPOConfig,
+        team: Team,
+        loop: Loop,
+        sampling: Sampling,
+        collector: Collector,
+    ) -> None:
+        self.section, self.team, self.loop = section, team, loop
+        self.sampling, self.collector = sampling, collector
+        self.trained = tuple(section.train_agents or range(len(team)))
+        self.pairs: dict[str, TaskPairs] | None = None  # of the training tasks
+        self.held_out: list[TaskPairs] = []
+        self.optimizers: dict[int, AgentOptimizer] = {}
+        self._reference: dict[tuple[int, str, int], float] = {}
+
+    def train(self) -> None:
+        self._prepare()
+        self.loop.evaluate = with_metrics(self.loop.evaluate, lambda trees: self._measure())
+        for step in self.loop.steps(self):
+            self._step(step)
+
+    def _prepare(self) -> None:
+        """Pairs, and optimizers whose schedules know how many updates there will be."""
+        if self.pairs is not None:
+            return
+        train, self.held_out = self.collector.pairs()
+        self.pairs = {item.task_id: item for item in train}
+        section = self.section
+        self.optimizers = {
+            index: AgentOptimizer(
+                self.team.agents[index].parameters(),
+                section.learning_rate,
+                max_grad_norm=section.max_grad_norm,
+                schedule=section.lr_scheduler,
+                warmup=section.warmup_steps,
+                total=self._total_updates(),
+            )
+            for index in self.trained
+        }
+
+    def _total_updates(self) -> int | None:
+        """Updates of the run, where its steps are known; steps have about as many pairs each."""
+        steps, size = self.loop.total_steps, self.section.train_batch_size
+        if steps is None or size is None:
+            return steps
+        pairs = sum(len(item.pairs) for item in (self.pairs or {}).values())
+        return steps * max(1, round(pairs / self.loop.steps_per_epoch / size))
+
+    def _step(self, step: Step) -> None:
+        """Every pair of the step's tasks once; those held out or without pairs teach nothing."""
+        assert self.pairs is not None
+        started = time.monotonic()
+        tasks = [self.pairs[t.task_id] for t in step.tasks if t.task_id in self.pairs]
+        pairs = _interleaved(tasks)
+        size = self.section.train_batch_size or len(pairs)
+        updates = [pairs[at : at + size] for at in range(0, len(pairs), max(1, size))]
+        sums: dict[str, float] = {}
+        norms = [self._update(update, sums) for update in updates]
+        metrics = _means(sums) | {
+            "gradient_norm": max(norms, default=0.0),
+            "learning_rate": self.optimizers[self.trained[0]].learning_rate,
+            "preferences/pairs": float(len(pairs)),
+            "preferences/gap_mean": sum(pair.gap for _, pair in pairs) / max(1, len(pairs)),
+            "pairs_per_second": len(pairs) / (time.monotonic() - started),
+        }
+        scored = sum(len(item.candidates.candidates_K) for item in tasks)
+        self.loop.record(
+            step,
+            env_steps=2 * len(pairs) if self.section.use_environment_step else scored,
+            updates=len(updates),
+            scored=0,  # the collection has counted them
+            tokens=0,
+            metrics=metrics,
+        )
+
+    def _update(self, pairs: Sequence[tuple[TaskPairs, Pair]], sums: dict[str, float]) -> float:
+        """One optimizer step of every trained agent; returns the largest gradient norm."""
+        batch = PairBatch.of(distributed.share(pairs))
+        delta_NP = self._deltas(batch)
+        _add(sums, self._metrics(delta_NP))
+        norms = []
+        for index, optimizer in self.optimizers.items():
+            optimizer.zero()
+            own_P = delta_NP[index].clone().requires_grad_(True)
+            others_P = delta_NP.sum(0) - delta_NP[index]
+            loss_P = joint_dpo(own_P, others_P, self.section.dpo_beta, self.section.label_smoothing)
+            (weight_P,) = torch.autograd.grad(loss_P.sum() / len(pairs), own_P)
+            # policy_gradient is −Σ w log π: the coefficient of log π is −w.
+            rows = self._rows(batch, index, (-batch.coefficients(weight_P)).tolist())
+            with self.team.acting(index) as agent:
+                try:
+                    accumulate(agent, rows, lambda b, agent=agent: self._loss(agent, b))
+                    norms.append(optimizer.step())
+                except NonFiniteError as error:
+                    where = (self.loop.counters.steps + 1, self.loop.run_dir)
+                    raise explained(error, index, *where) from error
+        return max(norms)
+
+    def _loss(self, agent: Agent, batch: TokenBatch) -> torch.Tensor:
+        """A sum over tokens whose gradient is this micro-batch's part of ∇L_i."""
+        said = action_logprobs(agent, batch, self.sampling.temperature)
+        weight_A = batch.weight_RL[batch.action_mask_RL]
+        return policy_gradient(said.logprob_A, weight_A.to(said.logprob_A))
+
+    @torch.no_grad()
+    def _deltas(self, batch: PairBatch) -> torch.Tensor:
+        """Δ of every agent and pair, shape (N, P), without gradients."""
+        deltas = []
+        for index in range(len(self.team)):
+            with self.team.acting(index) as agent:
+                value_C = self._logprobs(agent, batch, range(len(batch.candidates_C)))
+            if self.section.dpo_reference:
+                value_C = value_C - self._reference_logprobs(index, batch)
+            deltas.append(batch.differences(value_C))
+        return torch.stack(deltas)
+
+    def _reference_logprobs(self, index: int, batch: PairBatch) -> torch.Tensor:
+        """As ``_logprobs``, under the frozen policy: each candidate is read once a run."""
+        keys = [(index, task.task_id, candidate) for task, candidate in batch.candidates_C]
+        new = [c for c, key in enumerate(keys) if key not in self._reference]
+        with self.team.reference(index) as agent:
+            value_C = self._logprobs(agent, batch, new)
+        self._reference |= {keys[c]: float(value_C[c]) for c in new}
+        return torch.tensor([self._reference[key] for key in keys], dtype=torch.float64)
+
+    def _logprobs(self, agent: Agent, batch: PairBatch, chosen: Sequence[int]) -> torch.Tensor:
+        """log π of the chosen candidates' completions; shape (C,), 0 elsewhere."""
+        kept = set(chosen)
+        weights = [float(c in kept) for c in range(len(batch.candidates_C))]
+        rows = self._rows(batch, agent.index, weights)
+        value_C = torch.zeros(len(weights), dtype=torch.float64)
+        for packed in micro_batches(agent, rows):
+            said = action_logprobs(agent, packed, self.sampling.temperature)
+            owner_A = packed.completion_RL[packed.action_mask_RL]
+            value_C.index_add_(0, owner_A, said.logprob_A.double().cpu())
+        return value_C
+
+    def _rows(self, batch: PairBatch, index: int, weights: Sequence[float]) -> list[Row]:
+        """Agent ``index``'s completions with their coefficients, those of a task side by side;
+        a coefficient of 0 leaves its completion out."""
+        agent = self.team.agents[index]
+        by_task: dict[str, list[int]] = {}
+        for c, (task, _) in enumerate(batch.candidates_C):
+            if weights[c] != 0:
+                by_task.setdefault(task.task_id, []).append(c)
+        rows = []
+        for members in by_task.values():
+            task = batch.candidates_C[members[0]][0]
+            prompt_ids = tuple(agent.encode(task.candidates.prompts_N[index]))
+            for at in range(0, len(members), ROW_COMPLETIONS):
+                part = members[at : at + ROW_COMPLETIONS]
+                ids = [self._ids(agent, *batch.candidates_C[c]) for c in part]
+                rows.append(
+                    Row(prompt_ids, tuple(ids), tuple(weights[c] for c in part), tuple(part))
+                )
+        return rows
+
+    def _ids(self, agent: Agent, task: TaskPairs, candidate: int) -> tuple[int, ...]:
+        completion = task.candidates.candidates_K[candidate].completions_N[agent.index]
+        return completion_ids(agent, completion)
+
+    @torch.no_grad()
+    def _measure(self) -> dict[str, float]:
+        """The metrics of the held-out pairs under the present policies."""
+        sums: dict[str, float] = {}
+        pairs = _interleaved(self.held_out)
+        for at in range(0, len(pairs), 64):
+            batch = PairBatch.of(distributed.share(pairs[at : at + 64]))
+            _add(sums, self._metrics(self._deltas(batch)))
+        return _means(sums)
+
+    def _metrics(self, delta_NP: torch.Tensor) -> dict[str, float]:
+        """Sums over pairs and processes: joint, and of each agent by its own Δ alone."""
+        beta, smoothing = self.section.dpo_beta, self.section.label_smoothing
+        found = {"": delta_NP.sum(0)} | {f"agent_{i}/": d for i, d in enumerate(delta_NP)}
+        sums: dict[str, float] = {"pairs": float(delta_NP.shape[1])}
+        for prefix, delta_P in found.items():
+            loss_P = joint_dpo(delta_P, torch.zeros_like(delta_P), beta, smoothing)
+            sums[f"{prefix}dpo/loss"] = float(loss_P.sum())
+            sums[f"{prefix}dpo/margin"] = beta * float(delta_P.sum())
+            sums[f"{prefix}dpo/accuracy"] = float((delta_P > 0).sum())
+        return {name: distributed.total(value) for name, value in sums.items()}
+
+    def state(self) -> dict[str, Any]:
+        return {}  # the preferences' digest stands in the loop's counters
+
+    def state_tensors(self) -> dict[str, Mapping[str, torch.Tensor]]:
+        return self.team.state_tensors() | {
+            f"optimizer_{i}": optimizer.state_tensors() for i, optimizer in self.optimizers.items()
+        }
+
+    def load(
+        self, state: Mapping[str, Any], tensors: Mapping[str, dict[str, torch.Tensor]]
+    ) -> None:
+        self._prepare()
+        self.team.load_tensors(tensors)
+        for i, optimizer in self.optimizers.items():
+            optimizer.load_tensors(tensors[f"optimizer_{i}"])
+
+
+def completion_ids(agent: Agent, completion: Completion) -> tuple[int, ...]:
+    """The sampled tokens; where they are not this agent's (preferences of another model, or
+    written by hand), its tokenizer's for the text, and end-of-sequence where it is finished."""
+    ids = completion.token_ids
+    if ids and max(ids) < len(agent.tokenizer) and agent.decode(ids) == completion.text:
+        return ids
+    own = agent.tokenizer(completion.text, add_special_tokens=False)["input_ids"]
+    return (*own, agent.stop_ids[0]) if completion.finished else tuple(own)
+
+
+def _interleaved(tasks: Sequence[TaskPairs]) -> list[tuple[TaskPairs, Pair]]:
+    """The first pair of each task, then the second of each, …: updates see many tasks."""
+    most = max((len(item.pairs) for item in tasks), default=0)
+    return [(item, item.pairs[n]) for n in range(most) for item in tasks if n < len(item.pairs)]
+
+
+def _add(sums: dict[str, float], more: Mapping[str, float]) -> None:
+    for name, value in more.items():
+        sums[name] = sums.get(name, 0.0) + value
+
+
+def _means(sums: Mapping[str, float]) -> dict[str, float]:
+    """Sums → means over the pairs, and the joint loss under the name that every trainer logs."""
+    count = sums.get("pairs")
+    if not count:
+        return {}
+    means = {name: value / count for name, value in sums.items() if name != "pairs"}
+    return means | {"loss": means["dpo/loss"]}
