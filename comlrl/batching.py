@@ -77,7 +77,7 @@ def pack(rows: Sequence[Row], pad_id: int) -> TokenBatch:
     positions = torch.zeros(shape, dtype=torch.long)
     segment = torch.full(shape, -1)
     previous = torch.zeros(shape, dtype=torch.long)
-    weight = torch.zeros(shape)
+    weight = torch.zeros(shape, dtype=torch.float64)  # rounded where the loss is computed
     completion = torch.full(shape, -1)
     for r, row in enumerate(rows):
         start = len(row.prompt_ids)

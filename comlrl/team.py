@@ -92,6 +92,22 @@ class Agent:
             logits = torch.tanh(logits / cap) * cap
         return logits
 
+    @contextlib.contextmanager
+    def learning(self) -> Iterator[None]:
+        """For passes that are differentiated: activation checkpointing and LoRA dropout are on.
+
+        All else stays in evaluation mode, as does everything while sampling and scoring.
+        """
+        switched = [m for m in self.model.modules() if getattr(m, "gradient_checkpointing", False)]
+        switched += [d for layer in _lora_layers(self.model) for d in layer.lora_dropout.values()]
+        for module in switched:
+            module.training = True
+        try:
+            yield
+        finally:
+            for module in switched:
+                module.training = False
+
     def parameters(self) -> list[torch.nn.Parameter]:
         """The weights that this agent trains: its adapter's, or all of its model's."""
         if self.peft is None:
@@ -303,6 +319,7 @@ def _with_adapters(
         ) from error
     for name, parameter in peft.named_parameters():
         parameter.requires_grad_("lora_" in name)
+    peft.eval()
     return peft
 
 

@@ -215,7 +215,7 @@ class TokenBatch:
     segment_RL: torch.Tensor  # int64
     previous_RL: torch.Tensor  # int64
     action_mask_RL: torch.Tensor  # bool
-    weight_RL: torch.Tensor  # float32: a completion's coefficient on each of its tokens
+    weight_RL: torch.Tensor  # float64: a completion's coefficient on each of its tokens
     completion_RL: torch.Tensor  # int64: index of the completion that a token belongs to, or −1
 
 

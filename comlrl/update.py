@@ -170,15 +170,16 @@ def _accumulated(
 ) -> bool:
     """One pass over the micro-batches; False where memory ran out."""
     try:
-        for batch in micro_batches(agent, rows, budget):
-            value = loss(batch)
-            if not torch.isfinite(value):
-                raise NonFiniteError(f"the loss is {float(value.detach())}", batch)
-            value.backward()
-            gradients = [p.grad for p in trained if p.grad is not None]
-            norm = torch.nn.utils.get_total_norm(gradients)
-            if not torch.isfinite(norm):
-                raise NonFiniteError(f"the gradient's norm is {float(norm)}", batch)
+        with agent.learning():
+            for batch in micro_batches(agent, rows, budget):
+                value = loss(batch)
+                if not torch.isfinite(value):
+                    raise NonFiniteError(f"the loss is {float(value.detach())}", batch)
+                value.backward()
+                gradients = [p.grad for p in trained if p.grad is not None]
+                norm = torch.nn.utils.get_total_norm(gradients)
+                if not torch.isfinite(norm):
+                    raise NonFiniteError(f"the gradient's norm is {float(norm)}", batch)
     except (torch.OutOfMemoryError, MemoryError):
         return False
     except RuntimeError as error:

@@ -223,14 +223,19 @@ def rollout(generator: Generator) -> Rollout:
     [(1, 2, "align", None), (2, 2, "align", None), (2, 2, "cross", "random"),
      (3, 3, "align", "best")],
 )  # fmt: skip
-def test_a_training_step_makes_one_generation_call_a_turn(agents, turns, mode, handoff):
-    built = team(num_agents=agents, algorithm="grpo" if agents == 1 else "magrpo")
+@pytest.mark.parametrize("shared", [True, False], ids=["one base", "separate models"])
+def test_a_training_step_makes_at_most_n_times_t_generation_calls(
+    agents, turns, mode, handoff, shared
+):
+    names = {} if shared else {"agents": [str(folder("qwen2"))] * agents}
+    built = team(num_agents=agents, algorithm="grpo" if agents == 1 else "magrpo", **names)
     generator = Generator(built)
     shape = Shape(agents, turns, 2, mode, handoff)
     trees = rollout(generator).grow(
         [task(n) for n in "ABCD"], shape, Sampling(1.0, 8), ("train", 1)
     )
-    assert generator.calls == turns  # all agents of the shared base in one call
+    # Agents of one base decode together.
+    assert generator.calls == (turns if shared else agents * turns)
     assert generator.tokens == sum(
         len(c.token_ids)
         for tree in trees for node in tree.nodes for t in node.agents_N for c in t.completions_G

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+import types
 from pathlib import Path
 from typing import Any
 
@@ -105,11 +106,23 @@ def team(
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for agent in built.agents:
+            _exact_norms(agent.model)
             if agent.peft is not None:
                 for parameter in agent.parameters():
                     noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                     parameter.add_(0.1 * noise)
     return built
+
+
+def _exact_norms(model: torch.nn.Module) -> None:
+    """transformers takes these norms in float32, whatever the model's precision."""
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x * (x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon).rsqrt()
+
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = types.MethodType(forward, module)  # type: ignore[method-assign]
 
 
 def prompt(text: str) -> tuple[int, ...]:
