@@ -26,6 +26,7 @@ from comlrl.preference import (
     read_sets,
     summarize,
     task_pairs,
+    tasks_at_once,
 )
 from comlrl.rollout import Rollout, Shape
 from comlrl.types import Sampling, Task
@@ -125,9 +126,10 @@ class Collector:
         return {item.task_id: item for item in sets}
 
     def _sample(self, path: Path, have: dict[str, CandidateSet]) -> dict[str, CandidateSet]:
-        """Complete ``have``, ``batch_size`` tasks at a time; each batch is saved at once."""
+        """Complete ``have``, some tasks at a time; what they came to is saved at once."""
         left = [task for task in self.loop.tasks if task.task_id not in have]
-        started, done, size = time.monotonic(), len(have), self.section.batch_size
+        size = tasks_at_once(self.section.batch_size, self.section.preference_num_candidates)
+        started, done = time.monotonic(), len(have)
         if have:
             say(f"going on behind {done} tasks that '{path}' holds")
         for at in range(0, len(left), size):

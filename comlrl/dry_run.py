@@ -19,6 +19,7 @@ from typing import Any
 from comlrl.builtin import COOPMINI, TINY_CODER
 from comlrl.config import Config, ConfigError
 from comlrl.data import split_size
+from comlrl.preference import tasks_at_once
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}
 ADAPTER_BYTES = 4 * 4  # float32 weight, gradient and Adam's two moments
@@ -240,7 +241,8 @@ def _preferences(config: Config, tasks: int | None) -> list[str]:
     candidates, kept = section.preference_num_candidates, section.preference_pairs_per_sample
     pairs = math.comb(candidates, 2) if kept is None else min(kept, math.comb(candidates, 2))
     count = None if tasks is None else tasks * candidates
-    calls = None if tasks is None else math.ceil(tasks / section.batch_size) * section.num_agents
+    size = tasks_at_once(section.batch_size, candidates)
+    calls = None if tasks is None else math.ceil(tasks / size) * section.num_agents
     tokens = None if count is None else count * section.num_agents * section.max_new_tokens
     return [
         f"{'candidates':<22}{_number(count)}  {candidates} for each task, in "

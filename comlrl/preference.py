@@ -18,6 +18,7 @@ from comlrl.types import Completion, Message, Tree
 
 Order = Callable[[tuple, int], Sequence[int]]  # (key, count) → a permutation of range(count)
 
+AT_ONCE = 256  # joint candidates that are sampled together at least, where there are so many
 ROUNDING = 1e-9  # sums of reward terms that are equal may differ in the last bit
 
 
@@ -83,6 +84,11 @@ class TaskPairs:
     @property
     def task_id(self) -> str:
         return self.candidates.task_id
+
+
+def tasks_at_once(batch_size: int, num_candidates: int) -> int:
+    """Tasks whose candidates are sampled and saved together; an interruption loses no more."""
+    return max(batch_size, -(-AT_ONCE // num_candidates))
 
 
 def select_pairs(

@@ -179,8 +179,13 @@ def reward(name: str, path: tuple, generations: tuple) -> float:
 
 
 SECTION = MADPOConfig(
-    preference_num_candidates=5, preference_pairs_per_sample=2, batch_size=2, num_train_epochs=1
+    preference_num_candidates=5, preference_pairs_per_sample=2, batch_size=1, num_train_epochs=1
 )
+
+
+@pytest.fixture(autouse=True)
+def two_tasks_at_once(monkeypatch):
+    monkeypatch.setattr("comlrl.preference.AT_ONCE", 10)
 
 
 def collector(folder: Path, *, stop=None, resume=False, section=SECTION, names="ABCDE"):

@@ -1,0 +1,337 @@
+"""MARLHF's joint reward model: a one-label sequence classifier on the text of a joint action.
+
+TRL's ``RewardTrainer`` fits it to preference pairs with −log σ(r_winner − r_loser), after which it
+is frozen. Texts are tokenized here, once for training and scoring alike: end-of-sequence is
+appended, and a text beyond ``max_length`` keeps its last tokens when it is scored; pairs with
+such a text are left out of the fit and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from comlrl.preference import PreferenceError, TaskPairs, joint_text, joint_texts
+from comlrl.types import JointAction, Reward, Score, Task
+
+FACTS = "reward_model.json"
+BATCH_TOKENS = 16384  # padded tokens scored at once
+
+TextPair = tuple[str, str]  # joint texts of winner and loser
+
+
+class WeakRewardModelError(ValueError):
+    """A reward model that is no better than chance; the message says what to change."""
+
+    user_error = True  # told in one line,
+    exit_code = 1  # though the input was in order
+
+
+@dataclass(frozen=True)
+class RewardBase:
+    """The model that a reward model starts from, and how it is held."""
+
+    name: str  # as the configuration says it
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    lora: Mapping[str, Any] | None = None  # LoraConfig's arguments; None: all weights are trained
+    freeze_backbone: bool = False  # train the score head alone
+    tokenizer_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    model_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a reward model is trained."""
+
+    learning_rate: float
+    epochs: int
+    batch_size: int  # pairs
+    max_length: int  # tokens of a joint text
+    seed: int
+
+
+@dataclass
+class Facts:
+    """What is known of a reward model; ``reward_model.json`` beside its weights."""
+
+    base: str
+    max_length: int
+    mean: float = 0.0  # of the raw scores of the held-out tasks' candidates
+    std: float = 1.0
+    accuracy: float = 0.0  # share of held-out pairs that it orders rightly
+    loss: float = 0.0  # on those pairs
+    pairs: int = 0  # trained on
+    held_out_pairs: int = 0
+    too_long: int = 0  # training pairs left out, a text of theirs exceeding max_length
+
+
+class RewardModel:
+    """A frozen scorer of joint texts."""
+
+    def __init__(self, model: Any, tokenizer: Any, facts: Facts) -> None:
+        self.model, self.tokenizer, self.facts = model, tokenizer, facts
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a whole text, end-of-sequence behind it."""
+        return [*self.tokenizer(text)["input_ids"], self.tokenizer.eos_token_id]
+
+    @torch.no_grad()
+    def raw(self, texts: Sequence[str]) -> list[float]:
+        """The classifier's outputs, in order; a text that occurs twice is read once."""
+        ids = {text: self.encode(text)[-self.facts.max_length :] for text in dict.fromkeys(texts)}
+        scores: dict[str, float] = {}
+        self.model.eval()
+        for group in _groups(ids):
+            scores.update(zip(group, self._forward([ids[text] for text in group]), strict=True))
+        return [scores[text] for text in texts]
+
+    def scores(self, texts: Sequence[str]) -> list[float]:
+        """Raw scores less their held-out mean, over their held-out standard deviation."""
+        return [(score - self.facts.mean) / self.facts.std for score in self.raw(texts)]
+
+    def _forward(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        longest = max(map(len, rows))
+        pad = self.tokenizer.pad_token_id
+        ids = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows])
+        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+        device = next(self.model.parameters()).device
+        with _autocast(self.model):
+            logits = self.model(ids.to(device), attention_mask=mask.to(device)).logits
+        return logits.float().squeeze(-1).tolist()
+
+    def measure(self, held_out: Sequence[TaskPairs]) -> None:
+        """Take mean and deviation of held-out candidates, and the accuracy on their pairs."""
+        chosen, rejected, every = [], [], []
+        for item in held_out:
+            raw = self.raw(joint_texts(item.candidates))
+            every += raw
+            chosen += [raw[pair.winner] for pair in item.pairs]
+            rejected += [raw[pair.loser] for pair in item.pairs]
+        margin = torch.tensor(chosen) - torch.tensor(rejected)
+        facts, values = self.facts, torch.tensor(every)
+        facts.mean, facts.std = float(values.mean()), float(values.std(correction=0)) or 1.0
+        facts.accuracy = float((margin > 0).float().mean())
+        facts.loss = float(-torch.nn.functional.logsigmoid(margin).mean())
+        facts.held_out_pairs = len(chosen)
+
+    def save(self, folder: Path) -> None:
+        """Adapter and head (or all weights), tokenizer and facts; the facts last."""
+        (folder / FACTS).unlink(missing_ok=True)
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        (folder / FACTS).write_text(json.dumps(asdict(self.facts), indent=1) + "\n")
+
+
+def load(
+    folder: Path,
+    *,
+    resolve: Callable[[str], str],
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+) -> RewardModel:
+    """What ``RewardModel.save`` wrote. ``resolve``: a base's name → where it lies.
+
+    Raises PreferenceError where the folder holds no reward model.
+    """
+    try:
+        facts = Facts(**json.loads((folder / FACTS).read_text()))
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        adapted = (folder / "adapter_config.json").exists()
+        source = resolve(facts.base) if adapted else str(folder)
+        model = _classifier(source, dtype)
+        model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+        if adapted:
+            model = PeftModel.from_pretrained(model, str(folder))
+    except (OSError, ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise PreferenceError(f"reward_model: '{folder}' cannot be loaded: {reason}") from error
+    return RewardModel(_frozen(model.to(device)), tokenizer, facts)
+
+
+def train(
+    base: RewardBase,
+    fit: Fit,
+    pairs: Sequence[TextPair],
+    *,
+    resolve: Callable[[str], str],
+    work_dir: Path,
+    say: Callable[[str], None],
+) -> RewardModel:
+    """A classifier fitted to (winner, loser) texts. Raises PreferenceError where none can be."""
+    torch.manual_seed(fit.seed)  # the score head and LoRA's A matrices are drawn at random
+    model, tokenizer = _untrained(base, resolve)
+    reward = RewardModel(model, tokenizer, Facts(base.name, fit.max_length))
+    encoded = [(reward.encode(winner), reward.encode(loser)) for winner, loser in pairs]
+    rows = [
+        {"chosen_ids": w, "rejected_ids": r}
+        for w, r in encoded
+        if max(len(w), len(r)) <= fit.max_length
+    ]
+    reward.facts.pairs, reward.facts.too_long = len(rows), len(pairs) - len(rows)
+    if reward.facts.too_long:
+        longest = max(len(ids) for pair in encoded for ids in pair)
+        say(
+            f"{reward.facts.too_long} of {len(pairs)} pairs are longer than "
+            f"reward_max_length={fit.max_length} (the longest has {longest} tokens): left out"
+        )
+    if not rows:
+        raise PreferenceError(
+            f"reward_max_length: {fit.max_length} tokens hold none of the {len(pairs)} pairs; "
+            "raise it"
+        )
+    _fit(reward, base, fit, rows, work_dir, say)
+    reward.model = _frozen(reward.model)
+    return reward
+
+
+def _untrained(base: RewardBase, resolve: Callable[[str], str]) -> tuple[Any, Any]:
+    """The base with a fresh score head; trained weights are held in float32."""
+    source = resolve(base.name)
+    partly = base.lora is not None or base.freeze_backbone
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **base.tokenizer_kwargs)
+        dtype = base.dtype if partly else torch.float32
+        model = _classifier(source, dtype, **base.model_kwargs)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise PreferenceError(
+            f"reward_model_name: '{base.name}' cannot be loaded: {reason}"
+        ) from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    if base.freeze_backbone:
+        model.requires_grad_(False)
+        model.score.requires_grad_(True)
+    elif base.lora is not None:
+        model = get_peft_model(model, LoraConfig(task_type="SEQ_CLS", **base.lora))
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return model.to(base.device), tokenizer
+
+
+def _classifier(source: str, dtype: torch.dtype, **more: Any) -> Any:
+    """A language model with a fresh score head, without a report that the head is fresh."""
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        return AutoModelForSequenceClassification.from_pretrained(
+            source, num_labels=1, dtype=dtype, **more
+        )
+    finally:
+        transformers_logging.set_verbosity(level)
+
+
+def _fit(
+    reward: RewardModel,
+    base: RewardBase,
+    fit: Fit,
+    rows: Sequence[Mapping[str, list[int]]],
+    work_dir: Path,
+    say: Callable[[str], None],
+) -> None:
+    from datasets import Dataset
+    from transformers import PrinterCallback
+    from trl import RewardConfig, RewardTrainer
+
+    arguments = RewardConfig(
+        output_dir=str(work_dir),
+        learning_rate=fit.learning_rate,
+        num_train_epochs=fit.epochs,
+        per_device_train_batch_size=fit.batch_size,
+        max_length=None,  # what is too long has been left out and told
+        seed=fit.seed,
+        bf16=base.dtype == torch.bfloat16,  # TRL's defaults are bf16 and checkpointing everywhere
+        gradient_checkpointing=False,
+        lr_scheduler_type="constant",
+        logging_steps=0.1,  # a tenth of the run
+        report_to="none",
+        disable_tqdm=True,
+        save_strategy="no",
+        use_cpu=base.device == "cpu",
+        dataloader_pin_memory=base.device != "cpu",
+    )
+    arguments._n_gpu = min(1, arguments.n_gpu)  # one process trains on one device
+    trainer = RewardTrainer(
+        model=reward.model,
+        args=arguments,
+        processing_class=reward.tokenizer,
+        train_dataset=Dataset.from_list([dict(row) for row in rows]),
+        callbacks=[_progress(say)],
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+
+
+def _progress(say: Callable[[str], None]) -> Any:
+    from transformers import TrainerCallback
+
+    class Progress(TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
+            if "loss" in (logs or {}):
+                say(
+                    f"{state.global_step}/{state.max_steps} updates, loss {logs['loss']:.3f}, "
+                    f"{logs['accuracy']:.0%} of the pairs ordered rightly"
+                )
+
+    return Progress()
+
+
+def _frozen(model: Any) -> Any:
+    return model.requires_grad_(False).eval()
+
+
+def _autocast(model: Any) -> Any:
+    """bf16 bases have a float32 head and adapter; elsewhere nothing is cast."""
+    parameter = next(model.parameters())
+    if parameter.dtype != torch.bfloat16:
+        return contextlib.nullcontext()
+    return torch.autocast(parameter.device.type, dtype=torch.bfloat16)
+
+
+def _groups(ids: Mapping[str, Sequence[int]]) -> Iterator[list[str]]:
+    """Texts of like length together, ``BATCH_TOKENS`` padded tokens at most (one text at least)."""
+    group: list[str] = []
+    for text in sorted(ids, key=lambda text: -len(ids[text])):
+        if group and len(ids[group[0]]) * (len(group) + 1) > BATCH_TOKENS:
+            yield group
+            group = []
+        group.append(text)
+    if group:
+        yield group
+
+
+class ModelReward:
+    """The model's score as the reward; the task reward's breakdown travels with it, for the log."""
+
+    def __init__(
+        self, task_reward: Reward, prompts: Callable[[Task, int], tuple[str, ...]]
+    ) -> None:
+        """``prompts``: task and number of agents → what each agent reads."""
+        self.task_reward, self.prompts = task_reward, prompts
+        self.model: RewardModel | None = None
+
+    def score(self, actions: Sequence[JointAction]) -> list[Score]:
+        assert self.model is not None, "the reward model comes before the online stage"
+        texts = [
+            joint_text(self.prompts(a.task, len(a.completions_N)), a.completions_N) for a in actions
+        ]
+        checked = self.task_reward.score(actions)
+        return [
+            Score(value, known.breakdown)
+            for value, known in zip(self.model.scores(texts), checked, strict=True)
+        ]
+
+    def close(self) -> None:
+        self.task_reward.close()

@@ -1,0 +1,237 @@
+"""MARLHF: multi-agent reinforcement learning from preference feedback on joint actions.
+
+1. Preference pairs of joint candidates (winner w, loser l), as in MADPO.
+2. A joint reward model r on the text of a whole joint action (each agent's prompt and response,
+   in order) minimizes −log σ(r_w − r_l) (Bradley–Terry; Christiano et al. 2017, arXiv 1706.03741;
+   Ouyang et al. 2022, arXiv 2203.02155) and is then frozen. Its pairwise accuracy is measured on
+   the pairs of tasks that it was not fitted to; no better than chance stops the run.
+3. Online reinforcement learning by a sibling trainer that the train script hands in. Its reward
+   is r, less its mean and over its standard deviation on the held-out tasks' candidates, then
+   ``reward_processor``'s scale and shift. Evaluation keeps the task reward: where the score rises
+   and the task reward does not, the policies exploit the model; both are logged.
+
+Departures from RLHF as published: one model scores the joint action of all agents, so that the
+reward is common; preferences come from the task reward instead of people.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from comlrl import distributed
+from comlrl.collection import SUMMARY, Collector, with_metrics
+from comlrl.loop import Loop
+from comlrl.preference import PreferenceError, TaskPairs, joint_texts
+from comlrl.reward_model import (
+    FACTS,
+    Fit,
+    ModelReward,
+    RewardBase,
+    RewardModel,
+    TextPair,
+    WeakRewardModelError,
+    load,
+    train,
+)
+from comlrl.types import JointAction, LogRecord, Tree
+from trainers.configs import MARLHFConfig
+
+__all__ = ["MARLHFConfig", "MARLHFTrainer", "order_agreement"]
+
+FOLDER = "reward_model"
+
+
+class OnlineTrainer(Protocol):
+    """The sibling that learns online: a trainer with its checkpoint's state."""
+
+    def train(self) -> None: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def state_tensors(self) -> dict[str, Mapping[str, torch.Tensor]]: ...
+
+    def load(
+        self, state: Mapping[str, Any], tensors: Mapping[str, dict[str, torch.Tensor]]
+    ) -> None: ...
+
+
+class MARLHFTrainer:
+    """Preferences, then a reward model, then the online trainer with that model as its reward."""
+
+    def __init__(
+        self,
+        section: MARLHFConfig,
+        loop: Loop,
+        collector: Collector,
+        reward: ModelReward,
+        online: OnlineTrainer,
+        base: RewardBase,
+        *,
+        resolve: Callable[[str], str],
+        seed: int,
+        resume: bool,
+    ) -> None:
+        """``reward``: the online trainer's, still without its model. ``base``: what the reward
+        model starts from. ``resolve``: a model's name → where it lies. ``resume``: a model that
+        the run directory holds is used again."""
+        self.section, self.loop, self.collector = section, loop, collector
+        self.reward, self.online, self.base = reward, online, base
+        self.resolve, self.seed, self.resume = resolve, seed, resume
+
+    def train(self) -> None:
+        folder = self.loop.run_dir / FOLDER
+        if self.section.reward_model is not None:
+            model = self._load(Path(self.section.reward_model))
+        elif self.resume and (folder / FACTS).exists():
+            model = self._load(folder)
+        elif self.loop.counters.steps:
+            raise PreferenceError(f"'{folder}' is missing; the run cannot go on without it")
+        else:
+            model = self._fit(folder)
+        self._check(model)
+        self.reward.model = model
+        self.loop.evaluate = with_metrics(self.loop.evaluate, self._model_score)
+        self.online.train()
+
+    def _load(self, folder: Path) -> RewardModel:
+        return load(folder, resolve=self.resolve, dtype=self.base.dtype, device=self.base.device)
+
+    def _fit(self, folder: Path) -> RewardModel:
+        """Stages 1 and 2."""
+        pairs, held_out = self.collector.pairs()
+        self._count(pairs, held_out)
+        if not held_out:
+            raise PreferenceError(
+                "preferences: one task alone has pairs, so that none can be held out to measure "
+                "the reward model; give more tasks or more preference_num_candidates"
+            )
+        section = self.section
+        share = max(1, section.reward_train_batch_size // distributed.world_size())
+        fit = Fit(
+            section.reward_learning_rate,
+            section.reward_num_train_epochs,
+            share,
+            section.reward_max_length,
+            self.seed,
+        )
+        started = time.monotonic()
+        model = train(
+            self.base,
+            fit,
+            text_pairs(pairs),
+            resolve=self.resolve,
+            work_dir=folder,
+            say=say,
+        )
+        model.measure(held_out)
+        say(
+            f"{model.facts.accuracy:.1%} of {model.facts.held_out_pairs} held-out pairs ordered "
+            f"rightly, after {time.monotonic() - started:.0f} s on {model.facts.pairs} pairs"
+        )
+        self._tell(model, pairs)
+        if distributed.is_main():
+            model.save(folder)
+        distributed.everyone(None)
+        return model
+
+    def _count(self, pairs: Sequence[TaskPairs], held_out: Sequence[TaskPairs]) -> None:
+        """Candidates that this run has scored are environment steps of it."""
+        if self.section.preferences is None:
+            self.loop.counters.env_steps += self.loop.counters.scored_joint_actions
+
+    def _tell(self, model: RewardModel, pairs: Sequence[TaskPairs]) -> None:
+        """The model's quality to the log and into the summary of the preferences."""
+        if not distributed.is_main():
+            return
+        path = self.loop.run_dir / SUMMARY
+        summary = json.loads(path.read_text())
+        facts = model.facts
+        metrics = {
+            "reward_model/loss": facts.loss,
+            "reward_model/accuracy": facts.accuracy,
+            "preferences/pairs": float(facts.pairs),
+            "preferences/gap_mean": summary["gap_mean"],
+        }
+        env_steps = self.loop.counters.env_steps
+        self.loop.logger.log(LogRecord(env_steps, 0, 0, "train", metrics))
+        summary["reward_model"] = {
+            "accuracy": facts.accuracy,
+            "loss": facts.loss,
+            "pairs": facts.pairs,
+            "held_out_pairs": facts.held_out_pairs,
+            "too_long": facts.too_long,
+        }
+        path.write_text(json.dumps(summary, indent=1) + "\n")
+
+    def _check(self, model: RewardModel) -> None:
+        least, facts = self.section.reward_min_accuracy, model.facts
+        if facts.accuracy < least:
+            raise WeakRewardModelError(
+                f"the reward model orders {facts.accuracy:.1%} of {facts.held_out_pairs} held-out "
+                f"pairs rightly, below marlhf.reward_min_accuracy={least}: reinforcement learning "
+                "would follow noise. More pairs (preference_num_candidates, "
+                "preference_pairs_per_sample), a higher reward_learning_rate or more "
+                "reward_num_train_epochs may help; reward_min_accuracy=0 goes on all the same"
+            )
+
+    def _model_score(self, trees: Sequence[Tree]) -> dict[str, float]:
+        """The model's mean score of evaluation trees, beside their task reward."""
+        actions = [
+            JointAction(
+                tree.task,
+                tuple(t.completions_G[g].text for t, g in zip(node.agents_N, k, strict=True)),
+            )
+            for tree in trees
+            for node in tree.nodes
+            for k in node.joint_actions_K
+        ]
+        if not actions:
+            return {}
+        values = [score.value for score in self.reward.score(actions)]
+        return {"model_score_mean": sum(values) / len(values)}
+
+    def state(self) -> dict[str, Any]:
+        return self.online.state()
+
+    def state_tensors(self) -> dict[str, Mapping[str, torch.Tensor]]:
+        return self.online.state_tensors()
+
+    def load(
+        self, state: Mapping[str, Any], tensors: Mapping[str, dict[str, torch.Tensor]]
+    ) -> None:
+        self.online.load(state, tensors)
+
+
+def text_pairs(tasks: Sequence[TaskPairs]) -> list[TextPair]:
+    """(winner, loser) joint texts of every pair."""
+    found = []
+    for item in tasks:
+        texts_K = joint_texts(item.candidates)
+        found += [(texts_K[pair.winner], texts_K[pair.loser]) for pair in item.pairs]
+    return found
+
+
+def order_agreement(trees: Sequence[Tree]) -> dict[str, float]:
+    """Of the sibling joint actions whose task rewards differ, the share that the score (the
+    reward that was trained on) orders likewise: how far the model still holds where the policies
+    have moved to. Nothing where no two differ."""
+    right = count = 0
+    for node in (node for tree in trees for node in tree.nodes):
+        known = [(s.value, s.breakdown.total) for s in node.scores_K if s.breakdown is not None]
+        for i, (score, task) in enumerate(known):
+            for other_score, other_task in known[:i]:
+                if abs(task - other_task) > 1e-9:
+                    count += 1
+                    right += (score - other_score) * (task - other_task) > 0
+    return {"reward_model/order_agreement": right / count} if count else {}
+
+
+def say(text: str) -> None:
+    if distributed.is_main():
+        print(f"reward model: {text}", flush=True)
