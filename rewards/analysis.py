@@ -48,6 +48,8 @@ def contribution(text: str, name: str, team: Sequence[str]) -> Contribution | No
     own = extracted.function(name)
     if own is None:
         return None
+    if len(extracted.functions) == 1 and not extracted.imports:
+        return Contribution(own, (), own.source)
     needed, names = _closure(own, extracted, frozenset(team))
     imports = tuple(i.source for i in extracted.imports if _is_needed(i, names))
     parts = [function.source for function in (*needed, own)]
@@ -56,22 +58,22 @@ def contribution(text: str, name: str, team: Sequence[str]) -> Contribution | No
 
 def _closure(
     own: Function, extracted: Extracted, team: frozenset[str]
-) -> tuple[list[Function], frozenset[str]]:
+) -> tuple[list[Function], set[str]]:
     """The functions that ``own`` needs, in the text's order, and all names they mention."""
-    available = {name: extracted.function(name) for name in {f.name for f in extracted.functions}}
-    names, pending, taken = set(own.names), [own], {own.name}
+    available = {f.name: f for f in extracted.functions if f is extracted.function(f.name)}
+    names: set[str] = set()
+    taken, pending = {own.name}, [own]
     while pending:
-        for name in pending.pop().names - taken - team:
-            function = available.get(name)
-            if function is not None:
-                taken.add(name)
-                names |= function.names
-                pending.append(function)
-    needed = [f for f in extracted.functions if f is not own and f is available[f.name]]
-    return [f for f in needed if f.name in taken], frozenset(names)
+        mentioned = pending.pop().names()
+        names |= mentioned
+        for name in (mentioned & available.keys()) - taken - team:
+            taken.add(name)
+            pending.append(available[name])
+    needed = [f for f in available.values() if f is not own and f.name in taken]
+    return needed, names
 
 
-def _is_needed(statement: Import, names: frozenset[str]) -> bool:
+def _is_needed(statement: Import, names: set[str]) -> bool:
     return statement.is_future or not statement.binds or bool(statement.binds & names)
 
 

@@ -102,6 +102,11 @@ class CodeReward:
         """What the sandbox uses: ``bubblewrap``, ``unshare`` or ``limits``."""
         return self._pool.isolation
 
+    @property
+    def workers(self) -> int:
+        """How many programs run side by side."""
+        return self._pool.size
+
     def score(self, actions: Sequence[JointAction]) -> list[Score]:
         """One score for each joint action, with its breakdown.
 

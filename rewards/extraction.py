@@ -27,9 +27,14 @@ class Function:
 
     name: str
     source: str  # dedented, decorators included
-    names: frozenset[str]  # identifiers that it mentions
     returns: bool  # it holds a ``return`` of something
     node: ast.FunctionDef | ast.AsyncFunctionDef | None  # None: the block does not parse
+
+    def names(self) -> frozenset[str]:
+        """Identifiers that it mentions."""
+        if self.node is None:
+            return frozenset(_IDENTIFIER.findall(self.source))
+        return frozenset(n.id for n in ast.walk(self.node) if isinstance(n, ast.Name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +94,9 @@ def extract(text: str) -> Extracted:
     return Extracted(tuple(functions), tuple(imports))
 
 
-def identifiers(node: ast.AST) -> frozenset[str]:
-    """Every name that the code under a node mentions."""
-    return frozenset(n.id for n in ast.walk(node) if isinstance(n, ast.Name))
-
-
 def _parsed(node: ast.FunctionDef | ast.AsyncFunctionDef, source: str) -> Function:
     returns = any(isinstance(n, ast.Return) and n.value is not None for n in ast.walk(node))
-    return Function(node.name, source, identifiers(node), returns, node)
+    return Function(node.name, source, returns, node)
 
 
 def _import(node: ast.Import | ast.ImportFrom) -> Import:
@@ -156,8 +156,7 @@ def _read(block: _Block) -> tuple[list[Function], list[Import]]:
     head = _DEF.match(block.lines[block.header - block.start])
     if head is None:
         return [], []
-    names = frozenset(_IDENTIFIER.findall(block.code))
-    return [Function(head[1], source, names, bool(_RETURN.search(block.code)), None)], []
+    return [Function(head[1], source, bool(_RETURN.search(block.code)), None)], []
 
 
 def _after_string(lines: list[str], index: int) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import resource
 import struct
 
@@ -42,6 +41,11 @@ def die_with_parent() -> None:
     _call("prctl", _PR_SET_PDEATHSIG, 9, 0, 0, 0)
 
 
+def refuse_privileges() -> None:
+    """No program that is started can gain rights; the layers below are refused without this."""
+    _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
 def adopt_orphans() -> None:
     """Descendants whose parent ends become children of this process."""
     _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -54,6 +58,7 @@ def drop_identity(slot: int, keep_reading: bool) -> bool:
     can reach; Landlock rules must be in force then.
     """
     own = False
+    keep_reading = keep_reading and os.getuid() == 0
     if os.getuid() == 0:
         _call("prctl", _PR_SET_KEEPCAPS, int(keep_reading), 0, 0, 0)
         own = _become(FIRST_UID + slot)
@@ -62,7 +67,6 @@ def drop_identity(slot: int, keep_reading: bool) -> bool:
     kept = _CAP_DAC_READ_SEARCH if keep_reading else 0
     capabilities = struct.pack("<6I", kept, kept, 0, 0, 0, 0)
     _call("capset", struct.pack("<Ii", 0x20080522, 0), capabilities)
-    _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)  # no ptrace, no /proc/PID/mem
     die_with_parent()  # a change of user clears it
     return own
@@ -283,7 +287,7 @@ _EPERM, _ENOSYS = 1, 38
 
 def filter_calls(deny_signals: bool) -> bool:
     """Installs the filter, for this process and its children. False on an unknown machine."""
-    program = _filter(platform.machine(), deny_signals)
+    program = _filter(os.uname().machine, deny_signals)
     if program is None:
         return False
     buffer = ctypes.create_string_buffer(program, len(program))

@@ -18,11 +18,18 @@ import time
 from typing import Any
 
 from rewards.sandbox.launch import Limits, Sandbox
-from rewards.sandbox.stand_in import SHORT, Candidate, Clock, Failure, SandboxGone
+from rewards.sandbox.stand_in import (
+    MAX_TIMEOUTS,
+    SHORT,
+    Candidate,
+    Clock,
+    Failure,
+    SandboxGone,
+    Stop,
+)
 from rewards.sandbox.suite import ACTUAL, EXPECTED, Step, suite
 
 LENGTH = struct.Struct("<I")
-MAX_TIMEOUTS = 3
 MEMORY_BYTES = 4 << 30  # of this process
 
 
@@ -48,15 +55,18 @@ def run_tests(
     random.seed(0)
     candidate = Candidate(sandbox, clock, code, entry_point)
     run = _Run(candidate, clock)
+    clock.limit_program()
     stand_ins = dict.fromkeys((tests.parameter, "candidate", entry_point), candidate)
     module: dict[str, Any] = {"__name__": "tests"}
-    run.step(Step(tests.preamble, False, False, frozenset(), frozenset()), module)
+    run.step(tests.preamble, module)
     module.update(stand_ins)
     check: dict[str, Any] | None = None  # the names of `check`, over those of its module
-    for step in tests.steps:
+    for position, step in enumerate(tests.steps):
+        candidate.expected = tests.calls[position]
         if step.in_check and check is None:
             check = {**module, **stand_ins}
         run.step(step, check if check is not None else module)
+    clock.stop()
     candidate.close()
     return run.outcomes
 
@@ -104,14 +114,17 @@ class _Run:
         names.pop(ACTUAL, None)
         names.pop(EXPECTED, None)
         try:
-            self.clock.start()
-            if step.is_test:
-                candidate.load()
-            exec(step.code, names)
+            try:
+                self.clock.start()
+                if step.is_test:
+                    candidate.load()
+                exec(step.code, names)
+            except BaseException as caught:
+                error = caught
             self.clock.armed = False
-        except BaseException as caught:
-            error = caught
-        self.clock.stop()
+        except Stop:
+            pass  # rang just after the end: clock.rang says so
+        self.clock.armed = False
         if candidate.gone:
             raise SandboxGone
         if self.clock.rang:

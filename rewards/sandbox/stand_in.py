@@ -1,5 +1,8 @@
 """``candidate`` as the tests see it: a callable whose calls are answered in the sandbox.
 
+Calls that can be read off the tests are sent ahead with the program, so that both processes work
+without waiting for each other; a reply is used only for the very call that it answers.
+
 Standard library only: this runs in the tests' process.
 """
 
@@ -10,12 +13,16 @@ import marshal
 import os
 import signal
 import socket
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from rewards.sandbox import wire
 from rewards.sandbox.launch import Sandbox
 
-GRACE_SECONDS = 2.0  # of CPU time, after which a test that cannot be interrupted ends the judge
+MAX_TIMEOUTS = 3
+GRACE_SECONDS = 1.0
+AHEAD_BYTES = 1 << 16  # of calls sent ahead: less than what the channel holds
 SHORT = 200  # characters of a value or message in an outcome
 
 Failure = tuple[str, str, int | None]  # error type, message, line of the program
@@ -37,12 +44,17 @@ class Clock:
         signal.signal(signal.SIGALRM, self._ring)
 
     def start(self) -> None:
+        """For the next statement; ``armed = False`` is its end."""
         self.armed, self.rang = True, False
-        # again and again, for a test that catches everything; the CPU clock is the last resort
+        # again and again, for a test that catches everything
         signal.setitimer(signal.ITIMER_REAL, self.timeout, 0.5)
-        signal.setitimer(signal.ITIMER_PROF, self.timeout + GRACE_SECONDS)
+
+    def limit_program(self) -> None:
+        """This process's CPU time for one program: what cannot be interrupted ends the judge."""
+        signal.setitimer(signal.ITIMER_PROF, MAX_TIMEOUTS * self.timeout + GRACE_SECONDS)
 
     def stop(self) -> None:
+        """Between programs."""
         self.armed = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -62,6 +74,8 @@ class Candidate:
         self._payload = marshal.dumps((entry_point, code))
         self._channel: socket.socket | None = None
         self._sequence, self._buffer = int.from_bytes(os.urandom(3), "little"), b""
+        self.expected: Sequence[bytes] = ()  # calls to come; set before the program starts
+        self._sent: deque[tuple[bytes, int]] = deque()  # those sent ahead, not yet asked for
         self.loading = False
         self.gone = False  # the sandbox ended by itself
         self.failure: Failure | None = None  # of the statement that runs now
@@ -104,7 +118,16 @@ class Candidate:
         except OSError:
             self.gone = True
             raise SandboxGone from None
-        self._send(0, self._payload)
+        self._sent.clear()
+        frames, size = [wire.frame(0, self._payload)], 0
+        for request in self.expected:
+            size += len(request)
+            if size > AHEAD_BYTES:
+                break
+            self._sequence += 1
+            self._sent.append((request, self._sequence))
+            frames.append(wire.frame(self._sequence, request))
+        self._send(b"".join(frames))
 
     def stop(self) -> int | None:
         """Ends the program's processes; the first one's status."""
@@ -127,37 +150,52 @@ class Candidate:
         return Stop()
 
     def _exchange(self, request: bytes) -> tuple[str, Any, Any]:
-        self._sequence = (self._sequence + 1) & 0x7FFFFFFF
-        self._send(self._sequence, request)
+        if self._sent:
+            expected, sequence = self._sent.popleft()
+            if request == expected:
+                return self._receive(sequence)
+            self._restart()
+        self._sequence += 1
+        self._send(wire.frame(self._sequence, request))
         return self._receive(self._sequence)
 
-    def _send(self, sequence: int, payload: bytes) -> None:
+    def _restart(self) -> None:
+        """The calls sent ahead were not the ones that the test makes."""
+        self.expected = ()
+        if self.stop() is None:
+            self.gone = True
+            raise SandboxGone
+        self._clock.armed = True
+        self.load()
+
+    def _send(self, data: bytes) -> None:
         assert self._channel is not None
         try:
-            self._channel.sendall(wire.HEADER.pack(len(payload), sequence) + payload)
+            self._channel.sendall(data)
         except OSError:
             raise self._gone() from None
 
     def _receive(self, sequence: int) -> tuple[str, Any, Any]:
         assert self._channel is not None
-        header = wire.HEADER.size
-        length = -1
-        while length < 0 or len(self._buffer) < header + length:
+        header, length = wire.HEADER.size, -1
+        while True:
+            if length < 0 and len(self._buffer) >= header:
+                length, answered = wire.HEADER.unpack_from(self._buffer)
+                if length > wire.MAX_BYTES or answered != sequence:
+                    raise self._forged()
+            if 0 <= length <= len(self._buffer) - header:
+                break
             try:
-                data = self._channel.recv(1 << 18)
+                data = self._channel.recv(wire.READ_BYTES)
             except OSError:
                 data = b""
             if not data:
                 raise self._gone()
             self._buffer += data
-            if length < 0 and len(self._buffer) >= header:
-                length, answered = wire.HEADER.unpack_from(self._buffer)
-                if length > wire.MAX_BYTES or answered != sequence:
-                    raise self._forged()
-        payload, rest = self._buffer[header : header + length], self._buffer[header + length :]
-        if rest:
+        payload = self._buffer[header : header + length]
+        self._buffer = self._buffer[header + length :]
+        if self._buffer and not self._sent:
             raise self._forged()
-        self._buffer = b""
         try:
             status, body, changed = wire.loads(payload)
             return status, body, changed

@@ -13,6 +13,7 @@ from typing import Any
 
 HEADER = struct.Struct("<II")  # payload's length in bytes, sequence number
 MAX_BYTES = 4 << 20  # of a frame
+READ_BYTES = 1 << 14  # at a time: a larger buffer costs more than the call it reads
 MAX_ITEMS = 10_000  # taken from an iterator
 
 _ATOMS = frozenset({type(None), bool, float, str})
@@ -47,17 +48,24 @@ class PlainIterator:
         raise RuntimeError(f"the iterator raised {self._ending}")
 
 
+_encoder = json.JSONEncoder(check_circular=False, separators=(",", ":"))
+
+
 def dumps(value: Any) -> bytes:
     """Raises Unsupported for a value that is not plain, RecursionError for one too deep."""
-    return json.dumps(pack(value), check_circular=False, separators=(",", ":")).encode()
+    return _encoder.encode(pack(value)).encode()
 
 
 def loads(payload: bytes) -> Any:
     """Raises ValueError for anything that ``dumps`` does not write."""
     try:
-        return json.loads(payload, object_hook=_untag)
+        return _decoder.decode(payload.decode("ascii"))
     except (ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
         raise ValueError(f"not a plain value: {error}") from None
+
+
+def frame(sequence: int, payload: bytes) -> bytes:
+    return HEADER.pack(len(payload), sequence) + payload
 
 
 def pack(value: Any) -> Any:
@@ -145,3 +153,4 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "c": lambda body: complex(*body),
     "i": lambda body: PlainIterator(*body),
 }
+_decoder = json.JSONDecoder(object_hook=_untag)

@@ -55,7 +55,7 @@ class Results:
         for number, text in enumerate(PROGRAMS.values()):
             text = text.replace("CANARY_NAME", self.canary.name).replace("CANARY", str(self.canary))
             yield text.replace("PORT", str(port))
-            yield f"def answer(x):\n    return x * x + 5  # {number}\n"
+            yield f"def answer(x):\n    return x * x + 5 + {number} - {number}\n"
 
     @staticmethod
     def _sandboxed(reward: CodeReward) -> list[str]:

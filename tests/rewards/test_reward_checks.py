@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from comlrl.types import Task
 from rewards.checks import TestError, check_task, split_check
-
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
 
 
 def sources(body: str, entry_point: str = "f", module: str = "") -> list[str]:
@@ -23,7 +20,7 @@ def sources(body: str, entry_point: str = "f", module: str = "") -> list[str]:
 
 def test_asserts_that_mention_the_function():
     body = "assert candidate(1) == 2\nassert f(2) == 3\nassert True\nassert g(1)"
-    assert tests(body) == ["assert candidate(1) == 2", "assert f(2) == 3"]
+    assert sources(body) == ["assert candidate(1) == 2", "assert f(2) == 3"]
 
 
 def test_multi_line_asserts_and_loops_are_one_test_each():
@@ -85,11 +82,10 @@ def test_useless_tests_name_the_row(test, says):
     assert "'Row/7'" in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="the data sets are not on this machine")
 @pytest.mark.parametrize("name", ["HumanEval", "CoopHumanEval"])
-def test_every_row_has_tests(name):
+def test_every_row_has_tests(shared_data, name):
     counts = {}
-    for line in (DATA / f"{name}.jsonl").read_text().splitlines():
+    for line in (shared_data / f"{name}.jsonl").read_text().splitlines():
         row = json.loads(line)
         task = Task(row["task_id"], row["prompt"], row["test"], row["entry_point"])
         counts[row["task_id"]] = len(check_task(task).tests)

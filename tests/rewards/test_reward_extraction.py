@@ -21,7 +21,7 @@ FUNCTIONS = {
     "comments": "def aux(x):\n\n# at the margin\n    y = x\n\n\n    # (\n    return y + 1",
     "nested": "def aux(x):\n    def inner(y):\n        return y\n    return inner(x) + 1",
     "decorated": "@staticmethod\n@print(\n    'a'\n)\ndef aux(x):\n    return x + 1",
-    "long_signature": "def aux(\n    x: int,\n    y = 'def aux(x): (',\n) -> int:\n    return x + 1",
+    "long_signature": "def aux(\n    x: int,\n    y='def aux(x): (',\n) -> int:\n    return x + 1",
     "brackets": "def aux(x):\n    y = [\n1,\n2,\n]\n    return (\ny[0]\n)",
     "strings": "def aux(x):\n    y = '#' + \"'''\" + '\"\"\"' + 'it\\'s'\n    return y + \"(\"",
     "continued": "def aux(x):\n    y = 1 + \\\n2\n    return y",
@@ -98,17 +98,26 @@ def test_truncation_after_a_function(source, following, cut):
     assert found(f"{source}\n\n\n{second}") == ast.dump(ast.parse(source).body[0])
 
 
+FRAGMENTS = [
+    "def aux(x):",
+    "    return x",
+    "return ((",
+    '"""',
+    "'''",
+    "```",
+    "@x",
+    "import",
+    "from",
+]
+FRAGMENTS += ["from a import (", "\\", "\0", "\ud800", "class A:", "  def f(x):", "\t", "#", "("]
+FRAGMENTS += ["if x:", "else", "elif y:", "async def f(", "f'{", "lambda:", "\x0c", "\r", "x = ("]
 ANY_TEXT = st.one_of(
     st.text(st.characters(), max_size=300),  # lone surrogates and NUL included
     st.lists(
-        st.sampled_from(
-            ["def aux(x):", "    return x", "return ((", '"""', "'''", "```", "@x", "import", "from"]
-            + ["from a import (", "\\", "\0", "\ud800", "class A:", "  def f(x):", "\t", "#", "("]
-            + ["if x:", "else", "elif y:", "async def f(", "f'{", "lambda:", "\x0c", "\r", "x = ("]
-        ),
+        st.sampled_from(FRAGMENTS),
         max_size=25,
     ).map("\n".join),
-)  # fmt: skip
+)
 
 
 @given(ANY_TEXT, ANY_TEXT)

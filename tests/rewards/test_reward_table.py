@@ -1,4 +1,4 @@
-"""Every HumanEval problem earns exactly what the table of docs/rewards says, variant by variant."""
+"""Every HumanEval problem earns exactly what the reward's table says, variant by variant."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ import ast
 import copy
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 from comlrl.types import JointAction, Task
 from rewards.code_rewards import CodeReward, execution_breakdowns_aux, execution_reward_aux
-
-DATA = Path(__file__).parents[2].parent / "shared" / "data" / "HumanEval.jsonl"
-needs_data = pytest.mark.skipif(not DATA.exists(), reason="HumanEval.jsonl is not on this machine")
 
 VARIANTS = {
     # main 0.6 + syntax 0.5 + tests 1.0; without a second agent there is no more to earn
@@ -97,11 +93,11 @@ def reward():
 
 
 @pytest.fixture(scope="module")
-def problems() -> list[Problem]:
-    return [Problem(json.loads(line)) for line in DATA.read_text().splitlines()]
+def problems(shared_data) -> list[Problem]:
+    lines = (shared_data / "HumanEval.jsonl").read_text().splitlines()
+    return [Problem(json.loads(line)) for line in lines]
 
 
-@needs_data
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_humaneval_problem(reward, problems, variant):
     assert len(problems) == 164
@@ -111,7 +107,6 @@ def test_every_humaneval_problem(reward, problems, variant):
     assert wrong == {}
 
 
-@needs_data
 def test_the_same_program_always_gets_the_same_score(problems):
     random = [p for p in problems if p.task.task_id in ("HumanEval/38", "HumanEval/50")]
     # right for a third of the strings: only a repeated draw gives a repeated score
