@@ -33,7 +33,7 @@ from rewards.checks import split_check
 from rewards.code_rewards import CodeReward
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "HumanEval.jsonl"
-ENDLESS = "def {name}(*values):\n    number = {number}\n    while True:\n        number += 1\n    return number\n"
+ENDLESS = "def loop(x):\n    while True:\n        x += {number}\n    return x\n"
 
 
 def load(path: Path) -> tuple[list[Task], list[str]]:
@@ -109,7 +109,7 @@ def compare(rounds: int, isolation: str) -> None:
 
 def loop_forever(count: int, timeout: float, isolation: str) -> None:
     task = Task("loop", "", "def check(f):\n" + "    assert f(1) == 1\n" * 7, "loop")
-    texts = [ENDLESS.format(name="loop", number=number) for number in range(count)]
+    texts = [ENDLESS.format(number=number) for number in range(count)]
     with CodeReward(timeout=timeout, isolation=isolation) as reward:
         reward.score([JointAction(task, ("def loop(x):\n    return x\n",))])
         took = seconds(lambda: reward.score([JointAction(task, (text,)) for text in texts]))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from comlrl.types import SyntaxProblem
-from rewards.extraction import UNPARSABLE, Extracted, Function, Import, extract, parse
+from rewards.extraction import UNPARSABLE, Function, Import, extract, parse
 
 PROGRAM_NAME = "<program>"  # the file name of the joint program, in tracebacks
 
@@ -45,22 +45,22 @@ def contribution(text: str, name: str, team: Sequence[str]) -> Contribution | No
     from this text.
     """
     extracted = extract(text)
-    own = extracted.function(name)
+    available = extracted.by_name()
+    own = available.get(name)
     if own is None:
         return None
     if len(extracted.functions) == 1 and not extracted.imports:
         return Contribution(own, (), own.source)
-    needed, names = _closure(own, extracted, frozenset(team))
+    needed, names = _closure(own, available, frozenset(team))
     imports = tuple(i.source for i in extracted.imports if _is_needed(i, names))
     parts = [function.source for function in (*needed, own)]
     return Contribution(own, imports, "\n\n\n".join(parts))
 
 
 def _closure(
-    own: Function, extracted: Extracted, team: frozenset[str]
+    own: Function, available: dict[str, Function], team: frozenset[str]
 ) -> tuple[list[Function], set[str]]:
     """The functions that ``own`` needs, in the text's order, and all names they mention."""
-    available = {f.name: f for f in extracted.functions if f is extracted.function(f.name)}
     names: set[str] = set()
     taken, pending = {own.name}, [own]
     while pending:

@@ -96,6 +96,8 @@ class CodeReward:
         self._compile = lru_cache(maxsize=CACHED)(compile_program)
         self._preamble = lru_cache(maxsize=CACHED)(preamble)
         self._outcomes: dict[Job, tuple[TestOutcome, ...]] = {}
+        if isolation != "auto":
+            self._pool.isolation  # noqa: B018  refuses at the door what this machine cannot do
 
     @property
     def isolation(self) -> str:

@@ -30,6 +30,10 @@ class Function:
     returns: bool  # it holds a ``return`` of something
     node: ast.FunctionDef | ast.AsyncFunctionDef | None  # None: the block does not parse
 
+    @property
+    def rank(self) -> tuple[bool, bool]:
+        return self.returns, self.node is not None
+
     def names(self) -> frozenset[str]:
         """Identifiers that it mentions."""
         if self.node is None:
@@ -56,17 +60,17 @@ class Extracted:
     functions: tuple[Function, ...]
     imports: tuple[Import, ...]
 
-    def function(self, name: str) -> Function | None:
-        """The function of that name: of several, the last complete one that returns something.
+    def by_name(self) -> dict[str, Function]:
+        """Of functions of one name, the last complete one that returns something.
 
         A repetition that was cut off does not replace the finished function before it.
         """
-        found = [f for f in self.functions if f.name == name]
-        return max(
-            reversed(found),
-            key=lambda f: 2 * f.returns + (f.node is not None),
-            default=None,
-        )
+        best: dict[str, Function] = {}
+        for function in self.functions:
+            known = best.get(function.name)
+            if known is None or function.rank >= known.rank:
+                best[function.name] = function
+        return best
 
 
 def parse(source: str) -> ast.Module | None:

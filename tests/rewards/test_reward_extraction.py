@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -33,7 +32,7 @@ FUNCTIONS = {
 
 def found(text: str, name: str = "aux") -> str | None:
     """The syntax tree of the function found, as text."""
-    function = extract(text).function(name)
+    function = extract(text).by_name().get(name)
     if function is None or function.node is None:
         return None
     assert function.returns
@@ -157,11 +156,10 @@ def test_nothing_raises(first, second):
     ],
     ids=range(20),
 )
-def test_hostile_texts_are_read_in_time(text):
-    start = time.perf_counter()
+@pytest.mark.timeout(60)  # a quadratic reading takes minutes
+def test_hostile_texts_are_read(text):
     part = contribution(text, "aux", ("aux", "f"))
     compile_program(join(((), ""), [part]))
-    assert time.perf_counter() - start < 10.0  # a quadratic reading takes minutes
 
 
 def returns(text: str) -> bool:
@@ -184,11 +182,11 @@ def test_level_one_is_judged_on_the_text():
 
 def test_of_several_definitions_the_last_finished_one_counts():
     first, second = "def aux(x):\n    return 1\n", "def aux(x):\n    return 2\n"
-    assert "return 2" in extract(first + second).function("aux").source
-    assert "return 2" in extract(f"{first}prose!\n{second}").function("aux").source
-    assert "return 1" in extract(f"{first}\ndef aux(x):\n    return (").function("aux").source
+    assert "return 2" in extract(first + second).by_name()["aux"].source
+    assert "return 2" in extract(f"{first}prose!\n{second}").by_name()["aux"].source
+    assert "return 1" in extract(f"{first}\ndef aux(x):\n    return (").by_name()["aux"].source
     assert (
-        "return 1" in extract(f"{first}\ndef aux(x):\n    pass\nmore prose").function("aux").source
+        "return 1" in extract(f"{first}\ndef aux(x):\n    pass\nmore prose").by_name()["aux"].source
     )
 
 
@@ -208,7 +206,7 @@ def test_needed_functions_and_imports_come_along():
 
 
 def use(source: str, helpers=("aux",)):
-    return main_use(extract(source).function("f"), helpers)
+    return main_use(extract(source).by_name()["f"], helpers)
 
 
 def test_calls():
