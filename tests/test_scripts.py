@@ -1,0 +1,128 @@
+"""The SLURM scripts: checked by shellcheck, and run against a stand-in for python and SLURM."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SCRIPTS = sorted((ROOT / "scripts").glob("*.sh"))
+PYTHON = """#!/bin/bash
+echo "$@" >> arguments
+trap 'echo saved >> arguments; exit 143' TERM
+for _ in $(seq "${STAND_IN_TENTHS:-0}"); do sleep 0.1; done
+"""
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_shellcheck() -> None:
+    assert len(SCRIPTS) >= 4
+    done = subprocess.run(["shellcheck", "-x", *SCRIPTS], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Path:
+    """A repository whose python, and a SLURM whose scontrol and srun, write down what they hear."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    tools = {
+        ".venv/bin/python": PYTHON,
+        "bin/scontrol": '#!/bin/bash\nif [[ $1 == show ]]; then printf "%s\\n" n1 n2; else echo '
+        '"scontrol $*" >> arguments; fi\n',
+        "bin/srun": '#!/bin/bash\n[[ $1 == --kill-on-bad-exit=1 ]] && shift\nexec "$@"\n',
+    }
+    for name, text in tools.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    return tmp_path
+
+
+def start(cluster: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    script, *rest = arguments
+    return subprocess.Popen(
+        [str(cluster / "scripts" / script), *rest], cwd=cluster, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env=os.environ | {
+            "PATH": f"{cluster}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "77",
+            "SLURM_SUBMIT_DIR": str(cluster),
+        } | environment,
+    )  # fmt: skip
+
+
+def heard(cluster: Path) -> list[str]:
+    return (cluster / "arguments").read_text().splitlines()
+
+
+def test_one_machine(cluster: Path) -> None:
+    run = start(
+        cluster, "slurm_train.sh", "magrpo", "c.yaml", "runs/a", "seed=7", SLURM_GPUS_ON_NODE="4"
+    )
+    said, _ = run.communicate(timeout=30)
+    assert run.returncode == 0, said
+    assert heard(cluster) == [
+        "-m torch.distributed.run --standalone --nproc_per_node 4 train_magrpo.py "
+        "--config c.yaml --resume --override output.dir=runs/a seed=7"
+    ]
+
+
+def test_several_machines(cluster: Path) -> None:
+    nodes = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "8"}
+    run = start(cluster, "slurm_multinode.sh", "ppo", "c.yaml", "runs/a", **nodes)
+    said, _ = run.communicate(timeout=30)
+    assert run.returncode == 0, said
+    (line,) = heard(cluster)
+    assert "--nnodes 2 --nproc_per_node 8 --rdzv_id 77" in line
+    assert "--rdzv_endpoint n1:20077 train_ppo.py --config c.yaml --resume" in line
+
+
+def test_an_array_task_runs_its_line(cluster: Path) -> None:
+    (cluster / "lines").write_text("seed=1 ppo.clip_range=0.1\nseed=2 ppo.clip_range=[1,2]\n")
+    arguments = ("slurm_array.sh", "ppo", "c.yaml", "lines", "runs/s")
+    run = start(cluster, *arguments, SLURM_ARRAY_TASK_ID="2")
+    said, _ = run.communicate(timeout=30)
+    assert run.returncode == 0, said
+    assert heard(cluster) == [
+        "train_ppo.py --config c.yaml --resume --override seed=2 ppo.clip_range=[1,2] "
+        "output.dir=runs/s/2"
+    ]
+    run = start(cluster, *arguments, SLURM_ARRAY_TASK_ID="3")
+    said, _ = run.communicate(timeout=30)
+    assert run.returncode == 2 and "no line 3" in said
+
+
+@pytest.mark.parametrize(("number", "requeued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
+def test_warned_it_saves_and_goes_back_into_the_queue(
+    cluster: Path, number: int, requeued: bool
+) -> None:
+    run = start(cluster, "slurm_train.sh", "magrpo", "c.yaml", "runs/a", STAND_IN_TENTHS="300")
+    while not (cluster / "arguments").exists():
+        time.sleep(0.02)
+    time.sleep(0.3)  # the stand-in sets its trap behind its first line
+    run.send_signal(number)
+    said, _ = run.communicate(timeout=30)
+    assert run.returncode == 143, said
+    assert heard(cluster)[1:] == ["saved", *(["scontrol requeue 77"] if requeued else [])]
+
+
+def test_a_run_that_fails_is_not_put_back(cluster: Path) -> None:
+    python = cluster / ".venv/bin/python"
+    python.write_text("#!/bin/bash\necho failed >> arguments\nexit 2\n")
+    run = start(cluster, "slurm_train.sh", "magrpo", "c.yaml", "runs/a")
+    run.communicate(timeout=30)
+    assert run.returncode == 2
+    assert heard(cluster) == ["failed"]
+
+
+@pytest.mark.parametrize("script", ["slurm_train.sh", "slurm_multinode.sh", "slurm_array.sh"])
+def test_usage(cluster: Path, script: str) -> None:
+    run = start(cluster, script)
+    said, _ = run.communicate(timeout=30)
+    assert run.returncode == 2 and said.startswith("usage: sbatch")
