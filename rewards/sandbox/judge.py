@@ -17,7 +17,7 @@ import struct
 import time
 from typing import Any
 
-from rewards.sandbox.launch import Limits, Sandbox
+from rewards.sandbox.launch import Limits, Sandbox, remove_tree
 from rewards.sandbox.stand_in import (
     MAX_TIMEOUTS,
     SHORT,
@@ -164,10 +164,10 @@ class _Run:
 class Judge:
     """A sandbox that is replaced when it ends, and the tests that run against it."""
 
-    def __init__(self, level: str, limits: Limits) -> None:
-        self.level, self.limits = level, limits
+    def __init__(self, level: str, limits: Limits, directory: str) -> None:
+        self.level, self.limits, self.directory = level, limits, directory
         self.clock = Clock(limits.timeout)
-        self.sandbox = Sandbox(level, limits)
+        self.sandbox = Sandbox(level, limits, directory)
 
     def run(self, request: tuple[bytes, str, str, str]) -> list[Outcome]:
         """A program's outcomes; a sandbox that ended is replaced and the program run once more."""
@@ -178,7 +178,7 @@ class Judge:
             except SandboxGone:
                 self.clock.stop()
             self.sandbox.close()
-            self.sandbox = Sandbox(self.level, self.limits)
+            self.sandbox = Sandbox(self.level, self.limits, self.directory)
         _, preamble, test, entry_point = request
         tests = [step for step in suite(preamble, test, entry_point).steps if step.is_test]
         message = "the program ended the sandbox"
@@ -206,10 +206,11 @@ def _read(connection: socket.socket, size: int) -> bytes | None:
     return data
 
 
-def main(level: str, timeout: float, memory_mb: int) -> None:
+def main(level: str, timeout: float, memory_mb: int, directory: str) -> None:
     """What the trainer's pool starts, with its socket as stdin."""
     connection = socket.socket(fileno=os.dup(0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    judge = Judge(level, Limits(timeout, memory_mb))
+    judge = Judge(level, Limits(timeout, memory_mb), directory)
     connection.sendall(b"R")
     serve(connection, judge)
+    remove_tree(directory)  # the trainer may be gone

@@ -24,6 +24,7 @@ LEVELS = ("bubblewrap", "unshare", "limits")  # best first
 CHOICES = ("auto", "namespaces", *LEVELS)
 START_SECONDS = 30.0
 KILL_SECONDS = 10.0  # for the end of a program's processes and files
+PREFIX = "comlrl-sandbox-"  # of directories for temporary files
 _DEVICES = ["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"]
 _LIBRARIES = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"]
 _MODULES = ("wire", "confine", "candidate")  # of this package, handed over as source
@@ -45,9 +46,9 @@ class Limits:
 class Sandbox:
     """The sandboxed process and the control socket to it. Raises SandboxError at the start."""
 
-    def __init__(self, level: str, limits: Limits) -> None:
+    def __init__(self, level: str, limits: Limits, parent: str | None = None) -> None:
         self.level = level
-        self.directory = tempfile.mkdtemp(prefix="comlrl-sandbox-")
+        self.directory = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
         self.control, theirs = socket.socketpair()
         config = {
             "level": level,
@@ -73,7 +74,7 @@ class Sandbox:
             )
         except OSError as error:
             self.control.close()
-            shutil.rmtree(self.directory, ignore_errors=True)
+            remove_tree(self.directory)
             raise SandboxError(f"sandbox.isolation: {level} does not start: {error}") from None
         finally:
             theirs.close()
@@ -143,9 +144,13 @@ class Sandbox:
         self.process.wait()
         if self.process.stderr is not None:
             self.process.stderr.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
-        if os.path.exists(self.directory):  # deeper than rmtree can go
-            subprocess.run(["rm", "-rf", self.directory], check=False, stderr=subprocess.DEVNULL)
+        remove_tree(self.directory)
+
+
+def remove_tree(directory: str) -> None:
+    """Removes a scratch, however deep and whatever its modes."""
+    for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
+        subprocess.run([*command, "--", directory], check=False, stderr=subprocess.DEVNULL)
 
 
 def visible_paths() -> list[str]:

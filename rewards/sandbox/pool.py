@@ -10,6 +10,7 @@ import selectors
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections import deque
@@ -20,7 +21,14 @@ from pathlib import Path
 from comlrl.types import TestOutcome
 from rewards.checks import split_check
 from rewards.sandbox.judge import LENGTH
-from rewards.sandbox.launch import START_SECONDS, SandboxError, choose, failure
+from rewards.sandbox.launch import (
+    PREFIX,
+    START_SECONDS,
+    SandboxError,
+    choose,
+    failure,
+    remove_tree,
+)
 
 IN_FLIGHT = 2  # programs handed to a judge: the one that runs and the next
 SPARE_SECONDS = 60.0  # beyond all its timeouts, after which a silent judge is given up
@@ -42,7 +50,9 @@ class _Worker:
 
     def __init__(self, level: str, timeout: float, memory_mb: int) -> None:
         self.connection, theirs = socket.socketpair()
-        arguments = f"{level!r}, {timeout!r}, {memory_mb!r}"
+        self.directory = tempfile.mkdtemp(prefix=PREFIX)
+        os.chmod(self.directory, 0o711)  # the sandbox's own user goes through it
+        arguments = f"{level!r}, {timeout!r}, {memory_mb!r}, {self.directory!r}"
         program = f"import sys; sys.path.append({str(_ROOT)!r}); "
         program += f"from rewards.sandbox import judge; judge.main({arguments})"
         environment = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
@@ -104,6 +114,8 @@ class _Worker:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        if os.path.exists(self.directory):
+            remove_tree(self.directory)
 
 
 class Pool:

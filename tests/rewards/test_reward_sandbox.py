@@ -492,3 +492,16 @@ sandbox.close()
     if "SyntaxError" in done.stderr or "Permission denied: '/" in done.stderr:
         pytest.skip("the system's Python is too old, or the repository is out of its reach")
     assert "status 0" in done.stdout, done.stderr
+
+
+def test_no_directory_is_left(tmp_path, monkeypatch):
+    """Neither of a closed worker, nor of one that was killed, nor however deep."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    deep = "import os\ndef f(x):\n    for _ in range(3000):\n        os.mkdir('d'); os.chdir('d')\n"
+    deep += "    os.chmod('.', 0)\n    return x * x\n"
+    with CodeReward(workers=2, isolation="limits") as reward:
+        assert reward.score(actions(deep, *squares(3)))[3].value == pytest.approx(2.1)
+        os.kill(reward._pool._workers[0].process.pid, signal.SIGKILL)
+        assert reward.score(actions(*squares(6)))[5].value == pytest.approx(2.1)
+        assert list(tmp_path.iterdir()) != []
+    assert list(tmp_path.iterdir()) == []
