@@ -261,6 +261,7 @@ class Loop:
     def _log(self, phase: Any, metrics: Mapping[str, float], trees: Sequence[Tree]) -> None:
         counters = self.counters
         counters.logged += 1
+        metrics = {**metrics, "training_step": float(counters.steps)}
         record = LogRecord(counters.env_steps, counters.updates, counters.epoch, phase, metrics)
         self.logger.log(record)
         if trees:

@@ -129,7 +129,7 @@ def test_a_whole_run(whole):
     facts = json.loads((whole / "reward_model/reward_model.json").read_text())
     summary = json.loads((whole / "preferences_summary.json").read_text())
     assert lines[0]["metrics"]["reward_model/accuracy"] == facts["accuracy"]
-    assert summary["reward_model"]["accuracy"] == facts["accuracy"]
+    assert summary["reward_model_accuracy"] == facts["accuracy"]
     assert facts["base"] == "builtin:tiny-coder"
     # Candidates and online joint actions are environment steps: 24 · 4, then 4 tasks · G = 2.
     assert [line["step"] for line in lines if line["phase"] == "train"] == [96, 104, 112]

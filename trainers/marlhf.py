@@ -160,8 +160,8 @@ class MARLHFTrainer:
         }
         env_steps = self.loop.counters.env_steps
         self.loop.logger.log(LogRecord(env_steps, 0, 0, "train", metrics))
+        summary["reward_model_accuracy"] = facts.accuracy
         summary["reward_model"] = {
-            "accuracy": facts.accuracy,
             "loss": facts.loss,
             "pairs": facts.pairs,
             "held_out_pairs": facts.held_out_pairs,
