@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -20,6 +21,7 @@ from comlrl.batching import Row
 from comlrl.generation import order
 from comlrl.losses import clipped_policy, k3_kl
 from comlrl.types import Node, Task, TokenBatch, Tree
+from comlrl.update import AgentOptimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +48,17 @@ class Chains:
         )
 
     def rows(
-        self, agent: int, weight_T: Sequence[float], number: Callable[[int], int] = lambda c: c
+        self, agent: int, weight_T: Sequence[float], number_C: Sequence[int] | None = None
     ) -> list[Row]:
         """For each state the agent's row: its completions, weighted by the turn's ``weight_T``
-        and numbered ``number(c)``."""
+        and numbered ``number_C`` (None: as their joint actions)."""
+        number_C = number_C or range(len(self.reward_C))
         rows = []
         for node, actions in zip(self.nodes_S, self.actions_S, strict=True):
             turn = node.agents_N[agent]
             ids = tuple(completion.token_ids for completion in turn.completions_G)
             weights = (weight_T[node.turn - 1],) * len(ids)
-            rows.append(Row(turn.prompt_ids, ids, weights, tuple(number(c) for c in actions)))
+            rows.append(Row(turn.prompt_ids, ids, weights, tuple(number_C[c] for c in actions)))
         return rows
 
 
@@ -213,6 +216,51 @@ def minibatches(own: int, size: int | None, key: tuple) -> list[list[int]]:
     count = 1 if size is None else max(1, math.ceil(total / size))
     shuffled = order((*key, distributed.rank()), own)
     return [shuffled[own * i // count : own * (i + 1) // count] for i in range(count)]
+
+
+def extremes(values: torch.Tensor) -> tuple[float, float]:
+    """Smallest and largest over all processes' values; (0, 0) where there are none."""
+    own = values.detach().flatten().tolist()
+    parts = distributed.everyone((min(own), max(own)) if own else ())
+    ends = [end for part in parts for end in part]
+    return (min(ends), max(ends)) if ends else (0.0, 0.0)
+
+
+def optimizer_of(
+    section: Any,
+    parameters: Iterable[torch.nn.Parameter],
+    learning_rate: float,
+    steps: int | None,
+    *,
+    whole: bool = False,
+) -> AgentOptimizer:
+    """An optimizer with the section's schedule over ``steps`` training steps (None: unknown).
+
+    ``whole``: one update an epoch instead of one a minibatch. A chain that ends early makes fewer
+    updates, so that the schedule's end may be just out of reach.
+    """
+    nodes = section.batch_size * (1 + (section.num_turns - 1) * section.num_generations)
+    size = nodes if whole else section.train_batch_size or nodes
+    updates = section.ppo_epochs * math.ceil(nodes / size)
+    return AgentOptimizer(
+        list(parameters),
+        learning_rate,
+        max_grad_norm=section.max_grad_norm,
+        schedule=section.lr_scheduler,
+        warmup=section.warmup_steps,
+        total=None if steps is None else steps * updates,
+    )
+
+
+def pace(started: float, grown: float, ended: float, scored: int, tokens: int) -> dict[str, float]:
+    """Throughput of a step, and where its wall time went; all times in seconds."""
+    seconds = ended - started
+    return {
+        "joint_actions_per_second": scored / seconds,
+        "tokens_per_second": tokens / seconds,
+        "time/rollout_share": (grown - started) / seconds,
+        "time/update_share": (ended - grown) / seconds,
+    }
 
 
 @dataclass

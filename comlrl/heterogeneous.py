@@ -50,8 +50,8 @@ class HeterogeneousLayer(nn.Module):
 class LatentEncoder(nn.Module):
     """Reading and memory → latent, shared by all agents.
 
-        p_i = projection(LN(o_i)),   (μ_i, σ_i) = LatentNet(p_i, h_i^{t−1}),   σ = softplus + 1e−5
-        h_i^t = GRU(p_i, h_i^{t−1}), zeros before turn 1
+    p_i = projection(LN(o_i)),   (μ_i, σ_i) = LatentNet(p_i, h_i^{t−1}),   σ = softplus + 1e−5
+    h_i^t = GRU(p_i, h_i^{t−1}), zeros before turn 1
     """
 
     def __init__(self, width: int, hidden: int, latent_dim: int) -> None:
@@ -66,7 +66,7 @@ class LatentEncoder(nn.Module):
             nn.Linear(hidden, 2 * latent_dim),
         )  # fmt: skip
         with torch.no_grad():  # σ starts near 0.13: what is read outweighs chance
-            self.latent_net[-1].bias[latent_dim:] = -2.0  # type: ignore[index, union-attr]
+            self.latent_net[-1].bias[latent_dim:] = -2.0  # type: ignore[operator]
 
     def forward(
         self, observation_XD: torch.Tensor, memory_XH: torch.Tensor

@@ -41,6 +41,8 @@ from comlrl.actor_critic import (
     explained_variance,
     minibatches,
     moments,
+    optimizer_of,
+    pace,
     standardized,
     surrogate,
     token_advantages,
@@ -54,7 +56,7 @@ from comlrl.policy import action_logprobs
 from comlrl.rollout import Rollout, Shape
 from comlrl.team import Agent, Team
 from comlrl.types import Sampling, TokenBatch, Tree
-from comlrl.update import AgentOptimizer, NonFiniteError, accumulate, explained, micro_batches
+from comlrl.update import NonFiniteError, accumulate, explained, micro_batches
 from trainers.configs import PPOConfig
 
 __all__ = ["PPOConfig", "PPOTrainer"]
@@ -95,10 +97,13 @@ class PPOTrainer:
             torch.manual_seed(rollout.seed)
             self.critics = self._critics()
         self.optimizers = [
-            self._optimizer(agent.parameters(), section.learning_rate) for agent in team.agents
+            optimizer_of(section, agent.parameters(), section.learning_rate, loop.total_steps)
+            for agent in team.agents
         ]
         self.critic_optimizers = [
-            self._optimizer(list(critic.parameters()), section.value_learning_rate)
+            optimizer_of(
+                section, critic.parameters(), section.value_learning_rate, loop.total_steps
+            )
             for critic in self.critics
         ]
 
@@ -113,21 +118,6 @@ class PPOTrainer:
     @property
     def _centralized(self) -> bool:
         return self.section.critic == "centralized"
-
-    def _optimizer(
-        self, parameters: Sequence[torch.nn.Parameter], learning_rate: float
-    ) -> AgentOptimizer:
-        section, total = self.section, self.loop.total_steps
-        nodes = section.batch_size * (1 + (section.num_turns - 1) * section.num_generations)
-        updates = section.ppo_epochs * -(-nodes // min(nodes, section.train_batch_size or nodes))
-        return AgentOptimizer(
-            parameters,
-            learning_rate,
-            max_grad_norm=section.max_grad_norm,
-            schedule=section.lr_scheduler,
-            warmup=section.warmup_steps,
-            total=None if total is None else total * updates,
-        )
 
     def train(self) -> None:
         for step in self.loop.steps(self):
@@ -154,13 +144,8 @@ class PPOTrainer:
             tokens=tokens,
             metrics=self.tree_metrics(everyone)
             | metrics
-            | {
-                "learning_rate": self.optimizers[0].learning_rate,
-                "joint_actions_per_second": scored / (ended - started),
-                "tokens_per_second": tokens / (ended - started),
-                "time/rollout_share": (grown - started) / (ended - started),
-                "time/update_share": (ended - grown) / (ended - started),
-            },
+            | pace(started, grown, ended, scored, tokens)
+            | {"learning_rate": self.optimizers[0].learning_rate},
             trees=everyone,
         )
 

@@ -26,7 +26,6 @@ gradient: it needs a batch. Where ``entropy_coef`` is 0 the logged entropy is th
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,8 +41,11 @@ from comlrl.actor_critic import (
     Stats,
     chains_of,
     explained_variance,
+    extremes,
     minibatches,
     moments,
+    optimizer_of,
+    pace,
     standardized,
     surrogate,
     turn_advantages,
@@ -51,6 +53,7 @@ from comlrl.actor_critic import (
 from comlrl.batching import Row
 from comlrl.critic import TeamCritic
 from comlrl.heterogeneous import InferenceNet, LatentSampler, frozen
+from comlrl.latent_log import LatentLog
 from comlrl.loop import Loop, Step
 from comlrl.losses import (
     clipped_value,
@@ -61,11 +64,10 @@ from comlrl.losses import (
     latent_loss,
 )
 from comlrl.policy import ActionLogprobs, action_logprobs
-from comlrl.prompts import helper_names
 from comlrl.rollout import Rollout, Shape
 from comlrl.team import Team
 from comlrl.types import Sampling, TokenBatch, Tree
-from comlrl.update import AgentOptimizer, NonFiniteError, accumulate, explained, micro_batches
+from comlrl.update import NonFiniteError, accumulate, explained, micro_batches
 from trainers.configs import SHPPOConfig
 
 __all__ = ["SHPPOConfig", "SHPPOTrainer"]
@@ -109,6 +111,7 @@ class SHPPOTrainer:
         self.rollout, self.loop, self.sampling = rollout, loop, sampling
         self.tree_metrics, self.save_to = tree_metrics, save_to
         self.policy, self.agent = sampler.policy, team.agents[0]
+        self.latent_log = LatentLog(loop.run_dir)
         self.shape = Shape(
             section.num_agents,
             section.num_turns,
@@ -124,35 +127,24 @@ class SHPPOTrainer:
             self.inference = InferenceNet(sizes["width"], sizes["hidden"], sizes["latent_dim"])
         self.inference.to(self.agent.device)
         actor = [*self.agent.parameters(), *self.policy.layer.parameters()]
+        encoder, steps = self.policy.encoder, loop.total_steps
         self.optimizers = {
-            "actor": self._optimizer(actor, section.learning_rate),
-            "critic": self._optimizer(self.critic.parameters(), section.value_learning_rate),
-            "encoder": self._optimizer(
-                self.policy.encoder.parameters(), section.latent_learning_rate, minibatches=False
+            "actor": optimizer_of(section, actor, section.learning_rate, steps),
+            "critic": optimizer_of(
+                section, self.critic.parameters(), section.value_learning_rate, steps
             ),
-            "inference": self._optimizer(
-                self.inference.parameters(), section.inference_learning_rate, minibatches=False
+            "encoder": optimizer_of(
+                section, encoder.parameters(), section.latent_learning_rate, steps, whole=True
             ),
-        }
-
-    def _optimizer(
-        self, parameters: Any, learning_rate: float, minibatches: bool = True
-    ) -> AgentOptimizer:
-        section, total = self.section, self.loop.total_steps
-        nodes = section.batch_size * (1 + (section.num_turns - 1) * section.num_generations)
-        size = min(nodes, section.train_batch_size or nodes) if minibatches else nodes
-        return AgentOptimizer(
-            list(parameters),
-            learning_rate,
-            max_grad_norm=section.max_grad_norm,
-            schedule=section.lr_scheduler,
-            warmup=section.warmup_steps,
-            total=None if total is None else total * section.ppo_epochs * -(-nodes // size),
-        )
+            "inference": optimizer_of(
+                section, self.inference.parameters(), section.inference_learning_rate, steps,
+                whole=True,
+            ),
+        }  # fmt: skip
 
     def train(self) -> None:
-        if self.loop.counters.steps == 0 and distributed.is_main():
-            self._latent_file.unlink(missing_ok=True)
+        if self.loop.counters.steps == 0:
+            self.latent_log.start()
         for step in self.loop.steps(self):
             self._step(step)
         if self.save_to is not None and distributed.is_main():
@@ -181,17 +173,13 @@ class SHPPOTrainer:
             tokens=tokens,
             metrics=self.tree_metrics(everyone)
             | metrics
-            | {
-                "learning_rate": self.optimizers["actor"].learning_rate,
-                "joint_actions_per_second": scored / (ended - started),
-                "tokens_per_second": tokens / (ended - started),
-                "time/rollout_share": (grown - started) / (ended - started),
-                "time/update_share": (ended - grown) / (ended - started),
-            },
+            | pace(started, grown, ended, scored, tokens)
+            | {"learning_rate": self.optimizers["actor"].learning_rate},
             trees=everyone,
         )
         if step.index % self.section.logging_steps == 0:
-            self._log_latents(samples)
+            env_steps = self.loop.counters.env_steps
+            self.latent_log.write(env_steps, samples.chains.nodes_S, samples.mu_SNK)
 
     @torch.no_grad()
     def _credited(self, chains: Chains, step: int) -> Samples:
@@ -214,20 +202,12 @@ class SHPPOTrainer:
         advantage_C, return_C = turn_advantages(
             chains, value_S, self.section.discount, self.section.gae_lambda
         )
+        state_C = torch.tensor(chains.state_C, dtype=torch.long, device=device)
+        epsilon, latent = (stack(n, sizes["latent_dim"]) for n in ("epsilon_K", "latent_K"))
         return Samples(
-            chains,
-            observation_SND,
-            stack("epsilon_K", sizes["latent_dim"]),
-            stack("latent_K", sizes["latent_dim"]),
-            mu_SNK,
-            sigma_SNK,
-            torch.tensor(chains.state_C, dtype=torch.long, device=device),
-            value_S,
-            advantage_C,
-            return_C,
-            PerToken(),
-            PerToken(),
-        )
+            chains, observation_SND, epsilon, latent, mu_SNK, sigma_SNK, state_C,
+            value_S, advantage_C, return_C, PerToken(), PerToken(),
+        )  # fmt: skip
 
     @property
     def _agents(self) -> int:
@@ -269,10 +249,10 @@ class SHPPOTrainer:
 
     def _rows(self, chains: Chains) -> list[list[Row]]:
         """The rows of all agents, state by state; completions are numbered c · N + agent."""
-        of_agents = [
-            chains.rows(i, self.weight_T, lambda c, i=i: c * self._agents + i)
-            for i in range(self._agents)
-        ]
+        of_agents = []
+        for i in range(self._agents):
+            numbers = range(i, len(chains.reward_C) * self._agents, self._agents)
+            of_agents.append(chains.rows(i, self.weight_T, numbers))
         return [list(rows) for rows in zip(*of_agents, strict=True)]
 
     def _logprobs(self, samples: Samples, batch: TokenBatch) -> ActionLogprobs:
@@ -377,7 +357,7 @@ class SHPPOTrainer:
             value_S = self.inference(samples.observation_SND, mu_SNK, sigma_SNK)
         distance_SP = latent_distances(mu_SNK + sigma_SNK * samples.epsilon_SNK)
         entropy_S = latent_entropy(sigma_SNK)
-        diversity_S = latent_diversity(distance_SP, *_extremes(distance_SP))
+        diversity_S = latent_diversity(distance_SP, *extremes(distance_SP))
         loss_S = latent_loss(value_S, entropy_S, diversity_S, section.lambda_e, section.lambda_d)
         parts = {"value": value_S, "entropy": entropy_S, "distance": diversity_S}
         said = {f"latent/{name}": moments(part.detach())[1] for name, part in parts.items()}
@@ -397,28 +377,6 @@ class SHPPOTrainer:
         (loss_X.sum() / count).backward()
         optimizer.step()
         return sum(part for _, part in everyone) / count
-
-    @property
-    def _latent_file(self) -> Path:
-        return self.loop.run_dir / "latents.jsonl"
-
-    def _log_latents(self, samples: Samples) -> None:
-        """A line for each agent at each state: the mean of its latent, for the report."""
-        roles = (*helper_names(self._agents), "main")
-        own = [
-            {
-                "step": self.loop.counters.env_steps,
-                "turn": node.turn,
-                "role": role,
-                "mu": [round(x, 5) for x in mu_K],
-            }
-            for node, mu_NK in zip(samples.chains.nodes_S, samples.mu_SNK.tolist(), strict=True)
-            for role, mu_K in zip(roles, mu_NK, strict=True)
-        ]
-        lines = [line for part in distributed.everyone(own) for line in part]
-        if distributed.is_main():
-            with self._latent_file.open("a") as file:
-                file.writelines(json.dumps(line) + "\n" for line in lines)
 
     def state(self) -> dict[str, Any]:
         return {}
@@ -444,19 +402,4 @@ class SHPPOTrainer:
         self.inference.load_state_dict(tensors["inference"])
         for name, optimizer in self.optimizers.items():
             optimizer.load_tensors(tensors[f"{name}_optimizer"])
-        if distributed.is_main() and self._latent_file.exists():
-            self._drop_latents_after(self.loop.counters.env_steps)
-
-    def _drop_latents_after(self, env_steps: int) -> None:
-        lines = self._latent_file.read_text().splitlines(keepends=True)
-        kept = [s for s in lines if s.endswith("\n") and json.loads(s)["step"] <= env_steps]
-        self._latent_file.write_text("".join(kept))
-
-
-def _extremes(distance_SP: torch.Tensor) -> tuple[float, float]:
-    """Smallest and largest over all processes; (0, 0) where there is none."""
-    own = distance_SP.detach().flatten().tolist()
-    everyone = [
-        d for part in distributed.everyone((min(own), max(own)) if own else ()) for d in part
-    ]
-    return (min(everyone), max(everyone)) if everyone else (0.0, 0.0)
+        self.latent_log.keep_until(self.loop.counters.env_steps)

@@ -1,0 +1,256 @@
+"""PPO and MAPPO on tiny models: ratios, credit, critics, KL, resuming, learning."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from comlrl import checkpoint
+from comlrl.actor_critic import chains_of
+from comlrl.batching import pack
+from comlrl.critic import TeamCritic, TokenCritic, observations
+from comlrl.policy import action_logprobs
+from tests.actor_critic import build, share_of_letters
+from tests.tiny_models import prompt, team
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def last(trainer):
+    return trainer.loop.logger.metrics()[-1]
+
+
+def weights(trainer):
+    return {
+        f"{part}.{name}": value.clone()
+        for part, tensors in trainer.state_tensors().items()
+        for name, value in tensors.items()
+    }
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2", "mistral"])
+@pytest.mark.parametrize("critic", ["independent", "centralized"])
+def test_first_ratios_are_exactly_one(kind, critic, tmp_path):
+    """One epoch of one minibatch: no update lies between the old and the new pass."""
+    trainer = build(
+        "ppo", tmp_path, share_of_letters, kind=kind, num_agents=2, critic=critic, num_turns=2,
+        ppo_epochs=1, max_steps=2, learning_rate=1e-2,
+    )  # fmt: skip
+    trainer.train()
+    for metrics in trainer.loop.logger.metrics():
+        assert metrics["ratio_max"] == 1.0
+        assert metrics["approx_kl"] == 0.0
+        assert metrics["clip_fraction"] == 0.0
+
+
+def test_later_minibatches_and_epochs_leave_ratio_one(tmp_path):
+    trainer = build(
+        "ppo", tmp_path, share_of_letters, count=4, train_batch_size=2, ppo_epochs=3, max_steps=1,
+        learning_rate=1e-2,
+    )  # fmt: skip
+    trainer.train()
+    metrics = last(trainer)
+    assert metrics["ratio_max"] > 1.0
+    assert metrics["approx_kl"] > 0.0
+    assert metrics["ppo_epochs"] == 3
+    assert trainer.loop.counters.updates == 6  # 3 epochs of 2 minibatches
+
+
+def test_target_kl_ends_the_epochs(tmp_path):
+    trainer = build(
+        "ppo", tmp_path, share_of_letters, ppo_epochs=8, max_steps=1, learning_rate=5e-2,
+        target_kl=1e-4,
+    )  # fmt: skip
+    trainer.train()
+    # The first epoch's KL is 0 (one minibatch), the second's is above the target.
+    assert last(trainer)["ppo_epochs"] == 2
+
+
+def test_rollouts_are_chains_and_each_sample_is_counted(tmp_path):
+    trainer = build("ppo", tmp_path, share_of_letters, num_turns=3, max_steps=1)
+    trainer.train()
+    # 2 tasks · 3 samples · 3 turns
+    assert trainer.loop.counters.env_steps == 18
+    assert trainer.rollout.reward.scored == 18
+
+
+def test_the_value_heads_gradient_never_reaches_the_policy():
+    hidden = torch.randn(5, 8, requires_grad=True)
+    critic = TokenCritic(8)
+    assert critic(hidden).tolist() == [0.0] * 5  # starts by saying 0
+    torch.nn.init.ones_(critic.layers[-1].weight)
+    critic(hidden).sum().backward()
+    assert hidden.grad is None
+    assert all(p.grad is not None for p in critic.parameters())
+
+
+def test_a_team_critic_takes_any_number_of_agents_in_any_order():
+    critic = TeamCritic(8)
+    torch.nn.init.normal_(critic.together[-1].weight)
+    seen = torch.randn(3, 4, 8)
+    assert critic(seen[:, :2]).shape == critic(seen).shape == (3,)
+    torch.testing.assert_close(critic(seen), critic(seen[:, [2, 0, 3, 1]]))
+
+
+def test_observations_are_masked_means_whatever_the_batch():
+    agent = team("qwen2", dtype="float64").agents[0]
+    prompts = [prompt("ab"), prompt("a longer prompt than that"), prompt("xyz")]
+    found = observations(agent, prompts)
+    for index, ids in enumerate(prompts):
+        with torch.no_grad():
+            alone = agent.hidden(input_ids=torch.tensor([ids]), use_cache=False)[0].mean(0)
+        torch.testing.assert_close(found[index], alone.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_credit_of_a_step_is_what_the_equations_say(tmp_path):
+    """The trainer's advantages against a plain recomputation from the trees."""
+    trainer = build(
+        "ppo", tmp_path, share_of_letters, num_turns=2, kl_coef=0.3, normalize_advantages=False,
+        gamma_token=0.9, gae_lambda=0.8, discount=0.5, agent_model__torch_dtype="float64",
+    )  # fmt: skip
+    agent = trainer.team.agents[0]
+    for layer in trainer.critics[0].layers[-1:]:
+        torch.nn.init.normal_(layer.weight)
+    with torch.no_grad():
+        for parameter in agent.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    trees = trainer.rollout.grow(trainer.loop.tasks, trainer.shape, trainer.sampling, ("train", 1))
+    chains = chains_of(trees)
+    rows = chains.rows(0, trainer.weight_T)
+    before = trainer._measure(agent, [rows])
+    trainer._credit(chains, before, None)
+    for chain in chains.chains:
+        rewards, values, discounts = [], [], []
+        for c in chain:
+            row = next(row for row in rows if c in row.indices)
+            one = pack(
+                [type(row)(row.prompt_ids, (row.completions[row.indices.index(c)],), (1.0,), (c,))],
+                0,
+            )
+            with torch.no_grad():
+                said = action_logprobs(agent, one, 1.0)
+                with trainer.team.reference(0) as base:
+                    reference = action_logprobs(base, one, 1.0).logprob_A
+            penalty = 0.3 * (said.logprob_A - reference)
+            rewards += [-p for p in penalty.tolist()]
+            rewards[-1] += chains.reward_C[c]
+            values += trainer.critics[0](said.hidden_AD).tolist()
+            discounts += [0.9] * (len(penalty) - 1) + [0.5]
+        following = [*values[1:], 0.0]
+        deltas = [
+            r + d * f - v for r, d, f, v in zip(rewards, discounts, following, values, strict=True)
+        ]
+        expected = [
+            sum(
+                math.prod(0.8 * d for d in discounts[i:j]) * deltas[j]
+                for j in range(i, len(deltas))
+            )
+            for i in range(len(deltas))
+        ]
+        found = torch.cat([before.advantage.of_completion[c] for c in chain])
+        torch.testing.assert_close(
+            found.double(), torch.tensor(expected).double(), rtol=1e-4, atol=1e-5
+        )
+
+
+def test_centralized_credit_is_one_number_for_all_tokens_of_all_agents(tmp_path):
+    trainer = build(
+        "ppo", tmp_path, share_of_letters, num_agents=2, critic="centralized", num_turns=2,
+        normalize_advantages=False,
+    )  # fmt: skip
+    trees = trainer.rollout.grow(trainer.loop.tasks, trainer.shape, trainer.sampling, ("train", 1))
+    chains = chains_of(trees)
+    advantage_C = torch.arange(len(chains.reward_C)).float()
+    for index in range(2):
+        before = trainer._measure(
+            trainer.team.agents[index], [chains.rows(index, trainer.weight_T)]
+        )
+        trainer._credit(chains, before, advantage_C)
+        for c, tokens in before.advantage.of_completion.items():
+            assert tokens.tolist() == [float(c)] * len(before.logprob.of_completion[c])
+    assert not before.value.of_completion  # there are no value heads
+
+
+def test_kl_coef_goes_to_its_target(tmp_path):
+    trainer = build("ppo", tmp_path, share_of_letters, kl_coef=0.5, kl_target=0.1, kl_horizon=10)
+    trainer._adapt_kl({"kl": 0.11}, 5)  # error 0.1: 0.5 · (1 + 0.1 · 5 / 10)
+    assert trainer.kl_coef == pytest.approx(0.5 * 1.05)
+    trainer._adapt_kl({"kl": 9.0}, 5)  # clipped to 0.2
+    assert trainer.kl_coef == pytest.approx(0.5 * 1.05 * 1.1)
+    trainer._adapt_kl({"kl": 0.0}, 10)  # clipped to −0.2
+    assert trainer.kl_coef == pytest.approx(0.5 * 1.05 * 1.1 * 0.8)
+
+
+@pytest.mark.parametrize("critic", ["independent", "centralized"])
+def test_the_kl_leads_back_to_the_reference(critic, tmp_path):
+    """Nothing else is rewarded, and the policy starts away from the base."""
+    trainer = build(
+        "ppo", tmp_path, lambda texts: 0.0, critic=critic, kl_coef=1.0, max_steps=8, ppo_epochs=3,
+        learning_rate=3e-3, num_generations=48, max_new_tokens=8, value_learning_rate=1e-2,
+        value_clip_range=None, normalize_advantages=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in trainer.team.agents[0].parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    trainer.train()
+    # Of a whole completion: a policy may also pay less by saying less.
+    kl = [m["kl"] * m["completion_length_mean"] for m in trainer.loop.logger.metrics()]
+    assert kl[-1] < 0.75 * kl[0]
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "shppo"])
+def test_a_resumed_run_goes_on_to_the_same_bits(algorithm, tmp_path):
+    keys = {
+        "num_agents": 2, "num_turns": 2, "ppo_epochs": 2, "learning_rate": 1e-2, "kl_coef": 0.1,
+        "save_steps": 2,
+    }  # fmt: skip
+    keys |= {"kl_target": 0.01, "kl_horizon": 10} if algorithm == "ppo" else {}
+    whole = build(algorithm, tmp_path / "whole", share_of_letters, max_steps=4, **keys)
+    whole.train()
+    build(algorithm, tmp_path / "parts", share_of_letters, max_steps=2, **keys).train()
+    second = build(algorithm, tmp_path / "parts", share_of_letters, max_steps=4, **keys)
+    found = checkpoint.read(checkpoint.newest(tmp_path / "parts"))
+    second.loop.resume(found, second)
+    second.train()
+    expected, got = weights(whole), weights(second)
+    assert expected.keys() == got.keys()
+    for name in expected:
+        assert torch.equal(expected[name], got[name]), name
+    assert whole.state() == second.state()
+    if algorithm == "shppo":
+        lines = [(tmp_path / part / "latents.jsonl").read_text() for part in ("whole", "parts")]
+        assert lines[0] == lines[1]
+
+
+@pytest.mark.parametrize("critic", ["independent", "centralized"])
+def test_a_team_learns(critic, tmp_path):
+    trainer = build(
+        "ppo", tmp_path, share_of_letters, num_agents=2, critic=critic, max_steps=15,
+        num_generations=16, learning_rate=2e-2, ppo_epochs=2, max_new_tokens=8,
+        value_learning_rate=1e-2, value_clip_range=None,
+    )  # fmt: skip
+    trainer.train()
+    rewards = [metrics["reward_mean"] for metrics in trainer.loop.logger.metrics()]
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.3
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (["train_ppo.py", "--num_steps", "1e6", "--lora_rank", "8"], "1,000,000"),
+        (["train_shppo.py", "--num_steps", "2e6", "--num_agents", "3"], "3 agents"),
+    ],
+)
+def test_the_older_flags_work_as_written(script, said, tmp_path):
+    command = [sys.executable, *script, "--base_model", "qwen", "--learning_rate", "1e-5"]
+    command += ["--save_dir", str(tmp_path), "--dry-run"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert "Qwen/Qwen2.5-Coder-1.5B" in found.stdout
+    assert said in found.stdout
