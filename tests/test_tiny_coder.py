@@ -11,6 +11,7 @@ import torch
 
 from comlrl.builtin import COOPMINI, TINY_CODER
 from comlrl.builtin.demonstrations import (
+    SLIPS,
     Answer,
     Demonstration,
     demonstrations,
@@ -20,6 +21,7 @@ from comlrl.builtin.demonstrations import (
 from comlrl.builtin.make_coopmini import shipped_operations
 from comlrl.builtin.pretrain import (
     MODES,
+    Phase,
     attention_mask,
     batch_loss,
     make_batch,
@@ -180,7 +182,7 @@ def test_it_knows_how_to_write_code(model, tokenizer):
 def test_pretraining_learns():
     with CodeReward(workers=1) as reward:
         torch.manual_seed(0)
-        model, tokenizer = pretrain(40, 0, reward)
+        model, tokenizer = pretrain([Phase(40, 1.0, SLIPS)], 0, reward)
         rows = list(itertools.islice(demonstrations(9, set(), answers=2), 16))
         with torch.no_grad():
             trained = batch_loss(model, make_batch(rows, tokenizer)).item()

@@ -42,6 +42,8 @@ SLIPS = {  # what goes wrong with the text, and how often
     "prose first": 0.02,
     "endless": 0.02,
 }
+CARELESS = {kind: 1.35 * often for kind, often in SLIPS.items() if kind}
+CARELESS[""] = 1 - sum(CARELESS.values())
 _FAVOURITES = {"aux2": "transform", "aux3": "reduce"}  # where a team has several helpers
 _TOGETHER = (  # conventions that one main can use side by side
     {"test", "transform", "reduce"},
@@ -90,7 +92,9 @@ class Plan:
         return one_return(source) if self.style == "one return" else source
 
 
-def demonstrations(seed: int, exclude: Collection[str], answers: int) -> Iterator[Demonstration]:
+def demonstrations(
+    seed: int, exclude: Collection[str], answers: int, slips: Mapping[str, float] = SLIPS
+) -> Iterator[Demonstration]:
     """Endless demonstrations on problems whose ``key`` is not in ``exclude``."""
     rng = random.Random(f"demonstrations/{seed}")
     while True:
@@ -100,7 +104,9 @@ def demonstrations(seed: int, exclude: Collection[str], answers: int) -> Iterato
         name = (*helper_names(team), task.entry_point)[agent]
         prompt = plain_text((Message("user", first_prompts(task, team)[agent]),))
         plans = [draw_plan(rng, problem, task.entry_point, team, agent) for _ in range(answers)]
-        yield Demonstration(prompt, tuple(slip(rng, plan.source(), name) for plan in plans))
+        yield Demonstration(
+            prompt, tuple(slip(rng, plan.source(), name, slips=slips) for plan in plans)
+        )
 
 
 def draw_task(rng: random.Random, exclude: Collection[str], tests: int = 0) -> tuple[Problem, Task]:
@@ -180,10 +186,16 @@ def one_return(source: str) -> str:
     return f"{lines[0]}\n{lines[2].replace('ys', value)}\n"
 
 
-def slip(rng: random.Random, source: str, name: str, share: float = 1.0) -> Answer:
-    """The function as it might come out; ``share`` scales how often it is harmed."""
+def slip(
+    rng: random.Random,
+    source: str,
+    name: str,
+    share: float = 1.0,
+    slips: Mapping[str, float] = SLIPS,
+) -> Answer:
+    """The function as it might come out; ``share`` < 1 leaves more of them unharmed."""
     source = source.rstrip("\n")
-    kind = rng.choices(list(SLIPS), list(SLIPS.values()))[0] if rng.random() < share else ""
+    kind = rng.choices(list(slips), list(slips.values()))[0] if rng.random() < share else ""
     head, _, last = source.rpartition("\n")
     if kind == "no return":
         source = f"{head}\n{last.replace('return ', 'ys = ')}"

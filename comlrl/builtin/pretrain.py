@@ -13,14 +13,15 @@ import argparse
 import itertools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from comlrl.builtin import TINY_CODER
-from comlrl.builtin.demonstrations import Demonstration, demonstrations
+from comlrl.builtin.demonstrations import CARELESS, SLIPS, Demonstration, demonstrations
 from comlrl.builtin.make_coopmini import shipped_operations
 from comlrl.builtin.revisions import revisions
 from comlrl.builtin.tokenizer import MAX_LENGTH, train_tokenizer
@@ -38,6 +39,7 @@ WARMUP = 0.03  # share of the steps
 TOKENIZER_PROMPTS = 1500  # of each stream
 MAX_ANSWER_TOKENS = 96  # an endless answer is cut here
 EMBEDDINGS = 1216  # above the tokenizer's size: room for tokens that loaders add
+LENGTH_STEP = 32  # rows' lengths are multiples of it: few shapes, for which memory is kept
 LOG_EVERY = 50  # steps
 MODES = (  # external modes, and how often each is met
     (LevelFeedback(1), 0.4),
@@ -46,6 +48,19 @@ MODES = (  # external modes, and how often each is met
     (Passed(1), 0.15),
     (Plain(), 0.2),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A stretch of training."""
+
+    steps: int
+    rate: float  # factor on the learning rates
+    slips: Mapping[str, float]
+
+
+# How to write code first; then, shortly, how carelessly: the second sets the reward at the start.
+PHASES = (Phase(1000, 1.0, SLIPS), Phase(100, 0.15, CARELESS))
 
 
 def new_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
@@ -79,6 +94,7 @@ def make_batch(rows: list[Demonstration], tokenizer: Qwen2Tokenizer) -> dict[str
     encoded = iter(tokenizer(texts)["input_ids"])
     packed = [_pack(row, encoded, tokenizer.eos_token_id) for row in rows]
     length = max(len(columns[0]) for columns in packed)
+    length += -length % LENGTH_STEP
     fill = (tokenizer.pad_token_id, 0, -1, -100)
     padded = [
         torch.tensor([columns[i] + [value] * (length - len(columns[i])) for columns in packed])
@@ -170,25 +186,42 @@ def tokenizer_texts(*streams: Iterator[Demonstration]) -> Iterator[str]:
             yield from (answer.text for answer in demonstration.answers)
 
 
-def pretrain(steps: int, seed: int, reward: CodeReward) -> tuple[Qwen2ForCausalLM, Qwen2Tokenizer]:
+def pretrain(
+    phases: Sequence[Phase], seed: int, reward: CodeReward
+) -> tuple[Qwen2ForCausalLM, Qwen2Tokenizer]:
     """The trained model and its tokenizer; on one machine, the same arguments give the same."""
     torch.manual_seed(seed)
     held_out = shipped_operations("eval")
 
-    def streams(seed: int, answers: int) -> tuple[Iterator[Demonstration], Iterator[Demonstration]]:
+    def streams(
+        seed: int, answers: int, slips: Mapping[str, float]
+    ) -> tuple[Iterator[Demonstration], Iterator[Demonstration]]:
         return (
-            demonstrations(seed, held_out, answers),
+            demonstrations(seed, held_out, answers, slips),
             revisions(seed, held_out, answers, reward.score, MODES),
         )
 
-    tokenizer = train_tokenizer(tokenizer_texts(*streams(seed + 1, 1)))
+    tokenizer = train_tokenizer(tokenizer_texts(*streams(seed + 1, 1, SLIPS)))
     model = new_model(tokenizer)
+    for number, phase in enumerate(phases):
+        rows = interleaved(*streams(seed + 2 * number, ANSWERS, phase.slips))
+        train(model, tokenizer, rows, phase)
+    return model.eval(), tokenizer
+
+
+def train(
+    model: Qwen2ForCausalLM,
+    tokenizer: Qwen2Tokenizer,
+    batches: Iterator[list[Demonstration]],
+    phase: Phase,
+) -> None:
+    """Trains in place; the weights end as they will be saved, rounded to bfloat16."""
     optimizers = new_optimizers(model)
-    peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
+    peaks = [phase.rate * optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     begun, recent = time.monotonic(), []
-    for step, rows in enumerate(itertools.islice(interleaved(*streams(seed, ANSWERS)), steps)):
+    for step, rows in enumerate(itertools.islice(batches, phase.steps)):
         for optimizer, peak in zip(optimizers, peaks, strict=True):
-            optimizer.param_groups[0]["lr"] = peak * schedule(step, steps)
+            optimizer.param_groups[0]["lr"] = peak * schedule(step, phase.steps)
         with torch.autocast("cpu", torch.bfloat16):
             loss = batch_loss(model, make_batch(rows, tokenizer))
         loss.backward()
@@ -199,19 +232,18 @@ def pretrain(steps: int, seed: int, reward: CodeReward) -> tuple[Qwen2ForCausalL
         recent.append(loss.item())
         if (step + 1) % LOG_EVERY == 0:
             mean, seconds = sum(recent) / len(recent), time.monotonic() - begun
-            print(f"step {step + 1}/{steps}  loss {mean:.4f}  {seconds:.0f} s", flush=True)
+            print(f"step {step + 1}/{phase.steps}  loss {mean:.4f}  {seconds:.0f} s", flush=True)
             recent.clear()
-    return model.eval(), tokenizer
+    model.to(torch.bfloat16).to(torch.float32)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Pretrain tiny-coder.")
     parser.add_argument("--out", type=Path, default=TINY_CODER, help="folder to write")
-    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     with CodeReward() as reward:
-        model, tokenizer = pretrain(args.steps, args.seed, reward)
+        model, tokenizer = pretrain(PHASES, args.seed, reward)
     model.to(torch.bfloat16).save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
 
