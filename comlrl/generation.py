@@ -10,8 +10,10 @@ CDF. What is sampled does not depend on how requests are batched or on what ran 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,10 +21,12 @@ import torch
 from transformers import DynamicCache
 
 from comlrl import shared_prefix
+from comlrl.parallel import lanes, side_by_side
 from comlrl.team import Agent, Team
 from comlrl.types import Completion, Message, Request, Sampling
 
 Key = tuple[Any, ...]
+LEAST_ROWS = 16  # a lane of fewer rows costs more than it saves
 Head = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (hidden, latents) → hidden
 
 
@@ -65,7 +69,6 @@ class Generator:
     def fits(self, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
         return len(prompt_ids) + sampling.max_new_tokens <= self.max_length
 
-    @torch.no_grad()
     def sample(
         self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
     ) -> list[list[tuple[Completion, ...]]]:
@@ -74,8 +77,7 @@ class Generator:
         Agents that share a base decode in one batch; others one after the other.
         """
         if self.team.router is not None:
-            with self.team.router.open():
-                return self._batch(range(len(requests_N)), requests_N, sampling)
+            return self._batch(range(len(requests_N)), requests_N, sampling)
         results = []
         for index, requests in enumerate(requests_N):
             with self.team.acting(index):
@@ -91,20 +93,37 @@ class Generator:
             for agent, requests in zip(agents, requests_N, strict=True)
             for request in requests
         ]
+        if not flat:
+            return [[] for _ in requests_N]
+        model = self.team.agents[agents[0]].model
         results: dict[int, tuple[Completion, ...]] = {}
-        for chunk in self._chunks([request for _, request in flat], sampling):
-            self.calls += 1
-            chunk.sort(key=lambda i: flat[i][0])  # each agent's rows stand together
-            completions = self._complete([flat[i] for i in chunk], sampling)
-            results.update(zip(chunk, completions, strict=True))
+        chunks = list(self._chunks([request for _, request in flat], sampling))
+        self.calls += len(chunks)
+        with shared_prefix.used_by(model) as shared:
+            for chunk in chunks:
+                chunk.sort(key=lambda i: flat[i][0])  # each agent's rows stand together
+                parts = self._parts(chunk, [len(flat[i][1].keys_G) for i in chunk])
+                jobs = [
+                    partial(self._complete, [flat[i] for i in part], sampling, shared)
+                    for part in parts
+                ]
+                done = side_by_side(jobs, self.team.agents[agents[0]].device)
+                for part, completions in zip(parts, done, strict=True):
+                    results.update(zip(part, completions, strict=True))
         self.tokens += sum(len(c.token_ids) for group in results.values() for c in group)
         ordered = iter(results[i] for i in range(len(flat)))
         return [[next(ordered) for _ in requests] for requests in requests_N]
 
+    def _parts(self, chunk: Sequence[int], siblings: Sequence[int]) -> list[Sequence[int]]:
+        """A chunk's requests dealt out to the CPU's lanes, where there is enough for each."""
+        count = min(lanes(self.team.agents[0].device), sum(siblings) // LEAST_ROWS)
+        return [chunk[lane::count] for lane in range(count)] if count > 1 else [chunk]
+
+    @torch.no_grad()
     def _complete(
-        self, owned: Sequence[tuple[int, Request]], sampling: Sampling
+        self, owned: Sequence[tuple[int, Request]], sampling: Sampling, shared: bool
     ) -> list[tuple[Completion, ...]]:
-        agent = self.team.agents[owned[0][0]]
+        agent, router = self.team.agents[owned[0][0]], self.team.router
         requests = [request for _, request in owned]
         prompt_of_row = torch.tensor([p for p, r in enumerate(requests) for _ in r.keys_G])
         prompt_of_row = prompt_of_row.to(agent.device)
@@ -113,12 +132,13 @@ class Generator:
 
         def route(prompts: torch.Tensor) -> None:
             """Tell the router whose the rows of these prompts are."""
-            if self.team.router is not None:
+            if router is not None:
                 counts = owners_P[prompts.cpu()].bincount(minlength=len(self.team)).tolist()
-                self.team.router.route([a.adapter for a in self.team.agents], counts)
+                router.route([a.adapter for a in self.team.agents], counts)
 
-        decode = _decode_shared if shared_prefix.supported(agent.model) else _decode_plain
-        tokens = decode(agent, [r.prompt_ids for r in requests], prompt_of_row, draw, route)
+        decode = _decode_shared if shared else _decode_plain
+        with router.sampling() if router is not None else contextlib.nullcontext():
+            tokens = decode(agent, [r.prompt_ids for r in requests], prompt_of_row, draw, route)
         rows = iter(_to_completions(agent, tokens.tolist()))
         return [tuple(next(rows) for _ in request.keys_G) for request in requests]
 
@@ -204,38 +224,32 @@ def _decode_shared(
     for row, prompt in enumerate(prompts):
         ids_PL[row, : len(prompt)] = torch.tensor(prompt)
     cache = shared_prefix.SharedPrefixCache(lengths_P, draw.steps)
-    config = agent.model.config
-    implementation = config._attn_implementation
-    config._attn_implementation = shared_prefix.NAME
-    try:
-        shared = {"past_key_values": cache, "shared_prefix": cache, "use_cache": True}
-        positions = torch.arange(ids_PL.shape[1], device=device)[None]
-        route(torch.arange(len(prompts)))
-        hidden = agent.hidden(input_ids=ids_PL.to(device), position_ids=positions, **shared)
-        hidden = hidden[torch.arange(len(prompts), device=device), lengths_P - 1][prompt_of_row]
-        cache.begin(prompt_of_row)
-        route(prompt_of_row)
-        rows = torch.arange(len(prompt_of_row), device=device)
-        going = torch.ones_like(rows, dtype=torch.bool)
-        tokens = torch.full((len(rows), draw.steps), -1, device=device)
-        for step in range(draw.steps):
-            chosen = draw(hidden, rows, step)
-            tokens[rows[going], step] = chosen[going]
-            going &= ~torch.isin(chosen, draw.stop)
-            alive = int(going.sum())
-            if alive == 0 or step == draw.steps - 1:
-                break
-            if alive <= 0.85 * len(rows):  # leaving costs a copy of the cache: not at every token
-                stay = going.nonzero(as_tuple=True)[0]
-                rows, chosen, going = rows[stay], chosen[stay], going[stay]
-                cache.keep(stay, prompt_of_row[rows])
-                route(prompt_of_row[rows])
-            positions = (lengths_P[prompt_of_row[rows]] + step)[:, None]
-            hidden = agent.hidden(input_ids=chosen[:, None], position_ids=positions, **shared)
-            hidden = hidden[:, -1]
-            cache.step += 1
-    finally:
-        config._attn_implementation = implementation
+    inputs = {"past_key_values": cache, "shared_prefix": cache, "use_cache": True}
+    positions = torch.arange(ids_PL.shape[1], device=device)[None]
+    route(torch.arange(len(prompts)))
+    hidden = agent.hidden(input_ids=ids_PL.to(device), position_ids=positions, **inputs)
+    hidden = hidden[torch.arange(len(prompts), device=device), lengths_P - 1][prompt_of_row]
+    cache.begin(prompt_of_row)
+    route(prompt_of_row)
+    rows = torch.arange(len(prompt_of_row), device=device)
+    going = torch.ones_like(rows, dtype=torch.bool)
+    tokens = torch.full((len(rows), draw.steps), -1, device=device)
+    for step in range(draw.steps):
+        chosen = draw(hidden, rows, step)
+        tokens[rows[going], step] = chosen[going]
+        going &= ~torch.isin(chosen, draw.stop)
+        alive = int(going.sum())
+        if alive == 0 or step == draw.steps - 1:
+            break
+        if alive <= 0.85 * len(rows):  # leaving costs a copy of the cache: not at every token
+            stay = going.nonzero(as_tuple=True)[0]
+            rows, chosen, going = rows[stay], chosen[stay], going[stay]
+            cache.keep(stay, prompt_of_row[rows])
+            route(prompt_of_row[rows])
+        positions = (lengths_P[prompt_of_row[rows]] + step)[:, None]
+        hidden = agent.hidden(input_ids=chosen[:, None], position_ids=positions, **inputs)
+        hidden = hidden[:, -1]
+        cache.step += 1
     return tokens
 
 

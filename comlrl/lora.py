@@ -11,6 +11,7 @@ through its own agent's adapter, so that all agents of one base decode in one ba
 from __future__ import annotations
 
 import contextlib
+import threading
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,11 +22,13 @@ from peft.tuners.lora import Linear
 from transformers import PreTrainedModel
 
 
-class Router:
-    """Which rows of a batch belong to which adapter, while sampling; one for each model."""
+class Router(threading.local):
+    """Which adapter a row goes through, for the calling thread; one for each model."""
 
     def __init__(self) -> None:
-        self.routes: list[tuple[str, slice]] | None = None  # None: PEFT's active adapter
+        self.adapter: str | None = None  # of all rows; None: PEFT's active one
+        self.off = False  # the base alone
+        self.routes: list[tuple[str, slice]] | None = None  # of blocks of rows, while sampling
         self._cast: dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def matrices(self, layer: Linear, name: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -38,13 +41,23 @@ class Router:
         return self._cast[key]
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[None]:
-        """A sampling phase: adapters do not change within it, gradients are not kept."""
+    def sampling(self) -> Iterator[None]:
+        """A phase of one batch: adapters do not change within it, gradients are not kept."""
         try:
             yield
         finally:
             self.routes = None
             self._cast.clear()
+
+    @contextlib.contextmanager
+    def only(self, adapter: str | None) -> Iterator[None]:
+        """All rows go through this adapter; None: through none."""
+        before = self.adapter, self.off
+        self.adapter, self.off = adapter, adapter is None
+        try:
+            yield
+        finally:
+            self.adapter, self.off = before
 
     def route(self, names: Sequence[str], counts: Sequence[int]) -> None:
         """From here on the first ``counts[0]`` rows are ``names[0]``'s, and so on."""
@@ -80,16 +93,17 @@ def _ordinary(layer: Linear) -> bool:
 
 def _forward(layer: Any, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     base = F.linear(x, layer.base_layer.weight, layer.base_layer.bias)
-    if layer.disable_adapters:
+    router = layer.router
+    if layer.disable_adapters or router.off:
         return base
     width = base.shape[-1]
-    if layer.router.routes is not None:
-        for name, rows in layer.router.routes:
-            down, up = layer.router.matrices(layer, name)
+    if router.routes is not None:
+        for name, rows in router.routes:
+            down, up = router.matrices(layer, name)
             low = x[rows].reshape(-1, x.shape[-1]) @ down
             base[rows].view(-1, width).addmm_(low, up)
         return base
-    name = layer.active_adapters[0]
+    name = router.adapter or layer.active_adapters[0]
     down, up = layer.lora_A[name].weight.to(x.dtype), layer.lora_B[name].weight.to(x.dtype)
     low = F.linear(layer.lora_dropout[name](x), down) * layer.scaling[name]
     rows = base.view(-1, width)

@@ -7,6 +7,8 @@ the concatenation of prompt and own tokens, up to the order of summation.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -148,3 +150,17 @@ def supported(model: PreTrainedModel) -> bool:
         and config._attn_implementation in ("sdpa", "eager")
         and getattr(config, "attn_logit_softcapping", None) is None
     )
+
+
+@contextlib.contextmanager
+def used_by(model: PreTrainedModel) -> Iterator[bool]:
+    """Within, the model's attention is this one where it can be; says whether."""
+    if not supported(model):
+        yield False
+        return
+    implementation = model.config._attn_implementation
+    model.config._attn_implementation = NAME
+    try:
+        yield True
+    finally:
+        model.config._attn_implementation = implementation

@@ -128,17 +128,34 @@ class Team:
         router: Router | None = None,
     ) -> None:
         self.agents = tuple(agents)
-        self.router = router  # decodes all agents of the shared base in one batch
+        self.router = router  # of the shared base, where its layers are lean
         self.shared_base = shared_base  # one model, an adapter for each agent
         self.full = full  # every weight is trained, no adapters
 
     def __len__(self) -> int:
         return len(self.agents)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the first agent is."""
+        return self.agents[0].device
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether agents may be updated at once, each in its own thread."""
+        return self.router is not None or not self.shared_base
+
     @contextlib.contextmanager
     def acting(self, index: int) -> Iterator[Agent]:
-        """The agent with its own adapter active, for generation and for its update."""
+        """The agent with its own adapter active, for generation and for its update.
+
+        With a router this holds for the calling thread alone.
+        """
         agent = self.agents[index]
+        if self.router is not None:
+            with self.router.only(agent.adapter):
+                yield agent
+            return
         if agent.peft is not None and agent.peft.active_adapter != agent.adapter:
             agent.peft.set_adapter(agent.adapter)
             self._train_all_adapters(agent.peft)
@@ -148,6 +165,10 @@ class Team:
     def reference(self, index: int) -> Iterator[Agent]:
         """The reference policy: the base with the adapter off, or the frozen first copy."""
         agent = self.agents[index]
+        if self.router is not None:
+            with self.router.only(None):
+                yield agent
+            return
         if agent.peft is not None:
             layers = _lora_layers(agent.model)
             with _adapters_off(layers):

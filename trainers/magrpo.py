@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from comlrl.advantages import sibling_advantages
 from comlrl.batching import Row
 from comlrl.loop import Loop, Step
 from comlrl.losses import k3_kl, policy_gradient
+from comlrl.parallel import side_by_side
 from comlrl.policy import action_logprobs
 from comlrl.returns import agent_returns, joint_returns
 from comlrl.rollout import Rollout, Shape
@@ -201,25 +203,38 @@ class MAGRPOTrainer:
     def _update(self, nodes: Sequence[Sequence[Row | None]], sums: Sums) -> list[float]:
         """One optimizer step of every agent on these nodes; each agent's gradient norm."""
         count = int(distributed.total(len(nodes)))
+        jobs = [
+            partial(self._gradients, index, [rows[index] for rows in nodes], count)
+            for index in range(len(self.team))
+        ]
         norms = []
-        for index, optimizer in enumerate(self.optimizers):
-            rows = [rows[index] for rows in nodes]
-            own = Sums()
-            optimizer.zero()
-            with self.team.acting(index) as agent:
-                try:
-                    accumulate(
-                        agent,
-                        [row for row in rows if row is not None],
-                        lambda batch, agent=agent, own=own: self._loss(agent, batch, count, own),
-                        on_retry=lambda _, own=own: own.clear(),
-                    )
-                    norms.append(optimizer.step())
-                except NonFiniteError as error:
-                    step = self.loop.counters.steps + 1
-                    raise explained(error, index, step, self.loop.run_dir) from error
-            sums.add(own)
+        try:
+            for own in side_by_side(jobs, self.team.device, self.team.side_by_side):
+                sums.add(own)
+            for optimizer in self.optimizers:
+                norms.append(optimizer.step())
+        except NonFiniteError as error:
+            at = getattr(error, "agent", len(norms))
+            step = self.loop.counters.steps + 1
+            raise explained(error, at, step, self.loop.run_dir) from error
         return norms
+
+    def _gradients(self, index: int, rows: Sequence[Row | None], nodes: int) -> Sums:
+        """The agent's gradients of L_i over an update of ``nodes`` nodes; sums for the log."""
+        sums = Sums()
+        self.optimizers[index].zero()
+        with self.team.acting(index) as agent:
+            try:
+                accumulate(
+                    agent,
+                    [row for row in rows if row is not None],
+                    lambda batch: self._loss(agent, batch, nodes, sums),
+                    on_retry=lambda _: sums.clear(),
+                )
+            except NonFiniteError as error:
+                error.agent = index  # type: ignore[attr-defined]
+                raise
+        return sums
 
     def _loss(self, agent: Agent, batch: TokenBatch, nodes: int, sums: Sums) -> torch.Tensor:
         """This micro-batch's part of L_i (a sum over its rows)."""
