@@ -276,7 +276,7 @@ def _evaluations(config: Config, tasks: int | None) -> list[str]:
 def _memory(config: Config) -> list[str]:
     """Weights, what training adds, and the cache; activations come on top."""
     width = BYTES[config.agent_model.torch_dtype]
-    count = config.section.num_agents
+    count = 1 if config.algorithm == "shppo" else config.section.num_agents  # one for all agents
     dtype = config.agent_model.torch_dtype.replace("auto", "bfloat16 (on a CPU float32: twice)")
     names = _names(config)
     sizes = [model_size(name, config.lora) for name in names]
@@ -289,7 +289,7 @@ def _memory(config: Config) -> list[str]:
     total = _sum([s.parameters for s in held])
     lines.append(_memory_line("weights", _times(total, width), dtype))
     if config.lora.enabled:
-        adapters = _sum([s.adapter for s in sizes])
+        adapters = _sum([s.adapter for s in sizes[:count]])
         lines.append(
             _memory_line(
                 "adapters",
