@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comlrl import trained as weights
-from comlrl.assemble import build_reward, build_rollout, context_length, deterministic, fitting
+from comlrl.assemble import build_reward, build_rollout, build_sampler, deterministic, fitting
 from comlrl.evaluation_plan import Plan, make_plan, parse_arguments
 from comlrl.launch import is_user_error
 from trainers.configs import temperature, top_k, top_p
@@ -59,7 +59,7 @@ def evaluate(plan: Plan) -> int:
     stage = build(plan, remembering=False)
     try:
         if plan.teams:
-            weights.load_weights(plan.teams[0], stage.team)
+            weights.load_weights(plan.teams[0], stage.team, stage.rollout.sampler)
         started = time.monotonic()
         trees = grower(plan, stage)()
         seconds = time.monotonic() - started
@@ -116,7 +116,7 @@ def build(plan: Plan, *, remembering: bool) -> Stage:
     """Load data and models."""
     from comlrl.cross_play import Remembering
     from comlrl.data import load_tasks
-    from comlrl.generation import Generator, uniforms
+    from comlrl.generation import uniforms
     from comlrl.team import build_team
     from comlrl.types import Sampling
     from rewards.checks import check_task
@@ -125,17 +125,16 @@ def build(plan: Plan, *, remembering: bool) -> Stage:
     config, section = plan.config, plan.config.section
     tasks = load_tasks(config.dataset, config.dataset.eval_split, check=check_task)
     team = build_team(config)
-    length = context_length(config, team)
-    generator = Generator(team, config.generation.max_batch_tokens, length)
+    generator, sampler = build_sampler(config, team)
     sampling = Sampling(
         0.0 if plan.greedy else temperature(section, config),
         section.max_new_tokens,
         top_p(section, config),
         top_k(section, config),
     )
-    tasks = fitting(tasks[: section.eval_num_samples], config, generator, sampling)
-    sampler: Any = Remembering(generator, len(team)) if remembering else generator
-    rollout = build_rollout(config, sampler, build_reward(config), uniforms)
+    tasks = fitting(tasks[: section.eval_num_samples], config, sampler, sampling)
+    asked: Any = Remembering(sampler, len(team)) if remembering else sampler
+    rollout = build_rollout(config, asked, build_reward(config), uniforms)
     return Stage(tasks, team, generator, sampling, rollout)
 
 

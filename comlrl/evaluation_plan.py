@@ -51,6 +51,8 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
     config = resolve(str(file), teams, arguments)
     if len(teams) > 1 and config.section.num_agents < 2:
         raise ConfigError("--cross-play: these runs have one agent each; give teams")
+    if len(teams) > 1 and config.algorithm == "shppo":
+        raise ConfigError("--cross-play: SHPPO's agents are one policy; give runs of another")
     return Plan(
         config,
         str(file),

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     import torch
 
     from comlrl.team import Team
+    from comlrl.types import Sampler
 
 MODEL_KEYS = ("name", "tokenizer_kwargs", "model_kwargs", "special_tokens")
+SHARED = "heterogeneous"  # SHPPO: what tells the agents of one policy apart
+SIZES = {"latent_dim": "latent_dim", "hidden": "latent_hidden", "rank": "heterogeneous_rank"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,36 +96,49 @@ def settings(
         said |= _from_run(load_yaml(trained.config_file), algorithms)
     if trained.final_model is not None:
         said |= _from_folder(trained.final_model)
-    if (count := said.pop("num_agents", None)) is not None:
-        said[f"{algorithm}.num_agents"] = count
-    return [Setting(key, value, source) for key, value in said.items()]
+    if said.pop("shared") != (algorithm == "shppo"):
+        needed = "shppo" if algorithm != "shppo" else "another algorithm"
+        raise ConfigError(
+            f"--config: its section is `{algorithm}`, and the weights of '{trained.name}' need "
+            f"that of {needed}; leave --config out, or give the run's own"
+        )
+    own = ("num_agents", *SIZES.values())
+    return [Setting(f"{algorithm}.{k}" if k in own else k, v, source) for k, v in said.items()]
 
 
 def _from_run(tree: Mapping[str, Any], algorithms: Mapping[str, Any]) -> dict[str, Any]:
     model, lora = tree.get("agent_model") or {}, tree.get("lora") or {}
     said = {f"agent_model.{key}": model[key] for key in MODEL_KEYS if key in model}
     said |= {f"lora.{key}": value for key, value in lora.items()}
-    section = tree[run_algorithm(tree, algorithms, "config.yaml")]
-    return said | {"agents": tree.get("agents"), "num_agents": section.get("num_agents")}
+    algorithm = run_algorithm(tree, algorithms, "config.yaml")
+    section, shared = tree[algorithm], algorithm == "shppo"
+    own = ("num_agents", *(SIZES.values() if shared else ()))
+    said |= {key: section[key] for key in own if key in section}
+    return said | {"agents": tree.get("agents"), "shared": shared}
 
 
 def _from_folder(folder: Path) -> dict[str, Any]:
-    count = len(list(folder.glob("agent_*")))
+    sizes = folder / SHARED / "config.json"
+    said: dict[str, Any] = {"shared": sizes.is_file()}
+    if sizes.is_file():
+        held = json.loads(sizes.read_text())
+        said |= {key: held[name] for name, key in SIZES.items()}
+    else:
+        said["num_agents"] = len(list(folder.glob("agent_*")))
     file = folder / "agent_0" / "adapter_config.json"
     if not file.is_file():
-        return {"lora.enabled": False, "num_agents": count}
+        return said | {"lora.enabled": False}
     adapter = json.loads(file.read_text())
-    return {
+    return said | {
         "lora.enabled": True,
         "lora.r": adapter["r"],
         "lora.alpha": adapter["lora_alpha"],
         "lora.target_modules": adapter["target_modules"],
-        "num_agents": count,
     }
 
 
 def read_weights(trained: Trained) -> dict[str, dict[str, torch.Tensor]]:
-    """``agent_N`` → its tensors, as ``Team.load_tensors`` takes them.
+    """``agent_N`` → its tensors, as ``Team.load_tensors`` takes them; with SHPPO also ``SHARED``.
 
     Raises ConfigError where they are damaged.
     """
@@ -132,12 +148,12 @@ def read_weights(trained: Trained) -> dict[str, dict[str, torch.Tensor]]:
 
     try:
         if trained.final_model is not None:
-            folders = sorted(trained.final_model.glob("agent_*"))
+            folders = _components(trained.final_model, "")
             return {folder.name: _merged(folder.glob("*.safetensors")) for folder in folders}
         assert trained.run_dir is not None
         found = trained.checkpoint or checkpoint.newest(trained.run_dir)
         if found is not None:
-            files = found.glob("agent_*.safetensors")
+            files = _components(found, ".safetensors")
             return {file.stem: _merged([file]) for file in files}
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"--checkpoint: '{trained.name}' is damaged: {error}") from error
@@ -151,7 +167,15 @@ def _merged(files: Iterable[Path]) -> dict[str, torch.Tensor]:
     return {name: t for file in sorted(files) for name, t in load_file(str(file)).items()}
 
 
-def load_weights(trained: Trained, team: Team) -> None:
-    """Give a team the weights; those of a plain model are there already."""
-    if trained.model is None:
-        team.load_tensors(read_weights(trained))
+def _components(folder: Path, ending: str) -> list[Path]:
+    return [*folder.glob(f"agent_*{ending}"), *folder.glob(f"{SHARED}{ending}")]
+
+
+def load_weights(trained: Trained, team: Team, sampler: Sampler) -> None:
+    """Give a team, and with SHPPO its sampler, the weights; a plain model's are there already."""
+    if trained.model is not None:
+        return
+    weights = read_weights(trained)
+    team.load_tensors(weights)
+    if SHARED in weights:
+        sampler.policy.load_state_dict(weights[SHARED])  # type: ignore[attr-defined]

@@ -56,7 +56,7 @@ def write_model_card(run_dir: str | Path) -> Path:
     text = card(run, folders)
     for file in (run.path / "model_card.md", final / "README.md"):
         file.write_text(text, encoding="utf-8")
-    for folder, role in zip(folders, _roles(folders), strict=True):
+    for folder, role in zip(folders, _roles(run, folders), strict=True):
         (final / folder / "README.md").write_text(_agent_card(run, folder, role), encoding="utf-8")
     return run.path / "model_card.md"
 
@@ -64,9 +64,12 @@ def write_model_card(run_dir: str | Path) -> Path:
 def card(run: Run, folders: list[str]) -> str:
     """The team's card: who, how trained, what came of it, how to use it, what to beware of."""
     section = run.config.get(run.algorithm, {})
-    agents = [[f"`{f}`", role] for f, role in zip(folders, _roles(folders), strict=True)]
+    agents = [[f"`{f}`", role] for f, role in zip(folders, _roles(run, folders), strict=True)]
+    if run.algorithm == "shppo":
+        agents.append(["`heterogeneous`", "what tells the agents apart"])
+    count = section.get("num_agents", len(folders))
     settings = [[key, section[key]] for key in TOLD if section.get(key) is not None]
-    counts = [
+    ends = [
         ["environment steps", run.summary.get("env_steps")],
         ["updates", run.summary.get("updates")],
         ["seed", run.config.get("seed")],
@@ -78,15 +81,15 @@ def card(run: Run, folders: list[str]) -> str:
     return "\n".join(
         [
             _front_matter(run),
-            f"# A team of {len(agents)}, trained with {run.algorithm.upper()}\n",
-            f"{len(agents)} agent(s) on `{_base(run)}` ({trained}) that solve a programming task "
+            f"# A team of {count}, trained with {run.algorithm.upper()}\n",
+            f"{count} agent(s) on `{_base(run)}` ({trained}) that solve a programming task "
             "together: helpers write functions that main calls.\n",
             table(["folder", "role"], agents),
             "## Training\n",
             f"{PAPERS[run.algorithm]}; tasks of `{dataset['name']}` "
             f"{dataset.get('train_split', '')}. The whole configuration is the run's "
             "`config.yaml`.\n",
-            table(["setting", "value"], [*settings, *counts]),
+            table(["setting", "value"], [*settings, *ends]),
             _results(run),
             "## Use\n",
             load.format(base=FOLDERS.get(_base(run), _base(run)), last=folders[-1]),
@@ -142,6 +145,7 @@ def _base(run: Run) -> str:
     return ", ".join(dict.fromkeys(agents)) if agents else run.config["agent_model"]["name"]
 
 
-def _roles(folders: list[str]) -> tuple[str, ...]:
-    """SHPPO's one folder is every agent's."""
+def _roles(run: Run, folders: list[str]) -> tuple[str, ...]:
+    if run.algorithm == "shppo":
+        return ("every agent",)
     return roles(len(folders))

@@ -15,6 +15,7 @@ import yaml
 
 import evaluate as script
 from comlrl import checkpoint
+from comlrl.assemble import build_sampler
 from comlrl.config import ConfigError
 from comlrl.evaluation import bootstrap_interval, estimates, pass_at_k, task_rows
 from comlrl.team import build_team
@@ -26,7 +27,7 @@ from trainers.configs import SECTIONS
 
 ROOT = Path(__file__).parents[1]
 QUICK = str(ROOT / "configs" / "magrpo_quickstart.yaml")
-FEW = ["--override", "magrpo.eval_num_samples=3", "magrpo.max_new_tokens=24"]
+FEW = ["--override", "magrpo.eval_num_samples=3", "magrpo.max_new_tokens=16"]
 
 
 def _make_run(folder: Path, seed: int) -> Path:
@@ -101,7 +102,9 @@ def test_weights_bring_their_own_rank_to_another_file(runs, tmp_path):
 
 
 def test_cross_play_is_each_pairing_evaluated_apart(runs, tmp_path):
+    """Also that an agent is asked once for each sample, not again in every pairing."""
     found = _evaluate(tmp_path / "x.json", "--cross-play", *map(str, runs), "--k", "1,2")
+    tokens = 0
     for a, b in itertools.product(range(2), repeat=2):
         mixed = tmp_path / f"mixed_{a}{b}"
         mixed.mkdir()
@@ -111,10 +114,10 @@ def test_cross_play_is_each_pairing_evaluated_apart(runs, tmp_path):
             tmp_path / "a.json", "--checkpoint", str(mixed), "--config", QUICK, *FEW, "seed=1",
             "--k", "1,2",
         )  # fmt: skip
-        assert found["matrices"]["reward_mean"][a][b] == pytest.approx(
-            apart["metrics"]["reward_mean"]
-        )
-    assert found["budget"]["generation_calls"] == 8  # 2 runs × 2 agents × 2 samples, not 16
+        pair = found["matrices"]["reward_mean"][a][b]
+        assert pair == pytest.approx(apart["metrics"]["reward_mean"])
+        tokens += apart["budget"]["tokens_generated"]
+    assert 2 * found["budget"]["tokens_generated"] == tokens
     assert len(set(itertools.chain(*found["matrices"]["reward_mean"]))) > 1
     assert (tmp_path / "x.png").stat().st_size > 5000
     assert "| aux of 2 |" in (tmp_path / "x.md").read_text()
@@ -128,12 +131,51 @@ def test_greedy_and_a_baseline_need_no_weights(tmp_path):
     assert concat["per_task"] == greedy["per_task"]  # the untrained team at turn 1
     single = _evaluate(tmp_path / "s.json", *arguments, "single")
     assert single["num_agents"] == 1 and single["metrics"]["reward/aux_defined"] == 0
-    assert single["budget"]["generation_calls"] == 1
+    assert single["budget"]["tokens_generated"] < concat["budget"]["tokens_generated"]
 
 
 def test_an_untrained_team_may_have_any_size(tmp_path):
     found = _evaluate(tmp_path / "a.json", "--config", QUICK, *FEW, "--num-agents", "3")
-    assert found["num_agents"] == 3 and found["budget"]["generation_calls"] == 3
+    assert found["num_agents"] == 3 and "agent_2/completion_length_mean" in found["metrics"]
+
+
+@pytest.fixture(scope="module")
+def shppo_run(tmp_path_factory) -> Path:
+    """A run of two agents that share one policy, randomly changed."""
+    folder = tmp_path_factory.mktemp("shppo")
+    arguments = ["--config", str(ROOT / "configs" / "shppo_quickstart.yaml"), "--override"]
+    small = ["shppo.eval_num_samples=3", "shppo.max_new_tokens=24", "shppo.latent_dim=5"]
+    config = script.make_plan(script.parse_arguments([*arguments, *small])).config
+    team = build_team(config)
+    _, sampler = build_sampler(config, team)
+    with torch.no_grad():
+        sampler.policy.layer.B.weight += 0.3 * torch.randn_like(sampler.policy.layer.B.weight)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config.to_dict()))
+    team.save(folder / "final_model")
+    sampler.policy.save(folder / "final_model")
+    tensors = {**team.state_tensors(), "heterogeneous": sampler.policy.state_dict()}
+    checkpoint.save(folder, 7, {"loop": {}}, tensors)
+    return folder
+
+
+def test_shppo_acts_with_another_number_of_agents(shppo_run, tmp_path):
+    two = _evaluate(tmp_path / "2.json", "--checkpoint", str(shppo_run))
+    same = _evaluate(
+        tmp_path / "c.json", "--checkpoint", str(shppo_run / "checkpoints" / "step_000007")
+    )
+    assert two["per_task"] == same["per_task"] and two["num_agents"] == 2
+    untrained = _evaluate(tmp_path / "u.json", "--config", str(shppo_run / "config.yaml"))
+    assert untrained["budget"]["tokens_generated"] != two["budget"]["tokens_generated"]
+    three = _evaluate(tmp_path / "3.json", "--checkpoint", str(shppo_run), "--num-agents", "3")
+    assert three["num_agents"] == 3 and three["metrics"]["agent_2/completion_length_mean"] > 0
+
+
+def test_shppos_weights_need_its_section(runs, shppo_run, tmp_path, capsys):
+    arguments = ["--checkpoint", str(shppo_run / "final_model"), "--config", QUICK]
+    assert script.main(arguments) == 2
+    assert "its section is `magrpo`" in capsys.readouterr().err
+    assert script.main(["--cross-play", str(shppo_run), str(shppo_run)]) == 2
+    assert "SHPPO's agents are one policy" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
