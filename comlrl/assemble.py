@@ -111,7 +111,7 @@ def assemble(start: Start, signals: Signals, train: list[Task], held_out: list[T
         lambda epoch, count: order((config.seed, "epoch", epoch), count),
         run_dir=start.run_dir,
         logger=loggers.Loggers([]),
-        evaluate=evaluator(rollout, held_out, shape, sampling) if held_out else None,
+        evaluate=evaluator(config, rollout, held_out, shape, sampling) if held_out else None,
         seed=config.seed,
         signals=signals,
     )
@@ -247,14 +247,20 @@ def build_rollout(config: Config, sampler: Any, reward: Reward, uniforms: Any) -
 
 
 def evaluator(
-    rollout: Rollout, tasks: list[Task], shape: Shape, sampling: Sampling
+    config: Config, rollout: Rollout, tasks: list[Task], shape: Shape, sampling: Sampling
 ) -> Callable[[], tuple[list, dict[str, float]]]:
     """Trees and metrics of the present policy on held-out tasks; ``turn_1/…`` and bare names."""
+    from comlrl.builtin import conventions
     from comlrl.evaluation import evaluate, mean_pass_at_k
     from loggers.metrics import tree_metrics
 
+    known = conventions if config.dataset.name == "builtin:coopmini" else None
+
     def run() -> tuple[list, dict[str, float]]:
         trees = evaluate(rollout, tasks, shape, sampling)
-        return trees, tree_metrics(trees) | {"pass@1": mean_pass_at_k(trees, 1)}
+        metrics = tree_metrics(trees, known) | {"pass@1": mean_pass_at_k(trees, 1)}
+        if (fallbacks := getattr(rollout.transition, "fallbacks", None)) is not None:
+            metrics["expert_fallbacks"] = float(fallbacks)
+        return trees, metrics
 
     return run

@@ -22,6 +22,8 @@ from comlrl.types import Message
 class PromptTooLongError(ValueError):
     """Not even the newest turn fits the model; the message names the key to raise."""
 
+    user_error = True  # told in one line, exit code 2
+
 
 @dataclass(frozen=True, slots=True)
 class Exchange:

@@ -185,7 +185,6 @@ def execute(
     from comlrl import distributed
     from comlrl.checkpoint import CheckpointError
     from comlrl.resume import prepare
-    from comlrl.update import NonFiniteError
 
     distributed.start()
     with contextlib.ExitStack() as opened:
@@ -211,7 +210,7 @@ def execute(
             if interrupted.path is not None:
                 distributed.everyone("interrupted")  # nobody leaves while the main one saves
             raise
-        except (ValueError, NonFiniteError, OSError) as error:
+        except (ValueError, RuntimeError, OSError) as error:
             return _stopped(error)
     if distributed.is_main():
         from loggers.model_card import write_model_card

@@ -20,6 +20,8 @@ MAX_MESSAGE = 200  # characters of an error message that are shown
 class ExternalError(ValueError):
     """A wrong setting under ``external``; the message names the key, the value and the mend."""
 
+    user_error = True  # told in one line, exit code 2
+
 
 @dataclass(frozen=True, slots=True)
 class Levels:

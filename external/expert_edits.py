@@ -59,6 +59,8 @@ OTHER_KEY = "EXPERT_API_KEY"  # for every other address; may be unset, as local 
 class ExpertError(RuntimeError):
     """The expert could not be had; the message says what it was asked and what came back."""
 
+    user_error, exit_code = True, 1  # told in one line
+
 
 class _TryAgain(Exception):
     """A failure that may pass: no connection, a timeout, an overloaded service, no answer."""

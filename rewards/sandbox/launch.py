@@ -33,6 +33,8 @@ _MODULES = ("wire", "confine", "candidate")  # of this package, handed over as s
 class SandboxError(ValueError):
     """An isolation that is unknown or that this machine does not offer."""
 
+    user_error = True  # told in one line, exit code 2
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
