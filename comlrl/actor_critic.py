@@ -38,6 +38,13 @@ class Chains:
     chains: tuple[tuple[int, ...], ...]  # joint actions turn by turn
 
     @property
+    def states_B(self) -> list[int]:
+        """How many states each tree has."""
+        starts = [s for s, parent in enumerate(self.parent_S) if parent < 0]
+        ends = [*starts[1:], len(self.parent_S)]
+        return [end - start for start, end in zip(starts, ends, strict=False)]
+
+    @property
     def tokens(self) -> int:
         """Tokens that all agents sampled."""
         return sum(
@@ -206,16 +213,19 @@ def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> float:
     return 1 - (error / whole) ** 2 if whole > 0 else math.nan
 
 
-def minibatches(own: int, size: int | None, key: tuple) -> list[list[int]]:
-    """A partition of ``range(own)`` in an order that depends on the key alone.
+def minibatches(states_B: Sequence[int], size: int | None, key: tuple) -> list[list[int]]:
+    """A partition of this process's states in an order that depends on the key alone.
 
-    ``size``: items in a minibatch over all processes; None, or more than there are: all of them.
-    Every process gets the same number of minibatches.
+    ``states_B``: states of each of its trees. ``size``: states in a minibatch over all processes;
+    None, or more than there are: all of them. Every process gets its part of the minibatches that
+    one process alone would make.
     """
-    total = int(distributed.total(own))
+    places, total = distributed.positions(states_B)
+    own = {place: state for state, place in enumerate(places)}
     count = 1 if size is None else max(1, math.ceil(total / size))
-    shuffled = order((*key, distributed.rank()), own)
-    return [shuffled[own * i // count : own * (i + 1) // count] for i in range(count)]
+    shuffled = order((*key, 0), total)
+    parts = [shuffled[total * i // count : total * (i + 1) // count] for i in range(count)]
+    return [[own[place] for place in part if place in own] for part in parts]
 
 
 def extremes(values: torch.Tensor) -> tuple[float, float]:

@@ -188,13 +188,13 @@ class PPOTrainer:
         section = self.section
         key = (self.rollout.seed, "minibatches", step)
         rows = chains.rows(agent.index, self.weight_T)
-        first = minibatches(len(rows), section.train_batch_size, (*key, 0))
+        first = minibatches(chains.states_B, section.train_batch_size, (*key, 0))
         before = self._measure(agent, [[rows[s] for s in chosen] for chosen in first])
         metrics = self._credit(chains, before, turn_advantage_C)
         stats, norms = Stats(), []
         for epoch in range(section.ppo_epochs):
             of_epoch = Stats()
-            for chosen in minibatches(len(rows), section.train_batch_size, (*key, epoch)):
+            for chosen in minibatches(chains.states_B, section.train_batch_size, (*key, epoch)):
                 norms.append(self._update(agent, [rows[s] for s in chosen], before, of_epoch))
             stats.absorb(of_epoch)
             metrics["approx_kl"] = of_epoch.means()["approx_kl"]
@@ -338,7 +338,7 @@ class PPOTrainer:
         key = (self.rollout.seed, "critic", step)
         total, count = 0.0, 0
         for epoch in range(section.ppo_epochs):
-            for chosen in minibatches(len(old_S), section.train_batch_size, (*key, epoch)):
+            for chosen in minibatches(chains.states_B, section.train_batch_size, (*key, epoch)):
                 numbers = [c for s in chosen for c in chains.actions_S[s]]
                 states = torch.tensor([chains.state_C[c] for c in numbers], dtype=torch.long)
                 loss_C = clipped_value(

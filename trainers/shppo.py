@@ -217,7 +217,7 @@ class SHPPOTrainer:
         """The epochs; what the log wants."""
         section, key = self.section, (self.rollout.seed, "minibatches", step)
         rows_SN = self._rows(samples.chains)
-        states, size = len(rows_SN), section.train_batch_size
+        states, size = samples.chains.states_B, section.train_batch_size
         first = minibatches(states, size, (*key, 0))
         self._measure(samples, [[row for s in chosen for row in rows_SN[s]] for chosen in first])
         metrics = self._said_before(samples)
