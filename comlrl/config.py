@@ -29,7 +29,9 @@ class AgentModelConfig:
     """The base model of homogeneous agents, and how every agent samples."""
 
     name: str = "builtin:tiny-coder"  # builtin:tiny-coder, a hub name or a local folder
+    # auto: bfloat16 on GPUs that have it, float32 elsewhere
     torch_dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
+    # which of transformers' attention kernels
     attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     tokenizer_kwargs: dict[str, Any] = field(default_factory=dict)  # to AutoTokenizer
     model_kwargs: dict[str, Any] = field(default_factory=dict)  # to AutoModelForCausalLM
@@ -45,10 +47,10 @@ class AgentModelConfig:
 class LoraSection:
     """LoRA adapters on one shared frozen base; off: each agent trains all weights of a copy."""
 
-    enabled: bool = True
-    r: int = 16
+    enabled: bool = True  # false: all weights
+    r: int = 16  # rank
     alpha: float | None = None  # null: 2 r
-    dropout: float = 0.0
+    dropout: float = 0.0  # 0 for PPO and SHPPO
     target_modules: Any = "all-linear"  # "all-linear" or a list of module names
 
 
@@ -59,17 +61,17 @@ class DatasetConfig:
     name: str = "builtin:coopmini"  # builtin:coopmini, hub name, folder, or .jsonl/.json/.parquet
     type: str | None = None  # a short name for the run directory; null: from the name
     train_split: str = "train"  # e.g. train, test[33:163]
-    eval_split: str = "eval"
-    on_bad_row: Literal["error", "skip"] = "error"
+    eval_split: str = "eval"  # held-out tasks, sliced alike
+    on_bad_row: Literal["error", "skip"] = "error"  # skip: leave it out and say so
 
 
 @dataclass(frozen=True)
 class OutputConfig:
     """What a run leaves behind."""
 
-    base_dir: str = "outputs"
+    base_dir: str = "outputs"  # parent of run directories that have no name of their own
     dir: str | None = None  # null: base_dir/<algorithm>_<dataset type>_<seed>
-    save_final_model: bool = False
+    save_final_model: bool = False  # final_model/agent_N/, with a model card
     verbose: bool = False  # every episode to episodes.jsonl
 
 
@@ -77,14 +79,16 @@ class OutputConfig:
 class ExternalConfig:
     """What agents are told between turns."""
 
+    # what agents read before a revision: docs/external.md
     mode: Literal["level_feedback", "level_passed", "passed", "plain", "expert_edits"] = (
         "level_feedback"
     )
     sandbox_slice: int | str | None = 1  # tests that feedback may show; 0, null, all: every
-    expert_model: str = "deepseek-coder"
+    expert_model: str = "deepseek-coder"  # of mode expert_edits
     expert_base_url: str | None = None  # null: the provider's of the model's name
+    # where the expert fails; plain: ask for a revision without it
     on_error: Literal["stop", "plain"] = "stop"
-    history: Literal["full", "last"] = "full"
+    history: Literal["full", "last"] = "full"  # the whole conversation, or the newest attempt
     original_prompt: bool = False  # history: last only
     previous_response: bool = True  # history: last only
 
@@ -93,30 +97,32 @@ class ExternalConfig:
 class SandboxConfig:
     """How model-written code is run."""
 
+    # what shuts a program in: docs/sandbox.md
     isolation: Literal["auto", "namespaces", "bubblewrap", "unshare", "limits"] = "auto"
     workers: int | None = None  # null: the CPU cores
     timeout: float = 10.0  # wall-clock seconds for each test
-    memory_mb: int = 512
+    memory_mb: int = 512  # of a program
 
 
 @dataclass(frozen=True)
 class RewardProcessorConfig:
     """Training reward = scale_factor · reward + shift, where enabled."""
 
-    enabled: bool = True
-    scale_factor: float = 1.0
-    shift: float = 0.0
+    enabled: bool = True  # false: training reward = reward
+    scale_factor: float = 1.0  # multiplies the reward
+    shift: float = 0.0  # is added after that
 
 
 @dataclass(frozen=True)
 class WandbConfig:
     """Weights & Biases; no section: off."""
 
-    project: str = "comlrl"
-    entity: str | None = None
-    name: str | None = None
-    dir: str | None = None
-    tags: list[str] = field(default_factory=list)
+    project: str = "comlrl"  # where the run is shown
+    entity: str | None = None  # user or team; null: the login's
+    name: str | None = None  # null: that of the run directory
+    dir: str | None = None  # of W&B's own files; null: the run directory
+    tags: list[str] = field(default_factory=list)  # shown with the run
+    # null: online where there is a login
     mode: Literal["online", "offline", "disabled"] | None = None
 
 
@@ -124,7 +130,7 @@ class WandbConfig:
 class GenerationConfig:
     """How completions are sampled; none of it changes what is sampled."""
 
-    backend: Literal["builtin"] = "builtin"
+    backend: Literal["builtin"] = "builtin"  # there is one
     max_batch_tokens: int = 262144  # key/value slots held at once; more is split into chunks
 
 
@@ -132,7 +138,7 @@ class GenerationConfig:
 class DistributedConfig:
     """Several processes under torchrun."""
 
-    strategy: Literal["replicate", "fsdp"] = "replicate"
+    strategy: Literal["replicate", "fsdp"] = "replicate"  # a copy on each process, or shards
 
 
 @dataclass(frozen=True)
@@ -188,9 +194,9 @@ SECTIONS: dict[str, type] = {
 class _Root:
     """Keys that stand at the top of a file, outside any section."""
 
-    seed: int = 42
-    agents: list[str] | None = None
-    agent_devices: list[str] | None = None
+    seed: int = 42  # of everything that is drawn at random
+    agents: list[str] | None = None  # one model for each agent, instead of adapters on agent_model
+    agent_devices: list[str] | None = None  # where each of `agents` is, e.g. [cuda:0, cuda:1]
 
 
 # Older spellings; "<algo>" stands for the algorithm's section. None: accepted and ignored.

@@ -17,33 +17,34 @@ from comlrl.config import Config, ConfigError
 class CommonConfig:
     """Keys that every algorithm section has."""
 
-    num_agents: int = 2
-    num_turns: int = 1
+    num_agents: int = 2  # helpers first, main last
+    num_turns: int = 1  # attempts, with feedback between them
     num_generations: int = 4  # G: completions of each agent at a node
-    joint_mode: Literal["align", "cross"] = "align"
+    joint_mode: Literal["align", "cross"] = "align"  # the g-th of each agent, or every combination
     handoff: Literal["random", "best"] | None = None  # null: a child of every joint action
     discount: float = 0.9  # between turns
     turn_gradient_weights: list[float] | None = None  # one for each turn; null: 1
     early_termination_threshold: float | None = None  # on the processed reward
-    num_train_epochs: int | None = 1
+    num_train_epochs: int | None = 1  # passes over the training tasks; null: the two below decide
     max_steps: int | None = None  # training steps
     max_env_steps: int | None = None  # scored joint actions
     batch_size: int = 16  # tasks whose trees are grown together in a training step
     train_batch_size: int | None = None  # nodes in an optimizer update; null: all of the step
-    learning_rate: float = 2e-4
+    learning_rate: float = 2e-4  # for LoRA; where all weights are trained, about a tenth
+    # to 0 at the run's end, or constant
     lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = 0  # optimizer updates
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = 1.0  # of each agent's gradient
     kl_coef: float = 0.0  # of the k3 KL to the reference policy
-    max_new_tokens: int = 256
+    max_new_tokens: int = 256  # of a completion
     temperature: float | None = None  # null: agent_model's
-    top_p: float | None = None
-    top_k: int | None = None
+    top_p: float | None = None  # null: agent_model's
+    top_k: int | None = None  # null: agent_model's
     logging_steps: int = 1  # training steps
     eval_interval: int = 0  # training steps; 0: never
     eval_num_samples: int | None = 4  # tasks; null: the whole split
     save_steps: int = 0  # training steps between checkpoints; 0: none
-    save_total_limit: int | None = 2
+    save_total_limit: int | None = 2  # checkpoints kept; null: all
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class PreferenceConfig(CommonConfig):
 
     preference_num_candidates: int = 16  # joint candidates sampled for each task
     preference_pairs_per_sample: int | None = 4  # pairs kept for each task; null: all of them
+    # which of the pairs; all: with preference_pairs_per_sample null
     pair_selection: Literal["reward_gap", "random", "all"] = "reward_gap"
     preference_holdout: float = 0.1  # share of the tasks whose pairs are kept to measure with
     preferences: str | None = None  # preferences.jsonl (or a run's folder) to read, not sample
@@ -77,9 +79,9 @@ class PreferenceConfig(CommonConfig):
 class MADPOConfig(PreferenceConfig):
     """Multi-agent direct preference optimization."""
 
-    dpo_beta: float = 0.1
-    dpo_reference: bool = False
-    label_smoothing: float = 0.0
+    dpo_beta: float = 0.1  # weight of the joint log-ratio
+    dpo_reference: bool = False  # subtract the reference policy's log-ratio
+    label_smoothing: float = 0.0  # share of pairs taken to be the wrong way round
     use_environment_step: bool = True  # x-axis: 2 · pairs trained; false: candidates scored
     train_agents: list[int] | None = None  # null: all; [1]: preference learning on main only
 
@@ -92,14 +94,15 @@ class MARLHFConfig(PreferenceConfig):
     here or in the RL algorithm's section (``share_common_keys``).
     """
 
+    # of the online stage
     rl_algorithm: Literal["magrpo", "reinforce", "rloo", "remax", "ppo"] = "magrpo"
     reward_model: str | None = None  # read this reward model instead of training one
     reward_model_name: str | None = None  # its base; null: the agents'
-    reward_learning_rate: float = 1e-5
-    reward_num_train_epochs: int = 1
-    reward_train_batch_size: int = 4
-    reward_max_length: int = 2048
-    reward_freeze_backbone: bool = False
+    reward_learning_rate: float = 1e-5  # of the reward model
+    reward_num_train_epochs: int = 1  # passes over the pairs
+    reward_train_batch_size: int = 4  # pairs in an update
+    reward_max_length: int = 2048  # tokens of a joint text
+    reward_freeze_backbone: bool = False  # train the score head alone
     reward_min_accuracy: float = 0.55  # on held-out pairs; below it the run stops before RL
 
 
@@ -110,9 +113,9 @@ class ActorCriticConfig(CommonConfig):
     ppo_epochs: int = 4  # passes over a step's samples
     clip_range: float = 0.2  # of the importance ratio around 1
     value_clip_range: float | None = 0.2  # of the value around its old one; null: no clipping
-    value_learning_rate: float = 1e-3
-    entropy_coef: float = 0.0
-    gae_lambda: float = 0.95
+    value_learning_rate: float = 1e-3  # of the critic
+    entropy_coef: float = 0.0  # weight of the entropy bonus
+    gae_lambda: float = 0.95  # of generalized advantage estimation
     target_kl: float | None = None  # an epoch's mean KL(old ‖ new) that ends the epochs
     normalize_advantages: bool = True  # to mean 0 and standard deviation 1 within a step
 
@@ -122,6 +125,7 @@ class PPOConfig(ActorCriticConfig):
     """Proximal policy optimization, token by token."""
 
     num_agents: int = 1
+    # a value head for each agent, or one V of all prompts
     critic: Literal["independent", "centralized"] = "independent"
     gamma_token: float = 1.0  # between the tokens of a turn
     kl_target: float | None = None  # mean KL of a token that kl_coef adapts to; null: fixed
@@ -133,14 +137,14 @@ class SHPPOConfig(ActorCriticConfig):
     """Scalable heterogeneous PPO, arXiv 2404.03869."""
 
     discount: float = 0.95
-    gae_lambda: float = 0.9
-    latent_dim: int = 8
+    gae_lambda: float = 0.9  # over turns
+    latent_dim: int = 8  # of an agent's latent
     latent_hidden: int = 64  # width of the encoder's and the inference net's layers
     heterogeneous_rank: int = 16  # rank of A and B, size of the generated matrix
     lambda_e: float = 0.01  # of the latents' entropy
     lambda_d: float = 0.1  # of the distance between agents' latents
-    latent_learning_rate: float = 1e-3
-    inference_learning_rate: float = 1e-3
+    latent_learning_rate: float = 1e-3  # of the encoder
+    inference_learning_rate: float = 1e-3  # of the inference net
 
 
 SECTIONS: dict[str, type] = {
