@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 ROOT = Path(__file__).parent.parent
 CLOCK = ("time", "second", "memory")  # parts of names of what depends on the clock or the machine
+ALGORITHMS = ("grpo", "magrpo", "madpo", "marlhf", "ppo", "shppo")
 SMALL = {
     "num_generations": 2, "batch_size": 2, "max_steps": 4, "num_train_epochs": None,
     "max_new_tokens": 6, "eval_interval": 2, "eval_num_samples": 2, "save_steps": 1,
@@ -32,6 +33,18 @@ def small(algorithm: str, folder: Path, **section: Any) -> list[str]:
         "--config", str(ROOT / f"configs/{algorithm}_quickstart.yaml"), "--override",
         *(f"{key}={json.dumps(value)}" for key, value in keys.items()),
     ]  # fmt: skip
+
+
+def small_of(algorithm: str, folder: Path) -> list[str]:
+    """Any algorithm's smallest run that does everything it ever does."""
+    if algorithm not in ("madpo", "marlhf"):
+        return small(algorithm, folder)
+    keys = {"preference_num_candidates": 6, "preference_pairs_per_sample": 2}
+    arguments = small(algorithm, folder, max_new_tokens=24, **keys)
+    arguments.append("dataset.train_split=train[:8]")
+    if algorithm == "marlhf":
+        arguments.append("marlhf.reward_min_accuracy=0")
+    return arguments
 
 
 class Process:

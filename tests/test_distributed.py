@@ -15,7 +15,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests import tiny_models
-from tests.runs import ROOT, Process, Zygote, metrics, newest_step, small, weights
+from tests.runs import (
+    ALGORITHMS,
+    ROOT,
+    Process,
+    Zygote,
+    metrics,
+    newest_step,
+    small,
+    small_of,
+    weights,
+)
 
 HERE = str(Path(__file__))
 
@@ -97,8 +107,8 @@ def update(folder: str, model: str, tasks: int, train_batch_size: int | None) ->
 
     distributed.start()
     config = tiny_models.config(
-        num_turns=2, num_generations=3, batch_size=5, max_steps=2, num_train_epochs=None, kl_coef=0.1,
-        train_batch_size=train_batch_size, early_termination_threshold=0.5,
+        num_turns=2, num_generations=3, batch_size=5, max_steps=2, num_train_epochs=None,
+        train_batch_size=train_batch_size, early_termination_threshold=0.5, kl_coef=0.1,
         agent_model__name=model, agent_model__torch_dtype="float64",
     )  # fmt: skip
     team, section = build_team(config), config.section
@@ -235,6 +245,27 @@ def test_a_run_of_two_processes(zygote: Zygote, tmp_path: Path) -> None:
     assert [{**line, "metrics": 0} for line in one] == [{**line, "metrics": 0} for line in two]
     for name in ("reward_mean", "entropy", "loss", "gradient_norm", "completion_length_mean"):
         assert two[1]["metrics"][name] == pytest.approx(one[1]["metrics"][name], rel=1e-3), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_with_two_processes(zygote: Zygote, tmp_path: Path, algorithm: str) -> None:
+    """Line by line the numbers of one process, up to rounding; weights alike at the end."""
+    lone, folder = tmp_path / "one", tmp_path / "two"
+    more = [f"{algorithm}.batch_size=3", f"{algorithm}.max_steps=2"]
+    run = zygote.run(algorithm, [*small_of(algorithm, lone), *more])
+    assert run.wait(250) == 0, run.output
+    team = zygote.team(2, {"run": [algorithm, [*small_of(algorithm, folder), *more]]})
+    assert ended(team, 250) == [0, 0], team[0].output + team[1].output
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["distributed"] == {"world_size": 2, "weights_in_sync": True}
+    one, two = metrics(lone), metrics(folder)
+    assert [{**line, "metrics": 0} for line in one] == [{**line, "metrics": 0} for line in two]
+    for before, after in zip(one, two, strict=True):
+        assert before["metrics"].keys() == after["metrics"].keys()
+        for name, value in before["metrics"].items():
+            expected = value if value is None else pytest.approx(value, rel=1e-2, abs=1e-4)
+            assert after["metrics"][name] == expected, name
 
 
 def test_resuming_with_another_number_of_processes(zygote: Zygote, tmp_path: Path) -> None:

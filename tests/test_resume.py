@@ -5,18 +5,29 @@ from __future__ import annotations
 import json
 import random
 import signal
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.runs import ROOT, Zygote, metrics, newest_step, small, weights
-
-ALGORITHMS = ("grpo", "magrpo", "madpo", "marlhf", "ppo", "shppo")
+from tests.runs import ALGORITHMS, Process, Zygote, metrics, newest_step, small, small_of, weights
 
 
 def has_begun(run_dir: Path) -> bool:
     return (run_dir / "metrics.jsonl").exists() and bool((run_dir / "metrics.jsonl").read_text())
+
+
+def is_past(run: Process, run_dir: Path, step: int) -> bool:
+    return newest_step(run_dir) > step or run.code() is not None
+
+
+def with_delay(run: Process, seconds: float) -> None:
+    """Let a run go on for a while."""
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit and run.code() is None:
+        time.sleep(0.01)
 
 
 def assert_same(run_dir: Path, undisturbed: Path) -> None:
@@ -40,23 +51,13 @@ def test_killed_at_any_moment(zygote: Zygote, tmp_path: Path, undisturbed: Path)
     arguments = small("magrpo", folder)
     for kill in range(3):
         run = zygote.run("magrpo", [*arguments, *(["--resume"] if kill else [])])
-        done = newest_step(folder)
-        run.until(lambda done=done: newest_step(folder) > done or run.code() is not None)
+        run.until(partial(is_past, run, folder, newest_step(folder)))
         with_delay(run, moments.uniform(0, 1.0))
         run.kill()
         run.wait()
     run = zygote.run("magrpo", [*arguments, "--resume"])
     assert run.wait() == 0, run.output
     assert_same(folder, undisturbed)
-
-
-def with_delay(run, seconds: float) -> None:
-    """Let a run go on for a while."""
-    import time
-
-    limit = time.monotonic() + seconds
-    while time.monotonic() < limit and run.code() is None:
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -131,17 +132,13 @@ def test_resume_where_nothing_is_starts_anew(
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_survives_kills(zygote: Zygote, tmp_path: Path, algorithm: str) -> None:
     """Four kills of each algorithm, anywhere from the first import to the last line written."""
-    if not (ROOT / f"configs/{algorithm}_quickstart.yaml").exists():
-        pytest.skip(f"there is no quickstart of {algorithm}")
-    import time
-
-    arguments = _small_of(algorithm, tmp_path / "undisturbed")
+    arguments = small_of(algorithm, tmp_path / "undisturbed")
     started = time.monotonic()
     run = zygote.run(algorithm, arguments)
     assert run.wait(600) == 0, run.output
     whole = time.monotonic() - started
     folder, moments = tmp_path / "run", random.Random()
-    arguments = _small_of(algorithm, folder)
+    arguments = small_of(algorithm, folder)
     kills = 0
     while kills < 4:
         run = zygote.run(algorithm, [*arguments, *(["--resume"] if kills else [])])
@@ -153,19 +150,6 @@ def test_every_algorithm_survives_kills(zygote: Zygote, tmp_path: Path, algorith
     run = zygote.run(algorithm, [*arguments, "--resume"])
     assert run.wait(600) == 0, run.output
     assert_same(folder, tmp_path / "undisturbed")
-
-
-def _small_of(algorithm: str, folder: Path) -> list[str]:
-    """The algorithm's smallest run that does everything it ever does."""
-    arguments = small(algorithm, folder) if algorithm != "marlhf" else small("magrpo", folder)
-    more = {
-        "madpo": ["madpo.preference_num_candidates=4", "dataset.train_split=train[:8]"],
-        "marlhf": ["marlhf.preference_num_candidates=4", "dataset.train_split=train[:8]"],
-    }
-    if algorithm == "marlhf":
-        arguments[1] = str(ROOT / "configs/marlhf_quickstart.yaml")
-        arguments.append("marlhf.reward_min_accuracy=0")
-    return [*arguments, *more.get(algorithm, [])]
 
 
 def test_a_finished_run_resumed_further(zygote: Zygote, tmp_path: Path) -> None:
