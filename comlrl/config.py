@@ -47,10 +47,10 @@ class AgentModelConfig:
 class LoraSection:
     """LoRA adapters on one shared frozen base; off: each agent trains all weights of a copy."""
 
-    enabled: bool = True  # false: all weights
-    r: int = 16  # rank
+    enabled: bool = True  # false: all weights are trained
+    r: int = 16  # rank of the adapters
     alpha: float | None = None  # null: 2 r
-    dropout: float = 0.0  # 0 for PPO and SHPPO
+    dropout: float = 0.0  # of the adapters; 0 for PPO and SHPPO
     target_modules: Any = "all-linear"  # "all-linear" or a list of module names
 
 
@@ -130,7 +130,7 @@ class WandbConfig:
 class GenerationConfig:
     """How completions are sampled; none of it changes what is sampled."""
 
-    backend: Literal["builtin"] = "builtin"  # there is one
+    backend: Literal["builtin"] = "builtin"  # the only one there is
     max_batch_tokens: int = 262144  # key/value slots held at once; more is split into chunks
 
 

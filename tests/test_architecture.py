@@ -22,7 +22,7 @@ VOCABULARY = {"comlrl.types", "comlrl.prompts", "comlrl.config"}
 # They put everything together, like the scripts: nobody imports them but each other.
 COMPOSITION = {"comlrl.launch", "comlrl.assemble", "comlrl.evaluation_plan", "comlrl.dry_run"}
 # Programs that make what is shipped; nobody imports them.
-PROGRAMS = {"comlrl.builtin.pretrain"}
+PROGRAMS = {"comlrl.builtin.pretrain", "comlrl.config_reference"}
 SEAM = {"comlrl.distributed"}  # the identity where there is one process
 
 # Module → the other rooms that it may import. Modules of comlrl that do not stand here are shared

@@ -51,6 +51,8 @@ class CommonConfig:
 class MAGRPOConfig(CommonConfig):
     """MAGRPO, arXiv 2508.04652."""
 
+    # what a return is compared with: the siblings' mean, the others' mean, their maximum, the
+    # return of a greedy rollout, nothing
     advantage: Literal["mean", "rloo", "max", "greedy", "raw"] = "mean"
     advantage_normalization: bool = False  # divide by the siblings' standard deviation
 
