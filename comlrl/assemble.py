@@ -50,6 +50,36 @@ class Run:
     resume: bool  # what lies in run_dir is this run's own, and is gone on with
 
 
+def check_devices(config: Config) -> None:
+    """Raises ConfigError where ``agent_devices`` cannot be followed."""
+    import torch
+
+    from comlrl import distributed
+
+    if config.agent_devices is None:
+        return
+    given = list(config.agent_devices)
+    if config.agents is None and config.lora.enabled:
+        raise ConfigError(
+            f"agent_devices: {given} for agents that share one base; give each a model of its own "
+            "with `agents`, or set agent_devices=null"
+        )
+    if distributed.local_world_size() > 1:
+        raise ConfigError(
+            f"agent_devices: {given} with {distributed.local_world_size()} processes on a machine, "
+            "which would all use these; start one process a machine"
+        )
+    for name in given:
+        try:
+            device = torch.device(name)
+        except RuntimeError:
+            raise ConfigError(f"agent_devices: '{name}' is no device, e.g. cuda:1 or cpu") from None
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise ConfigError(
+                f"agent_devices: '{name}'; this machine has {torch.cuda.device_count()} card(s)"
+            )
+
+
 def deterministic() -> None:
     """Kernels whose sums come out bit-equal at every run, where there are such kernels."""
     import torch

@@ -22,6 +22,7 @@ from comlrl.assemble import (
     assemble,
     build_reward,
     build_rollout,
+    check_devices,
     deterministic,
     load_both_splits,
 )
@@ -249,6 +250,7 @@ def _open(
     from comlrl.resume import write_config
 
     distributed.check_cards()
+    check_devices(start.config)
     deterministic()
     found = None if start.checkpoint is None else checkpoint.read(start.checkpoint)
     tasks = distributed.from_main(lambda: load_both_splits(start.config))

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 
+from comlrl.assemble import check_devices
 from comlrl.batching import Row
 from comlrl.builtin import COOPMINI
 from comlrl.collapse import Collapse
 from comlrl.config import AgentModelConfig, ConfigError
 from comlrl.losses import policy_gradient
 from comlrl.policy import action_logprobs
-from comlrl.team import Agent, load_model
+from comlrl.team import Agent, build_team, load_model
 from comlrl.types import TokenBatch
 from comlrl.update import AgentOptimizer, NonFiniteError, accumulate, explained
 from tests import tiny_models
@@ -129,6 +130,29 @@ def test_model_without_eos_token(tmp_path: Path) -> None:
         load_model(AgentModelConfig(), str(tmp_path), "cpu")
     section = AgentModelConfig(special_tokens={"eos_token": "<eos>"})
     assert load_model(section, str(tmp_path), "cpu")[1].eos_token_id == tiny_models.EOS
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"agent_devices": ["cpu", "cpu"]}, "share one base"),
+        ({"agent_devices": ["cpu", "tpu9"], "lora__enabled": False}, "'tpu9' is no device"),
+        ({"agent_devices": ["cuda:0", "cuda:64"], "lora__enabled": False}, "card"),
+    ],
+)
+def test_devices_that_cannot_be_had(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_devices(tiny_models.config(**keys))
+
+
+def test_agents_are_placed_where_agent_devices_says() -> None:
+    """``meta`` stands for a second card: it holds shapes and no numbers."""
+    models = [str(tiny_models.folder(kind)) for kind in ("qwen2", "llama")]
+    config = tiny_models.config(agents=models, agent_devices=["cpu", "meta"])
+    check_devices(config)
+    first, second = build_team(config).agents
+    assert (first.device.type, second.device.type) == ("cpu", "meta")
+    assert {p.device.type for p in second.parameters()} == {"meta"}
 
 
 # Workers and services
