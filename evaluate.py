@@ -53,7 +53,6 @@ class Stage:
 def evaluate(plan: Plan) -> int:
     """One team or baseline → table, JSON, Markdown."""
     from comlrl.evaluation import estimates, task_rows
-    from loggers.metrics import tree_metrics
     from loggers.tables import evaluation_table
 
     stage = build(plan, remembering=False)
@@ -65,7 +64,7 @@ def evaluate(plan: Plan) -> int:
         seconds = time.monotonic() - started
     finally:
         stage.rollout.reward.close()
-    metrics, intervals = estimates(trees, tree_metrics, plan.ks, plan.config.seed)
+    metrics, intervals = estimates(trees, reader(plan), plan.ks, plan.config.seed)
     result = described(plan, stage) | {
         "metrics": metrics,
         "intervals": intervals,
@@ -81,7 +80,6 @@ def cross_play(plan: Plan) -> int:
     from comlrl import cross_play as pairs
     from comlrl.evaluation import estimates
     from loggers.heat_map import write_heat_map
-    from loggers.metrics import tree_metrics
     from loggers.tables import cross_play_table
 
     stage = build(plan, remembering=True)
@@ -93,7 +91,8 @@ def cross_play(plan: Plan) -> int:
     finally:
         stage.rollout.reward.close()
     seconds = time.monotonic() - started
-    found = [[estimates(t, tree_metrics, plan.ks, plan.config.seed) for t in row] for row in rows]
+    read = reader(plan)
+    found = [[estimates(t, read, plan.ks, plan.config.seed) for t in row] for row in rows]
     matrices = {
         name: [[metrics[name] for metrics, _ in row] for row in found]
         for name in ("reward_mean", "test_fraction", *(f"pass@{k}" for k in plan.ks))
@@ -154,6 +153,15 @@ def grower(plan: Plan, stage: Stage) -> Callable[[], list[Tree]]:
     return lambda: evaluation.evaluate(
         stage.rollout, stage.tasks, shape, stage.sampling, plan.samples
     )
+
+
+def reader(plan: Plan) -> Callable[[Sequence[Tree]], dict[str, float]]:
+    """Trees → metrics, on CoopMini with the conventions that the agents follow."""
+    from comlrl.builtin import conventions
+    from loggers.metrics import tree_metrics
+
+    known = conventions if plan.config.dataset.name == "builtin:coopmini" else None
+    return lambda trees: tree_metrics(trees, known)
 
 
 def described(plan: Plan, stage: Stage) -> dict[str, Any]:

@@ -15,6 +15,7 @@ SHOWN = (
     "aux_called_rate",
     "wrapper_rate",
     "aux_ignored_rate",
+    "convention_match_rate",
     "completion_length_mean",
     "truncation_share",
 )
