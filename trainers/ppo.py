@@ -268,15 +268,15 @@ class PPOTrainer:
             optimizers.append(self.critic_optimizers[agent.index])
         for optimizer in optimizers:
             optimizer.zero()
+        of_update = Stats()
         accumulate(
             agent,
             rows,
-            lambda batch: self._loss(agent, batch, before, stats) / tokens,
+            lambda batch: self._loss(agent, batch, before, of_update) / tokens,
             parameters=[p for optimizer in optimizers for p in optimizer.parameters],
-            on_retry=lambda size: print(
-                f"out of memory: micro-batches of {size} tokens from here", flush=True
-            ),
+            on_retry=lambda _: of_update.clear(),
         )
+        stats.absorb(of_update)
         norm = optimizers[0].step()
         for optimizer in optimizers[1:]:
             optimizer.step()

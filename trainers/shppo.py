@@ -303,15 +303,15 @@ class SHPPOTrainer:
         tokens = int(distributed.total(sum(len(ids) for row in rows for ids in row.completions)))
         optimizer = self.optimizers["actor"]
         optimizer.zero()
+        of_update = Stats()
         accumulate(
             self.agent,
             rows,
-            lambda batch: self._actor_loss(samples, batch, stats) / tokens,
+            lambda batch: self._actor_loss(samples, batch, of_update) / tokens,
             parameters=optimizer.parameters,
-            on_retry=lambda size: print(
-                f"out of memory: micro-batches of {size} tokens from here", flush=True
-            ),
+            on_retry=lambda _: of_update.clear(),
         )
+        stats.absorb(of_update)
         return optimizer.step()
 
     def _actor_loss(self, samples: Samples, batch: TokenBatch, stats: Stats) -> torch.Tensor:
