@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -114,20 +114,38 @@ class CodeReward:
 
         Raises TestError, naming the row, for a task without usable tests.
         """
+        for task in {id(action.task): action.task for action in actions}.values():
+            check_task(task)
         with self._lock:
-            drafts = [self._draft(action) for action in actions]
-            jobs = dict.fromkeys(d.job for d in drafts if d.job is not None)
-            fresh = [job for job in jobs if job not in self._outcomes]
-            if len(self._outcomes) + len(fresh) > CACHED:
-                self._outcomes = {j: o for j, o in self._outcomes.items() if j in jobs}
-            self._outcomes.update(zip(fresh, self._pool.run(fresh), strict=True))
+            drafts: list[_Draft] = []
+            fresh: dict[Job, None] = {}
+            outcomes = self._pool.run(self._fresh_jobs(actions, drafts, fresh))
+            self._remember(dict(zip(fresh, outcomes, strict=True)), drafts)
             breakdowns = [self._breakdown(draft) for draft in drafts]
         return [Score(breakdown.total, breakdown) for breakdown in breakdowns]
+
+    def _fresh_jobs(
+        self, actions: Sequence[JointAction], drafts: list[_Draft], fresh: dict[Job, None]
+    ) -> Iterator[Job]:
+        """Drafts the actions, and yields each program that is not known yet, once."""
+        for action in actions:
+            draft = self._draft(action)
+            drafts.append(draft)
+            job = draft.job
+            if job is not None and job not in self._outcomes and job not in fresh:
+                fresh[job] = None
+                yield job
+
+    def _remember(self, outcomes: dict[Job, tuple[TestOutcome, ...]], drafts: list[_Draft]) -> None:
+        """Keeps the outcomes; beyond the bound, only those of this call."""
+        self._outcomes.update(outcomes)
+        if len(self._outcomes) > CACHED:
+            used = {draft.job for draft in drafts}
+            self._outcomes = {job: o for job, o in self._outcomes.items() if job in used}
 
     def _draft(self, action: JointAction) -> _Draft:
         """The joint program, as far as level 2 of the table."""
         task = action.task
-        check_task(task)
         names = (*helper_names(len(action.completions_N)), task.entry_point)
         parts = tuple(
             self._contribution(text, name, names)

@@ -14,7 +14,7 @@ import tempfile
 import time
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from rewards.sandbox.launch import (
     remove_tree,
 )
 
-IN_FLIGHT = 2  # programs handed to a judge: the one that runs and the next
+IN_FLIGHT = 3  # programs handed to a judge: the one that runs and the next ones
 SPARE_SECONDS = 60.0  # beyond all its timeouts, after which a silent judge is given up
 _ROOT = Path(__file__).parents[2]
 
@@ -136,24 +136,32 @@ class Pool:
                 _warn_limits()
         return self._level
 
-    def run(self, jobs: Sequence[Job]) -> list[tuple[TestOutcome, ...]]:
-        """Each job's outcomes, in order. A judge that dies fails the job that it ran."""
-        if not jobs:
+    def run(self, jobs: Iterable[Job]) -> list[tuple[TestOutcome, ...]]:
+        """Each job's outcomes, in order. A judge that dies fails the job that it ran.
+
+        Jobs are taken as workers become free, so that making them and running them overlap.
+        """
+        batch = _Batch(iter(jobs), self.timeout)
+        if not batch.refill():
             return []
         self._start()
-        batch = _Batch(jobs, self.timeout)
+        try:
+            self._run(batch)
+        except BaseException:
+            self.close()  # replies to come would be taken for the next call's
+            raise
+        return batch.outcomes
+
+    def _run(self, batch: _Batch) -> None:
         with selectors.DefaultSelector() as selector:
             for worker in self._workers:
                 selector.register(worker.connection, selectors.EVENT_READ, worker)
-            while batch.unfinished:
-                self._feed(batch)
+            while self._feed(batch) or any(worker.jobs for worker in self._workers):
                 deadline = min(worker.deadline for worker in self._workers)
-                events = selector.select(max(0.0, deadline - time.monotonic()))
-                for key, _ in events:
+                for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
                     self._collect(key.data, batch, selector)
                 for worker in [w for w in self._workers if w.deadline <= time.monotonic()]:
                     self._replace(worker, batch, selector)
-        return batch.outcomes
 
     def close(self) -> None:
         for worker in self._workers:
@@ -169,13 +177,17 @@ class Pool:
     def _worker(self) -> _Worker:
         return _Worker(self.isolation, self.timeout, self.memory_mb)
 
-    def _feed(self, batch: _Batch) -> None:
-        for depth in range(IN_FLIGHT):
-            for worker in self._workers:
-                if batch.pending and len(worker.jobs) <= depth:
-                    index = batch.pending.popleft()
-                    with contextlib.suppress(OSError):  # its end is seen by its replies
-                        worker.send(index, batch.jobs[index], batch.allowed(index))
+    def _feed(self, batch: _Batch) -> bool:
+        """Hands out jobs, to the least busy first; False where none is left."""
+        while True:
+            worker = min(self._workers, key=lambda w: len(w.jobs))
+            if len(worker.jobs) >= IN_FLIGHT:
+                return True
+            if not batch.refill():
+                return False
+            index = batch.pending.popleft()
+            with contextlib.suppress(OSError):  # its end is seen when its replies are read
+                worker.send(index, batch.jobs[index], batch.allowed(index))
 
     def _collect(self, worker: _Worker, batch: _Batch, selector: selectors.BaseSelector) -> None:
         try:
@@ -208,16 +220,21 @@ class Pool:
 class _Batch:
     """The jobs of one call and what is known of them."""
 
-    jobs: Sequence[Job]
+    source: Iterator[Job]
     timeout: float
-    pending: deque[int] = field(init=False)
-    outcomes: list[tuple[TestOutcome, ...]] = field(init=False)
-    unfinished: int = field(init=False)
+    jobs: list[Job] = field(default_factory=list)
+    outcomes: list[tuple[TestOutcome, ...]] = field(default_factory=list)
+    pending: deque[int] = field(default_factory=deque)
 
-    def __post_init__(self) -> None:
-        self.pending = deque(range(len(self.jobs)))
-        self.outcomes = [()] * len(self.jobs)
-        self.unfinished = len(self.jobs)
+    def refill(self) -> bool:
+        """Whether a job is pending, if need be after taking one from the source."""
+        if not self.pending:
+            job = next(self.source, None)
+            if job is not None:
+                self.pending.append(len(self.jobs))
+                self.jobs.append(job)
+                self.outcomes.append(())
+        return bool(self.pending)
 
     def tests(self, index: int) -> list[str]:
         job = self.jobs[index]
@@ -234,14 +251,12 @@ class _Batch:
             TestOutcome(source, *outcome)
             for source, outcome in zip(self.tests(index), reply, strict=True)
         )
-        self.unfinished -= 1
 
     def fail(self, index: int) -> None:
         message = "the tests' process ended while it ran this program"
         self.outcomes[index] = tuple(
             TestOutcome(source, False, "Died", message) for source in self.tests(index)
         )
-        self.unfinished -= 1
 
 
 _warned = False

@@ -114,6 +114,8 @@ class Candidate:
 
     def _start(self) -> None:
         try:
+            if not self._sandbox.settle():
+                raise OSError("the sandbox ended")
             self._channel, self._buffer = self._sandbox.fork(), b""
         except OSError:
             self.gone = True

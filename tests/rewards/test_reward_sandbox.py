@@ -308,15 +308,32 @@ def test_workers_start_once_and_are_reused():
 
 def test_identical_programs_run_once(monkeypatch):
     ran = []
-    run = pool.Pool.run
+    finish = pool._Batch.finish
     monkeypatch.setattr(
-        pool.Pool, "run", lambda self, jobs: ran.append(len(jobs)) or run(self, jobs)
+        pool._Batch, "finish", lambda self, *reply: ran.append(reply) or finish(self, *reply)
     )
     with CodeReward(workers=1) as reward:
         scores = reward.score(actions(*squares(2), *squares(2), squares(1)[0]))
-        again = reward.score(actions(*squares(3)))
-    assert ran == [2, 1]  # the second call adds one program to the two of the first
-    assert [s.value for s in scores + again] == [pytest.approx(2.1)] * 8
+        assert len(ran) == 2
+        scores += reward.score(actions(*squares(3)))
+        assert len(ran) == 3  # one program more
+    assert [s.value for s in scores] == [pytest.approx(2.1)] * 8
+
+
+def test_an_interrupted_call_leaves_nothing_behind():
+    """Replies to programs that were under way are not taken for those of the next call."""
+
+    def interrupted():
+        yield from jobs[:5]
+        raise KeyboardInterrupt
+
+    with CodeReward(workers=2) as reward:
+        jobs = [reward._draft(action).job for action in actions(*squares(6))]
+        with pytest.raises(KeyboardInterrupt):
+            reward._pool.run(interrupted())
+        wrong = "def f(x):\n    return 5\n"
+        scores = reward.score(actions(wrong, *squares(3)))
+    assert [s.value for s in scores] == [pytest.approx(v) for v in (1.1, 2.1, 2.1, 2.1)]
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):
