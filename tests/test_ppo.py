@@ -186,6 +186,18 @@ def test_kl_coef_goes_to_its_target(tmp_path):
     assert trainer.kl_coef == pytest.approx(0.5 * 1.05 * 1.1 * 0.8)
 
 
+@pytest.mark.parametrize("algorithm", ["ppo", "shppo"])
+def test_the_entropy_bonus_keeps_the_policy_open(algorithm, tmp_path):
+    """Nothing is rewarded but entropy, which is at most log 300 = 5.70."""
+    trainer = build(
+        algorithm, tmp_path, lambda texts: 0.0, entropy_coef=1.0, max_steps=6, learning_rate=1e-2,
+        normalize_advantages=False, value_learning_rate=1e-6,
+    )  # fmt: skip
+    trainer.train()
+    entropy = [metrics["entropy"] for metrics in trainer.loop.logger.metrics()]
+    assert entropy[0] + 0.3 < entropy[-1] <= 5.71
+
+
 @pytest.mark.parametrize("critic", ["independent", "centralized"])
 def test_the_kl_leads_back_to_the_reference(critic, tmp_path):
     """Nothing else is rewarded, and the policy starts away from the base."""

@@ -233,7 +233,7 @@ class PPOTrainer:
     ) -> dict[str, float]:
         """Advantages and returns of the agent's tokens into ``before``; what the log wants."""
         section, old = self.section, before.logprob.flat()
-        metrics = {"entropy": -moments(old)[1]}
+        metrics = {} if section.entropy_coef > 0 else {"entropy": -moments(old)[1]}
         if section.kl_coef > 0:
             log_ratio = old - before.reference.flat()
             metrics |= {"kl": moments(log_ratio)[1], "kl_coef": self.kl_coef}

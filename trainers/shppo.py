@@ -276,15 +276,15 @@ class SHPPOTrainer:
                 samples.logprob.put(batch, self._logprobs(samples, batch).logprob_A)
                 if self.section.kl_coef > 0:
                     with self.team.reference(0) as base:
-                        ours = action_logprobs(base, batch, self.sampling.temperature)
-                    samples.reference.put(batch, ours.logprob_A)
+                        said = action_logprobs(base, batch, self.sampling.temperature)
+                    samples.reference.put(batch, said.logprob_A)
 
     def _said_before(self, samples: Samples) -> dict[str, float]:
         """What the log wants of the step before its update."""
         old = samples.logprob.flat()
         _, mean, deviation = moments(samples.advantage_C)
-        metrics = {
-            "entropy": -moments(old)[1],
+        metrics = {} if self.section.entropy_coef > 0 else {"entropy": -moments(old)[1]}
+        metrics |= {
             "advantage_mean": mean,
             "advantage_std": deviation,
             "explained_variance": explained_variance(
@@ -329,6 +329,7 @@ class SHPPOTrainer:
         if section.entropy_coef > 0:
             assert said.entropy_A is not None
             loss_A = loss_A - section.entropy_coef * said.entropy_A
+            stats.add(entropy=said.entropy_A)
         if section.kl_coef > 0:
             loss_A = loss_A + section.kl_coef * k3_kl(said.logprob_A, samples.reference.get(batch))
         stats.add(loss=loss_A)
