@@ -8,6 +8,7 @@ same command goes on where it was stopped.
 from __future__ import annotations
 
 import concurrent.futures
+import importlib.util
 import itertools
 import json
 import math
@@ -186,7 +187,12 @@ class Search:
     """Hands out points and takes their results; ``points.json`` holds them all."""
 
     def __init__(self, sweep: Sweep, folder: Path, seed: int) -> None:
-        """Go on with what the folder holds. Raises ConfigError where that is another sweep."""
+        """Go on with what the folder holds.
+
+        Raises ConfigError where that is another sweep, and where Optuna is needed and missing.
+        """
+        if sweep.method != "grid" and importlib.util.find_spec("optuna") is None:
+            raise ConfigError(f"method: {sweep.method} needs Optuna; pip install 'comlrl[sweeps]'")
         self.sweep, self.seed, self.file = sweep, seed, folder / "points.json"
         self.points: dict[int, Point] = {}
         if self.file.is_file():
@@ -235,12 +241,8 @@ class Search:
 
         So a sweep that is gone on with draws what it would have drawn at once.
         """
-        try:
-            import optuna
-        except ImportError:
-            raise ConfigError(
-                f"method: {self.sweep.method} needs Optuna; pip install 'comlrl[sweeps]'"
-            ) from None
+        import optuna
+
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         seed = self.seed * 100_003 + number
         sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed=seed)
@@ -248,7 +250,8 @@ class Search:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # constant_liar is called experimental
                 sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-        goal = "maximize" if self.sweep.maximize else "minimize"
+        goals = optuna.study.StudyDirection
+        goal = goals.MAXIMIZE if self.sweep.maximize else goals.MINIMIZE
         study = optuna.create_study(direction=goal, sampler=sampler)
         space = {p.name: _distribution(p) for p in self.sweep.parameters}
         for point in self.points.values():
