@@ -105,6 +105,7 @@ def load_both_splits(config: Config) -> tuple[list[Task], list[Task]]:
 def assemble(start: Start, signals: Signals, train: list[Task], held_out: list[Task]) -> Run:
     """Load models, start the reward's workers lazily, and wire the rooms together."""
     import loggers
+    from comlrl import sharding
     from comlrl.generation import order, uniforms
     from comlrl.loop import Loop
     from comlrl.rollout import Shape
@@ -116,6 +117,8 @@ def assemble(start: Start, signals: Signals, train: list[Task], held_out: list[T
         getattr(section, "dpo_reference", False)
     )
     team = build_team(config, reference=reference)
+    if config.distributed.strategy == "fsdp":
+        sharding.shard(team)
     generator, sampler = build_sampler(config, team)
     sampling = Sampling(
         temperature(section, config),
@@ -242,12 +245,17 @@ def build_reward(config: Config) -> Reward:
     from rewards.code_rewards import CodeReward
 
     sandbox = config.sandbox
-    return CodeReward(
+    reward = CodeReward(
         workers=sandbox_workers(sandbox.workers),
         timeout=sandbox.timeout,
         memory_mb=sandbox.memory_mb,
         isolation=sandbox.isolation,
     )
+    if config.distributed.strategy == "fsdp":
+        from comlrl.sharding import SplitReward
+
+        return SplitReward(reward)
+    return reward
 
 
 def sandbox_workers(workers: int | None) -> int:
@@ -263,12 +271,17 @@ def build_rollout(config: Config, sampler: Any, reward: Reward, uniforms: Any) -
     from comlrl.rollout import History, Rollout
 
     told = config.external
+    transition = external.build(told)
+    if config.distributed.strategy == "fsdp":
+        from comlrl.sharding import from_main
+
+        transition = from_main(transition)
     processor = config.reward_processor
     scale, shift = (processor.scale_factor, processor.shift) if processor.enabled else (1.0, 0.0)
     return Rollout(
         sampler,
         reward,
-        external.build(told),
+        transition,
         lambda key: float(uniforms(key, 1)[0]),
         seed=config.seed,
         history=History(told.history, told.original_prompt, told.previous_response),

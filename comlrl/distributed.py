@@ -23,6 +23,9 @@ PATIENCE = timedelta(hours=1)  # rollouts of unequal length; a process that dies
 BUCKET = 1 << 26  # elements of a flat gradient: adapters always fit one, whole models take several
 
 
+_dealing = True  # False: all processes do the same work in lock-step (comlrl/sharding.py)
+
+
 class PeerFailed(RuntimeError):
     """Another process has given up; it says why. ``code`` is the exit code."""
 
@@ -54,8 +57,13 @@ def is_main() -> bool:
     return rank() == 0
 
 
-def start() -> None:
-    """Join the process group that torchrun announces; alone, nothing happens."""
+def start(strategy: str = "replicate") -> None:
+    """Join the process group that torchrun announces; alone, nothing happens.
+
+    ``strategy``: with ``fsdp`` items are not dealt out, nor sums taken, as all do the same.
+    """
+    global _dealing
+    _dealing = strategy == "replicate"
     if world_size() == 1 or torch.distributed.is_initialized():
         return
     backend = "gloo"
@@ -82,12 +90,14 @@ def stop() -> None:
 
 def share(items: Sequence[T]) -> list[T]:
     """This process's part: every world_size-th item."""
-    return list(items[rank() :: world_size()])
+    return list(items[rank() :: world_size()]) if _dealing else list(items)
 
 
 def gather(items: Sequence[T]) -> list[T]:
     """All processes' shares, put back in the order that ``share`` took them from."""
-    return _interleave(everyone(list(items)))
+    if not _dealing:
+        return list(items)
+    return interleave(everyone(list(items)))
 
 
 def everyone(value: T) -> list[T]:
@@ -121,12 +131,14 @@ def from_main(make: Callable[[], T]) -> T:
 
 
 def total(value: float) -> float:
-    """Sum over the processes."""
-    return sum(everyone(value))
+    """Sum over the processes' shares."""
+    return sum(everyone(value)) if _dealing else value
 
 
 def totals(values: Mapping[str, float]) -> dict[str, float]:
-    """Sums over the processes, in one exchange."""
+    """Sums over the processes' shares, in one exchange."""
+    if not _dealing:
+        return dict(values)
     parts = everyone(dict(values))
     return {name: sum(part[name] for part in parts) for name in values}
 
@@ -138,13 +150,12 @@ def positions(counts: Sequence[int]) -> tuple[list[int], int]:
     each of its items, and how many there are over all processes. Batches that are chosen by place
     are then the same for any number of processes.
     """
-    numbered = everyone(list(counts))
     starts = []
     at = 0
-    for count in _interleave(numbered):
+    for count in gather(counts):
         starts.append(at)
         at += count
-    own = starts[rank() :: world_size()]
+    own = share(starts)
     return [s + i for s, count in zip(own, counts, strict=True) for i in range(count)], at
 
 
@@ -153,7 +164,7 @@ def add_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
 
     A parameter that has a gradient nowhere keeps none, as with one process: optimizers skip it.
     """
-    if world_size() == 1:
+    if world_size() == 1 or not _dealing:
         return
     for bucket in _buckets(parameters):
         _add(bucket)
@@ -206,6 +217,7 @@ def in_sync(tensors: Iterable[torch.Tensor]) -> bool:
     return len(set(everyone(digest.hexdigest()))) == 1
 
 
-def _interleave(parts: Sequence[Sequence[T]]) -> list[T]:
+def interleave(parts: Sequence[Sequence[T]]) -> list[T]:
+    """One list from those that dealing out had made of it."""
     longest = max(len(part) for part in parts)
     return [part[i] for i in range(longest) for part in parts if i < len(part)]

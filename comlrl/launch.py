@@ -187,7 +187,7 @@ def execute(
     from comlrl.checkpoint import CheckpointError
     from comlrl.resume import prepare
 
-    distributed.start()
+    distributed.start(config.distributed.strategy)
     with contextlib.ExitStack() as opened:
         opened.callback(distributed.stop)
         try:
@@ -246,11 +246,12 @@ def _open(
     opened: contextlib.ExitStack,
 ) -> tuple[Run, Trainer]:
     """The assembled run and its trainer, resumed where it is to be; ``opened`` closes it all."""
-    from comlrl import checkpoint, distributed
+    from comlrl import checkpoint, distributed, sharding
     from comlrl.resume import write_config
 
     distributed.check_cards()
     check_devices(start.config)
+    sharding.check(start.config)
     deterministic()
     found = None if start.checkpoint is None else checkpoint.read(start.checkpoint)
     tasks = distributed.from_main(lambda: load_both_splits(start.config))
@@ -296,9 +297,8 @@ def _attach_loggers(run: Run, resume: bool) -> None:
 
 def _finish(run: Run) -> None:
     """Final model and summary."""
-    from comlrl import distributed
     from comlrl.summary import write_summary
 
-    if run.config.output.save_final_model and distributed.is_main():
+    if run.config.output.save_final_model:
         run.team.save(run.run_dir / "final_model")
     write_summary(run)

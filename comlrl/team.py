@@ -21,10 +21,12 @@ from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from comlrl import distributed
 from comlrl.builtin import TINY_CODER
 from comlrl.config import AgentModelConfig, Config, ConfigError, LoraSection
 from comlrl.lora import Router, make_lean
 from comlrl.prompts import plain_text
+from comlrl.sharding import like, whole
 from comlrl.types import Message
 
 BUILTIN_MODELS = {"builtin:tiny-coder": TINY_CODER}
@@ -98,15 +100,21 @@ class Agent:
 
         All else stays in evaluation mode, as does everything while sampling and scoring.
         """
-        switched = [m for m in self.model.modules() if getattr(m, "gradient_checkpointing", False)]
-        switched += [d for layer in _lora_layers(self.model) for d in layer.lora_dropout.values()]
-        for module in switched:
+        switches = self.switches
+        for module in switches:
             module.training = True
         try:
             yield
         finally:
-            for module in switched:
+            for module in switches:
                 module.training = False
+
+    @property
+    def switches(self) -> list[torch.nn.Module]:
+        """Modules that learning treats otherwise: with checkpointing, or LoRA dropout above 0."""
+        found = [m for m in self.model.modules() if getattr(m, "gradient_checkpointing", False)]
+        dropouts = [d for layer in _lora_layers(self.model) for d in layer.lora_dropout.values()]
+        return found + [d for d in dropouts if isinstance(d, torch.nn.Dropout)]
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """The weights that this agent trains: its adapter's, or all of its model's."""
@@ -131,6 +139,7 @@ class Team:
         self.router = router  # of the shared base, where its layers are lean
         self.shared_base = shared_base  # one model, an adapter for each agent
         self.full = full  # every weight is trained, no adapters
+        self.sharded = False  # layers are split over the processes (comlrl/sharding.py)
 
     def __len__(self) -> int:
         return len(self.agents)
@@ -143,7 +152,9 @@ class Team:
     @property
     def side_by_side(self) -> bool:
         """Whether agents may be updated at once, each in its own thread."""
-        return self.router is not None or not self.shared_base
+        switched = any(agent.switches for agent in self.agents)  # of a model, not of a thread
+        apart = self.router is not None or not self.shared_base
+        return apart and not switched and not self.sharded
 
     @contextlib.contextmanager
     def acting(self, index: int) -> Iterator[Agent]:
@@ -179,13 +190,24 @@ class Team:
         yield Agent(index, agent.frozen_copy, agent.tokenizer, None)
 
     def save(self, folder: Path) -> None:
-        """Write ``folder/agent_N/`` in PEFT's format, or transformers' for whole models."""
+        """Write ``folder/agent_N/`` in PEFT's format, or transformers' for whole models.
+
+        Called by all processes; the main one writes.
+        """
         for agent in self.agents:
             target = folder / agent.adapter
+            model = agent.model if agent.peft is None else agent.peft
+            weights = None
+            if self.sharded:  # put together by all, written by one
+                weights = {name: whole(tensor) for name, tensor in model.state_dict().items()}
+            if not distributed.is_main():
+                continue
             if agent.peft is None:
-                agent.model.save_pretrained(target)
+                agent.model.save_pretrained(target, state_dict=weights)
             else:
-                agent.peft.save_pretrained(str(folder), selected_adapters=[agent.adapter])
+                agent.peft.save_pretrained(
+                    str(folder), selected_adapters=[agent.adapter], state_dict=weights
+                )
             agent.tokenizer.save_pretrained(target)
 
     def load(self, folder: Path) -> None:
@@ -199,7 +221,10 @@ class Team:
 
     def state_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """The trained weights of each agent, as a checkpoint holds them."""
-        return {agent.adapter: dict(self._named(agent)) for agent in self.agents}
+        return {
+            agent.adapter: {name: whole(weight) for name, weight in self._named(agent).items()}
+            for agent in self.agents
+        }
 
     def load_tensors(self, tensors: Mapping[str, dict[str, torch.Tensor]]) -> None:
         for agent in self.agents:
@@ -212,7 +237,7 @@ class Team:
             raise ConfigError(f"{source}: holds other weights than this team; no {missing[0]}")
         with torch.no_grad():
             for name, parameter in own.items():
-                parameter.copy_(weights[name])
+                parameter.copy_(like(weights[name], parameter))
 
     def _named(self, agent: Agent) -> dict[str, torch.nn.Parameter]:
         if agent.peft is None:

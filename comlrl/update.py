@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from comlrl import distributed
+from comlrl import distributed, sharding
 from comlrl.batching import Row, pack, row_groups, split_rows, unpacked
 from comlrl.policy import packable
 from comlrl.team import Agent
@@ -42,8 +42,10 @@ class AgentOptimizer:
         """``total``: optimizer updates of the run, where a schedule needs it."""
         self.parameters = list(parameters)
         self.max_grad_norm = max_grad_norm
+        # Split and whole tensors cannot stand in one fused list.
+        fused = not any(map(sharding.is_split, self.parameters))
         self.adam = torch.optim.AdamW(
-            self.parameters, lr=learning_rate, weight_decay=0.0, foreach=True
+            self.parameters, lr=learning_rate, weight_decay=0.0, foreach=fused
         )
         factor = schedule_factor(schedule, warmup, total)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.adam, factor)
@@ -61,10 +63,14 @@ class AgentOptimizer:
         Raises NonFiniteError, with the weights untouched, where the norm is no number.
         """
         distributed.add_gradients(self.parameters)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm))
+        norm = float(sharding.gradient_norm(self.parameters))
         if not math.isfinite(norm):
             self.zero()
             raise NonFiniteError(f"the gradient's norm is {norm}")
+        if norm > self.max_grad_norm:
+            for parameter in self.parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(self.max_grad_norm / (norm + 1e-6))
         self.adam.step()
         self.schedule.step()
         return norm
@@ -73,7 +79,7 @@ class AgentOptimizer:
         tensors = {"updates": torch.tensor(self.schedule.last_epoch)}
         for index, state in self.adam.state_dict()["state"].items():
             for name, value in state.items():
-                tensors[f"{index}.{name}"] = torch.as_tensor(value)
+                tensors[f"{index}.{name}"] = sharding.whole(torch.as_tensor(value))
         return tensors
 
     def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -82,6 +88,8 @@ class AgentOptimizer:
         for key, value in tensors.items():
             if key != "updates":
                 index, _, name = key.partition(".")
+                if value.dim():
+                    value = sharding.like(value, self.parameters[int(index)])
                 state.setdefault(int(index), {})[name] = value
         whole = self.adam.state_dict()
         whole["state"] = state
@@ -146,6 +154,8 @@ def accumulate(
     smallest = max((length for row in rows for length in _lengths(row)), default=0)
     budget = max_tokens or _budget(agent)
     while not _accumulated(agent, rows, loss, trained, budget):
+        if any(map(sharding.is_split, trained)):
+            raise MemoryError("out of memory in the update; start more processes")
         if budget <= smallest:
             raise MemoryError(
                 f"out of memory in the update, with one completion of {smallest} tokens at a "
@@ -176,8 +186,7 @@ def _accumulated(
                 if not torch.isfinite(value):
                     raise NonFiniteError(f"the loss is {float(value.detach())}", batch)
                 value.backward()
-                gradients = [p.grad for p in trained if p.grad is not None]
-                norm = torch.nn.utils.get_total_norm(gradients)
+                norm = sharding.gradient_norm(trained)
                 if not torch.isfinite(norm):
                     raise NonFiniteError(f"the gradient's norm is {float(norm)}", batch)
     except (torch.OutOfMemoryError, MemoryError):
