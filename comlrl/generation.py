@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,12 +20,11 @@ import torch
 from transformers import DynamicCache
 
 from comlrl import shared_prefix
-from comlrl.parallel import lanes, side_by_side
+from comlrl.lora import mergeable
 from comlrl.team import Agent, Team
 from comlrl.types import Completion, Message, Request, Sampling
 
 Key = tuple[Any, ...]
-LEAST_ROWS = 16  # a lane of fewer rows costs more than it saves
 Head = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (hidden, latents) → hidden
 
 
@@ -60,6 +58,7 @@ class Generator:
     ) -> None:
         self.team, self.max_batch_tokens, self.head = team, max_batch_tokens, head
         self.max_length = max_length
+        self._merging = team.router is not None and mergeable(team.agents[0].model, len(team))
         self.calls = 0  # generation calls so far, one for each chunk of requests
         self.tokens = 0  # sampled so far
 
@@ -102,22 +101,11 @@ class Generator:
         with shared_prefix.used_by(model) as shared:
             for chunk in chunks:
                 chunk.sort(key=lambda i: flat[i][0])  # each agent's rows stand together
-                parts = self._parts(chunk, [len(flat[i][1].keys_G) for i in chunk])
-                jobs = [
-                    partial(self._complete, [flat[i] for i in part], sampling, shared)
-                    for part in parts
-                ]
-                done = side_by_side(jobs, self.team.agents[agents[0]].device)
-                for part, completions in zip(parts, done, strict=True):
-                    results.update(zip(part, completions, strict=True))
+                completions = self._complete([flat[i] for i in chunk], sampling, shared)
+                results.update(zip(chunk, completions, strict=True))
         self.tokens += sum(len(c.token_ids) for group in results.values() for c in group)
         ordered = iter(results[i] for i in range(len(flat)))
         return [[next(ordered) for _ in requests] for requests in requests_N]
-
-    def _parts(self, chunk: Sequence[int], siblings: Sequence[int]) -> list[Sequence[int]]:
-        """A chunk's requests dealt out to the CPU's lanes, where there is enough for each."""
-        count = min(lanes(self.team.agents[0].device), sum(siblings) // LEAST_ROWS)
-        return [chunk[lane::count] for lane in range(count)] if count > 1 else [chunk]
 
     @torch.no_grad()
     def _complete(
@@ -137,7 +125,8 @@ class Generator:
                 router.route([a.adapter for a in self.team.agents], counts)
 
         decode = _decode_shared if shared else _decode_plain
-        with router.sampling() if router is not None else contextlib.nullcontext():
+        phase = contextlib.nullcontext() if router is None else router.sampling(self._merging)
+        with phase:
             tokens = decode(agent, [r.prompt_ids for r in requests], prompt_of_row, draw, route)
         rows = iter(_to_completions(agent, tokens.tolist()))
         return [tuple(next(rows) for _ in request.keys_G) for request in requests]
