@@ -191,9 +191,10 @@ def _online(config: Config, section: Any, tasks: int | None) -> list[str]:
     size = section.batch_size if tasks is None else min(section.batch_size, tasks)
     steps = training_steps(section, tasks, size * tree.joint_actions)
     nodes = size * tree.nodes
-    calls = section.num_agents * section.num_turns
+    decoders, turns = _decoders(config), section.num_turns
+    calls = decoders * turns
     if getattr(section, "advantage", None) == "greedy":  # a greedy chain from every state
-        calls += section.num_agents * section.num_turns * (section.num_turns + 1) // 2
+        calls += decoders * turns * (turns + 1) // 2
     updates = math.ceil(nodes / (section.train_batch_size or nodes))
     completions = size * tree.completions
     rows: Mapping[str, int] = {
@@ -221,6 +222,11 @@ def _online(config: Config, section: Any, tasks: int | None) -> list[str]:
     return lines
 
 
+def _decoders(config: Config) -> int:
+    """Generation calls of a turn: agents of one base decode together, others one by one."""
+    return 1 if config.agents is None and config.lora.enabled else config.section.num_agents
+
+
 def _algorithm_of(config: Config) -> str:
     if config.algorithm != "marlhf":
         return config.algorithm
@@ -242,7 +248,7 @@ def _preferences(config: Config, tasks: int | None) -> list[str]:
     pairs = math.comb(candidates, 2) if kept is None else min(kept, math.comb(candidates, 2))
     count = None if tasks is None else tasks * candidates
     size = tasks_at_once(section.batch_size, candidates)
-    calls = None if tasks is None else math.ceil(tasks / size) * section.num_agents
+    calls = None if tasks is None else math.ceil(tasks / size) * _decoders(config)
     tokens = None if count is None else count * section.num_agents * section.max_new_tokens
     return [
         f"{'candidates':<22}{_number(count)}  {candidates} for each task, in "
@@ -265,7 +271,7 @@ def _evaluations(config: Config, tasks: int | None) -> list[str]:
     passes = None
     if steps is not None and config.algorithm != "madpo":
         passes = 1 + math.ceil(steps / section.eval_interval)
-    calls = section.num_agents * section.num_turns
+    calls = _decoders(config) * section.num_turns
     return [
         "",
         f"{'evaluations':<22}{_number(passes)}  of {_number(each)} tasks, {calls} generation "

@@ -23,7 +23,7 @@ VOCABULARY = {"comlrl.types", "comlrl.prompts", "comlrl.config"}
 COMPOSITION = {"comlrl.launch", "comlrl.assemble", "comlrl.evaluation_plan", "comlrl.dry_run"}
 # Programs that make what is shipped; nobody imports them.
 PROGRAMS = {"comlrl.builtin.pretrain", "comlrl.config_reference"}
-SEAM = {"comlrl.distributed"}  # the identity where there is one process
+SEAM = {"comlrl.distributed", "comlrl.sharding"}  # the identity where there is one process
 
 # Module → the other rooms that it may import. Modules of comlrl that do not stand here are shared
 # by several trainers: they may import any module of comlrl but the composition.
@@ -35,7 +35,7 @@ TABLE: dict[str, set[str]] = {
     "comlrl.data": VOCABULARY | {"comlrl.builtin"},
     "comlrl.lora": set(),
     "comlrl.shared_prefix": set(),
-    "comlrl.team": VOCABULARY | {"comlrl.builtin", "comlrl.lora"},
+    "comlrl.team": VOCABULARY | SEAM | {"comlrl.builtin", "comlrl.lora"},
     "comlrl.generation": VOCABULARY
     | {"comlrl.team", "comlrl.lora", "comlrl.shared_prefix", "comlrl.parallel"},
     "comlrl.heterogeneous": VOCABULARY,

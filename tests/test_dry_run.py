@@ -131,7 +131,9 @@ def test_the_counts_of_a_published_run():
     numbers = {
         line.split("  ")[0]: [int(n.replace(",", "")) for n in line.split()[-2:]]
         for line in text.splitlines()
-        if line.startswith(("tasks", "nodes", "joint", "completions", "sampled", "optimizer"))
+        if line.startswith(
+            ("tasks", "nodes", "joint", "completions", "sampled", "optimizer", "generation calls")
+        )
     }
     # 130 tasks one by one, 6 epochs: 780 steps. A tree: 1 + 4 nodes, 20 joint actions,
     # 5 × 4 × 2 completions of 256 tokens; 5 nodes in updates of 4: 2.
@@ -141,5 +143,6 @@ def test_the_counts_of_a_published_run():
     assert numbers["completions ≤"] == [40, 31200]
     assert numbers["sampled tokens ≤"] == [10240, 7987200]
     assert numbers["optimizer updates ≤"] == [2, 1560]
+    assert numbers["generation calls"] == [2, 1560]  # both agents decode together, at two turns
     assert "not strictly on-policy" in text
     assert "5.6 GiB" in text  # 3e9 parameters × 2 bytes / 2³⁰ = 5.59
