@@ -103,6 +103,11 @@ class MAGRPOTrainer:
         sums = Sums()
         nodes = self._credit(trees, greedy, sums)
         batches = self._update_batches(trees, nodes)
+        if len(batches) > 1 and step.index == 1 and distributed.is_main():
+            print(
+                f"notice: {len(batches)} updates from one sampling (train_batch_size="
+                f"{self.section.train_batch_size}): not strictly on-policy"
+            )
         norms = [norm for batch in batches for norm in self._update(batch, sums)]
         ended = time.monotonic()
         scored = sum(len(node.scores_K) for tree in trees for node in tree.nodes)
