@@ -3,10 +3,11 @@
     python benchmarks/bench_reward.py [--rounds 5] [--isolation auto] [--loops 1000]
 
 The programs are HumanEval's canonical solutions; every round changes a constant in each, so that
-no outcome is remembered. Both sides start from the agent's text: find the function, compile it,
-run each test. The plain side is the least that the published implementation does: one process,
-`exec`, an alarm for each test, no isolation. Rounds alternate, so that both meet the same
-neighbours on the machine.
+no outcome is remembered. The plain side does for each program what the published implementation
+does, and no more: extract the function, check the syntax, `exec` the program, parse the tests, and
+`exec` each under an alarm; one process, no isolation. Rounds alternate, so that both meet the same
+neighbours on the machine. Four heavy solutions (HumanEval 75 takes longer than a hundred others)
+dominate both sides; without them the sandbox's own cost is seen.
 
 With --loops, a batch of programs that loop forever is timed against timeouts · count / workers.
 """
@@ -23,16 +24,19 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from comlrl.types import JointAction, Task
 from rewards.analysis import contribution, join, preamble
-from rewards.checks import split_check
 from rewards.code_rewards import CodeReward
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "HumanEval.jsonl"
+HEAVY = {"HumanEval/75", "HumanEval/147", "HumanEval/32", "HumanEval/36"}
+VARIANTS = count()
 ENDLESS = "def loop(x):\n    while True:\n        x += {number}\n    return x\n"
 
 
@@ -62,22 +66,28 @@ def run_plainly(tasks: list[Task], texts: list[str]) -> list[float]:
     shares = []
     for task, text in zip(tasks, texts, strict=True):
         part = contribution(text, task.entry_point, (task.entry_point,))
+        program = join(preamble(task.prompt, task.entry_point), [part])
+        ast.parse(program)
         names: dict = {}
         random.seed(0)
-        exec(join(preamble(task.prompt, task.entry_point), [part]), names)
+        exec(program, names)
         names["candidate"] = names[task.entry_point]
-        passed, tests = 0, 0
-        for statement in split_check(task.test, task.entry_point).statements:
+        passed, tests = 0, check_body(task.test)
+        for statement in tests:
             signal.alarm(10)
             try:
-                exec(statement.source, names)
-                passed += statement.is_test
+                exec(compile(ast.Module([statement], []), "test", "exec"), names)
+                passed += 1
             except Exception as error:
                 print(task.task_id, type(error).__name__, file=sys.stderr)
             signal.alarm(0)
-            tests += statement.is_test
-        shares.append(passed / tests)
+        shares.append(passed / len(tests))
     return shares
+
+
+def check_body(test: str) -> list[ast.stmt]:
+    functions = [n for n in ast.parse(test).body if isinstance(n, ast.FunctionDef)]
+    return next(f.body for f in functions if f.name == "check")
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -88,34 +98,43 @@ def seconds(run: Callable[[], object]) -> float:
 
 def compare(rounds: int, isolation: str) -> None:
     tasks, solutions = load(DATA)
-    plain, isolated = [], []
+    pairs = list(zip(tasks, solutions, strict=True))
     with CodeReward(isolation=isolation) as reward:
-        for number in range(rounds + 1):
-            texts = [vary(task, text, number) for task, text in zip(tasks, solutions, strict=True)]
-            actions = [JointAction(task, (text,)) for task, text in zip(tasks, texts, strict=True)]
-            here = seconds(lambda: run_plainly(tasks, texts))  # noqa: B023
-            there = seconds(lambda: reward.score(actions))  # noqa: B023
-            assert all(abs(s.value - 2.1) < 1e-9 for s in reward.score(actions))
-            if number:  # the first round starts the workers and compiles the tests
-                plain.append(len(tasks) / here)
-                isolated.append(len(tasks) / there)
-        level = reward.isolation
-    ratios = [there / here for here, there in zip(plain, isolated, strict=True)]
-    print(f"{len(tasks)} programs, {rounds} rounds, {os.cpu_count()} cores; medians")
-    print(f"plain exec, one process     {statistics.median(plain):8.0f} programs/s")
-    print(f"sandbox ({level:10s})        {statistics.median(isolated):8.0f} programs/s")
-    print(f"ratio                       {statistics.median(ratios):8.2f}")
+        print(f"{os.cpu_count()} cores, {reward.workers} workers, isolation: {reward.isolation}")
+        measure("all", pairs, rounds, reward)
+        light = [pair for pair in pairs if pair[0].task_id not in HEAVY]
+        measure("without the heavy ones", light, rounds, reward)
 
 
-def loop_forever(count: int, timeout: float, isolation: str) -> None:
+def measure(name: str, pairs: list[tuple[Task, str]], rounds: int, reward: CodeReward) -> None:
+    """Prints medians over rounds; a first round starts the workers and compiles the tests."""
+    tasks = [task for task, _ in pairs]
+    plain, isolated = [], []
+    for number in range(rounds + 1):
+        variant = next(VARIANTS)
+        texts = [vary(task, text, variant) for task, text in pairs]
+        actions = [JointAction(task, (text,)) for task, text in zip(tasks, texts, strict=True)]
+        plain.append(len(tasks) / seconds(partial(run_plainly, tasks, texts)))
+        isolated.append(len(tasks) / seconds(partial(reward.score, actions)))
+        assert all(abs(score.value - 2.1) < 1e-9 for score in reward.score(actions))
+        if not number:
+            plain, isolated = [], []
+    ratio = statistics.median(there / here for here, there in zip(plain, isolated, strict=True))
+    print(f"{len(tasks)} programs, {name}: {rounds} rounds, medians, programs/s")
+    print(f"  plain exec, one process  {statistics.median(plain):8.0f}")
+    print(f"  sandbox                  {statistics.median(isolated):8.0f}")
+    print(f"  ratio                    {ratio:8.2f}")
+
+
+def loop_forever(number: int, timeout: float, isolation: str) -> None:
     task = Task("loop", "", "def check(f):\n" + "    assert f(1) == 1\n" * 7, "loop")
-    texts = [ENDLESS.format(number=number) for number in range(count)]
+    texts = [ENDLESS.format(number=n) for n in range(number)]
     with CodeReward(timeout=timeout, isolation=isolation) as reward:
         reward.score([JointAction(task, ("def loop(x):\n    return x\n",))])
         took = seconds(lambda: reward.score([JointAction(task, (text,)) for text in texts]))
         workers = reward.workers
-    bound = 3 * timeout * count / workers
-    print(f"{count} endless loops, 3 timeouts of {timeout} s each over {workers} workers:")
+    bound = 3 * timeout * number / workers
+    print(f"{number} endless loops, 3 timeouts of {timeout} s each over {workers} workers:")
     print(f"{took:.1f} s; timeouts · count / workers = {bound:.1f} s; ratio {took / bound:.3f}")
 
 

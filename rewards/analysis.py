@@ -134,7 +134,7 @@ def compile_program(program: str) -> bytes | SyntaxProblem:
 
 def main_use(main: Function, helpers: Sequence[str]) -> MainUse:
     """Calls of the helpers in main's definition. A name that main binds itself is no helper."""
-    if main.node is None:
+    if main.node is None or not helpers:
         return MainUse()
     nodes = list(ast.walk(main.node))
     own = _bound(main.node, nodes)

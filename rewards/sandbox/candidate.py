@@ -204,7 +204,8 @@ _CHANGEABLE = frozenset({list, dict, set, tuple})  # a tuple may hold one of the
 
 def answer(function: Any, payload: bytes) -> bytes:
     """One call's reply: its value or exception, and the arguments that it changed."""
-    arguments, keywords = wire.loads(payload)
+    arguments, *named = wire.loads(payload)
+    keywords = named[0] if named else {}
     inputs = [*arguments, *keywords.values()]
     try:
         value = function(*arguments, **keywords)
@@ -213,7 +214,7 @@ def answer(function: Any, payload: bytes) -> bytes:
     try:
         changed = None
         if not _CHANGEABLE.isdisjoint(map(type, inputs)):
-            after = wire.dumps([arguments, keywords])
+            after = wire.call(arguments, keywords)
             changed = [arguments, keywords] if after != payload else None
             for position, given in enumerate(inputs):
                 if value is given:

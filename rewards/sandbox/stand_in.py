@@ -89,7 +89,7 @@ class Candidate:
         if self.failure is not None or self._clock.rang:
             raise Stop
         try:
-            request = wire.dumps([list(arguments), keywords])
+            request = wire.call(arguments, keywords)
         except (wire.Unsupported, RecursionError) as error:
             raise self._fail("Unsupported", f"argument: {error}") from None
         self.load()

@@ -91,7 +91,7 @@ def _only_call(node: ast.stmt, under_test: set[str]) -> bytes | None:
     try:
         arguments = [ast.literal_eval(argument) for argument in calls[0].args]
         keywords = {str(k.arg): ast.literal_eval(k.value) for k in calls[0].keywords if k.arg}
-        return wire.dumps([arguments, keywords])
+        return wire.call(arguments, keywords)
     except (ValueError, TypeError, RecursionError, wire.Unsupported):
         return None
 
