@@ -168,4 +168,4 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "c": lambda body: complex(*body),
     "i": lambda body: PlainIterator(*body),
 }
-_decode = json.JSONDecoder(object_hook=_untag).scan_once
+_decode = json.JSONDecoder(object_hook=_untag).scan_once  # type: ignore[attr-defined]
