@@ -12,7 +12,7 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -26,9 +26,17 @@ from comlrl.assemble import (
     deterministic,
     load_both_splits,
 )
-from comlrl.config import Config, ConfigError, Loader, Setting, parse_override, parse_value
+from comlrl.config import (
+    Config,
+    ConfigError,
+    Loader,
+    Setting,
+    load_yaml,
+    parse_override,
+    parse_value,
+)
 from comlrl.signals import Interrupted, Signals
-from trainers.configs import sections_of, share_common_keys, validate
+from trainers.configs import SECTIONS, sections_of, share_common_keys, validate
 
 if TYPE_CHECKING:
     from comlrl.resume import Start
@@ -121,21 +129,23 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse_arguments(algorithm: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    default = DEFAULT_CONFIGS.get(algorithm)
     parser = Parser(
-        description=f"Train a team with {algorithm.upper()}.",
+        description=f"Train with {algorithm.upper()}.",
         epilog="Keys: docs/configuration.md. The last of file, older flags and --override wins.",
         allow_abbrev=False,
     )
     parser.add_argument(
         "--config",
-        default=DEFAULT_CONFIGS.get(algorithm),
-        required=algorithm not in DEFAULT_CONFIGS,
+        default=default,
+        required=default is None,
         metavar="FILE",
-        help="YAML file, e.g. configs/magrpo_quickstart.yaml",
+        help=f"YAML file, e.g. configs/{algorithm}_quickstart.yaml"
+        + (f"; left out: configs/{default.name}" if default else ""),
     )
     parser.add_argument(
         "--override", nargs="*", action="extend", default=[], metavar="KEY=VALUE",
-        help="dotted keys, e.g. magrpo.learning_rate=1e-4 seed=7",
+        help=f"dotted keys, e.g. {algorithm}.learning_rate=1e-4 seed=7",
     )  # fmt: skip
     parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint")
     parser.add_argument(
@@ -154,7 +164,9 @@ def parse_arguments(algorithm: str, argv: Sequence[str] | None = None) -> argpar
 
 def resolve(algorithm: str, arguments: argparse.Namespace) -> tuple[Config, list[str]]:
     """File, then older flags, then overrides; checked. Raises ConfigError."""
-    loader = Loader(algorithm, sections_of(algorithm))
+    sections = sections_of(algorithm)
+    loader = Loader(algorithm, sections)
+    _check_algorithm(algorithm, sections, arguments.config)
     loader.read(arguments.config)
     for flag, key in FLAGS.items():
         text = getattr(arguments, flag)
@@ -172,6 +184,16 @@ def resolve(algorithm: str, arguments: argparse.Namespace) -> tuple[Config, list
     config = share_common_keys(loader.build(), loader.given)
     validate(config)
     return config, loader.notices
+
+
+def _check_algorithm(algorithm: str, sections: Mapping[str, type], file: str) -> None:
+    """Raises ConfigError for a file that was written for another script."""
+    others = [name for name in load_yaml(file) if name in SECTIONS and name not in sections]
+    if others:
+        raise ConfigError(
+            f"--config: {str(file)!r} has a section `{others[0]}`; run train_{others[0]}.py, or "
+            f"give a file for {algorithm}"
+        )
 
 
 def execute(
