@@ -25,6 +25,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from comlrl.batching import Row
 from comlrl.collection import Collector, with_metrics
 from comlrl.loop import Loop, Step
 from comlrl.losses import joint_dpo, policy_gradient
+from comlrl.parallel import side_by_side
 from comlrl.policy import action_logprobs
 from comlrl.preference import Pair, TaskPairs
 from comlrl.team import Agent, Team
@@ -97,7 +99,7 @@ class MADPOTrainer:
         self.pairs: dict[str, TaskPairs] | None = None  # of the training tasks
         self.held_out: list[TaskPairs] = []
         self.optimizers: dict[int, AgentOptimizer] = {}
-        self._reference: dict[tuple[int, str, int], float] = {}
+        self._reference: list[dict[tuple[str, int], float]] = [{} for _ in team.agents]
 
     def train(self) -> None:
         self._prepare()
@@ -164,23 +166,35 @@ class MADPOTrainer:
         batch = PairBatch.of(distributed.share(pairs))
         delta_NP = self._deltas(batch)
         _add(sums, self._metrics(delta_NP))
-        norms = []
-        for index, optimizer in self.optimizers.items():
-            optimizer.zero()
-            own_P = delta_NP[index].clone().requires_grad_(True)
-            others_P = delta_NP.sum(0) - delta_NP[index]
-            loss_P = joint_dpo(own_P, others_P, self.section.dpo_beta, self.section.label_smoothing)
-            (weight_P,) = torch.autograd.grad(loss_P.sum() / len(pairs), own_P)
-            # policy_gradient is −Σ w log π: the coefficient of log π is −w.
-            rows = self._rows(batch, index, (-batch.coefficients(weight_P)).tolist())
-            with self.team.acting(index) as agent:
-                try:
-                    accumulate(agent, rows, lambda b, agent=agent: self._loss(agent, b))
-                    norms.append(optimizer.step())
-                except NonFiniteError as error:
-                    where = (self.loop.counters.steps + 1, self.loop.run_dir)
-                    raise explained(error, index, *where) from error
+        jobs = [
+            partial(self._gradients, index, batch, delta_NP, len(pairs))
+            for index in self.optimizers
+        ]
+        norms: list[float] = []
+        try:
+            side_by_side(jobs, self.team.device, self.team.side_by_side)
+            norms += [optimizer.step() for optimizer in self.optimizers.values()]
+        except NonFiniteError as error:
+            index = getattr(error, "agent", self.trained[len(norms)])
+            step = self.loop.counters.steps + 1
+            raise explained(error, index, step, self.loop.run_dir) from error
         return max(norms)
+
+    def _gradients(self, index: int, batch: PairBatch, delta_NP: torch.Tensor, pairs: int) -> None:
+        """∇L_i: its coefficients ∂L_i/∂Δ_i at the present Δ, then the backward pass."""
+        self.optimizers[index].zero()
+        own_P = delta_NP[index].clone().requires_grad_(True)
+        others_P = delta_NP.sum(0) - delta_NP[index]
+        loss_P = joint_dpo(own_P, others_P, self.section.dpo_beta, self.section.label_smoothing)
+        (weight_P,) = torch.autograd.grad(loss_P.sum() / pairs, own_P)
+        # policy_gradient is −Σ w log π: the coefficient of log π is −w.
+        rows = self._rows(batch, index, (-batch.coefficients(weight_P)).tolist())
+        with self.team.acting(index) as agent:
+            try:
+                accumulate(agent, rows, lambda packed: self._loss(agent, packed))
+            except NonFiniteError as error:
+                error.agent = index  # type: ignore[attr-defined]
+                raise
 
     def _loss(self, agent: Agent, batch: TokenBatch) -> torch.Tensor:
         """A sum over tokens whose gradient is this micro-batch's part of ∇L_i."""
@@ -188,26 +202,28 @@ class MADPOTrainer:
         weight_A = batch.weight_RL[batch.action_mask_RL]
         return policy_gradient(said.logprob_A, weight_A.to(said.logprob_A))
 
-    @torch.no_grad()
     def _deltas(self, batch: PairBatch) -> torch.Tensor:
         """Δ of every agent and pair, shape (N, P), without gradients."""
-        deltas = []
-        for index in range(len(self.team)):
-            with self.team.acting(index) as agent:
-                value_C = self._logprobs(agent, batch, range(len(batch.candidates_C)))
-            if self.section.dpo_reference:
-                value_C = value_C - self._reference_logprobs(index, batch)
-            deltas.append(batch.differences(value_C))
-        return torch.stack(deltas)
+        jobs = [partial(self._delta, index, batch) for index in range(len(self.team))]
+        return torch.stack(side_by_side(jobs, self.team.device, self.team.side_by_side))
+
+    @torch.no_grad()
+    def _delta(self, index: int, batch: PairBatch) -> torch.Tensor:
+        with self.team.acting(index) as agent:
+            value_C = self._logprobs(agent, batch, range(len(batch.candidates_C)))
+        if self.section.dpo_reference:
+            value_C = value_C - self._reference_logprobs(index, batch)
+        return batch.differences(value_C)
 
     def _reference_logprobs(self, index: int, batch: PairBatch) -> torch.Tensor:
         """As ``_logprobs``, under the frozen policy: each candidate is read once a run."""
-        keys = [(index, task.task_id, candidate) for task, candidate in batch.candidates_C]
-        new = [c for c, key in enumerate(keys) if key not in self._reference]
+        known = self._reference[index]
+        keys = [(task.task_id, candidate) for task, candidate in batch.candidates_C]
+        new = [c for c, key in enumerate(keys) if key not in known]
         with self.team.reference(index) as agent:
             value_C = self._logprobs(agent, batch, new)
-        self._reference |= {keys[c]: float(value_C[c]) for c in new}
-        return torch.tensor([self._reference[key] for key in keys], dtype=torch.float64)
+        known.update({keys[c]: float(value_C[c]) for c in new})
+        return torch.tensor([known[key] for key in keys], dtype=torch.float64)
 
     def _logprobs(self, agent: Agent, batch: PairBatch, chosen: Sequence[int]) -> torch.Tensor:
         """log π of the chosen candidates' completions; shape (C,), 0 elsewhere."""
@@ -245,7 +261,6 @@ class MADPOTrainer:
         completion = task.candidates.candidates_K[candidate].completions_N[agent.index]
         return completion_ids(agent, completion)
 
-    @torch.no_grad()
     def _measure(self) -> dict[str, float]:
         """The metrics of the held-out pairs under the present policies."""
         sums: dict[str, float] = {}
