@@ -74,6 +74,11 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if is_split(tensor) else tensor  # type: ignore[attr-defined]
 
 
+def stored(tensor: torch.Tensor) -> torch.Tensor:
+    """As a checkpoint holds it: whole, and off the card where it was split for want of memory."""
+    return whole(tensor).cpu() if is_split(tensor) else tensor
+
+
 def like(value: torch.Tensor, target: Any) -> torch.Tensor:
     """A whole value, split as ``target`` is; every process holds the same value."""
     if not is_split(target):

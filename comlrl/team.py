@@ -26,7 +26,7 @@ from comlrl.builtin import TINY_CODER
 from comlrl.config import AgentModelConfig, Config, ConfigError, LoraSection
 from comlrl.lora import Router, make_lean
 from comlrl.prompts import plain_text
-from comlrl.sharding import like, whole
+from comlrl.sharding import like, stored
 from comlrl.types import Message
 
 BUILTIN_MODELS = {"builtin:tiny-coder": TINY_CODER}
@@ -199,7 +199,11 @@ class Team:
             model = agent.model if agent.peft is None else agent.peft
             weights = None
             if self.sharded:  # put together by all, written by one
-                weights = {name: whole(tensor) for name, tensor in model.state_dict().items()}
+                weights = {
+                    name: stored(tensor)
+                    for name, tensor in model.state_dict().items()
+                    if agent.peft is None or "lora_" in name
+                }
             if not distributed.is_main():
                 continue
             if agent.peft is None:
@@ -222,7 +226,7 @@ class Team:
     def state_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """The trained weights of each agent, as a checkpoint holds them."""
         return {
-            agent.adapter: {name: whole(weight) for name, weight in self._named(agent).items()}
+            agent.adapter: {name: stored(weight) for name, weight in self._named(agent).items()}
             for agent in self.agents
         }
 

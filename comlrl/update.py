@@ -79,7 +79,7 @@ class AgentOptimizer:
         tensors = {"updates": torch.tensor(self.schedule.last_epoch)}
         for index, state in self.adam.state_dict()["state"].items():
             for name, value in state.items():
-                tensors[f"{index}.{name}"] = sharding.whole(torch.as_tensor(value))
+                tensors[f"{index}.{name}"] = sharding.stored(torch.as_tensor(value))
         return tensors
 
     def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:

@@ -279,10 +279,7 @@ def test_resuming_with_another_number_of_processes(zygote: Zygote, tmp_path: Pat
     run = zygote.run("magrpo", [*arguments, "--resume"])
     assert run.wait() == 0, run.output
     assert [line["update"] for line in metrics(folder)] == [1, 2, 3, 4]
-    lone = zygote.run("magrpo", small("magrpo", tmp_path / "lone", eval_interval=0))
-    assert lone.wait() == 0, lone.output
-    one, other = weights(folder), weights(tmp_path / "lone")
-    assert one["optimizer_0/updates"] == other["optimizer_0/updates"] == 4
+    assert weights(folder)["optimizer_0/updates"] == 4
 
 
 def test_mistakes_are_told_once(zygote: Zygote, tmp_path: Path) -> None:
@@ -305,6 +302,101 @@ def test_a_signal_to_one_process_stops_all(zygote: Zygote, tmp_path: Path) -> No
     assert ended(team) == [143, 143], team[0].output + team[1].output
     assert newest_step(folder) == len(metrics(folder)) > 0
     assert "saved" in team[0].output
+
+
+# Sharded models
+
+
+def check_sharding(model: str) -> None:
+    """Half of each layer here, and the whole of what is stored."""
+    from comlrl import distributed, sharding
+    from comlrl.team import build_team
+
+    distributed.start("fsdp")
+    config = tiny_models.config(agent_model__name=model, agent_model__torch_dtype="float32")
+    team = build_team(config)
+    expected = {k: v.detach().clone() for k, v in team.state_tensors()["agent_1"].items()}
+    sharding.shard(team)
+    weight = team.agents[0].model.model.layers[0].mlp.up_proj.base_layer.weight
+    assert weight.shape == (48, 32) and weight.to_local().shape == (24, 32)
+    adapter = team.agents[1].parameters()
+    assert all(p.to_local().numel() * 2 == p.numel() for p in adapter)
+    again = team.state_tensors()["agent_1"]
+    assert not [name for name, value in expected.items() if not torch.equal(again[name], value)]
+    torch.manual_seed(0)  # alike in all processes
+    other = {name: torch.randn_like(value) for name, value in expected.items()}
+    team.load_tensors({"agent_0": expected, "agent_1": other})
+    again = team.state_tensors()["agent_1"]
+    assert not [name for name, value in other.items() if not torch.equal(again[name], value)]
+    distributed.stop()
+
+
+def test_layers_are_split_and_stored_whole(zygote: Zygote) -> None:
+    together(zygote, 2, "check_sharding", tiny_model())
+
+
+def run_sharded(zygote: Zygote, tmp_path: Path, algorithm: str, *more: str) -> tuple[Path, Path]:
+    """A run of one process and the same run sharded over two; (one, two)."""
+    lone, folder = tmp_path / "one", tmp_path / "two"
+    common = ["agent_model.torch_dtype=float32", *more]
+    run = zygote.run(algorithm, [*small_of(algorithm, lone), *common])
+    arguments = [*small_of(algorithm, folder), *common, "distributed.strategy=fsdp"]
+    team = zygote.team(2, {"run": [algorithm, arguments]})
+    assert ended(team, 250) == [0, 0], team[0].output + team[1].output
+    assert run.wait(250) == 0, run.output
+    one, two = metrics(lone), metrics(folder)
+    for before, after in zip(one, two, strict=True):
+        for name, value in before["metrics"].items():
+            expected = value if value is None else pytest.approx(value, rel=1e-2, abs=1e-4)
+            assert after["metrics"][name] == expected, name
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["distributed"] == {"world_size": 2, "weights_in_sync": True}
+    return lone, folder
+
+
+@pytest.mark.slow
+def test_sharded_run(zygote: Zygote, tmp_path: Path) -> None:
+    """The numbers and the files of one process; and one process goes on from them."""
+    lone, folder = run_sharded(zygote, tmp_path, "magrpo", "magrpo.max_new_tokens=16")
+    one, two = weights(lone), weights(folder)
+    assert one.keys() == two.keys()
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], rtol=1e-2, atol=1e-4)
+    for agent in ("agent_0", "agent_1"):
+        files = [f / "final_model" / agent / "adapter_model.safetensors" for f in (lone, folder)]
+        before, after = (load_file(str(file)) for file in files)
+        assert before.keys() == after.keys()
+        assert {n: t.shape for n, t in before.items()} == {n: t.shape for n, t in after.items()}
+        assert (files[1].parent / "adapter_config.json").exists()
+    more = ["agent_model.torch_dtype=float32", "magrpo.max_new_tokens=16"]
+    arguments = [*small("magrpo", folder, max_steps=5), *more, "--resume"]
+    run = zygote.run("magrpo", arguments)
+    assert run.wait() == 0, run.output
+    updates = [line["update"] for line in metrics(folder) if line["phase"] == "train"]
+    assert updates == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algorithm", "keys"),
+    [
+        ("magrpo", ["lora.enabled=false", "magrpo.kl_coef=0.1", "magrpo.learning_rate=1e-4"]),
+        ("magrpo", ["magrpo.num_turns=2", "magrpo.handoff=random"]),
+        ("ppo", ["ppo.kl_coef=0.1"]),
+        ("shppo", []),
+        ("madpo", ["madpo.dpo_reference=true"]),
+    ],
+)
+def test_sharded_runs_of_others(
+    zygote: Zygote, tmp_path: Path, algorithm: str, keys: list[str]
+) -> None:
+    run_sharded(zygote, tmp_path, algorithm, *keys)
+
+
+def test_sharding_that_cannot_be(zygote: Zygote, tmp_path: Path) -> None:
+    run = zygote.run("magrpo", [*small("magrpo", tmp_path / "run"), "distributed.strategy=fsdp"])
+    assert run.wait() == 2
+    assert "error: distributed.strategy: 'fsdp'" in run.output
 
 
 # torchrun itself

@@ -12,12 +12,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+LIVING: set[int] = set()
 
 
 def module(path: Path) -> Any:
@@ -43,6 +45,7 @@ def preload() -> None:
 def fork(request: dict[str, Any]) -> int:
     pid = os.fork()
     if pid:
+        LIVING.add(pid)
         return pid
     code = 1
     try:
@@ -70,6 +73,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     if "wait" in request or "poll" in request:
         options = 0 if "wait" in request else os.WNOHANG
         pid, status = os.waitpid(request.get("wait") or request["poll"], options)
+        LIVING.discard(pid)
         return {"code": os.waitstatus_to_exitcode(status) if pid else None}
     return {"pid": fork(request)}
 
@@ -79,3 +83,5 @@ if __name__ == "__main__":
     preload()
     for line in sys.stdin:
         print(json.dumps(answer(json.loads(line))), flush=True)
+    for left in LIVING:  # the tests have ended, or were ended
+        os.killpg(left, signal.SIGKILL)
