@@ -20,7 +20,7 @@ def load_tasks(
     section: DatasetConfig,
     split: str,
     *,
-    check: Callable[[Task], None] = lambda task: None,
+    check: Callable[[Task], object] = lambda task: None,
     warn: Callable[[str], None] = print,
 ) -> list[Task]:
     """The tasks of a split such as ``train`` or ``test[33:163]``.
