@@ -147,6 +147,7 @@ def assemble(start: Start, signals: Signals, train: list[Task], held_out: list[T
         evaluate=evaluator(config, rollout, held_out, shape, sampling) if held_out else None,
         seed=config.seed,
         signals=signals,
+        standing=lambda: fallbacks(rollout),
     )
     return Run(
         config, section, start.run_dir, team, generator, reward, rollout, loop, sampling, shape,
@@ -301,9 +302,15 @@ def evaluator(
 
     def run() -> tuple[list, dict[str, float]]:
         trees = evaluate(rollout, tasks, shape, sampling)
-        metrics = tree_metrics(trees, known) | {"pass@1": mean_pass_at_k(trees, 1)}
-        if (fallbacks := getattr(rollout.transition, "fallbacks", None)) is not None:
-            metrics["expert_fallbacks"] = float(fallbacks)
-        return trees, metrics
+        return trees, tree_metrics(trees, known) | {"pass@1": mean_pass_at_k(trees, 1)}
 
     return run
+
+
+def fallbacks(rollout: Rollout) -> dict[str, float]:
+    """The attempts so far, of all processes, that ``plain`` answered in the expert's place; empty
+    where no expert is asked. Every process calls this."""
+    from comlrl import distributed
+
+    count = getattr(rollout.transition, "fallbacks", None)
+    return {} if count is None else {"expert_fallbacks": distributed.total(count)}

@@ -76,13 +76,15 @@ class Loop:
         evaluate: Callable[[], tuple[list[Tree], dict[str, float]]] | None,
         seed: int = 0,
         signals: Signals | None = None,
+        standing: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         """``section``: the algorithm's keys. ``shuffle``: (epoch, count) → order of the tasks.
         ``evaluate``: trees and metrics of the present policy; None: never. ``seed``: of what
-        draws from global generators (dropout). ``signals``: None: none are heeded."""
+        draws from global generators (dropout). ``signals``: None: none are heeded. ``standing``:
+        metrics that go into every record; asked on all processes."""
         self.section, self.tasks, self.shuffle = section, tasks, shuffle
         self.run_dir, self.logger, self.evaluate = run_dir, logger, evaluate
-        self.seed, self.signals = seed, signals or Signals()
+        self.seed, self.signals, self.standing = seed, signals or Signals(), standing
         self.counters = Counters()
         self.trainer: Stateful | None = None
         self._started = time.monotonic()
@@ -261,7 +263,7 @@ class Loop:
     def _log(self, phase: Any, metrics: Mapping[str, float], trees: Sequence[Tree]) -> None:
         counters = self.counters
         counters.logged += 1
-        metrics = {**metrics, "training_step": float(counters.steps)}
+        metrics = {**metrics, **self.standing(), "training_step": float(counters.steps)}
         record = LogRecord(counters.env_steps, counters.updates, counters.epoch, phase, metrics)
         self.logger.log(record)
         if trees:

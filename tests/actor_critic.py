@@ -1,4 +1,4 @@
-"""PPO and SHPPO trainers on tiny random models, with a reward that is a function of the texts."""
+"""Trainers on tiny random models, with a reward that is a function of the texts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from comlrl.team import build_team
 from comlrl.types import Attempt, JointAction, LogRecord, Sampling, Score, Task, Tree
 from loggers.metrics import tree_metrics
 from tests.tiny_models import config, folder
+from trainers.magrpo import MAGRPOTrainer
 from trainers.ppo import PPOTrainer
 from trainers.shppo import SHPPOTrainer
 
@@ -64,7 +65,7 @@ def tasks(count: int) -> list[Task]:
 
 def build(
     algorithm: str, run_dir: Path, value: Value, *, count: int = 2, kind: str = "qwen2", **keys: Any
-) -> PPOTrainer | SHPPOTrainer:
+) -> MAGRPOTrainer | PPOTrainer | SHPPOTrainer:
     """A trainer of ``count`` tasks; ``keys`` as in ``tiny_models.config``."""
     base = {
         "agent_model__name": str(folder(kind)), "agent_model__torch_dtype": "float32",
@@ -92,6 +93,8 @@ def build(
         seed=cfg.seed,
     )
     sampling = Sampling(1.0, section.max_new_tokens)
+    if algorithm == "magrpo":
+        return MAGRPOTrainer(section, team, rollout, loop, sampling, tree_metrics)
     if algorithm == "ppo":
         return PPOTrainer(section, team, rollout, loop, sampling, tree_metrics)
     return SHPPOTrainer(section, team, sampler, rollout, loop, sampling, tree_metrics)
