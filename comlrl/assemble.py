@@ -274,9 +274,9 @@ def build_rollout(config: Config, sampler: Any, reward: Reward, uniforms: Any) -
     told = config.external
     transition = external.build(told)
     if config.distributed.strategy == "fsdp":
-        from comlrl.sharding import from_main
+        from comlrl.sharding import FromMain
 
-        transition = from_main(transition)
+        transition = FromMain(transition)
     processor = config.reward_processor
     scale, shift = (processor.scale_factor, processor.shift) if processor.enabled else (1.0, 0.0)
     return Rollout(

@@ -9,7 +9,7 @@ Embeddings and the language-model head, which are looked at outside the layers, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -115,6 +115,16 @@ class SplitReward:
         self.reward.close()
 
 
-def from_main(transition: Transition) -> Callable[[Sequence[Attempt]], list[tuple[str, ...]]]:
+class FromMain:
     """What the first process is told, told to all: an expert may answer each asker differently."""
-    return lambda attempts: distributed.from_main(lambda: transition(attempts))
+
+    def __init__(self, transition: Transition) -> None:
+        self.transition = transition
+
+    @property
+    def fallbacks(self) -> int | None:
+        """Attempts that were answered in an expert's place; None where none is asked."""
+        return distributed.from_main(lambda: getattr(self.transition, "fallbacks", None))
+
+    def __call__(self, attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
+        return distributed.from_main(lambda: self.transition(attempts))
