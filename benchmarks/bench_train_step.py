@@ -65,6 +65,7 @@ def peer_job(arguments: argparse.Namespace, tasks: int) -> dict:
 
     lines = (ROOT / "comlrl/builtin/coopmini/train.jsonl").read_text().splitlines()[:tasks]
     rows = [json.loads(line) for line in lines]
+    problems = [Task("", row["prompt"], row["test"], row["entry_point"]) for row in rows]
     return {
         "seed": 0,
         "threads": os.cpu_count(),
@@ -76,11 +77,11 @@ def peer_job(arguments: argparse.Namespace, tasks: int) -> dict:
         "model": str(MODEL),
         "tasks": [
             {
-                "prompts": list(first_prompts(Task("", r["prompt"], r["test"], r["entry_point"]), 2)),
-                "test": r["test"],
-                "entry_point": r["entry_point"],
+                "prompts": list(first_prompts(problem, 2)),
+                "test": problem.test,
+                "entry_point": problem.entry_point,
             }
-            for r in rows
+            for problem in problems
         ],
     }  # fmt: skip
 

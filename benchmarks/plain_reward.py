@@ -49,7 +49,7 @@ def reward(texts: Sequence[str], item: dict[str, Any], timeout: float = 1.0) -> 
         for n in ast.walk(tree)
     )
     if calls:
-        body = [n for n in tree.body if isinstance(n, ast.FunctionDef)][0].body
+        body = next(n for n in tree.body if isinstance(n, ast.FunctionDef)).body
         wrapper = len(body) == 1 and isinstance(body[0], ast.Return)
         total += 0.5 + (0.0 if wrapper else 1.0)
     return total

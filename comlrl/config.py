@@ -203,6 +203,7 @@ class _Root:
 ALIASES: dict[str, str | None] = {
     "model_name": "agent_model.name",
     "model.type": None,
+    "agent_model.type": None,
     "<algo>.agent_learning_rate": "<algo>.learning_rate",
     "<algo>.termination_threshold": "<algo>.early_termination_threshold",
     "<algo>.external_original_prompt": "external.original_prompt",
@@ -237,7 +238,6 @@ class Loader:
         self.given: dict[str, str] = {}  # key → source, of everything that was said
         self._values = OmegaConf.create(
             {name: OmegaConf.structured(cls) for name, cls in self.sections.items()}
-            | OmegaConf.to_container(OmegaConf.structured(_Root))  # type: ignore[operator]
         )
         self._root = OmegaConf.structured(_Root)
         for name in self.sections:
@@ -264,6 +264,8 @@ class Loader:
             if value in VALUE_ALIASES:
                 self.notices.append(f"{key}: '{value}' is read as '{VALUE_ALIASES[value]}'")
             value = VALUE_ALIASES.get(value, value)
+        if key == "reward_processor.shift" and value is None:  # older files: reward_shift: null
+            value = 0.0
         if key in self.sections:
             if isinstance(value, dict):  # a whole section as one override
                 for name, inner in value.items():

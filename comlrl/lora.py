@@ -37,7 +37,7 @@ class Router(threading.local):
         self._cast: dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor]] = {}
         self._merged: dict[tuple[int, str], torch.Tensor] = {}
 
-    def matrices(self, layer: Linear, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def matrices(self, layer: Any, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         """(Aᵀ, s Bᵀ) in the base's precision, made once a sampling phase."""
         key = (id(layer), name)
         if key not in self._cast:
@@ -46,7 +46,7 @@ class Router(threading.local):
             self._cast[key] = layer.lora_A[name].weight.to(dtype).t(), up.to(dtype).t()
         return self._cast[key]
 
-    def merged(self, layer: Linear, name: str) -> torch.Tensor:
+    def merged(self, layer: Any, name: str) -> torch.Tensor:
         """(W + s B A)ᵀ of one agent, made once a sampling phase."""
         key = (id(layer), name)
         if key not in self._merged:
@@ -96,20 +96,20 @@ def make_lean(model: PreTrainedModel) -> Router | None:
         return None
     router = Router()
     for layer in layers:
-        layer.router = router
-        layer.forward = types.MethodType(_forward, layer)
+        layer.router = router  # type: ignore[assignment]
+        layer.forward = types.MethodType(_forward, layer)  # type: ignore[method-assign]
     return router
 
 
 def mergeable(model: PreTrainedModel, agents: int) -> bool:
     """Whether merged weights of each agent are exact (float32) and small enough to hold."""
     layers = [m for m in model.modules() if isinstance(m, Linear)]
-    weights = [layer.base_layer.weight for layer in layers]
+    weights: list[torch.Tensor] = [layer.get_base_layer().weight for layer in layers]
     exact = all(w.dtype in (torch.float32, torch.float64) for w in weights)
     return exact and agents * sum(w.nbytes for w in weights) <= MERGED_BYTES
 
 
-def _ordinary(layer: Linear) -> bool:
+def _ordinary(layer: Any) -> bool:
     plain = type(layer) is Linear and type(layer.base_layer) is torch.nn.Linear
     return plain and not any(layer.use_dora.values()) and not any(layer.lora_bias.values())
 

@@ -49,7 +49,7 @@ def action_logprobs(
     if packable(agent):
         visible = attention_mask(batch.segment_RL.to(device))
         if agent.model.config._attn_implementation == "eager":
-            dtype = agent.model.get_input_embeddings().weight.dtype
+            dtype = agent.model.dtype
             zero = torch.zeros((), dtype=dtype, device=device)
             mask = zero.where(visible, torch.finfo(dtype).min)
         else:

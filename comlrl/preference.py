@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -143,7 +144,7 @@ def task_pairs(
     for candidates in sets:
         rewards_K = [candidate.reward for candidate in candidates.candidates_K]
         key = (seed, "pairs", candidates.task_id)
-        pairs, ties = select_pairs(rewards_K, selection, limit, lambda n, key=key: order(key, n))
+        pairs, ties = select_pairs(rewards_K, selection, limit, partial(order, key))
         chosen.append(TaskPairs(candidates, tuple(pairs), ties))
     if not any(item.pairs for item in chosen):
         raise PreferenceError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from comlrl.history import Exchange, next_prompt, shorten
@@ -145,12 +146,7 @@ class Rollout:
         sampling: Sampling,
     ) -> _Pending:
         fitted = [
-            shorten(
-                prompt,
-                lambda messages, agent=agent: self.sampler.fits(
-                    self.sampler.encode(agent, messages), sampling
-                ),
-            )
+            shorten(prompt, partial(self._fits, agent, sampling))
             for agent, prompt in enumerate(prompts_N)
         ]
         prompts = tuple(messages for messages, _ in fitted)
@@ -159,6 +155,9 @@ class Rollout:
         return _Pending(
             tree, task, turn, parent, parent_action, path, past_N, told_N, prompts, ids, dropped
         )
+
+    def _fits(self, agent: int, sampling: Sampling, prompt: Sequence[Message]) -> bool:
+        return self.sampler.fits(self.sampler.encode(agent, prompt), sampling)
 
     def _expand(
         self, frontier: Sequence[_Pending], shape: Shape, sampling: Sampling, key: tuple

@@ -28,6 +28,7 @@ class SharedPrefixCache:
     def __init__(self, lengths_P: torch.Tensor, max_new_tokens: int) -> None:
         self.lengths_P, self.max_new_tokens = lengths_P, max_new_tokens
         self.prefilling = True
+        self._prompts = torch.arange(len(lengths_P), device=lengths_P.device)
         self.step = 0
         self.prefix: list[tuple[torch.Tensor, torch.Tensor]] = []  # (P, heads, L, width)
         self.own: list[tuple[torch.Tensor, torch.Tensor]] = []  # (R, heads, T, width)
@@ -51,8 +52,7 @@ class SharedPrefixCache:
             prompt_of_row, return_inverse=True, return_counts=True
         )
         if len(self.padding_PL) != len(prompts):
-            known = torch.unique_consecutive(self._prompts) if self.step else None
-            index = prompts if known is None else torch.searchsorted(known, prompts)
+            index = torch.searchsorted(torch.unique_consecutive(self._prompts), prompts)
             self.prefix = [(k[index], v[index]) for k, v in self.prefix]
             self.padding_PL = self.padding_PL[index]
         self._prompts = prompt_of_row
@@ -106,7 +106,7 @@ def attention(
     attention_mask: torch.Tensor | None,
     scaling: float,
     shared_prefix: SharedPrefixCache,
-    **_: Any,
+    **ignored: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention of the prefill (causal) or of one decoding step (prompt and own tokens)."""
     cache = shared_prefix

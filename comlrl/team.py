@@ -49,7 +49,7 @@ class Agent:
 
     @property
     def device(self) -> torch.device:
-        return self.model.get_input_embeddings().weight.device
+        return self.model.device
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -223,7 +223,7 @@ class Team:
                 raise ConfigError(f"{folder}: holds no {file.relative_to(folder)}")
             self._take(agent, load_file(str(file)), str(file))
 
-    def state_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
+    def state_tensors(self) -> dict[str, Mapping[str, torch.Tensor]]:
         """The trained weights of each agent, as a checkpoint holds them."""
         return {
             agent.adapter: {name: stored(weight) for name, weight in self._named(agent).items()}
@@ -279,16 +279,18 @@ def build_team(config: Config, *, reference: bool = False, device: str | None = 
         return Team(agents, shared_base=True, full=False, router=make_lean(model))
     names = config.agents or (config.agent_model.name,) * count
     devices = config.agent_devices or (device,) * count
-    agents = []
+    separate = []
     for index, (name, place) in enumerate(zip(names, devices, strict=True)):
         model, tokenizer = load_model(config.agent_model, name, place, frozen=config.lora.enabled)
-        peft = None
+        adapters: PeftModel | None = None
         if config.lora.enabled:
-            peft = _with_adapters(model, config.lora, 1, first=index)
+            adapters = _with_adapters(model, config.lora, 1, first=index)
             make_lean(model)
-        kept = copy.deepcopy(model).requires_grad_(False) if reference and peft is None else None
-        agents.append(Agent(index, model, tokenizer, peft, kept))
-    return Team(agents, shared_base=False, full=not config.lora.enabled)
+        kept = (
+            copy.deepcopy(model).requires_grad_(False) if reference and adapters is None else None
+        )
+        separate.append(Agent(index, model, tokenizer, adapters, kept))
+    return Team(separate, shared_base=False, full=not config.lora.enabled)
 
 
 def default_device() -> str:
@@ -379,10 +381,6 @@ def _modules(value: Any) -> Any:
 
 def _lora_layers(model: PreTrainedModel) -> list[LoraLayer]:
     return [module for module in model.modules() if isinstance(module, LoraLayer)]
-
-
-def _weight(layer: LoraLayer) -> torch.nn.Parameter:
-    return layer.get_base_layer().weight
 
 
 @contextlib.contextmanager

@@ -232,8 +232,12 @@ def _relations(name: str, section: CommonConfig, config: Config) -> None:
         raise ConfigError(
             f"{name}.num_train_epochs: null, as are max_steps and max_env_steps; give one of them"
         )
-    own_samples = isinstance(section, MAGRPOConfig) and name in _online(config)
-    if own_samples and section.num_generations < 2 and section.advantage != "raw":
+    if (
+        isinstance(section, MAGRPOConfig)
+        and name in _online(config)
+        and section.num_generations < 2
+        and section.advantage != "raw"
+    ):
         raise ConfigError(
             f"{name}.num_generations: {section.num_generations} leaves no siblings to compare "
             "with; give at least 2, or advantage=raw"

@@ -59,7 +59,8 @@ class PairBatch:
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[TaskPairs, Pair]]) -> PairBatch:
-        batch, index = cls(), {}
+        batch = cls()
+        index: dict[Any, int] = {}
         for task, pair in pairs:
             for candidate in (pair.winner, pair.loser):
                 if (task.task_id, candidate) not in index:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from comlrl.builtin.make_coopmini import ENTRY_POINTS, check_text, find_cases, prompt_text
 from comlrl.builtin.operations import REDUCTIONS
@@ -146,7 +146,7 @@ def draw_plan(
     if names and luck < IGNORES + SOLO:
         return Plan(problem, entry_point)
     guesses = [(name, draw_convention(rng, problem, name)) for name in names]
-    style = "one return" if names and rng.random() < ONE_RETURN else ""
+    style: Literal["", "one return"] = "one return" if names and rng.random() < ONE_RETURN else ""
     return Plan(problem, entry_point, helpers=usable_together(guesses), style=style)
 
 
@@ -174,7 +174,8 @@ def with_wrong_operation(rng: random.Random, problem: Problem) -> Problem:
     stage = rng.choice(problem.stages.split("_"))
     groups = {"filter": problem.domain.filters, "map": problem.domain.maps, "reduce": REDUCTIONS}
     kind = getattr(problem, stage).gives if stage != "filter" else None
-    return replace(problem, **{stage: draw(rng, groups[stage], kind)})
+    changed: dict[str, Any] = {stage: draw(rng, groups[stage], kind)}
+    return replace(problem, **changed)
 
 
 def one_return(source: str) -> str:

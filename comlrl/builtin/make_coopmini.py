@@ -112,7 +112,9 @@ def make_row(problem: Problem, rng: random.Random) -> dict[str, Any] | None:
     """A row without its task_id, or None for a problem on which disagreement could pass."""
     examples = find_cases(problem, rng, [2] * _NUM_EXAMPLES)
     sizes = [rng.randint(4, 7) for _ in range(_NUM_TESTS)]
-    cases = examples and find_cases(problem, rng, sizes, list(mismatches(problem)))
+    if examples is None:
+        return None
+    cases = find_cases(problem, rng, sizes, list(mismatches(problem)))
     if not cases:
         return None
     entry_point = rng.choice(ENTRY_POINTS)
@@ -133,7 +135,8 @@ def make_rows(seed: int, num: int, exclude: Collection[str] = ()) -> list[dict[s
 
     Raises ValueError where there are not that many.
     """
-    rng, taken, rows = random.Random(f"coopmini/{seed}"), set(exclude), []
+    rng, taken = random.Random(f"coopmini/{seed}"), set(exclude)
+    rows: list[dict[str, Any]] = []
     fruitless = 0
     while len(rows) < num:
         problem = draw_problem(rng)

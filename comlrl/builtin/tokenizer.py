@@ -33,7 +33,7 @@ def train_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
     learned = json.loads(trained.to_str())["model"]
     return Qwen2Tokenizer(
         vocab=learned["vocab"],
-        merges=[tuple(pair) for pair in learned["merges"]],
+        merges=[tuple(pair) for pair in learned["merges"]],  # type: ignore[misc]
         eos_token=END,
         pad_token=PAD,
         unk_token=END,
