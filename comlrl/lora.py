@@ -104,7 +104,7 @@ def make_lean(model: PreTrainedModel) -> Router | None:
 def mergeable(model: PreTrainedModel, agents: int) -> bool:
     """Whether merged weights of each agent are exact (float32) and small enough to hold."""
     layers = [m for m in model.modules() if isinstance(m, Linear)]
-    weights: list[torch.Tensor] = [layer.get_base_layer().weight for layer in layers]
+    weights: list[Any] = [layer.get_base_layer().weight for layer in layers]
     exact = all(w.dtype in (torch.float32, torch.float64) for w in weights)
     return exact and agents * sum(w.nbytes for w in weights) <= MERGED_BYTES
 
