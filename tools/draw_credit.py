@@ -1,0 +1,153 @@
+"""Draws docs/credit.svg: a tree of two turns, align and cross, and how its rewards become credit.
+
+    python tools/draw_credit.py
+
+Two agents, two completions each, discount 0.9. The returns and advantages in the drawing are
+computed by ``comlrl.returns`` and ``comlrl.advantages`` from the rewards below.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from comlrl.advantages import sibling_advantages  # noqa: E402
+from comlrl.returns import agent_returns, joint_returns, mean  # noqa: E402
+from comlrl.types import AgentTurn, Completion, Node, Score, Task, Tree  # noqa: E402
+
+FILE = ROOT / "docs" / "credit.svg"
+DISCOUNT = 0.9
+# Rewards of the root's joint actions, and of those of each child, in the order of the actions.
+REWARDS = {
+    "align": ([1.5, 2.5], [[2.0, 3.0], [3.0, 4.0]]),
+    "cross": (
+        [1.5, 0.5, 1.5, 2.5],
+        [[2.0, 2.0, 3.0, 3.0], [1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 2.0, 2.0], [4.0, 4.0, 4.0, 4.0]],
+    ),
+}
+INK, SOFT, AUX, MAIN, PAPER = "#1f2933", "#7b8794", "#0b6e99", "#b44d12", "#ffffff"
+
+
+def make_tree(mode: str) -> Tree:
+    """Two turns of two agents with two completions each, scored as ``REWARDS`` says."""
+    actions = ((0, 0), (1, 1)) if mode == "align" else tuple(itertools.product((0, 1), (0, 1)))
+    completion = Completion("", (), True)
+    agents = (AgentTurn((), (), (completion, completion)),) * 2
+
+    def node(turn: int, parent: int, action: int, rewards: list[float]) -> Node:
+        scores = tuple(Score(r) for r in rewards)
+        return Node(turn, parent, action, agents, actions, scores, tuple(rewards))
+
+    root, children = REWARDS[mode]
+    nodes = [node(1, -1, -1, root)] + [node(2, 0, k, r) for k, r in enumerate(children)]
+    return Tree(Task("", "", "", ""), tuple(nodes), mode, None)  # type: ignore[arg-type]
+
+
+def text(
+    x: float, y: float, words: str, *, size: int = 13, fill: str = INK, anchor="start", bold=""
+):
+    weight = ' font-weight="600"' if bold else ""
+    return (
+        f'<text x="{x}" y="{y}" font-size="{size}" fill="{fill}" text-anchor="{anchor}"{weight}>'
+        f"{words}</text>"
+    )
+
+
+def number(value: float, sign: bool = False) -> str:
+    value = round(value, 3) + 0.0
+    return (f"{value:+.4g}" if sign and value else f"{value:.4g}").replace("-", "−")
+
+
+def name(agent: int, generation: int) -> str:
+    word = ("aux", "main")[agent]
+    return f'<tspan fill="{(AUX, MAIN)[agent]}">{word}{"₁₂"[generation]}</tspan>'
+
+
+def shape(tree: Tree, x: float, y: float) -> list[str]:
+    """The tree: a box for each node with a dot for each joint action, an edge for each child."""
+    children, count = tree.children(0), len(tree.nodes[0].rewards_K)
+    step = 150 / len(children)
+    parts = [box(x, y + 75 - 8 * count, count, "turn 1", upright=True)]
+    for action, child in children.items():
+        start, end, right = y + 83 - 8 * count + 16 * action, y + step * (child - 0.5), x + 140
+        parts.append(
+            f'<path d="M{x + 14} {start} C {x + 80} {start}, {x + 70} {end}, {right - 3} {end}" '
+            f'fill="none" stroke="{SOFT}"/>'
+        )
+        parts.append(box(right, end - 8, count, "turn 2" if child == 1 else ""))
+    return parts
+
+
+def box(x: float, y: float, count: int, label: str, *, upright: bool = False) -> str:
+    width, height = (16, 16 * count) if upright else (16 * count, 16)
+    dots = "".join(
+        f'<circle cx="{x + 8 + 16 * k * (not upright)}" cy="{y + 8 + 16 * k * upright}" r="4" '
+        f'fill="{INK}"/>'
+        for k in range(count)
+    )
+    return (
+        f'<rect x="{x - 3}" y="{y - 3}" width="{width + 6}" height="{height + 6}" rx="6" '
+        f'fill="{PAPER}" stroke="{SOFT}"/>{dots}'
+        + text(x + width / 2, y - 10, label, fill=SOFT, anchor="middle")
+    )
+
+
+def credit(tree: Tree, x: float, y: float) -> list[str]:
+    """Returns of the root's joint actions, then each agent's return and advantage."""
+    returns = joint_returns(tree, DISCOUNT)
+    root = tree.nodes[0]
+    parts = [
+        text(x, y, "joint action", fill=SOFT),
+        text(x + 120, y, "R = r + γ · child's mean", fill=SOFT),
+    ]
+    for k, (aux, main) in enumerate(root.joint_actions_K):
+        line = y + 24 * (k + 1)
+        future = mean(returns[tree.children(0)[k]])
+        parts.append(text(x, line, f"{name(0, aux)} {name(1, main)}"))
+        parts.append(
+            text(
+                x + 120,
+                line,
+                f"{number(root.rewards_K[k])} + {DISCOUNT} · {number(future)} = "
+                f"{number(returns[0][k])}",
+            )
+        )
+    x += 330
+    parts += [text(x, y, "completion", fill=SOFT), text(x + 95, y, "its mean R", fill=SOFT)]
+    parts.append(text(x + 190, y, "advantage Â", fill=SOFT))
+    for agent, returns_G in enumerate(agent_returns(root, returns[0])):
+        for g, advantage in enumerate(sibling_advantages(returns_G, "mean")):
+            line = y + 24 * (2 * agent + g + 1)
+            parts.append(text(x, line, name(agent, g)))
+            parts.append(text(x + 95, line, number(returns_G[g])))
+            parts.append(text(x + 190, line, number(advantage, sign=True), bold="yes"))
+    return parts
+
+
+def draw() -> str:
+    """The whole drawing."""
+    titles = {
+        "align": "align: the g-th of each agent. G joint actions at a node",
+        "cross": "cross: every combination. G² joint actions at a node",
+    }
+    parts = []
+    for row, (mode, title) in enumerate(titles.items()):
+        y, tree = 20 + 220 * row, make_tree(mode)
+        parts.append(text(24, y + 14, title, size=15, bold="yes"))
+        parts += shape(tree, 30, y + 32)
+        parts += credit(tree, 310, y + 62)
+    body = "\n".join(parts)
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 930 460" width="930" height="460" '
+        'font-family="system-ui, sans-serif" role="img" aria-label="Trees of two turns and the '
+        f'credit of each completion, align and cross">\n'
+        f'<rect width="930" height="460" rx="12" fill="{PAPER}"/>\n{body}\n</svg>\n'
+    )
+
+
+if __name__ == "__main__":
+    FILE.write_text(draw(), encoding="utf-8")
