@@ -8,10 +8,15 @@ import signal
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from comlrl import checkpoint
+from comlrl.config import Config, ConfigError
+from comlrl.resume import keep_lines, prepare, write_config
+from tests import tiny_models
 from tests.runs import ALGORITHMS, Process, Zygote, metrics, newest_step, small, small_of, weights
 
 
@@ -162,3 +167,87 @@ def test_a_finished_run_resumed_further(zygote: Zygote, tmp_path: Path) -> None:
     assert "magrpo.max_steps: 2 → 4" in run.output
     assert [line["update"] for line in metrics(folder)] == [1, 2, 3, 4]
     assert json.loads((folder / "summary.json").read_text())["updates"] == 4
+
+
+# Where a run begins
+
+
+def configured(folder: Path, **keys: Any) -> Config:
+    return tiny_models.config(output__dir=str(folder), **keys)
+
+
+def begun(folder: Path, *, saved: bool = True, **keys: Any) -> None:
+    """A run directory as a run leaves it."""
+    write_config(prepare(configured(folder, **keys), False, False))
+    if saved:
+        checkpoint.save(folder, 3, {}, {"agent_0": {"w": torch.ones(1)}})
+
+
+def test_an_unchanged_configuration_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    begun(tmp_path)
+    start = prepare(configured(tmp_path), True, False)
+    assert start.checkpoint == tmp_path / "checkpoints/step_000003" and start.continuing
+    assert capsys.readouterr().err == ""
+
+
+def test_harmless_changes_are_named_and_go_through(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    begun(tmp_path, max_steps=5)
+    changed = configured(
+        tmp_path, max_steps=9, logging_steps=3, save_steps=7, wandb__project="other",
+        generation__max_batch_tokens=99, sandbox__workers=1, output__verbose=True,
+    )  # fmt: skip
+    assert prepare(changed, True, False).checkpoint is not None
+    said = capsys.readouterr().err
+    assert "magrpo.max_steps: 5 → 9" in said and "wandb.project: None → 'other'" in said
+    assert said.count("notice: ") == 8  # the seven, and wandb.tags, which a section brings along
+
+
+def test_other_changes_are_refused_unless_forced(tmp_path: Path) -> None:
+    begun(tmp_path)
+    changed = configured(tmp_path, learning_rate=0.5, lora__r=3, sandbox__timeout=1.0)
+    with pytest.raises(ConfigError) as raised:
+        prepare(changed, True, False)
+    assert str(raised.value).startswith("lora.r: 3 differs from the run's 16; so do ")
+    assert "magrpo.learning_rate, sandbox.timeout" in str(raised.value)
+    assert "--resume-force" in str(raised.value)
+    assert prepare(changed, True, True).checkpoint is not None
+
+
+def test_without_a_checkpoint_it_is_a_fresh_start(tmp_path: Path) -> None:
+    """What lies there is gone on with only where the same configuration left it."""
+    begun(tmp_path, saved=False)
+    assert prepare(configured(tmp_path), True, False).continuing
+    changed = prepare(configured(tmp_path, learning_rate=0.5), True, False)
+    assert changed.checkpoint is None and not changed.continuing
+    assert not prepare(configured(tmp_path), False, False).continuing
+
+
+def test_a_fresh_start_keeps_an_earlier_runs_checkpoints(tmp_path: Path) -> None:
+    begun(tmp_path)
+    assert prepare(configured(tmp_path), False, False).checkpoint is None
+    assert (tmp_path / "checkpoints.1/step_000003").exists()
+    assert prepare(configured(tmp_path), True, False).checkpoint is None
+
+
+def test_numbered_directories(tmp_path: Path) -> None:
+    config = tiny_models.config(output__base_dir=str(tmp_path), seed=7)
+    first = prepare(config, True, False)  # nothing to resume: the first one, not one before it
+    write_config(first)
+    second = prepare(config, False, False)
+    write_config(second)
+    names = [first.run_dir.name, second.run_dir.name]
+    assert names == ["magrpo_coopmini_7", "magrpo_coopmini_7_2"]
+    assert prepare(config, True, False).run_dir == second.run_dir
+
+
+def test_lines_behind_the_checkpoint_are_cut(tmp_path: Path) -> None:
+    log = tmp_path / "metrics.jsonl"
+    log.write_text('{"a": 1}\n{"a": 2}\n{"a": 3}\n{"a"')  # the last one torn by a kill
+    keep_lines(log, 2)
+    assert log.read_text() == '{"a": 1}\n{"a": 2}\n'
+    keep_lines(log, 5)
+    assert log.read_text() == '{"a": 1}\n{"a": 2}\n'
+    keep_lines(tmp_path / "none", 2)
+    assert not (tmp_path / "none").exists()
