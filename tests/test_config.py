@@ -212,7 +212,7 @@ REFUSED = [  # overrides → what the line must name
     (["lora.r=0"], ["lora.r", "0"]),
     (["sandbox.timeout=0"], ["sandbox.timeout", "0"]),
     (["external.sandbox_slice=some"], ["external.sandbox_slice", "'some'", "'all'"]),
-    (["agent_model.max_length=32"], ["agent_model.max_length", "64", "max_new_tokens=64"]),
+    (["agent_model.max_length=32"], ["agent_model.max_length", "32", "max_new_tokens=48"]),
     (["agent_model.torch_dtype=int8"], ["agent_model.torch_dtype", "'int8'", "bfloat16"]),
 ]
 
