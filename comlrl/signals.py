@@ -80,7 +80,7 @@ class Signals:
                 return
             os._exit(128 + number)
         self.received, self._first = number, time.monotonic()
-        if not self._previous or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             for each in NUMBERS:  # the second one is the system's to handle: it leaves at once
                 signal.signal(each, signal.SIG_DFL)
         if self._raise_at_once:
