@@ -149,7 +149,7 @@ def _scan(lines: list[str]) -> Extracted:
 
 def _read(block: _Block) -> tuple[list[Function], list[Import]]:
     """What a block holds: a function, or imports, or nothing."""
-    source = textwrap.dedent("\n".join(block.lines)).rstrip()
+    source = block.source
     tree = parse(source)
     if tree is not None and tree.body:
         node = tree.body[0]
@@ -166,7 +166,7 @@ def _read(block: _Block) -> tuple[list[Function], list[Import]]:
 def _after_string(lines: list[str], index: int) -> int:
     """The line after a statement with a triple-quoted string, if that parses; else the next."""
     block = _Block(lines, index)
-    return block.end if parse(textwrap.dedent("\n".join(block.lines))) else index + 1
+    return block.end if parse(block.source) else index + 1
 
 
 def _is_header(line: str) -> bool:
@@ -219,6 +219,12 @@ class _Block:
             self.__init__(lines, start, strings=False)  # type: ignore[misc]
             return
         self.lines, self.code = lines[start : self.end], "\n".join(code)
+
+    @property
+    def source(self) -> str:
+        """Dedented; where there is nothing to take away, to the letter."""
+        text = "\n".join(self.lines)
+        return textwrap.dedent(text) if _indent(self.lines[0]) else text
 
 
 def _lex(line: str, quote: str, depth: int, strings: bool) -> tuple[str, str, int]:

@@ -91,7 +91,7 @@ class _Worker:
     def receive(self) -> list[list]:
         """The replies that have come. Raises EOFError where the judge is gone."""
         try:
-            data = self.connection.recv(1 << 20)
+            data = self.connection.recv(1 << 16)
         except OSError:
             data = b""
         if not data:

@@ -275,3 +275,10 @@ def test_preamble_leaves_the_stub_out():
     # a prompt that ends with the signature does not parse, and gives the same functions
     imports, functions = preamble(prompt.replace("    '''Doc.'''\n", ""), "f")
     assert imports == ("import math", "from typing import List") and "def helper" in functions
+
+
+def test_strings_are_taken_to_the_letter():
+    """Blanks at the end of a docstring's line survive, in a text that parses and in one that not."""
+    source = 'def aux(x):\n    """A   \n   \n  b"""\n    return aux.__doc__'
+    for text in (source, f"Here's the code:\n{source}\nThat's it (done"):
+        assert extract(text).by_name()["aux"].source == source

@@ -1,0 +1,261 @@
+"""Workers that start once, die and are replaced, and the levels of isolation. Real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+from comlrl.types import JointAction, Task
+from rewards.code_rewards import CodeReward
+from rewards.sandbox import launch, pool
+from rewards.sandbox.launch import SandboxError
+
+ROOT = Path(__file__).parents[2]
+ECHO = "def f(*values, **named):\n    return values[0] if values else named\n"
+
+
+def actions(*programs: str) -> list[JointAction]:
+    task = Task("t", "", "def check(candidate):\n    assert candidate(2) == 4\n", "f")
+    return [JointAction(task, (program,)) for program in programs]
+
+
+def squares(count: int) -> list[str]:
+    """Different programs: a comment alone would leave the same code."""
+    return [f"def f(x):\n    return x * x + {n} - {n}\n" for n in range(count)]
+
+
+def test_workers_start_once_and_are_reused():
+    with CodeReward(workers=2) as reward:
+        reward.score(actions(*squares(4)))
+        first = {worker.process.pid for worker in reward._pool._workers}
+        reward.score(actions(*squares(8)))
+        assert first == {worker.process.pid for worker in reward._pool._workers} and len(first) == 2
+    for pid in first:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_identical_programs_run_once(monkeypatch):
+    ran = []
+    finish = pool._Batch.finish
+    monkeypatch.setattr(
+        pool._Batch, "finish", lambda self, *reply: ran.append(reply) or finish(self, *reply)
+    )
+    with CodeReward(workers=1) as reward:
+        scores = reward.score(actions(*squares(2), *squares(2), squares(1)[0]))
+        assert len(ran) == 2
+        scores += reward.score(actions(*squares(3)))
+        assert len(ran) == 3  # one program more
+    assert [s.value for s in scores] == [pytest.approx(2.1)] * 8
+
+
+def test_an_interrupted_call_leaves_nothing_behind():
+    """Replies to programs that were under way are not taken for those of the next call."""
+
+    def interrupted():
+        yield from jobs[:5]
+        raise KeyboardInterrupt
+
+    with CodeReward(workers=2) as reward:
+        jobs = [reward._draft(action).job for action in actions(*squares(6))]
+        with pytest.raises(KeyboardInterrupt):
+            reward._pool.run(interrupted())
+        wrong = "def f(x):\n    return 5\n"
+        scores = reward.score(actions(wrong, *squares(3)))
+    assert [s.value for s in scores] == [pytest.approx(v) for v in (1.1, 2.1, 2.1, 2.1)]
+
+
+def test_what_is_remembered_is_bounded(monkeypatch):
+    monkeypatch.setattr("rewards.code_rewards.CACHED", 8)
+    with CodeReward(workers=1) as reward:
+        for start in range(0, 40, 5):
+            reward.score(actions(*squares(40)[start : start + 5]))
+            assert len(reward._outcomes) <= 10
+
+
+def test_a_dead_worker_is_replaced_and_only_its_program_fails():
+    """The tests' process is killed while it runs the third program."""
+    slow = "import time\ndef f(x):\n    time.sleep(1.5)\n    return x * x\n"
+    with CodeReward(workers=2) as reward:
+        reward.score(actions(squares(1)[0]))
+        victim = reward._pool._workers[0].process.pid
+        killer = threading.Timer(0.5, os.kill, (victim, signal.SIGKILL))
+        killer.start()
+        scores = reward.score(actions(slow, slow.replace("x * x", "x ** 2"), *squares(20)))
+        assert reward._pool._workers[0].process.pid != victim
+    assert sorted(s.value for s in scores[:2]) == [pytest.approx(1.1), pytest.approx(2.1)]
+    died = next(s for s in scores[:2] if s.value < 2).breakdown.outcomes[0]
+    assert died.error_type == "Died"
+    assert all(s.value == pytest.approx(2.1) for s in scores[2:])
+
+
+def test_a_dead_sandbox_is_replaced_unnoticed():
+    with CodeReward(workers=1) as reward:
+        reward.score(actions(squares(1)[0]))
+        judge = reward._pool._workers[0].process.pid
+        children = Path(f"/proc/{judge}/task/{judge}/children").read_text().split()
+        for child in children:
+            os.kill(int(child), signal.SIGKILL)
+        time.sleep(0.2)
+        assert reward.score(actions(*squares(3)))[2].value == pytest.approx(2.1)
+        assert reward._pool._workers[0].process.pid == judge
+
+
+def test_a_test_that_never_ends_ends_its_worker_alone():
+    """A C loop in a test cannot be interrupted; the CPU clock ends the tests' process."""
+    endless = Task(
+        "t", "", "def check(candidate):\n    assert sum(range(10**12)) == candidate(1)\n", "f"
+    )
+    with CodeReward(workers=2, timeout=0.2) as reward:
+        scores = reward.score([JointAction(endless, (ECHO,)), *actions(*squares(10))])
+    assert scores[0].breakdown.outcomes[0].error_type == "Died"
+    assert all(s.value == pytest.approx(2.1) for s in scores[1:])
+
+
+def test_scoring_from_threads():
+    values = []
+    with CodeReward(workers=2) as reward:
+        threads = [
+            threading.Thread(
+                target=lambda n=n: values.extend(reward.score(actions(*squares(10 + n))))
+            )
+            for n in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [v.value for v in values] == [pytest.approx(2.1)] * (10 + 11 + 12 + 13)
+
+
+def test_nothing_starts_before_the_first_score():
+    reward = CodeReward(workers=2)
+    assert reward._pool._workers == []
+    reward.close()
+    assert reward.score([]) == [] and reward._pool._workers == []
+
+
+def test_workers_end_with_the_trainer():
+    """The trainer is killed without a chance to clean up."""
+    program = """
+import os, sys
+from rewards.code_rewards import CodeReward
+from comlrl.types import JointAction, Task
+reward = CodeReward(workers=2)
+task = Task("t", "", "def check(c):\\n    assert c(1) == 1", "f")
+reward.score([JointAction(task, ("def f(x): return x",))])
+print(*[worker.process.pid for worker in reward._pool._workers], flush=True)
+os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2, done.stderr
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_workers_import_nothing_heavy():
+    program = "import sys; import rewards.sandbox.judge; print(*sys.modules)"
+    command = [sys.executable, "-S", "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    modules = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "rewards" in modules
+    assert modules <= set(sys.stdlib_module_names) | {"rewards", "__main__"}
+
+
+# --- levels of isolation -----------------------------------------------------------------------
+
+
+def test_unknown_isolation_is_named():
+    with pytest.raises(
+        SandboxError, match=r"sandbox\.isolation: 'docker' is none of auto, namespaces"
+    ):
+        _ = CodeReward(isolation="docker").isolation
+
+
+@pytest.fixture
+def without_namespaces(monkeypatch):
+    """A machine that offers neither bubblewrap nor user namespaces."""
+    failure = {"bubblewrap": "bubblewrap is not installed", "unshare": "unshare: not permitted"}.get
+    monkeypatch.setattr(launch, "failure", failure)
+    monkeypatch.setattr(pool, "failure", failure)
+    monkeypatch.setattr(pool, "_warned", False)
+
+
+def test_namespaces_are_refused_by_name(without_namespaces):
+    with pytest.raises(
+        SandboxError, match=r"sandbox\.isolation: namespaces .*bubblewrap is not installed"
+    ):
+        _ = CodeReward(isolation="namespaces").isolation
+
+
+def test_limits_alone_warn_once(without_namespaces):
+    with pytest.warns(RuntimeWarning, match="without namespaces") as seen:
+        with CodeReward(workers=1) as reward:
+            assert reward.score(actions(*squares(1)))[0].breakdown.isolation == "limits"
+        assert CodeReward(workers=1).isolation == "limits"
+    assert len(seen) == 1
+
+
+def test_limits_that_were_asked_for_do_not_warn(without_namespaces):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert CodeReward(isolation="limits").isolation == "limits"
+
+
+@pytest.mark.parametrize("level", launch.LEVELS)
+def test_every_level_gives_the_same_score(level):
+    if launch.failure(level) is not None:
+        pytest.skip(f"{level} is not offered here: {launch.failure(level)}")
+    program = "import json, statistics\ndef f(x):\n    return int(statistics.mean([x * x]))\n"
+    with CodeReward(workers=1, isolation=level) as reward:
+        assert reward.score(actions(program))[0].value == pytest.approx(2.1)
+        assert reward.isolation == level
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("level", launch.LEVELS)
+def test_every_level_works_for_a_user_without_rights(level, tmp_path):
+    """The levels that a plain user can start, started by one."""
+    program = f"""
+import sys; sys.path.insert(0, {str(ROOT)!r})
+import os; os.setgroups([]); os.setgid(65534); os.setuid(65534)
+from rewards.sandbox.launch import Limits, Sandbox
+sandbox = Sandbox({level!r}, Limits(1.0, 512))
+sandbox.kill()
+print("status", sandbox.wait_killed())
+sandbox.close()
+"""
+    if not os.access("/usr/bin/python3", os.X_OK):
+        pytest.skip("needs a Python that others can reach")
+    done = subprocess.run(
+        ["/usr/bin/python3", "-S", "-c", program], capture_output=True, text=True, check=False
+    )
+    if "SyntaxError" in done.stderr or "Permission denied: '/" in done.stderr:
+        pytest.skip("the system's Python is too old, or the repository is out of its reach")
+    assert "status 0" in done.stdout, done.stderr
+
+
+def test_no_directory_is_left(tmp_path, monkeypatch):
+    """Neither of a closed worker, nor of one that was killed, nor however deep."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    deep = "import os\ndef f(x):\n    for _ in range(3000):\n        os.mkdir('d'); os.chdir('d')\n"
+    deep += "    os.chmod('.', 0)\n    return x * x\n"
+    with CodeReward(workers=2, isolation="limits") as reward:
+        assert reward.score(actions(deep, *squares(3)))[3].value == pytest.approx(2.1)
+        os.kill(reward._pool._workers[0].process.pid, signal.SIGKILL)
+        assert reward.score(actions(*squares(6)))[5].value == pytest.approx(2.1)
+        assert list(tmp_path.iterdir()) != []
+    assert list(tmp_path.iterdir()) == []
