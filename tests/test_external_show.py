@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +22,7 @@ def show(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "main.py").write_text("def pick(n):\n    m = aux(n)\n    return m + 1\n")
     return subprocess.run(
         [sys.executable, ROOT / "tools" / "show_prompts.py", "--data", "rows.jsonl", *options],
-        cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        cwd=folder, capture_output=True, text=True,
     )  # fmt: skip
 
 

@@ -16,6 +16,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import external
 from comlrl.config import ExternalConfig
 from comlrl.history import Exchange, next_prompt
