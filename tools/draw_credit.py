@@ -58,8 +58,8 @@ def text(
 
 
 def number(value: float, sign: bool = False) -> str:
-    value = round(value, 3) + 0.0
-    return (f"{value:+.4g}" if sign and value else f"{value:.4g}").replace("-", "−")
+    value = round(value, 4) + 0.0
+    return (f"{value:+.6g}" if sign and value else f"{value:.6g}").replace("-", "−")
 
 
 def name(agent: int, generation: int) -> str:
