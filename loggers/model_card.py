@@ -86,7 +86,7 @@ def card(run: Run, folders: list[str]) -> str:
             "together: helpers write functions that main calls.\n",
             table(["folder", "role"], agents),
             "## Training\n",
-            f"{PAPERS[run.algorithm]}; tasks of `{dataset['name']}` "
+            f"{PAPERS.get(run.algorithm, run.algorithm.upper())}; tasks of `{dataset['name']}` "
             f"{dataset.get('train_split', '')}. The whole configuration is the run's "
             "`config.yaml`.\n",
             table(["setting", "value"], [*settings, *ends]),
