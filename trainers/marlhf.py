@@ -160,6 +160,7 @@ class MARLHFTrainer:
         }
         env_steps = self.loop.counters.env_steps
         self.loop.logger.log(LogRecord(env_steps, 0, 0, "train", metrics))
+        self.loop.counters.logged += 1  # resuming keeps as many lines as were counted
         summary["reward_model_accuracy"] = facts.accuracy
         summary["reward_model"] = {
             "loss": facts.loss,
