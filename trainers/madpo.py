@@ -45,7 +45,7 @@ from trainers.configs import MADPOConfig
 
 __all__ = ["MADPOConfig", "MADPOTrainer"]
 
-ROW_COMPLETIONS = 8  # completions that share a row, and with it the prompt
+ROW_TOKENS = 2048  # completions share a row, and with it the prompt, up to so many tokens of theirs
 
 
 @dataclass
@@ -250,11 +250,15 @@ class MADPOTrainer:
         for members in by_task.values():
             task = batch.candidates_C[members[0]][0]
             prompt_ids = tuple(agent.encode(task.candidates.prompts_N[index]))
-            for at in range(0, len(members), ROW_COMPLETIONS):
-                part = members[at : at + ROW_COMPLETIONS]
-                ids = [self._ids(agent, *batch.candidates_C[c]) for c in part]
+            ids = {c: self._ids(agent, task, batch.candidates_C[c][1]) for c in members}
+            for part in _parts(members, [len(ids[c]) for c in members]):
                 rows.append(
-                    Row(prompt_ids, tuple(ids), tuple(weights[c] for c in part), tuple(part))
+                    Row(
+                        prompt_ids,
+                        tuple(ids[c] for c in part),
+                        tuple(weights[c] for c in part),
+                        tuple(part),
+                    )
                 )
         return rows
 
@@ -308,6 +312,19 @@ def completion_ids(agent: Agent, completion: Completion) -> tuple[int, ...]:
         return ids
     own = agent.tokenizer(completion.text, add_special_tokens=False)["input_ids"]
     return (*own, agent.stop_ids[0]) if completion.finished else tuple(own)
+
+
+def _parts(members: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
+    """Consecutive members, at most ``ROW_TOKENS`` together (one at least)."""
+    parts: list[list[int]] = []
+    room = 0
+    for member, length in zip(members, lengths, strict=True):
+        if not parts or length > room:
+            parts.append([])
+            room = ROW_TOKENS
+        parts[-1].append(member)
+        room -= length
+    return parts
 
 
 def _interleaved(tasks: Sequence[TaskPairs]) -> list[tuple[TaskPairs, Pair]]:
