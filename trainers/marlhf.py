@@ -90,6 +90,9 @@ class MARLHFTrainer:
             model = self._load(Path(self.section.reward_model))
         elif self.resume and (folder / FACTS).exists():
             model = self._load(folder)
+            if not self.loop.counters.logged:  # killed before the first checkpoint
+                self.collector.pairs()
+                self._report(model)
         elif self.loop.counters.steps:
             raise PreferenceError(f"'{folder}' is missing; the run cannot go on without it")
         else:
@@ -105,7 +108,6 @@ class MARLHFTrainer:
     def _fit(self, folder: Path) -> RewardModel:
         """Stages 1 and 2."""
         pairs, held_out = self.collector.pairs()
-        self._count(pairs, held_out)
         if not held_out:
             raise PreferenceError(
                 "preferences: one task alone has pairs, so that none can be held out to measure "
@@ -134,19 +136,17 @@ class MARLHFTrainer:
             f"{model.facts.accuracy:.1%} of {model.facts.held_out_pairs} held-out pairs ordered "
             f"rightly, after {time.monotonic() - started:.0f} s on {model.facts.pairs} pairs"
         )
-        self._tell(model, pairs)
+        self._report(model)
         if distributed.is_main():
             model.save(folder)
         distributed.everyone(None)
         return model
 
-    def _count(self, pairs: Sequence[TaskPairs], held_out: Sequence[TaskPairs]) -> None:
-        """Candidates that this run has scored are environment steps of it."""
+    def _report(self, model: RewardModel) -> None:
+        """Candidates that this run has scored are environment steps of it; the model's quality
+        goes to the log and into the summary of the preferences."""
         if self.section.preferences is None:
             self.loop.counters.env_steps += self.loop.counters.scored_joint_actions
-
-    def _tell(self, model: RewardModel, pairs: Sequence[TaskPairs]) -> None:
-        """The model's quality to the log and into the summary of the preferences."""
         if not distributed.is_main():
             return
         path = self.loop.run_dir / SUMMARY
