@@ -1,10 +1,11 @@
 """Whole training steps against the peer (comlrl 1.4.3) and TRL's GRPO trainer: same work, one run.
 
-    python benchmarks/bench_train_step.py [--rounds 3] [--tasks 64] [--device cpu] [--learning]
+    python benchmarks/bench_train_step.py [--rounds 3] [--tasks 96] [--device cpu] [--learning]
 
 Every number comes from a process of its own; contenders alternate, and a table gives medians with
 the span over rounds. "Same work" is: the same start weights, tasks, G, prompts, temperature 1 and
-at most 64 new tokens; one optimizer update for 16 tasks. The peer runs in ``.venv-peer`` (made
+at most 64 new tokens; one optimizer update for 32 tasks, no KL. The first update of each run, with
+its one-time costs, is left out of every rate. The peer runs in ``.venv-peer`` (made
 here if missing) with its published kind of reward, in-process; ours scores in its sandbox.
 ``--learning`` also measures the time to a mean training reward of 3.0.
 """
@@ -24,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PEER = ROOT / ".venv-peer"
-BATCH, GENERATIONS, NEW_TOKENS = 16, 4, 64
+BATCH, GENERATIONS, NEW_TOKENS = 32, 4, 64
 MODEL = ROOT / "comlrl" / "builtin" / "tiny_coder"
 
 
@@ -38,6 +39,7 @@ def ours(arguments: argparse.Namespace, *overrides: str, algorithm: str = "magrp
             "max_new_tokens": NEW_TOKENS,
             "max_steps": arguments.tasks // BATCH,
             "eval_interval": 0,
+            "kl_coef": 0,
         }
         command = [
             sys.executable, f"train_{algorithm}.py", "--config",
@@ -48,10 +50,10 @@ def ours(arguments: argparse.Namespace, *overrides: str, algorithm: str = "magrp
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
         summary = json.loads((run / "summary.json").read_text())
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    steps = [line["metrics"] for line in lines if line["phase"] == "train"]
+    steps = [line["metrics"] for line in lines if line["phase"] == "train"][1:]
+    size = BATCH * GENERATIONS
     return {
-        "rate": summary["train"]["joint_actions_per_second"],
-        "tokens": summary["train"]["tokens_per_second"],
+        "rate": size * len(steps) / sum(size / s["joint_actions_per_second"] for s in steps),
         "memory": summary["train"]["peak_memory_mb"],
         "update": statistics.median(step["time/update_share"] for step in steps),
     }
@@ -103,14 +105,21 @@ def runner(python: Path | str, script: str, job: dict) -> dict:
 def peer(arguments: argparse.Namespace) -> dict:
     job = peer_job(arguments, arguments.tasks)
     said = runner(PEER / "bin" / "python", "peer_runner.py", job)
-    return {"rate": len(said["rewards"]) / said["seconds"], "memory": said["peak_memory_mb"]}
+    first = BATCH * GENERATIONS  # joint actions of the first update
+    seconds = said["seconds"] - said["times"][first - 1]
+    return {
+        "rate": (len(said["rewards"]) - first) / seconds,
+        "memory": said["peak_memory_mb"],
+    }
 
 
 def trl(arguments: argparse.Namespace) -> dict:
     """Completions a second of TRL's GRPO trainer on main's prompts alone."""
     job = peer_job(arguments, arguments.tasks)
     said = runner(sys.executable, "trl_runner.py", job)
-    return {"rate": said["completions"] / said["seconds"], "memory": said["peak_memory_mb"]}
+    steps = said["step_times"]
+    rate = BATCH * GENERATIONS * (len(steps) - 1) / (steps[-1] - steps[0])
+    return {"rate": rate, "memory": said["peak_memory_mb"]}
 
 
 def make_peer() -> None:
@@ -137,7 +146,7 @@ def learning(arguments: argparse.Namespace, level: float = 3.0) -> None:
         subprocess.run(
             [sys.executable, "train_magrpo.py", "--config", "configs/magrpo_quickstart.yaml",
              "--override", f"output.dir={run}", "magrpo.eval_interval=0", "magrpo.max_steps=60",
-             f"magrpo.num_generations={GENERATIONS}"],
+             f"magrpo.num_generations={GENERATIONS}", f"magrpo.batch_size={BATCH}"],
             cwd=ROOT, check=True, capture_output=True,
         )  # fmt: skip
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -156,7 +165,7 @@ def learning(arguments: argparse.Namespace, level: float = 3.0) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tasks", type=int, default=64)
+    parser.add_argument("--tasks", type=int, default=96)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--learning", action="store_true")
     arguments = parser.parse_args()

@@ -18,15 +18,17 @@ def main() -> None:
     from datasets import Dataset
     from peer_runner import _rss
     from plain_reward import reward
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
+    class Clock(TrainerCallback):
+        def on_step_end(self, *_, **__):
+            step_times.append(time.monotonic())
+
     torch.set_num_threads(job["threads"])
-    completed = 0
+    step_times: list[float] = []
 
     def reward_func(completions: list[str], test: list[str], entry_point: list[str], **_) -> list:
-        nonlocal completed
-        completed += len(completions)
         return [
             reward([text], {"test": t, "entry_point": e})
             for text, t, e in zip(completions, test, entry_point, strict=True)
@@ -63,10 +65,9 @@ def main() -> None:
             train_dataset=Dataset.from_list(rows),
             processing_class=AutoTokenizer.from_pretrained(job["model"], padding_side="left"),
         )
-        started = time.monotonic()
+        trainer.add_callback(Clock())
         trainer.train()
-        seconds = time.monotonic() - started
-    print(json.dumps({"seconds": seconds, "completions": completed, "peak_memory_mb": _rss()}))
+    print(json.dumps({"step_times": step_times, "peak_memory_mb": _rss()}))
 
 
 if __name__ == "__main__":
