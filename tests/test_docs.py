@@ -1,0 +1,362 @@
+"""README and docs: every command runs, every link and file is there, every key exists.
+
+Train commands run with ``--dry-run``, evaluations and reports on small runs made here; what takes
+minutes or needs an account is checked as far as its arguments and files go.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from comlrl.config import ALIASES, ConfigError, Loader, Setting, _Root
+from comlrl.config import SECTIONS as SHARED
+from comlrl.launch import main as train_main
+from trainers.configs import SECTIONS, sections_of
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+EVERY_SECTION = {**SHARED, **SECTIONS}
+# What is not ours: known to be there, or for the reader's machine.
+OUTSIDE = {"wandb", "transformers", "pip", "cd", "export", "git", "tail"}
+
+
+class Command(NamedTuple):
+    page: str
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.page}: {' '.join(self.words)[:80]}"
+
+
+def blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Language and text of each block; one that is indented has the language ``indented``."""
+    for language, body in re.findall(r"^```(\w*)\n(.*?)^```", text, re.M | re.S):
+        yield language, body
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    for body in re.findall(r"(?<=\n\n)((?: {4}[^\n]*\n)+)", prose):
+        yield "indented", re.sub(r"^ {4}", "", body, flags=re.M)
+
+
+def commands() -> list[Command]:
+    found = []
+    for page in PAGES:
+        for language, body in blocks(page.read_text(encoding="utf-8")):
+            lines = body.replace("\\\n", " ").splitlines()
+            shell = language in ("bash", "sh", "console") or any(
+                re.match(r"(python|make|torchrun) ", line) for line in lines
+            )
+            for line in lines if shell and language != "python" else ():
+                words = shlex.split(line, comments=True)
+                if words:
+                    found.append(Command(page.name, tuple(words)))
+    return found
+
+
+COMMANDS = commands()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder: the repository's files, the cookbook's, and small runs."""
+    folder = tmp_path_factory.mktemp("docs")
+    for path in ROOT.iterdir():
+        if path.name not in ("outputs", "runs", "external", ".git", ".venv", ".venv-peer"):
+            (folder / path.name).symlink_to(path)
+    (folder / "external").mkdir()
+    for name, body in programs("cookbook.md").items():
+        (folder / name).write_text(body)
+    first = (ROOT / "comlrl/builtin/coopmini/eval.jsonl").read_text().splitlines()[0]
+    row = json.loads(first) | {"task_id": "HumanEval/0"}
+    (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    (folder / "aux.py").write_text("def aux(x):\n    return x\n")
+    (folder / "main.py").write_text(f"def {row['entry_point']}(x):\n    return aux(x)\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def small_runs(place: Path) -> Path:
+    """The runs that pages name: one step each, of the quickstart."""
+    script, first = ROOT / "train_magrpo.py", place / "outputs" / "magrpo_coopmini_42"
+    small = "magrpo.max_steps=1 magrpo.batch_size=1 magrpo.num_generations=2 lora.r=2"
+    small += " magrpo.max_new_tokens=4 magrpo.eval_num_samples=1"
+    done = subprocess.run(
+        [sys.executable, script, "--config", ROOT / "configs/magrpo_quickstart.yaml",
+         "--override", f"output.dir={first}", *small.split()],
+        capture_output=True, text=True, cwd=place,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for name in ("outputs/magrpo_coopmini_1", "outputs/magrpo_coopmini_2", "runs/he", "RUN"):
+        shutil.copytree(first, place / name)
+    return place
+
+
+def programs(page: str) -> dict[str, str]:
+    """The files that a page gives in full: `` `name`: `` before a block."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return dict(re.findall(r"`([\w/]+\.\w+)`:\n\n```\w+\n(.*?)^```", text, re.M | re.S))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_command(command, place, monkeypatch, request):
+    monkeypatch.chdir(place)
+    words = list(command.words)
+    words[:1] = {"python3": ["python"], ".venv/bin/python": ["python"]}.get(words[0], words[:1])
+    if words[0] == "torchrun":
+        words = torchrun(words[1:])
+    if words[0] == "sbatch":
+        script, algorithm, config, folder, *overrides = words[1:]
+        assert (ROOT / script).exists()
+        words = ["python", f"train_{algorithm}.py", "--config", config, "--override"]
+        words += [f"output.dir={folder}", *overrides]
+    if words[0] == "make":
+        done = subprocess.run(["make", "-n", words[1]], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    elif words[0] == "python":
+        python(words[1:], request)
+    else:
+        assert words[0] in OUTSIDE, f"{words[0]} is neither ours nor known"
+        for word in words[1:]:
+            assert not word.startswith("configs/") or (ROOT / word).exists()
+
+
+def torchrun(words: list[str]) -> list[str]:
+    from torch.distributed.run import get_args_parser
+
+    given = get_args_parser().parse_args(words)
+    return ["python", given.training_script, *given.training_script_args]
+
+
+def python(words: list[str], request: pytest.FixtureRequest) -> None:
+    """What is behind ``python``, in this process."""
+    if words[0] == "-c":
+        compile(words[1], "-c", "exec")
+        return
+    name = words[1] if words[0] == "-m" else words[0]
+    arguments = words[2:] if words[0] == "-m" else words[1:]
+    if name in ("train_short.py", "train_best.py"):
+        assert Path(name).exists()  # it is run below
+    elif match := re.fullmatch(r"train_(\w+)\.py", name):
+        assert (ROOT / name).exists()
+        assert (
+            train_main(match[1], lambda run: pytest.fail("trained"), [*arguments, "--dry-run"]) == 0
+        )
+    elif name == "evaluate.py":
+        evaluate(arguments, request)
+    elif name == "sweep.py":
+        import sweep
+        from comlrl.sweeping import read_sweep
+
+        read_sweep(sweep.parse_arguments(arguments).file)
+    elif name == "loggers.report":
+        from loggers import report
+
+        request.getfixturevalue("small_runs")
+        assert report.main(arguments) in (0, None)
+    elif name == "comlrl.builtin.make_coopmini":
+        as_program("comlrl.builtin.make_coopmini", arguments)
+        assert Path(arguments[-1]).read_text().count("\n") == 20
+    elif name == "tools/show_prompts.py":
+        as_program(name, arguments)
+    elif name in ("comlrl.config_reference", "tools/draw_credit.py"):
+        assert not arguments  # their pages are kept fresh by tests
+    else:
+        known_options(ROOT / name, arguments)
+
+
+def as_program(name: str, arguments: list[str]) -> None:
+    """A module or file, run as ``python`` would, in this process."""
+    before, sys.argv = sys.argv, [name, *arguments]
+    try:
+        if name.endswith(".py"):
+            runpy.run_path(str(ROOT / name), run_name="__main__")
+        else:
+            runpy.run_module(name, run_name="__main__")
+    except SystemExit as left:
+        assert not left.code
+    finally:
+        sys.argv = before
+
+
+def evaluate(arguments: list[str], request: pytest.FixtureRequest) -> None:
+    import evaluate as script
+
+    request.getfixturevalue("small_runs")
+    if "--num-agents" in arguments:  # of SHPPO's runs: test_evaluate
+        script.parse_arguments(arguments)
+        return
+    keep = [a for a in arguments if "eval_num_samples" not in a]
+    small = ["--override", "magrpo.eval_num_samples=1", "magrpo.max_new_tokens=2"]
+    assert script.main([*keep, *small]) == 0
+
+
+def known_options(file: Path, arguments: list[str]) -> None:
+    """A program of minutes: it is there, and knows its options."""
+    source = file.read_text(encoding="utf-8")
+    for option in arguments:
+        if option.startswith("--"):
+            assert f'"{option}"' in source, f"{file.name} has no {option}"
+
+
+def test_there_are_commands_on_the_pages_that_have_some():
+    pages = {command.page for command in COMMANDS}
+    assert {"README.md", "cookbook.md", "algorithms.md", "external.md", "actor_critic.md"} <= pages
+
+
+TINY = {"batch_size": 2, "num_generations": 2, "max_steps": 1, "max_new_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("script", "section", "config"),
+    [
+        ("train_short.py", "magrpo", "configs/magrpo_quickstart.yaml"),
+        ("train_best.py", "best", "best.yaml"),
+    ],
+)
+def test_programs_of_the_cookbook_train(script, section, config, place):
+    out = place / "outputs" / section
+    keys = [f"{section}.{key}={value}" for key, value in (TINY | {"eval_interval": 0}).items()]
+    keys += [f"output.dir={out}", "lora.r=2"]
+    keys += ["best.least_reward=0"] if section == "best" else []
+    done = subprocess.run(
+        [sys.executable, script, "--config", config, "--override", *keys],
+        capture_output=True, text=True, cwd=place, env=environment(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    record = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
+    assert record["step"] == 4  # 2 tasks × 2 joint actions
+    if section == "best":
+        assert record["update"] == 1 and record["metrics"]["taught_share"] == 1
+
+
+def environment() -> dict[str, str]:
+    import os
+
+    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def test_rows_of_the_cookbook_are_tasks(place, monkeypatch):
+    from comlrl.config import DatasetConfig
+    from comlrl.data import load_tasks
+    from rewards.checks import check_task
+
+    monkeypatch.chdir(place)
+    section = DatasetConfig(name="my_tasks.jsonl")
+    tasks = [
+        t for s in ("train[1:]", "train[:1]") for t in load_tasks(section, s, check=check_task)
+    ]
+    assert [task.task_id for task in tasks] == ["mine/1", "mine/0"]
+
+
+def test_mode_of_the_cookbook_says_what_it_should():
+    from comlrl.types import Attempt, RewardBreakdown, TestOutcome
+    from tests.run_maker import TASK
+
+    scope: dict[str, Callable] = {}
+    exec(programs("cookbook.md")["external/count.py"], scope)
+    outcomes = (TestOutcome("assert a", True), TestOutcome("assert b", False))
+    attempt = Attempt(TASK, ("", ""), RewardBreakdown(outcomes=outcomes), 1)
+    (texts,) = scope["Count"]()([attempt])
+    assert len(texts) == 2 and "1 of 2 tests passed." in texts[0] and "`aux`" in texts[0]
+
+
+def test_the_drawing_is_fresh():
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        drawing = importlib.import_module("draw_credit")
+    finally:
+        sys.path.pop(0)
+    assert drawing.FILE.read_text(encoding="utf-8") == drawing.draw(), "python tools/draw_credit.py"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_files_are_there(page):
+    text = page.read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", re.sub(r"```.*?```", "", text, flags=re.S))
+    missing = [x for x in links if "://" not in x and not (page.parent / x).exists()]
+    named = re.findall(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|ya?ml|md|sh|jsonl|svg|png|txt))`", text)
+    ours = {path.name for path in ROOT.iterdir()}
+    shown = set(programs(page.name)) | {"trainers/best.py"} if page.parent != ROOT else set()
+    missing += [
+        x for x in named
+        if x.split("/")[0] in ours - {"outputs"} and x not in shown and not (ROOT / x).exists()
+    ]  # fmt: skip
+    assert missing == []
+
+
+def exists(key: str) -> bool:
+    """Whether a dotted key is one of the configuration's."""
+    section, _, name = key.partition(".")
+    if not name:
+        return section in {f.name for f in dataclasses.fields(_Root)}
+    classes = SECTIONS.values() if section == "<algo>" else [EVERY_SECTION[section]]
+    return any(f.name == name for cls in classes for f in dataclasses.fields(cls))
+
+
+def keys_named(text: str) -> set[str]:
+    """Dotted names in code whose head is a section; modules of that name are not keys."""
+    heads = "|".join(EVERY_SECTION)
+    code = re.findall(r"`([^`\n]+)`", text)
+    found = {m for span in code for m in re.findall(rf"^((?:{heads}|<algo>)\.[a-z_]+)", span)}
+    return {k for k in found if not re.search(r"\.(py|md|ya?ml|jsonl?)$", k)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_keys_exist(page):
+    text = page.read_text(encoding="utf-8")
+    if page.name == "configuration.md":
+        text = text.split("## Older spellings")[0]
+    if page.name == "migration.md":
+        text = re.sub(r"^\| `[^|]*\|", "|", text, flags=re.M)
+    assert sorted(key for key in keys_named(text) if not exists(key)) == []
+    for language, body in blocks(text):
+        if language == "yaml":
+            assert_yaml_is_known(body)
+
+
+def assert_yaml_is_known(body: str) -> None:
+    tree = yaml.safe_load(body)
+    algorithm = next((name for name in SECTIONS if name in tree), "magrpo")
+    tree.pop("best", None)
+    loader = Loader(algorithm, sections_of(algorithm))
+    for key, value in loader._leaves(tree):
+        loader.set(Setting(key, value, "docs"))
+
+
+def test_tables_of_algorithms_name_their_own_keys():
+    text = (ROOT / "docs/algorithms.md").read_text(encoding="utf-8")
+    pages = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
+    assert {name.lower() for name in pages} == set(SECTIONS)
+    for name, body in pages.items():
+        own = {f.name for f in dataclasses.fields(SECTIONS[name.lower()])}
+        assert set(re.findall(r"^\| `(\w+)` \|", body, re.M)) <= own, name
+
+
+def test_migration_says_what_the_loader_does():
+    text = (ROOT / "docs/migration.md").read_text(encoding="utf-8").split("## Settings")[0]
+    rows = re.findall(r"^\| `([\w.<>]+)` \| (?:`([\w.<>]+)`|–) \| (\w+)", text, re.M)
+    assert len(rows) > 30
+    told = {old for old, _, what in rows if what == "read"}
+    assert set(ALIASES) <= told
+    for old, new, what in rows:
+        algorithm = "marlhf" if old.startswith("marlhf") else "magrpo"
+        assert not new or exists(new), new
+        loader = Loader(algorithm, sections_of(algorithm))
+        if what == "remove" or (what == "rename" and old != new):
+            with pytest.raises(ConfigError, match="unknown key"):
+                loader.set(Setting(old.replace("<algo>", algorithm), None, "old"))
+        elif what == "read" and old in ALIASES:
+            assert (ALIASES[old] or "") == new
