@@ -18,7 +18,7 @@ from typing import Any
 
 from comlrl.builtin import COOPMINI, TINY_CODER
 from comlrl.config import Config, ConfigError
-from comlrl.data import split_size
+from comlrl.data import FILE_KINDS, split_size
 from comlrl.preference import tasks_at_once
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}
@@ -97,20 +97,26 @@ def training_steps(section: Any, tasks: int | None, actions: int) -> int | None:
 
 def count_tasks(name: str, split: str) -> tuple[int | None, str]:
     """(rows of the split or None, how that is known). Counts the lines of a local .jsonl."""
-    sliced = split_size(split)
-    if sliced is not None:
-        return sliced, f"{split} of {name}, as the slice says"
     base, _, piece = split.partition("[")
+    if name.startswith("builtin:") and name != "builtin:coopmini":
+        raise ConfigError(f"dataset.name: '{name}'; the builtin is 'builtin:coopmini'")
     file = COOPMINI.get(base) if name == "builtin:coopmini" else Path(name)
     if file is None:
         raise ConfigError(f"dataset: 'builtin:coopmini' has no split '{base}'; it has train, eval")
+    if file.suffix in FILE_KINDS and not file.is_file():
+        raise ConfigError(f"dataset.name: '{name}' does not exist; give a file that does")
     window = re.fullmatch(r"(-?\d*):(-?\d*)\]", piece)
-    if file.suffix == ".jsonl" and file.is_file() and (window or not piece):
+    count, how = split_size(split), "as the slice says"
+    if file.suffix == ".jsonl" and (window or not piece):
         with file.open("rb") as handle:
             rows = sum(1 for line in handle if line.strip())
         ends = [int(end) if end else None for end in window.groups()] if window else [None, None]
-        return len(range(rows)[slice(*ends)]), f"{split} of {name}, counted"
-    return None, f"{split} of {name}: known once the data is loaded"
+        count, how = len(range(rows)[slice(*ends)]), "counted"
+    if count == 0:
+        raise ConfigError(f"dataset split '{split}' of '{name}' has no row; give another slice")
+    if count is None:
+        return None, f"{split} of {name}: known once the data is loaded"
+    return count, f"{split} of {name}, {how}"
 
 
 @dataclass(frozen=True, slots=True)
