@@ -88,6 +88,8 @@ def deterministic() -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     warnings.filterwarnings("ignore", message=".*deterministic", category=UserWarning)
+    # peft's own call, nothing that a user could change
+    warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
 
 
 def load_both_splits(config: Config) -> tuple[list[Task], list[Task]]:
