@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -405,26 +408,38 @@ def test_sharding_that_cannot_be(zygote: Zygote, tmp_path: Path) -> None:
 # torchrun itself
 
 
-def torchrun(size: int, arguments: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [
-            sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(size),
-            "--master_port", "0", str(ROOT / "train_magrpo.py"), *arguments,
-        ],
-        cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
+@pytest.fixture
+def torchrun() -> Iterator[Callable[[int, list[str]], subprocess.Popen[str]]]:
+    """Starts runs as a user would; whatever is left of them ends with the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(size: int, arguments: list[str]) -> subprocess.Popen[str]:
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node",
+            str(size), str(ROOT / "train_magrpo.py"), *arguments,
+        ]  # fmt: skip
+        run = subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        started.append(run)
+        return run
+
+    yield start
+    for run in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_brings_the_run_down(tmp_path: Path) -> None:
+def test_a_process_that_dies_brings_the_run_down(
+    tmp_path: Path, torchrun: Callable[[int, list[str]], subprocess.Popen[str]]
+) -> None:
     """Within a minute, with its error; and the run resumes."""
-    import time
-
     folder = tmp_path / "run"
-    arguments = small("magrpo", folder, max_steps=500, eval_interval=0)
-    run = torchrun(2, arguments)
-    while newest_step(folder) < 2 and run.poll() is None:
+    run = torchrun(2, small("magrpo", folder, max_steps=500, eval_interval=0))
+    while newest_step(folder) < 2:
+        assert run.poll() is None
         time.sleep(0.1)
     children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
     os.kill(int(children[-1]), signal.SIGKILL)
