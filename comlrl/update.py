@@ -15,7 +15,7 @@ from comlrl.policy import packable
 from comlrl.team import Agent
 from comlrl.types import TokenBatch
 
-MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}  # on a CPU: what its caches hold
+MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 8192}  # activations; on a CPU, what its caches hold
 
 
 class NonFiniteError(RuntimeError):
