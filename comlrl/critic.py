@@ -8,10 +8,12 @@ import torch
 from torch import nn
 
 from comlrl.batching import Row, pack, row_groups
+from comlrl.packed import Packed
 from comlrl.team import Agent
-from comlrl.update import MICRO_BATCH_TOKENS
+from comlrl.types import TokenBatch
 
 HIDDEN = 128  # width of a critic's hidden layer
+OBSERVED_TOKENS = 4096  # of one forward pass over prompts
 
 
 class TokenCritic(nn.Module):
@@ -70,20 +72,28 @@ def hidden_width(agent: Agent) -> int:
 def observations(agent: Agent, prompts: Sequence[tuple[int, ...]]) -> torch.Tensor:
     """Masked mean of the policy's last hidden states over each prompt; float32 (P, width)."""
     rows = [Row(prompt, (), (), (number,)) for number, prompt in enumerate(prompts)]
-    budget = MICRO_BATCH_TOKENS.get(agent.device.type, 16384)
     means: dict[int, torch.Tensor] = {}
-    for group in row_groups(rows, budget):
-        batch = pack(group, agent.tokenizer.pad_token_id)
-        mask_RL = (batch.segment_RL >= 0).long().to(agent.device)
-        hidden_RLD = agent.hidden(
-            input_ids=batch.token_ids_RL.to(agent.device),
-            attention_mask=mask_RL,
-            position_ids=batch.positions_RL.to(agent.device),
-            use_cache=False,
-        )
+    for group in row_groups(rows, OBSERVED_TOKENS):
+        hidden_RLD, mask_RL = _hidden(agent, pack(group, agent.tokenizer.pad_token_id))
         total_RD = (hidden_RLD.float() * mask_RL[..., None]).sum(1)
         mean_RD = total_RD / mask_RL.sum(1, keepdim=True)
         means.update((row.indices[0], mean) for row, mean in zip(group, mean_RD, strict=True))
     if not prompts:  # a process without a share of the tasks
         return torch.zeros(0, hidden_width(agent), device=agent.device)
     return torch.stack([means[number] for number in range(len(prompts))])
+
+
+def _hidden(agent: Agent, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hidden states of prompts, (R, L, width), and which of them are no padding, (R, L)."""
+    real_RL = (batch.segment_RL >= 0).to(agent.device)
+    if agent.lean is None:
+        return agent.hidden(
+            input_ids=batch.token_ids_RL.to(agent.device),
+            attention_mask=real_RL.long(),
+            position_ids=batch.positions_RL.to(agent.device),
+            use_cache=False,
+        ), real_RL
+    flat_TD = agent.lean.packed(Packed(batch, agent.device, agent.lean.step))
+    hidden_RLD = flat_TD.new_zeros(*real_RL.shape, flat_TD.shape[-1])
+    hidden_RLD[real_RL] = flat_TD[: int(real_RL.sum())]
+    return hidden_RLD, real_RL

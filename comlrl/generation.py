@@ -20,10 +20,12 @@ import torch
 from transformers import DynamicCache
 
 from comlrl import shared_prefix
-from comlrl.lora import mergeable
+from comlrl.decoding import ByLeanDecoder, ByModules, Decoding, routes
+from comlrl.packed import rounded
 from comlrl.team import Agent, Team
-from comlrl.types import Completion, Message, Request, Sampling
+from comlrl.types import Completion, Message, NonFiniteError, Request, Sampling
 
+ROWS_STEP = 16  # rows in a batch are a multiple of it once some have left
 Key = tuple[Any, ...]
 Head = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (hidden, latents) → hidden
 
@@ -58,7 +60,6 @@ class Generator:
     ) -> None:
         self.team, self.max_batch_tokens, self.head = team, max_batch_tokens, head
         self.max_length = max_length
-        self._merging = team.router is not None and mergeable(team.agents[0].model, len(team))
         self.calls = 0  # generation calls so far, one for each chunk of requests
         self.tokens = 0  # sampled so far
 
@@ -73,7 +74,8 @@ class Generator:
     ) -> list[list[tuple[Completion, ...]]]:
         """Completions of each agent's requests, in order: a tuple with one for each key.
 
-        Agents that share a base decode in one batch; others one after the other.
+        Agents that share a base decode in one batch; others one after the other. Raises
+        NonFiniteError where logits are no numbers.
         """
         if self.team.router is not None:
             return self._batch(range(len(requests_N)), requests_N, sampling)
@@ -111,23 +113,33 @@ class Generator:
     def _complete(
         self, owned: Sequence[tuple[int, Request]], sampling: Sampling, shared: bool
     ) -> list[tuple[Completion, ...]]:
-        agent, router = self.team.agents[owned[0][0]], self.team.router
+        agent = self.team.agents[owned[0][0]]
         requests = [request for _, request in owned]
+        prompts = [request.prompt_ids for request in requests]
         prompt_of_row = torch.tensor([p for p, r in enumerate(requests) for _ in r.keys_G])
         prompt_of_row = prompt_of_row.to(agent.device)
         draw = _Draw(agent, requests, sampling, self.head, prompt_of_row)
-        owners_P = torch.tensor([owner for owner, _ in owned])
-
-        def route(prompts: torch.Tensor) -> None:
-            """Tell the router whose the rows of these prompts are."""
-            if router is not None:
-                counts = owners_P[prompts.cpu()].bincount(minlength=len(self.team)).tolist()
-                router.route([a.adapter for a in self.team.agents], counts)
-
-        decode = _decode_shared if shared else _decode_plain
-        phase = contextlib.nullcontext() if router is None else router.sampling(self._merging)
-        with phase:
-            tokens = decode(agent, [r.prompt_ids for r in requests], prompt_of_row, draw, route)
+        adapters = [self.team.agents[owner].adapter for owner, _ in owned]
+        lengths = torch.tensor([len(p) for p in prompts], device=agent.device)
+        cache = shared_prefix.SharedPrefixCache(lengths, sampling.max_new_tokens)
+        lean, router = agent.lean, agent.router
+        kept = contextlib.nullcontext() if router is None else router.sampling()
+        with lean.sampling() if lean is not None else kept:
+            if lean is not None:
+                by: Decoding = ByLeanDecoder(lean, cache, adapters)
+                tokens = _decode_shared(by, prompts, prompt_of_row, draw)
+            elif shared:
+                by = ByModules(agent, cache, adapters)
+                tokens = _decode_shared(by, prompts, prompt_of_row, draw)
+            else:
+                if router is not None:
+                    router.routes = routes(adapters, prompt_of_row)
+                tokens = _decode_plain(agent, prompts, prompt_of_row, draw)
+        if draw.broken:
+            raise NonFiniteError(
+                f"agent {agent.index}: sampling met logits that are no numbers. "
+                "A lower learning_rate, or torch_dtype: float32, may help"
+            )
         rows = iter(_to_completions(agent, tokens.tolist()))
         return [tuple(next(rows) for _ in request.keys_G) for request in requests]
 
@@ -164,6 +176,7 @@ class _Draw:
         if head is not None:
             latents = torch.stack([r.latent for r in requests])  # type: ignore[misc]
             self.latents = latents.to(agent.device)[prompt_of_row]
+        self.broken = torch.zeros((), dtype=torch.bool, device=agent.device)
         if sampling.temperature > 0:
             streams = [uniforms(key, self.steps) for r in requests for key in r.keys_G]
             self.uniforms = torch.from_numpy(np.stack(streams)).float().to(agent.device)
@@ -178,11 +191,12 @@ class _Draw:
         probabilities = torch.softmax(logits / self.sampling.temperature, dim=-1)
         probabilities = _truncate(probabilities, self.sampling)
         cdf = probabilities.cumsum(-1)
+        self.broken |= ~cdf[:, -1].isfinite().all()
         threshold = self.uniforms[rows, step, None] * cdf[:, -1:]
         token = torch.searchsorted(cdf, threshold, right=True)[:, 0]
-        # Rounding may leave the threshold at the very end: take the last token that is possible.
-        last = probabilities.shape[-1] - 1 - (probabilities.flip(-1) > 0).int().argmax(-1)
-        return torch.minimum(token, last)
+        # Rounding may leave the threshold at the very end: take the first token that has it all.
+        token = torch.minimum(token, torch.searchsorted(cdf, cdf[:, -1:].contiguous())[:, 0])
+        return token.clamp_(max=cdf.shape[-1] - 1)  # no numbers have no place
 
 
 def _truncate(probabilities: torch.Tensor, sampling: Sampling) -> torch.Tensor:
@@ -200,26 +214,13 @@ def _truncate(probabilities: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 def _decode_shared(
-    agent: Agent,
-    prompts: Sequence[Sequence[int]],
-    prompt_of_row: torch.Tensor,
-    draw: _Draw,
-    route: Callable[[torch.Tensor], None],
+    by: Decoding, prompts: Sequence[Sequence[int]], prompt_of_row: torch.Tensor, draw: _Draw
 ) -> torch.Tensor:
     """Sampled tokens (rows, max_new_tokens), −1 behind a row's end; the fast path."""
-    device = agent.device
-    lengths_P = torch.tensor([len(p) for p in prompts], device=device)
-    ids_PL = torch.full((len(prompts), int(lengths_P.max())), draw.agent.tokenizer.pad_token_id)
-    for row, prompt in enumerate(prompts):
-        ids_PL[row, : len(prompt)] = torch.tensor(prompt)
-    cache = shared_prefix.SharedPrefixCache(lengths_P, draw.steps)
-    inputs = {"past_key_values": cache, "shared_prefix": cache, "use_cache": True}
-    positions = torch.arange(ids_PL.shape[1], device=device)[None]
-    route(torch.arange(len(prompts)))
-    hidden = agent.hidden(input_ids=ids_PL.to(device), position_ids=positions, **inputs)
-    hidden = hidden[torch.arange(len(prompts), device=device), lengths_P - 1][prompt_of_row]
+    device, cache = prompt_of_row.device, by.cache
+    hidden = by.prefill(prompts)[prompt_of_row]
     cache.begin(prompt_of_row)
-    route(prompt_of_row)
+    by.go_on(prompt_of_row)
     rows = torch.arange(len(prompt_of_row), device=device)
     going = torch.ones_like(rows, dtype=torch.bool)
     tokens = torch.full((len(rows), draw.steps), -1, device=device)
@@ -230,14 +231,16 @@ def _decode_shared(
         alive = int(going.sum())
         if alive == 0 or step == draw.steps - 1:
             break
-        if alive <= 0.85 * len(rows):  # leaving costs a copy of the cache: not at every token
-            stay = going.nonzero(as_tuple=True)[0]
+        if rounded(alive, ROWS_STEP) <= 0.85 * len(
+            rows
+        ):  # leaving costs a copy of the cache: not at every token
+            # Finished rows fill up the last ROWS_STEP: a new shape may cost more than they do.
+            order = torch.argsort(~going, stable=True)
+            stay = order[: min(len(rows), rounded(alive, ROWS_STEP))].sort().values
             rows, chosen, going = rows[stay], chosen[stay], going[stay]
             cache.keep(stay, prompt_of_row[rows])
-            route(prompt_of_row[rows])
-        positions = (lengths_P[prompt_of_row[rows]] + step)[:, None]
-        hidden = agent.hidden(input_ids=chosen[:, None], position_ids=positions, **inputs)
-        hidden = hidden[:, -1]
+            by.go_on(prompt_of_row[rows])
+        hidden = by.step(chosen, cache.lengths_P[prompt_of_row[rows]] + step)
         cache.step += 1
     return tokens
 
@@ -247,7 +250,6 @@ def _decode_plain(
     prompts: Sequence[Sequence[int]],
     prompt_of_row: torch.Tensor,
     draw: _Draw,
-    route: Callable[[torch.Tensor], None],
 ) -> torch.Tensor:
     """The same with an ordinary cache and left padding, for any causal language model."""
     device = agent.device
@@ -258,7 +260,6 @@ def _decode_plain(
     ids, mask = padded.to(device)[prompt_of_row], mask.to(device)[prompt_of_row]
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     cache = DynamicCache(config=agent.model.config)
-    route(prompt_of_row)
     rows = torch.arange(len(ids), device=device)
     going = torch.ones_like(rows, dtype=torch.bool)
     tokens = torch.full((len(rows), draw.steps), -1, device=device)

@@ -248,7 +248,7 @@ def execute(
 
 def _stopped(error: Exception) -> int:
     """An error in the middle of a run; raised again where it is not the user's or the disk's."""
-    from comlrl.update import NonFiniteError
+    from comlrl.types import NonFiniteError
 
     if is_user_error(error):
         code = getattr(error, "exit_code", 2)

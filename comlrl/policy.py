@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from comlrl.batching import attention_mask
+from comlrl.packed import Packed, rounded
 from comlrl.shared_prefix import full_attention
 from comlrl.team import Agent
 from comlrl.types import TokenBatch
@@ -45,6 +47,13 @@ def action_logprobs(
     ``head`` (SHPPO) changes the hidden states, given ``head_input_A`` (A, latent_dim), before the
     language-model head.
     """
+    if agent.lean is not None and agent.lean.learning:
+        packed = Packed(batch, agent.device, agent.lean.step)
+        hidden_TD = agent.lean.packed(packed)
+        return _said(
+            agent, hidden_TD.index_select(0, packed.chooser_A), packed.targets_A, temperature,
+            entropy, head, head_input_A,
+        )  # fmt: skip
     device = agent.device
     if packable(agent):
         visible = attention_mask(batch.segment_RL.to(device))
@@ -65,9 +74,21 @@ def action_logprobs(
     )
     row, column = batch.action_mask_RL.nonzero(as_tuple=True)
     hidden_AD = hidden_RLD[row.to(device), batch.previous_RL[row, column].to(device)]
-    chosen = hidden_AD if head is None else head(hidden_AD, head_input_A)  # type: ignore[arg-type]
     targets = batch.token_ids_RL[row, column].to(device)
-    logprob, entropies = _head(agent, chosen, targets, temperature, entropy)
+    return _said(agent, hidden_AD, targets, temperature, entropy, head, head_input_A)
+
+
+def _said(
+    agent: Agent,
+    hidden_AD: torch.Tensor,
+    targets_A: torch.Tensor,
+    temperature: float,
+    entropy: bool,
+    head: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None,
+    head_input_A: torch.Tensor | None,
+) -> ActionLogprobs:
+    chosen = hidden_AD if head is None else head(hidden_AD, head_input_A)  # type: ignore[arg-type]
+    logprob, entropies = _head(agent, chosen, targets_A, temperature, entropy)
     return ActionLogprobs(logprob, entropies if entropy else None, hidden_AD)
 
 
@@ -81,12 +102,17 @@ def _head(
     """Chosen log-probabilities without holding all logits: chunks are recomputed in backward."""
 
     def part(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = agent.logits(hidden)
-        logits = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
+        step = 1 if agent.lean is None else agent.lean.step
+        more = rounded(len(hidden), step) - len(hidden)
+        logits = agent.logits(F.pad(hidden, (0, 0, 0, more)))[: len(hidden)]
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        if temperature != 1:
+            logits = logits / temperature
+        if not entropy:  # the fused way
+            logprob = -F.cross_entropy(logits, targets, reduction="none")
+            return logprob, logprob.detach()
         normalizer = logits.logsumexp(-1)
         logprob = logits.gather(-1, targets[:, None])[:, 0] - normalizer
-        if not entropy:
-            return logprob, logprob.detach()
         return logprob, normalizer - (logits.softmax(-1) * logits).sum(-1)
 
     vocabulary = agent.model.get_output_embeddings().weight.shape[0]

@@ -44,7 +44,11 @@ def shard(team: Team) -> None:
     from torch.distributed.fsdp import fully_shard
 
     models = {id(a.model): a.model for a in team.agents}
-    models |= {id(a.frozen_copy): a.frozen_copy for a in team.agents if a.frozen_copy is not None}
+    models |= {id(a.start.model): a.start.model for a in team.agents if a.start is not None}
+    for agent in team.agents:  # a layer is whole only within its own forward pass
+        agent.lean = None
+        if agent.start is not None:
+            agent.start.lean = None
     mesh = init_device_mesh(team.device.type, (distributed.world_size(),))
     for model in models.values():
         for layer in _layers(model):

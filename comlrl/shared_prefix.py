@@ -110,16 +110,45 @@ def attention(
 ) -> tuple[torch.Tensor, None]:
     """Attention of the prefill (causal) or of one decoding step (prompt and own tokens)."""
     cache = shared_prefix
-    if cache.prefilling:  # right padding lies after every real token: causal masking hides it
-        out = F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
-        )
-        return out.transpose(1, 2).contiguous(), None
+    if cache.prefilling:
+        return causal_attention(query, key, value, scaling), None
     rows, heads, _, width = query.shape
     groups = key.shape[1]  # key/value heads
-    count = heads // groups
-    query = query.reshape(rows, groups, count, width) * scaling
-    prefix_key, prefix_value = cache.prefix[module.layer_idx]  # type: ignore[index]
+    query = query.reshape(rows, groups, heads // groups, width)
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    out = step_attention(cache, layer, query, key, value, scaling)
+    return out.reshape(rows, 1, heads, width), None
+
+
+def causal_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+) -> torch.Tensor:
+    """Of prompts, (P, heads, L, width) → (P, L, heads, width).
+
+    Right padding lies after every real token, so that causal masking hides it.
+    """
+    out = F.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+    )
+    return out.transpose(1, 2).contiguous()
+
+
+def step_attention(
+    cache: SharedPrefixCache,
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float,
+) -> torch.Tensor:
+    """Of one new token a row to its prompt and its own tokens.
+
+    ``query`` is (R, kv heads, heads of each, width), as what is returned; the rows' own ``key`` and
+    ``value`` are (R, kv heads, T, width).
+    """
+    count = query.shape[2]
+    query = query * scaling
+    prefix_key, prefix_value = cache.prefix[layer]
     to_prefix = cache.spread(query) @ prefix_key.transpose(-1, -2)
     to_prefix = to_prefix.masked_fill_(cache.padding_PL[:, None, None, :], float("-inf"))
     to_own = query @ key.transpose(-1, -2)
@@ -127,8 +156,7 @@ def attention(
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     longest = prefix_key.shape[2]
     out = weights[..., longest:] @ value
-    out = out + cache.gather(cache.spread(weights[..., :longest]) @ prefix_value, count)
-    return out.reshape(rows, 1, heads, width), None
+    return out + cache.gather(cache.spread(weights[..., :longest]) @ prefix_value, count)
 
 
 AttentionInterface.register(NAME, attention)

@@ -24,6 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from comlrl import distributed
 from comlrl.builtin import TINY_CODER
 from comlrl.config import AgentModelConfig, Config, ConfigError, LoraSection
+from comlrl.lean import LeanDecoder, lean_decoder
 from comlrl.lora import Router, make_lean
 from comlrl.prompts import plain_text
 from comlrl.sharding import like, stored
@@ -40,7 +41,9 @@ class Agent:
     model: PreTrainedModel  # the causal language model, LoRA layers inside where it has them
     tokenizer: Any
     peft: PeftModel | None  # the same model as PEFT wraps it, shared by homogeneous agents
-    frozen_copy: PreTrainedModel | None = None  # reference policy where all weights are trained
+    router: Router | None = None  # of the model's LoRA layers, where they are lean
+    lean: LeanDecoder | None = None  # the model's decoder, where it has a fast way through it
+    start: Agent | None = None  # frozen copy: the reference policy where all weights are trained
     micro_batch_tokens: int | None = None  # of its update, once memory has run out
 
     @property
@@ -163,8 +166,8 @@ class Team:
         With a router this holds for the calling thread alone.
         """
         agent = self.agents[index]
-        if self.router is not None:
-            with self.router.only(agent.adapter):
+        if agent.router is not None:
+            with agent.router.only(agent.adapter):
                 yield agent
             return
         if agent.peft is not None and agent.peft.active_adapter != agent.adapter:
@@ -176,8 +179,8 @@ class Team:
     def reference(self, index: int) -> Iterator[Agent]:
         """The reference policy: the base with the adapter off, or the frozen first copy."""
         agent = self.agents[index]
-        if self.router is not None:
-            with self.router.only(None):
+        if agent.router is not None:
+            with agent.router.only(None):
                 yield agent
             return
         if agent.peft is not None:
@@ -185,9 +188,9 @@ class Team:
             with _adapters_off(layers):
                 yield agent
             return
-        if agent.frozen_copy is None:
+        if agent.start is None:
             raise RuntimeError("no reference policy was kept; build the team with reference=True")
-        yield Agent(index, agent.frozen_copy, agent.tokenizer, None)
+        yield agent.start
 
     def save(self, folder: Path) -> None:
         """Write ``folder/agent_N/`` in PEFT's format, or transformers' for whole models.
@@ -275,22 +278,31 @@ def build_team(config: Config, *, reference: bool = False, device: str | None = 
             config.agent_model, config.agent_model.name, device, frozen=True
         )
         peft = _with_adapters(model, config.lora, count)
-        agents = [Agent(i, model, tokenizer, peft) for i in range(count)]
-        return Team(agents, shared_base=True, full=False, router=make_lean(model))
+        router = make_lean(model)
+        lean = lean_decoder(model, router, count, _learns_lean(config))
+        agents = [Agent(i, model, tokenizer, peft, router, lean) for i in range(count)]
+        return Team(agents, shared_base=True, full=False, router=router)
     names = config.agents or (config.agent_model.name,) * count
     devices = config.agent_devices or (device,) * count
     separate = []
     for index, (name, place) in enumerate(zip(names, devices, strict=True)):
         model, tokenizer = load_model(config.agent_model, name, place, frozen=config.lora.enabled)
-        adapters: PeftModel | None = None
+        adapters, router, start = None, None, None
         if config.lora.enabled:
             adapters = _with_adapters(model, config.lora, 1, first=index)
-            make_lean(model)
-        kept = (
-            copy.deepcopy(model).requires_grad_(False) if reference and adapters is None else None
-        )
-        separate.append(Agent(index, model, tokenizer, adapters, kept))
+            router = make_lean(model)
+        elif reference:
+            kept = copy.deepcopy(model).requires_grad_(False)
+            start = Agent(index, kept, tokenizer, None, lean=lean_decoder(kept, None, 0))
+        count, learning = int(config.lora.enabled), _learns_lean(config)
+        lean = lean_decoder(model, router, count, learning)
+        separate.append(Agent(index, model, tokenizer, adapters, router, lean, start))
     return Team(separate, shared_base=False, full=not config.lora.enabled)
+
+
+def _learns_lean(config: Config) -> bool:
+    """Checkpointing and dropout are left to the modules that have them."""
+    return not config.agent_model.gradient_checkpointing and not config.lora.dropout
 
 
 def default_device() -> str:

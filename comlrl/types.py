@@ -219,6 +219,14 @@ class TokenBatch:
     completion_RL: torch.Tensor  # int64: index of the completion that a token belongs to, or −1
 
 
+class NonFiniteError(RuntimeError):
+    """A logit, loss or gradient that is no number; ``batch`` is what gave it, where one is kept."""
+
+    def __init__(self, text: str, batch: TokenBatch | None = None) -> None:
+        super().__init__(text)
+        self.batch = batch
+
+
 class Sampler(Protocol):
     """Turns prompts into completions; the agents' models stand behind it."""
 

@@ -13,17 +13,10 @@ from comlrl import distributed, sharding
 from comlrl.batching import Row, pack, row_groups, split_rows, unpacked
 from comlrl.policy import packable
 from comlrl.team import Agent
-from comlrl.types import TokenBatch
+from comlrl.types import NonFiniteError, TokenBatch
 
-MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 8192}  # activations; on a CPU, what its caches hold
-
-
-class NonFiniteError(RuntimeError):
-    """A loss or gradient that is no number; the message says where its batch was saved."""
-
-    def __init__(self, text: str, batch: TokenBatch | None = None) -> None:
-        super().__init__(text)
-        self.batch = batch
+MICRO_BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}  # more do not make a token cheaper
+ACTIVATION_BYTES = {"cpu": 256 << 20, "cuda": 8 << 30}  # of one micro-batch, before the head
 
 
 class AgentOptimizer:
@@ -128,7 +121,20 @@ def micro_batches(
 
 
 def _budget(agent: Agent) -> int:
-    return agent.micro_batch_tokens or MICRO_BATCH_TOKENS.get(agent.device.type, 4096)
+    if agent.micro_batch_tokens:
+        return agent.micro_batch_tokens
+    kind = agent.device.type if agent.device.type in MICRO_BATCH_TOKENS else "cuda"
+    fitting = ACTIVATION_BYTES[kind] // _activation_bytes(agent)
+    return max(256, min(MICRO_BATCH_TOKENS[kind], fitting))
+
+
+def _activation_bytes(agent: Agent) -> int:
+    """About what one token leaves for the backward pass: some 8 vectors of the hidden width and 3
+    of the intermediate one in a layer."""
+    config: Any = agent.model.config
+    width = config.hidden_size
+    inner = getattr(config, "intermediate_size", None) or 4 * width
+    return int(config.num_hidden_layers * (8 * width + 3 * inner) * agent.model.dtype.itemsize)
 
 
 def accumulate(

@@ -35,9 +35,12 @@ TABLE: dict[str, set[str]] = {
     "comlrl.data": VOCABULARY | {"comlrl.builtin"},
     "comlrl.lora": set(),
     "comlrl.shared_prefix": set(),
-    "comlrl.team": VOCABULARY | SEAM | {"comlrl.builtin", "comlrl.lora"},
+    "comlrl.packed": {"comlrl.types"},
+    "comlrl.lean": {"comlrl.lora", "comlrl.packed", "comlrl.shared_prefix"},
+    "comlrl.decoding": {"comlrl.lean", "comlrl.packed", "comlrl.shared_prefix", "comlrl.team"},
+    "comlrl.team": VOCABULARY | SEAM | {"comlrl.builtin", "comlrl.lean", "comlrl.lora"},
     "comlrl.generation": VOCABULARY
-    | {"comlrl.team", "comlrl.lora", "comlrl.shared_prefix", "comlrl.parallel"},
+    | {"comlrl.decoding", "comlrl.packed", "comlrl.shared_prefix", "comlrl.team"},
     "comlrl.heterogeneous": VOCABULARY,
     "comlrl.reward_model": VOCABULARY | {"comlrl.preference"},
     "comlrl.loop": VOCABULARY | SEAM | {"comlrl.checkpoint", "comlrl.collapse", "comlrl.signals"},
@@ -47,7 +50,8 @@ TABLE: dict[str, set[str]] = {
     "comlrl.batching": {"comlrl.types"},
     "comlrl.losses": set(),
     "comlrl.preference": VOCABULARY,
-    "comlrl.policy": {"comlrl.types", "comlrl.batching", "comlrl.shared_prefix", "comlrl.team"},
+    "comlrl.policy": {"comlrl.types", "comlrl.batching", "comlrl.packed", "comlrl.team"}
+    | {"comlrl.shared_prefix"},
     "comlrl.update": VOCABULARY
     | SEAM
     | {"comlrl.batching", "comlrl.policy", "comlrl.team", "comlrl.parallel"},

@@ -163,14 +163,20 @@ CASES = {
     "gpt2": {"kind": "gpt2", "num_turns": 2},
     "a window": {"kind": "mistral", "num_turns": 2},  # rows that cannot be packed
     "checkpointing": {"agent_model__gradient_checkpointing": True},
+    "modules": {"lean": False, "num_turns": 2},  # transformers' own way through the model
+    "rounded": {"step": 64, "num_turns": 2},  # shapes rounded up, as on a CPU in bfloat16
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_batched_gradient_is_the_sum_of_single_losses(case, monkeypatch):
     keys = dict(CASES[case])
-    kind = keys.pop("kind", "qwen2")
+    kind, lean, step = keys.pop("kind", "qwen2"), keys.pop("lean", True), keys.pop("step", 1)
+    monkeypatch.setattr("comlrl.lean.shape_step", lambda device, dtype: step)
     agents = team(kind, discount=DISCOUNT, **keys)
+    for agent in agents.agents:
+        assert (agent.lean is not None) == (kind == "qwen2")
+        agent.lean = agent.lean if lean else None
     section = config(discount=DISCOUNT, **keys).section
     trees = grown(agents, section)
     if case == "early end":
@@ -189,6 +195,8 @@ def test_checkpointing_recomputes_each_layer_in_the_update_and_nowhere_else():
     for on in (False, True):
         agents = team(agent_model__gradient_checkpointing=on)
         section = config(discount=DISCOUNT).section
+        for agent in agents.agents:
+            agent.lean = None  # through the modules in either case
         trees = grown(agents, section)
         counted = 0
 

@@ -39,8 +39,8 @@ from comlrl.parallel import side_by_side
 from comlrl.policy import action_logprobs
 from comlrl.preference import Pair, TaskPairs
 from comlrl.team import Agent, Team
-from comlrl.types import Completion, Sampling, TokenBatch
-from comlrl.update import AgentOptimizer, NonFiniteError, accumulate, explained, micro_batches
+from comlrl.types import Completion, NonFiniteError, Sampling, TokenBatch
+from comlrl.update import AgentOptimizer, accumulate, explained, micro_batches
 from trainers.configs import MADPOConfig
 
 __all__ = ["MADPOConfig", "MADPOTrainer"]

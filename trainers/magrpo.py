@@ -32,8 +32,8 @@ from comlrl.policy import action_logprobs
 from comlrl.returns import agent_returns, joint_returns
 from comlrl.rollout import Rollout, Shape
 from comlrl.team import Agent, Team
-from comlrl.types import Sampling, TokenBatch, Tree
-from comlrl.update import AgentOptimizer, NonFiniteError, accumulate, explained
+from comlrl.types import NonFiniteError, Sampling, TokenBatch, Tree
+from comlrl.update import AgentOptimizer, accumulate, explained
 from trainers.configs import MAGRPOConfig
 
 __all__ = ["MAGRPOConfig", "MAGRPOTrainer"]

@@ -55,8 +55,8 @@ from comlrl.losses import clipped_value, k3_kl
 from comlrl.policy import action_logprobs
 from comlrl.rollout import Rollout, Shape
 from comlrl.team import Agent, Team
-from comlrl.types import Sampling, TokenBatch, Tree
-from comlrl.update import NonFiniteError, accumulate, explained, micro_batches
+from comlrl.types import NonFiniteError, Sampling, TokenBatch, Tree
+from comlrl.update import accumulate, explained, micro_batches
 from trainers.configs import PPOConfig
 
 __all__ = ["PPOConfig", "PPOTrainer"]

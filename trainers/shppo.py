@@ -66,8 +66,8 @@ from comlrl.losses import (
 from comlrl.policy import ActionLogprobs, action_logprobs
 from comlrl.rollout import Rollout, Shape
 from comlrl.team import Team
-from comlrl.types import Sampling, TokenBatch, Tree
-from comlrl.update import NonFiniteError, accumulate, explained, micro_batches
+from comlrl.types import NonFiniteError, Sampling, TokenBatch, Tree
+from comlrl.update import accumulate, explained, micro_batches
 from trainers.configs import SHPPOConfig
 
 __all__ = ["SHPPOConfig", "SHPPOTrainer"]

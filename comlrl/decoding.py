@@ -1,0 +1,141 @@
+"""One forward pass of a decoding batch: through transformers' modules, or the lean decoder.
+
+Both hold prompts once for all rows that continue them (``shared_prefix.py``), and send each agent's
+rows through its own adapter.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from comlrl import shared_prefix
+from comlrl.lean import Attend, LeanDecoder, Routes
+from comlrl.packed import rounded, wide
+from comlrl.team import Agent
+
+
+class Decoding(Protocol):
+    """A batch while it is decoded. Rows of one agent stand side by side, those of a prompt too."""
+
+    cache: shared_prefix.SharedPrefixCache
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Last hidden state of each prompt, (P, D)."""
+        ...
+
+    def go_on(self, prompt_of_row: Tensor) -> None:
+        """From here on these are the rows."""
+        ...
+
+    def step(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
+        """Hidden states of each row's newest token, (R, D)."""
+        ...
+
+
+class ByModules:
+    """Through transformers' modules, whose attention ``shared_prefix.used_by`` has swapped."""
+
+    def __init__(
+        self, agent: Agent, cache: shared_prefix.SharedPrefixCache, adapters: Sequence[str]
+    ) -> None:
+        self.agent, self.cache, self.adapters = agent, cache, adapters
+        self.inputs = {"past_key_values": cache, "shared_prefix": cache, "use_cache": True}
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        device = self.agent.device
+        longest = max(map(len, prompts))
+        pad = self.agent.tokenizer.pad_token_id
+        ids_PL = torch.tensor([[*p, *[pad] * (longest - len(p))] for p in prompts], device=device)
+        positions = torch.arange(longest, device=device)[None]
+        self.go_on(torch.arange(len(prompts)))
+        hidden = self.agent.hidden(input_ids=ids_PL, position_ids=positions, **self.inputs)
+        return hidden[torch.arange(len(prompts), device=device), self.cache.lengths_P - 1]
+
+    def go_on(self, prompt_of_row: Tensor) -> None:
+        if self.agent.router is not None:
+            self.agent.router.routes = routes(self.adapters, prompt_of_row)
+
+    def step(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
+        inputs = {"input_ids": tokens_R[:, None], "position_ids": positions_R[:, None]}
+        return self.agent.hidden(**inputs, **self.inputs)[:, -1]
+
+
+class ByLeanDecoder:
+    """Through ``LeanDecoder``: prompts without padding, few operations a step."""
+
+    def __init__(
+        self,
+        lean: LeanDecoder,
+        cache: shared_prefix.SharedPrefixCache,
+        adapters: Sequence[str | None],
+    ) -> None:
+        self.lean, self.cache, self.adapters = lean, cache, adapters
+        self.longest = int(cache.lengths_P.max())
+        positions = torch.arange(self.longest + cache.max_new_tokens, device=cache.lengths_P.device)
+        self.cos, self.sin = lean.rotations(positions)
+        self.routes: Routes = ()
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        lengths_P = self.cache.lengths_P
+        device = lengths_P.device
+        ids_T = torch.tensor([token for p in prompts for token in p], device=device)
+        prompt_of_T = torch.arange(len(prompts), device=device).repeat_interleave(lengths_P)
+        ends_P = lengths_P.cumsum(0)
+        position_T = torch.arange(len(ids_T), device=device) - (ends_P - lengths_P)[prompt_of_T]
+        slot_T = prompt_of_T * self.longest + position_T
+        more = rounded(len(ids_T), self.lean.step) - len(ids_T)  # go with the last prompt's
+        self.go_on(F.pad(prompt_of_T, (0, more), value=len(prompts) - 1))
+        ids, positions = F.pad(ids_T, (0, more)), F.pad(position_T, (0, more))
+        hidden_TD = self._hidden(ids, positions, partial(self._attend_prompts, slot_T))
+        return hidden_TD[ends_P - 1]
+
+    def go_on(self, prompt_of_row: Tensor) -> None:
+        self.routes = routes(self.adapters, prompt_of_row)
+
+    def step(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
+        return self._hidden(tokens_R, positions_R, self._attend_step)
+
+    def _hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        rotations = self.cos[positions], self.sin[positions]
+        return self.lean.hidden(ids, rotations, attend, self.routes)
+
+    def _attend_prompts(self, slot_T: Tensor, layer: int, qkv_THW: Tensor) -> Tensor:
+        heads, kv = self.lean.heads, self.lean.kv_heads
+        prompts, width = len(self.cache.lengths_P), qkv_THW.shape[-1]
+        tokens = wide(qkv_THW[: len(slot_T)])
+        grid = tokens.new_zeros(prompts * self.longest, heads + 2 * kv, width)
+        grid = grid.index_copy_(0, slot_T, tokens).view(prompts, self.longest, -1, width)
+        query, key, value = grid.transpose(1, 2).split((heads, kv, kv), 1)
+        self.cache.update(key, value, layer)
+        out = shared_prefix.causal_attention(query, key, value, self.lean.scaling)
+        all_out = qkv_THW.new_zeros(len(qkv_THW), heads * width)
+        all_out[: len(slot_T)] = out.reshape(-1, heads * width)[slot_T]
+        return all_out
+
+    def _attend_step(self, layer: int, qkv_RHW: Tensor) -> Tensor:
+        heads, kv = self.lean.heads, self.lean.kv_heads
+        rows, _, width = qkv_RHW.shape
+        query, key, value = wide(qkv_RHW)[:, :, None].split((heads, kv, kv), 1)
+        key, value = self.cache.update(key, value, layer)
+        query = query.reshape(rows, kv, heads // kv, width)
+        out = shared_prefix.step_attention(self.cache, layer, query, key, value, self.lean.scaling)
+        return out.reshape(rows, heads * width).to(qkv_RHW.dtype)
+
+
+def routes(adapters: Sequence[str | None], prompt_of_row: Tensor) -> Routes:
+    """Blocks of rows that go through one adapter; ``adapters``: whose each prompt is."""
+    counts = torch.bincount(prompt_of_row, minlength=len(adapters)).tolist()
+    blocks: list[tuple[str | None, slice]] = []
+    end = 0
+    for adapter, group in itertools.groupby(range(len(adapters)), key=lambda p: adapters[p]):
+        start, end = end, end + sum(counts[p] for p in group)
+        if end > start:
+            blocks.append((adapter, slice(start, end)))
+    return blocks
