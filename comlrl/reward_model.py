@@ -20,11 +20,15 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from comlrl.packed import rounded
 from comlrl.preference import PreferenceError, TaskPairs, joint_text, joint_texts
 from comlrl.types import JointAction, Reward, Score, Task
 
 FACTS = "reward_model.json"
 BATCH_TOKENS = 16384  # padded tokens scored at once
+# Batches come in few shapes: each new one is compiled first, in bfloat16 on a CPU.
+ROWS_STEP, TOKENS_STEP = 8, 64
+
 
 TextPair = tuple[str, str]  # joint texts of winner and loser
 
@@ -100,14 +104,16 @@ class RewardModel:
         return [(score - self.facts.mean) / self.facts.std for score in self.raw(texts)]
 
     def _forward(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        longest = max(map(len, rows))
+        count = len(rows)
+        rows = [*rows, *[rows[-1]] * (rounded(count, ROWS_STEP) - count)]
+        longest = rounded(max(map(len, rows)), TOKENS_STEP)
         pad = self.tokenizer.pad_token_id
         ids = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows])
         mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
         device = next(self.model.parameters()).device
         with _autocast(self.model):
             logits = self.model(ids.to(device), attention_mask=mask.to(device)).logits
-        return logits.float().squeeze(-1).tolist()
+        return logits.float().squeeze(-1)[:count].tolist()
 
     def measure(self, held_out: Sequence[TaskPairs]) -> None:
         """Take mean and deviation of held-out candidates, and the accuracy on their pairs."""
@@ -251,6 +257,7 @@ def _fit(
         num_train_epochs=fit.epochs,
         per_device_train_batch_size=fit.batch_size,
         max_length=None,  # what is too long has been left out and told
+        pad_to_multiple_of=TOKENS_STEP,
         seed=fit.seed,
         bf16=base.dtype == torch.bfloat16,  # TRL's defaults are bf16 and checkpointing everywhere
         gradient_checkpointing=False,
