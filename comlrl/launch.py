@@ -36,7 +36,7 @@ from comlrl.config import (
     parse_value,
 )
 from comlrl.signals import Interrupted, Signals
-from trainers.configs import SECTIONS, sections_of, share_common_keys, validate
+from trainers.configs import SECTIONS, sections_of, share_common_keys, truncation_notice, validate
 
 if TYPE_CHECKING:
     from comlrl.resume import Start
@@ -183,7 +183,7 @@ def resolve(algorithm: str, arguments: argparse.Namespace) -> tuple[Config, list
         loader.set(parse_override(item))
     config = share_common_keys(loader.build(), loader.given)
     validate(config)
-    return config, loader.notices
+    return config, loader.notices + truncation_notice(config)
 
 
 def _check_algorithm(algorithm: str, sections: Mapping[str, type], file: str) -> None:

@@ -20,6 +20,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 
 from comlrl.prompts import helper_names
 from comlrl.types import JointAction, RewardBreakdown, Score, SyntaxProblem, Task, TestOutcome
@@ -96,6 +97,7 @@ class CodeReward:
         self._compile = lru_cache(maxsize=CACHED)(compile_program)
         self._preamble = lru_cache(maxsize=CACHED)(preamble)
         self._outcomes: dict[Job, tuple[TestOutcome, ...]] = {}
+        self._seconds: dict[str, float] = {}  # by the tests' source
         if isolation != "auto":
             self._pool.isolation  # noqa: B018  refuses at the door what this machine cannot do
 
@@ -119,10 +121,18 @@ class CodeReward:
         with self._lock:
             drafts: list[_Draft] = []
             fresh: dict[Job, None] = {}
-            outcomes = self._pool.run(self._fresh_jobs(actions, drafts, fresh))
+            # What took long before goes first, so that no worker waits for it at the end.
+            order = sorted(range(len(actions)), key=lambda i: -self._slowest(actions[i].task))
+            ordered = [actions[i] for i in order]
+            outcomes = self._pool.run(self._fresh_jobs(ordered, drafts, fresh))
             self._remember(dict(zip(fresh, outcomes, strict=True)), drafts)
             breakdowns = [self._breakdown(draft) for draft in drafts]
-        return [Score(breakdown.total, breakdown) for breakdown in breakdowns]
+        scores = [Score(breakdown.total, breakdown) for breakdown in breakdowns]
+        return [score for _, score in sorted(zip(order, scores, strict=True), key=itemgetter(0))]
+
+    def _slowest(self, task: Task) -> float:
+        """Seconds of the slowest of its programs so far."""
+        return self._seconds.get(task.test, 0.0)
 
     def _fresh_jobs(
         self, actions: Sequence[JointAction], drafts: list[_Draft], fresh: dict[Job, None]
@@ -139,6 +149,9 @@ class CodeReward:
     def _remember(self, outcomes: dict[Job, tuple[TestOutcome, ...]], drafts: list[_Draft]) -> None:
         """Keeps the outcomes; beyond the bound, only those of this call."""
         self._outcomes.update(outcomes)
+        for job, parts in outcomes.items():
+            seconds = sum(part.seconds for part in parts)
+            self._seconds[job.test] = max(seconds, self._seconds.get(job.test, 0.0))
         if len(self._outcomes) > CACHED:
             used = {draft.job for draft in drafts}
             self._outcomes = {job: o for job, o in self._outcomes.items() if job in used}

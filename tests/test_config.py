@@ -15,6 +15,7 @@ from comlrl.launch import parse_arguments, resolve
 from trainers.configs import sections_of, validate
 
 ROOT = Path(__file__).resolve().parent.parent
+REST = "the gradient is of the whole policy"
 QUICKSTART = str(ROOT / "configs" / "magrpo_quickstart.yaml")
 
 
@@ -163,6 +164,15 @@ def test_model_type_is_ignored_with_a_notice(tmp_path):
     config, notices = load(write(tmp_path, "model: {type: qwen}\n"))
     assert config.agent_model.name == "builtin:tiny-coder"
     assert notices == [f"{tmp_path}/config.yaml: `model.type` is ignored"]
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [("magrpo.top_p=0.9", "top_p=0.9"), ("agent_model.top_k=5", "top_k=5"), ("magrpo.top_p=1", "")],
+)
+def test_truncated_sampling_is_told(override, told):
+    _, notices = parse("--override", override)
+    assert notices == ([f"{told} truncate what is sampled; " + REST] if told else [])
 
 
 def test_an_older_spelling_of_another_algorithm(tmp_path):

@@ -411,3 +411,12 @@ def top_p(section: Any, config: Config) -> float | None:
 def top_k(section: Any, config: Config) -> int | None:
     """The section's top-k, or agent_model's where it says null."""
     return config.agent_model.top_k if section.top_k is None else section.top_k
+
+
+def truncation_notice(config: Config) -> list[str]:
+    """Where top-p or top-k truncate, what is sampled is not what the gradient is of."""
+    p, k = top_p(config.section, config), top_k(config.section, config)
+    cuts = [f"top_p={p}"] * (p is not None and p < 1) + [f"top_k={k}"] * bool(k)
+    if not cuts:
+        return []
+    return [f"{', '.join(cuts)} truncate what is sampled; the gradient is of the whole policy"]
