@@ -197,11 +197,11 @@ def standardized(values: torch.Tensor) -> torch.Tensor:
 
 def moments(values: torch.Tensor) -> tuple[int, float, float]:
     """Count, mean and standard deviation over all processes' values."""
-    parts = distributed.everyone((len(values), float(values.double().sum())))
-    count = sum(n for n, _ in parts)
+    sums = distributed.totals({"count": len(values), "sum": float(values.double().sum())})
+    count = int(sums["count"])
     if count == 0:
         return 0, math.nan, math.nan
-    mean = sum(part for _, part in parts) / count
+    mean = sums["sum"] / count
     squares = distributed.total(float(((values.double() - mean) ** 2).sum()))
     return count, mean, math.sqrt(squares / count)
 

@@ -371,13 +371,13 @@ class SHPPOTrainer:
 
     def _descend(self, name: str, loss_X: torch.Tensor) -> float:
         """One optimizer step on the mean over all processes; that mean."""
-        everyone = distributed.everyone((len(loss_X), float(loss_X.detach().sum())))
-        count = max(1, sum(n for n, _ in everyone))
+        sums = distributed.totals({"count": len(loss_X), "loss": float(loss_X.detach().sum())})
+        count = max(1.0, sums["count"])
         optimizer = self.optimizers[name]
         optimizer.zero()
         (loss_X.sum() / count).backward()
         optimizer.step()
-        return sum(part for _, part in everyone) / count
+        return sums["loss"] / count
 
     def state(self) -> dict[str, Any]:
         return {}
