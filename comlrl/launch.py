@@ -311,7 +311,7 @@ def _attach_loggers(run: Run, resume: bool) -> None:
             identity.write_text(counters.extra["wandb"])
     logger = loggers.build(run.config, run.run_dir, resume=resume, total=run.loop.total_steps)
     if resume:
-        logger.truncate_after(counters.updates)
+        logger.truncate_after(counters.updates, counters.env_steps)
     if identity.exists():
         counters.extra["wandb"] = identity.read_text()
     run.loop.logger = logger

@@ -20,14 +20,15 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from comlrl.packed import rounded
+from comlrl.batching import Row, pack
+from comlrl.lean import LeanDecoder, lean_decoder
+from comlrl.lora import make_lean
+from comlrl.packed import Packed
 from comlrl.preference import PreferenceError, TaskPairs, joint_text, joint_texts
 from comlrl.types import JointAction, Reward, Score, Task
 
 FACTS = "reward_model.json"
-BATCH_TOKENS = 16384  # padded tokens scored at once
-# Batches come in few shapes: each new one is compiled first, in bfloat16 on a CPU.
-ROWS_STEP, TOKENS_STEP = 8, 64
+BATCH_TOKENS = 4096  # padded tokens scored at once
 
 
 TextPair = tuple[str, str]  # joint texts of winner and loser
@@ -84,6 +85,7 @@ class RewardModel:
 
     def __init__(self, model: Any, tokenizer: Any, facts: Facts) -> None:
         self.model, self.tokenizer, self.facts = model, tokenizer, facts
+        self.lean: LeanDecoder | None = None
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a whole text, end-of-sequence behind it."""
@@ -104,16 +106,35 @@ class RewardModel:
         return [(score - self.facts.mean) / self.facts.std for score in self.raw(texts)]
 
     def _forward(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        count = len(rows)
-        rows = [*rows, *[rows[-1]] * (rounded(count, ROWS_STEP) - count)]
-        longest = rounded(max(map(len, rows)), TOKENS_STEP)
+        if self.lean is not None:
+            return self._forward_lean(rows, self.lean)
+        longest = max(map(len, rows))
         pad = self.tokenizer.pad_token_id
         ids = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows])
         mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
         device = next(self.model.parameters()).device
         with _autocast(self.model):
             logits = self.model(ids.to(device), attention_mask=mask.to(device)).logits
-        return logits.float().squeeze(-1)[:count].tolist()
+        return logits.float().squeeze(-1).tolist()
+
+    def _forward_lean(self, rows: Sequence[Sequence[int]], lean: LeanDecoder) -> list[float]:
+        """The head on each text's last hidden state."""
+        device = next(self.model.parameters()).device
+        packed = [Row(tuple(row), (), (), (i,)) for i, row in enumerate(rows)]
+        batch = Packed(pack(packed, self.tokenizer.pad_token_id), device, lean.step)
+        with lean.sampling():
+            hidden_TD = lean.packed(batch)
+        last_R = torch.tensor([len(row) for row in rows], device=device).cumsum(0) - 1
+        head = self.model.get_base_model().score
+        weight = next(head.parameters())
+        return head(hidden_TD[last_R].to(weight.dtype)).float().squeeze(-1).tolist()
+
+    def freeze(self) -> None:
+        """No more training; texts are read the fast way where there is one."""
+        self.model.requires_grad_(False).eval()
+        if isinstance(self.model, PeftModel):
+            inner: Any = self.model.get_base_model()
+            self.lean = lean_decoder(inner, make_lean(inner), 1, learning=False)
 
     def measure(self, held_out: Sequence[TaskPairs]) -> None:
         """Take mean and deviation of held-out candidates, and the accuracy on their pairs."""
@@ -161,7 +182,9 @@ def load(
     except (OSError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise PreferenceError(f"reward_model: '{folder}' cannot be loaded: {reason}") from error
-    return RewardModel(_frozen(model.to(device)), tokenizer, facts)
+    reward = RewardModel(model.to(device), tokenizer, facts)
+    reward.freeze()
+    return reward
 
 
 def train(
@@ -196,7 +219,7 @@ def train(
             "raise it"
         )
     _fit(reward, base, fit, rows, work_dir, say)
-    reward.model = _frozen(reward.model)
+    reward.freeze()
     return reward
 
 
@@ -257,7 +280,6 @@ def _fit(
         num_train_epochs=fit.epochs,
         per_device_train_batch_size=fit.batch_size,
         max_length=None,  # what is too long has been left out and told
-        pad_to_multiple_of=TOKENS_STEP,
         seed=fit.seed,
         bf16=base.dtype == torch.bfloat16,  # TRL's defaults are bf16 and checkpointing everywhere
         gradient_checkpointing=False,
@@ -293,10 +315,6 @@ def _progress(say: Callable[[str], None]) -> Any:
                 )
 
     return Progress()
-
-
-def _frozen(model: Any) -> Any:
-    return model.requires_grad_(False).eval()
 
 
 def _autocast(model: Any) -> Any:

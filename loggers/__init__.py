@@ -30,11 +30,13 @@ class Loggers:
         for logger in self._loggers:
             logger.episodes(record, trees)
 
-    def truncate_after(self, update: int) -> None:
+    def truncate_after(self, update: int, env_steps: int) -> None:
         """On resume: drop what was logged after the checkpoint of ``update``."""
         for logger in self._loggers:
             if isinstance(logger, (JsonlLogger, SampleLogger, EpisodeLogger)):
                 logger.truncate_after(update)
+            elif purge := getattr(logger, "purge_after", None):  # TensorBoard's, an extra
+                purge(env_steps)
 
     def close(self) -> None:
         """Close every logger, in the reverse order, also where one of them fails."""

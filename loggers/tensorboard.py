@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -29,6 +29,11 @@ class TensorBoardLogger:
         event = Event(wall_time=time.time(), step=record.step, summary=Summary(value=values))
         self._writer.add_event(event)
         self._writer.flush()
+
+    def purge_after(self, env_steps: int) -> None:
+        """On resume: TensorBoard is told to forget what older files say of later steps."""
+        start = SessionLog(status=SessionLog.START)
+        self._writer.add_event(Event(wall_time=time.time(), step=env_steps + 1, session_log=start))
 
     def episodes(self, record: LogRecord, trees: Sequence[Tree]) -> None:
         """Nothing: TensorBoard shows numbers."""

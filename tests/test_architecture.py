@@ -42,7 +42,8 @@ TABLE: dict[str, set[str]] = {
     "comlrl.generation": VOCABULARY
     | {"comlrl.decoding", "comlrl.packed", "comlrl.shared_prefix", "comlrl.team"},
     "comlrl.heterogeneous": VOCABULARY,
-    "comlrl.reward_model": VOCABULARY | {"comlrl.preference"},
+    "comlrl.reward_model": VOCABULARY
+    | {"comlrl.batching", "comlrl.lean", "comlrl.lora", "comlrl.packed", "comlrl.preference"},
     "comlrl.loop": VOCABULARY | SEAM | {"comlrl.checkpoint", "comlrl.collapse", "comlrl.signals"},
     "comlrl.rollout": VOCABULARY | {"comlrl.history", "comlrl.returns"},
     "comlrl.returns": {"comlrl.types"},

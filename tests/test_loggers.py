@@ -192,6 +192,13 @@ def test_tensorboard_scalars(tmp_path):
     events = event_accumulator.EventAccumulator(str(tmp_path)).Reload()
     assert events.Tags()["scalars"] == ["train/reward_mean", "eval/reward_mean"]
     assert [(e.step, e.value) for e in events.Scalars("eval/reward_mean")] == [(16, 2.5)]
+    resumed = TensorBoardLogger(tmp_path)  # from a checkpoint after the first record, at step 8
+    resumed.purge_after(8)
+    resumed.log(record(2, reward_mean=3.5))
+    resumed.close()
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("train/reward_mean")] == [(8, 1.5), (16, 3.5)]
+    assert events.Scalars("eval/reward_mean") == []
 
 
 def settings(wandb=None, verbose=False):
@@ -210,7 +217,7 @@ def test_build_gives_what_the_configuration_asks_for(tmp_path, capsys):
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["python"]
     assert "train 1/3" in capsys.readouterr().out
     again = loggers.build(settings(verbose=True), tmp_path / "run", resume=True)
-    again.truncate_after(0)
+    again.truncate_after(0, 0)
     again.close()
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == ""
     assert (tmp_path / "run" / "episodes.jsonl").read_text() == ""
