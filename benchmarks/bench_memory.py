@@ -1,6 +1,6 @@
 """Peak memory of a training step, LoRA agents on one base against the peer's full models.
 
-    python benchmarks/bench_memory.py [--device cpu] [--hidden 512] [--layers 8]
+    python benchmarks/bench_memory.py [--device cpu] [--hidden 768] [--layers 12] [--tasks 6]
 
 A model of the given shape with random weights (Qwen2 architecture, the embedded tokenizer), two
 agents, G = 4, the same tasks. On a CPU the memory is the process's peak above that of importing
@@ -52,13 +52,13 @@ def make_model(folder: Path, arguments: argparse.Namespace) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def ours(model: Path) -> float:
+def ours(model: Path, tasks: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         command = [
             sys.executable, "train_magrpo.py", "--config", "configs/magrpo_quickstart.yaml",
             "--override", f"output.dir={run}", f"agent_model.name={model}",
-            "magrpo.num_generations=4", "magrpo.batch_size=16", "magrpo.max_steps=1",
+            "magrpo.num_generations=4", f"magrpo.batch_size={tasks}", "magrpo.max_steps=1",
             "magrpo.max_new_tokens=32", "magrpo.eval_interval=0", "output.save_final_model=false",
         ]  # fmt: skip
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
@@ -68,8 +68,9 @@ def ours(model: Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--hidden", type=int, default=768)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--tasks", type=int, default=6)
     arguments = parser.parse_args()
     make_peer()
     base = 0.0
@@ -80,10 +81,12 @@ def main() -> None:
         base = float(said.stdout)
     with tempfile.TemporaryDirectory() as folder:
         parameters = make_model(Path(folder), arguments)
-        job = peer_job(arguments, 16) | {"model": folder, "max_new_tokens": 32}
+        job = peer_job(arguments, arguments.tasks)
+        job |= {"model": folder, "max_new_tokens": 32, "batch_size": arguments.tasks}
         theirs = runner(PEER / "bin" / "python", "peer_runner.py", job)["peak_memory_mb"] - base
-        mine = ours(Path(folder)) - base
-    print(f"model of {parameters / 1e6:.0f}M parameters, 2 agents, 16 tasks × G = 4, one update")
+        mine = ours(Path(folder), arguments.tasks) - base
+    work = f"2 agents, {arguments.tasks} tasks × G = 4, one update"
+    print(f"model of {parameters / 1e6:.0f}M parameters, {work}")
     print("| | peak memory above imports, MB | ratio |\n|---|---|---|")
     print(f"| peer | {theirs:.0f} | 1 |\n| ours, LoRA | {mine:.0f} | {mine / theirs:.2f} |")
     if base:

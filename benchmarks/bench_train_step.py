@@ -1,6 +1,6 @@
 """Whole training steps against the peer (comlrl 1.4.3) and TRL's GRPO trainer: same work, one run.
 
-    python benchmarks/bench_train_step.py [--rounds 3] [--tasks 96] [--device cpu] [--learning]
+    python benchmarks/bench_train_step.py [--rounds 2] [--tasks 64] [--device cpu] [--learning]
 
 Every number comes from a process of its own; contenders alternate, and a table gives medians with
 the span over rounds. "Same work" is: the same start weights, tasks, G, prompts, temperature 1 and
@@ -37,7 +37,7 @@ def ours(arguments: argparse.Namespace, *overrides: str, algorithm: str = "magrp
             "num_generations": GENERATIONS,
             "batch_size": BATCH,
             "max_new_tokens": NEW_TOKENS,
-            "max_steps": arguments.tasks // BATCH,
+            "max_steps": 2 * arguments.tasks // BATCH,
             "eval_interval": 0,
             "kl_coef": 0,
         }
@@ -164,8 +164,8 @@ def learning(arguments: argparse.Namespace, level: float = 3.0) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tasks", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--tasks", type=int, default=64)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--learning", action="store_true")
     arguments = parser.parse_args()

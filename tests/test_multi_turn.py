@@ -151,11 +151,13 @@ def test_what_the_expert_did_not_answer_is_counted_in_training_too(zygote, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.timeout(1300)
-def test_the_second_turn_ends_above_the_first(zygote, tmp_path):
+def test_a_second_attempt_ends_above_one_attempt(zygote, tmp_path):
     run = tmp_path / "run"
     settings = {"output.dir": str(run), "output.save_final_model": False, "magrpo.max_steps": 24}
     overrides = (f"{key}={json.dumps(value)}" for key, value in settings.items())
     process = zygote.run("magrpo", ["--config", str(CONFIG), "--override", *overrides])
     assert process.wait(1200) == 0, process.output
     first, *_, end = [r["metrics"] for r in metrics(run) if r["phase"] == "eval"]
-    assert end["turn_2/reward_mean"] > end["turn_1/reward_mean"] > first["turn_2/reward_mean"]
+    # What is solved at once ends there: the bare reward is that of each task's last attempt.
+    assert end["reward_mean"] > end["turn_1/reward_mean"] + 0.1
+    assert end["turn_1/reward_mean"] > first["reward_mean"]

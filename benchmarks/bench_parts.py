@@ -1,0 +1,147 @@
+"""Where a training step's time goes, and what the lean decoder saves.
+
+    python benchmarks/bench_parts.py [--steps 8] [--warm 8]
+
+The same steps of 32 tasks × G = 4 with two agents on the embedded default, in one process: once
+through the lean decoder (`comlrl/lean.py`), once through transformers' modules; with LoRA agents in
+the machine's own precision and in float32, and with all weights trained. Medians of seconds a step
+after ``--warm`` steps (in bfloat16 on a CPU each new shape is compiled at its first use), and the
+share of the physical limit: the model operations of the step, two for each weight and token passed,
+at the rate that one large product of the same precision reaches on all cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+from comlrl import assemble, launch
+from comlrl.loop import Step
+from comlrl.resume import prepare
+from comlrl.signals import Signals
+from loggers.tables import table
+from train_magrpo import build
+from trainers.magrpo import Sums
+
+ROOT = Path(__file__).resolve().parents[1]
+CASES = {
+    "LoRA": [],
+    "LoRA, float32": ["agent_model.torch_dtype=float32"],
+    "all weights": ["lora.enabled=false", "magrpo.learning_rate=3e-4"],
+}
+
+
+def start(overrides: list[str], lean: bool, folder: str) -> Any:
+    """An assembled run and its trainer."""
+    keys = ["magrpo.num_generations=4", "magrpo.batch_size=32", "magrpo.eval_interval=0"]
+    config_file = str(ROOT / "configs/magrpo_quickstart.yaml")
+    arguments = launch.parse_arguments(
+        "magrpo",
+        [
+            "--config",
+            config_file,
+            "--override",
+            f"output.dir={folder}/run",
+            *keys,
+            "magrpo.kl_coef=0",
+            *overrides,
+        ],
+    )
+    config, _ = launch.resolve("magrpo", arguments)
+    assemble.deterministic()
+    train, _ = assemble.load_both_splits(config)
+    run = assemble.assemble(prepare(config, False, False), Signals(), train, [])
+    if not lean:
+        for agent in run.team.agents:
+            agent.lean = None
+    return run, build(run)
+
+
+def measure(overrides: list[str], lean: bool, steps: int, warm: int) -> dict[str, float]:
+    """Median seconds of the parts of a step, and the tokens that it passes through the model."""
+    with tempfile.TemporaryDirectory() as folder:
+        run, trainer = start(overrides, lean, folder)
+        waited = [0.0]
+        score = run.reward.score
+
+        def timed(actions: Any) -> Any:
+            began = time.perf_counter()
+            scores = score(actions)
+            waited[0] += time.perf_counter() - began
+            return scores
+
+        run.reward.score = timed
+        found: dict[str, list[float]] = {}
+        for index in range(warm + steps):
+            tasks = [run.train_tasks[(32 * index + i) % len(run.train_tasks)] for i in range(32)]
+            waited[0], began = 0.0, time.perf_counter()
+            trees, greedy = trainer._grow(Step(index, 0, tasks))
+            grown = time.perf_counter()
+            nodes = trainer._credit(trees, greedy, Sums())
+            for batch in trainer._update_batches(trees, nodes):
+                trainer._update(batch, Sums())
+            ended = time.perf_counter()
+            said = {
+                "generation": grown - began - waited[0], "reward": waited[0],
+                "update": ended - grown, "step": ended - began,
+                "passed": passed(trees, 4 if run.team.full else 3),
+            }  # fmt: skip
+            if index >= warm:
+                for name, value in said.items():
+                    found.setdefault(name, []).append(value)
+        run.reward.close()
+        model = run.team.agents[0].model
+        inner = [p for n, p in model.named_parameters() if "lora_" not in n and "embed" not in n]
+        medians = {name: statistics.median(values) for name, values in found.items()}
+        operations = 2 * medians["passed"] * sum(p.numel() for p in inner)
+        return medians | {"limit": operations / product_rate(model.dtype)}
+
+
+def passed(trees: Any, passes: int) -> float:
+    """Tokens through the model: in generation, forward in the update, and back (for whole models
+    twice: to activations and to weights)."""
+    turns = [turn for tree in trees for node in tree.nodes for turn in node.agents_N]
+    own = sum(len(t.prompt_ids) + sum(len(c.token_ids) for c in t.completions_G) for t in turns)
+    return float(passes * own)
+
+
+def product_rate(dtype: torch.dtype) -> float:
+    """Operations a second of a large matrix product on all cores."""
+    a, b = torch.randn(2, 2048, 2048).to(dtype)
+    a @ b
+    began = time.perf_counter()
+    for _ in range(5):
+        a @ b
+    return 5 * 2 * 2048**3 / (time.perf_counter() - began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--warm", type=int, default=8)
+    options = parser.parse_args()
+    rows = []
+    for name, overrides in CASES.items():
+        for way, lean in (("lean", True), ("modules", False)):
+            said = measure(overrides, lean, options.steps, options.warm)
+            parts = [f"{said[p]:.2f}" for p in ("generation", "reward", "update", "step")]
+            share = f"{100 * said['limit'] / said['step']:.0f} %"
+            rows.append([name, way, *parts, f"{128 / said['step']:.0f}", share])
+            print(rows[-1], file=sys.stderr, flush=True)
+    head = ["agents", "through", "generation, s", "reward, s", "update, s", "step, s"]
+    print(table([*head, "joint actions/s", "of the limit"], rows))
+
+
+if __name__ == "__main__":
+    main()
