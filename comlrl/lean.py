@@ -307,6 +307,9 @@ def lean_decoder(
     )
     if not ordinary or not all(_plain(m) for m in _projections(model)):
         return None
+    ends: tuple[Any, ...] = (model.get_input_embeddings(), model.get_output_embeddings())
+    if any(hasattr(end, "lora_A") for end in ends):  # they are not on this way
+        return None
     return LeanDecoder(model, router, adapters, learning)
 
 
