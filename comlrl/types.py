@@ -116,7 +116,7 @@ class RewardBreakdown:
     helpers: tuple[str, ...] = ()  # names that the team was to define: "aux", "aux2", …
     defined: tuple[str, ...] = ()  # of helpers and entry point, those found with a return
     called: tuple[str, ...] = ()  # helpers that main calls
-    ignored: tuple[str, ...] = ()  # helpers that main calls and whose result it never reads
+    ignored: tuple[str, ...] = ()  # helpers that main calls somewhere without reading the result
     wrapper: bool = False  # main only hands on aux's result
     syntax_error: SyntaxProblem | None = None
     outcomes: tuple[TestOutcome, ...] = ()  # empty where scoring stopped before the tests

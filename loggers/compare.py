@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 from loggers.curves import COLOURS, plain
 from loggers.jsonl import replace
-from loggers.report import page
 from loggers.report_charts import Section, reward_ceiling
+from loggers.report_page import page
 from loggers.run_data import Run
 from loggers.svg import Chart, Series, line_chart
 

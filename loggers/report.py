@@ -6,16 +6,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import jinja2
 
 from loggers.jsonl import replace
-from loggers.report_charts import Section, reward_ceiling, sections
-from loggers.report_episodes import code_css, failed, improved, python, yaml
+from loggers.report_charts import reward_ceiling, sections
+from loggers.report_episodes import failed, improved, yaml
+from loggers.report_page import page
 from loggers.run_data import ReportError, Run, read_run
-
-TEMPLATE = "report_template.html"
 
 
 def write_report(run_dir: str | Path) -> None:
@@ -42,25 +38,6 @@ def render(run: Run) -> str:
         config=yaml(run.config_text) if run.config_text else None,
         environment=run.environment,
         summary=run.summary,
-    )
-
-
-def page(*, title: str, subtitle: str, sections: Sequence[Section], **values: Any) -> str:
-    """Fill the template; what a page does not have is left out."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["python"] = python
-    return environment.get_template(TEMPLATE).render(
-        title=title,
-        subtitle=subtitle,
-        sections=sections,
-        light_code=code_css([".code"], "friendly"),
-        dark_code=code_css([".code"], "github-dark"),
-        **values,
     )
 
 

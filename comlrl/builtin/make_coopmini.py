@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import sys
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -180,7 +179,7 @@ def main() -> None:
     try:
         write_rows(make_rows(args.seed, args.num, shipped_operations()), args.out)
     except (OSError, ValueError) as error:
-        sys.exit(f"error: {error}")
+        parser.exit(2, f"error: {error}\n")
 
 
 if __name__ == "__main__":

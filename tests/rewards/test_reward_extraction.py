@@ -278,7 +278,7 @@ def test_preamble_leaves_the_stub_out():
 
 
 def test_strings_are_taken_to_the_letter():
-    """Blanks at the end of a docstring's line survive, in a text that parses and in one that not."""  # noqa: E501
+    """Blanks at the end of a docstring's line survive, whether the text parses or not."""
     source = 'def aux(x):\n    """A   \n   \n  b"""\n    return aux.__doc__'
     for text in (source, f"Here's the code:\n{source}\nThat's it (done"):
         assert extract(text).by_name()["aux"].source == source
