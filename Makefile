@@ -29,8 +29,8 @@ check: setup
 
 bench: setup
 	$(BIN)/python benchmarks/bench_reward.py
-	$(BIN)/python benchmarks/bench_train_step.py
-	$(BIN)/python benchmarks/bench_scaling.py
+	$(BIN)/python benchmarks/bench_train_step.py --rounds 1
+	$(BIN)/python benchmarks/bench_scaling.py --steps 2
 	$(BIN)/python benchmarks/bench_memory.py
 
 bench-gpu: setup
