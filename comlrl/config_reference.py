@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from comlrl import config
+from comlrl import config, settings
 from comlrl.launch import FLAGS
 from trainers import configs
 
@@ -116,7 +116,7 @@ def _escaped(text: str) -> str:
 
 def reference() -> str:
     """The whole page."""
-    parts = [HEAD, "## Top of the file\n", table(list(keys_of(config._Root).values()))]
+    parts = [HEAD, "## Top of the file\n", table(list(keys_of(config.Root).values()))]
     for name, cls in config.SECTIONS.items():
         parts += [f"## `{name}`\n", _said(cls), table(list(keys_of(cls).values()))]
     parts += [
@@ -149,9 +149,9 @@ def _own(cls: type, parent: type) -> list[Key]:
 def _older() -> str:
     rows = [
         f"| `{old}` | {f'`{new}`' if new else 'read and ignored'} |"
-        for old, new in config.ALIASES.items()
+        for old, new in settings.ALIASES.items()
     ]
-    rows += [f"| joint_mode `{old}` | `{new}` |" for old, new in config.VALUE_ALIASES.items()]
+    rows += [f"| joint_mode `{old}` | `{new}` |" for old, new in settings.VALUE_ALIASES.items()]
     note = "They are read, with a notice; `<algo>` is the algorithm's section.\n"
     return "\n".join([note, "| older | now |", "|---|---|", *rows]) + "\n"
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from comlrl import trained as weights
-from comlrl.config import Config, ConfigError, Loader, Setting, load_yaml, parse_override
+from comlrl.config import Config, ConfigError
 from comlrl.launch import Parser
+from comlrl.settings import Loader, Setting, load_yaml, parse_override
 from comlrl.trained import Trained
 from trainers.configs import SECTIONS, sections_of, validate
 

@@ -26,15 +26,8 @@ from comlrl.assemble import (
     deterministic,
     load_both_splits,
 )
-from comlrl.config import (
-    Config,
-    ConfigError,
-    Loader,
-    Setting,
-    load_yaml,
-    parse_override,
-    parse_value,
-)
+from comlrl.config import Config, ConfigError
+from comlrl.settings import Loader, Setting, load_yaml, parse_override, parse_value
 from comlrl.signals import Interrupted, Signals
 from trainers.configs import SECTIONS, sections_of, share_common_keys, truncation_notice, validate
 

@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 
 from comlrl import checkpoint
-from comlrl.config import Config, ConfigError, load_yaml
+from comlrl.config import Config, ConfigError
+from comlrl.settings import load_yaml
 
 HARMLESS_SECTIONS = ("output", "wandb", "generation", "distributed", "agent_devices")
 HARMLESS_KEYS = (

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from comlrl.config import ConfigError, Setting, load_yaml
+from comlrl.config import ConfigError
+from comlrl.settings import Setting, load_yaml
 
 if TYPE_CHECKING:
     import torch

@@ -30,6 +30,7 @@ SEAM = {"comlrl.distributed", "comlrl.sharding"}  # the identity where there is 
 TABLE: dict[str, set[str]] = {
     "comlrl.types": set(),
     "comlrl.config": set(),
+    "comlrl.settings": {"comlrl.config"},
     "comlrl.prompts": {"comlrl.types"},
     "comlrl.history": {"comlrl.types"},
     "comlrl.data": VOCABULARY | {"comlrl.builtin"},
@@ -37,7 +38,8 @@ TABLE: dict[str, set[str]] = {
     "comlrl.shared_prefix": set(),
     "comlrl.packed": {"comlrl.types"},
     "comlrl.lean": {"comlrl.lora", "comlrl.packed", "comlrl.shared_prefix"},
-    "comlrl.decoding": {"comlrl.lean", "comlrl.packed", "comlrl.shared_prefix", "comlrl.team"},
+    "comlrl.decoding": {"comlrl.batching", "comlrl.lean", "comlrl.packed", "comlrl.team"}
+    | {"comlrl.shared_prefix"},
     "comlrl.team": VOCABULARY | SEAM | {"comlrl.builtin", "comlrl.lean", "comlrl.lora"},
     "comlrl.generation": VOCABULARY
     | {"comlrl.decoding", "comlrl.packed", "comlrl.shared_prefix", "comlrl.team"},

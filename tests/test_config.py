@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from comlrl.config import ConfigError, Loader
+from comlrl.config import ConfigError
 from comlrl.launch import parse_arguments, resolve
+from comlrl.settings import Loader
 from trainers.configs import sections_of, validate
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -397,7 +397,9 @@ def test_sharded_run(zygote: Zygote, tmp_path: Path) -> None:
 def test_sharded_runs_of_others(
     zygote: Zygote, tmp_path: Path, algorithm: str, keys: list[str]
 ) -> None:
-    run_sharded(zygote, tmp_path, algorithm, *keys)
+    lone, folder = run_sharded(zygote, tmp_path, algorithm, *keys)
+    one, two = weights(lone), weights(folder)
+    assert {name: t.shape for name, t in one.items()} == {name: t.shape for name, t in two.items()}
 
 
 def test_sharding_that_cannot_be(zygote: Zygote, tmp_path: Path) -> None:

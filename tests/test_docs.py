@@ -22,9 +22,10 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from comlrl.config import ALIASES, ConfigError, Loader, Setting, _Root
 from comlrl.config import SECTIONS as SHARED
+from comlrl.config import ConfigError, Root
 from comlrl.launch import main as train_main
+from comlrl.settings import ALIASES, Loader, Setting
 from trainers.configs import SECTIONS, sections_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -301,7 +302,7 @@ def exists(key: str) -> bool:
     """Whether a dotted key is one of the configuration's."""
     section, _, name = key.partition(".")
     if not name:
-        return section in {f.name for f in dataclasses.fields(_Root)}
+        return section in {f.name for f in dataclasses.fields(Root)}
     classes = SECTIONS.values() if section == "<algo>" else [EVERY_SECTION[section]]
     return any(f.name == name for cls in classes for f in dataclasses.fields(cls))
 

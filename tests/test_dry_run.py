@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from comlrl.config import Config, Loader
+from comlrl.config import Config
 from comlrl.dry_run import count_tasks, describe, growth, model_size, training_steps
+from comlrl.settings import Loader
 from trainers.configs import SECTIONS, MAGRPOConfig, PPOConfig, sections_of, validate
 
 ROOT = Path(__file__).resolve().parent.parent

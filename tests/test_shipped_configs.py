@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from comlrl.config import Loader
+from comlrl.settings import Loader
 from trainers.configs import SECTIONS, sections_of, validate
 
 ROOT = Path(__file__).resolve().parent.parent
