@@ -106,17 +106,16 @@ class Product:
         self.linears: list[Any] = [getattr(layer, "base_layer", layer) for layer in layers]
         weights = [linear.weight for linear in self.linears]
         biases = [linear.bias for linear in self.linears]
-        self.frozen = not any(w.requires_grad for w in weights)
-        self.fused: Tensor | None = None
-        self.bias: Tensor | None = None
-        if self.frozen:
-            self.fused = weights[0].data
-            if len(weights) > 1:  # the layers' own weights become views: nothing is held twice
-                self.fused = torch.cat([w.data for w in weights])
-                parts = self.fused.split([len(w) for w in weights])
-                for linear, part in zip(self.linears, parts, strict=True):
-                    linear.weight.data = part
-            self.bias = None if biases[0] is None else torch.cat([b.data for b in biases])
+        self.fused: Tensor | None = None  # of frozen layers
+        if any(w.requires_grad for w in weights):
+            return
+        self.bias = None if biases[0] is None else torch.cat([b.data for b in biases])
+        self.fused = weights[0].data
+        if len(weights) > 1:  # the layers' own weights become views: nothing is held twice
+            self.fused = torch.cat([w.data for w in weights])
+            parts = self.fused.split([len(w) for w in weights])
+            for linear, part in zip(self.linears, parts, strict=True):
+                linear.weight.data = part
 
     def base(self, x: Tensor) -> Tensor:
         if self.fused is not None:
@@ -138,9 +137,12 @@ class Product:
 
     def merged(self, name: str | None) -> tuple[Tensor, Tensor | None]:
         """(W + s B A, b) of one agent, or of the base alone."""
-        biases = [linear.bias for linear in self.linears]
-        bias = None if biases[0] is None else torch.cat(biases)
-        weight = torch.cat([linear.weight for linear in self.linears])
+        if self.fused is not None:
+            weight, bias = self.fused, self.bias
+        else:
+            biases = [linear.bias for linear in self.linears]
+            bias = None if biases[0] is None else torch.cat(biases)
+            weight = torch.cat([linear.weight for linear in self.linears])
         if name is not None and (adapter := self.adapter(name, weight.dtype)) is not None:
             weight = torch.addmm(weight, adapter[1].t(), adapter[0].t())
         return weight, bias
@@ -233,10 +235,7 @@ class LeanDecoder:
 
     def acting(self) -> Routes:
         """All tokens through the adapter that now acts in this thread (None: the base alone)."""
-        if self.router is None:
-            return [(None, slice(None))]
-        name = self.router.adapter or self.router.default
-        return [(None if self.router.off else name, slice(None))]
+        return [(None if self.router is None else self.router.adapter, slice(None))]
 
     @contextlib.contextmanager
     def sampling(self) -> Iterator[None]:

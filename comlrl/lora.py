@@ -27,9 +27,7 @@ class Router(threading.local):
     """Which adapter a row goes through, for the calling thread; one for each model."""
 
     def __init__(self, default: str) -> None:
-        self.default = default
-        self.adapter: str | None = None  # of all rows; None: the default
-        self.off = False  # the base alone
+        self.adapter: str | None = default  # of all rows; None: the base alone
         # Of blocks of rows, while sampling.
         self.routes: Sequence[tuple[str | None, slice]] | None = None
         self._cast: dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -55,12 +53,11 @@ class Router(threading.local):
     @contextlib.contextmanager
     def only(self, adapter: str | None) -> Iterator[None]:
         """All rows go through this adapter; None: through none."""
-        before = self.adapter, self.off
-        self.adapter, self.off = adapter, adapter is None
+        before, self.adapter = self.adapter, adapter
         try:
             yield
         finally:
-            self.adapter, self.off = before
+            self.adapter = before
 
 
 def make_lean(model: PreTrainedModel) -> Router | None:
@@ -88,17 +85,17 @@ def _ordinary(layer: Any) -> bool:
 def _forward(layer: Any, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     router = layer.router
     base = F.linear(x, layer.base_layer.weight, layer.base_layer.bias)
-    if layer.disable_adapters or router.off:
+    name = router.adapter
+    if layer.disable_adapters or name is None:
         return base
     width = base.shape[-1]
     if router.routes is not None:
-        for name, rows in router.routes:
-            assert name is not None
-            down, up = router.matrices(layer, name)
+        for owner, rows in router.routes:
+            assert owner is not None, "the base alone never shares a batch with adapters"
+            down, up = router.matrices(layer, owner)
             low = x[rows].reshape(-1, x.shape[-1]) @ down
             base[rows].view(-1, width).addmm_(low, up)
         return base
-    name = router.adapter or router.default
     down, up = layer.lora_A[name].weight.to(x.dtype), layer.lora_B[name].weight.to(x.dtype)
     low = F.linear(layer.lora_dropout[name](x), down) * layer.scaling[name]
     rows = base.view(-1, width)

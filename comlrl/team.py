@@ -136,10 +136,8 @@ class Team:
         *,
         shared_base: bool,
         full: bool,
-        router: Router | None = None,
     ) -> None:
         self.agents = tuple(agents)
-        self.router = router  # of the shared base, where its layers are lean
         self.shared_base = shared_base  # one model, an adapter for each agent
         self.full = full  # every weight is trained, no adapters
         self.sharded = False  # layers are split over the processes (comlrl/sharding.py)
@@ -151,6 +149,11 @@ class Team:
     def device(self) -> torch.device:
         """Where the first agent is."""
         return self.agents[0].device
+
+    @property
+    def router(self) -> Router | None:
+        """Of the base that all agents share, where its layers are lean."""
+        return self.agents[0].router if self.shared_base else None
 
     @property
     def side_by_side(self) -> bool:
@@ -281,7 +284,7 @@ def build_team(config: Config, *, reference: bool = False, device: str | None = 
         router = make_lean(model)
         lean = lean_decoder(model, router, count, _learns_lean(config))
         agents = [Agent(i, model, tokenizer, peft, router, lean) for i in range(count)]
-        return Team(agents, shared_base=True, full=False, router=router)
+        return Team(agents, shared_base=True, full=False)
     names = config.agents or (config.agent_model.name,) * count
     devices = config.agent_devices or (device,) * count
     separate = []

@@ -19,7 +19,8 @@ from transformers import (
     Qwen2Config,
 )
 
-from comlrl.config import Config, Loader, Setting
+from comlrl.config import Config
+from comlrl.settings import Loader, Setting
 from comlrl.team import Team, build_team
 from trainers.configs import sections_of, validate
 
