@@ -187,7 +187,9 @@ class _Draw:
             hidden = self.head(hidden, self.latents[rows])
         logits = self.agent.logits(hidden).float()
         if self.sampling.temperature == 0:
-            return logits.argmax(-1)
+            best = logits.max(-1)
+            self.broken |= ~best.values.isfinite().all()
+            return best.indices
         probabilities = torch.softmax(logits / self.sampling.temperature, dim=-1)
         probabilities = _truncate(probabilities, self.sampling)
         cdf = probabilities.cumsum(-1)
@@ -231,12 +233,9 @@ def _decode_shared(
         alive = int(going.sum())
         if alive == 0 or step == draw.steps - 1:
             break
-        if rounded(alive, ROWS_STEP) <= 0.85 * len(
-            rows
-        ):  # leaving costs a copy of the cache: not at every token
-            # Finished rows fill up the last ROWS_STEP: a new shape may cost more than they do.
-            order = torch.argsort(~going, stable=True)
-            stay = order[: min(len(rows), rounded(alive, ROWS_STEP))].sort().values
+        staying = rounded(alive, ROWS_STEP)  # a new shape may cost more than finished rows do
+        if staying <= 0.85 * len(rows):  # leaving costs a copy of the cache: not at every token
+            stay = torch.argsort(~going, stable=True)[:staying].sort().values
             rows, chosen, going = rows[stay], chosen[stay], going[stay]
             cache.keep(stay, prompt_of_row[rows])
             by.go_on(prompt_of_row[rows])
