@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from comlrl import shared_prefix
+from comlrl.batching import Row, pack
 from comlrl.lean import Attend, LeanDecoder, Routes
-from comlrl.packed import rounded, wide
+from comlrl.packed import Packed, wide
 from comlrl.team import Agent
 
 
@@ -77,24 +78,27 @@ class ByLeanDecoder:
         adapters: Sequence[str | None],
     ) -> None:
         self.lean, self.cache, self.adapters = lean, cache, adapters
-        self.longest = int(cache.lengths_P.max())
-        positions = torch.arange(self.longest + cache.max_new_tokens, device=cache.lengths_P.device)
+        longest = int(cache.lengths_P.max())
+        positions = torch.arange(longest + cache.max_new_tokens, device=cache.lengths_P.device)
         self.cos, self.sin = lean.rotations(positions)
         self.routes: Routes = ()
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         lengths_P = self.cache.lengths_P
-        device = lengths_P.device
-        ids_T = torch.tensor([token for p in prompts for token in p], device=device)
-        prompt_of_T = torch.arange(len(prompts), device=device).repeat_interleave(lengths_P)
-        ends_P = lengths_P.cumsum(0)
-        position_T = torch.arange(len(ids_T), device=device) - (ends_P - lengths_P)[prompt_of_T]
-        slot_T = prompt_of_T * self.longest + position_T
-        more = rounded(len(ids_T), self.lean.step) - len(ids_T)  # go with the last prompt's
+        rows = [Row(tuple(prompt), (), (), ()) for prompt in prompts]
+        batch = Packed(pack(rows, pad_id=0), lengths_P.device, self.lean.step)
+        prompt_of_T = torch.arange(len(prompts), device=lengths_P.device)
+        prompt_of_T = prompt_of_T.repeat_interleave(lengths_P)
+        more = len(batch.ids_T) - len(prompt_of_T)  # rounded up: they go with the last prompt's
         self.go_on(F.pad(prompt_of_T, (0, more), value=len(prompts) - 1))
-        ids, positions = F.pad(ids_T, (0, more)), F.pad(position_T, (0, more))
-        hidden_TD = self._hidden(ids, positions, partial(self._attend_prompts, slot_T))
-        return hidden_TD[ends_P - 1]
+
+        def attend(layer: int, qkv_THW: Tensor) -> Tensor:
+            lean = self.lean
+            keep = partial(self.cache.update, layer=layer)
+            return batch.attention(qkv_THW, lean.heads, lean.kv_heads, lean.scaling, keep)
+
+        hidden_TD = self._hidden(batch.ids_T, batch.positions_T, attend)
+        return hidden_TD[lengths_P.cumsum(0) - 1]
 
     def go_on(self, prompt_of_row: Tensor) -> None:
         self.routes = routes(self.adapters, prompt_of_row)
@@ -105,19 +109,6 @@ class ByLeanDecoder:
     def _hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         rotations = self.cos[positions], self.sin[positions]
         return self.lean.hidden(ids, rotations, attend, self.routes)
-
-    def _attend_prompts(self, slot_T: Tensor, layer: int, qkv_THW: Tensor) -> Tensor:
-        heads, kv = self.lean.heads, self.lean.kv_heads
-        prompts, width = len(self.cache.lengths_P), qkv_THW.shape[-1]
-        tokens = wide(qkv_THW[: len(slot_T)])
-        grid = tokens.new_zeros(prompts * self.longest, heads + 2 * kv, width)
-        grid = grid.index_copy_(0, slot_T, tokens).view(prompts, self.longest, -1, width)
-        query, key, value = grid.transpose(1, 2).split((heads, kv, kv), 1)
-        self.cache.update(key, value, layer)
-        out = shared_prefix.causal_attention(query, key, value, self.lean.scaling)
-        all_out = qkv_THW.new_zeros(len(qkv_THW), heads * width)
-        all_out[: len(slot_T)] = out.reshape(-1, heads * width)[slot_T]
-        return all_out
 
     def _attend_step(self, layer: int, qkv_RHW: Tensor) -> Tensor:
         heads, kv = self.lean.heads, self.lean.kv_heads

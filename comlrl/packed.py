@@ -8,6 +8,7 @@ first is attended causally, the second with the keys of its prompts in front of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -105,9 +106,8 @@ class Packed:
         counts = torch.bincount(group_RL[real], minlength=rows * segments)
         starts = counts.cumsum(0) - counts
         prompt = torch.arange(rows) * segments
-        completion = (
-            (counts > 0).logical_and(torch.arange(len(counts)) % segments > 0).nonzero()[:, 0]
-        )
+        is_completion = torch.arange(len(counts)) % segments > 0
+        completion = ((counts > 0) & is_completion).nonzero()[:, 0]
         self.shape_PL = rows, int(counts[prompt].max())
         self.shape_SC = len(completion), int(counts[completion].max()) if len(completion) else 0
         grids = [
@@ -134,8 +134,18 @@ class Packed:
             dim=-1,
         ).to(device)[:, None]  # fmt: skip
 
-    def attention(self, qkv_THW: Tensor, heads: int, kv_heads: int, scaling: float) -> Tensor:
-        """(T, heads + 2 kv_heads, width) → (T, heads · width)."""
+    def attention(
+        self,
+        qkv_THW: Tensor,
+        heads: int,
+        kv_heads: int,
+        scaling: float,
+        keep: Callable[[Tensor, Tensor], object] = lambda key, value: None,
+    ) -> Tensor:
+        """(T, heads + 2 kv_heads, width) → (T, heads · width).
+
+        ``keep`` is handed the prompts' keys and values, (P, kv_heads, L, width) each.
+        """
         width = qkv_THW.shape[-1]
         slots = Arrange.apply(qkv_THW.flatten(1), self.token_of_slot, self.slot_of_token)
         slots = wide(slots)
@@ -143,6 +153,7 @@ class Packed:
         split = (heads, kv_heads, kv_heads)
         prompts = slots[: P * L].view(P, L, -1, width).transpose(1, 2)
         query, key, value = prompts.split(split, 1)
+        keep(key, value)
         out = F.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scaling, enable_gqa=heads != kv_heads
         )

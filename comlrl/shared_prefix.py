@@ -110,27 +110,17 @@ def attention(
 ) -> tuple[torch.Tensor, None]:
     """Attention of the prefill (causal) or of one decoding step (prompt and own tokens)."""
     cache = shared_prefix
-    if cache.prefilling:
-        return causal_attention(query, key, value, scaling), None
+    if cache.prefilling:  # right padding lies after every real token: causal masking hides it
+        out = F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+        )
+        return out.transpose(1, 2).contiguous(), None
     rows, heads, _, width = query.shape
     groups = key.shape[1]  # key/value heads
     query = query.reshape(rows, groups, heads // groups, width)
     layer: int = module.layer_idx  # type: ignore[assignment]
     out = step_attention(cache, layer, query, key, value, scaling)
     return out.reshape(rows, 1, heads, width), None
-
-
-def causal_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
-) -> torch.Tensor:
-    """Of prompts, (P, heads, L, width) → (P, L, heads, width).
-
-    Right padding lies after every real token, so that causal masking hides it.
-    """
-    out = F.scaled_dot_product_attention(
-        query, key, value, is_causal=True, scale=scaling, enable_gqa=True
-    )
-    return out.transpose(1, 2).contiguous()
 
 
 def step_attention(
