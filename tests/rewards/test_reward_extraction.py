@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from comlrl.types import SyntaxProblem
 from rewards.analysis import compile_program, contribution, join, main_use, preamble
 from rewards.extraction import extract
 
@@ -159,7 +160,9 @@ def test_nothing_raises(first, second):
 @pytest.mark.timeout(60)  # a quadratic reading takes minutes
 def test_hostile_texts_are_read(text):
     part = contribution(text, "aux", ("aux", "f"))
-    compile_program(join(((), ""), [part]))
+    code = compile_program(join(((), ""), [part]))
+    # Whatever it is, it is either code or a syntax problem that has a message.
+    assert isinstance(code, bytes) or (isinstance(code, SyntaxProblem) and code.message)
 
 
 def returns(text: str) -> bool:
