@@ -63,8 +63,6 @@ def online_trainer(run: Run, rollout: Any) -> Any:
 
 def reward_base(run: Run) -> Any:
     """What the reward model starts from: ``reward_model_name``, or main's own base."""
-    import torch
-
     from comlrl.reward_model import RewardBase
 
     config, main_agent = run.config, run.team.agents[-1]
@@ -72,10 +70,9 @@ def reward_base(run: Run) -> Any:
     name = run.section.reward_model_name or own
     same = name == own
     lora = config.lora
-    on_cpu = main_agent.device.type == "cpu"  # whose bfloat16 is slower in TRL's trainer
     return RewardBase(
         name,
-        torch.float32 if on_cpu else main_agent.model.dtype,
+        main_agent.model.dtype,
         str(main_agent.device),
         {
             "r": lora.r,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -125,15 +126,14 @@ class RewardModel:
         with lean.sampling():
             hidden_TD = lean.packed(batch)
         last_R = torch.tensor([len(row) for row in rows], device=device).cumsum(0) - 1
-        head = self.model.get_base_model().score
-        weight = next(head.parameters())
-        return head(hidden_TD[last_R].to(weight.dtype)).float().squeeze(-1).tolist()
+        return self.model.get_base_model().score(hidden_TD[last_R].float()).squeeze(-1).tolist()
 
     def freeze(self) -> None:
         """No more training; texts are read the fast way where there is one."""
         self.model.requires_grad_(False).eval()
         if isinstance(self.model, PeftModel):
             inner: Any = self.model.get_base_model()
+            inner.score.float()  # scores that lie close are not rounded to one
             self.lean = lean_decoder(inner, make_lean(inner), 1, learning=False)
 
     def measure(self, held_out: Sequence[TaskPairs]) -> None:
@@ -177,6 +177,7 @@ def load(
         source = resolve(facts.base) if adapted else str(folder)
         model = _classifier(source, dtype)
         model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+        model.score.float()  # as it was trained
         if adapted:
             model = PeftModel.from_pretrained(model, str(folder))
     except (OSError, ValueError, TypeError) as error:
@@ -274,23 +275,27 @@ def _fit(
     from transformers import PrinterCallback
     from trl import RewardConfig, RewardTrainer
 
-    arguments = RewardConfig(
-        output_dir=str(work_dir),
-        learning_rate=fit.learning_rate,
-        num_train_epochs=fit.epochs,
-        per_device_train_batch_size=fit.batch_size,
-        max_length=None,  # what is too long has been left out and told
-        seed=fit.seed,
-        bf16=base.dtype == torch.bfloat16,  # TRL's defaults are bf16 and checkpointing everywhere
-        gradient_checkpointing=False,
-        lr_scheduler_type="constant",
-        logging_steps=0.1,  # a tenth of the run
-        report_to="none",
-        disable_tqdm=True,
-        save_strategy="no",
-        use_cpu=base.device == "cpu",
-        dataloader_pin_memory=base.device != "cpu",
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of a key's new name in the next release
+        arguments = RewardConfig(
+            output_dir=str(work_dir),
+            learning_rate=fit.learning_rate,
+            num_train_epochs=fit.epochs,
+            per_device_train_batch_size=fit.batch_size,
+            max_length=None,  # what is too long has been left out and told
+            pad_to_multiple_of=64,  # few shapes: a CPU compiles its bfloat16 products for each
+            seed=fit.seed,
+            bf16=base.dtype
+            == torch.bfloat16,  # TRL's defaults are bf16 and checkpointing everywhere
+            gradient_checkpointing=False,
+            lr_scheduler_type="linear",  # a constant rate leaves the last pairs' noise in the score
+            logging_steps=0.1,  # a tenth of the run
+            report_to="none",
+            disable_tqdm=True,
+            save_strategy="no",
+            use_cpu=base.device == "cpu",
+            dataloader_pin_memory=base.device != "cpu",
+        )
     arguments._n_gpu = min(1, arguments.n_gpu)  # one process trains on one device
     trainer = RewardTrainer(
         model=reward.model,

@@ -131,6 +131,22 @@ def test_it_is_saved_and_loaded_as_it_was(model, tmp_path):
     assert not (tmp_path / "kept/model.safetensors").exists()
 
 
+def test_a_base_in_bfloat16_is_scored_in_full_precision_at_the_end(tmp_path):
+    """Its scores are the plain pass's up to the rounding within, and are not rounded to 8 bits."""
+    made = fitted(tmp_path, dtype=torch.bfloat16)
+    made.measure(held_out(24))
+    texts = [f"p\n{w}\n" for pair in pairs(16, seed=5) for w in pair]
+    found = made.raw(texts)
+    assert torch.tensor(found).bfloat16().tolist() != found
+    lean, made.lean = made.lean, None
+    assert lean is not None and found == pytest.approx(made.raw(texts), rel=0.05, abs=0.1)
+    assert made.facts.accuracy > 0.95
+    made.save(tmp_path / "kept")
+    again = load(tmp_path / "kept", resolve=str, dtype=torch.bfloat16)
+    made.lean = lean
+    assert again.raw(texts) == found
+
+
 def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(PreferenceError, match=r"reward_model: .*nothing"):
         load(tmp_path / "nothing", resolve=str)
