@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ast
 import marshal
+import re
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +16,7 @@ from comlrl.types import SyntaxProblem
 from rewards.extraction import UNPARSABLE, Function, Import, extract, parse
 
 PROGRAM_NAME = "<program>"  # the file name of the joint program, in tracebacks
+warnings.filterwarnings("ignore", module=re.escape(PROGRAM_NAME))  # of model-written code
 
 
 @dataclass(frozen=True, slots=True)

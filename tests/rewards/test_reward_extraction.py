@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -285,3 +288,17 @@ def test_strings_are_taken_to_the_letter():
     source = 'def aux(x):\n    """A   \n   \n  b"""\n    return aux.__doc__'
     for text in (source, f"Here's the code:\n{source}\nThat's it (done"):
         assert extract(text).by_name()["aux"].source == source
+
+
+def test_what_python_warns_of_in_programs_is_not_printed():
+    program = "x = 'a'(1) if 0 else 2"  # SyntaxWarning: 'str' object is not callable
+    ours = f"from rewards.analysis import compile_program as c; c({program!r})"
+    plain = f"compile({program!r}, 'p', 'exec')"
+    assert "SyntaxWarning" in _stderr(plain)
+    assert _stderr(ours) == ""
+
+
+def _stderr(code: str) -> str:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stderr
