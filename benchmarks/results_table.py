@@ -1,6 +1,6 @@
 """The quickstarts of all algorithms over several seeds: held-out reward before and after.
 
-    python benchmarks/results_table.py [--seeds 1 2 3] [--only magrpo ppo]
+    python benchmarks/results_table.py [--seeds 1 2 3] [--only magrpo ppo] [--override a.b=c]
 
 Each run is a whole `python train_X.py --config configs/X_quickstart.yaml` with its seed, one at a
 time, timed from outside. Rewards are the means over the 64 held-out tasks in the runs' own
@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -29,7 +30,7 @@ QUICKSTARTS = {
 }  # fmt: skip
 
 
-def run(name: str, seed: int, out: Path) -> dict[str, float]:
+def run(name: str, seed: int, out: Path, overrides: Sequence[str]) -> dict[str, float]:
     """The held-out rewards before and after, and the seconds of the whole command."""
     folder = out / f"{name}_{seed}"
     if not (folder / "seconds").exists():
@@ -38,7 +39,7 @@ def run(name: str, seed: int, out: Path) -> dict[str, float]:
             [
                 sys.executable, f"train_{QUICKSTARTS[name]}.py",
                 "--config", f"configs/{name}_quickstart.yaml",
-                "--override", f"seed={seed}", f"output.dir={folder}",
+                "--override", f"seed={seed}", f"output.dir={folder}", *overrides,
             ],
             cwd=ROOT, check=True, stdout=subprocess.DEVNULL,
         )  # fmt: skip
@@ -67,10 +68,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--only", nargs="+", default=list(QUICKSTARTS), choices=list(QUICKSTARTS))
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "results")
+    parser.add_argument(
+        "--override", nargs="+", default=[], help="of every run; give it an --out of its own"
+    )
     options = parser.parse_args()
     found = {}
     for name in options.only:
-        found[name] = [run(name, seed, options.out.resolve()) for seed in options.seeds]
+        found[name] = [
+            run(name, seed, options.out.resolve(), options.override) for seed in options.seeds
+        ]
         print(name, json.dumps(found[name]), file=sys.stderr, flush=True)
     head = ["quickstart", "start → end of each seed", "mean gain", "least", "longest run"]
     print(table(head, [row(name, runs) for name, runs in found.items()]))
