@@ -56,7 +56,7 @@ def _learning(axis: Axes, run: Run) -> None:
         if len(series.low_X):
             axis.fill_between(series.xs_X, series.low_X, series.high_X, color=colour, alpha=0.12)
     ceiling = reward_ceiling(run)
-    if ceiling and not run.series("train", "task_reward_mean")[0]:
+    if ceiling:
         axis.axhline(ceiling, color="#7b8794", linewidth=0.8, linestyle=":")
         axis.set_ylim(0, ceiling * 1.03)
     axis.set_title("Mean reward", fontsize=10)

@@ -54,13 +54,19 @@ def sections(run: Run) -> list[Section]:
 
 
 def learning_series(run: Run) -> list[Series]:
-    """Mean reward of training (raw, smoothed, with its spread) and of evaluation."""
+    """Mean reward of training (raw, smoothed, with its spread) and of evaluation.
+
+    Where training followed a model's score, the task reward, which has no spread in the log.
+    """
     series = []
-    xs, ys = run.series("train", "reward_mean")
+    xs, ys = run.series("train", "task_reward_mean")
+    scored_by_model = bool(xs)
+    if not scored_by_model:
+        xs, ys = run.series("train", "reward_mean")
     if xs:
         window = max(1, len(ys) // 20)
         mean = smoothed(ys, window)
-        _, spread = run.series("train", "reward_std")
+        spread = [] if scored_by_model else run.series("train", "reward_std")[1]
         spread = smoothed(spread, window) if len(spread) == len(mean) else [0.0] * len(mean)
         if len(ys) > 1:
             series.append(Series("", xs, ys, BLUE, faint=True))
@@ -105,8 +111,7 @@ def _learning(run: Run) -> Section:
     if not series:
         return Section("Learning", ())
     ceiling = reward_ceiling(run)
-    scored_by_model = bool(run.series("train", "task_reward_mean")[0])
-    y_range = (0.0, ceiling) if ceiling and not scored_by_model else (None, None)
+    y_range = (0.0, ceiling) if ceiling else (None, None)
     charts = [
         line_chart(
             "Mean reward" + (f" (at most {ceiling:g})" if ceiling else ""),
@@ -117,7 +122,7 @@ def _learning(run: Run) -> Section:
             "held-out tasks, 95% interval of the mean.",
         )
     ]
-    if scored_by_model:
+    if run.series("train", "task_reward_mean")[0]:
         pair = [
             Series("model score", *_smooth(run, "train", "reward_mean"), PURPLE),
             Series("task reward", *_smooth(run, "train", "task_reward_mean"), ORANGE),

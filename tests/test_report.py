@@ -17,7 +17,7 @@ from comlrl.types import LogRecord
 from loggers.compare import bootstrap, curve, grouped, write_comparison
 from loggers.jsonl import JsonlLogger
 from loggers.report import render, write_report
-from loggers.report_charts import sections
+from loggers.report_charts import learning_series, sections
 from loggers.report_episodes import failed, improved
 from loggers.run_data import ReportError, read_run
 from loggers.svg import label, smoothed, ticks
@@ -160,6 +160,8 @@ def _titles(folder: Path) -> list[str]:
 def test_model_score_beside_task_reward(tmp_path):
     _log(tmp_path, reward_mean=[0.1, 0.9], task_reward_mean=[1.0, 0.8])
     assert "Model score and task reward" in _titles(tmp_path)
+    training = [s for s in learning_series(read_run(tmp_path)) if s.label == "training"]
+    assert [list(s.ys_X) for s in training] == [[1.0, 0.8]]  # on one axis with held-out tasks
 
 
 def test_preferences(tmp_path):
