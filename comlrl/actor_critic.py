@@ -284,10 +284,6 @@ class Stats:
         for name, value in values.items():
             self.sums[name] += float(value.detach().sum())
 
-    def clear(self) -> None:
-        self.sums.clear()
-        self.ratio_max = 0.0
-
     def absorb(self, other: Stats) -> None:
         for name, value in other.sums.items():
             self.sums[name] += value

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from comlrl import distributed, sharding
 from comlrl.batching import Row, pack, row_groups, split_rows, unpacked
+from comlrl.parallel import lanes, side_by_side
 from comlrl.policy import packable
 from comlrl.team import Agent
 from comlrl.types import NonFiniteError, TokenBatch
+
+T = TypeVar("T")
 
 MICRO_BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}  # more do not make a token cheaper
 ACTIVATION_BYTES = {"cpu": 256 << 20, "cuda": 8 << 30}  # of one micro-batch, before the head
@@ -140,26 +145,37 @@ def _activation_bytes(agent: Agent) -> int:
 def accumulate(
     agent: Agent,
     rows: Sequence[Row],
-    loss: Callable[[TokenBatch], torch.Tensor],
+    loss: Callable[[TokenBatch], tuple[torch.Tensor, T]],
     *,
     parameters: Sequence[torch.nn.Parameter] | None = None,
-    on_retry: Callable[[int], None] = lambda tokens: None,
     max_tokens: int | None = None,
-) -> None:
-    """Add the gradients of ``loss`` over micro-batches of packed rows.
+    concurrent: bool = False,
+) -> list[T]:
+    """Add the gradients of ``loss`` over micro-batches of packed rows; what it told of each.
 
-    ``loss`` must be a sum over completions, so that the split does not matter. Where memory runs
-    out the gradients are thrown away and everything is done again in micro-batches of half the
-    size, down to one completion, so that the result is the same; ``on_retry`` hears the new size,
-    and forgets what ``loss`` has counted. ``parameters``: all that the loss trains, where that is
-    more than the agent's own. Raises NonFiniteError, holding the batch, for a loss or a gradient
-    that is no number.
+    ``loss``: a micro-batch → (its part of the loss, what the log wants of it). The former must be
+    a sum over completions, so that the split does not matter. Where memory runs out the gradients
+    are thrown away and everything is done again in micro-batches of half the size, down to one
+    completion, so that the result is the same. ``parameters``: all that the loss trains, where
+    that is more than the agent's own. ``concurrent``: micro-batches may share the CPU's cores, as
+    ``loss`` switches nothing but the router. Raises NonFiniteError, holding the batch,
+    for a loss or a gradient that is no number.
     """
     trained = list(agent.parameters() if parameters is None else parameters)
     kept = [None if p.grad is None else p.grad.clone() for p in trained]
     smallest = max((length for row in rows for length in _lengths(row)), default=0)
     budget = max_tokens or _budget(agent)
-    while not _accumulated(agent, rows, loss, trained, budget):
+    while True:
+        batches = list(micro_batches(agent, rows, budget))
+        count = min(lanes(agent.device), len(batches)) if concurrent else 1
+        try:
+            with agent.learning():
+                if count < 2:
+                    return [_backward(batch, loss, trained) for batch in batches]
+                return _in_lanes(agent, batches, loss, trained, count)
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if not _out_of_memory(error):
+                raise
         if any(map(sharding.is_split, trained)):
             raise MemoryError("out of memory in the update; start more processes")
         if budget <= smallest:
@@ -173,35 +189,76 @@ def accumulate(
             parameter.grad = None if gradient is None else gradient.clone()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        on_retry(budget)
         print(f"out of memory: agent {agent.index}'s micro-batches have {budget} tokens from here")
 
 
-def _accumulated(
-    agent: Agent,
-    rows: Sequence[Row],
-    loss: Callable[[TokenBatch], torch.Tensor],
+def _backward(
+    batch: TokenBatch,
+    loss: Callable[[TokenBatch], tuple[torch.Tensor, T]],
     trained: Sequence[torch.nn.Parameter],
-    budget: int,
-) -> bool:
-    """One pass over the micro-batches; False where memory ran out."""
-    try:
-        with agent.learning():
-            for batch in micro_batches(agent, rows, budget):
-                value = loss(batch)
-                if not torch.isfinite(value):
-                    raise NonFiniteError(f"the loss is {float(value.detach())}", batch)
-                value.backward()
-                norm = sharding.gradient_norm(trained)
-                if not torch.isfinite(norm):
-                    raise NonFiniteError(f"the gradient's norm is {float(norm)}", batch)
-    except (torch.OutOfMemoryError, MemoryError):
-        return False
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error):  # how torch says it on the CPU
-            raise
-        return False
-    return True
+) -> T:
+    """Add a micro-batch's gradients to those of the parameters."""
+    value, told = loss(batch)
+    _check_loss(value, batch)
+    value.backward()
+    _check_gradient(sharding.gradient_norm(trained), batch)
+    return told
+
+
+def _in_lanes(
+    agent: Agent,
+    batches: Sequence[TokenBatch],
+    loss: Callable[[TokenBatch], tuple[torch.Tensor, T]],
+    trained: Sequence[torch.nn.Parameter],
+    count: int,
+) -> list[T]:
+    """As ``_backward`` of each, every ``count``-th one in a thread of its own.
+
+    Gradients are summed within a lane, then lane after lane, so that the sum does not hang on
+    which thread was faster.
+    """
+    adapter = None if agent.router is None else agent.router.adapter
+
+    def lane(start: int) -> tuple[list[torch.Tensor | None], list[T]]:
+        sums: list[torch.Tensor | None] = [None] * len(trained)
+        told = []
+        with contextlib.nullcontext() if agent.router is None else agent.router.only(adapter):
+            for batch in batches[start::count]:
+                value, log = loss(batch)
+                _check_loss(value, batch)
+                found = torch.autograd.grad(value, trained, allow_unused=True)
+                sums = [_plus(a, b) for a, b in zip(sums, found, strict=True)]
+                norms = [torch.linalg.vector_norm(g) for g in sums if g is not None]
+                _check_gradient(torch.stack(norms).sum(), batch)
+                told.append(log)
+        return sums, told
+
+    done = side_by_side([partial(lane, start) for start in range(count)], agent.device)
+    for sums, _ in done:
+        for parameter, gradient in zip(trained, sums, strict=True):
+            parameter.grad = _plus(parameter.grad, gradient)
+    return [done[i % count][1][i // count] for i in range(len(batches))]
+
+
+def _plus(sum_: torch.Tensor | None, term: torch.Tensor | None) -> torch.Tensor | None:
+    if term is None:
+        return sum_
+    return term.clone() if sum_ is None else sum_.add_(term)
+
+
+def _check_loss(value: torch.Tensor, batch: TokenBatch) -> None:
+    if not torch.isfinite(value):
+        raise NonFiniteError(f"the loss is {float(value.detach())}", batch)
+
+
+def _check_gradient(norm: torch.Tensor, batch: TokenBatch) -> None:
+    if not torch.isfinite(norm):
+        raise NonFiniteError(f"the gradient's norm is {float(norm)}", batch)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return known or "can't allocate memory" in str(error)  # how torch says it on the CPU
 
 
 def _lengths(row: Row) -> list[int]:

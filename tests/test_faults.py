@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 from pathlib import Path
@@ -217,35 +218,33 @@ def test_out_of_memory_halves_the_micro_batch(
     """Memory for 24 tokens, and a row of 9 + 1 + 15 = 25: rows are split, nothing is lost."""
     team = tiny_models.team()
     with team.acting(0) as agent:
-        accumulate(agent, ROWS, lambda batch: loss_of(agent, batch))
+        accumulate(agent, ROWS, lambda batch: (loss_of(agent, batch), None))
         whole = gradients(agent)
         for parameter in agent.parameters():
             parameter.grad = None
-        seen: list[int] = []
 
-        def scarce(batch: TokenBatch) -> torch.Tensor:
+        def scarce(batch: TokenBatch) -> tuple[torch.Tensor, int]:
             value = loss_of(agent, batch)
             if batch.token_ids_RL.numel() > 24:
                 value.backward()  # an error in the middle leaves gradients behind
                 raise error("[enforce fail] can't allocate memory: you tried to allocate 1 bytes")
-            seen.append(int((batch.completion_RL.amax(1) >= 0).sum()))
-            return value
+            return value, batch.token_ids_RL.numel()
 
-        retries: list[int] = []
-        accumulate(agent, ROWS, scarce, on_retry=retries.append, max_tokens=100)
+        told = accumulate(agent, ROWS, scarce, max_tokens=100)
         # 2 rows of 25 → 1 row of 25 → its completions apart, the longest 9 + 15 = 24.
-        assert retries == [50, 25, 24]
+        halved = re.findall(r"micro-batches have (\d+) tokens", capsys.readouterr().out)
+        assert halved == ["50", "25", "24"]
         assert agent.micro_batch_tokens == 24
-        assert len(seen) == 3  # 9 + 3 + 2 + 5 = 19, 9 + 1 = 10 and 24: no two fit together
+        # 9 + 3 + 2 + 5 = 19, 9 + 1 = 10 and 24: no two fit together; none of what failed is told
+        assert sorted(told) == [10, 19, 24]
         for one, other in zip(whole, gradients(agent), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-    assert "out of memory" in capsys.readouterr().out
 
 
 def test_out_of_memory_with_a_single_completion_says_what_helps() -> None:
     team = tiny_models.team()
 
-    def never(batch: TokenBatch) -> torch.Tensor:
+    def never(batch: TokenBatch) -> tuple[torch.Tensor, None]:
         raise torch.OutOfMemoryError
 
     with team.acting(0) as agent, pytest.raises(MemoryError, match="gradient_checkpointing"):
@@ -258,12 +257,12 @@ def test_a_number_that_is_none_stops_with_its_batch(tmp_path: Path, kind: str) -
 
     team = tiny_models.team()
 
-    def broken(batch: TokenBatch) -> torch.Tensor:
+    def broken(batch: TokenBatch) -> tuple[torch.Tensor, None]:
         value = loss_of(agent, batch)
         if kind == "loss":
-            return value * float("nan")
+            return value * float("nan"), None
         value.register_hook(lambda gradient: gradient * float("inf"))
-        return value
+        return value, None
 
     with team.acting(0) as agent:
         before = [p.detach().clone() for p in agent.parameters()]

@@ -184,8 +184,9 @@ def test_the_batched_gradient_is_the_sum_of_single_losses(case, monkeypatch):
     ends = [c.finished for t in trees for n in t.nodes for a in n.agents_N for c in a.completions_G]
     assert any(ends) and not all(ends)  # completions that stopped, and some that were cut
     expected = [plain(agents, section, trees, index) for index in range(len(agents))]
-    for limit in (100_000, 150):  # one micro-batch, and many
+    for limit, threads in ((100_000, 1), (150, 1), (150, 3)):  # one micro-batch, and many
         monkeypatch.setitem(update.MICRO_BATCH_TOKENS, "cpu", limit)
+        monkeypatch.setattr(update, "lanes", lambda device, threads=threads: threads)
         for (gradient,), one_by_one in zip(fast(agents, section, trees), expected, strict=True):
             assert relative(gradient, one_by_one) < 1e-9
 

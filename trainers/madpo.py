@@ -192,16 +192,21 @@ class MADPOTrainer:
         rows = self._rows(batch, index, (-batch.coefficients(weight_P)).tolist())
         with self.team.acting(index) as agent:
             try:
-                accumulate(agent, rows, lambda packed: self._loss(agent, packed))
+                accumulate(
+                    agent,
+                    rows,
+                    lambda packed: self._loss(agent, packed),
+                    concurrent=self.team.side_by_side,
+                )
             except NonFiniteError as error:
                 error.agent = index  # type: ignore[attr-defined]
                 raise
 
-    def _loss(self, agent: Agent, batch: TokenBatch) -> torch.Tensor:
+    def _loss(self, agent: Agent, batch: TokenBatch) -> tuple[torch.Tensor, None]:
         """A sum over tokens whose gradient is this micro-batch's part of ∇L_i."""
         said = action_logprobs(agent, batch, self.sampling.temperature)
         weight_A = batch.weight_RL[batch.action_mask_RL]
-        return policy_gradient(said.logprob_A, weight_A.to(said.logprob_A))
+        return policy_gradient(said.logprob_A, weight_A.to(said.logprob_A)), None
 
     def _deltas(self, batch: PairBatch) -> torch.Tensor:
         """Δ of every agent and pair, shape (N, P), without gradients."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -49,9 +49,6 @@ class Sums:
     loss: float = 0.0
     zeros: float = 0  # advantages that are 0
     advantages: float = 0
-
-    def clear(self) -> None:
-        self.__dict__.update(asdict(Sums()))
 
     def add(self, other: Sums) -> None:
         for name, value in asdict(other).items():
@@ -226,37 +223,37 @@ class MAGRPOTrainer:
 
     def _gradients(self, index: int, rows: Sequence[Row | None], nodes: int) -> Sums:
         """The agent's gradients of L_i over an update of ``nodes`` nodes; sums for the log."""
-        sums = Sums()
         self.optimizers[index].zero()
         with self.team.acting(index) as agent:
             try:
-                accumulate(
+                told = accumulate(
                     agent,
                     [row for row in rows if row is not None],
-                    lambda batch: self._loss(agent, batch, nodes, sums),
-                    on_retry=lambda _: sums.clear(),
+                    lambda batch: self._loss(agent, batch, nodes),
+                    concurrent=self.team.side_by_side,
                 )
             except NonFiniteError as error:
                 error.agent = index  # type: ignore[attr-defined]
                 raise
+        sums = Sums()
+        for of_batch in told:
+            sums.add(of_batch)
         return sums
 
-    def _loss(self, agent: Agent, batch: TokenBatch, nodes: int, sums: Sums) -> torch.Tensor:
-        """This micro-batch's part of L_i (a sum over its rows)."""
+    def _loss(self, agent: Agent, batch: TokenBatch, nodes: int) -> tuple[torch.Tensor, Sums]:
+        """This micro-batch's part of L_i (a sum over its rows), and its sums for the log."""
         said = action_logprobs(agent, batch, self.sampling.temperature)
         mask = batch.action_mask_RL
         weight_A = batch.weight_RL[mask].to(said.logprob_A.device, said.logprob_A.dtype)
         loss = policy_gradient(said.logprob_A, weight_A / nodes)
+        sums = Sums(len(said.logprob_A), float(said.logprob_A.detach().sum()))
         if self.section.kl_coef > 0:
             with torch.no_grad(), self.team.reference(agent.index) as reference:
                 before = action_logprobs(reference, batch, self.sampling.temperature).logprob_A
             kl_A = k3_kl(said.logprob_A, before)
             loss = loss + self.section.kl_coef * kl_A.sum() / (nodes * self.section.num_generations)
-            sums.kl += float(kl_A.detach().sum())
-        sums.tokens += len(said.logprob_A)
-        sums.logprob += float(said.logprob_A.detach().sum())
-        sums.loss += float(loss.detach())
-        return loss
+            sums.kl = float(kl_A.detach().sum())
+        return loss, replace(sums, loss=float(loss.detach()))
 
     def state(self) -> dict[str, Any]:
         return {}

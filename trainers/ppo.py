@@ -268,23 +268,26 @@ class PPOTrainer:
             optimizers.append(self.critic_optimizers[agent.index])
         for optimizer in optimizers:
             optimizer.zero()
-        of_update = Stats()
-        accumulate(
+        told = accumulate(
             agent,
             rows,
-            lambda batch: self._loss(agent, batch, before, of_update) / tokens,
+            lambda batch: self._loss(agent, batch, before, tokens),
             parameters=[p for optimizer in optimizers for p in optimizer.parameters],
-            on_retry=lambda _: of_update.clear(),
+            concurrent=self.team.side_by_side,
         )
-        stats.absorb(of_update)
+        for of_batch in told:
+            stats.absorb(of_batch)
         norm = optimizers[0].step()
         for optimizer in optimizers[1:]:
             optimizer.step()
         return norm
 
-    def _loss(self, agent: Agent, batch: TokenBatch, before: Before, stats: Stats) -> torch.Tensor:
-        """Σ over a micro-batch's tokens of the policy's and the value head's losses."""
-        section = self.section
+    def _loss(
+        self, agent: Agent, batch: TokenBatch, before: Before, tokens: int
+    ) -> tuple[torch.Tensor, Stats]:
+        """Σ over a micro-batch's tokens of the policy's and the value head's losses, over
+        ``tokens``; sums for the log."""
+        section, stats = self.section, Stats()
         said = action_logprobs(
             agent, batch, self.sampling.temperature, entropy=section.entropy_coef > 0
         )
@@ -313,7 +316,7 @@ class PPOTrainer:
             stats.add(value_loss=value_loss_A)
             loss_A = loss_A + value_loss_A
         stats.add(loss=loss_A)
-        return loss_A.sum()
+        return loss_A.sum() / tokens, stats
 
     @torch.no_grad()
     def _states(self, chains: Chains) -> torch.Tensor:

@@ -303,20 +303,22 @@ class SHPPOTrainer:
         tokens = int(distributed.total(sum(len(ids) for row in rows for ids in row.completions)))
         optimizer = self.optimizers["actor"]
         optimizer.zero()
-        of_update = Stats()
-        accumulate(
+        told = accumulate(
             self.agent,
             rows,
-            lambda batch: self._actor_loss(samples, batch, of_update) / tokens,
+            lambda batch: self._actor_loss(samples, batch, tokens),
             parameters=optimizer.parameters,
-            on_retry=lambda _: of_update.clear(),
+            concurrent=self.team.side_by_side,
         )
-        stats.absorb(of_update)
+        for of_batch in told:
+            stats.absorb(of_batch)
         return optimizer.step()
 
-    def _actor_loss(self, samples: Samples, batch: TokenBatch, stats: Stats) -> torch.Tensor:
-        """Σ over a micro-batch's tokens."""
-        section, said = self.section, self._logprobs(samples, batch)
+    def _actor_loss(
+        self, samples: Samples, batch: TokenBatch, tokens: int
+    ) -> tuple[torch.Tensor, Stats]:
+        """Σ over a micro-batch's tokens, over ``tokens``; sums for the log."""
+        section, stats, said = self.section, Stats(), self._logprobs(samples, batch)
         number_A = batch.completion_RL[batch.action_mask_RL].to(samples.state_C.device)
         loss_A = surrogate(
             said.logprob_A,
@@ -333,7 +335,7 @@ class SHPPOTrainer:
         if section.kl_coef > 0:
             loss_A = loss_A + section.kl_coef * k3_kl(said.logprob_A, samples.reference.get(batch))
         stats.add(loss=loss_A)
-        return loss_A.sum()
+        return loss_A.sum() / tokens, stats
 
     def _update_critic(self, samples: Samples, chosen: Sequence[int]) -> float:
         """One step of V on these states' joint actions; the mean loss."""
