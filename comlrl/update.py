@@ -19,8 +19,10 @@ from comlrl.team import Agent
 from comlrl.types import NonFiniteError, TokenBatch
 
 T = TypeVar("T")
+S = TypeVar("S")
 
 MICRO_BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}  # more do not make a token cheaper
+SMALLEST_SHARE = 256  # tokens; fewer are not worth a thread
 ACTIVATION_BYTES = {"cpu": 256 << 20, "cuda": 8 << 30}  # of one micro-batch, before the head
 
 
@@ -113,13 +115,16 @@ def schedule_factor(schedule: str, warmup: int, total: int | None) -> Callable[[
 
 
 def micro_batches(
-    agent: Agent, rows: Sequence[Row], max_tokens: int | None = None
+    agent: Agent, rows: Sequence[Row], max_tokens: int | None = None, concurrent: bool = False
 ) -> Iterator[TokenBatch]:
     """Packed batches of what the device takes at once; the same rows give the same batches.
 
     Where memory has run out before, the agent's batches stay as small as they then became.
+    ``concurrent``: like shares for each of the CPU's cores.
     """
     budget = max_tokens or _budget(agent)
+    if concurrent and lanes(agent.device) > 1:
+        budget = min(budget, _share(rows, budget, lanes(agent.device)))
     fitting = split_rows(rows, budget) if packable(agent) else unpacked(rows)
     for group in row_groups(fitting, budget):
         yield pack(group, agent.tokenizer.pad_token_id)
@@ -131,6 +136,14 @@ def _budget(agent: Agent) -> int:
     kind = agent.device.type if agent.device.type in MICRO_BATCH_TOKENS else "cuda"
     fitting = ACTIVATION_BYTES[kind] // _activation_bytes(agent)
     return max(256, min(MICRO_BATCH_TOKENS[kind], fitting))
+
+
+def _share(rows: Sequence[Row], budget: int, count: int) -> int:
+    """Tokens of a batch, so that as many batches come out as ``count`` cores share evenly."""
+    total = sum(row.length for row in rows)
+    batches = count * math.ceil(total / (budget * count))
+    longest = max((row.length for row in rows), default=0)  # groups end up to a row short
+    return max(SMALLEST_SHARE, math.ceil(total / max(1, batches)) + longest)
 
 
 def _activation_bytes(agent: Agent) -> int:
@@ -166,13 +179,13 @@ def accumulate(
     smallest = max((length for row in rows for length in _lengths(row)), default=0)
     budget = max_tokens or _budget(agent)
     while True:
-        batches = list(micro_batches(agent, rows, budget))
+        batches = list(micro_batches(agent, rows, budget, concurrent))
         count = min(lanes(agent.device), len(batches)) if concurrent else 1
         try:
             with agent.learning():
                 if count < 2:
                     return [_backward(batch, loss, trained) for batch in batches]
-                return _in_lanes(agent, batches, loss, trained, count)
+                return _backward_in_lanes(agent, batches, loss, trained, count)
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if not _out_of_memory(error):
                 raise
@@ -205,39 +218,73 @@ def _backward(
     return told
 
 
-def _in_lanes(
+def _backward_in_lanes(
     agent: Agent,
     batches: Sequence[TokenBatch],
     loss: Callable[[TokenBatch], tuple[torch.Tensor, T]],
     trained: Sequence[torch.nn.Parameter],
     count: int,
 ) -> list[T]:
-    """As ``_backward`` of each, every ``count``-th one in a thread of its own.
+    """As ``_backward`` of each. Gradients are summed within a lane, then lane after lane, so that
+    the sum does not hang on which thread was faster."""
 
-    Gradients are summed within a lane, then lane after lane, so that the sum does not hang on
-    which thread was faster.
-    """
-    adapter = None if agent.router is None else agent.router.adapter
-
-    def lane(start: int) -> tuple[list[torch.Tensor | None], list[T]]:
+    def lane(own: Sequence[TokenBatch]) -> tuple[list[torch.Tensor | None], list[T]]:
         sums: list[torch.Tensor | None] = [None] * len(trained)
         told = []
-        with contextlib.nullcontext() if agent.router is None else agent.router.only(adapter):
-            for batch in batches[start::count]:
-                value, log = loss(batch)
-                _check_loss(value, batch)
-                found = torch.autograd.grad(value, trained, allow_unused=True)
-                sums = [_plus(a, b) for a, b in zip(sums, found, strict=True)]
-                norms = [torch.linalg.vector_norm(g) for g in sums if g is not None]
-                _check_gradient(torch.stack(norms).sum(), batch)
-                told.append(log)
+        for batch in own:
+            value, log = loss(batch)
+            _check_loss(value, batch)
+            found = torch.autograd.grad(value, trained, allow_unused=True)
+            sums = [_plus(a, b) for a, b in zip(sums, found, strict=True)]
+            norms = [torch.linalg.vector_norm(g) for g in sums if g is not None]
+            _check_gradient(torch.stack(norms).sum(), batch)
+            told.append(log)
         return sums, told
 
-    done = side_by_side([partial(lane, start) for start in range(count)], agent.device)
+    done = _in_lanes(agent, batches, lane, count)
     for sums, _ in done:
         for parameter, gradient in zip(trained, sums, strict=True):
             parameter.grad = _plus(parameter.grad, gradient)
     return [done[i % count][1][i // count] for i in range(len(batches))]
+
+
+def measure_all(
+    agent: Agent,
+    rows: Sequence[Row],
+    measure: Callable[[TokenBatch], None],
+    concurrent: bool = False,
+) -> None:
+    """``measure`` every micro-batch of ``accumulate`` without gradients, computed as there to the
+    same bits; ``concurrent`` as there, so that it may be called by several threads."""
+
+    def lane(own: Sequence[TokenBatch]) -> None:
+        with torch.no_grad():  # which holds for a thread
+            for batch in own:
+                measure(batch)
+
+    batches = list(micro_batches(agent, rows, concurrent=concurrent))
+    count = min(lanes(agent.device), len(batches)) if concurrent else 1
+    if count < 2:
+        lane(batches)
+    else:
+        _in_lanes(agent, batches, lane, count)
+
+
+def _in_lanes(
+    agent: Agent,
+    batches: Sequence[TokenBatch],
+    lane: Callable[[Sequence[TokenBatch]], S],
+    count: int,
+) -> list[S]:
+    """Every ``count``-th batch in a thread of its own, with the caller's adapter."""
+    router = agent.router
+    adapter = None if router is None else router.adapter
+
+    def run(start: int) -> S:
+        with contextlib.nullcontext() if router is None else router.only(adapter):
+            return lane(batches[start::count])
+
+    return side_by_side([partial(run, start) for start in range(count)], agent.device)
 
 
 def _plus(sum_: torch.Tensor | None, term: torch.Tensor | None) -> torch.Tensor | None:

@@ -56,7 +56,7 @@ from comlrl.policy import action_logprobs
 from comlrl.rollout import Rollout, Shape
 from comlrl.team import Agent, Team
 from comlrl.types import NonFiniteError, Sampling, TokenBatch, Tree
-from comlrl.update import accumulate, explained, micro_batches
+from comlrl.update import accumulate, explained, measure_all
 from trainers.configs import PPOConfig
 
 __all__ = ["PPOConfig", "PPOTrainer"]
@@ -210,22 +210,22 @@ class PPOTrainer:
             }
         )
 
-    @torch.no_grad()
     def _measure(self, agent: Agent, minibatches: Sequence[Sequence[Row]]) -> Before:
         """Old log-probabilities, values and the reference's, on the first epoch's own tensors."""
         before, temperature = Before(), self.sampling.temperature
+
+        def measure(batch: TokenBatch) -> None:
+            said = action_logprobs(agent, batch, temperature, entropy=self.section.entropy_coef > 0)
+            before.logprob.put(batch, said.logprob_A)
+            if not self._centralized:
+                before.value.put(batch, self.critics[agent.index](said.hidden_AD))
+            if self.section.kl_coef > 0:
+                with self.team.reference(agent.index) as reference:
+                    ours = action_logprobs(reference, batch, temperature).logprob_A
+                before.reference.put(batch, ours)
+
         for rows in minibatches:
-            for batch in micro_batches(agent, rows):
-                said = action_logprobs(
-                    agent, batch, temperature, entropy=self.section.entropy_coef > 0
-                )
-                before.logprob.put(batch, said.logprob_A)
-                if not self._centralized:
-                    before.value.put(batch, self.critics[agent.index](said.hidden_AD))
-                if self.section.kl_coef > 0:
-                    with self.team.reference(agent.index) as reference:
-                        ours = action_logprobs(reference, batch, temperature).logprob_A
-                    before.reference.put(batch, ours)
+            measure_all(agent, rows, measure, self.team.side_by_side)
         return before
 
     def _credit(

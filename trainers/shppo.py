@@ -67,7 +67,7 @@ from comlrl.policy import ActionLogprobs, action_logprobs
 from comlrl.rollout import Rollout, Shape
 from comlrl.team import Team
 from comlrl.types import NonFiniteError, Sampling, TokenBatch, Tree
-from comlrl.update import accumulate, explained, micro_batches
+from comlrl.update import accumulate, explained, measure_all
 from trainers.configs import SHPPOConfig
 
 __all__ = ["SHPPOConfig", "SHPPOTrainer"]
@@ -268,16 +268,18 @@ class SHPPOTrainer:
             head_input_A=samples.latent_SNK[state_A, agent_A],
         )
 
-    @torch.no_grad()
     def _measure(self, samples: Samples, minibatches: Sequence[Sequence[Row]]) -> None:
         """Old log-probabilities, and the reference's, on the first epoch's own tensors."""
+
+        def measure(batch: TokenBatch) -> None:
+            samples.logprob.put(batch, self._logprobs(samples, batch).logprob_A)
+            if self.section.kl_coef > 0:
+                with self.team.reference(0) as base:
+                    said = action_logprobs(base, batch, self.sampling.temperature)
+                samples.reference.put(batch, said.logprob_A)
+
         for rows in minibatches:
-            for batch in micro_batches(self.agent, rows):
-                samples.logprob.put(batch, self._logprobs(samples, batch).logprob_A)
-                if self.section.kl_coef > 0:
-                    with self.team.reference(0) as base:
-                        said = action_logprobs(base, batch, self.sampling.temperature)
-                    samples.reference.put(batch, said.logprob_A)
+            measure_all(self.agent, rows, measure, self.team.side_by_side)
 
     def _said_before(self, samples: Samples) -> dict[str, float]:
         """What the log wants of the step before its update."""
