@@ -245,6 +245,7 @@ def _untrained(base: RewardBase, resolve: Callable[[str], str]) -> tuple[Any, An
         model.score.requires_grad_(True)
     elif base.lora is not None:
         model = get_peft_model(model, LoraConfig(task_type="SEQ_CLS", **base.lora))
+        make_lean(model.get_base_model())  # a quarter faster in TRL's trainer
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()

@@ -112,7 +112,7 @@ def small(folder: Path, **keys) -> list[str]:
     items = [f"marlhf.{name}={json.dumps(value)}" for name, value in given.items()]
     return [
         "--config", CONFIG, "--override", f"output.dir={folder}", "lora.r=4",
-        "dataset.train_split=train[:24]", *items,
+        "dataset.train_split=train[:24]", "magrpo.lr_scheduler=constant", *items,
     ]  # fmt: skip
 
 
