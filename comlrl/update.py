@@ -171,8 +171,8 @@ def accumulate(
     are thrown away and everything is done again in micro-batches of half the size, down to one
     completion, so that the result is the same. ``parameters``: all that the loss trains, where
     that is more than the agent's own. ``concurrent``: micro-batches may share the CPU's cores, as
-    ``loss`` switches nothing but the router. Raises NonFiniteError, holding the batch,
-    for a loss or a gradient that is no number.
+    ``loss`` switches nothing but the router. Raises NonFiniteError, holding the batch, for a loss
+    or a gradient that is no number.
     """
     trained = list(agent.parameters() if parameters is None else parameters)
     kept = [None if p.grad is None else p.grad.clone() for p in trained]
@@ -180,13 +180,13 @@ def accumulate(
     budget = max_tokens or _budget(agent)
     while True:
         batches = list(micro_batches(agent, rows, budget, concurrent))
-        count = min(lanes(agent.device), len(batches)) if concurrent else 1
+        count = _lane_count(agent, batches, concurrent)
         try:
             with agent.learning():
                 if count < 2:
                     return [_backward(batch, loss, trained) for batch in batches]
                 return _backward_in_lanes(agent, batches, loss, trained, count)
-        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        except (MemoryError, RuntimeError) as error:
             if not _out_of_memory(error):
                 raise
         if any(map(sharding.is_split, trained)):
@@ -236,8 +236,8 @@ def _backward_in_lanes(
             _check_loss(value, batch)
             found = torch.autograd.grad(value, trained, allow_unused=True)
             sums = [_plus(a, b) for a, b in zip(sums, found, strict=True)]
-            norms = [torch.linalg.vector_norm(g) for g in sums if g is not None]
-            _check_gradient(torch.stack(norms).sum(), batch)
+            known = [gradient for gradient in sums if gradient is not None]
+            _check_gradient(torch.nn.utils.get_total_norm(known), batch)
             told.append(log)
         return sums, told
 
@@ -263,11 +263,11 @@ def measure_all(
                 measure(batch)
 
     batches = list(micro_batches(agent, rows, concurrent=concurrent))
-    count = min(lanes(agent.device), len(batches)) if concurrent else 1
-    if count < 2:
-        lane(batches)
-    else:
-        _in_lanes(agent, batches, lane, count)
+    _in_lanes(agent, batches, lane, _lane_count(agent, batches, concurrent))
+
+
+def _lane_count(agent: Agent, batches: Sequence[TokenBatch], concurrent: bool) -> int:
+    return min(lanes(agent.device), len(batches)) if concurrent else 1
 
 
 def _in_lanes(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -253,7 +253,8 @@ class MAGRPOTrainer:
             kl_A = k3_kl(said.logprob_A, before)
             loss = loss + self.section.kl_coef * kl_A.sum() / (nodes * self.section.num_generations)
             sums.kl = float(kl_A.detach().sum())
-        return loss, replace(sums, loss=float(loss.detach()))
+        sums.loss = float(loss.detach())
+        return loss, sums
 
     def state(self) -> dict[str, Any]:
         return {}
