@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from comlrl.types import SyntaxProblem
 from rewards.extraction import UNPARSABLE, Function, Import, extract, parse
+from rewards.harmless import is_harmless
 
 PROGRAM_NAME = "<program>"  # the file name of the joint program, in tracebacks
 warnings.filterwarnings("ignore", module=re.escape(PROGRAM_NAME))  # of model-written code
@@ -26,6 +27,7 @@ class Contribution:
     function: Function
     imports: tuple[str, ...]
     source: str  # what it needs, then its own definition
+    harmless: bool  # all of that
 
     @property
     def defined(self) -> bool:
@@ -53,11 +55,18 @@ def contribution(text: str, name: str, team: Sequence[str]) -> Contribution | No
     if own is None:
         return None
     if len(extracted.functions) == 1 and not extracted.imports:
-        return Contribution(own, (), own.source)
+        return Contribution(own, (), own.source, _all_harmless([own], ()))
     needed, names = _closure(own, available, frozenset(team))
     imports = tuple(i.source for i in extracted.imports if _is_needed(i, names))
-    parts = [function.source for function in (*needed, own)]
-    return Contribution(own, imports, "\n\n\n".join(parts))
+    functions = [*needed, own]
+    source = "\n\n\n".join(function.source for function in functions)
+    return Contribution(own, imports, source, _all_harmless(functions, imports))
+
+
+def _all_harmless(functions: Iterable[Function], imports: Iterable[str]) -> bool:
+    return all(f.node is not None and is_harmless(f.node) for f in functions) and all(
+        is_harmless(ast.parse(line)) for line in imports
+    )
 
 
 def _closure(
@@ -119,6 +128,12 @@ def join(prompt: tuple[tuple[str, ...], str], contributions: Iterable[Contributi
     first = sorted(imports, key=lambda line: not line.startswith("from __future__"))
     blocks = ["\n".join(first), prompt[1], *(part.source for part in parts)]
     return "\n\n\n".join(block for block in blocks if block) + "\n"
+
+
+def is_harmless_text(source: str) -> bool:
+    """Whether a source parses and all of it is harmless."""
+    tree = parse(source)
+    return tree is not None and is_harmless(tree)
 
 
 def compile_program(program: str) -> bytes | SyntaxProblem:

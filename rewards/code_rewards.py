@@ -29,6 +29,7 @@ from rewards.analysis import (
     MainUse,
     compile_program,
     contribution,
+    is_harmless_text,
     join,
     main_use,
     preamble,
@@ -96,6 +97,7 @@ class CodeReward:
         self._contribution = lru_cache(maxsize=CACHED)(contribution)
         self._compile = lru_cache(maxsize=CACHED)(compile_program)
         self._preamble = lru_cache(maxsize=CACHED)(preamble)
+        self._is_harmless_text = lru_cache(maxsize=CACHED)(is_harmless_text)
         self._outcomes: dict[Job, tuple[TestOutcome, ...]] = {}
         self._seconds: dict[str, float] = {}  # by the tests' source
         if isolation != "auto":
@@ -171,7 +173,10 @@ class CodeReward:
         code = self._compile(program)
         if isinstance(code, SyntaxProblem):
             return _Draft(names, parts, program, problem=code)
-        job = Job(code, join(prompt, ()), task.test, task.entry_point)
+        given = join(prompt, ())
+        harmless = all(part is None or part.harmless for part in parts)
+        harmless = harmless and self._is_harmless_text(given)
+        job = Job(code, given, task.test, task.entry_point, harmless)
         return _Draft(names, parts, program, job=job)
 
     def _breakdown(self, draft: _Draft) -> RewardBreakdown:

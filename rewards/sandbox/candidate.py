@@ -1,4 +1,4 @@
-"""Inside the sandbox: one process that forks a fresh one for each program.
+"""Inside the sandbox: one process that forks those that programs run in.
 
 The first process holds no secret and runs nothing of the program's. It takes one-byte commands on
 its control socket: ``FORK``, with the descriptor of a new channel, and ``KILL``, after which no
@@ -16,6 +16,7 @@ import _socket
 import gc
 import marshal
 import os
+import resource
 import signal
 import struct
 import sys
@@ -30,6 +31,7 @@ PROGRAM = "<program>"
 # so compiled modules that few solutions use stay out, here (``_socket``, not ``socket``) and there.
 PRELOADED = ["collections", "copy", "functools", "itertools", "math", "operator", "random"]
 PRELOADED += ["re", "string", "typing"]
+WORN = (32 << 10, 60.0)  # KiB and CPU seconds after which a process takes no further program
 
 
 def main(config: dict[str, Any]) -> NoReturn:
@@ -180,22 +182,37 @@ def _remove(top: str) -> None:
 
 
 def serve_program(descriptor: int) -> NoReturn:
-    """Runs the program that arrives on the channel, then answers calls until it closes."""
-    channel = _Channel(descriptor)
-    _, payload = channel.receive()
-    entry_point, code = marshal.loads(payload)
-    module = types.ModuleType("program")
-    sys.modules["program"] = module
-    try:
-        exec(marshal.loads(code), module.__dict__)
-        function = module.__dict__[entry_point]
-    except BaseException as error:
-        channel.send(0, _describe(error))
-        os._exit(0)
-    channel.send(0, b'["v",null,null]')
+    """Runs the programs that arrive on the channel, and answers calls, until it closes.
+
+    A second program comes only if all of them are harmless (see ``rewards.harmless``); it finds
+    nothing of the one before. A process that has grown or worked for long ends itself instead.
+    """
+    channel, start, module = _Channel(descriptor), _usage(), types.ModuleType("program")
+    function = None
     while True:
         sequence, payload = channel.receive()
-        channel.send(sequence, answer(function, payload))
+        if sequence != wire.LOAD:
+            channel.send(sequence, answer(function, payload))
+            continue
+        if any(now - first > most for now, first, most in zip(_usage(), start, WORN, strict=True)):
+            os._exit(0)
+        module.__dict__.clear()  # functions and their names hold each other
+        module = types.ModuleType("program")
+        sys.modules["program"] = module
+        entry_point, code = marshal.loads(payload)
+        try:
+            exec(marshal.loads(code), module.__dict__)
+            function = module.__dict__[entry_point]
+        except BaseException as error:
+            channel.send(wire.LOAD, _describe(error))
+            os._exit(0)
+        channel.send(wire.LOAD, b'["v",null,null]')
+
+
+def _usage() -> tuple[float, float]:
+    """Memory at its most, in KiB, and CPU seconds of this process."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_maxrss, usage.ru_utime + usage.ru_stime
 
 
 _CHANGEABLE = frozenset({list, dict, set, tuple})  # a tuple may hold one of the others

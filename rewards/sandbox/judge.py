@@ -42,18 +42,17 @@ def shorten(value: Any) -> str:
     return text if len(text) <= SHORT else text[: SHORT - 1] + "…"
 
 
+Request = tuple[bytes, str, str, str, bool]  # a ``pool.Job``'s fields
 # passed, error type, message, line, expected, actual, timed out, seconds
 Outcome = tuple[bool, str | None, str | None, int | None, str | None, str | None, bool, float]
 
 
-def run_tests(
-    sandbox: Sandbox, clock: Clock, request: tuple[bytes, str, str, str]
-) -> list[Outcome]:
+def run_tests(sandbox: Sandbox, clock: Clock, request: Request) -> list[Outcome]:
     """The outcome of each test. Raises SandboxGone."""
-    code, preamble, test, entry_point = request
+    code, preamble, test, entry_point, harmless = request
     tests = suite(preamble, test, entry_point)
     random.seed(0)
-    candidate = Candidate(sandbox, clock, code, entry_point)
+    candidate = Candidate(sandbox, clock, code, entry_point, harmless)
     run = _Run(candidate, clock)
     clock.limit_program()
     stand_ins = dict.fromkeys((tests.parameter, "candidate", entry_point), candidate)
@@ -67,7 +66,7 @@ def run_tests(
             check = {**module, **stand_ins}
         run.step(step, check if check is not None else module)
     clock.stop()
-    candidate.close()
+    candidate.finish()
     return run.outcomes
 
 
@@ -168,17 +167,17 @@ class Judge:
         self.clock = Clock(limits.timeout)
         self.sandbox = Sandbox(level, limits, directory)
 
-    def run(self, request: tuple[bytes, str, str, str]) -> list[Outcome]:
+    def run(self, request: Request) -> list[Outcome]:
         """A program's outcomes; a sandbox that ended is replaced and the program run once more."""
         for _ in range(2):
             try:
-                if self.sandbox.settle():
+                if self.sandbox.idle is not None or self.sandbox.settle():
                     return run_tests(self.sandbox, self.clock, request)
             except SandboxGone:
                 self.clock.stop()
             self.sandbox.close()
             self.sandbox = Sandbox(self.level, self.limits, self.directory)
-        _, preamble, test, entry_point = request
+        _, preamble, test, entry_point, _ = request
         tests = [step for step in suite(preamble, test, entry_point).steps if step.is_test]
         message = "the program ended the sandbox"
         return [(False, "Exited", message, None, None, None, False, 0.0) for _ in tests]

@@ -81,6 +81,7 @@ class Sandbox:
         finally:
             theirs.close()
         self.killing = False
+        self.idle: socket.socket | None = None  # to a process that can take a harmless program
         self._await_ready()
 
     def _await_ready(self) -> None:
@@ -112,11 +113,22 @@ class Sandbox:
 
     def kill(self) -> None:
         """Asks for the end of all processes and files of the program."""
+        self._hang_up()
         if self.killing:
             return
         self.killing = True
         with contextlib.suppress(OSError):  # the sandbox is gone; wait_killed says so
             self.control.sendall(b"K")
+
+    def _hang_up(self) -> None:
+        if self.idle is not None:
+            self.idle.close()
+            self.idle = None
+
+    def take_idle(self) -> socket.socket | None:
+        """The channel to the process that was left to the next harmless program, if any."""
+        channel, self.idle = self.idle, None
+        return channel
 
     def wait_killed(self) -> int | None:
         """Status of the program's first process (−9: it was still running); None: sandbox gone."""
@@ -126,6 +138,8 @@ class Sandbox:
 
     def settle(self) -> bool:
         """Waits until nothing of the last program is left; False where the sandbox is gone."""
+        if self.idle is not None:
+            self.kill()
         if self.killing:
             return self.wait_killed() is not None
         return self.process.poll() is None
@@ -141,6 +155,7 @@ class Sandbox:
 
     def close(self) -> None:
         """Ends the sandbox with all its processes and files."""
+        self._hang_up()
         self.control.close()
         self.process.kill()
         self.process.wait()

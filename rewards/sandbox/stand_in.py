@@ -9,6 +9,7 @@ Standard library only: this runs in the tests' process.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import marshal
 import os
 import signal
@@ -66,11 +67,16 @@ class Clock:
 
 
 class Candidate:
-    """The stand-in. Starts the program when it is first needed, and again after it ended."""
+    """The stand-in. Starts the program when it is first needed, and again after it ended.
 
-    def __init__(self, sandbox: Sandbox, clock: Clock, code: bytes, entry_point: str) -> None:
+    A ``harmless`` program may run in a process that served others like it.
+    """
+
+    def __init__(
+        self, sandbox: Sandbox, clock: Clock, code: bytes, entry_point: str, harmless: bool
+    ) -> None:
         self.__name__ = entry_point
-        self._sandbox, self._clock = sandbox, clock
+        self._sandbox, self._clock, self._harmless = sandbox, clock, harmless
         self._payload = marshal.dumps((entry_point, code))
         self._channel: socket.socket | None = None
         self._sequence, self._buffer = int.from_bytes(os.urandom(3), "little"), b""
@@ -97,13 +103,12 @@ class Candidate:
         return self._result(status, body, changed, [*arguments, *keywords.values()])
 
     def load(self) -> None:
-        """Runs the program in a fresh process, unless one is there."""
+        """Runs the program, unless it is there."""
         if self._channel is not None:
             return
         self.loading = True
         try:
-            self._start()
-            status, body, _ = self._receive(0)
+            status, body, _ = self._start()
             if status != "v":
                 names, _, message, line = body
                 raise self._fail(_builtin_name(names), message, line)
@@ -112,16 +117,33 @@ class Candidate:
             raise
         self.loading = False
 
-    def _start(self) -> None:
+    def _start(self) -> tuple[str, Any, Any]:
+        """Hands the program to the process at hand or to a fresh one; the reply."""
+        self._channel = self._sandbox.take_idle() if self._harmless else None
+        if self._channel is not None:
+            with contextlib.suppress(OSError):
+                self._hand_over()
+                if self._await_data():
+                    return self._receive(wire.LOAD)
+            self.close()  # it has served enough and ended itself
         try:
             if not self._sandbox.settle():
                 raise OSError("the sandbox ended")
-            self._channel, self._buffer = self._sandbox.fork(), b""
+            self._channel = self._sandbox.fork()
         except OSError:
             self.gone = True
             raise SandboxGone from None
+        try:
+            self._hand_over()
+        except OSError:
+            raise self._gone() from None
+        return self._receive(wire.LOAD)
+
+    def _hand_over(self) -> None:
+        """Sends the program, and the calls that are sure to come."""
         self._sent.clear()
-        frames, size = [wire.frame(0, self._payload)], 0
+        self._buffer = b""
+        frames, size = [wire.frame(wire.LOAD, self._payload)], 0
         for request in self.expected:
             size += len(request)
             if size > AHEAD_BYTES:
@@ -129,7 +151,8 @@ class Candidate:
             self._sequence += 1
             self._sent.append((request, self._sequence))
             frames.append(wire.frame(self._sequence, request))
-        self._send(b"".join(frames))
+        assert self._channel is not None
+        self._channel.sendall(b"".join(frames))
 
     def stop(self) -> int | None:
         """Ends the program's processes; the first one's status."""
@@ -146,6 +169,14 @@ class Candidate:
             self._channel.close()
             self._channel = None
         self._sandbox.kill()
+
+    def finish(self) -> None:
+        """Leaves a process that answered all calls of a harmless program to the next one; ends
+        any other."""
+        if self._harmless and self._channel is not None and not (self._sent or self.load_failure):
+            self._sandbox.idle, self._channel = self._channel, None
+        else:
+            self.close()
 
     def _fail(self, kind: str, message: str, line: int | None = None) -> Stop:
         self.failure = (kind, str(message)[:SHORT], line if isinstance(line, int) else None)
@@ -187,13 +218,8 @@ class Candidate:
                     raise self._forged()
             if 0 <= length <= len(self._buffer) - header:
                 break
-            try:
-                data = self._channel.recv(wire.READ_BYTES)
-            except OSError:
-                data = b""
-            if not data:
+            if not self._await_data():
                 raise self._gone()
-            self._buffer += data
         payload = self._buffer[header : header + length]
         self._buffer = self._buffer[header + length :]
         if self._buffer and not self._sent:
@@ -203,6 +229,16 @@ class Candidate:
             return status, body, changed
         except (ValueError, TypeError):
             raise self._forged() from None
+
+    def _await_data(self) -> bool:
+        """More of the replies; False at their end."""
+        assert self._channel is not None
+        try:
+            data = self._channel.recv(wire.READ_BYTES)
+        except OSError:
+            return False
+        self._buffer += data
+        return bool(data)
 
     def _forged(self) -> Stop:
         self.stop()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 HEADER = struct.Struct("<II")  # payload's length in bytes, sequence number
+LOAD = 0  # sequence number of a program; calls have others
 MAX_BYTES = 4 << 20  # of a frame
 READ_BYTES = 1 << 14  # at a time: a larger buffer costs more than the call it reads
 MAX_ITEMS = 10_000  # taken from an iterator

@@ -26,6 +26,7 @@ def check(candidate):
     assert candidate(7) == 54
     assert candidate(0) == 5, "five"
 """
+OWN_PROCESS = [f"import os\ndef answer(x):\n    return {n} if os else 0\n" for n in range(12)]
 TASK = Task("adversary", "def answer(x):\n    '''A secret function of x.'''\n", TEST, "answer")
 
 
@@ -47,6 +48,8 @@ class Results:
                 start = time.perf_counter()
                 scores = reward.score([JointAction(TASK, (text,)) for text in texts])
                 self.seconds = time.perf_counter() - start
+                # honest programs leave their process to the next ones; these take one each
+                reward.score([JointAction(TASK, (text,)) for text in OWN_PROCESS])
                 self.processes_left = self._sandboxed(reward)
         self.adverse = dict(zip(PROGRAMS, scores[::2], strict=True))
         self.honest = dict(zip(PROGRAMS, scores[1::2], strict=True))
