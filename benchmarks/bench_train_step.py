@@ -1,13 +1,14 @@
 """Whole training steps against the peer (comlrl 1.4.3) and TRL's GRPO trainer: same work, one run.
 
-    python benchmarks/bench_train_step.py [--rounds 2] [--tasks 64] [--device cpu] [--learning]
+    python benchmarks/bench_train_step.py [--rounds 2] [--tasks 64] [--device cpu]
+    python benchmarks/bench_train_step.py --rounds 0 --learning [--epochs 2]
 
 Every number comes from a process of its own; contenders alternate, and a table gives medians with
 the span over rounds. "Same work" is: the same start weights, tasks, G, prompts, temperature 1 and
 at most 64 new tokens; one optimizer update for 32 tasks, no KL. The first update of each run, with
 its one-time costs, is left out of every rate. The peer runs in ``.venv-peer`` (made
 here if missing) with its published kind of reward, in-process; ours scores in its sandbox.
-``--learning`` also measures the time to a mean training reward of 3.0.
+``--learning`` measures the time to a mean training reward of 3.0; ``--epochs`` bounds the peer.
 """
 
 from __future__ import annotations
@@ -156,7 +157,8 @@ def learning(arguments: argparse.Namespace, level: float = 3.0) -> None:
         elapsed += window / metrics["joint_actions_per_second"]
         if ours_at is None and metrics["reward_mean"] >= level:
             ours_at = elapsed
-    said = runner(PEER / "bin" / "python", "peer_runner.py", peer_job(arguments, 384))
+    job = peer_job(arguments, 384) | {"epochs": arguments.epochs}
+    said = runner(PEER / "bin" / "python", "peer_runner.py", job)
     peer_at = seconds_to(said["rewards"], said["times"], level, window)
     print(f"\nseconds to a mean reward of {level}: ours {ours_at}, peer {peer_at} "
           f"(peer ran {said['seconds']:.0f} s)")  # fmt: skip
@@ -168,8 +170,17 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=64)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--learning", action="store_true")
+    parser.add_argument("--epochs", type=int, default=2)
     arguments = parser.parse_args()
     make_peer()
+    if arguments.rounds:
+        rates(arguments)
+    if arguments.learning:
+        learning(arguments)
+
+
+def rates(arguments: argparse.Namespace) -> None:
+    """Prints each contender's joint actions a second."""
     contenders: dict[str, Callable[[], dict]] = {
         "peer, 2 agents, all weights": lambda: peer(arguments),
         "ours, 2 agents, all weights": lambda: ours(
@@ -202,8 +213,6 @@ def main() -> None:
             f"| {name} | {medians[name]:.1f} ({min(rates):.1f}–{max(rates):.1f}) | "
             f"{medians[name] / medians[base[name]]:.1f}× | {memory:.0f} |"
         )
-    if arguments.learning:
-        learning(arguments)
 
 
 if __name__ == "__main__":

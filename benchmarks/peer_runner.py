@@ -41,7 +41,7 @@ def main() -> None:
     formatters = [lambda item, i=i: item["prompts"][i] for i in range(agents)]
     settings = MAGRPOConfig(
         num_agents=agents,
-        num_train_epochs=1,
+        num_train_epochs=job.get("epochs", 1),
         agent_learning_rate=job["learning_rate"],
         num_generations=job["num_generations"],
         max_new_tokens=job["max_new_tokens"],

@@ -19,13 +19,14 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import logging as transformers_logging
 
-from comlrl.batching import Row, pack
+from comlrl.batching import row_groups, split_rows
 from comlrl.lean import LeanDecoder, lean_decoder
 from comlrl.lora import make_lean
-from comlrl.packed import Packed
 from comlrl.preference import PreferenceError, TaskPairs, joint_text, joint_texts
+from comlrl.text_states import last_states, shared_rows
 from comlrl.types import JointAction, Reward, Score, Task
 
 FACTS = "reward_model.json"
@@ -98,8 +99,25 @@ class RewardModel:
         ids = {text: self.encode(text)[-self.facts.max_length :] for text in dict.fromkeys(texts)}
         scores: dict[str, float] = {}
         self.model.eval()
+        if self.lean is not None:
+            return self._raw_lean(texts, ids, self.lean)
         for group in _groups(ids):
             scores.update(zip(group, self._forward([ids[text] for text in group]), strict=True))
+        return [scores[text] for text in texts]
+
+    def _raw_lean(
+        self, texts: Sequence[str], ids: Mapping[str, list[int]], lean: LeanDecoder
+    ) -> list[float]:
+        every = list(ids)
+        scores: dict[str, float] = {}
+        device, pad = next(self.model.parameters()).device, self.tokenizer.pad_token_id
+        rows = split_rows(shared_rows([ids[text] for text in every]), BATCH_TOKENS)
+        with lean.sampling():
+            for group in row_groups(rows, BATCH_TOKENS):
+                states_RD = last_states(lean, group, pad, device)
+                raw = self.model.get_base_model().score(states_RD.float()).squeeze(-1).tolist()
+                numbers = [index for row in group for index in row.indices]
+                scores.update(zip([every[i] for i in numbers], raw, strict=True))
         return [scores[text] for text in texts]
 
     def scores(self, texts: Sequence[str]) -> list[float]:
@@ -107,8 +125,6 @@ class RewardModel:
         return [(score - self.facts.mean) / self.facts.std for score in self.raw(texts)]
 
     def _forward(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        if self.lean is not None:
-            return self._forward_lean(rows, self.lean)
         longest = max(map(len, rows))
         pad = self.tokenizer.pad_token_id
         ids = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows])
@@ -117,16 +133,6 @@ class RewardModel:
         with _autocast(self.model):
             logits = self.model(ids.to(device), attention_mask=mask.to(device)).logits
         return logits.float().squeeze(-1).tolist()
-
-    def _forward_lean(self, rows: Sequence[Sequence[int]], lean: LeanDecoder) -> list[float]:
-        """The head on each text's last hidden state."""
-        device = next(self.model.parameters()).device
-        packed = [Row(tuple(row), (), (), (i,)) for i, row in enumerate(rows)]
-        batch = Packed(pack(packed, self.tokenizer.pad_token_id), device, lean.step)
-        with lean.sampling():
-            hidden_TD = lean.packed(batch)
-        last_R = torch.tensor([len(row) for row in rows], device=device).cumsum(0) - 1
-        return self.model.get_base_model().score(hidden_TD[last_R].float()).squeeze(-1).tolist()
 
     def freeze(self) -> None:
         """No more training; texts are read the fast way where there is one."""
@@ -245,8 +251,6 @@ def _untrained(base: RewardBase, resolve: Callable[[str], str]) -> tuple[Any, An
         model.score.requires_grad_(True)
     elif base.lora is not None:
         model = get_peft_model(model, LoraConfig(task_type="SEQ_CLS", **base.lora))
-        inner: Any = model.get_base_model()
-        make_lean(inner)  # a quarter faster in TRL's trainer
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
@@ -285,7 +289,6 @@ def _fit(
             num_train_epochs=fit.epochs,
             per_device_train_batch_size=fit.batch_size,
             max_length=None,  # what is too long has been left out and told
-            pad_to_multiple_of=64,  # few shapes: a CPU compiles its bfloat16 products for each
             seed=fit.seed,
             bf16=base.dtype
             == torch.bfloat16,  # TRL's defaults are bf16 and checkpointing everywhere
@@ -307,7 +310,38 @@ def _fit(
         callbacks=[_progress(say)],
     )
     trainer.remove_callback(PrinterCallback)
-    trainer.train()
+    with _lean_reading(reward.model, reward.tokenizer.pad_token_id):
+        trainer.train()
+
+
+@contextlib.contextmanager
+def _lean_reading(model: Any, pad_id: int) -> Iterator[None]:
+    """Within, a classifier that can be read the lean way reads so: winners and losers, as TRL's
+    trainer hands them over, without their padding and what a pair has in common twice."""
+    adapted = isinstance(model, PeftModel)
+    inner: Any = model.get_base_model() if adapted else model
+    lean = lean_decoder(inner, make_lean(inner), 1) if adapted else lean_decoder(inner, None, 0)
+
+    def forward(
+        input_ids: torch.Tensor, attention_mask: torch.Tensor, **_: Any
+    ) -> SequenceClassifierOutput:
+        assert lean is not None
+        texts = [ids[m > 0].tolist() for ids, m in zip(input_ids, attention_mask, strict=True)]
+        rows = shared_rows(texts)
+        with torch.autocast(input_ids.device.type, enabled=False):
+            states_RD = last_states(lean, rows, pad_id, input_ids.device)
+            logits = inner.score(states_RD.float())
+        numbers = torch.tensor([index for row in rows for index in row.indices])
+        return SequenceClassifierOutput(logits=logits[numbers.argsort().to(logits.device)])
+
+    if lean is None:
+        yield
+        return
+    inner.forward = forward
+    try:
+        yield
+    finally:
+        del inner.forward
 
 
 def _progress(say: Callable[[str], None]) -> Any:

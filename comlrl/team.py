@@ -348,6 +348,8 @@ def load_model(
         tokenizer.pad_token = tokenizer.eos_token  # padding is masked, so that any token will do
     if "device_map" not in section.model_kwargs:
         model.to(device)  # type: ignore[arg-type]
+        if device == "cpu":
+            _leave_file(model)
     model.eval()  # dropout in a policy would make sampling and scoring disagree
     if section.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -408,6 +410,13 @@ def _adapters_off(layers: Sequence[LoraLayer]) -> Iterator[None]:
     finally:
         for layer in layers:
             layer._disable_adapters = False
+
+
+def _leave_file(model: PreTrainedModel) -> None:
+    """Copy weights that are views of a mapped file. What replaces some of them later (fused layers)
+    would stand in memory beside the whole file, as long as one weight is left there."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
 
 
 def parameter_count(name: str) -> int | None:

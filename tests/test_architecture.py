@@ -44,8 +44,9 @@ TABLE: dict[str, set[str]] = {
     "comlrl.generation": VOCABULARY
     | {"comlrl.decoding", "comlrl.packed", "comlrl.shared_prefix", "comlrl.team"},
     "comlrl.heterogeneous": VOCABULARY,
+    "comlrl.text_states": {"comlrl.batching", "comlrl.lean", "comlrl.packed"},
     "comlrl.reward_model": VOCABULARY
-    | {"comlrl.batching", "comlrl.lean", "comlrl.lora", "comlrl.packed", "comlrl.preference"},
+    | {"comlrl.batching", "comlrl.lean", "comlrl.lora", "comlrl.preference", "comlrl.text_states"},
     "comlrl.loop": VOCABULARY | SEAM | {"comlrl.checkpoint", "comlrl.collapse", "comlrl.signals"},
     "comlrl.rollout": VOCABULARY | {"comlrl.history", "comlrl.returns"},
     "comlrl.returns": {"comlrl.types"},

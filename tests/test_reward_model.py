@@ -21,6 +21,7 @@ from comlrl.reward_model import (
     load,
     train,
 )
+from comlrl.text_states import last_states, shared_rows
 from comlrl.types import Completion, JointAction, Message, RewardBreakdown, Score
 from tests.fakes import task
 from tests.tiny_models import EOS, folder
@@ -113,12 +114,40 @@ def test_batches_and_duplicates_change_nothing(model, monkeypatch):
     texts = [f"p\n{w}\n" for w, _ in pairs(12, seed=3)]
     texts += texts[:5]
     read = []
-    forward = model._forward
-    monkeypatch.setattr(model, "_forward", lambda rows: read.extend(rows) or forward(rows))
+    monkeypatch.setattr(
+        "comlrl.reward_model.last_states",
+        lambda lean, rows, *rest: read.append(rows) or last_states(lean, rows, *rest),
+    )
     monkeypatch.setattr("comlrl.reward_model.BATCH_TOKENS", 40)  # several uneven batches
     found = model.raw(texts)
-    assert len(read) == len(set(texts))
+    assert len(read) > 1
+    assert sum(len(row.completions) for rows in read for row in rows) == len(set(texts))
     assert found == pytest.approx([plain_score(model, t) for t in texts], abs=1e-5)
+
+
+def test_texts_share_a_row_where_a_quarter_of_them_is_common():
+    """5 6 6 6 stands before 7 and before 8 9. 5 1 1 1 1 has but one token with the five of
+    5 6 6 6 7 in common: less than a quarter. A text keeps its last token to itself."""
+    rows = shared_rows([[5, 6, 6, 6, 8, 9], [5, 1, 1, 1, 1], [5, 6, 6, 6, 7], [3, 4], [3, 4]])
+    assert [(r.prompt_ids, r.completions, r.indices) for r in rows] == [
+        ((3,), ((4,), (4,)), (3, 4)),
+        ((5, 1, 1, 1), ((1,),), (1,)),
+        ((5, 6, 6, 6), ((7,), (8, 9)), (2, 0)),
+    ]
+
+
+@pytest.mark.parametrize("base", [{}, {"lora": None}, {"freeze_backbone": True, "lora": None}])
+def test_the_lean_way_fits_as_transformers_modules_do(tmp_path, monkeypatch, base):
+    """Eight updates of four pairs; a common beginning of the texts, and one pair without."""
+    given = [(f"{'ab' * 6}{w}", f"{'ab' * 6}{r}") for w, r in pairs(31)] + [("hg", "gh")]
+    fit, texts = Fit(1e-3, 1, 4, 64, 5), [f"{'ab' * 6}{w}" for w, _ in pairs(8, seed=4)]
+    lean = fitted(tmp_path / "lean", given, fit=fit, **base).raw(texts)
+    monkeypatch.setattr("comlrl.reward_model.lean_decoder", lambda *_, **__: None)
+    plain = fitted(tmp_path / "plain", given, fit=fit, **base)
+    assert plain.lean is None
+    assert lean == pytest.approx(plain.raw(texts), abs=2e-4)
+    untrained = fitted(tmp_path / "first", given, fit=Fit(1e-9, 1, 4, 64, 5), **base).raw(texts)
+    assert lean != pytest.approx(untrained, abs=2e-2)
 
 
 def test_it_is_saved_and_loaded_as_it_was(model, tmp_path):
