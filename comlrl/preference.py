@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -171,7 +172,7 @@ def hold_out(
 
 
 def summarize(tasks: Sequence[TaskPairs], held_out: Sequence[TaskPairs]) -> dict[str, Any]:
-    """``preferences_summary.json``: counts, and the reward gap of every pair that was kept."""
+    """``preferences_summary.json``: counts, and how many of the pairs kept have which gap."""
     gaps = [round(pair.gap, 6) for item in tasks for pair in item.pairs]
     return {
         "tasks": len(tasks),
@@ -181,7 +182,7 @@ def summarize(tasks: Sequence[TaskPairs], held_out: Sequence[TaskPairs]) -> dict
         "held_out_pairs": sum(len(item.pairs) for item in held_out),
         "ties_dropped": sum(item.ties for item in tasks),
         "gap_mean": sum(gaps) / len(gaps),
-        "gaps": gaps,
+        "gaps": {f"{gap:g}": count for gap, count in sorted(Counter(gaps).items())},
     }
 
 

@@ -65,6 +65,7 @@ class Fit:
     batch_size: int  # pairs
     max_length: int  # tokens of a joint text
     seed: int
+    in_order: bool = False  # else pairs are shuffled
 
 
 @dataclass
@@ -290,6 +291,7 @@ def _fit(
             per_device_train_batch_size=fit.batch_size,
             max_length=None,  # what is too long has been left out and told
             seed=fit.seed,
+            train_sampling_strategy="sequential" if fit.in_order else "random",
             bf16=base.dtype
             == torch.bfloat16,  # TRL's defaults are bf16 and checkpointing everywhere
             gradient_checkpointing=False,
@@ -317,7 +319,8 @@ def _fit(
 @contextlib.contextmanager
 def _lean_reading(model: Any, pad_id: int) -> Iterator[None]:
     """Within, a classifier that can be read the lean way reads so: winners and losers, as TRL's
-    trainer hands them over, without their padding and what a pair has in common twice."""
+    trainer hands them over, without their padding, and nothing twice: neither a text that is in
+    several pairs nor what texts have in common."""
     adapted = isinstance(model, PeftModel)
     inner: Any = model.get_base_model() if adapted else model
     lean = lean_decoder(inner, make_lean(inner), 1) if adapted else lean_decoder(inner, None, 0)
@@ -326,13 +329,15 @@ def _lean_reading(model: Any, pad_id: int) -> Iterator[None]:
         input_ids: torch.Tensor, attention_mask: torch.Tensor, **_: Any
     ) -> SequenceClassifierOutput:
         assert lean is not None
-        texts = [ids[m > 0].tolist() for ids, m in zip(input_ids, attention_mask, strict=True)]
-        rows = shared_rows(texts)
+        texts = [tuple(i[m > 0].tolist()) for i, m in zip(input_ids, attention_mask, strict=True)]
+        place = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+        rows = shared_rows([list(text) for text in place])
         with torch.autocast(input_ids.device.type, enabled=False):
             states_RD = last_states(lean, rows, pad_id, input_ids.device)
             logits = inner.score(states_RD.float())
-        numbers = torch.tensor([index for row in rows for index in row.indices])
-        return SequenceClassifierOutput(logits=logits[numbers.argsort().to(logits.device)])
+        rank = torch.tensor([index for row in rows for index in row.indices]).argsort()
+        order = rank[[place[text] for text in texts]]
+        return SequenceClassifierOutput(logits=logits[order.to(logits.device)])
 
     if lean is None:
         yield

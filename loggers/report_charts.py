@@ -257,7 +257,8 @@ def _tasks(run: Run) -> Section:
 
 def _preferences(run: Run) -> Section:
     charts = []
-    gaps = run.preferences.get("gaps") or []
+    counts = run.preferences.get("gaps") or {}
+    gaps = [float(gap) for gap, count in counts.items() for _ in range(count)]
     if gaps:
         charts.append(histogram("Reward gap of the pairs", gaps, "winner − loser"))
     for title, name in (

@@ -211,7 +211,9 @@ def test_a_collection_is_batched_counted_and_summed_up(tmp_path, capsys):
     # Rewards of a task's five candidates are n, n+3, n+6, n+9, n+12 mod 4: one value twice, so
     # that 9 of the 10 pairs are no ties; two are kept of each task.
     assert summary["candidates"] == 25 and summary["ties_dropped"] == 5
-    assert summary["pairs"] == len(summary["gaps"]) == 10 and summary["held_out_pairs"] == 2
+    assert (
+        summary["pairs"] == sum(summary["gaps"].values()) == 10 and summary["held_out_pairs"] == 2
+    )
     said = capsys.readouterr().out
     assert "4/5 tasks" in said and "tasks/s" in said and "left" in said
 

@@ -167,7 +167,7 @@ def test_model_score_beside_task_reward(tmp_path):
 def test_preferences(tmp_path):
     _log(tmp_path, reward_mean=[0.1, 0.9], reward_model__accuracy=[0.5, 0.8])
     (tmp_path / "preferences_summary.json").write_text(
-        json.dumps({"gaps": [0.5, 1.0, 1.5, 3.0], "reward_model_accuracy": 0.83})
+        json.dumps({"gaps": {"0.5": 1, "1": 1, "1.5": 1, "3": 1}, "reward_model_accuracy": 0.83})
     )
     titles = _titles(tmp_path)
     assert "Reward gap of the pairs" in titles

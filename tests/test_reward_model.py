@@ -150,6 +150,25 @@ def test_the_lean_way_fits_as_transformers_modules_do(tmp_path, monkeypatch, bas
     assert lean != pytest.approx(untrained, abs=2e-2)
 
 
+def test_a_text_of_several_pairs_is_read_once(tmp_path, monkeypatch):
+    """All pairs of abo, abx and aby in one batch, in their order: three texts, not six; the same
+    fit as by transformers' modules, which read six."""
+    given = [("abo", "abx"), ("abo", "aby"), ("abx", "aby")] * 4
+    fit, read = Fit(1e-3, 1, 3, 64, 5, in_order=True), []
+
+    def recorded(lean, rows, *rest):
+        read.append(sum(len(row.completions) for row in rows))
+        return last_states(lean, rows, *rest)
+
+    monkeypatch.setattr("comlrl.reward_model.last_states", recorded)
+    lean = fitted(tmp_path / "lean", given, fit=fit)
+    assert read == [3] * 4
+    monkeypatch.setattr("comlrl.reward_model.lean_decoder", lambda *_, **__: None)
+    plain = fitted(tmp_path / "plain", given, fit=fit)
+    texts = ["abo", "abx", "aby"]
+    assert lean.raw(texts) == pytest.approx(plain.raw(texts), abs=2e-4)
+
+
 def test_it_is_saved_and_loaded_as_it_was(model, tmp_path):
     model.save(tmp_path / "kept")
     again = load(tmp_path / "kept", resolve=str)

@@ -4,7 +4,9 @@
 2. A joint reward model r on the text of a whole joint action (each agent's prompt and response,
    in order) minimizes −log σ(r_w − r_l) (Bradley–Terry; Christiano et al. 2017, arXiv 1706.03741;
    Ouyang et al. 2022, arXiv 2203.02155) and is then frozen. Its pairwise accuracy is measured on
-   the pairs of tasks that it was not fitted to; no better than chance stops the run.
+   the pairs of tasks that it was not fitted to; no better than chance stops the run. With
+   ``pair_selection: all`` a task's pairs lie together in batches, as Ouyang et al. do (their
+   section 3.5): each text is then read once for all its comparisons.
 3. Online reinforcement learning by a sibling trainer that the train script hands in. Its reward
    is r, less its mean and over its standard deviation on the held-out tasks' candidates, then
    ``reward_processor``'s scale and shift. Evaluation keeps the task reward: where the score rises
@@ -121,12 +123,14 @@ class MARLHFTrainer:
             share,
             section.reward_max_length,
             self.seed,
+            in_order=section.pair_selection == "all",
         )
+        order = self.collector.order((self.seed, "reward model"), len(pairs))
         started = time.monotonic()
         model = train(
             self.base,
             fit,
-            text_pairs(pairs),
+            text_pairs([pairs[i] for i in order]),
             resolve=self.resolve,
             work_dir=folder,
             say=say,
