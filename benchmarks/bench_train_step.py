@@ -1,14 +1,15 @@
 """Whole training steps against the peer (comlrl 1.4.3) and TRL's GRPO trainer: same work, one run.
 
     python benchmarks/bench_train_step.py [--rounds 2] [--tasks 64] [--device cpu]
-    python benchmarks/bench_train_step.py --rounds 0 --learning [--epochs 2]
+    python benchmarks/bench_train_step.py --rounds 0 --learning [--patience 8]
 
 Every number comes from a process of its own; contenders alternate, and a table gives medians with
 the span over rounds. "Same work" is: the same start weights, tasks, G, prompts, temperature 1 and
 at most 64 new tokens; one optimizer update for 32 tasks, no KL. The first update of each run, with
 its one-time costs, is left out of every rate. The peer runs in ``.venv-peer`` (made
 here if missing) with its published kind of reward, in-process; ours scores in its sandbox.
-``--learning`` measures the time to a mean training reward of 3.0; ``--epochs`` bounds the peer.
+``--learning`` measures the time to a mean training reward of 3.0; the peer is given up after
+``--patience`` times our time.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def learning(arguments: argparse.Namespace, level: float = 3.0) -> None:
         run = Path(folder) / "run"
         subprocess.run(
             [sys.executable, "train_magrpo.py", "--config", "configs/magrpo_quickstart.yaml",
-             "--override", f"output.dir={run}", "magrpo.eval_interval=0", "magrpo.max_steps=60",
+             "--override", f"output.dir={run}", "magrpo.eval_interval=0", "magrpo.max_steps=40",
              f"magrpo.num_generations={GENERATIONS}", f"magrpo.batch_size={BATCH}"],
             cwd=ROOT, check=True, capture_output=True,
         )  # fmt: skip
@@ -157,11 +158,21 @@ def learning(arguments: argparse.Namespace, level: float = 3.0) -> None:
         elapsed += window / metrics["joint_actions_per_second"]
         if ours_at is None and metrics["reward_mean"] >= level:
             ours_at = elapsed
-    job = peer_job(arguments, 384) | {"epochs": arguments.epochs}
+    if ours_at is None:
+        raise SystemExit(f"ours came to no mean reward of {level} in {elapsed:.0f} s")
+    job = peer_job(arguments, 384) | {"epochs": 10, "seconds": arguments.patience * ours_at}
     said = runner(PEER / "bin" / "python", "peer_runner.py", job)
     peer_at = seconds_to(said["rewards"], said["times"], level, window)
-    print(f"\nseconds to a mean reward of {level}: ours {ours_at}, peer {peer_at} "
-          f"(peer ran {said['seconds']:.0f} s)")  # fmt: skip
+    theirs = f"{peer_at:.0f}" if peer_at is not None else f"more than {said['seconds']:.0f}"
+    ratio = (peer_at or said["seconds"]) / ours_at
+    best = max(
+        statistics.fmean(said["rewards"][end - window : end])
+        for end in range(window, len(said["rewards"]) + 1)
+    )
+    print(
+        f"\nseconds to a mean reward of {level}: ours {ours_at:.0f}, peer {theirs} (at most "
+        f"{best:.2f}), ratio {'' if peer_at is not None else 'above '}{ratio:.1f}"
+    )
 
 
 def main() -> None:
@@ -170,7 +181,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=64)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--learning", action="store_true")
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--patience", type=float, default=8)
     arguments = parser.parse_args()
     make_peer()
     if arguments.rounds:

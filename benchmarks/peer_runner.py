@@ -17,6 +17,10 @@ sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Pa
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 
+class Enough(Exception):
+    """The time that was given is over."""
+
+
 def main() -> None:
     job = json.load(sys.stdin)
     import torch
@@ -35,6 +39,8 @@ def main() -> None:
         scores = [reward(texts, item) for texts in zip(*completions, strict=True)]
         rewards.extend(scores)
         ended.append(time.monotonic())
+        if ended[-1] - started > job.get("seconds", float("inf")):
+            raise Enough
         return scores
 
     agents = len(job["tasks"][0]["prompts"])
@@ -66,7 +72,7 @@ def main() -> None:
         args=settings,
     )
     started = time.monotonic()
-    with contextlib.redirect_stdout(sys.stderr):
+    with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(Enough):
         trainer.train()
     seconds = time.monotonic() - started
     memory = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else _rss()
