@@ -6,6 +6,7 @@ import ast
 import builtins
 import collections
 import functools
+import importlib
 import math
 import random
 import re
@@ -20,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comlrl.types import JointAction, Task
+from rewards import harmless
 from rewards.analysis import contribution, is_harmless_text, join
 from rewards.code_rewards import CodeReward
 from rewards.sandbox import wire
@@ -110,8 +112,8 @@ def test_not_harmless(name):
 
 def test_adversaries_that_touch_anything_are_not_harmless():
     """What is left can only fail, loop, or fill its own process's memory."""
-    harmless = {name for name, program in PROGRAMS.items() if is_harmless_text(program)}
-    assert harmless <= {
+    left = {name for name, program in PROGRAMS.items() if is_harmless_text(program)}
+    assert left <= {
         *("not_implemented", "raises_stop_iteration", "raises_assertion_error", "endless_loop"),
         *("endless_loop_at_import", "endless_generator", "endless_power", "endless_recursion"),
         *("memory_bomb", "string_bomb", "huge_result", "huge_integer", "cyclic_result"),
@@ -149,6 +151,15 @@ LINES = st.sampled_from(
         ),
     ]
 )
+
+
+@pytest.mark.parametrize("name", harmless._MEMBERS)
+def test_allowed_attributes_lead_from_no_module_to_another(name):
+    """The names of one list are read from every module; none is a module, or a function unlisted."""
+    module = importlib.import_module(name)
+    unlisted = harmless._ATTRIBUTES & set(dir(module)) - harmless._MEMBERS[name]
+    found = [getattr(module, attribute) for attribute in unlisted]
+    assert not any(isinstance(f, types.ModuleType | types.FunctionType) for f in found)
 
 
 @given(st.lists(LINES, max_size=12).map("\n".join), st.lists(LINES, max_size=12).map("\n".join))
