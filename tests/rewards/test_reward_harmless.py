@@ -155,7 +155,7 @@ LINES = st.sampled_from(
 
 @pytest.mark.parametrize("name", harmless._MEMBERS)
 def test_allowed_attributes_lead_from_no_module_to_another(name):
-    """The names of one list are read from every module; none is a module, or a function unlisted."""
+    """A list is read from every module: none of it is a module, or a function not listed there."""
     module = importlib.import_module(name)
     unlisted = harmless._ATTRIBUTES & set(dir(module)) - harmless._MEMBERS[name]
     found = [getattr(module, attribute) for attribute in unlisted]
