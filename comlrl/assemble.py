@@ -303,7 +303,7 @@ def evaluator(
     known = conventions if config.dataset.name == "builtin:coopmini" else None
 
     def run() -> tuple[list, dict[str, float]]:
-        trees = evaluate(rollout, tasks, shape, sampling)
+        trees = evaluate(rollout, tasks, shape, sampling, config.section.eval_answers)
         return trees, tree_metrics(trees, known) | {"pass@1": mean_pass_at_k(trees, 1)}
 
     return run

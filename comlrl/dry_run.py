@@ -277,7 +277,7 @@ def _evaluations(config: Config, tasks: int | None) -> list[str]:
     passes = None
     if steps is not None and config.algorithm != "madpo":
         passes = 1 + math.ceil(steps / section.eval_interval)
-    calls = _decoders(config) * section.num_turns
+    calls = _decoders(config) * section.num_turns * section.eval_answers
     return [
         "",
         f"{'evaluations':<22}{_number(passes)}  of {_number(each)} tasks, {calls} generation "

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from comlrl.lora import Router
-from comlrl.packed import Packed, shape_step
+from comlrl.packed import Packed, rounded, shape_step
 from comlrl.shared_prefix import full_attention
 
 Attend = Callable[[int, Tensor], Tensor]  # (layer, (T, heads + 2 kv, width)) → (T, heads · width)
@@ -195,16 +195,25 @@ class LeanDecoder:
         self._kept: dict[Any, Any] | None = None
 
     def hidden(
-        self, ids_T: Tensor, cos_sin: tuple[Tensor, Tensor], attend: Attend, routes: Routes
+        self,
+        ids_T: Tensor,
+        cos_sin: tuple[Tensor, Tensor],
+        attend: Attend,
+        routes: Routes,
+        wanted_A: Tensor | None = None,
     ) -> Tensor:
-        """Last hidden states, (T, D)."""
+        """Last hidden states, (T, D); or (A, D), those of the tokens at the places ``wanted_A``:
+        behind the last layer's attention the others are not computed."""
         cos, sin = cos_sin
         x = self.embedding(ids_T)
         for index, (before, behind, qkv, out, gate_up, down) in enumerate(self.layers):
             y = RMSNorm.apply(x, before.weight, before.variance_epsilon)
             y = self._product(qkv, y, routes).view(len(x), -1, self.width)
             y = Rotate.apply(y, cos, sin, self.heads + self.kv_heads)
-            x = x + self._product(out, attend(index, y), routes)
+            y = attend(index, y)
+            if wanted_A is not None and index == len(self.layers) - 1:
+                x, y = x.index_select(0, wanted_A), y.index_select(0, wanted_A)
+            x = x + self._product(out, y, routes)
             y = RMSNorm.apply(x, behind.weight, behind.variance_epsilon)
             y = SwiGLU.apply(self._product(gate_up, y, routes))
             x = x + self._product(down, y, routes)
@@ -215,14 +224,18 @@ class LeanDecoder:
         """What numbers of tokens should be multiples of."""
         return shape_step(self.embedding.weight.device, self.embedding.weight.dtype)
 
-    def packed(self, batch: Packed) -> Tensor:
-        """Last hidden states of a packed batch under the adapter that acts, (T, D)."""
+    def packed(self, batch: Packed, wanted_A: Tensor | None = None) -> Tensor:
+        """Last hidden states of a packed batch under the adapter that acts, (T, D); or (A, D)."""
 
         def attend(layer: int, qkv_THW: Tensor) -> Tensor:
             return batch.attention(qkv_THW, self.heads, self.kv_heads, self.scaling)
 
-        rotations = self.rotations(batch.positions_T)
-        return self.hidden(batch.ids_T, rotations, attend, self.acting())
+        rotations, acting = self.rotations(batch.positions_T), self.acting()
+        if wanted_A is None:
+            return self.hidden(batch.ids_T, rotations, attend, acting)
+        count = len(wanted_A)
+        rows_A = F.pad(wanted_A, (0, rounded(count, self.step) - count))  # by token 0, once more
+        return self.hidden(batch.ids_T, rotations, attend, acting, rows_A)[:count]
 
     def rotations(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """(cos, signed sin), (T, 1, width), as ``hidden`` takes them."""

@@ -49,11 +49,8 @@ def action_logprobs(
     """
     if agent.lean is not None and agent.lean.learning:
         packed = Packed(batch, agent.device, agent.lean.step)
-        hidden_TD = agent.lean.packed(packed)
-        return _said(
-            agent, hidden_TD.index_select(0, packed.chooser_A), packed.targets_A, temperature,
-            entropy, head, head_input_A,
-        )  # fmt: skip
+        hidden_AD = agent.lean.packed(packed, packed.chooser_A)
+        return _said(agent, hidden_AD, packed.targets_A, temperature, entropy, head, head_input_A)
     device = agent.device
     if packable(agent):
         visible = attention_mask(batch.segment_RL.to(device))

@@ -18,7 +18,8 @@ from comlrl.settings import load_yaml
 HARMLESS_SECTIONS = ("output", "wandb", "generation", "distributed", "agent_devices")
 HARMLESS_KEYS = (
     "logging_steps", "max_steps", "max_env_steps", "num_train_epochs", "save_steps",
-    "save_total_limit", "eval_interval", "eval_num_samples", "workers", "gradient_checkpointing",
+    "save_total_limit", "eval_interval", "eval_num_samples", "eval_answers", "workers",
+    "gradient_checkpointing",
 )  # fmt: skip
 CONFIG = "config.yaml"
 

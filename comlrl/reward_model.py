@@ -1,9 +1,9 @@
 """MARLHF's joint reward model: a one-label sequence classifier on the text of a joint action.
 
-TRL's ``RewardTrainer`` fits it to preference pairs with −log σ(r_winner − r_loser), after which it
-is frozen. Texts are tokenized here, once for training and scoring alike: end-of-sequence is
-appended, and a text beyond ``max_length`` keeps its last tokens when it is scored; pairs with
-such a text are left out of the fit and counted.
+TRL's ``RewardTrainer`` fits it to preference pairs with −log σ(r_winner − r_loser − m), after which
+it is frozen; the margin m is 0 unless ``Fit.margin`` asks for one. Texts are tokenized here, once
+for training and scoring alike: end-of-sequence is appended, and a text beyond ``max_length`` keeps
+its last tokens when it is scored; pairs with such a text are left out of the fit and counted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -33,7 +33,12 @@ FACTS = "reward_model.json"
 BATCH_TOKENS = 4096  # padded tokens scored at once
 
 
-TextPair = tuple[str, str]  # joint texts of winner and loser
+class TextPair(NamedTuple):
+    """Joint texts of winner and loser, and the difference of their task rewards (> 0)."""
+
+    winner: str
+    loser: str
+    gap: float
 
 
 class WeakRewardModelError(ValueError):
@@ -66,6 +71,7 @@ class Fit:
     max_length: int  # tokens of a joint text
     seed: int
     in_order: bool = False  # else pairs are shuffled
+    margin: float = 0.0  # m of a pair = margin · gap (Touvron et al. 2023, arXiv 2307.09288, eq. 2)
 
 
 @dataclass
@@ -204,14 +210,14 @@ def train(
     work_dir: Path,
     say: Callable[[str], None],
 ) -> RewardModel:
-    """A classifier fitted to (winner, loser) texts. Raises PreferenceError where none can be."""
+    """A classifier fitted to pairs of texts. Raises PreferenceError where none can be."""
     torch.manual_seed(fit.seed)  # the score head and LoRA's A matrices are drawn at random
     model, tokenizer = _untrained(base, resolve)
     reward = RewardModel(model, tokenizer, Facts(base.name, fit.max_length))
-    encoded = [(reward.encode(winner), reward.encode(loser)) for winner, loser in pairs]
+    encoded = [(reward.encode(pair.winner), reward.encode(pair.loser)) for pair in pairs]
     rows = [
-        {"chosen_ids": w, "rejected_ids": r}
-        for w, r in encoded
+        {"chosen_ids": w, "rejected_ids": r, "margin": fit.margin * pair.gap}
+        for pair, (w, r) in zip(pairs, encoded, strict=True)
         if max(len(w), len(r)) <= fit.max_length
     ]
     reward.facts.pairs, reward.facts.too_long = len(rows), len(pairs) - len(rows)
@@ -274,7 +280,7 @@ def _fit(
     reward: RewardModel,
     base: RewardBase,
     fit: Fit,
-    rows: Sequence[Mapping[str, list[int]]],
+    rows: Sequence[Mapping[str, Any]],
     work_dir: Path,
     say: Callable[[str], None],
 ) -> None:

@@ -22,8 +22,7 @@ SHARED = 0.25  # of a text, at least: what texts in one row have in common
 def last_states(lean: LeanDecoder, rows: Sequence[Row], pad_id: int, device: object) -> Tensor:
     """(texts, D), in the order of the rows' completions; padding is read nowhere."""
     batch = Packed(pack(rows, pad_id), torch.device(str(device)), lean.step)
-    hidden_TD = lean.packed(batch)
-    return hidden_TD[list(_ends(rows))]
+    return lean.packed(batch, torch.tensor(list(_ends(rows)), device=batch.ids_T.device))
 
 
 def _ends(rows: Sequence[Row]) -> Iterator[int]:

@@ -268,8 +268,10 @@ def test_evaluating_a_run_gives_what_its_training_ended_with(tmp_path):
         sys.executable, "train_magrpo.py", "--config", QUICK, "--override",
         f"output.dir={tmp_path}", "magrpo.max_steps=2", "magrpo.batch_size=4",
         "magrpo.num_generations=4", "magrpo.eval_num_samples=6", "magrpo.eval_interval=2",
+        "magrpo.eval_answers=2",
     ]  # fmt: skip
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     ended = json.loads((tmp_path / "summary.json").read_text())["eval_end"]
-    found = _evaluate(tmp_path / "evaluation.json", "--checkpoint", str(tmp_path))
+    twice = ["--samples", "2", "--k", "1"]
+    found = _evaluate(tmp_path / "evaluation.json", "--checkpoint", str(tmp_path), *twice)
     assert _timeless(found["metrics"]) == pytest.approx(_timeless(ended))

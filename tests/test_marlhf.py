@@ -96,9 +96,10 @@ def test_agreement_counts_siblings_that_the_task_tells_apart():
 
 def test_texts_of_pairs_hold_all_agents_in_order():
     item = TaskPairs(candidates("a"), (Pair(1, 0, 1.0),), 0)
-    ((winner, loser),) = text_pairs([item])
+    ((winner, loser, gap),) = text_pairs([item])
     assert winner == "do a 0\na10 é\u2028\ndo a 1\na11 é\u2028\n"
     assert loser == "do a 0\na00 é\u2028\ndo a 1\na01 é\u2028\n"
+    assert gap == 1.0
 
 
 def small(folder: Path, **keys) -> list[str]:

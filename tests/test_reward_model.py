@@ -18,6 +18,7 @@ from comlrl.reward_model import (
     ModelReward,
     RewardBase,
     RewardModel,
+    TextPair,
     load,
     train,
 )
@@ -27,6 +28,7 @@ from tests.fakes import task
 from tests.tiny_models import EOS, folder
 
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
+GAP = 1.5
 FIT = Fit(learning_rate=1e-2, epochs=3, batch_size=16, max_length=64, seed=5)
 
 
@@ -61,7 +63,7 @@ def fitted(tmp_path: Path, given=None, *, fit: Fit = FIT, said=None, **base) -> 
     return train(
         RewardBase(str(folder("qwen2")), **keys),
         fit,
-        [(f"p\n{w}\n", f"p\n{r}\n") for w, r in given or pairs(128)],
+        [TextPair(f"p\n{w}\n", f"p\n{r}\n", GAP) for w, r in given or pairs(128)],
         resolve=str,
         work_dir=tmp_path / "work",
         say=(said if said is not None else []).append,
@@ -167,6 +169,20 @@ def test_a_text_of_several_pairs_is_read_once(tmp_path, monkeypatch):
     plain = fitted(tmp_path / "plain", given, fit=fit)
     texts = ["abo", "abx", "aby"]
     assert lean.raw(texts) == pytest.approx(plain.raw(texts), abs=2e-4)
+
+
+def test_the_margin_is_asked_of_the_winners_lead(tmp_path):
+    """−log σ(r_w − r_l − 2 · 1.5) on average, of a model that has hardly moved."""
+    said: list[str] = []
+    fit = Fit(1e-9, 1, 8, 64, 5, margin=2.0)
+    made = fitted(tmp_path, pairs(8), fit=fit, said=said)
+    raw = made.raw([f"p\n{text}\n" for pair in pairs(8) for text in pair])
+    leads = [w - r for w, r in zip(raw[::2], raw[1::2], strict=True)]
+    without, loss = (
+        sum(math.log1p(math.exp(margin - lead)) for lead in leads) / 8 for margin in (0.0, 3.0)
+    )
+    assert f"loss {loss:.3f}" in said[-1]
+    assert loss > without + 0.5
 
 
 def test_it_is_saved_and_loaded_as_it_was(model, tmp_path):

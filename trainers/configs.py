@@ -43,6 +43,7 @@ class CommonConfig:
     logging_steps: int = 1  # training steps
     eval_interval: int = 0  # training steps; 0: never
     eval_num_samples: int | None = 4  # tasks; null: the whole split
+    eval_answers: int = 1  # of the team to each of those tasks
     save_steps: int = 0  # training steps between checkpoints; 0: none
     save_total_limit: int | None = 2  # checkpoints kept; null: all
 
@@ -104,6 +105,8 @@ class MARLHFConfig(PreferenceConfig):
     reward_num_train_epochs: int = 1  # passes over the pairs
     reward_train_batch_size: int = 4  # pairs in an update
     reward_max_length: int = 2048  # tokens of a joint text
+    # lead asked of a winner's score for each point of task reward that it is better by; 0: any lead
+    reward_margin: float = 0.0
     reward_freeze_backbone: bool = False  # train the score head alone
     reward_min_accuracy: float = 0.55  # on held-out pairs; below it the run stops before RL
 
@@ -194,11 +197,13 @@ def _ranges(name: str, section: CommonConfig) -> None:
         "num_agents": 1, "num_turns": 1, "num_generations": 1, "batch_size": 1,
         "train_batch_size": 1, "max_new_tokens": 1, "num_train_epochs": 0, "max_steps": 0,
         "max_env_steps": 0, "warmup_steps": 0, "kl_coef": 0, "logging_steps": 1,
-        "eval_interval": 0, "eval_num_samples": 1, "save_steps": 0, "save_total_limit": 1,
+        "eval_interval": 0, "eval_num_samples": 1, "eval_answers": 1, "save_steps": 0,
+        "save_total_limit": 1,
         "preference_num_candidates": 2, "preference_pairs_per_sample": 1,
         "ppo_epochs": 1, "latent_dim": 1, "latent_hidden": 1, "heterogeneous_rank": 1,
         "entropy_coef": 0, "lambda_e": 0, "lambda_d": 0, "kl_horizon": 1,
         "reward_num_train_epochs": 1, "reward_train_batch_size": 1, "reward_max_length": 8,
+        "reward_margin": 0,
         "discount": 0,
     }  # fmt: skip
     above_zero = (

@@ -3,7 +3,9 @@
 1. Preference pairs of joint candidates (winner w, loser l), as in MADPO.
 2. A joint reward model r on the text of a whole joint action (each agent's prompt and response,
    in order) minimizes −log σ(r_w − r_l) (Bradley–Terry; Christiano et al. 2017, arXiv 1706.03741;
-   Ouyang et al. 2022, arXiv 2203.02155) and is then frozen. Its pairwise accuracy is measured on
+   Ouyang et al. 2022, arXiv 2203.02155) and is then frozen. ``reward_margin`` c > 0 asks that
+   winners lead by as much as they are better: −log σ(r_w − r_l − c (R_w − R_l)), R the task reward
+   (Touvron et al. 2023, arXiv 2307.09288, eq. 2). Its pairwise accuracy is measured on
    the pairs of tasks that it was not fitted to; no better than chance stops the run. With
    ``pair_selection: all`` a task's pairs lie together in batches, as Ouyang et al. do (their
    section 3.5): each text is then read once for all its comparisons.
@@ -124,6 +126,7 @@ class MARLHFTrainer:
             section.reward_max_length,
             self.seed,
             in_order=section.pair_selection == "all",
+            margin=section.reward_margin,
         )
         order = self.collector.order((self.seed, "reward model"), len(pairs))
         started = time.monotonic()
@@ -214,11 +217,11 @@ class MARLHFTrainer:
 
 
 def text_pairs(tasks: Sequence[TaskPairs]) -> list[TextPair]:
-    """(winner, loser) joint texts of every pair."""
+    """The joint texts of every pair."""
     found = []
     for item in tasks:
         texts_K = joint_texts(item.candidates)
-        found += [(texts_K[pair.winner], texts_K[pair.loser]) for pair in item.pairs]
+        found += [TextPair(texts_K[p.winner], texts_K[p.loser], p.gap) for p in item.pairs]
     return found
 
 
