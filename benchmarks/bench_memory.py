@@ -3,8 +3,8 @@
     python benchmarks/bench_memory.py [--device cpu] [--hidden 768] [--layers 12] [--tasks 6]
 
 A model of the given shape with random weights (Qwen2 architecture, the embedded tokenizer), two
-agents, G = 4, the same tasks. On a CPU the memory is the process's peak above that of importing
-the packages; on a card it is the allocator's peak.
+agents, G = 4, the same tasks; frozen weights and the peer's in bfloat16. On a CPU the memory is the
+process's peak above that of importing the packages; on a card it is the allocator's peak.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ def ours(model: Path, tasks: int) -> float:
         command = [
             sys.executable, "train_magrpo.py", "--config", "configs/magrpo_quickstart.yaml",
             "--override", f"output.dir={run}", f"agent_model.name={model}",
+            "agent_model.torch_dtype=bfloat16",
             "magrpo.num_generations=4", f"magrpo.batch_size={tasks}", "magrpo.max_steps=1",
             "magrpo.max_new_tokens=32", "magrpo.eval_interval=0", "output.save_final_model=false",
         ]  # fmt: skip
@@ -83,6 +84,7 @@ def main() -> None:
         parameters = make_model(Path(folder), arguments)
         job = peer_job(arguments, arguments.tasks)
         job |= {"model": folder, "max_new_tokens": 32, "batch_size": arguments.tasks}
+        job["dtype"] = "bfloat16"
         theirs = runner(PEER / "bin" / "python", "peer_runner.py", job)["peak_memory_mb"] - base
         mine = ours(Path(folder), arguments.tasks) - base
     work = f"2 agents, {arguments.tasks} tasks × G = 4, one update"

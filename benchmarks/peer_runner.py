@@ -65,7 +65,7 @@ def main() -> None:
         agent_model=job["model"],
         num_agents=agents,
         tokenizer=AutoTokenizer.from_pretrained(job["model"]),
-        model_config={"model_kwargs": kwargs} if job["dtype"] != "float32" else {},
+        model_config={"model_kwargs": kwargs},
         train_dataset=Dataset.from_list(job["tasks"]),
         reward_func=reward_func,
         formatters=formatters,

@@ -80,7 +80,7 @@ def main() -> None:
         print(name, json.dumps(found[name]), file=sys.stderr, flush=True)
     head = ["quickstart", "start → end of each seed", "mean gain", "least", "longest run"]
     print(table(head, [row(name, runs) for name, runs in found.items()]))
-    print(f"\nSeeds: {', '.join(map(str, options.seeds))}; one sample of each of 64 tasks.")
+    print(f"\nSeeds: {', '.join(map(str, options.seeds))}; 64 tasks, each file's eval_answers.")
 
 
 if __name__ == "__main__":
