@@ -66,7 +66,7 @@ def tree_metrics(trees: Sequence[Tree], conventions: Conventions | None = None) 
     if conventions is not None and len(last[0].node.agents_N) > 1:
         metrics.update(_convention_metrics(last, conventions))
     metrics["turns_mean"] = _mean((item.node.turn, item.weight) for item in last)
-    metrics["tasks"] = float(len(trees))
+    metrics["tasks"] = float(len({tree.task.task_id for tree in trees}))
     metrics["joint_actions"] = float(sum(len(item.node.scores_K) for item in weighted))
     return metrics
 

@@ -110,7 +110,8 @@ def _results(run: Run) -> str:
     rows = [[name, before[name], after[name]] for name in RESULTS if name in after]
     split = f"`{run.config['dataset']['name']}` {run.config['dataset'].get('eval_split', '')}"
     tasks = int(after.get("tasks", 0))
-    return f"## Results\n\n{tasks} tasks of {split}, one answer each.\n\n" + table(
+    answers = run.config.get(run.algorithm, {}).get("eval_answers", 1)
+    return f"## Results\n\n{tasks} tasks of {split}, answers to each: {answers}.\n\n" + table(
         ["metric", "before", "after"], rows
     )
 

@@ -90,7 +90,10 @@ def learning_series(run: Run) -> list[Series]:
 
 
 def _margins(run: Run, count: int) -> list[float]:
-    """Half the 95% interval of each evaluation's mean, 1.96 σ/√tasks; empty where not known."""
+    """Half the 95% interval of each evaluation's mean, 1.96 σ/√tasks; empty where not known.
+
+    Wider than need be where tasks are answered several times (``eval_answers``).
+    """
     _, spread = run.series("eval", "reward_std")
     _, tasks = run.series("eval", "tasks")
     if not len(spread) == len(tasks) == count:

@@ -6,6 +6,7 @@ import math
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,17 @@ DOCS = Path(__file__).parents[1] / "docs" / "metrics.md"
 
 
 def test_mean_and_spread_of_one_turn():
-    metrics = tree_metrics([tree(node([1.0, 3.0])), tree(node([2.0, 2.0]))])
+    other = replace(TASK, task_id="another")
+    metrics = tree_metrics([tree(node([1.0, 3.0])), tree(node([2.0, 2.0]), task=other)])
     assert metrics["reward_mean"] == metrics["turn_1/reward_mean"] == 2.0
     assert metrics["reward_std"] == pytest.approx(math.sqrt(0.5))  # squares 1, 1, 0, 0
     assert metrics["processed_reward_mean"] == 1.0  # processed rewards are one lower
     assert (metrics["tasks"], metrics["joint_actions"], metrics["turns_mean"]) == (2, 4, 1)
+
+
+def test_a_task_that_is_answered_twice_is_one_task():
+    metrics = tree_metrics([tree(node([1.0])), tree(node([2.0]))])
+    assert (metrics["tasks"], metrics["joint_actions"], metrics["reward_mean"]) == (1, 2, 1.5)
 
 
 def test_tasks_count_alike_whatever_their_number_of_joint_actions():
