@@ -203,8 +203,7 @@ def _ranges(name: str, section: CommonConfig) -> None:
         "ppo_epochs": 1, "latent_dim": 1, "latent_hidden": 1, "heterogeneous_rank": 1,
         "entropy_coef": 0, "lambda_e": 0, "lambda_d": 0, "kl_horizon": 1,
         "reward_num_train_epochs": 1, "reward_train_batch_size": 1, "reward_max_length": 8,
-        "reward_margin": 0,
-        "discount": 0,
+        "reward_margin": 0, "discount": 0,
     }  # fmt: skip
     above_zero = (
         "learning_rate", "max_grad_norm", "dpo_beta", "clip_range", "value_learning_rate",

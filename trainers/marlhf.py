@@ -5,10 +5,10 @@
    in order) minimizes −log σ(r_w − r_l) (Bradley–Terry; Christiano et al. 2017, arXiv 1706.03741;
    Ouyang et al. 2022, arXiv 2203.02155) and is then frozen. ``reward_margin`` c > 0 asks that
    winners lead by as much as they are better: −log σ(r_w − r_l − c (R_w − R_l)), R the task reward
-   (Touvron et al. 2023, arXiv 2307.09288, eq. 2). Its pairwise accuracy is measured on
-   the pairs of tasks that it was not fitted to; no better than chance stops the run. With
-   ``pair_selection: all`` a task's pairs lie together in batches, as Ouyang et al. do (their
-   section 3.5): each text is then read once for all its comparisons.
+   (Touvron et al. 2023, arXiv 2307.09288, eq. 2). Its pairwise accuracy is measured on the pairs
+   of tasks that it was not fitted to; no better than chance stops the run. With ``pair_selection:
+   all`` a task's pairs lie together in batches, as Ouyang et al. do (their section 3.5): each text
+   is then read once for all its comparisons.
 3. Online reinforcement learning by a sibling trainer that the train script hands in. Its reward
    is r, less its mean and over its standard deviation on the held-out tasks' candidates, then
    ``reward_processor``'s scale and shift. Evaluation keeps the task reward: where the score rises
@@ -217,7 +217,7 @@ class MARLHFTrainer:
 
 
 def text_pairs(tasks: Sequence[TaskPairs]) -> list[TextPair]:
-    """The joint texts of every pair."""
+    """The joint texts and the gap of every pair."""
     found = []
     for item in tasks:
         texts_K = joint_texts(item.candidates)
