@@ -25,15 +25,17 @@ class ExternalError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Which of the reward's levels an attempt passed; None: not reached."""
+    """What an attempt passed, level by level; None: not reached."""
 
-    definitions: bool
+    definitions: bool  # of every agent's function
     syntax: bool | None
-    tests_and_use: bool | None  # the surfaced tests, and main's use of the helpers
+    tests: tuple[int, int] | None  # passed, of those surfaced
+    use: bool | None  # main calls every helper, reads its result, and does work of its own
 
     @property
     def all_passed(self) -> bool:
-        return self.definitions and bool(self.syntax) and bool(self.tests_and_use)
+        passed, shown = self.tests or (0, 0)
+        return self.definitions and bool(self.syntax) and 0 < passed == shown and bool(self.use)
 
 
 def checked_slice(value: int | str | None) -> int | None:
@@ -77,17 +79,21 @@ def breakdown_of(attempt: Attempt) -> RewardBreakdown:
 
 
 def levels(attempt: Attempt, sandbox_slice: int | str | None) -> Levels:
-    """Level by level, passed or failed, on the surfaced tests alone."""
+    """Each level judged by itself, the tests' on the surfaced tests alone.
+
+    The use of helpers is read off the program: unlike the reward's bonus, it needs no passed test.
+    """
     facts, names = breakdown_of(attempt), agent_names(attempt)
     definitions = all(name in facts.defined for name in names)
     if names[-1] not in facts.defined:
-        return Levels(definitions, None, None)
+        return Levels(definitions, None, None, None)
     if facts.syntax_error is not None:
-        return Levels(definitions, False, None)
+        return Levels(definitions, False, None, None)
     shown = surfaced(facts.outcomes, sandbox_slice)
-    passed = bool(shown) and all(outcome.passed for outcome in shown)
-    used = all(name in facts.called and name not in facts.ignored for name in names[:-1])
-    return Levels(definitions, True, passed and used and not facts.wrapper)
+    passed = sum(outcome.passed for outcome in shown)
+    read = (set(facts.called) & set(facts.defined)) - set(facts.ignored)
+    used = read >= set(names[:-1]) and not facts.wrapper
+    return Levels(definitions, True, (passed, len(shown)), used)
 
 
 def diagnostics(attempt: Attempt, agent: int, sandbox_slice: int | str | None) -> str:

@@ -1,4 +1,4 @@
-"""``level_passed``: for each level of the reward, whether it was passed."""
+"""``level_passed``: four signals, one for each level of the reward, without a word of why."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ WORD = {True: "passed", False: "failed", None: "not reached"}
 
 
 class LevelPassed:
-    """Tells each agent one word for each level, the tests' on the surfaced tests."""
+    """Tells each agent whether the functions were found and compile, how many of the surfaced
+    tests passed, and whether main makes use of the helpers."""
 
     def __init__(self, sandbox_slice: int | str | None = 1) -> None:
         self.sandbox_slice = sandbox_slice
@@ -24,8 +25,9 @@ class LevelPassed:
 
     def _signals(self, attempt: Attempt) -> str:
         level = levels(attempt, self.sandbox_slice)
-        last = "Tests" if len(attempt.completions_N) == 1 else "Tests and use of helpers"
+        tests = "not reached" if level.tests is None else "{}/{} passed".format(*level.tests)
+        alone = len(attempt.completions_N) == 1
         return (
-            f"Feedback:\nDefinitions: {WORD[level.definitions]}. "
-            f"Syntax: {WORD[level.syntax]}. {last}: {WORD[level.tests_and_use]}."
+            f"Feedback:\nDefinitions: {WORD[level.definitions]}. Syntax: {WORD[level.syntax]}. "
+            f"Tests: {tests}." + ("" if alone else f" Use of helpers: {WORD[level.use]}.")
         )

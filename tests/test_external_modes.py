@@ -141,7 +141,48 @@ def test_signals_judge_the_surfaced_tests_alone() -> None:
         (texts,) = external.build(section("passed", sandbox_slice=sandbox_slice))([late])
         assert ("Feedback:\nAll levels passed." in texts[0]) is passed
         (texts,) = external.build(section("level_passed", sandbox_slice=sandbox_slice))([late])
-        assert ("helpers: passed." in texts[1]) is passed
+        told = {1: "Tests: 1/1 passed.", -1: "Tests: 0/1 passed.", "all": "Tests: 1/2 passed."}
+        assert told[sandbox_slice] in texts[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "signals"),
+    [
+        ({}, "Definitions: passed. Syntax: passed. Tests: 2/2 passed. Use of helpers: passed."),
+        # a failed test says nothing about the helpers, and the other way round
+        (
+            {"outcomes": (FIRST, WRONG)},
+            "Definitions: passed. Syntax: passed. Tests: 1/2 passed. Use of helpers: passed.",
+        ),
+        (
+            {"outcomes": (WRONG, WRONG)},
+            "Definitions: passed. Syntax: passed. Tests: 0/2 passed. Use of helpers: passed.",
+        ),
+        (
+            {"called": ()},
+            "Definitions: passed. Syntax: passed. Tests: 2/2 passed. Use of helpers: failed.",
+        ),
+        (
+            {"wrapper": True},
+            "Definitions: passed. Syntax: passed. Tests: 2/2 passed. Use of helpers: failed.",
+        ),
+        (
+            {"defined": ("pick",), "called": ()},
+            "Definitions: failed. Syntax: passed. Tests: 2/2 passed. Use of helpers: failed.",
+        ),
+        (
+            {"defined": ("aux",), "called": (), "outcomes": ()},
+            "Definitions: failed. Syntax: not reached. Tests: not reached. "
+            "Use of helpers: not reached.",
+        ),
+    ],
+)
+def test_level_passed_gives_four_signals_each_its_own(
+    changes: dict[str, object], signals: str
+) -> None:
+    level_passed = external.build(section("level_passed", sandbox_slice="all"))
+    (texts,) = level_passed([attempt(2, facts(**changes))])
+    assert [text.split("\n")[1] for text in texts] == [signals, signals]
 
 
 @pytest.mark.parametrize("bad", ["first", "1", 1.5, True, False, [1]])

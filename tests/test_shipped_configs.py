@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from comlrl.dry_run import growth
 from comlrl.settings import Loader
 from trainers.configs import SECTIONS, sections_of, validate
 
@@ -139,3 +140,16 @@ def test_published_settings(name):
     else:
         assert (section.handoff, section.turn_gradient_weights) == (None, None)
         assert config.external.history == "full"
+
+
+@pytest.mark.parametrize("benchmark", ["he", "che", "mbpp"])
+@pytest.mark.parametrize("algorithm", ["magrpo", "grpo"])
+def test_the_files_of_two_turns_say_how_full_tree_and_handoff_differ(algorithm, benchmark):
+    # align, G = 4, two turns: full tree 4 + 4 · 4 = 20 joint actions a task, handoff 4 + 4 = 8
+    tree, handoff = f"{algorithm}_{benchmark}", f"mt_{algorithm}_{benchmark}"
+    for name, own, partner, other in ((tree, 20, handoff, 8), (handoff, 8, tree, 20)):
+        file = ROOT / "configs" / f"{name}_config.yaml"
+        config, _ = load(file, algorithm)
+        assert growth(config.section, algorithm).joint_actions == own
+        head = file.read_text().split("\nagent_model:")[0]
+        assert f"{own} scored" in head and f"{other} scored" in head and partner in head
