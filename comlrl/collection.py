@@ -127,6 +127,7 @@ class Collector:
 
     def _sample(self, path: Path, have: dict[str, CandidateSet]) -> dict[str, CandidateSet]:
         """Complete ``have``, some tasks at a time; what they came to is saved at once."""
+        self.loop.progress.begin("collecting preferences")
         left = [task for task in self.loop.tasks if task.task_id not in have]
         size = tasks_at_once(self.section.batch_size, self.section.preference_num_candidates)
         started, done = time.monotonic(), len(have)

@@ -302,7 +302,7 @@ def _attach_loggers(run: Run, resume: bool) -> None:
         keep_lines(run.run_dir / "metrics.jsonl", counters.logged)
         if "wandb" in counters.extra and not identity.exists():
             identity.write_text(counters.extra["wandb"])
-    logger = loggers.build(run.config, run.run_dir, resume=resume, total=run.loop.total_steps)
+    logger = loggers.build(run.config, run.run_dir, run.loop.progress, resume=resume)
     if resume:
         logger.truncate_after(counters.updates, counters.env_steps)
     if identity.exists():
@@ -314,6 +314,7 @@ def _finish(run: Run) -> None:
     """Final model and summary."""
     from comlrl.summary import write_summary
 
+    run.loop.progress.begin("saving the result")
     if run.config.output.save_final_model:
         run.team.save(run.run_dir / "final_model")
     write_summary(run)

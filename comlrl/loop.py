@@ -18,8 +18,11 @@ import torch
 from comlrl import checkpoint, distributed
 from comlrl.collapse import Collapse
 from comlrl.config import ConfigError
+from comlrl.progress import EVALUATING, SAVING, TRAINING, Ahead, Progress
 from comlrl.signals import Interrupted, Signals
 from comlrl.types import Logger, LogRecord, Task, Tree
+
+ENV_STEPS = "environment steps"  # of a training step
 
 
 class Stateful(Protocol):
@@ -86,6 +89,7 @@ class Loop:
         self.run_dir, self.logger, self.evaluate = run_dir, logger, evaluate
         self.seed, self.signals, self.standing = seed, signals or Signals(), standing
         self.counters = Counters()
+        self.progress = Progress(self._ahead)
         self.trainer: Stateful | None = None
         self._started = time.monotonic()
         self._pause = 0.0  # seconds of logging within the present step
@@ -127,6 +131,7 @@ class Loop:
             )
         self.counters = Counters(**found.state["loop"])
         self._collapse.load(found.state["collapse"])
+        self.progress.load(found.state.get("progress", {}))
         try:
             trainer.load(found.state["trainer"], found.tensors)
         except (KeyError, RuntimeError, ValueError) as error:
@@ -148,6 +153,7 @@ class Loop:
             chosen = [self.tasks[i] for i in order[within * size : (within + 1) * size]]
             self._seed(index + 1)
             self._pause, started = 0.0, time.monotonic()
+            self.progress.begin(TRAINING)
             yield Step(index + 1, epoch, chosen)
             self.counters.train_seconds += time.monotonic() - started - self._pause
             self._after()
@@ -168,6 +174,8 @@ class Loop:
         Counts and metrics are those of all processes, and the same on each.
         """
         counters = self.counters
+        self.progress.end()
+        self.progress.note(ENV_STEPS, env_steps)
         counters.steps, counters.epoch = step.index, step.epoch
         counters.env_steps += env_steps
         counters.updates += updates
@@ -186,11 +194,13 @@ class Loop:
         assert self.trainer is not None
         if self._saved is not None and self._saved[0] == self.counters.steps:
             return self._saved[1]
+        self.progress.begin(SAVING)
         tensors = self.trainer.state_tensors()
         state = {
             "loop": asdict(self.counters) | {"wall_seconds": self.wall_seconds},
             "trainer": self.trainer.state(),
             "collapse": self._collapse.state(),
+            "progress": self.progress.state(),
             "tasks": self._fingerprint(),
         }
         path = distributed.from_main(
@@ -203,6 +213,7 @@ class Loop:
             )
         )
         self._saved = (self.counters.steps, path)
+        self.progress.end()
         return path
 
     @contextlib.contextmanager
@@ -216,6 +227,25 @@ class Loop:
         number = self._received()
         if number is not None:
             raise Interrupted(number, saved)
+
+    def _ahead(self) -> Ahead:
+        """How far the run is; where environment steps end it, as far as the latest steps tell."""
+        done, total, most = self.counters.steps, self.total_steps, self.section.max_env_steps
+        each, estimated = self.progress.typical(ENV_STEPS), False
+        if most is not None:
+            if not each:
+                return Ahead(done, None)
+            end = done + max(math.ceil((most - self.counters.env_steps) / each), 0)
+            estimated = total is None or end < total
+            total = end if estimated else total
+        if total is None:
+            return Ahead(done, None)
+        evaluations = saves = 0
+        if self.evaluate is not None:
+            evaluations = _due(self.counters.evaluated, total, self.section.eval_interval)
+        if self.section.save_steps:
+            saves = _due(self._saved[0] if self._saved else 0, total, self.section.save_steps)
+        return Ahead(done, total, estimated, evaluations, saves)
 
     def _over(self) -> bool:
         total, most = self.total_steps, self.section.max_env_steps
@@ -249,11 +279,13 @@ class Loop:
         assert self.evaluate is not None
         # Several processes evaluate together: there one cannot leave in the middle.
         alone = distributed.world_size() == 1
+        self.progress.begin(EVALUATING)
         try:
             with self.signals.abandoning() if alone else contextlib.nullcontext():
                 trees, metrics = self.evaluate()
         except Interrupted as interrupted:
             raise Interrupted(interrupted.number, self.save()) from None
+        self.progress.end()
         self.counters.evaluated = self.counters.steps
         self._log("eval", metrics, trees)
         self.counters.eval_end = dict(metrics)
@@ -287,6 +319,13 @@ class Loop:
         for task in self.tasks:
             digest.update(repr((task.task_id, task.prompt, task.test, task.entry_point)).encode())
         return digest.hexdigest()
+
+
+def _due(last: int, total: int, every: int) -> int:
+    """How often it is due behind ``last`` (−1: not even at 0): every ``every`` steps, and last."""
+    if not every or last >= total:
+        return 0
+    return total // every - last // every + (total % every > 0)
 
 
 def _line(error: Exception) -> str:

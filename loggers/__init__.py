@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from comlrl.types import Logger, LogRecord, Tree
 from loggers.console import ConsoleLogger
@@ -14,6 +14,9 @@ from loggers.environment import write_environment
 from loggers.episodes import EpisodeLogger
 from loggers.jsonl import JsonlLogger
 from loggers.samples import SampleLogger
+
+if TYPE_CHECKING:
+    from comlrl.progress import Progress
 
 
 class Loggers:
@@ -45,14 +48,12 @@ class Loggers:
                 stack.callback(logger.close)
 
 
-def build(
-    config: Any, run_dir: str | Path, resume: bool = False, total: int | None = None
-) -> Loggers:
+def build(config: Any, run_dir: str | Path, progress: Progress, resume: bool = False) -> Loggers:
     """The loggers that a run's configuration asks for.
 
-    ``config``: ``comlrl.config.Config``; ``total``: the updates that the run will make, where
-    known. With ``resume``, files are continued: call ``truncate_after`` with the checkpoint's
-    update.
+    ``config``: ``comlrl.config.Config``; ``progress``: what the console tells of the run beside
+    its records. With ``resume``, files are continued: call ``truncate_after`` with the
+    checkpoint's update.
     """
     run_dir = Path(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -73,5 +74,5 @@ def build(
         if wandb_logger := connect(config, run_dir, resume):
             loggers.append(wandb_logger)
     # Last: what the others have to say at their start stands above the live table.
-    loggers.append(ConsoleLogger(total, title=run_dir.name))
+    loggers.append(ConsoleLogger(progress, title=run_dir.name))
     return Loggers(loggers)

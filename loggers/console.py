@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from comlrl.types import LogRecord, Tree
+
+if TYPE_CHECKING:
+    from comlrl.progress import Progress
 
 # Column heading, metric, format: those that a record does not have are left out of its line.
 COLUMNS = (
@@ -34,24 +30,24 @@ COLUMNS = (
 
 
 class ConsoleLogger:
-    """``total``: the training steps that the run will make, or None where that is not known."""
+    """``progress``: how far the run is, what it is doing and how long it will take."""
 
     def __init__(
-        self, total: int | None = None, *, title: str = "", console: Console | None = None
+        self, progress: Progress, *, title: str = "", console: Console | None = None
     ) -> None:
         self._console = console or Console()
+        self._progress = progress
         self._live: _LiveView | None = None
-        self._total = total
-        self._started = time.monotonic()
-        self._first_step: int | None = None
         if self._console.is_terminal:
-            self._live = _LiveView(self._console, total, title)
+            self._live = _LiveView(self._console, progress, title)
+        else:
+            progress.listeners.append(self._began)
 
     def log(self, record: LogRecord) -> None:
         if self._live is not None:
             self._live.show(record)
         else:
-            self._console.print(self._line(record), highlight=False, markup=False, soft_wrap=True)
+            self._print(self._line(record))
 
     def episodes(self, record: LogRecord, trees: Sequence[Tree]) -> None:
         """Nothing: episodes are for files."""
@@ -60,46 +56,41 @@ class ConsoleLogger:
         if self._live is not None:
             self._live.close()
 
+    def _began(self, work: str) -> None:
+        """Whatever is not the training itself, which tells of each of its steps."""
+        if work != "training":
+            self._print("  ".join([work, *self._left()]))
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
     def _line(self, record: LogRecord) -> str:
-        position = f"{training_step(record)}" + (f"/{self._total}" if self._total else "")
-        words = [f"{record.phase:<5} {position}  env steps {record.step}  epoch {record.epoch}"]
+        where = position(training_step(record), self._progress)
+        words = [f"{record.phase:<5} {where}  env steps {record.step}  epoch {record.epoch}"]
         words += [
             f"{heading} {form.format(record.metrics[name])}"
             for heading, name, form in COLUMNS
             if name in record.metrics
         ]
-        left = self._seconds_left(record)
-        if left is not None:
-            words.append(f"left {clock(left)}")
-        return "  ".join(words)
+        return "  ".join([*words, *self._left()])
 
-    def _seconds_left(self, record: LogRecord) -> float | None:
-        step = training_step(record)
-        if self._first_step is None:
-            self._first_step, self._started = step, time.monotonic()
-        done = step - self._first_step
-        if not self._total or done <= 0:
-            return None
-        return (time.monotonic() - self._started) / done * max(self._total - step, 0)
+    def _left(self) -> list[str]:
+        left = self._progress.seconds_left()
+        return [] if left is None else [f"left {clock(left)}"]
 
 
 class _LiveView:
-    """A progress bar over a table: the latest training step, and evaluations below it."""
+    """What is done and how long it takes, over a table: the latest training step and evaluations.
 
-    def __init__(self, console: Console, total: int | None, title: str) -> None:
-        self._progress = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-        )
-        self._task: TaskID = self._progress.add_task(title or "training", total=total)
+    The first line is drawn anew four times a second: the time left runs down also within a step.
+    """
+
+    def __init__(self, console: Console, progress: Progress, title: str) -> None:
+        self._progress, self._title = progress, title or "training"
         self._train: LogRecord | None = None
         self._evals: list[LogRecord] = []
-        self._live = Live(self._view(), console=console, refresh_per_second=4)
+        self._closed = False
+        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._view)
         self._live.start()
 
     def show(self, record: LogRecord) -> None:
@@ -107,13 +98,30 @@ class _LiveView:
             self._train = record
         else:
             self._evals.append(record)
-        self._progress.update(self._task, completed=training_step(record))
-        self._live.update(self._view())
+        self._live.refresh()
 
     def close(self) -> None:
+        self._closed = True
         self._live.stop()
 
     def _view(self) -> Group:
+        return Group(self._head(), self._table())
+
+    def _head(self) -> Table:
+        ahead = self._progress.ahead()
+        left = None if self._closed else self._progress.seconds_left()
+        line = Table.grid(padding=(0, 1))
+        line.add_row(
+            Text(self._title, style="bold", overflow="ellipsis", no_wrap=True),
+            ProgressBar(total=ahead.total, completed=ahead.steps, width=30),
+            Text(position(ahead.steps, self._progress), no_wrap=True),
+            Text(clock(self._progress.elapsed), style="yellow", no_wrap=True),
+            Text("" if left is None else f"left {clock(left)}", style="cyan", no_wrap=True),
+            Text("" if self._closed else self._progress.work, no_wrap=True),
+        )
+        return line
+
+    def _table(self) -> Table:
         table = Table(box=None, pad_edge=False)
         shown = [r for r in (*self._evals[:1], *self._evals[1:][-4:], self._train) if r]
         columns = [c for c in COLUMNS if any(c[1] in r.metrics for r in shown)]
@@ -125,7 +133,15 @@ class _LiveView:
                 for _, name, form in columns
             ]
             table.add_row(record.phase, str(training_step(record)), f"{record.step:,}", *cells)
-        return Group(self._progress, table)
+        return table
+
+
+def position(step: int, progress: Progress) -> str:
+    """``3/10``; ``3/~10`` where environment steps end the run; ``3`` where nothing is known."""
+    ahead = progress.ahead()
+    if ahead.total is None:
+        return str(step)
+    return f"{step}/{'~' if ahead.estimated else ''}{ahead.total}"
 
 
 def training_step(record: LogRecord) -> int:

@@ -47,7 +47,10 @@ TABLE: dict[str, set[str]] = {
     "comlrl.text_states": {"comlrl.batching", "comlrl.lean", "comlrl.packed"},
     "comlrl.reward_model": VOCABULARY
     | {"comlrl.batching", "comlrl.lean", "comlrl.lora", "comlrl.preference", "comlrl.text_states"},
-    "comlrl.loop": VOCABULARY | SEAM | {"comlrl.checkpoint", "comlrl.collapse", "comlrl.signals"},
+    "comlrl.progress": set(),
+    "comlrl.loop": VOCABULARY
+    | SEAM
+    | {"comlrl.checkpoint", "comlrl.collapse", "comlrl.progress", "comlrl.signals"},
     "comlrl.rollout": VOCABULARY | {"comlrl.history", "comlrl.returns"},
     "comlrl.returns": {"comlrl.types"},
     "comlrl.advantages": {"comlrl.types", "comlrl.returns"},

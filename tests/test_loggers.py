@@ -14,12 +14,14 @@ import pytest
 from rich.console import Console
 
 import loggers
+from comlrl.progress import Ahead, Progress
 from comlrl.types import LogRecord, RewardBreakdown, Score, Task, TestOutcome
 from loggers.console import ConsoleLogger, clock
 from loggers.episodes import EpisodeLogger
 from loggers.jsonl import JsonlLogger, read_lines
 from loggers.samples import SampleLogger
 from tests.run_maker import agent_turn, node, tree
+from tests.test_progress import Clock
 
 ROOT = Path(__file__).parents[1]
 
@@ -150,28 +152,53 @@ def test_episodes_hold_everything_and_rotate(tmp_path):
     assert [file.name for file in tmp_path.glob("episodes*")] == ["episodes.jsonl"]
 
 
+def ten_steps(clock: Clock, steps: int = 0) -> Progress:
+    """A run of ten training steps, an evaluation at both ends; a step 40 s, an evaluation 60 s."""
+    progress = Progress(lambda: Ahead(steps, 10, evaluations=1), clock)
+    for work, seconds in (("evaluating", 60), ("training", 40)):
+        progress.begin(work)
+        clock.now += seconds
+        progress.end()
+    return progress
+
+
 def test_console_prints_a_line_a_record_where_there_is_no_terminal():
     out = io.StringIO()
-    logger = ConsoleLogger(10, console=Console(file=out, width=40))
+    progress = ten_steps(Clock(), steps=1)
+    logger = ConsoleLogger(progress, console=Console(file=out, width=40))
     logger.log(record(0, "eval", reward_mean=0.912))
     logger.log(record(1, reward_mean=1.25, tokens_per_second=2345.6, tasks_seen=16))
+    progress.begin("training")
+    progress.begin("evaluating")
     logger.close()
-    first, second = out.getvalue().splitlines()  # never wrapped, whatever the width
-    assert first == "eval  0/10  env steps 0  epoch 0  reward 0.91"
-    assert second.startswith("train 1/10  env steps 8  epoch 0  tasks 16  reward 1.25")
-    assert "tok/s 2,346" in second and "left 0:00:0" in second
+    first, second, third = out.getvalue().splitlines()  # never wrapped, whatever the width
+    # 9 steps of 40 s and the last evaluation's 60 s: 420 s
+    assert first == "eval  0/10  env steps 0  epoch 0  reward 0.91  left 0:07:00"
+    assert second == (
+        "train 1/10  env steps 8  epoch 0  tasks 16  reward 1.25  tok/s 2,346  left 0:07:00"
+    )
+    assert third == "evaluating  left 0:07:00"
+
+
+def last_frame(text: str) -> str:
+    return text[text.rindex("demo") :]
 
 
 def test_console_table_on_a_terminal():
-    out = io.StringIO()
-    logger = ConsoleLogger(
-        4, title="demo", console=Console(file=out, force_terminal=True, width=99)
-    )
+    out, clock = io.StringIO(), Clock()
+    progress = ten_steps(clock, steps=2)
+    console = Console(file=out, force_terminal=True, width=99, color_system=None)
+    logger = ConsoleLogger(progress, title="demo", console=console)
     logger.log(record(0, "eval", reward_mean=0.912))
+    progress.begin("training")
+    clock.now += 30  # of this step's 40 s: 8 · 40 + 60 − 30 = 350 s are left
     logger.log(record(2, reward_mean=1.25, tokens_per_second=2345.6))
+    text = last_frame(out.getvalue())
+    assert "2/10" in text and "1.25" in text and "2,346" in text
+    assert "0:02:10 left 0:05:50 training" in text
     logger.close()
     text = out.getvalue()
-    assert "demo" in text and "2/4" in text and "1.25" in text and "2,346" in text
+    assert "left" not in last_frame(text)
     assert "\x1b[?25h" in text  # the cursor is shown again
 
 
@@ -208,7 +235,8 @@ def settings(wandb=None, verbose=False):
 
 
 def test_build_gives_what_the_configuration_asks_for(tmp_path, capsys):
-    built = loggers.build(settings(verbose=True), tmp_path / "run", total=3)
+    progress = Progress(lambda: Ahead(0, 3))
+    built = loggers.build(settings(verbose=True), tmp_path / "run", progress)
     built.log(record(1))
     built.episodes(record(1), [scored_tree("a", 1.0)])
     built.close()
@@ -216,7 +244,7 @@ def test_build_gives_what_the_configuration_asks_for(tmp_path, capsys):
     assert {"metrics.jsonl", "samples.jsonl", "episodes.jsonl", "environment.json"} <= names
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["python"]
     assert "train 1/3" in capsys.readouterr().out
-    again = loggers.build(settings(verbose=True), tmp_path / "run", resume=True)
+    again = loggers.build(settings(verbose=True), tmp_path / "run", progress, resume=True)
     again.truncate_after(0, 0)
     again.close()
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == ""
@@ -228,12 +256,13 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 import loggers
+from comlrl.progress import Ahead, Progress
 from comlrl.types import LogRecord
 from tests.test_loggers import record, scored_tree, settings
 mode, folder, resume = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "resume"
 section = SimpleNamespace(project="comlrl-test", entity=None, name=None, dir=None, tags=["t"],
                           mode=None if mode == "default" else mode)
-run = loggers.build(settings(section), folder, resume=resume)
+run = loggers.build(settings(section), folder, Progress(lambda: Ahead(0, 3)), resume=resume)
 run.log(record(1))
 run.episodes(record(1, "eval"), [scored_tree("a", 1.0)])
 run.close()

@@ -130,6 +130,7 @@ class MARLHFTrainer:
         )
         order = self.collector.order((self.seed, "reward model"), len(pairs))
         started = time.monotonic()
+        self.loop.progress.begin("training the reward model")
         model = train(
             self.base,
             fit,
