@@ -16,10 +16,10 @@ export HF_HUB_DISABLE_TELEMETRY=1
 # back what was cancelled.
 start_and_wait() {
     local warned=0 code=0 pid
+    trap 'warned=1; kill -TERM "$!" 2>/dev/null' USR1 # set first: a signal may come at once
+    trap 'kill -TERM "$!" 2>/dev/null' TERM
     "$@" &
     pid=$!
-    trap 'warned=1; kill -TERM "$pid" 2>/dev/null' USR1
-    trap 'kill -TERM "$pid" 2>/dev/null' TERM
     wait "$pid" || code=$?
     while kill -0 "$pid" 2>/dev/null; do # a signal ended the wait, not the run
         code=0

@@ -28,7 +28,8 @@ cd "${SLURM_SUBMIT_DIR:-$PWD}"
 source scripts/slurm_common.sh
 
 # The first machine of the list is where the processes meet.
-head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head_node=${nodes%%$'\n'*}
 port=$((20000 + SLURM_JOB_ID % 20000))
 
 start_and_wait srun --kill-on-bad-exit=1 "$PYTHON" -m torch.distributed.run \

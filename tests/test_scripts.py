@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted((ROOT / "scripts").glob("*.sh"))
 PYTHON = """#!/bin/bash
-echo "$@" >> arguments
 trap 'echo saved >> arguments; exit 143' TERM
+echo "$@" >> arguments
 for _ in $(seq "${STAND_IN_TENTHS:-0}"); do sleep 0.1; done
 """
 
@@ -33,8 +33,8 @@ def cluster(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     tools = {
         ".venv/bin/python": PYTHON,
-        "bin/scontrol": '#!/bin/bash\nif [[ $1 == show ]]; then printf "%s\\n" n1 n2; else echo '
-        '"scontrol $*" >> arguments; fi\n',
+        "bin/scontrol": '#!/bin/bash\nif [[ $1 == show ]]; then printf "n%s\\n" {1..20000}; else '
+        'echo "scontrol $*" >> arguments; fi\n',
         "bin/srun": '#!/bin/bash\n[[ $1 == --kill-on-bad-exit=1 ]] && shift\nexec "$@"\n',
     }
     for name, text in tools.items():
@@ -105,7 +105,6 @@ def test_warned_it_saves_and_goes_back_into_the_queue(
     run = start(cluster, "slurm_train.sh", "magrpo", "c.yaml", "runs/a", STAND_IN_TENTHS="300")
     while not (cluster / "arguments").exists():
         time.sleep(0.02)
-    time.sleep(0.3)  # the stand-in sets its trap behind its first line
     run.send_signal(number)
     said, _ = run.communicate(timeout=30)
     assert run.returncode == 143, said
