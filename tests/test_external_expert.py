@@ -132,11 +132,11 @@ def failing(kind: str) -> Callable[[BaseHTTPRequestHandler, bytes], None]:
             case "oversized":
                 send(handler, completion("x" * MAX_BODY))
             case "silence":
-                time.sleep(1.0)
+                time.sleep(1.0)  # beyond the timeout
             case "dripping":
                 handler.send_response(200)
                 handler.end_headers()
-                for _ in range(20):
+                for _ in range(30):  # a byte at a time, beyond the timeout
                     handler.wfile.write(b" ")
                     time.sleep(0.05)
 
@@ -151,14 +151,16 @@ FAILURES = {  # kind → (what the message says, requests made with one retry)
     "echo": ("repeats the request", 1),
     "oversized": (f"exceeds {MAX_BODY} bytes", 1),
     "silence": ("Timeout", 2),
-    "dripping": ("no whole answer within 0.3 s", 2),
+    "dripping": ("no whole answer within 0.6 s", 2),
 }
+TIMEOUTS = {"silence": 0.3, "dripping": 0.6}  # a busy machine may take long for the others
 
 
 @pytest.mark.parametrize("kind", FAILURES)
 def test_an_expert_that_cannot_be_had(kind: str) -> None:
     """stop: a clear error; plain: the plain text, counted."""
     said, requests = FAILURES[kind]
+    seconds = TIMEOUTS.get(kind, 30.0)
     counted: list[int] = []
 
     def answer(handler: BaseHTTPRequestHandler, body: bytes) -> None:
@@ -167,10 +169,10 @@ def test_an_expert_that_cannot_be_had(kind: str) -> None:
 
     with serving(answer) as url:
         with pytest.raises(ExpertError, match=r"external\.on_error") as caught:
-            expert(url, timeout=0.3, retries=1)([ATTEMPT])
+            expert(url, timeout=seconds, retries=1)([ATTEMPT])
         assert said in str(caught.value) and "'T/7'" in str(caught.value)
         assert len(counted) == requests
-        mode = expert(url, on_error="plain", timeout=0.3, retries=0)
+        mode = expert(url, on_error="plain", timeout=seconds, retries=0)
         assert mode([ATTEMPT, ATTEMPT]) == Plain()([ATTEMPT, ATTEMPT])
         assert mode.fallbacks == 2
 
@@ -186,14 +188,15 @@ def test_a_server_that_is_down() -> None:
 
 
 def test_requests_in_flight_are_bounded_and_answers_stay_in_order() -> None:
-    lock, now, most = threading.Lock(), 0, 0
+    """Nine requests, three at a time: none is answered before three are there, none is a fourth."""
+    lock, three, now, most = threading.Lock(), threading.Barrier(3), 0, 0
 
     def answer(handler: BaseHTTPRequestHandler, body: bytes) -> None:
         nonlocal now, most
         with lock:
             now += 1
             most = max(most, now)
-        time.sleep(0.03)
+        three.wait(30)
         number = json.loads(body)["messages"][0]["content"].split("return ")[1].split("\n")[0]
         with lock:
             now -= 1
@@ -203,7 +206,7 @@ def test_requests_in_flight_are_bounded_and_answers_stay_in_order() -> None:
     with serving(answer) as url:
         texts = expert(url, max_in_flight=3)(attempts)
     assert [f"number {i}\n" in text for i, (text,) in enumerate(texts)] == [True] * 9
-    assert 1 < most <= 3
+    assert most == 3
 
 
 @pytest.mark.parametrize(

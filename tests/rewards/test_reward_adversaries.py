@@ -62,9 +62,9 @@ class Results:
 
     @staticmethod
     def _sandboxed(reward: CodeReward) -> list[str]:
-        """Processes of the sandboxes' own users, if more than one each after five seconds."""
+        """Processes of the sandboxes' own users, if more than one each after a minute."""
         users = {FIRST_UID + worker.process.pid for worker in reward._pool._workers}
-        for _ in range(50):
+        for _ in range(600):
             found = []
             for entry in Path("/proc").iterdir():
                 try:

@@ -12,6 +12,7 @@ import random
 import re
 import string
 import sys
+import time
 import types
 import typing
 from pathlib import Path
@@ -244,7 +245,9 @@ def test_other_programs_have_a_process_of_their_own(reward):
     first = processes(reward)
     other = "import sys\ndef f(x):\n    return x * x if sys else 0\n"
     assert score(reward, other) == [pytest.approx(2.1)]
-    assert len(processes(reward)) == 1 and processes(reward) < first
+    while not processes(reward) < first:  # a score is told before its process has ended
+        time.sleep(0.01)
+    assert len(processes(reward)) == 1
 
 
 def test_a_process_that_has_grown_takes_no_further_program(reward):
