@@ -4,12 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: setup quickstart test test-slow check bench bench-gpu clean
+# What constraints.txt has pins for; pyproject.toml says the same.
+SUPPORTED := import sys; (3, 10) <= sys.version_info[:2] <= (3, 13) or sys.exit("CoMLRL runs on \
+Python 3.10 to 3.13, and $(PYTHON) is %d.%d: make setup PYTHON=python3.12" % sys.version_info[:2])
+
+.PHONY: setup quickstart test test-slow check pins bench bench-gpu clean
 
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c '$(SUPPORTED)'
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@
 
@@ -17,7 +22,7 @@ quickstart: setup
 	$(BIN)/python train_magrpo.py --config configs/magrpo_quickstart.yaml
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(TESTS)
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
@@ -26,6 +31,15 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy comlrl trainers rewards external loggers
+
+# constraints.txt for all of them, but for what a torch build brings itself.
+# `make pins UPGRADE=--upgrade` takes newer versions.
+pins: setup
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --quiet pyproject.toml --extra test --no-annotate $(UPGRADE) \
+		--universal --python-version 3.10 --custom-compile-command 'make pins' \
+		--output-file constraints.txt
+	sed -E -i '/^(cuda|nvidia|triton)/d' constraints.txt
 
 bench: setup
 	$(BIN)/python benchmarks/bench_reward.py

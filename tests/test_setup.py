@@ -1,0 +1,69 @@
+"""Which Pythons are supported: every place says the same, and `make setup` refuses the others."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+SUPPORTED = ("3.10", "3.11", "3.12", "3.13")
+PROJECT = (ROOT / "pyproject.toml").read_text()
+
+
+def test_every_place_says_the_same() -> None:
+    requires = SpecifierSet(re.findall(r'requires-python = "(.*)"', PROJECT)[0])
+    minors = [f"3.{minor}" for minor in range(8, 17)]
+    assert tuple(minor for minor in minors if f"{minor}.1" in requires) == SUPPORTED
+    assert tuple(re.findall(r"Python :: (3\.\d+)", PROJECT)) == SUPPORTED
+    assert f"Python {SUPPORTED[0]} to {SUPPORTED[-1]}" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("version", SUPPORTED)
+def test_every_dependency_has_one_pin(version: str) -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if not line.startswith("#")]
+    environment = {"python_version": version, "python_full_version": f"{version}.1"}
+    held = [
+        canonicalize_name(pin.name)
+        for pin in pins
+        if pin.marker is None or pin.marker.evaluate(environment)
+    ]
+    assert len(held) == len(set(held))
+    wanted = {canonicalize_name(name) for name in re.findall(r'^  "([\w-]+)', PROJECT, re.M)}
+    assert {"torch", "matplotlib", "pytest"} <= wanted - {"programming"} <= set(held)
+
+
+def make_setup(folder: Path, version: str) -> subprocess.CompletedProcess[str]:
+    """With a Python that says it is ``version``, and that makes no environment."""
+    python = folder / "python"
+    said = f"import sys; sys.version_info = ({version.replace('.', ', ')}, 0); exec(sys.argv[1])"
+    python.write_text(
+        f'#!/bin/sh\n[ "$1" = -c ] && exec {sys.executable} -c "{said}" "$2"\nexit 7\n'
+    )
+    python.chmod(0o755)
+    command = ["make", "setup", f"PYTHON={python}", f"VENV={folder / 'venv'}"]
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    return subprocess.run(command, cwd=ROOT, env=alone, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("version", ["2.7", "3.9", "3.14"])
+def test_another_python_is_refused(tmp_path: Path, version: str) -> None:
+    done = make_setup(tmp_path, version)
+    ours, makes = done.stderr.splitlines()
+    assert done.returncode == 2 and makes.startswith("make: ***")
+    assert ours.startswith("CoMLRL runs on Python 3.10 to 3.13, and ")
+    assert f" is {version}: make setup PYTHON=" in ours
+
+
+@pytest.mark.parametrize("version", SUPPORTED)
+def test_a_supported_python_makes_the_environment(tmp_path: Path, version: str) -> None:
+    done = make_setup(tmp_path, version)
+    assert "CoMLRL runs on" not in done.stderr and "Error 7" in done.stderr
