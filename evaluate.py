@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from comlrl import trained as weights
 from comlrl.assemble import build_reward, build_rollout, build_sampler, deterministic, fitting
-from comlrl.evaluation_plan import Plan, make_plan, parse_arguments
+from comlrl.evaluation_plan import Plan, make_plan, parse_arguments, place
 from comlrl.launch import is_user_error
 from trainers.configs import temperature, top_k, top_p
 
@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the script; returns its exit code."""
     try:
         plan = make_plan(parse_arguments(argv))
+        plan = dataclasses.replace(plan, teams=tuple(map(weights.pinned, plan.teams)))
         return cross_play(plan) if len(plan.teams) > 1 else evaluate(plan)
     except ValueError as error:
         if not is_user_error(error):
@@ -65,13 +66,14 @@ def evaluate(plan: Plan) -> int:
     finally:
         stage.rollout.reward.close()
     metrics, intervals = estimates(trees, reader(plan), plan.ks, plan.config.seed)
-    result = described(plan, stage) | {
+    what = described(plan, stage)
+    result = what | {
         "metrics": metrics,
         "intervals": intervals,
         "budget": budget(stage.generator, trees, seconds),
         "per_task": task_rows(trees, plan.ks),
     }
-    write(plan.out, result, evaluation_table(result))
+    write(place(plan, what), result, evaluation_table(result))
     return 0
 
 
@@ -98,16 +100,17 @@ def cross_play(plan: Plan) -> int:
         for name in ("reward_mean", "test_fraction", *(f"pass@{k}" for k in plan.ks))
     }
     intervals = {name: [[spread[name] for _, spread in row] for row in found] for name in matrices}
-    result = described(plan, stage) | {
-        "runs": [team.name for team in plan.teams],
+    what = described(plan, stage)
+    result = what | {
         "matrices": matrices,
         "intervals": intervals,
         "summary": {name: pairs.summary(matrix) for name, matrix in matrices.items()},
         "budget": budget(stage.generator, [t for row in rows for ts in row for t in ts], seconds),
     }
-    write(plan.out, result, cross_play_table(result))
+    out = place(plan, what)
+    write(out, result, cross_play_table(result))
     names = [team.name for team in plan.teams]
-    write_heat_map(plan.out.with_suffix(".png"), names, matrices["reward_mean"], "Mean reward")
+    write_heat_map(out.with_suffix(".png"), names, matrices["reward_mean"], "Mean reward")
     return 0
 
 
@@ -167,11 +170,13 @@ def reader(plan: Plan) -> Callable[[Sequence[Tree]], dict[str, float]]:
 def described(plan: Plan, stage: Stage) -> dict[str, Any]:
     """What was evaluated, and how."""
     config = plan.config
-    one = plan.teams[0].name if len(plan.teams) == 1 else None
-    return {
+    names = [team.name for team in plan.teams]
+    one = names[0] if len(names) == 1 else None
+    return ({"runs": names} if len(names) > 1 else {}) | {
         "config": plan.config_file,
         "algorithm": config.algorithm,
         "checkpoint": one,
+        "weights": [team.weights for team in plan.teams],
         "baseline": plan.baseline,
         "model": list(config.agents) if config.agents else config.agent_model.name,
         "num_agents": 1 if plan.baseline == "single" else config.section.num_agents,
@@ -182,6 +187,7 @@ def described(plan: Plan, stage: Stage) -> dict[str, Any]:
         "samples": plan.samples,
         "seed": config.seed,
         "sampling": dataclasses.asdict(stage.sampling),
+        "settings": config.to_dict(),
     }
 
 

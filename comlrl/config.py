@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 
@@ -54,6 +55,11 @@ class DatasetConfig:
     train_split: str = "train"  # e.g. train, test[33:163]
     eval_split: str = "eval"  # held-out tasks, sliced alike
     on_bad_row: Literal["error", "skip"] = "error"  # skip: leave it out and say so
+
+    @property
+    def short_name(self) -> str:
+        """``type``, or what the name ends with."""
+        return self.type or Path(self.name.replace(":", "/")).stem
 
 
 @dataclass(frozen=True)

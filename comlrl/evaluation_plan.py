@@ -6,18 +6,23 @@ Like ``comlrl.launch``, this is part of a composition root and knows the algorit
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from comlrl import trained as weights
 from comlrl.config import Config, ConfigError
 from comlrl.launch import Parser
 from comlrl.settings import Loader, Setting, load_yaml, parse_override
 from comlrl.trained import Trained
-from trainers.configs import SECTIONS, sections_of, validate
+from trainers.configs import SECTIONS, sections_of, share_common_keys, validate
 
+PAIRED = ("num_agents", "agents", "name", "enabled", "r")  # agree in teams that are crossed
 BASELINES = ("single", "naive_concat", "sequential", "discussion")  # of comlrl.baselines
 
 
@@ -32,7 +37,7 @@ class Plan:
     ks: tuple[int, ...]
     samples: int
     greedy: bool
-    out: Path
+    out: Path | None  # None: a name of its own, see ``place``
 
 
 def make_plan(arguments: argparse.Namespace) -> Plan:
@@ -62,7 +67,7 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
         ks,
         samples,
         arguments.greedy,
-        Path(arguments.out) if arguments.out else _default_out(config, teams, arguments.baseline),
+        Path(arguments.out) if arguments.out else None,
     )
 
 
@@ -81,11 +86,46 @@ def _samples(arguments: argparse.Namespace) -> tuple[tuple[int, ...], int]:
     return ks, samples
 
 
-def _default_out(config: Config, teams: Sequence[Trained], baseline: str | None) -> Path:
-    if len(teams) == 1 and teams[0].run_dir is not None:
-        return teams[0].run_dir / "evaluation.json"
-    what = "cross_play" if teams else baseline or "untrained"
-    return Path(config.output.base_dir) / f"evaluation_{what}.json"
+def place(plan: Plan, described: Mapping[str, Any]) -> Path:
+    """Where an evaluation is written: ``--out``, else a name that tells what was evaluated, beside
+    the run if it is one's. Only an earlier evaluation of the very same is replaced; anything else
+    of that name gets a number behind it.
+
+    ``described``: the fields that say what was evaluated, as the file has them.
+    """
+    if plan.out is not None:
+        return plan.out
+    data = plan.config.dataset
+    if len(plan.teams) > 1:
+        names = [_label(team) for team in plan.teams]
+        shown = "_x_".join(names[:3]) + (f"_and_{len(names) - 3}_more" if len(names) > 3 else "")
+        what = f"cross_play_{shown}"
+    elif plan.teams:
+        team = plan.teams[0]
+        what = team.weights if team.run_dir is not None else _label(team)
+    else:
+        models = dict.fromkeys(plan.config.agents or [plan.config.agent_model.name])
+        named = "_".join(Path(name.replace(":", "/")).name for name in models)
+        what = f"{plan.baseline or 'untrained'}_{named}"
+    name = f"evaluation_{what}_{data.short_name}_{data.eval_split}" + "_greedy" * plan.greedy
+    name = re.sub(r"[^\w.-]+", "-", name).strip("-")
+    own = plan.teams[0].run_dir if len(plan.teams) == 1 else None
+    folder = own or Path(plan.config.output.base_dir)
+    numbered = (folder / f"{name}{'' if n == 1 else f'_{n}'}.json" for n in itertools.count(1))
+    return next(path for path in numbered if not path.exists() or _holds(path, described))
+
+
+def _label(team: Trained) -> str:
+    return (team.run_dir or Path(team.name)).resolve().name
+
+
+def _holds(path: Path, described: Mapping[str, Any]) -> bool:
+    """Whether a file is an evaluation of the very same."""
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        return all(held[key] == value for key, value in json.loads(json.dumps(described)).items())
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 def resolve(file: str, teams: Sequence[Trained], arguments: argparse.Namespace) -> Config:
@@ -93,28 +133,46 @@ def resolve(file: str, teams: Sequence[Trained], arguments: argparse.Namespace) 
     algorithm = weights.run_algorithm(load_yaml(file), SECTIONS, file)
     loader = Loader(algorithm, sections_of(algorithm))
     loader.read(file)
-    for team in teams:
-        for setting in weights.settings(team, algorithm, SECTIONS, team.name):
-            loader.set(setting)
+    said = [weights.settings(team, algorithm, SECTIONS, team.name) for team in teams]
+    _check_pairing(teams, said)
+    for setting in itertools.chain(*said):
+        loader.set(setting)
+    for section in sections_of(algorithm):  # the file's number is that of training's evaluations
+        loader.set(Setting(f"{section}.eval_num_samples", None, "evaluate.py"))
     own_size = loader.build().section.num_agents
     if arguments.num_agents is not None:
-        _check_size(arguments.num_agents, own_size, algorithm, teams)
         key = f"{algorithm}.num_agents"
         loader.set(Setting(key, arguments.num_agents, "--num-agents"))
     for item in arguments.override:
         loader.set(parse_override(item))
-    config = loader.build()
+    config = share_common_keys(loader.build(), loader.given)
+    _check_size(config.section.num_agents, own_size, algorithm, teams)
     validate(config)
     for notice in loader.notices:
         print(f"notice: {notice}", file=sys.stderr)
     return config
 
 
+def _check_pairing(teams: Sequence[Trained], said: Sequence[Sequence[Setting]]) -> None:
+    """Raises ConfigError for teams whose agents cannot take each other's place."""
+    held = [{s.key.rpartition(".")[2]: s.value for s in settings} for settings in said]
+    for team, own in zip(teams, held, strict=True):
+        if len(teams) > 1 and team.model is not None:
+            raise ConfigError(f"--cross-play: '{team.name}' is a model, not a team; give runs")
+        for key in PAIRED:
+            first, now = held[0].get(key), own.get(key)
+            if key in own and key in held[0] and first != now:
+                raise ConfigError(
+                    f"--cross-play: '{team.name}' has {key}={now} and '{teams[0].name}' {first}; "
+                    "their agents cannot take each other's place: give runs that are alike in this"
+                )
+
+
 def _check_size(size: int, own: int, algorithm: str, teams: Sequence[Trained]) -> None:
     trained_apart = any(team.model is None for team in teams) and algorithm != "shppo"
     if trained_apart and size != own:
         raise ConfigError(
-            f"--num-agents: {size}, but these weights are of {own} agents; only a team trained by "
+            f"num_agents: {size}, but these weights are of {own} agents; only a team trained by "
             "SHPPO acts with another number"
         )
 
@@ -138,7 +196,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--greedy", action="store_true", help="the likeliest tokens instead of samples")
     add(
         "--override", nargs="*", action="extend", default=[], metavar="KEY=VALUE",
-        help="dotted keys, e.g. dataset.eval_split=train magrpo.eval_num_samples=null",
+        help="dotted keys, e.g. dataset.eval_split=train magrpo.eval_num_samples=16",
     )  # fmt: skip
-    add("--out", metavar="FILE", help="JSON file; Markdown and pictures are put beside it")
+    add("--out", metavar="FILE", help="JSON file; left out: a name that tells what was evaluated")
     return parser.parse_args(argv)

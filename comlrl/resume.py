@@ -126,8 +126,8 @@ def _directory(config: Config, resume: bool) -> Path:
     """``output.dir``, or a free (resuming: the newest) numbered folder under ``base_dir``."""
     if config.output.dir is not None:
         return Path(config.output.dir)
-    kind = config.dataset.type or Path(config.dataset.name.replace(":", "/")).stem
-    base = Path(config.output.base_dir) / f"{config.algorithm}_{kind}_{config.seed}"
+    name = f"{config.algorithm}_{config.dataset.short_name}_{config.seed}"
+    base = Path(config.output.base_dir) / name
     taken = [base, *(base.with_name(f"{base.name}_{n}") for n in range(2, 10_000))]
     free = next(i for i, path in enumerate(taken) if not (path / CONFIG).exists())
     return taken[max(0, free - 1)] if resume else taken[free]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,13 @@ class Trained:
     @property
     def config_file(self) -> Path | None:
         return self.run_dir / "config.yaml" if self.run_dir else None
+
+    @property
+    def weights(self) -> str:
+        """``final_model``, ``step_NNNNNN`` or the model's folder; of a ``pinned`` one."""
+        place = self.model or self.final_model or self.checkpoint
+        assert place is not None
+        return place.resolve().name
 
 
 def locate(path: str | Path, option: str = "--checkpoint") -> Trained:
@@ -138,6 +145,22 @@ def _from_folder(folder: Path) -> dict[str, Any]:
     }
 
 
+def pinned(trained: Trained) -> Trained:
+    """The same, with the checkpoint that a run without a final model is read from.
+
+    Raises ConfigError where none is whole.
+    """
+    from comlrl import checkpoint
+
+    if trained.model or trained.final_model or trained.checkpoint:
+        return trained
+    assert trained.run_dir is not None
+    found = checkpoint.newest(trained.run_dir)
+    if found is None:
+        raise ConfigError(f"--checkpoint: '{trained.name}' has no checkpoint that is whole")
+    return replace(trained, checkpoint=found)
+
+
 def read_weights(trained: Trained) -> dict[str, dict[str, torch.Tensor]]:
     """``agent_N`` → its tensors, as ``Team.load_tensors`` takes them; with SHPPO also ``SHARED``.
 
@@ -145,20 +168,16 @@ def read_weights(trained: Trained) -> dict[str, dict[str, torch.Tensor]]:
     """
     from safetensors import SafetensorError
 
-    from comlrl import checkpoint
-
+    trained = pinned(trained)
     try:
         if trained.final_model is not None:
             folders = _components(trained.final_model, "")
             return {folder.name: _merged(folder.glob("*.safetensors")) for folder in folders}
-        assert trained.run_dir is not None
-        found = trained.checkpoint or checkpoint.newest(trained.run_dir)
-        if found is not None:
-            files = _components(found, ".safetensors")
-            return {file.stem: _merged([file]) for file in files}
+        assert trained.checkpoint is not None
+        files = _components(trained.checkpoint, ".safetensors")
+        return {file.stem: _merged([file]) for file in files}
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"--checkpoint: '{trained.name}' is damaged: {error}") from error
-    raise ConfigError(f"--checkpoint: '{trained.name}' has no checkpoint that is whole")
 
 
 def _merged(files: Iterable[Path]) -> dict[str, torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -54,7 +55,9 @@ def runs(tmp_path_factory) -> list[Path]:
     return [_make_run(folder / f"run_{seed}", seed) for seed in (1, 2)]
 
 
-def _evaluate(out: Path, *arguments: str) -> dict:
+def _evaluate(out: Path, *arguments: str, algorithm: str = "magrpo") -> dict:
+    if not any("eval_num_samples" in argument for argument in arguments):
+        arguments = (*arguments, "--override", f"{algorithm}.eval_num_samples=3")
     assert script.main([*arguments, "--out", str(out)]) == 0
     return json.loads(out.read_text())
 
@@ -159,14 +162,15 @@ def shppo_run(tmp_path_factory) -> Path:
 
 
 def test_shppo_acts_with_another_number_of_agents(shppo_run, tmp_path):
-    two = _evaluate(tmp_path / "2.json", "--checkpoint", str(shppo_run))
-    same = _evaluate(
-        tmp_path / "c.json", "--checkpoint", str(shppo_run / "checkpoints" / "step_000007")
-    )
+    def evaluated(*arguments: str) -> dict:
+        return _evaluate(tmp_path / "a.json", *arguments, algorithm="shppo")
+
+    two = evaluated("--checkpoint", str(shppo_run))
+    same = evaluated("--checkpoint", str(shppo_run / "checkpoints" / "step_000007"))
     assert two["per_task"] == same["per_task"] and two["num_agents"] == 2
-    untrained = _evaluate(tmp_path / "u.json", "--config", str(shppo_run / "config.yaml"))
+    untrained = evaluated("--config", str(shppo_run / "config.yaml"))
     assert untrained["budget"]["tokens_generated"] != two["budget"]["tokens_generated"]
-    three = _evaluate(tmp_path / "3.json", "--checkpoint", str(shppo_run), "--num-agents", "3")
+    three = evaluated("--checkpoint", str(shppo_run), "--num-agents", "3")
     assert three["num_agents"] == 3 and three["metrics"]["agent_2/completion_length_mean"] > 0
 
 
@@ -181,7 +185,8 @@ def test_shppos_weights_need_its_section(runs, shppo_run, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--checkpoint", "RUN", "--num-agents", "3"], "--num-agents: 3, but"),
+        (["--checkpoint", "RUN", "--num-agents", "3"], "num_agents: 3, but"),
+        (["--checkpoint", "RUN", "--override", "magrpo.num_agents=3"], "num_agents: 3, but"),
         (["--checkpoint", "RUN/final_model/agent_0"], "holds one agent of a team"),
         (["--checkpoint", "nowhere"], "--checkpoint: 'nowhere' does not exist"),
         (["--cross-play", "RUN"], "give two runs or more"),
@@ -199,6 +204,92 @@ def test_mistakes_are_one_line_and_code_2(runs, capsys, arguments, said):
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1
     assert said in error
+
+
+def _like(run: Path, folder: Path, **changes: object) -> Path:
+    """A copy of a run, checkpoint only, whose configuration says something else."""
+    shutil.copytree(run, folder, ignore=shutil.ignore_patterns("final_model"))
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    for key, value in changes.items():
+        section, name = key.split("__")
+        config[section][name] = value
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return folder
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"magrpo__num_agents": 3}, "num_agents="),
+        ({"agent_model__name": "another"}, "name="),
+        ({"lora__r": 8}, "r="),
+    ],
+)
+def test_unequal_teams_are_not_crossed(runs, tmp_path, capsys, changes, said, turned):
+    """Before: a matrix in which a helper plays main, or a KeyError once models were loaded."""
+    other = str(_like(runs[1], tmp_path / "other", **changes))
+    pair = [other, str(runs[0])] if turned else [str(runs[0]), other]
+    assert script.main(["--cross-play", *pair]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: --cross-play: '{pair[1]}' has {said}")
+    assert error.count("\n") == 1
+
+
+def test_refusing_to_cross_loads_nothing_heavy(runs, tmp_path):
+    other = _like(runs[1], tmp_path / "other", magrpo__num_agents=3)
+    code = "import sys, evaluate; sys.exit(evaluate.main() + 10 * ('torch' in sys.modules))"
+    command = [sys.executable, "-c", code, "--cross-play", str(runs[0]), str(other)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+
+
+def test_all_of_the_evaluation_split_unless_told(runs):
+    """The run's own ``eval_num_samples`` is that of its evaluations while it trains."""
+    held = yaml.safe_load((runs[0] / "config.yaml").read_text())
+    assert held["magrpo"]["eval_num_samples"] == 3
+    arguments = ["--checkpoint", str(runs[0])]
+    plan = script.make_plan(script.parse_arguments(arguments))
+    assert plan.config.section.eval_num_samples is None
+    arguments += ["--override", "magrpo.eval_num_samples=5"]
+    assert script.make_plan(script.parse_arguments(arguments)).config.section.eval_num_samples == 5
+
+
+@pytest.mark.parametrize("told", ["marlhf", "magrpo"])
+def test_marlhfs_tasks_may_be_told_in_either_section(told):
+    config = str(ROOT / "configs" / "marlhf_quickstart.yaml")
+    arguments = ["--config", config, "--override", f"{told}.eval_num_samples=5"]
+    assert script.make_plan(script.parse_arguments(arguments)).config.section.eval_num_samples == 5
+
+
+def test_files_tell_what_was_evaluated_and_keep_each_other(runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = shutil.copytree(runs[0], tmp_path / "team")
+    few = ["--override", "magrpo.eval_num_samples=1", "magrpo.max_new_tokens=2"]
+    for arguments in (
+        ["--checkpoint", "team", *few],
+        ["--checkpoint", "team", *few],  # the very same: its file is written anew
+        ["--checkpoint", "team", *few, "seed=9"],
+        ["--checkpoint", "team", *few, "magrpo.discount=0.5"],
+        ["--checkpoint", "team", *few, "dataset.eval_split=train[:1]"],
+        ["--checkpoint", "team/checkpoints/step_000007", *few],
+        ["--config", QUICK, *few],
+        ["--config", QUICK, "--baseline", "single", *few],
+        ["--cross-play", "team", str(runs[1]), *few],
+    ):
+        assert script.main(arguments) == 0
+    assert sorted(path.name for path in run.glob("*.json")) == [
+        "evaluation_final_model_coopmini_eval.json",
+        "evaluation_final_model_coopmini_eval_2.json",
+        "evaluation_final_model_coopmini_eval_3.json",
+        "evaluation_final_model_coopmini_train-1.json",
+        "evaluation_step_000007_coopmini_eval.json",
+    ]
+    assert sorted(path.name for path in (tmp_path / "outputs").glob("*.json")) == [
+        "evaluation_cross_play_team_x_run_2_coopmini_eval.json",
+        "evaluation_single_tiny-coder_coopmini_eval.json",
+        "evaluation_untrained_tiny-coder_coopmini_eval.json",
+    ]
 
 
 def test_a_mistake_is_answered_before_torch_loads():
@@ -272,6 +363,6 @@ def test_evaluating_a_run_gives_what_its_training_ended_with(tmp_path):
     ]  # fmt: skip
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     ended = json.loads((tmp_path / "summary.json").read_text())["eval_end"]
-    twice = ["--samples", "2", "--k", "1"]
+    twice = ["--samples", "2", "--k", "1", "--override", "magrpo.eval_num_samples=6"]
     found = _evaluate(tmp_path / "evaluation.json", "--checkpoint", str(tmp_path), *twice)
     assert _timeless(found["metrics"]) == pytest.approx(_timeless(ended))
