@@ -225,6 +225,8 @@ def execute(
         except Interrupted as interrupted:
             if interrupted.path is not None:
                 distributed.everyone("interrupted")  # nobody leaves while the main one saves
+                opened.close()  # the loggers: what they hold belongs into the report
+                _report_interrupted(run.run_dir)
             raise
         except (ValueError, RuntimeError, OSError) as error:
             return _stopped(error)
@@ -237,6 +239,21 @@ def execute(
         write_report(run.run_dir)
         print(f"done: {run.run_dir}/report.html")
     return 0
+
+
+def _report_interrupted(run_dir: Path) -> None:
+    """The report of what was done so far; the checkpoint, which is safe, matters more."""
+    from comlrl import distributed
+    from loggers.report import write_report
+    from loggers.run_data import ReportError
+
+    if not distributed.is_main():
+        return
+    try:
+        write_report(run_dir)
+        print(f"report: {run_dir}/report.html")
+    except (OSError, ReportError) as error:
+        print(f"error: no report: {error}", file=sys.stderr)
 
 
 def _stopped(error: Exception) -> int:

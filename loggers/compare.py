@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +14,13 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from loggers.curves import COLOURS, plain
 from loggers.jsonl import replace
 from loggers.report_charts import Section, reward_ceiling
 from loggers.report_page import page
-from loggers.run_data import Run
+from loggers.run_data import ReportError, Run
 from loggers.svg import Chart, Series, line_chart
 
 SHOWN = (  # metric, title, shown as percent
@@ -34,6 +38,7 @@ NOT_SETTINGS = (
 )  # what seeds may differ in
 RESAMPLES = 2000
 GRID = 100  # points of an averaged curve
+LEGEND_LETTERS, LEGEND_LINE = 130, 0.17  # of a line of the picture's legend; inches
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,14 @@ class Group:
 
     name: str
     runs: tuple[Run, ...]
+    run_names: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """``MAGRPO num_turns=2 (runs/a, runs/b, 3 more)``."""
+        more = len(self.run_names) - 2
+        shown = (*self.run_names[:2], *([f"{more} more"] if more > 0 else []))
+        return f"{self.name} ({', '.join(shown)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +67,17 @@ class Curve:
     high_X: np.ndarray
 
 
-def write_comparison(runs: Sequence[Run], folder: str | Path) -> list[Path]:
-    """Write ``comparison.html``, ``.png`` and ``.svg`` into a folder; return their paths."""
+def write_comparison(
+    runs: Sequence[Run], folder: str | Path, labels: Sequence[str] | None = None
+) -> list[Path]:
+    """Write ``comparison.html``, ``.png`` and ``.svg`` into a folder; return their paths.
+
+    ``labels``: names of the settings, in their order. Raises ReportError where they are more or
+    fewer than the settings.
+    """
+    groups = grouped(runs, labels)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    groups = grouped(runs)
     html = folder / "comparison.html"
     replace(html, render(groups))
     pictures = [folder / "comparison.png", folder / "comparison.svg"]
@@ -79,37 +98,73 @@ def render(groups: Sequence[Group]) -> str:
     )
     return page(
         title="Comparison",
-        subtitle=f"{count} runs, {len(groups)} settings",
+        subtitle=f"{count} runs, {len(groups)} setting{'s' if len(groups) > 1 else ''}",
+        key=[(group.name, ", ".join(group.run_names)) for group in groups],
         sections=[Section("Curves", tuple(charts), note)],
         table=_table(groups),
     )
 
 
-def grouped(runs: Sequence[Run]) -> list[Group]:
-    """Runs of one algorithm and configuration, seed aside, together; in the order given.
+def grouped(runs: Sequence[Run], labels: Sequence[str] | None = None) -> list[Group]:
+    """Seeds of one setting together, in the order given; ``labels`` name the settings.
 
-    A group is named after its algorithm and the settings that tell it from others of it.
+    Seeds of one setting are runs of one algorithm, configuration and held-out data, each with a
+    seed of its own. A run without ``config.yaml`` stands alone: nobody knows its setting. A group
+    is named after its algorithm and the settings that tell it from others of it. Raises
+    ReportError where there are not as many labels as settings.
     """
-    members: dict[tuple[str, str], list[Run]] = {}
-    for run in runs:
-        key = json.dumps(_settings(run), sort_keys=True)
-        members.setdefault((run.algorithm, key), []).append(run)
+    members: list[tuple[str, list[int]]] = []
+    for index, run in enumerate(runs):
+        key = _setting(run)
+        for known, indices in members:
+            if run.config and known == key and all(_seed(runs[i]) != _seed(run) for i in indices):
+                indices.append(index)
+                break
+        else:
+            members.append((key, [index]))
+    together = [tuple(runs[i] for i in indices) for _, indices in members]
+    names = labels or [_name(group[0], [one[0] for one in together]) for group in together]
+    if len(names) != len(together):
+        told = "; ".join(", ".join(run.path.name for run in group) for group in together)
+        raise ReportError(
+            f"--labels: {len(names)} for {len(together)} settings; give one for each of: {told}"
+        )
+    own = _run_names(runs)
     return [
-        Group(_name(algorithm, key, list(members)), tuple(together))
-        for (algorithm, key), together in members.items()
+        Group(name, group, tuple(own[i] for i in indices))
+        for name, group, (_, indices) in zip(names, together, members, strict=True)
     ]
 
 
-def _name(algorithm: str, key: str, groups: Sequence[tuple[str, str]]) -> str:
-    rivals = [json.loads(other) for name, other in groups if name == algorithm]
-    own = json.loads(key)
+def _setting(run: Run) -> str:
+    """Everything in which seeds of one setting agree, as text."""
+    held_out = sorted({(s["task_id"], s["prompt"]) for s in run.samples if s["phase"] == "eval"})
+    return json.dumps([run.algorithm, _settings(run), held_out], sort_keys=True)
+
+
+def _seed(run: Run) -> Any:
+    return run.config.get("seed")
+
+
+def _run_names(runs: Sequence[Run]) -> list[str]:
+    """Names of the directories, with their parents' where two have the same."""
+    count = Counter(run.path.name for run in runs)
+    return [
+        run.path.name if count[run.path.name] == 1 else f"{run.path.parent.name}/{run.path.name}"
+        for run in runs
+    ]
+
+
+def _name(run: Run, others: Sequence[Run]) -> str:
+    rivals = [_settings(other) for other in others if other.algorithm == run.algorithm]
+    own = _settings(run)
     differing = [
         name
         for name in sorted({name for one in rivals for name in one})
         if any(one.get(name) != own.get(name) for one in rivals)
     ]
-    told = [f"{name.removeprefix(algorithm + '.')}={own.get(name)}" for name in differing]
-    return " ".join([algorithm.upper(), *told])
+    told = [f"{name.removeprefix(run.algorithm + '.')}={own.get(name)}" for name in differing]
+    return " ".join([run.algorithm.upper(), *told])
 
 
 def bootstrap(values_S: Sequence[float], seed: int = 0) -> tuple[float, float]:
@@ -178,7 +233,9 @@ def _chart(
         return None
     ceiling = _ceiling(groups) if name == "reward_mean" else None
     y_range = (0.0 if ceiling else None, ceiling)
-    return line_chart(title, series, percent=percent, y_range=y_range, wide=name == "reward_mean")
+    wide = name == "reward_mean"
+    chart = line_chart(title, series, percent=percent, y_range=y_range, wide=wide)
+    return dataclasses.replace(chart, legend=())  # one for all of them stands above
 
 
 def _ceiling(groups: Sequence[Group]) -> float | None:
@@ -189,7 +246,8 @@ def _ceiling(groups: Sequence[Group]) -> float | None:
 
 def _table(groups: Sequence[Group]) -> list[list[str]]:
     """Last evaluation of each group: mean and interval over its seeds."""
-    rows = [["setting", "seeds", "reward before", "reward after", "all tests pass", "steps"]]
+    head = ["setting", "seeds", "reward before", "reward after", "all tests pass", "steps"]
+    rows = [head]
     for group in groups:
         rewards = [run.series("eval", "reward_mean")[1] for run in group.runs]
         passes = [run.series("eval", "pass_rate")[1] for run in group.runs]
@@ -218,16 +276,25 @@ def _interval(values: Sequence[float]) -> str:
 
 def _pictures(groups: Sequence[Group], paths: Sequence[Path]) -> None:
     """Reward and pass rate of the groups for a paper: of evaluation where there is any."""
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
-    axes = figure.subplots(1, 2)
-    evaluated = all(run.series("eval", "reward_mean")[0] for g in groups for run in g.runs)
-    phase = "eval" if evaluated else "train"
-    for axis, (name, title, _) in zip(axes, SHOWN, strict=False):
+    evaluated = any(curve(group.runs, "eval", "reward_mean") for group in groups)
+    phase, where = ("eval", "on held-out tasks") if evaluated else ("train", "in training")
+    metrics = [m for m in SHOWN[:2] if any(curve(g.runs, phase, m[0]) for g in groups)]
+    labels = [
+        group.label + ("" if curve(group.runs, phase, "reward_mean") else f", none {where}")
+        for group in groups
+    ]
+    labels = ["\n".join(textwrap.wrap(label, LEGEND_LETTERS)) for label in labels]
+    lines = sum(1 + label.count("\n") for label in labels)
+    figure = Figure(figsize=(9, 4.0 + LEGEND_LINE * lines), layout="constrained")
+    axes = figure.subplots(1, max(len(metrics), 1), squeeze=False)[0]
+    for axis, (name, title, _) in zip(axes, metrics, strict=False):
         for i, group in enumerate(groups):
             _plot(axis, group, phase, name, COLOURS[i % len(COLOURS)])
-        axis.set_title(title + (" on held-out tasks" if evaluated else ""), fontsize=10)
+        axis.set_title(f"{title} {where}", fontsize=10)
         axis.set_xlabel("environment steps")
         plain(axis)
+    swatches = [Line2D([], [], color=COLOURS[i % len(COLOURS)]) for i in range(len(groups))]
+    figure.legend(swatches, labels, loc="outside lower left", frameon=False, fontsize=8, ncols=1)
     for path in paths:
         figure.savefig(path, dpi=200)
 
@@ -236,6 +303,7 @@ def _plot(axis: Axes, group: Group, phase: str, name: str, colour: str) -> None:
     one = curve(group.runs, phase, name)
     if one is None:
         return
-    axis.plot(one.xs_X, one.mean_X, color=colour, label=group.name)
+    marker = "o" if phase == "eval" else None
+    axis.plot(one.xs_X, one.mean_X, color=colour, marker=marker, markersize=3.5)
     if len(group.runs) > 1:
         axis.fill_between(one.xs_X, one.low_X, one.high_X, color=colour, alpha=0.15)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from loggers.jsonl import replace
 from loggers.report_charts import reward_ceiling, sections
-from loggers.report_episodes import failed, improved, yaml
+from loggers.report_episodes import episodes, yaml
 from loggers.report_page import page
 from loggers.run_data import ReportError, Run, read_run
 
@@ -33,11 +33,10 @@ def render(run: Run) -> str:
         subtitle=_subtitle(run),
         tiles=_tiles(run),
         sections=sections(run),
-        improved=improved(run),
-        failed=failed(run),
+        episodes=episodes(run),
         config=yaml(run.config_text) if run.config_text else None,
         environment=run.environment,
-        summary=run.summary,
+        summary=run.summary if run.finished else {},
     )
 
 
@@ -51,6 +50,7 @@ def _subtitle(run: Run) -> str:
         str(model or ""),
         str(run.config.get("dataset", {}).get("name") or ""),
         f"seed {run.config['seed']}" if "seed" in run.config else "",
+        "" if run.finished else "not finished",
     ]
     return " · ".join(word for word in words if word)
 
@@ -69,11 +69,12 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
     accuracy = run.preferences.get("reward_model_accuracy")
     if accuracy is not None:
         tiles.append(("reward model", f"{accuracy:.0%}", "held-out pairs ordered rightly"))
-    steps = max((r["step"] for r in run.records), default=0)
+    steps = run.env_steps
     updates = max((r["update"] for r in run.records), default=0)
     tiles.append(("environment steps", f"{steps:,}", f"{updates:,} updates"))
-    seconds = run.summary.get("wall_seconds")
-    train = run.summary.get("train") or {}
+    summary = run.summary if run.finished else {}
+    seconds = summary.get("wall_seconds")
+    train = summary.get("train") or {}
     rate = train.get("joint_actions_per_second")
     if seconds is not None:
         under = f"{rate:,.1f} joint actions/s" if rate is not None else ""
@@ -89,7 +90,9 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
 def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,15 +104,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=Path("comparison"),
         help="where a comparison of several runs goes (default: ./comparison)",
     )
+    parser.add_argument(
+        "--labels", nargs="+", metavar="NAME", help="names of the settings compared, in their order"
+    )
     options = parser.parse_args(arguments)
     try:
+        if len(options.runs) == 1 and options.labels:
+            raise ReportError("--labels: names the settings of a comparison; give several runs")
         if len(options.runs) == 1:
             write_report(options.runs[0])
             written = [options.runs[0] / "report.html", options.runs[0] / "curves.png"]
         else:
             from loggers.compare import write_comparison
 
-            written = write_comparison([read_run(path) for path in options.runs], options.out)
+            runs = [read_run(path) for path in options.runs]
+            written = write_comparison(runs, options.out, options.labels)
     except ReportError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -6,10 +6,11 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from loggers.metrics import REWARD_PARTS
+from loggers.metrics import REWARD_PARTS, roles
 from loggers.run_data import Run
 from loggers.svg import (
     Chart,
@@ -115,14 +116,19 @@ def _learning(run: Run) -> Section:
         return Section("Learning", ())
     ceiling = reward_ceiling(run)
     y_range = (0.0, ceiling) if ceiling else (None, None)
+    bands = {
+        "training": "training, one standard deviation of a step's joint actions",
+        "held-out tasks": "held-out tasks, 95% interval of the mean",
+    }
+    wide = [s for s in series if any(h > y for h, y in zip(s.high_X, s.ys_X, strict=False))]
+    told = [bands[s.label] for s in wide]
     charts = [
         line_chart(
             "Mean reward" + (f" (at most {ceiling:g})" if ceiling else ""),
             series,
             y_range=y_range,
             wide=True,
-            note="Bands: training, one standard deviation of a step's joint actions; "
-            "held-out tasks, 95% interval of the mean.",
+            note=f"Bands: {'; '.join(told)}." if told else "",
         )
     ]
     if run.series("train", "task_reward_mean")[0]:
@@ -130,6 +136,9 @@ def _learning(run: Run) -> Section:
             Series("model score", *_smooth(run, "train", "reward_mean"), PURPLE),
             Series("task reward", *_smooth(run, "train", "task_reward_mean"), ORANGE),
         ]
+        xs, ys = run.series("eval", "model_score_mean")
+        if xs:
+            pair.append(Series("model score, held-out tasks", xs, ys, PINK, dots=True))
         charts.append(
             line_chart(
                 "Model score and task reward",
@@ -226,7 +235,7 @@ def _behaviour(run: Run) -> Section:
         ("duplicates of siblings", "duplicate_share"),
         ("programs that time out", "timeout_rate"),
     ]
-    lengths = [(f"agent {i}", name) for i, name in _agents(run, "completion_length_mean")]
+    lengths = _agents(run, "completion_length_mean")
     lengths = lengths or [("all", "completion_length_mean")]
     return Section(
         "What the agents do",
@@ -242,12 +251,8 @@ def _behaviour(run: Run) -> Section:
 
 def _tasks(run: Run) -> Section:
     first, last = run.passes()
-    before = {s["task_id"]: s["reward_task_mean"] for s in first}
-    rows = [
-        (s["task_id"], before[s["task_id"]], s["reward_task_mean"])
-        for s in last
-        if s["task_id"] in before
-    ]
+    before, after = _task_means(first), _task_means(last)
+    rows = [(task, before[task], reward) for task, reward in after.items() if task in before]
     if not rows:
         return Section("Task by task", ())
     rows.sort(key=lambda row: (row[2], row[1]))
@@ -258,18 +263,32 @@ def _tasks(run: Run) -> Section:
     return Section("Task by task", (chart,))
 
 
+def _task_means(samples: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Mean reward of each task over its answers."""
+    rewards: dict[str, list[float]] = {}
+    for sample in samples:
+        rewards.setdefault(sample["task_id"], []).append(sample["reward_task_mean"])
+    return {task: sum(values) / len(values) for task, values in rewards.items()}
+
+
 def _preferences(run: Run) -> Section:
     charts = []
     counts = run.preferences.get("gaps") or {}
     gaps = [float(gap) for gap, count in counts.items() for _ in range(count)]
     if gaps:
         charts.append(histogram("Reward gap of the pairs", gaps, "winner − loser"))
-    for title, name in (
-        ("Reward model: pairs ordered rightly", "reward_model/accuracy"),
-        ("Pairs ordered rightly by the policies", "dpo/accuracy"),
+    model = "Reward model: pairs ordered rightly"
+    charts += _lines(run, "train", model, [("", "reward_model/accuracy")])
+    for title, name, percent in (
+        ("Pairs ordered rightly by the policies", "dpo/accuracy", True),
+        ("Joint margin of the policies", "dpo/margin", False),
     ):
-        charts += _lines(run, "train", title, [(name, name)])
-    charts += _lines(run, "train", "Margin", [("margin", "dpo/margin")], percent=False)
+        both = [
+            Series(text, *_smooth(run, phase, name), i, dots=phase == "eval")
+            for i, (text, phase) in enumerate((("training", "train"), ("held-out pairs", "eval")))
+        ]
+        both = [s for s in both if len(s.xs_X) > 1]
+        charts += [line_chart(title, both, percent=percent)] if both else []
     return Section("Preferences", tuple(charts))
 
 
@@ -309,7 +328,8 @@ def _optimisation(run: Run) -> Section:
     shown = re.compile(
         r"^(turn_\d+/|reward/|convention|time/|reward_|processed_|task_reward|pass_rate|test_frac"
         r"|syntax_rate|main_def|aux_|wrapper|timeout|completion_length|truncation|duplicate|tasks$"
-        r"|joint_actions|tokens_per|turns_mean|history_dropped|termination_share|peak_memory)"
+        r"|joint_actions|tokens_per|tokens$|turns_mean|history_dropped|termination_share"
+        r"|peak_memory|step_seconds|training_step|tasks_seen)"
     )
     bases: dict[str, None] = {}
     for name in run.names("train"):
@@ -319,9 +339,10 @@ def _optimisation(run: Run) -> Section:
             bases[base] = None
     charts: list[Chart] = []
     for base in bases:
-        agents = _agents(run, base)
-        names = [(f"agent {i}", name) for i, name in agents] or [("", base)]
-        charts += _lines(run, "train", base.replace("_", " "), names, percent=False)
+        names = _agents(run, base) or [("", base)]
+        low = 0.0 if base == "learning_rate" else None
+        title = base.replace("_", " ").replace("/", ": ")
+        charts += _lines(run, "train", title, names, percent=False, low=low)
     return Section("Optimisation", tuple(charts))
 
 
@@ -336,6 +357,7 @@ def _timings(run: Run) -> Section:
     if parts and len(parts[0].xs_X) > 1:
         charts.append(stacked_chart("Where the time goes", parts, percent=True))
     for title, name in (
+        ("Seconds a training step", "step_seconds"),
         ("Joint actions per second", "joint_actions_per_second"),
         ("Tokens per second", "tokens_per_second"),
         ("Peak memory, MB", "peak_memory_mb"),
@@ -360,9 +382,12 @@ def _lines(
     return [line_chart(title, series, percent=percent, y_range=(low, None))] if series else []
 
 
-def _agents(run: Run, base: str) -> list[tuple[int, str]]:
+def _agents(run: Run, base: str) -> list[tuple[str, str]]:
+    """(role, name) of a metric that each agent has."""
+    names = {*run.names("train"), *run.names("eval")}
+    team = roles(1 + max((int(m[1]) for name in names if (m := AGENT.match(name))), default=0))
     found = [(m, name) for name in run.names("train") if (m := AGENT.match(name))]
-    return [(int(m[1]), name) for m, name in found if m[2] == base]
+    return [(team[int(m[1])], name) for m, name in found if m[2] == base]
 
 
 def _smooth(run: Run, phase: str, name: str) -> tuple[list[float], list[float]]:

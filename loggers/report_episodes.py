@@ -1,8 +1,10 @@
-"""The sample episodes of a report: which to show, and their code in colours."""
+"""The episodes of a report, and their code in colours."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +16,8 @@ from pygments.lexers import PythonLexer, YamlLexer
 from loggers.metrics import roles
 from loggers.run_data import Run
 
-SHOWN = 8
 _FORMAT = HtmlFormatter(nowrap=True)
+_FENCED = re.compile(r"^(```[^\n]*\n)(.*?)(^```[^\n]*\n?|\Z)", re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,19 @@ class Episode:
     sample: dict[str, Any]
     before: dict[str, Any] | None
     roles_N: tuple[str, ...]
+    answer: int = 1  # which one, where tasks are answered several times
+
+    @property
+    def gain(self) -> float:
+        """Reward since the first evaluation; 0 where there is nothing to compare with."""
+        if self.before is None:
+            return 0.0
+        return self.sample["reward_task_mean"] - self.before["reward_task_mean"]
+
+    @property
+    def passed(self) -> bool | None:
+        """None where the reward has no notion of it."""
+        return self.sample.get("passed_all")
 
     @property
     def parts(self) -> list[tuple[str, float]]:
@@ -39,35 +54,41 @@ class Episode:
         return f"tests {sum(o['passed'] for o in outcomes)}/{len(outcomes)}"
 
 
-def improved(run: Run) -> list[Episode]:
-    """The tasks whose reward rose most between the first and the last evaluation."""
+def episodes(run: Run) -> list[Episode]:
+    """All of the last evaluation (without any: of training): those that gained most come first."""
     first, last = run.passes()
-    before = {s["task_id"]: s for s in first}
-    gains = [
-        (s["reward_task_mean"] - before[s["task_id"]]["reward_task_mean"], s)
-        for s in last
-        if s["task_id"] in before
+    before = dict(_numbered(first))
+    found = [
+        Episode(sample, before.get(key), roles(len(sample["completions_N"])), key[1])
+        for key, sample in _numbered(last)
     ]
-    best = sorted((g for g in gains if g[0] > 0), key=lambda g: -g[0])[:SHOWN]
-    return [_episode(s, before[s["task_id"]]) for _, s in best]
+    return sorted(found, key=lambda e: (-e.gain, e.sample["reward_task_mean"]))
 
 
-def failed(run: Run) -> list[Episode]:
-    """The tasks of the last evaluation that do not pass their tests, lowest reward first."""
-    first, last = run.passes()
-    before = {s["task_id"]: s for s in first}
-    wrong = [s for s in last if "outcomes" in s and not s["passed_all"]]
-    wrong.sort(key=lambda s: s["reward"])
-    return [_episode(s, before.get(s["task_id"])) for s in wrong[:SHOWN]]
-
-
-def _episode(sample: dict[str, Any], before: dict[str, Any] | None) -> Episode:
-    return Episode(sample, before, roles(len(sample["completions_N"])))
+def _numbered(samples: Sequence[dict[str, Any]]) -> Iterator[tuple[tuple[str, int], Any]]:
+    """((task, 1, 2, … of its answers), sample)."""
+    seen: Counter[str] = Counter()
+    for sample in samples:
+        seen[sample["task_id"]] += 1
+        yield (sample["task_id"], seen[sample["task_id"]]), sample
 
 
 def python(text: str) -> Markup:
-    """Python as HTML spans; what is not Python is shown all the same."""
-    return Markup(highlight(text, PythonLexer(stripnl=False), _FORMAT))
+    """Python as HTML spans; of a text with Markdown fences, what is inside them."""
+    shown, end = Markup(), 0
+    for fenced in _FENCED.finditer(text):
+        opening, code, closing = fenced.groups()
+        words = Markup('<span class="words">{}</span>')
+        shown += words.format(text[end : fenced.start()] + opening)
+        shown += _coloured(code) + words.format(closing)
+        end = fenced.end()
+    if not end:
+        return _coloured(text)
+    return shown + Markup('<span class="words">{}</span>').format(text[end:])
+
+
+def _coloured(code: str) -> Markup:
+    return Markup(highlight(code, PythonLexer(stripnl=False, ensurenl=False), _FORMAT))
 
 
 def yaml(text: str) -> Markup:
@@ -75,7 +96,7 @@ def yaml(text: str) -> Markup:
 
 
 def code_css(selectors: Sequence[str], style: str) -> Markup:
-    """The colours of ``style`` under each selector."""
+    """The colours of ``style`` under each selector; what is not Python is not framed in red."""
     formatter = HtmlFormatter(style=style)
     lines = formatter.get_token_style_defs(list(selectors))
-    return Markup("\n".join(lines))
+    return Markup("\n".join(line for line in lines if ".err " not in line))

@@ -15,7 +15,17 @@ TEMPLATE = "report_template.html"
 
 
 def page(*, title: str, subtitle: str, sections: Sequence[Section], **values: Any) -> str:
-    """Fill the template; what a page does not have is left out."""
+    """Fill the template; what a page does not have is left out.
+
+    ``values``: any of ``tiles``, ``key``, ``episodes``, ``table``, ``config``, ``environment``,
+    ``summary``, as the template reads them.
+    """
+    parts = {
+        "Episodes": ("episodes",),
+        "Numbers": ("table",),
+        "The run": ("config", "environment", "summary"),
+    }
+    rest = [name for name, keys in parts.items() if any(values.get(key) for key in keys)]
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -27,6 +37,7 @@ def page(*, title: str, subtitle: str, sections: Sequence[Section], **values: An
         title=title,
         subtitle=subtitle,
         sections=sections,
+        contents=[*(section.title for section in sections), *rest],
         light_code=code_css([".code"], "friendly"),
         dark_code=code_css([".code"], "github-dark"),
         **values,

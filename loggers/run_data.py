@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import yaml
 
 from loggers.jsonl import read_lines
+
+SCRIPT = re.compile(r"\btrain_([a-z]+)\.py\b")
 
 
 class ReportError(ValueError):
@@ -32,8 +35,19 @@ class Run:
 
     @property
     def algorithm(self) -> str:
-        """From the summary; of a run that did not end, the directory's name says it."""
-        return self.summary.get("algorithm") or self.path.name.split("_")[0]
+        """From the summary; of a run that did not end, its command or the directory's name."""
+        script = SCRIPT.search(self.environment.get("command", ""))
+        told = script[1] if script else self.path.name.split("_")[0]
+        return self.summary.get("algorithm") or told
+
+    @property
+    def env_steps(self) -> int:
+        return max((record["step"] for record in self.records), default=0)
+
+    @property
+    def finished(self) -> bool:
+        """False also where a finished run was resumed and has not ended again."""
+        return self.summary.get("env_steps", -1) >= self.env_steps
 
     def series(self, phase: str, name: str) -> tuple[list[float], list[float]]:
         """(environment steps, values) of a metric, where it is known and finite."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from comlrl.types import LogRecord, Node, Score, TestOutcome, Tree
 from loggers.jsonl import read_lines, replace
-from loggers.metrics import REWARD_PARTS, task_reward
+from loggers.metrics import REWARD_PARTS, roles, task_reward
 
 MAX_TASKS = {"eval": 200, "train": 16}  # of each kept pass
 MAX_TEXT = 20_000  # characters of a prompt, completion or program
@@ -94,6 +94,7 @@ def episode(node: Node, action: int, score: Score) -> dict[str, Any]:
     chosen = node.joint_actions_K[action]
     line: dict[str, Any] = {
         "turn": node.turn,
+        "roles_N": list(roles(len(node.agents_N))),
         "completions_N": [
             agent.completions_G[g].text[:MAX_TEXT]
             for agent, g in zip(node.agents_N, chosen, strict=True)

@@ -101,7 +101,10 @@ class WandbLogger:
                 record.step,
                 episode["task_id"],
                 episode["prompt"],
-                "\n\n".join(episode["completions_N"]),
+                "\n\n".join(
+                    f"# {role}\n{text}"
+                    for role, text in zip(episode["roles_N"], episode["completions_N"], strict=True)
+                ),
                 episode.get("program", ""),
                 episode["reward"],
                 f"{sum(o['passed'] for o in outcomes)}/{len(outcomes)}",

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from comlrl.types import LogRecord
 from loggers.compare import bootstrap, curve, grouped, write_comparison
 from loggers.jsonl import JsonlLogger
-from loggers.report import render, write_report
+from loggers.report import main, render, write_report
 from loggers.report_charts import learning_series, sections
-from loggers.report_episodes import failed, improved
-from loggers.run_data import ReportError, read_run
+from loggers.report_episodes import episodes, python
+from loggers.run_data import ReportError, Run, read_run
 from loggers.svg import label, smoothed, ticks
 from tests.run_maker import make_run
 
@@ -44,11 +45,18 @@ class Page(HTMLParser):
         self.fetched: list[str] = []
         self.text: list[str] = []
         self.open: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.episodes: list[dict[str, str]] = []
         self.feed(html)
 
     def handle_starttag(self, tag, attrs):
         given = dict(attrs)
-        self.fetched += [given[k] for k in ("src", "href", "srcset", "data") if given.get(k)]
+        fetched = [given[k] for k in ("src", "href", "srcset", "data") if given.get(k)]
+        self.fetched += [address for address in fetched if not address.startswith("#")]
+        self.links += [address[1:] for address in fetched if address.startswith("#")]
+        self.ids += [given["id"]] if "id" in given else []
+        self.episodes += [given] if given.get("class") == "episode" else []
         if tag not in self.VOID:
             self.open.append(tag)
 
@@ -75,9 +83,17 @@ def test_the_page_shows_what_a_reader_looks_for(run_dir):
     for words in (
         "held-out reward", "Learning", "Learning to agree", "Convention of aux",
         "Parts of the reward", "Turns", "How main uses aux", "Task by task", "Optimisation",
-        "Where the time goes", "Most improved", "Still failing", "Configuration",
+        "Where the time goes", "Episodes", "Configuration",
     ):  # fmt: skip
         assert words in text, words
+
+
+def test_contents_lead_to_every_section(run_dir):
+    run, html = read_run(run_dir), (run_dir / "report.html").read_text()
+    page = Page(html)
+    assert len(page.links) == len(set(page.links)) == len(sections(run)) + 2
+    assert page.links[0] == "learning" and page.links[-2:] == ["episodes", "the-run"]
+    assert set(page.links) <= set(page.ids) and len(page.ids) == len(set(page.ids))
 
 
 def test_what_models_and_tests_say_is_text_and_not_markup(run_dir):
@@ -125,16 +141,63 @@ def test_a_run_with_hardly_anything_still_has_a_page(tmp_path):
     assert "Mean reward" in (tmp_path / "report.html").read_text()
 
 
-def test_improved_and_failed_episodes(run_dir):
+def test_every_episode_of_the_last_evaluation_can_be_filtered(run_dir):
     run = read_run(run_dir)
     first, last = run.passes()
     before = {s["task_id"]: s["reward_task_mean"] for s in first}
-    gains = [e.sample["reward_task_mean"] - before[e.sample["task_id"]] for e in improved(run)]
-    every = sorted((s["reward_task_mean"] - before[s["task_id"]] for s in last), reverse=True)
-    assert gains == [g for g in every if g > 0][:8]
-    wrong = failed(run)
-    assert wrong and all(not e.sample["passed_all"] for e in wrong)
-    assert [e.sample["reward"] for e in wrong] == sorted(e.sample["reward"] for e in wrong)
+    shown = episodes(run)
+    gains = sorted((s["reward_task_mean"] - before[s["task_id"]] for s in last), reverse=True)
+    assert [e.gain for e in shown] == gains
+    page = Page((run_dir / "report.html").read_text())
+    told = [(e["data-task"], float(e["data-reward"]), e["data-passed"]) for e in page.episodes]
+    assert told == [
+        (e.sample["task_id"], e.sample["reward"], str(int(e.sample["passed_all"]))) for e in shown
+    ]
+    assert {"0", "1"} == {passed for _, _, passed in told}
+
+
+def test_tasks_answered_several_times(tmp_path):
+    folder = _log(tmp_path, reward_mean=[0.1, 0.9])
+    lines = [
+        {"update": update, "phase": "eval", "task_id": "a", "prompt": "", "reward": reward,
+         "reward_task_mean": reward, "completions_N": ["x"], "turn": 1}
+        for update, rewards in ((0, [1.0, 2.0]), (9, [4.0, 3.0])) for reward in rewards
+    ]  # fmt: skip
+    (folder / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = read_run(folder)
+    assert [(e.answer, e.gain) for e in episodes(run)] == [(1, 3.0), (2, 1.0)]
+    (section,) = [s for s in sections(run) if s.title == "Task by task"]
+    assert "<title>a: 1.50 → 3.50</title>" in section.charts[0].svgs[0]  # one column, means
+    html = render(run)
+    assert "<option" in html and "not passed" not in html  # a reward without tests
+    assert "<small>main</small>" in html  # one agent
+
+
+def test_fences_are_words_and_nothing_is_framed_in_red(run_dir):
+    html = (run_dir / "report.html").read_text()
+    assert ".err" not in html
+    text = "Is this it?\n```python\ndef f():\n    return 1\n```\nfor sure"
+    shown = str(python(text))
+    assert 'class="err"' not in shown
+    assert shown.startswith('<span class="words">Is this it?\n```python\n</span>')
+    assert shown.endswith('<span class="words">```\n</span><span class="words">for sure</span>')
+    assert '<span class="k">def</span>' in shown
+    assert re.sub("<[^>]*>", "", shown) == text
+    unclosed = str(python("```\nx = 1\n"))
+    assert re.sub("<[^>]*>", "", unclosed) == "```\nx = 1\n"
+
+
+def test_agents_are_named_by_their_roles(tmp_path):
+    _log(
+        tmp_path,
+        **{f"agent_{i}__completion_length_mean": [1.0, 2.0] for i in range(3)},
+        agent_1__loss=[1.0, 2.0],
+        training_step=[1.0, 2.0],
+    )
+    charts = {c.title: c for s in sections(read_run(tmp_path)) for c in s.charts}
+    assert charts["Lengths in tokens"].legend == (("aux", 0), ("aux2", 1), ("main", 2))
+    assert '"label":"aux2"' in charts["loss"].svgs[0].replace("&quot;", '"')
+    assert "training step" not in charts  # a straight line
 
 
 def test_nothing_that_was_logged_is_left_out(run_dir):
@@ -218,22 +281,94 @@ def test_runs_that_differ_in_the_seed_alone_are_one_setting(tmp_path):
         for algorithm, turns, seed in
         [("magrpo", 1, 1), ("magrpo", 1, 2), ("magrpo", 2, 1), ("ppo", 1, 1)]
     ]  # fmt: skip
-    told = [(group.name, len(group.runs)) for group in grouped(runs)]
-    assert told == [("MAGRPO num_turns=1", 2), ("MAGRPO num_turns=2", 1), ("PPO", 1)]
+    told = [(group.name, group.run_names) for group in grouped(runs)]
+    assert told == [
+        ("MAGRPO num_turns=1", ("magrpo_1_1", "magrpo_1_2")),
+        ("MAGRPO num_turns=2", ("magrpo_2_1",)),
+        ("PPO", ("ppo_1_1",)),
+    ]
+    named = grouped(runs, ["one", "two", "other"])
+    assert [group.label for group in named] == [
+        "one (magrpo_1_1, magrpo_1_2)", "two (magrpo_2_1)", "other (ppo_1_1)",
+    ]  # fmt: skip
+    with pytest.raises(ReportError, match=r"--labels: 2 for 3 settings; give one for each of: mag"):
+        grouped(runs, ["one", "two"])
     written = write_comparison(runs, tmp_path / "out")
     assert [path.name for path in written] == [
         "comparison.html", "comparison.png", "comparison.svg",
     ]  # fmt: skip
     page = Page(written[0].read_text())
     assert page.open == [] and page.fetched == []
-    assert "MAGRPO num_turns=2" in "".join(page.text)
+    text = "".join(page.text)
+    assert "MAGRPO num_turns=2" in text and "magrpo_1_1, magrpo_1_2" in text
+    assert "Mean reward, held-out tasks" in text
     assert written[2].read_text().lstrip().startswith("<?xml")
+
+
+def test_only_seeds_of_one_setting_are_merged(tmp_path):
+    def run(name: str, seed: int, **changes: str) -> Run:
+        folder = make_run(tmp_path / name, seed=seed, updates=5)
+        for file, text in changes.items():
+            path = next(folder.glob(f"{file}.*"))
+            path.unlink() if not text else path.write_text(text + path.read_text())
+        return read_run(folder)
+
+    def together(*runs: Run) -> list[int]:
+        return [len(group.runs) for group in grouped(runs)]
+
+    first = run("a", 1)
+    assert together(first, run("b", 2)) == [2]
+    assert together(first, run("c", 1)) == [1, 1]  # the same seed: something else differs
+    script = json.dumps({"command": "train_grpo.py --config x"})
+    other = run("d", 2, summary="")
+    (other.path / "environment.json").write_text(script)
+    assert read_run(other.path).algorithm == "grpo"  # whatever its directory is called
+    assert together(first, read_run(other.path)) == [1, 1]
+    assert together(run("e", 2, config=""), run("f", 3, config="")) == [1, 1]
+    assert together(first, run("g", 2, config="reward: {target: x.y:Z}\n")) == [1, 1]
+    changed = {"phase": "eval", "task_id": "new", "prompt": "", "update": 0}
+    assert together(first, run("h", 2, samples=json.dumps(changed) + "\n")) == [1, 1]
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_picture_has_one_legend_and_room_for_its_axes(tmp_path, monkeypatch):
+    drawn: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda f, *a, **k: (drawn.append(f), save(f, *a, **k)))
+    folders = []
+    for i in range(6):
+        folder = make_run(tmp_path / f"a_run_with_quite_a_long_name_{i}", updates=5)
+        keys = "".join(f"  {key}_of_a_setting: {i}\n" for key in ("first", "second", "third"))
+        with (folder / "config.yaml").open("a") as file:
+            file.write(keys)
+        folders.append(str(folder))
+    assert main([*folders, "--out", str(tmp_path / "out")]) == 0
+    figure = drawn[0]
+    (legend,) = figure.legends
+    assert not any(axis.get_legend() for axis in figure.axes)
+    texts = [text.get_text() for text in legend.get_texts()]
+    assert len(texts) == 6 and all(f"name_{i}" in texts[i] for i in range(6))
+    for axis in figure.axes:
+        box = axis.get_position()
+        assert box.width > 0.3 and box.height * figure.get_figheight() > 2  # inches
+
+
+def test_labels_belong_to_a_comparison(run_dir, capsys):
+    assert main([str(run_dir), "--labels", "a"]) == 2
+    assert capsys.readouterr().err.startswith("error: --labels: names the settings of a comparison")
 
 
 def test_a_run_still_going_is_shown_without_summary(tmp_path):
     folder = make_run(tmp_path / "magrpo_x", updates=5)
+    assert "not finished" not in render(read_run(folder))
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["env_steps"] -= 1  # of an earlier end: the run was resumed
+    (folder / "summary.json").write_text(json.dumps(summary))
+    text = render(read_run(folder))
+    assert "not finished" in text and "wall time" not in text
     (folder / "summary.json").unlink()
-    assert "MAGRPO" in render(read_run(folder))
+    text = render(read_run(folder))
+    assert "MAGRPO" in text and "not finished" in text
     with pytest.raises(ReportError):
         read_run(tmp_path)
 

@@ -78,6 +78,7 @@ def test_signals_save_and_resume(
     assert run.wait() == code, run.output
     step = newest_step(folder)
     assert f"saved {folder}/checkpoints/step_{step:06d}" in run.output
+    assert "not finished" in (folder / "report.html").read_text()
     run = zygote.run("magrpo", [*small("magrpo", folder), "--resume"])
     assert run.wait() == 0, run.output
     assert_same(folder, undisturbed)
