@@ -14,9 +14,8 @@ def build(run: Run) -> Trainer:
 
     sampler = run.rollout.sampler
     assert isinstance(sampler, LatentSampler)
-    save_to = run.run_dir / "final_model" if run.config.output.save_final_model else None
     return SHPPOTrainer(
-        run.section, run.team, sampler, run.rollout, run.loop, run.sampling, tree_metrics, save_to
+        run.section, run.team, sampler, run.rollout, run.loop, run.sampling, tree_metrics
     )
 
 

@@ -48,6 +48,7 @@ class Run:
     train_tasks: list[Task]
     eval_tasks: list[Task]
     resume: bool  # what lies in run_dir is this run's own, and is gone on with
+    save: Callable[[Path], None]  # the agents, into a folder; called by all processes
 
 
 def check_devices(config: Config) -> None:
@@ -108,6 +109,7 @@ def assemble(start: Start, signals: Signals, train: list[Task], held_out: list[T
     """Load models, start the reward's workers lazily, and wire the rooms together."""
     import loggers
     from comlrl import sharding
+    from comlrl.best_model import BestModel
     from comlrl.generation import order, uniforms
     from comlrl.loop import Loop
     from comlrl.rollout import Shape
@@ -140,6 +142,7 @@ def assemble(start: Start, signals: Signals, train: list[Task], held_out: list[T
         section.handoff,
         section.early_termination_threshold,
     )
+    save = saver(team, sampler)
     loop = Loop(
         section,
         train,
@@ -150,11 +153,24 @@ def assemble(start: Start, signals: Signals, train: list[Task], held_out: list[T
         seed=config.seed,
         signals=signals,
         standing=lambda: fallbacks(rollout),
+        best=BestModel(start.run_dir, save) if config.output.save_best else None,
     )
     return Run(
         config, section, start.run_dir, team, generator, reward, rollout, loop, sampling, shape,
-        train, held_out, start.continuing,
+        train, held_out, start.continuing, save,
     )  # fmt: skip
+
+
+def saver(team: Team, sampler: Any) -> Callable[[Path], None]:
+    """What writes the agents into a folder: their models, and what SHPPO tells them apart by."""
+    from comlrl import distributed
+
+    def save(folder: Path) -> None:
+        team.save(folder)
+        if distributed.is_main() and (policy := getattr(sampler, "policy", None)) is not None:
+            policy.save(folder)
+
+    return save
 
 
 def build_sampler(config: Config, team: Team) -> tuple[Generator, Generator | LatentSampler]:

@@ -90,15 +90,6 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint(path, state, {f.stem: load_file(str(f)) for f in files})
 
 
-def set_aside(run_dir: Path) -> Path | None:
-    """Make room for a fresh run's checkpoints: those of an earlier one are kept beside."""
-    folder = run_dir / "checkpoints"
-    if not _folders(run_dir):
-        return None
-    numbered = (folder.with_name(f"checkpoints.{n}") for n in range(1, 10_000))
-    return folder.rename(next(path for path in numbered if not path.exists()))
-
-
 def _write(folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Tensors]) -> None:
     """All files and their sums, on the disk when this returns."""
     for name, component in tensors.items():

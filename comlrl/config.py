@@ -68,7 +68,10 @@ class OutputConfig:
 
     base_dir: str = "outputs"  # parent of run directories that have no name of their own
     dir: str | None = None  # null: base_dir/<algorithm>_<dataset type>_<seed>
-    save_final_model: bool = False  # final_model/agent_N/, with a model card
+    # final_model/agent_N/, with a model card; auto: adapters and SHPPO's networks, which are small
+    save_final_model: Literal["auto", True, False] = "auto"
+    save_best: bool = False  # best_model/: as at the evaluation with the highest reward
+    overwrite: bool = False  # where `dir` holds a run: move all of it aside, to <dir>.1
     verbose: bool = False  # every episode to episodes.jsonl
 
 
@@ -148,6 +151,7 @@ class Config:
     lora: LoraSection
     dataset: DatasetConfig
     seed: int
+    init_from: str | None
     output: OutputConfig
     external: ExternalConfig
     sandbox: SandboxConfig
@@ -162,6 +166,12 @@ class Config:
     def section(self) -> Any:
         """The algorithm's own section."""
         return self.sections[self.algorithm]
+
+    @property
+    def keeps_final_model(self) -> bool:
+        """Whether the run ends with ``final_model/``: adapters unless told not to be."""
+        asked = self.output.save_final_model
+        return self.lora.enabled if asked == "auto" else asked
 
     def to_dict(self) -> dict[str, Any]:
         """What ``config.yaml`` holds: read back, it gives this object again."""
@@ -192,6 +202,8 @@ class Root:
     """Keys that stand at the top of a file, outside any section."""
 
     seed: int = 42  # of everything that is drawn at random
+    # a run (of any algorithm), its best_model, …, or adapters in PEFT's format to start from
+    init_from: str | None = None
     agents: list[str] | None = None  # one model for each agent, instead of adapters on agent_model
     agent_devices: list[str] | None = None  # where each of `agents` is, e.g. [cuda:0, cuda:1]
 

@@ -83,7 +83,7 @@ def _type(annotation: str) -> str:
     """A Python annotation as a person reads it: choices instead of Literal, null for None."""
     text = re.sub(
         r"Literal\[(.*?)\]",
-        lambda m: " | ".join(f"`{choice.strip()[1:-1]}`" for choice in m[1].split(",")),
+        lambda m: " | ".join(f"`{_choice(choice.strip())}`" for choice in m[1].split(",")),
         annotation,
     )
     words = {"None": "null", "str": "text", "int": "whole number", "float": "number"}
@@ -92,6 +92,12 @@ def _type(annotation: str) -> str:
     text = re.sub(r"dict\[.*?\]", "mapping", text)
     text = re.sub(r"(?<!`)\b(None|str|int|float|bool|Any)\b(?!`)", lambda m: words[m[1]], text)
     return text.replace(" | ", ", ").replace("number, text", "number or text")
+
+
+def _choice(literal: str) -> str:
+    """A Python literal as YAML has it."""
+    value = ast.literal_eval(literal)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

@@ -27,6 +27,7 @@ from comlrl.assemble import (
     load_both_splits,
 )
 from comlrl.config import Config, ConfigError
+from comlrl.run_dir import check_free
 from comlrl.settings import Loader, Setting, load_yaml, parse_override, parse_value
 from comlrl.signals import Interrupted, Signals
 from trainers.configs import SECTIONS, sections_of, share_common_keys, truncation_notice, validate
@@ -81,8 +82,12 @@ def _main(
     except ConfigError as error:
         return _refuse(error)
     if os.environ.get("RANK", "0") == "0":
-        for notice in notices:
+        for notice in notices + no_weights_notice(config):
             print(f"notice: {notice}", file=sys.stderr)
+        try:
+            check_free(config, arguments.resume)
+        except ConfigError as error:
+            return _refuse(error)
     if arguments.dry_run:
         from comlrl.dry_run import describe
 
@@ -92,6 +97,17 @@ def _main(
             return _refuse(error)
         return 0
     return execute(config, build, signals, arguments.resume, arguments.resume_force)
+
+
+def no_weights_notice(config: Config) -> list[str]:
+    """Where a run will leave nothing that could be evaluated or gone on with."""
+    output = config.output
+    if config.keeps_final_model or output.save_best or config.section.save_steps:
+        return []
+    why = "output.save_final_model=false"
+    if output.save_final_model == "auto":
+        why = "output.save_final_model=auto keeps adapters, and lora.enabled=false has none"
+    return [f"this run leaves no weights: {why}; set output.save_final_model=true to keep them"]
 
 
 def is_user_error(error: BaseException) -> bool:
@@ -234,9 +250,11 @@ def execute(
         from loggers.model_card import write_model_card
         from loggers.report import write_report
 
-        if run.config.output.save_final_model:
+        if config.keeps_final_model or config.output.save_best:
             write_model_card(run.run_dir)
         write_report(run.run_dir)
+        for notice in no_weights_notice(config):
+            print(f"notice: {notice}", file=sys.stderr)
         print(f"done: {run.run_dir}/report.html")
     return 0
 
@@ -329,9 +347,13 @@ def _attach_loggers(run: Run, resume: bool) -> None:
 
 def _finish(run: Run) -> None:
     """Final model and summary."""
+    from comlrl import distributed
     from comlrl.summary import write_summary
 
     run.loop.progress.begin("saving the result")
-    if run.config.output.save_final_model:
-        run.team.save(run.run_dir / "final_model")
+    final, networks = run.run_dir / "final_model", getattr(run.rollout.sampler, "policy", None)
+    if run.config.keeps_final_model:
+        run.save(final)
+    elif networks and run.config.output.save_final_model == "auto" and distributed.is_main():
+        networks.save(final)  # SHPPO's are small
     write_summary(run)

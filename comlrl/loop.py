@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from comlrl import checkpoint, distributed
+from comlrl.best_model import BestModel
 from comlrl.collapse import Collapse
 from comlrl.config import ConfigError
 from comlrl.progress import EVALUATING, SAVING, TRAINING, Ahead, Progress
@@ -80,14 +81,17 @@ class Loop:
         seed: int = 0,
         signals: Signals | None = None,
         standing: Callable[[], Mapping[str, float]] = dict,
+        best: BestModel | None = None,
     ) -> None:
         """``section``: the algorithm's keys. ``shuffle``: (epoch, count) → order of the tasks.
         ``evaluate``: trees and metrics of the present policy; None: never. ``seed``: of what
         draws from global generators (dropout). ``signals``: None: none are heeded. ``standing``:
-        metrics that go into every record; asked on all processes."""
+        metrics that go into every record; asked on all processes. ``best``: is offered the weights
+        of every evaluation."""
         self.section, self.tasks, self.shuffle = section, tasks, shuffle
         self.run_dir, self.logger, self.evaluate = run_dir, logger, evaluate
         self.seed, self.signals, self.standing = seed, signals or Signals(), standing
+        self.best = best
         self.counters = Counters()
         self.progress = Progress(self._ahead)
         self.trainer: Stateful | None = None
@@ -139,6 +143,8 @@ class Loop:
                 f"--resume: {found.path} does not fit this configuration: {_line(error)}"
             ) from error
         self._saved = (self.counters.steps, found.path)
+        if self.best is not None:
+            self.best.resume()
 
     def steps(self, trainer: Stateful) -> Iterator[Step]:
         """Training steps until the first of the run's ends; evaluates before and after."""
@@ -291,6 +297,9 @@ class Loop:
         self.counters.eval_end = dict(metrics)
         if self.counters.eval_start is None:
             self.counters.eval_start = dict(metrics)
+        if self.best is not None:
+            counts = {"training_step": self.counters.steps, "env_steps": self.counters.env_steps}
+            self.best.offer(counts | {"reward_mean": metrics["reward_mean"]})
 
     def _log(self, phase: Any, metrics: Mapping[str, float], trees: Sequence[Tree]) -> None:
         counters = self.counters

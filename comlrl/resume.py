@@ -13,6 +13,15 @@ import yaml
 
 from comlrl import checkpoint
 from comlrl.config import Config, ConfigError
+from comlrl.run_dir import (
+    CONFIG,
+    SUMMARY,
+    check_free,
+    find,
+    holds_run,
+    make_writable,
+    move_aside,
+)
 from comlrl.settings import load_yaml
 
 HARMLESS_SECTIONS = ("output", "wandb", "generation", "distributed", "agent_devices")
@@ -21,7 +30,6 @@ HARMLESS_KEYS = (
     "save_total_limit", "eval_interval", "eval_num_samples", "eval_answers", "workers",
     "gradient_checkpointing",
 )  # fmt: skip
-CONFIG = "config.yaml"
 
 
 @dataclass(frozen=True)
@@ -37,27 +45,44 @@ class Start:
 def prepare(config: Config, resume: bool, force: bool) -> Start:
     """Find and make the run directory and decide what the run goes on from; main process only.
 
-    Raises ConfigError where the directory cannot be written, or holds a run of another
-    configuration.
+    Raises ConfigError where the directory cannot be written, or holds a run that cannot be gone
+    on with or is of another configuration.
     """
-    run_dir = _writable(_directory(config, resume))
-    config = replace(config, output=replace(config.output, dir=str(run_dir)))
-    found = checkpoint.newest(run_dir) if resume else None
-    changed = _changes(run_dir / CONFIG, config) if resume else []
+    check_free(config, resume)
+    folder = find(config, resume)
+    found = checkpoint.newest(folder) if resume and folder.exists() else None
+    if found is None and holds_run(folder):
+        _make_room(folder, config, resume)
+    make_writable(folder)
+    config = replace(config, output=replace(config.output, dir=str(folder), overwrite=False))
+    changed = _changes(folder / CONFIG, config)
     harmful = [change for change in changed if not change.harmless]
-    if found is not None:
-        for change in changed:
-            print(f"notice: resuming with {change}", file=sys.stderr)
-        if harmful and not force:
-            raise ConfigError(_refusal(harmful))
-        return Start(config, run_dir, found, continuing=True)
-    if resume:
-        print(f"notice: no checkpoint in {run_dir}: a fresh start", file=sys.stderr)
-    aside = checkpoint.set_aside(run_dir)
-    if aside is not None:
-        print(f"notice: an earlier run's checkpoints are kept in {aside}", file=sys.stderr)
-    ours = resume and (run_dir / CONFIG).exists() and (force or not harmful)
-    return Start(config, run_dir, None, continuing=ours)
+    if harmful and not force:
+        raise ConfigError(_refusal(harmful))
+    if found is None and resume:
+        print(f"notice: no checkpoint in {folder}: a fresh start", file=sys.stderr)
+    for change in changed if found is not None else ():
+        print(f"notice: resuming with {change}", file=sys.stderr)
+    continuing = found is not None or (folder / CONFIG).exists()
+    return Start(config, folder, found, continuing=continuing)
+
+
+def _make_room(folder: Path, config: Config, resume: bool) -> None:
+    """There is a run without a checkpoint to go on from; move it aside where it would be lost.
+
+    One that was killed before its first checkpoint writes the same again, in its place. Raises
+    ConfigError for one that has come to its end.
+    """
+    if resume and not config.output.overwrite:
+        if (folder / SUMMARY).exists():
+            raise ConfigError(
+                f"--resume: '{folder}' holds a finished run and no checkpoint to go on from; give "
+                f"another output.dir, or output.overwrite=true to begin anew (checkpoints: "
+                f"{config.algorithm}.save_steps)"
+            )
+        if not (folder / "checkpoints").exists():
+            return
+    print(f"notice: the run in {folder} is kept in {move_aside(folder)}", file=sys.stderr)
 
 
 def write_config(start: Start) -> None:
@@ -120,27 +145,3 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         elif value is not None and value != {}:
             flat[key] = value
     return flat
-
-
-def _directory(config: Config, resume: bool) -> Path:
-    """``output.dir``, or a free (resuming: the newest) numbered folder under ``base_dir``."""
-    if config.output.dir is not None:
-        return Path(config.output.dir)
-    name = f"{config.algorithm}_{config.dataset.short_name}_{config.seed}"
-    base = Path(config.output.base_dir) / name
-    taken = [base, *(base.with_name(f"{base.name}_{n}") for n in range(2, 10_000))]
-    free = next(i for i, path in enumerate(taken) if not (path / CONFIG).exists())
-    return taken[max(0, free - 1)] if resume else taken[free]
-
-
-def _writable(path: Path) -> Path:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe = path / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ConfigError(
-            f"output.dir: '{path}' cannot be written ({error.strerror}); give another folder"
-        ) from error
-    return path

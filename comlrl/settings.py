@@ -112,6 +112,7 @@ class Loader:
             agents=_tuple(self._root.agents),
             agent_devices=_tuple(self._root.agent_devices),
             seed=self._root.seed,
+            init_from=self._root.init_from,
             wandb=self._section("wandb") if self._wandb else None,
             sections={n: self._section(n) for n in self.algorithm_sections},
             **shared,

@@ -29,6 +29,7 @@ def write_summary(run: Run) -> None:
         "wall_seconds": run.loop.wall_seconds,
         "eval_start": counters.eval_start,
         "eval_end": counters.eval_end,
+        "eval_best": run.loop.best.facts if run.loop.best is not None else None,
         "scored_joint_actions": counters.scored_joint_actions,
         "train": {
             "joint_actions_per_second": counters.scored_joint_actions / seconds

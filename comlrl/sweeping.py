@@ -331,6 +331,17 @@ class Runner:
             line.append("--resume")
         log = run_dir / "log.txt"
         started = time.monotonic()
+        ended = (run_dir / "summary.json").exists()  # and we were killed before it was told
+        code = 0 if ended else self._wait(point, line, log)
+        seconds = time.monotonic() - started
+        if code:
+            return Result(code, None, seconds, f"exit code {code}: {_last_line(log)}")
+        metric = last_value(run_dir / "metrics.jsonl", self.search.sweep.metric)
+        missing = f"no {self.search.sweep.metric} in metrics.jsonl; set eval_interval"
+        return Result(0, metric, seconds, None if metric is not None else missing)
+
+    def _wait(self, point: Point, line: Sequence[str], log: Path) -> int:
+        """Run a point's command line to its end; its exit code."""
         with log.open("ab") as output:
             process = subprocess.Popen(
                 line,
@@ -342,12 +353,7 @@ class Runner:
             self._processes[point.number] = process
             code = process.wait()
             del self._processes[point.number]
-        seconds = time.monotonic() - started
-        if code:
-            return Result(code, None, seconds, f"exit code {code}: {_last_line(log)}")
-        metric = last_value(run_dir / "metrics.jsonl", self.search.sweep.metric)
-        missing = f"no {self.search.sweep.metric} in metrics.jsonl; set eval_interval"
-        return Result(0, metric, seconds, None if metric is not None else missing)
+        return code
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,8 +50,8 @@ class Trained:
 def locate(path: str | Path, option: str = "--checkpoint") -> Trained:
     """What a run directory, a ``final_model``, a checkpoint or a model folder holds.
 
-    A run's final model is taken where there is one, else its newest checkpoint. Raises
-    ConfigError, naming ``option``, where there are no weights.
+    A run's final model is taken where there is one, else its newest checkpoint, else its best
+    model. Raises ConfigError, naming ``option``, where there are no weights.
     """
     name, path = str(path), Path(path)
     if (path / "agent_0").is_dir():
@@ -64,6 +64,8 @@ def locate(path: str | Path, option: str = "--checkpoint") -> Trained:
             return Trained(name, final_model=path / "final_model", run_dir=path)
         if any((path / "checkpoints").glob("step_*")):
             return Trained(name, run_dir=path)
+        if (path / "best_model" / "agent_0").is_dir():
+            return Trained(name, final_model=path / "best_model", run_dir=path)
         raise ConfigError(
             f"{option}: '{name}' is a run without weights; train with output.save_final_model=true "
             "or <algorithm>.save_steps"

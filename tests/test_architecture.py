@@ -47,10 +47,12 @@ TABLE: dict[str, set[str]] = {
     "comlrl.text_states": {"comlrl.batching", "comlrl.lean", "comlrl.packed"},
     "comlrl.reward_model": VOCABULARY
     | {"comlrl.batching", "comlrl.lean", "comlrl.lora", "comlrl.preference", "comlrl.text_states"},
+    "comlrl.best_model": SEAM,
     "comlrl.progress": set(),
     "comlrl.loop": VOCABULARY
     | SEAM
-    | {"comlrl.checkpoint", "comlrl.collapse", "comlrl.progress", "comlrl.signals"},
+    | {"comlrl.best_model", "comlrl.checkpoint", "comlrl.collapse"}
+    | {"comlrl.progress", "comlrl.signals"},
     "comlrl.rollout": VOCABULARY | {"comlrl.history", "comlrl.returns"},
     "comlrl.returns": {"comlrl.types"},
     "comlrl.advantages": {"comlrl.types", "comlrl.returns"},

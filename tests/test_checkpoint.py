@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 from collections.abc import Iterator
@@ -106,12 +105,3 @@ def test_a_full_disk_leaves_the_old_one(tmp_path: Path, small_files: None) -> No
     assert "\n" not in str(raised.value)
     assert os.listdir(tmp_path / "checkpoints") == ["step_000001"]
     assert checkpoint.newest(tmp_path) == before
-
-
-def test_an_earlier_runs_checkpoints_are_set_aside(tmp_path: Path) -> None:
-    assert checkpoint.set_aside(tmp_path) is None
-    for number in (1, 2):
-        save(tmp_path, 5)
-        assert checkpoint.set_aside(tmp_path) == tmp_path / f"checkpoints.{number}"
-        assert checkpoint.newest(tmp_path) is None
-    assert json.loads((tmp_path / "checkpoints.1/step_000005/state.json").read_text())

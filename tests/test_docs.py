@@ -152,9 +152,10 @@ def python(words: list[str], request: pytest.FixtureRequest) -> None:
         assert Path(name).exists()  # it is run below
     elif match := re.fullmatch(r"train_(\w+)\.py", name):
         assert (ROOT / name).exists()
-        assert (
-            train_main(match[1], lambda run: pytest.fail("trained"), [*arguments, "--dry-run"]) == 0
-        )
+        arguments = [*arguments, "--dry-run"]
+        if any(word.startswith("output.dir=") for word in arguments):  # its run may lie there
+            arguments += ["--override", "output.overwrite=true"]
+        assert train_main(match[1], lambda run: pytest.fail("trained"), arguments) == 0
     elif name == "evaluate.py":
         evaluate(arguments, request)
     elif name == "sweep.py":

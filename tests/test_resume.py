@@ -40,12 +40,20 @@ def assert_same(run_dir: Path, undisturbed: Path) -> None:
     one, other = weights(run_dir), weights(undisturbed)
     assert one.keys() == other.keys()
     assert not [name for name in one if not torch.equal(one[name], other[name])]
+    assert (run_dir / "best_model").exists() == (undisturbed / "best_model").exists()
+    for file in undisturbed.glob("best_model/**/*.safetensors"):
+        assert (run_dir / file.relative_to(undisturbed)).read_bytes() == file.read_bytes()
+    for file in undisturbed.glob("best_model/best.json"):
+        assert (run_dir / file.relative_to(undisturbed)).read_text() == file.read_text()
+
+
+BEST = "output.save_best=true"
 
 
 @pytest.fixture(scope="module")
 def undisturbed(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    run = zygote.run("magrpo", small("magrpo", folder))
+    run = zygote.run("magrpo", [*small("magrpo", folder), BEST])
     assert run.wait() == 0, run.output
     return folder
 
@@ -53,7 +61,7 @@ def undisturbed(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def test_killed_at_any_moment(zygote: Zygote, tmp_path: Path, undisturbed: Path) -> None:
     """SIGKILL at random moments, each in the attempt that goes on from the one before."""
     folder, moments = tmp_path / "run", random.Random()
-    arguments = small("magrpo", folder)
+    arguments = [*small("magrpo", folder), BEST]
     for kill in range(3):
         run = zygote.run("magrpo", [*arguments, *(["--resume"] if kill else [])])
         run.until(partial(is_past, run, folder, newest_step(folder)))
@@ -71,15 +79,14 @@ def test_signals_save_and_resume(
 ) -> None:
     """No periodic checkpoint: what is resumed is what the signal saved."""
     folder = tmp_path / "run"
-    arguments = small("magrpo", folder, save_steps=0)
-    run = zygote.run("magrpo", arguments)
+    run = zygote.run("magrpo", [*small("magrpo", folder, save_steps=0), BEST])
     run.until(lambda: has_begun(folder) or run.code() is not None)
     run.send(number)
     assert run.wait() == code, run.output
     step = newest_step(folder)
     assert f"saved {folder}/checkpoints/step_{step:06d}" in run.output
     assert "not finished" in (folder / "report.html").read_text()
-    run = zygote.run("magrpo", [*small("magrpo", folder), "--resume"])
+    run = zygote.run("magrpo", [*small("magrpo", folder), BEST, "--resume"])
     assert run.wait() == 0, run.output
     assert_same(folder, undisturbed)
 
@@ -128,7 +135,7 @@ def test_resume_where_nothing_is_starts_anew(
     zygote: Zygote, tmp_path: Path, undisturbed: Path
 ) -> None:
     folder = tmp_path / "run"
-    run = zygote.run("magrpo", [*small("magrpo", folder), "--resume"])
+    run = zygote.run("magrpo", [*small("magrpo", folder), BEST, "--resume"])
     assert run.wait() == 0, run.output
     assert "a fresh start" in run.output
     assert_same(folder, undisturbed)
@@ -177,9 +184,14 @@ def configured(folder: Path, **keys: Any) -> Config:
     return tiny_models.config(output__dir=str(folder), **keys)
 
 
-def begun(folder: Path, *, saved: bool = True, **keys: Any) -> None:
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(f): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
+
+
+def begun(folder: Path, *, saved: bool = True, overwrite: bool = False, **keys: Any) -> None:
     """A run directory as a run leaves it."""
-    write_config(prepare(configured(folder, **keys), False, False))
+    config = configured(folder, output__overwrite=overwrite, **keys)
+    write_config(prepare(config, False, False))
     if saved:
         checkpoint.save(folder, 3, {}, {"agent_0": {"w": torch.ones(1)}})
 
@@ -220,16 +232,53 @@ def test_without_a_checkpoint_it_is_a_fresh_start(tmp_path: Path) -> None:
     """What lies there is gone on with only where the same configuration left it."""
     begun(tmp_path, saved=False)
     assert prepare(configured(tmp_path), True, False).continuing
-    changed = prepare(configured(tmp_path, learning_rate=0.5), True, False)
-    assert changed.checkpoint is None and not changed.continuing
-    assert not prepare(configured(tmp_path), False, False).continuing
+    with pytest.raises(ConfigError, match=r"magrpo.learning_rate: 0.5 differs"):
+        prepare(configured(tmp_path, learning_rate=0.5), True, False)
 
 
-def test_a_fresh_start_keeps_an_earlier_runs_checkpoints(tmp_path: Path) -> None:
-    begun(tmp_path)
-    assert prepare(configured(tmp_path), False, False).checkpoint is None
-    assert (tmp_path / "checkpoints.1/step_000003").exists()
-    assert prepare(configured(tmp_path), True, False).checkpoint is None
+def test_a_folder_that_holds_a_run_is_refused(zygote: Zygote, tmp_path: Path) -> None:
+    """Without --resume, by the script and with --dry-run; no byte of it is changed."""
+    begun(tmp_path / "run")
+    (tmp_path / "run/metrics.jsonl").write_text('{"step": 18}\n')
+    before = contents(tmp_path / "run")
+    for more in ([], ["--dry-run"]):
+        run = zygote.run("magrpo", [*small("magrpo", tmp_path / "run"), *more])
+        assert run.wait() == 2, run.output
+        (error,) = [line for line in run.output.splitlines() if line.startswith("error: ")]
+        assert error.startswith(f"error: output.dir: '{tmp_path}/run' holds a run; add --resume")
+        assert "output.overwrite=true" in error
+        assert contents(tmp_path / "run") == before
+
+
+def test_overwrite_moves_all_of_an_earlier_run_aside(tmp_path: Path) -> None:
+    for number in (1, 2):
+        begun(tmp_path / "run", overwrite=number > 1)
+        (tmp_path / "run/metrics.jsonl").write_text(f"{number}\n")
+        (tmp_path / "run/evaluation.json").write_text("{}")
+    start = prepare(configured(tmp_path / "run", output__overwrite=True), False, False)
+    assert list(start.run_dir.iterdir()) == [] and not start.continuing
+    assert not start.config.output.overwrite  # config.yaml repeats the run and moves nothing
+    assert (tmp_path / "run.1/metrics.jsonl").read_text() == "1\n"
+    assert (tmp_path / "run.2/metrics.jsonl").read_text() == "2\n"
+    assert (tmp_path / "run.2/checkpoints/step_000003").exists()
+    with pytest.raises(ConfigError, match=r"give output\.dir"):
+        tiny_models.config(output__overwrite=True)
+
+
+def test_resuming_a_finished_run_without_checkpoints_loses_nothing(tmp_path: Path) -> None:
+    begun(tmp_path / "run", saved=False)
+    (tmp_path / "run/summary.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"--resume: .* holds a finished run and no checkpoint"):
+        prepare(configured(tmp_path / "run"), True, False)
+    assert prepare(configured(tmp_path / "run", output__overwrite=True), True, False)
+    assert (tmp_path / "run.1/summary.json").exists()
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_kept(tmp_path: Path) -> None:
+    begun(tmp_path / "run")
+    (tmp_path / "run/checkpoints/step_000003/state.json").write_text("?")
+    assert prepare(configured(tmp_path / "run"), True, False).checkpoint is None
+    assert (tmp_path / "run.1/checkpoints/step_000003/state.json").read_text() == "?"
 
 
 def test_numbered_directories(tmp_path: Path) -> None:

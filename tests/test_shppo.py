@@ -11,6 +11,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from comlrl.actor_critic import Stats, chains_of
+from comlrl.assemble import saver
 from comlrl.heterogeneous import HeterogeneousPolicy
 from tests.actor_critic import build, share_of_letters
 from tests.tiny_models import folder
@@ -160,9 +161,8 @@ def test_two_agents_are_trained_and_any_number_evaluated(tmp_path):
 
 def test_plain_files_and_the_adapter_by_peft_alone(tmp_path):
     trainer = build("shppo", tmp_path, share_of_letters, max_steps=2, learning_rate=1e-2)
-    trainer.save_to = tmp_path / "final_model"
     trainer.train()
-    trainer.team.save(tmp_path / "final_model")
+    saver(trainer.team, trainer.sampler)(tmp_path / "final_model")
     assert sorted(f.name for f in (tmp_path / "final_model").iterdir() if f.is_dir()) == [
         "agent_0",
         "heterogeneous",

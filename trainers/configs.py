@@ -383,6 +383,7 @@ def _madpo(section: MADPOConfig) -> None:
 
 
 def _shared(config: Config) -> None:
+    _output(config)
     if config.lora.r < 1:
         raise ConfigError(f"lora.r: {config.lora.r} is too small; give at least 1")
     if not 0 <= config.lora.dropout < 1:
@@ -398,6 +399,20 @@ def _shared(config: Config) -> None:
         raise ConfigError(
             f"agent_model.max_length: {config.agent_model.max_length} leaves no room for a prompt "
             f"before {config.algorithm}.max_new_tokens={config.section.max_new_tokens}"
+        )
+
+
+def _output(config: Config) -> None:
+    output = config.output
+    if output.overwrite and output.dir is None:
+        raise ConfigError(
+            "output.overwrite: true, where folders under output.base_dir are numbered; give "
+            "output.dir, or leave it out"
+        )
+    if output.save_best and not config.section.eval_interval:
+        raise ConfigError(
+            f"output.save_best: true, and {config.algorithm}.eval_interval=0 evaluates nothing; "
+            "give it above 0"
         )
 
 

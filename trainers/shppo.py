@@ -29,7 +29,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -103,13 +102,10 @@ class SHPPOTrainer:
         loop: Loop,
         sampling: Sampling,
         tree_metrics: Callable[[Sequence[Tree]], dict[str, float]],
-        save_to: Path | None = None,
     ) -> None:
-        """``save_to``: where the layer and its encoder are written when training is over, beside
-        the adapter."""
         self.section, self.team, self.sampler = section, team, sampler
         self.rollout, self.loop, self.sampling = rollout, loop, sampling
-        self.tree_metrics, self.save_to = tree_metrics, save_to
+        self.tree_metrics = tree_metrics
         self.policy, self.agent = sampler.policy, team.agents[0]
         self.latent_log = LatentLog(loop.run_dir)
         self.shape = Shape(
@@ -147,8 +143,6 @@ class SHPPOTrainer:
             self.latent_log.start()
         for step in self.loop.steps(self):
             self._step(step)
-        if self.save_to is not None and distributed.is_main():
-            self.policy.save(self.save_to)
 
     def _step(self, step: Step) -> None:
         started = time.monotonic()
