@@ -131,7 +131,7 @@ class Size:
 
 def model_size(name: str, lora: Any) -> Size:
     """From the header of local or cached weights, else from a size such as ``3B`` in the name."""
-    shapes = _shapes(_folder(name))
+    shapes = _shapes(model_folder(name))
     if shapes:
         linear = [s for n, s in shapes.items() if len(s) == 2 and _has_adapter(n, lora)]
         keys = [s[0] for n, s in shapes.items() if n.endswith("k_proj.weight")]
@@ -154,7 +154,7 @@ def _has_adapter(name: str, lora: Any) -> bool:
     return name.split(".")[-2] in lora.target_modules
 
 
-def _folder(name: str) -> Path | None:
+def model_folder(name: str) -> Path | None:
     """Where a model lies: the builtin's folder, a local one, or the hub's cache; None: nowhere."""
     if name.startswith("builtin:"):
         if name != "builtin:tiny-coder":

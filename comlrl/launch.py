@@ -89,13 +89,7 @@ def _main(
         except ConfigError as error:
             return _refuse(error)
     if arguments.dry_run:
-        from comlrl.dry_run import describe
-
-        try:
-            print(describe(config))
-        except ConfigError as error:
-            return _refuse(error)
-        return 0
+        return _dry_run(config)
     return execute(config, build, signals, arguments.resume, arguments.resume_force)
 
 
@@ -108,6 +102,23 @@ def no_weights_notice(config: Config) -> list[str]:
     if output.save_final_model == "auto":
         why = "output.save_final_model=auto keeps adapters, and lora.enabled=false has none"
     return [f"this run leaves no weights: {why}; set output.save_final_model=true to keep them"]
+
+
+def _dry_run(config: Config) -> int:
+    """Check what is at hand, then tell the cost and what was left unchecked."""
+    from comlrl.at_hand import check
+    from comlrl.dry_run import describe
+
+    try:
+        unchecked = check(config)
+        print(describe(config))
+    except ValueError as error:
+        if not is_user_error(error):
+            raise
+        return _refuse(error)
+    for line in unchecked:
+        print(f"not checked: {line}")
+    return 0
 
 
 def is_user_error(error: BaseException) -> bool:
@@ -161,7 +172,9 @@ def parse_arguments(algorithm: str, argv: Sequence[str] | None = None) -> argpar
         "--resume-force", action="store_true", help="… even where the configuration has changed"
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="check everything, print the cost, load no weights"
+        "--dry-run",
+        action="store_true",
+        help="check all that is at hand, print the cost, load no weights",
     )
     older = parser.add_argument_group("older flags, each a key of the configuration")
     for flag, key in FLAGS.items():

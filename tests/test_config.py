@@ -318,9 +318,8 @@ def test_without_a_config_the_usage_is_told():
     [
         ["--help"],
         ["--config", QUICKSTART, "--override", "magrpo.nothing=1"],
-        ["--config", QUICKSTART, "--dry-run"],
     ],
-    ids=["help", "mistake", "dry-run"],
+    ids=["help", "mistake"],
 )
 def test_answers_come_before_anything_heavy_is_imported(arguments):
     done = run("-X", "importtime", "train_magrpo.py", *arguments)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from comlrl.builtin import COOPMINI, TINY_CODER
 from comlrl.config import Config
 from comlrl.dry_run import count_tasks, describe, growth, model_size, training_steps
+from comlrl.launch import main
 from comlrl.settings import Loader
+from rewards.sandbox import launch
 from trainers.configs import SECTIONS, MAGRPOConfig, PPOConfig, sections_of, validate
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -147,3 +151,124 @@ def test_the_counts_of_a_published_run():
     assert numbers["generation calls"] == [2, 1560]  # both agents decode together, at two turns
     assert "not strictly on-policy" in text
     assert "5.6 GiB" in text  # 3e9 parameters × 2 bytes / 2³⁰ = 5.59
+
+
+def dry_run(capsys, *overrides: str, config: str = "magrpo_quickstart") -> tuple[int, str, str]:
+    """Exit code, what was printed, and what was refused."""
+    file = ROOT / "configs" / f"{config}.yaml"
+    algorithm = next(name for name in SECTIONS if name in config.split("_"))
+    arguments = ["--config", str(file), "--dry-run", "--override", *overrides]
+    code = main(algorithm, lambda run: pytest.fail("built a trainer"), arguments)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def not_checked(out: str) -> list[str]:
+    return [line.split(":")[1].strip() for line in out.splitlines() if "not checked: " in line]
+
+
+def test_all_is_at_hand_in_the_quickstart_and_no_weights_are_loaded(capsys, monkeypatch):
+    import safetensors.torch
+    import transformers
+
+    monkeypatch.setattr(
+        transformers.AutoModelForCausalLM, "from_pretrained", lambda *a, **k: pytest.fail("loaded")
+    )
+    monkeypatch.setattr(safetensors.torch, "load_file", lambda *a, **k: pytest.fail("loaded"))
+    code, out, _ = dry_run(capsys)
+    assert code == 0 and not_checked(out) == []
+
+
+def test_names_of_the_hub_are_told_as_not_checked(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    code, out, _ = dry_run(capsys, config="magrpo_he_config")
+    assert code == 0 and not_checked(out) == ["dataset.name", "agent_model.name"]
+
+
+def broken_rows(folder: Path) -> Path:
+    """The third row asserts nothing."""
+    rows = (COOPMINI["eval"]).read_text().splitlines()[:3]
+    bad = json.loads(rows[2]) | {"task_id": "bad", "test": "def check(candidate):\n    pass\n"}
+    file = folder / "rows.jsonl"
+    file.write_text("\n".join([*rows[:2], json.dumps(bad)]) + "\n")
+    return file
+
+
+def test_every_row_of_local_data_is_checked(capsys, tmp_path):
+    data = f"dataset.name={broken_rows(tmp_path)}"
+    code, out, err = dry_run(capsys, data, "dataset.train_split=test", "dataset.eval_split=test")
+    assert code == 2 and out == ""
+    assert err.startswith("error: dataset.name: ") and "'bad'" in err and err.count("\n") == 1
+    code, out, _ = dry_run(
+        capsys, data, "dataset.train_split=test[:2]", "dataset.eval_split=test[:2]"
+    )
+    assert code == 0 and not_checked(out) == []
+    both = ["dataset.train_split=test[:2]", "dataset.eval_split=test"]  # each split is read
+    assert dry_run(capsys, data, *both)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("agent_model.name=/no/such", "agent_model.name: '/no/such' does not exist"),
+        ("agent_model.name=docs", "agent_model.name: 'docs' cannot be loaded"),
+        ("agent_model.name=builtin:other", "the builtin is 'builtin:tiny-coder'"),
+        ("dataset.name=/no/such", "dataset.name: '/no/such' does not exist"),
+        ("dataset.name=no/such.jsonl", "dataset.name: 'no/such.jsonl' does not exist"),
+        ("dataset.eval_split=nowhere", "dataset split 'nowhere'"),
+        ("output.dir=/proc/nowhere", "output.dir: '/proc/nowhere' cannot be written"),
+        ("external.sandbox_slice=all", ""),
+        ("external.mode=expert_edits", "DEEPSEEK_API_KEY"),
+        ("magrpo.max_new_tokens=2040", "has a prompt of"),
+    ],
+)
+def test_what_a_run_would_refuse_is_refused(capsys, monkeypatch, override, said):
+    monkeypatch.delenv("DEEPSEEK_API_KEY", raising=False)
+    monkeypatch.chdir(ROOT)
+    more = ["agent_model.max_length=2048"] if "max_new" in override else []
+    code, out, err = dry_run(capsys, override, *more)
+    if not said:
+        assert code == 0
+        return
+    assert code == 2 and out == "" and said in err
+    assert err.splitlines()[-1].startswith("error: ")
+
+
+def test_a_bad_split_of_the_hub_is_refused_unseen(capsys):
+    code, _, err = dry_run(capsys, "dataset.train_split=test[x:3]", config="magrpo_he_config")
+    assert code == 2 and "dataset.train_split: 'test[x:3]' is not a split" in err
+
+
+def test_a_model_folder_needs_tokenizer_and_weights(capsys, tmp_path):
+    model = shutil.copytree(TINY_CODER, tmp_path / "model")
+    assert dry_run(capsys, f"agent_model.name={model}")[0] == 0
+    (model / "model.safetensors").unlink()
+    code, _, err = dry_run(capsys, f"agent_model.name={model}")
+    assert code == 2 and "no *.safetensors" in err
+    shutil.copy(TINY_CODER / "model.safetensors", model)
+    (model / "config.json").write_text("{")
+    assert dry_run(capsys, f"agent_model.name={model}")[0] == 2
+
+
+def test_a_model_in_the_hubs_cache_is_checked(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "c0ffee"
+    shutil.copytree(TINY_CODER, snapshot)
+    code, out, _ = dry_run(capsys, "agent_model.name=a/b")
+    assert code == 0 and not_checked(out) == []
+    (snapshot / "model.safetensors").unlink()  # interrupted while it came
+    code, out, _ = dry_run(capsys, "agent_model.name=a/b")
+    assert code == 0 and not_checked(out) == ["agent_model.name"]
+
+
+def test_an_isolation_that_this_machine_lacks_is_refused(capsys, monkeypatch):
+    monkeypatch.setattr(launch, "failure", lambda level: "not installed")
+    code, _, err = dry_run(capsys, "sandbox.isolation=bubblewrap")
+    assert code == 2 and "sandbox.isolation" in err
+
+
+def test_files_of_an_earlier_run_are_looked_for(capsys):
+    code, _, err = dry_run(capsys, "madpo.preferences=/no/such", config="madpo_quickstart")
+    assert code == 2 and "preferences: '/no/such' cannot be read" in err
+    code, _, err = dry_run(capsys, "marlhf.reward_model=/no/such", config="marlhf_quickstart")
+    assert code == 2 and "marlhf.reward_model: '/no/such' holds no" in err
