@@ -105,7 +105,8 @@ class _LiveView:
         self._live.stop()
 
     def _view(self) -> Group:
-        return Group(self._head(), self._table())
+        shown = [r for r in (*self._evals[:1], *self._evals[1:][-4:], self._train) if r]
+        return Group(self._head(), *([_table(shown)] if shown else []))
 
     def _head(self) -> Table:
         ahead = self._progress.ahead()
@@ -121,19 +122,19 @@ class _LiveView:
         )
         return line
 
-    def _table(self) -> Table:
-        table = Table(box=None, pad_edge=False)
-        shown = [r for r in (*self._evals[:1], *self._evals[1:][-4:], self._train) if r]
-        columns = [c for c in COLUMNS if any(c[1] in r.metrics for r in shown)]
-        for heading in ("", "step", "env steps", *(c[0] for c in columns)):
-            table.add_column(heading, justify="right" if heading else "left")
-        for record in shown:
-            cells = [
-                form.format(record.metrics[name]) if name in record.metrics else "–"
-                for _, name, form in columns
-            ]
-            table.add_row(record.phase, str(training_step(record)), f"{record.step:,}", *cells)
-        return table
+
+def _table(shown: Sequence[LogRecord]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    columns = [c for c in COLUMNS if any(c[1] in r.metrics for r in shown)]
+    for heading in ("", "step", "env steps", *(c[0] for c in columns)):
+        table.add_column(heading, justify="right" if heading else "left")
+    for record in shown:
+        cells = [
+            form.format(record.metrics[name]) if name in record.metrics else "–"
+            for _, name, form in columns
+        ]
+        table.add_row(record.phase, str(training_step(record)), f"{record.step:,}", *cells)
+    return table
 
 
 def position(step: int, progress: Progress) -> str:

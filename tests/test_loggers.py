@@ -141,6 +141,7 @@ def test_episodes_hold_everything_and_rotate(tmp_path):
     assert sorted(line["update"] for line in kept) == [0, 0, 1, 1, 2, 2, 3, 3]
     first = next(line for line in kept if line["joint_action"] == 1)
     assert first["completions_N"] == ["aux1", "main1"]
+    assert first["roles_N"] == ["aux", "main"]
     assert first["prompts_N"][0] == [{"role": "user", "content": "do"}]
     assert (first["reward"], first["processed_reward"], first["program"]) == (2.0, 1.0, "p")
     resumed = EpisodeLogger(path, resume=True, rotate_bytes=1000)

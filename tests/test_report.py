@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -384,6 +385,52 @@ def test_ticks_and_labels():
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 
+def browse(profile: Path, page: Path, width: int, *options: str) -> str:
+    """What the browser prints about a page that it has opened in a profile of its own."""
+    done = subprocess.run(
+        [
+            BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+            "--disable-quic", "--disable-background-networking", "--disable-component-update",
+            "--disable-sync", "--hide-scrollbars", f"--user-data-dir={profile}",
+            f"--window-size={width},900", *options, page.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="needs chromium or google-chrome on the PATH")
+@pytest.mark.parametrize(
+    ("chosen", "kept"),
+    [
+        ({"task": " MINI/1 "}, lambda s: s["task_id"] in ("mini/1", "mini/10", "mini/11")),
+        ({"passed": "0"}, lambda s: not s["passed_all"]),
+        ({"low": "1.1", "high": "3.9"}, lambda s: 1.1 <= s["reward"] <= 3.9),
+        ({"order": "reward"}, lambda s: True),
+    ],
+)
+def test_the_filter_shows_what_was_asked_for(run_dir, tmp_path, chosen, kept):
+    script = (
+        "<script>onload = () => { const form = document.getElementById('filter');"
+        f"for (const [k, v] of Object.entries({json.dumps(chosen)})) form.elements[k].value = v;"
+        "form.dispatchEvent(new Event('input'));"
+        "document.title = [...document.querySelectorAll('.episode:not([hidden])')]"
+        ".map(e => e.dataset.task).join() + ';' + form.querySelector('output').textContent; }"
+        "</script></body>"
+    )
+    page = tmp_path / "page.html"
+    page.write_text((run_dir / "report.html").read_text().replace("</body>", script))
+    told = browse(tmp_path / "profile", page, 1000, "--dump-dom")
+    found = re.search("<title>(.*);(.*)</title>", told)
+    assert found, told[-500:]
+    shown = [e.sample for e in episodes(read_run(run_dir))]
+    if "order" in chosen:
+        shown.sort(key=lambda s: s["reward"])
+    wanted = [s["task_id"] for s in shown if kept(s)]
+    assert found[1].split(",") == wanted and found[2] == f"{len(wanted)} of 12"
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="needs chromium or google-chrome on the PATH")
 @pytest.mark.parametrize("width", [390, 1200])
@@ -405,23 +452,13 @@ def test_in_a_browser_nothing_overflows_and_the_scheme_is_followed(run_dir, tmp_
         "border:0'></iframe><script>onmessage = e => document.title = 'w' + e.data;</script></body>"
     )
     shot = tmp_path / "shot.png"
-    common = [
-        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-quic",
-        "--disable-background-networking", "--disable-component-update", "--disable-sync",
-        "--hide-scrollbars", f"--user-data-dir={tmp_path / 'profile'}",
-        f"--window-size={max(width, 500)},900",
-        *(["--blink-settings=preferredColorScheme=0"] if dark else []),
-    ]  # fmt: skip
-    dumped = subprocess.run(
-        [*common, "--virtual-time-budget=3000", "--dump-dom", frame.as_uri()],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    found = re.search(r"<title>w(\d+)</title>", dumped.stdout)
-    assert found, dumped.stdout[-500:] + dumped.stderr[-500:]
+    look = partial(browse, tmp_path / "profile", frame, max(width, 500))
+    scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
+    told = look(*scheme, "--virtual-time-budget=3000", "--dump-dom")
+    found = re.search(r"<title>w(\d+)</title>", told)
+    assert found, told[-500:]
     assert int(found[1]) <= width
-    subprocess.run(
-        [*common, f"--screenshot={shot}", frame.as_uri()], capture_output=True, timeout=120
-    )
+    look(*scheme, f"--screenshot={shot}")
     pixels = np.asarray(Image.open(shot).convert("L"))[:, :width]
     assert (np.median(pixels) < 60) if dark else (np.median(pixels) > 200)
     assert pixels.std() > 10  # not blank
