@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from comlrl import checkpoint
 from comlrl.loop import ENV_STEPS, Loop
 from comlrl.progress import Ahead, Progress
 from comlrl.types import Task
+from loggers import Loggers
 
 
 class Clock:
@@ -70,19 +72,19 @@ def test_what_was_broken_off_is_not_measured():
     assert resumed.seconds_left() == 20  # known before its first step
 
 
-def loop(**section: Any) -> Loop:
+def loop(run_dir: Path = Path(), **section: Any) -> Loop:
     """Two epochs of three steps over six tasks, unless told otherwise; evaluated at 0, 4 and 6."""
     keys = {
         "batch_size": 2, "num_train_epochs": 2, "max_steps": None, "max_env_steps": None,
-        "eval_interval": 4, "save_steps": 0,
+        "eval_interval": 4, "save_steps": 0, "save_total_limit": None, "logging_steps": 1,
     }  # fmt: skip
     tasks = [Task(f"t{i}", "", "", "f") for i in range(6)]
     return Loop(
         SimpleNamespace(**(keys | section)),
         tasks,
         lambda epoch, count: range(count),
-        run_dir=Path(),
-        logger=None,  # type: ignore[arg-type]
+        run_dir=run_dir,
+        logger=Loggers([]),
         evaluate=lambda: ([], {}),
     )
 
@@ -119,3 +121,21 @@ def test_the_nearer_of_two_ends_counts():
     assert made.progress.ahead() == Ahead(0, None)  # which one it is, the first step tells
     made.progress.note(ENV_STEPS, 8)
     assert made.progress.ahead() == Ahead(0, 6)
+
+
+def test_a_loop_tells_what_it_does_and_measures_each(tmp_path):
+    made = loop(tmp_path, save_steps=5)
+    told: list[str] = []
+    made.progress.listeners.append(told.append)
+    trainer = SimpleNamespace(state=dict, state_tensors=dict)
+    for step in made.steps(trainer):
+        made.record(step, env_steps=8, updates=1, scored=8, tokens=9, metrics={})
+        assert made.progress.work == ""  # what follows is not the step's
+    train = ["training"] * 4
+    assert told == ["evaluating", *train, "evaluating", "training", "saving", "training",
+                    "evaluating", "saving"]  # fmt: skip
+    counts = {name: len(recent) for name, recent in made.progress.state().items()}
+    assert counts == {"evaluating": 3, "training": 6, "saving": 2, ENV_STEPS: 6}
+    assert made.progress.seconds_left() == 0
+    saved = checkpoint.read(checkpoint.newest(tmp_path))
+    assert len(saved.state["progress"]["training"]) == 6
