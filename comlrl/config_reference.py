@@ -34,9 +34,12 @@ A file is YAML: the sections below and one named after the algorithm. Every key 
 `--override magrpo.learning_rate=1e-4 dataset.eval_split=test[:16] wandb=null`; values are YAML or
 Python literals. Of file, older flags and `--override` the last one wins. An unknown key, a wrong
 type or values that contradict each other are refused with one line before anything is loaded
-(exit code 2). `--dry-run` also checks all that is at hand (every row of local data, models that are
-local or cached, the sandbox, files of earlier runs), prints what a run would cost without loading
-weights, and names in a line each what it could not check, such as a name of the hub.
+(exit code 2). A setting that can have no effect beside the others, such as
+`external.original_prompt` where `external.history` is `full`, is told in a notice.
+
+`--dry-run` also checks all that is at hand (every row of local data, models that are local or
+cached, the sandbox, files of earlier runs), prints what a run would cost without loading weights,
+and names in a line each what it could not check, such as a name of the hub.
 """
 
 

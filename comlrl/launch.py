@@ -31,6 +31,7 @@ from comlrl.run_dir import check_free
 from comlrl.settings import Loader, Setting, load_yaml, parse_override, parse_value
 from comlrl.signals import Interrupted, Signals
 from trainers.configs import SECTIONS, sections_of, share_common_keys, truncation_notice, validate
+from trainers.effects import without_effect
 
 if TYPE_CHECKING:
     from comlrl.resume import Start
@@ -205,7 +206,8 @@ def resolve(algorithm: str, arguments: argparse.Namespace) -> tuple[Config, list
         loader.set(parse_override(item))
     config = share_common_keys(loader.build(), loader.given)
     validate(config)
-    return config, loader.notices + truncation_notice(config)
+    notices = loader.notices + truncation_notice(config)
+    return config, notices + without_effect(config, loader.given)
 
 
 def _check_algorithm(algorithm: str, sections: Mapping[str, type], file: str) -> None:

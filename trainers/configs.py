@@ -278,6 +278,11 @@ def _actor_critic(name: str, section: ActorCriticConfig, config: Config) -> None
         )
 
 
+def online_name(config: Config) -> str:
+    """The section that the online loop is built from; MARLHF's is its RL algorithm's."""
+    return _online(config)[0]
+
+
 def _online(config: Config) -> tuple[str, ...]:
     """Sections whose trainer samples online in this run."""
     if config.algorithm != "marlhf":
