@@ -339,7 +339,9 @@ def _optimisation(run: Run) -> Section:
             bases[base] = None
     charts: list[Chart] = []
     for base in bases:
-        names = _agents(run, base) or [("", base)]
+        names = _agents(run, base)
+        if base in run.names("train"):
+            names = [*names, ("all agents" if names else "", base)]
         low = 0.0 if base == "learning_rate" else None
         title = base.replace("_", " ").replace("/", ": ")
         charts += _lines(run, "train", title, names, percent=False, low=low)
