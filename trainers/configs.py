@@ -231,6 +231,11 @@ def _relations(name: str, section: CommonConfig, config: Config) -> None:
             f"{name}.turn_gradient_weights: {list(weights)} has {len(weights)} weights for "
             f"{name}.num_turns={section.num_turns}; give one for each turn"
         )
+    if weights is not None and (min(weights) < 0 or not any(weights)):
+        raise ConfigError(
+            f"{name}.turn_gradient_weights: {list(weights)}; none may be below 0, and one must be "
+            "above it"
+        )
     ends = (section.num_train_epochs, section.max_steps, section.max_env_steps)
     if all(end is None for end in ends):
         raise ConfigError(
@@ -393,8 +398,16 @@ def _shared(config: Config) -> None:
         raise ConfigError(f"lora.r: {config.lora.r} is too small; give at least 1")
     if not 0 <= config.lora.dropout < 1:
         raise ConfigError(f"lora.dropout: {config.lora.dropout} must lie in [0, 1)")
-    if config.sandbox.timeout <= 0:
-        raise ConfigError(f"sandbox.timeout: {config.sandbox.timeout} must be above 0 seconds")
+    above_zero = {
+        "lora.alpha": config.lora.alpha,
+        "sandbox.timeout": config.sandbox.timeout,
+        "sandbox.memory_mb": config.sandbox.memory_mb,
+        "generation.max_batch_tokens": config.generation.max_batch_tokens,
+        "reward_processor.scale_factor": config.reward_processor.scale_factor,
+    }
+    for key, value in above_zero.items():
+        if value is not None and value <= 0:
+            raise ConfigError(f"{key}: {value} must be above 0")
     if config.sandbox.workers is not None and config.sandbox.workers < 1:
         raise ConfigError(f"sandbox.workers: {config.sandbox.workers}; give at least 1, or null")
     piece = config.external.sandbox_slice
