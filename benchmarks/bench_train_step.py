@@ -1,12 +1,14 @@
 """Whole training steps against the peer (comlrl 1.4.3) and TRL's GRPO trainer: same work, one run.
 
-    python benchmarks/bench_train_step.py [--rounds 2] [--tasks 64] [--device cpu]
+    python benchmarks/bench_train_step.py [--rounds 2] [--tasks 96] [--device cpu]
     python benchmarks/bench_train_step.py --rounds 0 --learning [--patience 8]
 
 Every number comes from a process of its own; contenders alternate, and a table gives medians with
 the span over rounds. "Same work" is: the same start weights, tasks, G, prompts, temperature 1 and
-at most 64 new tokens; one optimizer update for 32 tasks, no KL. The first update of each run, with
-its one-time costs, is left out of every rate. The peer runs in ``.venv-peer`` (made
+at most 64 new tokens; one optimizer update for 32 tasks, no KL. The learning rate is 1e-5 for all:
+every update is computed and no policy moves, so that all go on writing completions of one mean
+length, which the table shows. What is compared is sampled tokens a second over whole steps, the
+first of each run, with its one-time costs, left out. The peer runs in ``.venv-peer`` (made
 here if missing) with its published kind of reward, in-process; ours scores in its sandbox.
 ``--learning`` measures the time to a mean training reward of 3.0; the peer is given up after
 ``--patience`` times our time.
@@ -28,11 +30,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PEER = ROOT / ".venv-peer"
 BATCH, GENERATIONS, NEW_TOKENS = 32, 4, 64
+LEARNING_RATE = 1e-5  # policies that stay as they are
 MODEL = ROOT / "comlrl" / "builtin" / "tiny_coder"
 
 
+def measured(seconds: float, tokens: float, completions: int, agents: int, memory: float) -> dict:
+    return {
+        "tokens": tokens / seconds,
+        "joint": completions / agents / seconds,
+        "length": tokens / completions,
+        "memory": memory,
+    }
+
+
 def ours(arguments: argparse.Namespace, *overrides: str, algorithm: str = "magrpo") -> dict:
-    """A run of the train script; joint actions a second and the shares of its time."""
+    """A run of the train script: what its steps but the first did a second."""
+    agents = 1 if algorithm == "grpo" else 2
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         keys = {
@@ -42,11 +55,13 @@ def ours(arguments: argparse.Namespace, *overrides: str, algorithm: str = "magrp
             "max_steps": 2 * arguments.tasks // BATCH,
             "eval_interval": 0,
             "kl_coef": 0,
+            "learning_rate": LEARNING_RATE,
         }
         command = [
             sys.executable, f"train_{algorithm}.py", "--config",
             f"configs/{algorithm}_quickstart.yaml", "--override", f"output.dir={run}",
-            "output.save_final_model=false", *(f"{algorithm}.{k}={v}" for k, v in keys.items()),
+            f"dataset.train_split=train[:{arguments.tasks}]", "output.save_final_model=false",
+            *(f"{algorithm}.{k}={v}" for k, v in keys.items()),
             *overrides,
         ]  # fmt: skip
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
@@ -54,11 +69,11 @@ def ours(arguments: argparse.Namespace, *overrides: str, algorithm: str = "magrp
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps = [line["metrics"] for line in lines if line["phase"] == "train"][1:]
     size = BATCH * GENERATIONS
-    return {
-        "rate": size * len(steps) / sum(size / s["joint_actions_per_second"] for s in steps),
-        "memory": summary["train"]["peak_memory_mb"],
-        "update": statistics.median(step["time/update_share"] for step in steps),
-    }
+    seconds = [size / step["joint_actions_per_second"] for step in steps]
+    tokens = sum(s * step["tokens_per_second"] for s, step in zip(seconds, steps, strict=True))
+    completions = len(steps) * size * agents
+    memory = summary["train"]["peak_memory_mb"]
+    return measured(sum(seconds), tokens, completions, agents, memory)
 
 
 def peer_job(arguments: argparse.Namespace, tasks: int) -> dict:
@@ -73,7 +88,7 @@ def peer_job(arguments: argparse.Namespace, tasks: int) -> dict:
     return {
         "seed": 0,
         "threads": os.cpu_count(),
-        "learning_rate": 3e-4,
+        "learning_rate": LEARNING_RATE,
         "num_generations": GENERATIONS,
         "max_new_tokens": NEW_TOKENS,
         "batch_size": BATCH,
@@ -92,7 +107,7 @@ def peer_job(arguments: argparse.Namespace, tasks: int) -> dict:
 
 def runner(python: Path | str, script: str, job: dict) -> dict:
     done = subprocess.run(
-        [str(python), str(ROOT / "benchmarks" / script)],
+        [str(python), "-E", str(ROOT / "benchmarks" / script)],  # our PYTHONPATH is not theirs
         input=json.dumps(job),
         capture_output=True,
         text=True,
@@ -107,21 +122,19 @@ def runner(python: Path | str, script: str, job: dict) -> dict:
 def peer(arguments: argparse.Namespace) -> dict:
     job = peer_job(arguments, arguments.tasks)
     said = runner(PEER / "bin" / "python", "peer_runner.py", job)
-    first = BATCH * GENERATIONS  # joint actions of the first update
-    seconds = said["seconds"] - said["times"][first - 1]
-    return {
-        "rate": (len(said["rewards"]) - first) / seconds,
-        "memory": said["peak_memory_mb"],
-    }
+    agents = len(job["tasks"][0]["prompts"])
+    lengths = said["lengths"][BATCH * GENERATIONS * agents :]  # behind the first update
+    seconds = said["update_times"][-1] - said["update_times"][agents - 1]
+    return measured(seconds, sum(lengths), len(lengths), agents, said["peak_memory_mb"])
 
 
 def trl(arguments: argparse.Namespace) -> dict:
-    """Completions a second of TRL's GRPO trainer on main's prompts alone."""
+    """TRL's GRPO trainer, on main's prompts alone."""
     job = peer_job(arguments, arguments.tasks)
     said = runner(sys.executable, "trl_runner.py", job)
-    steps = said["step_times"]
-    rate = BATCH * GENERATIONS * (len(steps) - 1) / (steps[-1] - steps[0])
-    return {"rate": rate, "memory": said["peak_memory_mb"]}
+    lengths, times = said["lengths"][BATCH * GENERATIONS :], said["step_times"]
+    seconds = times[-1] - times[0]
+    return measured(seconds, sum(lengths), len(lengths), 1, said["peak_memory_mb"])
 
 
 def make_peer() -> None:
@@ -160,7 +173,8 @@ def learning(arguments: argparse.Namespace, level: float = 3.0) -> None:
             ours_at = elapsed
     if ours_at is None:
         raise SystemExit(f"ours came to no mean reward of {level} in {elapsed:.0f} s")
-    job = peer_job(arguments, 384) | {"epochs": 10, "seconds": arguments.patience * ours_at}
+    job = peer_job(arguments, 384) | {"learning_rate": 3e-4, "epochs": 10}
+    job["seconds"] = arguments.patience * ours_at
     said = runner(PEER / "bin" / "python", "peer_runner.py", job)
     peer_at = seconds_to(said["rewards"], said["times"], level, window)
     theirs = f"{peer_at:.0f}" if peer_at is not None else f"more than {said['seconds']:.0f}"
@@ -178,7 +192,7 @@ def learning(arguments: argparse.Namespace, level: float = 3.0) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--tasks", type=int, default=64)
+    parser.add_argument("--tasks", type=int, default=96, help="a multiple of 32, at least 64")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--learning", action="store_true")
     parser.add_argument("--patience", type=float, default=8)
@@ -191,16 +205,14 @@ def main() -> None:
 
 
 def rates(arguments: argparse.Namespace) -> None:
-    """Prints each contender's joint actions a second."""
+    """Prints a table: each contender's tokens a second, and what they were."""
     contenders: dict[str, Callable[[], dict]] = {
         "peer, 2 agents, all weights": lambda: peer(arguments),
-        "ours, 2 agents, all weights": lambda: ours(
-            arguments, "lora.enabled=false", "magrpo.learning_rate=3e-4"
-        ),
+        "ours, 2 agents, all weights": lambda: ours(arguments, "lora.enabled=false"),
         "ours, 2 agents, LoRA (default)": lambda: ours(arguments),
         "TRL GRPO, 1 agent": lambda: trl(arguments),
         "ours GRPO, 1 agent, all weights": lambda: ours(
-            arguments, "lora.enabled=false", "grpo.learning_rate=3e-4", algorithm="grpo"
+            arguments, "lora.enabled=false", algorithm="grpo"
         ),
         "ours GRPO, 1 agent, LoRA": lambda: ours(arguments, algorithm="grpo"),
     }
@@ -209,20 +221,26 @@ def rates(arguments: argparse.Namespace) -> None:
         for name, contender in contenders.items():
             started = time.monotonic()
             found[name].append(contender())
-            rate = found[name][-1]["rate"]
-            print(f"{name}: {rate:.1f}/s ({time.monotonic() - started:.0f} s)", file=sys.stderr)
+            seconds = time.monotonic() - started
+            print(f"{name}: {found[name][-1]['tokens']:.0f}/s ({seconds:.0f} s)", file=sys.stderr)
     base = {
         name: "TRL GRPO, 1 agent" if "1 agent" in name else "peer, 2 agents, all weights"
         for name in contenders
     }
-    medians = {n: statistics.median(r["rate"] for r in runs) for n, runs in found.items()}
-    print("| contender | joint actions/s (span) | ratio | peak memory, MB |\n|---|---|---|---|")
-    for name, runs in found.items():
-        rates = [run["rate"] for run in runs]
-        memory = statistics.median(run["memory"] for run in runs)
+    medians = {
+        name: {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+        for name, runs in found.items()
+    }
+    print(
+        "| contender | tokens/s (span) | ratio | tokens a completion | joint actions/s | "
+        "peak memory, MB |\n|---|---|---|---|---|---|"
+    )
+    for name, median in medians.items():
+        span = sorted(run["tokens"] for run in found[name])
         print(
-            f"| {name} | {medians[name]:.1f} ({min(rates):.1f}–{max(rates):.1f}) | "
-            f"{medians[name] / medians[base[name]]:.1f}× | {memory:.0f} |"
+            f"| {name} | {median['tokens']:.0f} ({span[0]:.0f}–{span[-1]:.0f}) | "
+            f"{median['tokens'] / medians[base[name]]['tokens']:.1f}× | {median['length']:.1f} | "
+            f"{median['joint']:.1f} | {median['memory']:.0f} |"
         )
 
 

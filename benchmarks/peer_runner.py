@@ -1,8 +1,9 @@
 """Runs in the peer's own environment (``.venv-peer``): one training run of comlrl 1.4.3.
 
-Reads a JSON description on standard input, prints one JSON line with times and rewards. It must
-not import this project: both packages are called ``comlrl``. Rewards come from ``plain_reward``,
-in-process as in the peer's own scripts.
+Reads a JSON description on standard input, prints one JSON line with rewards and their times, the
+ends of all updates, and the tokens of each completion, its end included. It must not import this
+project: both packages are called ``comlrl``. Rewards come from ``plain_reward``, in-process as in
+the peer's own scripts.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path.cwd()]
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -71,17 +73,43 @@ def main() -> None:
         formatters=formatters,
         args=settings,
     )
+    lengths, updated = observe(trainer)
     started = time.monotonic()
     with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(Enough):
         trainer.train()
     seconds = time.monotonic() - started
     memory = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else _rss()
-    times = [t - started for t in ended]
-    print(
-        json.dumps(
-            {"seconds": seconds, "rewards": rewards, "times": times, "peak_memory_mb": memory}
-        )
-    )
+    said = {
+        "seconds": seconds,
+        "rewards": rewards,
+        "times": [t - started for t in ended],
+        "update_times": updated,
+        "lengths": lengths,
+        "peak_memory_mb": memory,
+    }
+    print(json.dumps(said))
+
+
+def observe(trainer: Any) -> tuple[list[int], list[float]]:
+    """Lists that training fills: tokens of each completion, and when each agent's updates ended."""
+    generate, update = trainer._generate_completions, trainer._update_from_samples
+    end = trainer.tokenizers[0].eos_token_id
+    lengths: list[int] = []
+    updated: list[float] = []
+
+    def counted(*given: Any, **named: Any) -> dict:
+        data = generate(*given, **named)
+        for tokens in data["completion_input_ids"][0]:
+            ids = tokens.tolist()
+            lengths.append(ids.index(end) + 1 if end in ids else len(ids))
+        return data
+
+    def timed(*given: Any) -> None:
+        update(*given)
+        updated.append(time.monotonic())
+
+    trainer._generate_completions, trainer._update_from_samples = counted, timed
+    return lengths, updated
 
 
 def _rss() -> float:

@@ -27,8 +27,10 @@ def main() -> None:
 
     torch.set_num_threads(job["threads"])
     step_times: list[float] = []
+    lengths: list[int] = []
 
-    def reward_func(completions: list[str], test: list[str], entry_point: list[str], **_) -> list:
+    def reward_func(completions: list[str], test: list[str], entry_point: list[str], **k) -> list:
+        lengths.extend(map(len, k["completion_ids"]))
         return [
             reward([text], {"test": t, "entry_point": e})
             for text, t, e in zip(completions, test, entry_point, strict=True)
@@ -67,7 +69,8 @@ def main() -> None:
         )
         trainer.add_callback(Clock())
         trainer.train()
-    print(json.dumps({"step_times": step_times, "peak_memory_mb": _rss()}))
+    said = {"step_times": step_times, "lengths": lengths, "peak_memory_mb": _rss()}
+    print(json.dumps(said))
 
 
 if __name__ == "__main__":
