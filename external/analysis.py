@@ -128,7 +128,9 @@ def clean(text: str) -> str:
     text = "".join(
         c if c.isprintable() or c in "\n\t" else " " if c.isspace() else "" for c in text
     )
-    return re.sub(r"<\|[^|\n]*\|>|</?s>", "", text)
+    while (shorter := re.sub(r"<\|[^|\n]*\|>|</?s>", "", text)) != text:
+        text = shorter  # what was left out may have stood inside another
+    return text
 
 
 def cut(text: str, limit: int) -> str:

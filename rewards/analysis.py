@@ -1,4 +1,4 @@
-"""What each agent contributes to the joint program, and how main uses the helpers.
+"""What each agent contributes to the joint program.
 
 Everything here is read from the text; nothing is run.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from comlrl.types import SyntaxProblem
 from rewards.extraction import UNPARSABLE, Function, Import, extract, parse
-from rewards.harmless import is_harmless
+from rewards.usage import without_docstring
 
 PROGRAM_NAME = "<program>"  # the file name of the joint program, in tracebacks
 warnings.filterwarnings("ignore", module=re.escape(PROGRAM_NAME))  # of model-written code
@@ -27,20 +27,12 @@ class Contribution:
     function: Function
     imports: tuple[str, ...]
     source: str  # what it needs, then its own definition
-    harmless: bool  # all of that
+    broken: tuple[str, ...] = ()  # sources in it that do not parse
+    support: tuple[Function, ...] = ()  # the functions that it needs
 
     @property
     def defined(self) -> bool:
         return self.function.returns
-
-
-@dataclass(frozen=True, slots=True)
-class MainUse:
-    """How main uses the helpers."""
-
-    called: tuple[str, ...] = ()
-    ignored: tuple[str, ...] = ()  # called as a bare statement, or into a name never read
-    wrapper: bool = False  # main only hands on a helper's result
 
 
 def contribution(text: str, name: str, team: Sequence[str]) -> Contribution | None:
@@ -55,18 +47,21 @@ def contribution(text: str, name: str, team: Sequence[str]) -> Contribution | No
     if own is None:
         return None
     if len(extracted.functions) == 1 and not extracted.imports:
-        return Contribution(own, (), own.source, _all_harmless([own], ()))
+        return Contribution(own, (), own.source, _broken([own]))
     needed, names = _closure(own, available, frozenset(team))
     imports = tuple(i.source for i in extracted.imports if _is_needed(i, names))
-    functions = [*needed, own]
-    source = "\n\n\n".join(function.source for function in functions)
-    return Contribution(own, imports, source, _all_harmless(functions, imports))
+    source = "\n\n\n".join(function.source for function in [*needed, own])
+    return Contribution(own, imports, source, _broken([*needed, own]), tuple(needed))
 
 
-def _all_harmless(functions: Iterable[Function], imports: Iterable[str]) -> bool:
-    return all(f.node is not None and is_harmless(f.node) for f in functions) and all(
-        is_harmless(ast.parse(line)) for line in imports
-    )
+def imported_names(statement: str) -> set[str]:
+    """Names that an import statement binds."""
+    aliases = [a for n in ast.walk(ast.parse(statement)) for a in getattr(n, "names", ())]
+    return {alias.asname or alias.name.partition(".")[0] for alias in aliases}
+
+
+def _broken(functions: Iterable[Function]) -> tuple[str, ...]:
+    return tuple(function.source for function in functions if function.node is None)
 
 
 def _closure(
@@ -114,7 +109,7 @@ def preamble(prompt: str, entry_point: str) -> tuple[tuple[str, ...], str]:
 
 
 def _is_stub(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    body = _without_docstring(node)
+    body = without_docstring(node)
     return all(
         isinstance(n, ast.Pass) or (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))
         for n in body
@@ -130,14 +125,20 @@ def join(prompt: tuple[tuple[str, ...], str], contributions: Iterable[Contributi
     return "\n\n\n".join(block for block in blocks if block) + "\n"
 
 
-def is_harmless_text(source: str) -> bool:
-    """Whether a source parses and all of it is harmless."""
-    tree = parse(source)
-    return tree is not None and is_harmless(tree)
+def compile_program(program: str, broken: tuple[str, ...] = ()) -> bytes | SyntaxProblem:
+    """The program's marshalled code, or why it does not compile.
+
+    ``broken``: functions in it that do not parse by themselves. Such a program never compiles: an
+    open string or bracket of one part could otherwise take in the next, and what runs would not be
+    what was read.
+    """
+    code = _compile(program)
+    if isinstance(code, bytes) and broken:
+        return SyntaxProblem("a function that is not complete", None, None, broken[0][:200])
+    return code
 
 
-def compile_program(program: str) -> bytes | SyntaxProblem:
-    """The program's marshalled code, or why it does not compile."""
+def _compile(program: str) -> bytes | SyntaxProblem:
     try:
         return marshal.dumps(compile(program, PROGRAM_NAME, "exec", dont_inherit=True))
     except SyntaxError as error:
@@ -145,89 +146,3 @@ def compile_program(program: str) -> bytes | SyntaxProblem:
         return SyntaxProblem(error.msg or "invalid syntax", error.lineno, error.offset, text)
     except UNPARSABLE as error:
         return SyntaxProblem(f"{type(error).__name__}: {error}"[:200], None, None)
-
-
-# --- how main uses the helpers -----------------------------------------------------------------
-
-
-def main_use(main: Function, helpers: Sequence[str]) -> MainUse:
-    """Calls of the helpers in main's definition. A name that main binds itself is no helper."""
-    if main.node is None or not helpers:
-        return MainUse()
-    nodes = list(ast.walk(main.node))
-    own = _bound(main.node, nodes)
-    present = frozenset(helpers) - own
-    calls = {_called(node, present) for node in nodes}
-    ignored = _ignored(nodes, present)
-    return MainUse(
-        called=tuple(name for name in helpers if name in calls),
-        ignored=tuple(name for name in helpers if name in ignored),
-        wrapper=_is_wrapper(main.node, present),
-    )
-
-
-def _called(node: ast.AST, helpers: frozenset[str]) -> str | None:
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in helpers:
-        return node.func.id
-    return None
-
-
-def _calls_in(node: ast.AST, helpers: frozenset[str]) -> set[str]:
-    return {name for n in ast.walk(node) if (name := _called(n, helpers)) is not None}
-
-
-def _bound(main: ast.FunctionDef | ast.AsyncFunctionDef, nodes: list[ast.AST]) -> set[str]:
-    """Names that are main's own: parameters, assigned names, nested functions and classes."""
-    names = {n.arg for n in nodes if isinstance(n, ast.arg)}
-    names |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    nested = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    return names | {n.name for n in nodes if isinstance(n, nested) and n is not main}
-
-
-def _without_docstring(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]:
-    return node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
-
-
-def _is_wrapper(main: ast.FunctionDef | ast.AsyncFunctionDef, helpers: frozenset[str]) -> bool:
-    """``return …aux(…)…``, or ``x = aux(…)`` and ``return x``."""
-    match _without_docstring(main):
-        case [ast.Return(value=ast.expr() as value)]:
-            return bool(_calls_in(value, helpers))
-        case [
-            ast.Assign(targets=[ast.Name(id=name)], value=value)
-            | ast.AnnAssign(target=ast.Name(id=name), value=ast.Call() as value),
-            ast.Return(value=ast.Name(id=returned)),
-        ]:
-            return name == returned and _called(value, helpers) is not None
-    return False
-
-
-def _ignored(nodes: list[ast.AST], helpers: frozenset[str]) -> set[str]:
-    """Helpers with a call that is a bare statement, or whose value goes to names never read."""
-    read = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    ignored: set[str] = set()
-    for node in nodes:
-        match node:
-            case ast.Expr(value=ast.NamedExpr(target=target, value=value)):
-                unread = target.id not in read
-            case ast.Expr(value=value):
-                # print(aux(x)) reads the result; aux(x) and [aux(x)] do not
-                calls = [n for n in ast.walk(value) if isinstance(n, ast.Call)]
-                unread = all(_called(call, helpers) for call in calls)
-            case ast.Assign(targets=targets, value=value):
-                unread = all(_never_read(target, read) for target in targets)
-            case ast.AnnAssign(target=target, value=ast.expr() as value):
-                unread = _never_read(target, read)
-            case _:
-                continue
-        if unread:
-            ignored |= _calls_in(value, helpers)
-    return ignored
-
-
-def _never_read(target: ast.expr, read: set[str]) -> bool:
-    if isinstance(target, ast.Tuple | ast.List):
-        return all(_never_read(element, read) for element in target.elts)
-    if isinstance(target, ast.Starred):
-        return _never_read(target.value, read)
-    return isinstance(target, ast.Name) and target.id not in read

@@ -26,16 +26,15 @@ from comlrl.prompts import helper_names
 from comlrl.types import JointAction, RewardBreakdown, Score, SyntaxProblem, Task, TestOutcome
 from rewards.analysis import (
     Contribution,
-    MainUse,
     compile_program,
     contribution,
-    is_harmless_text,
+    imported_names,
     join,
-    main_use,
     preamble,
 )
 from rewards.checks import check_task
 from rewards.sandbox.pool import Job, Pool
+from rewards.usage import MainUse, main_use
 
 AUX_DEFINED = 0.4
 MAIN_DEFINED = 0.6
@@ -97,7 +96,6 @@ class CodeReward:
         self._contribution = lru_cache(maxsize=CACHED)(contribution)
         self._compile = lru_cache(maxsize=CACHED)(compile_program)
         self._preamble = lru_cache(maxsize=CACHED)(preamble)
-        self._is_harmless_text = lru_cache(maxsize=CACHED)(is_harmless_text)
         self._outcomes: dict[Job, tuple[TestOutcome, ...]] = {}
         self._seconds: dict[str, float] = {}  # by the tests' source
         if isolation != "auto":
@@ -170,13 +168,11 @@ class CodeReward:
             return _Draft(names, parts)
         prompt = self._preamble(task.prompt, task.entry_point)
         program = join(prompt, parts)
-        code = self._compile(program)
+        broken = tuple(source for part in parts if part is not None for source in part.broken)
+        code = self._compile(program, broken)
         if isinstance(code, SyntaxProblem):
             return _Draft(names, parts, program, problem=code)
-        given = join(prompt, ())
-        harmless = all(part is None or part.harmless for part in parts)
-        harmless = harmless and self._is_harmless_text(given)
-        job = Job(code, given, task.test, task.entry_point, harmless)
+        job = Job(code, join(prompt, ()), task.test, task.entry_point)
         return _Draft(names, parts, program, job=job)
 
     def _breakdown(self, draft: _Draft) -> RewardBreakdown:
@@ -185,7 +181,7 @@ class CodeReward:
         there = [name for name in helpers if name in defined]
         has_main = draft.names[-1] in defined
         main = draft.parts[-1]
-        use = main_use(main.function, there) if main is not None else MainUse()
+        use = _use(main, there)
         outcomes = self._outcomes[draft.job] if draft.job is not None else ()
         passed = sum(outcome.passed for outcome in outcomes)
         earns_use = passed > 0 and bool(use.called)
@@ -218,6 +214,13 @@ class CodeReward:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _use(main: Contribution | None, helpers: Sequence[str]) -> MainUse:
+    if main is None:
+        return MainUse()
+    bound = {name for line in main.imports for name in imported_names(line)}
+    return main_use(main.function, [name for name in helpers if name not in bound], main.support)
 
 
 @lru_cache(maxsize=1)

@@ -3,7 +3,8 @@
 A text that parses is read from its syntax tree. Any other text (prose, fences, a cut-off end) is
 read in blocks: from a ``def`` line to the first line that is no longer inside it, where strings
 and brackets are lexed and everything between the blocks is passed over. Nothing here raises, on
-any text.
+any text. A function's source is one definition and nothing else, by Python's own reading of it;
+a text of more than 64 KiB is taken to hold nothing, for the parser's sake.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import textwrap
 import warnings
 from dataclasses import dataclass
 
+MAX_BYTES = 64 << 10  # of a text; deeper nesting than fits in here has crashed Python's parser
 TEXT_NAME = "<completion>"  # the file name under which completions are parsed
 UNPARSABLE = (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError)
 
@@ -83,6 +85,8 @@ def parse(source: str) -> ast.Module | None:
 
 def extract(text: str) -> Extracted:
     """Functions and imports at the top level of a text, whatever stands around them."""
+    if len(text) > MAX_BYTES or len(text.encode("utf-8", "replace")) > MAX_BYTES:
+        return Extracted((), ())
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     tree = parse(text)
     if tree is None:
@@ -91,16 +95,23 @@ def extract(text: str) -> Extracted:
     functions, imports = [], []
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            functions.append(_parsed(node, "\n".join(lines[first - 1 : node.end_lineno])))
+            functions.append(_parsed(node, lines))
         elif isinstance(node, ast.Import | ast.ImportFrom):
             imports.append(_import(node))
     return Extracted(tuple(functions), tuple(imports))
 
 
-def _parsed(node: ast.FunctionDef | ast.AsyncFunctionDef, source: str) -> Function:
+def _parsed(node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]) -> Function:
+    """A definition and the lines that it stands on, of the lines that were parsed."""
     returns = any(isinstance(n, ast.Return) and n.value is not None for n in ast.walk(node))
-    return Function(node.name, source, returns, node)
+    return Function(
+        node.name, "\n".join(lines[first_line(node) - 1 : node.end_lineno]), returns, node
+    )
+
+
+def first_line(node: ast.stmt) -> int:
+    """Where a statement begins, decorators included; 1-based."""
+    return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
 
 
 def _import(node: ast.Import | ast.ImportFrom) -> Import:
@@ -154,7 +165,7 @@ def _read(block: _Block) -> tuple[list[Function], list[Import]]:
     if tree is not None and tree.body:
         node = tree.body[0]
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            return [_parsed(node, source)], []
+            return [_parsed(node, source.split("\n"))], []
         imports = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
         return [], [_import(n) for n in imports]
     head = _DEF.match(block.lines[block.header - block.start])
@@ -232,10 +243,11 @@ def _lex(line: str, quote: str, depth: int, strings: bool) -> tuple[str, str, in
     bare: list[str] = []
     position = 0
     while True:
-        if quote:  # inside a triple-quoted string
+        if quote:  # inside a triple-quoted string, or one that a backslash continues
             close = _closing(line, quote, position)
             if close < 0:
-                return "".join(bare), quote, depth
+                goes_on = len(quote) == 3 or _is_continued(line)
+                return "".join(bare), quote if goes_on else "", depth
             position, quote = close, ""
         match = _LEXEME.search(line, position)
         if match is None:
@@ -256,7 +268,13 @@ def _lex(line: str, quote: str, depth: int, strings: bool) -> tuple[str, str, in
                 quote = lexeme if strings else ""
             else:
                 close = _closing(line, lexeme, position)
+                if close < 0 and strings and _is_continued(line):
+                    return "".join(bare), lexeme, depth
                 position = close if close >= 0 else len(line)
+
+
+def _is_continued(line: str) -> bool:
+    return (len(line) - len(line.rstrip("\\"))) % 2 == 1
 
 
 def _closing(line: str, quote: str, position: int) -> int:

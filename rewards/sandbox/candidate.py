@@ -1,79 +1,106 @@
 """Inside the sandbox: one process that forks those that programs run in.
 
 The first process holds no secret and runs nothing of the program's. It takes one-byte commands on
-its control socket: ``FORK``, with the descriptor of a new channel, and ``KILL``, after which no
-process and no file of the program is left. The forked process gets the program on its channel,
-runs it, and answers calls. Whatever the program does to that process or writes on the channel, it
-can only make up return values.
+its control socket: ``FORK`` starts a process, which takes the descriptor of its channel from the
+second socket; ``KILL`` ends it, after which no process and no file of the program is left;
+``LOWER`` gives it the lowest priority. The forked process gets the program on its channel, runs
+it, and
+answers calls. Whatever the program does to that process or writes on the channel, it can only make
+up return values.
 
-Standard library only: the source of this file, ``confine`` and ``wire`` is handed to a bare
-interpreter (see ``launch``), because the repository is out of sight here.
+Between two forks this process leaves its own memory as it was, so that every program finds the
+same addresses. Standard library only: the source of this file, ``confine``, ``another`` and
+``wire`` is handed to a bare interpreter (see ``launch``), because the repository is out of sight
+here.
 """
 
 from __future__ import annotations
 
 import _socket
+import contextlib
 import gc
 import marshal
 import os
-import resource
 import signal
 import struct
 import sys
 import types
 from typing import Any, NoReturn
 
-from rewards.sandbox import confine, wire
+from rewards.sandbox import another, confine, wire
 
-FORK, KILL, READY = b"F", b"K", b"R"
+FORK, KILL, LOWER, READY = b"F", b"K", b"L", b"R"
 PROGRAM = "<program>"
 # What solutions import most: loaded once, before the forks. A fork copies every mapping and page,
 # so compiled modules that few solutions use stay out, here (``_socket``, not ``socket``) and there.
 PRELOADED = ["collections", "copy", "functools", "itertools", "math", "operator", "random"]
 PRELOADED += ["re", "string", "typing"]
-WORN = (32 << 10, 60.0)  # KiB and CPU seconds after which a process takes no further program
 
 
 def main(config: dict[str, Any]) -> NoReturn:
     """Gives up all rights, then serves until the control socket closes."""
-    control = _socket.socket(fileno=os.dup(0))
+    level, scratch, slot = config["level"], config["scratch"], int(config["slot"])
+    if level == "bubblewrap" and not confine.has_fixed_addresses():
+        _start_again(slot)
+    control, channels = os.dup(0), os.dup(1)
     _preload()
-    level, scratch = config["level"], config["scratch"]
+    visible, hidden, devices = config["visible"], config["hidden"], config["devices"]
     if level == "unshare":
-        confine.enter_namespaces(config["root"], config["visible"], config["devices"])
+        confine.enter_namespaces(config["root"], visible, hidden, devices)
         _become_first(control)
     confine.refuse_privileges()
     restricted = False
     if level == "limits":
         confine.adopt_orphans()
         if os.getuid() == 0:
-            confine.give_away(scratch, config["slot"])
-        restricted = confine.restrict_files(config["visible"], config["devices"], scratch)
-    own = confine.drop_identity(config["slot"], keep_reading=restricted)
+            confine.give_away(scratch, slot)
+        restricted = confine.restrict_files(config["readable"], devices, scratch)
+    own = confine.drop_identity(slot, keep_reading=restricted)
     os.chdir(scratch)
     confine.limit_resources(config["memory_mb"])
-    filtered = confine.filter_calls(deny_signals=False)
+    filtered = confine.filter_calls()
     _silence()
-    control.sendall(READY + bytes([restricted, filtered]))
-    everything = own or level != "limits"
-    _Zygote(control, scratch, config["cpu_seconds"], everything, level == "limits").serve()
+    os.write(control, READY + bytes([restricted, filtered, confine.has_fixed_addresses()]))
+    _Zygote(control, channels, scratch, config["cpu_seconds"], own or level != "limits").serve()
+
+
+def _start_again(slot: int) -> None:
+    """bubblewrap's start as root randomizes addresses again; one by another user does not."""
+    if os.getuid() == 0 and confine.drop_identity(slot, keep_reading=False):
+        with confine.fixed_addresses():
+            os.execv(sys.executable, sys.orig_argv)
 
 
 def _preload() -> None:
-    """Imports, and seeds ``random`` for all programs: its own seeding after a fork is left out."""
+    """Imports, and what is drawn at random the same for all programs."""
     register, os.register_at_fork = os.register_at_fork, lambda **_: None
     for name in PRELOADED:
         __import__(name)
     os.register_at_fork = register
-    sys.modules["random"].seed(0)
+    with contextlib.suppress(ImportError):
+        __import__("_none_of_this_name")  # every folder of modules is listed, and known from now on
+    _seed_everything(sys.modules["random"])
 
 
-def _become_first(control: _socket.socket) -> None:
+def _seed_everything(module: Any) -> None:
+    """``random`` starts at one seed, and so does what draws its seed from the machine."""
+    generator, seed_with = module.Random(0), module.Random.seed
+
+    def seed(self: Any, a: Any = None, version: int = 2) -> None:
+        seed_with(self, generator.getrandbits(64) if a is None else a, version)
+
+    module.Random.seed = seed
+    module.seed = module._inst.seed
+    os.urandom = module._urandom = generator.randbytes
+    module.seed(0)
+
+
+def _become_first(control: int) -> None:
     """Continue as process 1 of the new PID namespace; the caller waits for its end."""
     confine.die_with_parent()
     child = os.fork()
     if child:
-        control.close()
+        os.close(control)
         os.waitpid(child, 0)
         os._exit(0)
 
@@ -90,72 +117,88 @@ class _Zygote:
     """``everything``: all processes that it may signal are the program's."""
 
     def __init__(
-        self,
-        control: _socket.socket,
-        scratch: str,
-        cpu_seconds: int,
-        everything: bool,
-        deny_signals: bool,
+        self, control: int, channels: int, scratch: str, cpu_seconds: int, everything: bool
     ) -> None:
-        self.control, self.scratch, self.cpu_seconds = control, scratch, cpu_seconds
-        self.everything, self.deny_signals = everything, deny_signals
-        self.child = 0
+        self.control, self.channels, self.scratch = control, channels, scratch
+        self.cpu_seconds, self.everything = cpu_seconds, everything
+        self.child = self.number = 0  # the program's process, and which one it is, modulo 256
+        self.filter = confine.program_filter()
 
     def serve(self) -> NoReturn:
+        assert not self.everything or os.getpid() == 1 or os.getuid() > confine.FIRST_UID
         gc.collect()
         gc.freeze()  # forks then share more pages
         while True:
-            command, attached, _, _ = self.control.recvmsg(1, _socket.CMSG_SPACE(4))
+            command = os.read(self.control, 1)
             if command == FORK:
-                self._fork(struct.unpack("i", attached[0][2][:4])[0])
+                self.number = (self.number + 1) % 256
+                self.child = os.fork()
+                if not self.child:
+                    self._begin_program()
+            elif command == LOWER:
+                if self.child:
+                    os.setpriority(os.PRIO_PROCESS, self.child, 19)
             elif command == KILL:
-                self.control.sendall(struct.pack("<i", self._clean()))
+                os.write(self.control, struct.pack("<i", self._clean()))
             else:
                 self._clean()
                 os._exit(0)
 
-    def _fork(self, descriptor: int) -> None:
-        self.child = os.fork()
-        if self.child == 0:
-            self.control.close()
-            confine.limit_program(self.cpu_seconds, confine.MAX_TASKS if self.everything else 0)
-            if self.deny_signals:
-                confine.filter_calls(deny_signals=True)
-            serve_program(descriptor)
-        os.close(descriptor)
+    def _begin_program(self) -> NoReturn:
+        """In the forked process: no control, fewer rights, one task."""
+        channel = _Channel(self.channels, self.number)
+        os.close(self.control)
+        confine.limit_program(self.cpu_seconds)
+        confine.die_with_parent()
+        confine.install_filter(self.filter)
+        serve_program(channel)
 
     def _clean(self) -> int:
         """Ends every process of the program and empties the scratch; the first one's status."""
-        try:
-            if self.everything:
-                assert os.getpid() == 1 or os.getuid() > confine.FIRST_UID
-                os.kill(-1, signal.SIGKILL)
-            elif self.child:
-                os.kill(self.child, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         status = 0
-        while True:
-            try:
-                pid, raw = os.waitpid(-1, 0)
-            except ChildProcessError:
-                break
-            if pid == self.child:
-                status = os.waitstatus_to_exitcode(raw)
-        self.child = 0
-        self._wipe()
+        if self.child:  # not waited for yet, so that there is one to signal
+            os.kill(-1 if self.everything else self.child, signal.SIGKILL)
+            status = os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1])
+            self.child = 0
+            _reap()
+        if not _is_empty(self.scratch):
+            self._wipe()
         return status
 
     def _wipe(self) -> None:
-        """Raises, which ends this process and with it the scratch, if a file cannot be removed."""
-        if os.stat(self.scratch).st_uid == os.getuid():
-            os.chmod(self.scratch, 0o700)
-        for entry in os.scandir(self.scratch):
-            if entry.is_dir(follow_symlinks=False):
-                _unlock(entry.path)
-                _remove(entry.path)
-            else:
-                os.unlink(entry.path)
+        """In a process of its own, whose memory is nobody's. If a file cannot be removed, this
+        process ends too, and with it the scratch."""
+        janitor = os.fork()
+        if not janitor:
+            _wipe(self.scratch)
+            os._exit(0)
+        if os.waitpid(janitor, 0)[1]:
+            os._exit(1)
+
+
+def _reap() -> None:
+    """Waits for what the program's process left behind: nothing, where the filter holds."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+
+
+def _is_empty(directory: str) -> bool:
+    try:
+        return not os.listdir(directory)
+    except OSError:
+        return False
+
+
+def _wipe(scratch: str) -> None:
+    if os.stat(scratch).st_uid == os.getuid():
+        os.chmod(scratch, 0o700)
+    for entry in os.scandir(scratch):
+        if entry.is_dir(follow_symlinks=False):
+            _unlock(entry.path)
+            _remove(entry.path)
+        else:
+            os.unlink(entry.path)
 
 
 def _unlock(top: str) -> None:
@@ -181,38 +224,25 @@ def _remove(top: str) -> None:
 # --- the program's own process -----------------------------------------------------------------
 
 
-def serve_program(descriptor: int) -> NoReturn:
-    """Runs the programs that arrive on the channel, and answers calls, until it closes.
-
-    A second program comes only if all of them are harmless (see ``rewards.harmless``); it finds
-    nothing of the one before. A process that has grown or worked for long ends itself instead.
-    """
-    channel, start, module = _Channel(descriptor), _usage(), types.ModuleType("program")
-    function = None
+def serve_program(channel: _Channel) -> NoReturn:
+    """Runs the program that arrives on the channel, and answers calls, until it closes."""
+    _, payload = channel.receive()
+    entry_point, code, replacement = marshal.loads(payload)
+    module = types.ModuleType("program")
+    sys.modules["program"] = module
+    try:
+        if replacement:
+            module.__dict__[another.NAME] = another.REPLACEMENTS[replacement]
+        exec(marshal.loads(code), module.__dict__)
+        function = module.__dict__[entry_point]
+        module.__dict__.pop(another.NAME, None)
+    except BaseException as error:
+        channel.send(wire.LOAD, _describe(error))
+        os._exit(0)
+    channel.send(wire.LOAD, b'["v",null,null]')
     while True:
         sequence, payload = channel.receive()
-        if sequence != wire.LOAD:
-            channel.send(sequence, answer(function, payload))
-            continue
-        if any(now - first > most for now, first, most in zip(_usage(), start, WORN, strict=True)):
-            os._exit(0)
-        module.__dict__.clear()  # functions and their names hold each other
-        module = types.ModuleType("program")
-        sys.modules["program"] = module
-        entry_point, code = marshal.loads(payload)
-        try:
-            exec(marshal.loads(code), module.__dict__)
-            function = module.__dict__[entry_point]
-        except BaseException as error:
-            channel.send(wire.LOAD, _describe(error))
-            os._exit(0)
-        channel.send(wire.LOAD, b'["v",null,null]')
-
-
-def _usage() -> tuple[float, float]:
-    """Memory at its most, in KiB, and CPU seconds of this process."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_maxrss, usage.ru_utime + usage.ru_stime
+        channel.send(sequence, answer(function, payload))
 
 
 _CHANGEABLE = frozenset({list, dict, set, tuple})  # a tuple may hold one of the others
@@ -265,28 +295,33 @@ def _describe(error: BaseException) -> bytes:
 
 
 class _Channel:
-    """Frames on a descriptor; the process ends with the channel."""
+    """Frames on a descriptor that comes over a socket; the process ends with the channel.
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor, self.buffer = descriptor, b""
+    It reads to the byte, not what happens to be there: addresses must not depend on the clock.
+    """
+
+    def __init__(self, channels: int, number: int) -> None:
+        socket, received = _socket.socket(fileno=channels), -1
+        while received != number:  # others are of processes that were ended before they came here
+            data, attached, _, _ = socket.recvmsg(1, _socket.CMSG_SPACE(4))
+            self.socket = _socket.socket(fileno=struct.unpack("i", attached[0][2][:4])[0])
+            received = data[0]
+        socket.close()
 
     def receive(self) -> tuple[int, bytes]:
-        size = wire.HEADER.size
-        while True:
-            if len(self.buffer) >= size:
-                length, sequence = wire.HEADER.unpack_from(self.buffer)
-                if len(self.buffer) >= size + length:
-                    payload = self.buffer[size : size + length]
-                    self.buffer = self.buffer[size + length :]
-                    return sequence, payload
-            data = os.read(self.descriptor, wire.READ_BYTES)
-            if not data:
+        length, sequence = wire.HEADER.unpack(self._read(wire.HEADER.size))
+        return sequence, self._read(length)
+
+    def _read(self, size: int) -> bytes:
+        data = self.socket.recv(size, _socket.MSG_WAITALL) if size else b""
+        while len(data) < size:
+            more = self.socket.recv(size - len(data), _socket.MSG_WAITALL)
+            if not more:
                 os._exit(0)
-            self.buffer += data
+            data += more
+        return data
 
     def send(self, sequence: int, payload: bytes) -> None:
         if len(payload) > wire.MAX_BYTES:
             payload = wire.dumps(["u", f"a value of {len(payload)} bytes", None])
-        data = wire.frame(sequence, payload)
-        while data:
-            data = data[os.write(self.descriptor, data) :]
+        self.socket.sendall(wire.frame(sequence, payload))

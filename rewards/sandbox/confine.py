@@ -7,15 +7,16 @@ calls. Resource limits and an identity without rights are there everywhere.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
 import struct
+from collections.abc import Callable, Iterator
 
 SCRATCH_BYTES = 16 << 20  # of files in the scratch directory
 FILE_BYTES = 8 << 20  # of one file
 MAX_FILES = 64  # open at a time
-MAX_TASKS = 8  # processes and threads, the sandbox's own two included
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -106,10 +107,34 @@ def limit_resources(memory_mb: int) -> None:
         resource.setrlimit(kind, (value, value))
 
 
-def limit_program(cpu_seconds: int, tasks: int) -> None:
-    """CPU time and processes of one program; called in its own process."""
+def limit_program(cpu_seconds: int) -> None:
+    """CPU time of one program, and no further process or thread; called in its own process."""
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
-    resource.setrlimit(resource.RLIMIT_NPROC, (tasks, tasks))
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+
+
+# --- addresses ---------------------------------------------------------------------------------
+
+_ADDR_NO_RANDOMIZE, _ASK = 0x0040000, 0xFFFFFFFF
+
+
+@contextlib.contextmanager
+def fixed_addresses() -> Iterator[None]:
+    """Programs started in here get no randomized addresses, where the machine allows it."""
+    before = _libc.personality(_ASK)
+    if before >= 0:
+        _libc.personality(before | _ADDR_NO_RANDOMIZE)
+    try:
+        yield
+    finally:
+        if before >= 0:
+            _libc.personality(before)
+
+
+def has_fixed_addresses() -> bool:
+    """Whether this process was started without randomized addresses."""
+    persona = _libc.personality(_ASK)
+    return persona >= 0 and bool(persona & _ADDR_NO_RANDOMIZE)
 
 
 # --- namespaces, where bubblewrap is not installed ---------------------------------------------
@@ -117,17 +142,17 @@ def limit_program(cpu_seconds: int, tasks: int) -> None:
 _NEW_USER, _NEW_NS, _NEW_PID, _NEW_NET = 0x10000000, 0x00020000, 0x20000000, 0x40000000
 _NEW_IPC, _NEW_UTS = 0x08000000, 0x04000000
 _BIND, _REC, _PRIVATE, _DETACH = 4096, 16384, 1 << 18, 2
-_NOSUID_NODEV = 2 | 4
+_READ_ONLY, _NOSUID_NODEV = 1, 2 | 4
 _SYS_MOUNT_SETATTR = 442
 _READ_ONLY_NOSUID_NODEV = 1 | 2 | 4  # mount attributes
 
 
-def enter_namespaces(root: str, visible: list[str], devices: list[str]) -> None:
+def enter_namespaces(root: str, visible: list[str], hidden: list[str], devices: list[str]) -> None:
     """New user (if not root), mount, network, IPC and host-name namespaces; PID for children.
 
-    Afterwards ``/`` is read-only and holds ``visible`` and ``devices``, and ``/tmp`` is an empty
-    scratch directory. ``root`` is an empty directory to build on. Raises OSError where the kernel
-    refuses.
+    Afterwards ``/`` is read-only and holds ``visible``, with ``hidden`` in it empty, and
+    ``devices``; ``/tmp`` is an empty scratch directory. ``root`` is
+    an empty directory to build on. Raises OSError where the kernel refuses.
     """
     uid, gid = os.getuid(), os.getgid()
     flags = _NEW_NS | _NEW_PID | _NEW_NET | _NEW_IPC | _NEW_UTS
@@ -144,6 +169,8 @@ def enter_namespaces(root: str, visible: list[str], devices: list[str]) -> None:
     _mount("tmpfs", root, "tmpfs", _NOSUID_NODEV, "mode=0755,size=1m")
     for path in visible:
         _show(path, root + path)
+    for path in hidden:
+        _mount("tmpfs", root + path, "tmpfs", _NOSUID_NODEV | _READ_ONLY, "size=4k")
     for path in devices:
         _show(path, root + path, read_only=False)
     os.makedirs(f"{root}/tmp", exist_ok=True)
@@ -200,7 +227,7 @@ _READ_WRITE_FILE = (1 << 1) | (1 << 2)
 _RIGHTS_BY_ABI = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}  # how many kinds of access it handles
 
 
-def restrict_files(visible: list[str], devices: list[str], scratch: str) -> bool:
+def restrict_files(readable: list[str], devices: list[str], scratch: str) -> bool:
     """Only these paths can be read, and only the scratch written. False without Landlock."""
     abi = _libc.syscall(_SYS_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
     if abi < 1:
@@ -211,7 +238,7 @@ def restrict_files(visible: list[str], devices: list[str], scratch: str) -> bool
     attributes = struct.pack("<QQQ", handled, network, scopes)
     size = 24 if abi >= 6 else 16 if abi >= 4 else 8
     ruleset = _call("syscall", _SYS_LANDLOCK_CREATE, attributes, ctypes.c_size_t(size), 0)
-    rules = [(path, _READ_DIRECTORY if os.path.isdir(path) else _READ_FILE) for path in visible]
+    rules = [(path, _READ_DIRECTORY if os.path.isdir(path) else _READ_FILE) for path in readable]
     rules += [(path, _READ_WRITE_FILE) for path in devices]
     rules += [(scratch, handled & ~(1 << 0))]  # all but execution
     for path, rights in rules:
@@ -226,11 +253,12 @@ def restrict_files(visible: list[str], devices: list[str], scratch: str) -> bool
 
 # --- seccomp -----------------------------------------------------------------------------------
 
-_ARCHITECTURES = {  # machine → its audit number, and the column of the table below
+_ARCHITECTURES = {  # machine → its audit number, and the column of the tables below
     "x86_64": (0xC000003E, 0),
     "aarch64": (0xC00000B7, 1),
 }
-_DENIED = {  # what no solution needs and what reaches beyond the process: x86-64, AArch64
+Numbers = dict[str, tuple[int | None, int | None]]  # name → x86-64, AArch64; None: not there
+_DENIED: Numbers = {  # what neither a program nor the process that forks it needs
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
@@ -264,70 +292,175 @@ _DENIED = {  # what no solution needs and what reaches beyond the process: x86-6
     "mq_open": (240, 180),
     "socket": (41, 198),
     "open_by_handle_at": (304, 265),
-    "setpriority": (141, 140),
+    "syslog": (103, 116),
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
+    "fanotify_init": (300, 262),
     "ioprio_set": (251, 30),
     "sched_setaffinity": (203, 122),
     "sched_setscheduler": (144, 119),
     "sched_setparam": (142, 118),
     "sched_setattr": (314, 274),
+    "execve": (59, 221),
+    "execveat": (322, 281),
 }
-_SIGNALS = {  # denied where the process shares its user's other processes
+_DENIED_TO_PROGRAMS: Numbers = {
+    # signals, and all that sends one or changes how this process ends
     "kill": (62, 129),
     "tkill": (200, 130),
     "tgkill": (234, 131),
     "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240),
+    "prctl": (157, 167),
+    "personality": (135, 92),
+    "setpriority": (141, 140),
+    "setsid": (112, 157),
+    "setpgid": (109, 154),
+    # modes, owners, times and attributes, which file rules do not cover
+    "chmod": (90, None),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chown": (92, None),
+    "fchown": (93, 55),
+    "lchown": (94, None),
+    "fchownat": (260, 54),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+    "utimensat": (280, 88),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    "setxattrat": (463, 463),
+    "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
+    "truncate": (76, 45),
+    "mknod": (133, None),
+    "mknodat": (259, 33),
+}
+# One program, one task: what starts a second one says "try again" as at a limit of processes.
+_TASKS: Numbers = {
+    "clone": (56, 220),
+    "clone3": (435, 435),
+    "fork": (57, None),
+    "vfork": (58, None),
+}
+# The same to every program, so that no score depends on them: 0.
+_IDENTITY: Numbers = {
+    "getpid": (39, 172),
+    "getppid": (110, 173),
+    "gettid": (186, 178),
 }
 _PRLIMIT64, _CLONE, _CLONE3 = (302, 261), (56, 220), (435, 435)
+_FCNTL, _IOCTL = (72, 25), (16, 29)
 _NEW_ANY = 0x7E020080  # clone flags that make a namespace
+_SET_FLAGS, _O_ASYNC = 4, 0x2000
+# Of fcntl: duplicate, flags, locks. Not: signals (SETSIG, SETOWN, SETOWN_EX, NOTIFY, SETLEASE).
+_FCNTL_ALLOWED = (0, 1, 2, 3, 4, 5, 6, 7, 1030)
+# Of ioctl: whether it is a terminal, its size, bytes to read, whether to wait, what exec closes.
+_IOCTL_ALLOWED = (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_EPERM, _ENOSYS = 1, 38
+_EPERM, _EAGAIN, _ENOSYS = 1, 11, 38
 
 
-def filter_calls(deny_signals: bool) -> bool:
-    """Installs the filter, for this process and its children. False on an unknown machine."""
-    program = _filter(os.uname().machine, deny_signals)
+def filter_calls() -> bool:
+    """Denies calls to this process and its children. False on an unknown machine."""
+    return install_filter(_filter(_first_rules))
+
+
+def program_filter() -> bytes | None:
+    """What a program is denied beside that, ready to be installed in its process."""
+    return _filter(_program_rules)
+
+
+def install_filter(program: bytes | None) -> bool:
     if program is None:
         return False
-    buffer = ctypes.create_string_buffer(program, len(program))
-    header = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
+    header = struct.pack("@HP", len(program) // 8, _address(program))
     return _libc.prctl(_PR_SET_SECCOMP, 2, header, 0, 0) == 0
 
 
-def _filter(machine: str, deny_signals: bool) -> bytes | None:
-    """The filter's instructions: eight bytes each, jumps relative to the next one."""
+def _address(data: bytes) -> int:
+    return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
+
+
+def _step(code: int, operand: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("<HBBI", code, if_true, if_false, operand)
+
+
+def _filter(rules: Callable[[int], list[bytes]]) -> bytes | None:
+    """A filter's instructions: eight bytes each, jumps relative to the next one."""
+    machine = os.uname().machine
     if machine not in _ARCHITECTURES:
         return None
     audit, column = _ARCHITECTURES[machine]
-    denied = {**_DENIED, **_SIGNALS} if deny_signals else _DENIED
-
-    def step(code: int, operand: int, if_true: int = 0, if_false: int = 0) -> bytes:
-        return struct.pack("<HBBI", code, if_true, if_false, operand)
-
     code = [
-        step(_LOAD, 4),
-        step(_EQUAL, audit, 1, 0),
-        step(_RETURN, _KILL),
-        step(_LOAD, 0),
-        step(_AT_LEAST, 0x40000000, 0, 1),  # the x32 numbers
-        step(_RETURN, _KILL),
+        _step(_LOAD, 4),
+        _step(_EQUAL, audit, 1, 0),
+        _step(_RETURN, _KILL),
+        _step(_LOAD, 0),
+        _step(_AT_LEAST, 0x40000000, 0, 1),  # the x32 numbers
+        _step(_RETURN, _KILL),
     ]
-    for numbers in denied.values():
-        code += [step(_EQUAL, numbers[column], 0, 1), step(_RETURN, _ERRNO | _EPERM)]
-    # clone3 hides its flags in memory; the C library falls back to clone
-    code += [step(_EQUAL, _CLONE3[column], 0, 1), step(_RETURN, _ERRNO | _ENOSYS)]
-    code += [  # clone: no new namespaces
-        step(_EQUAL, _CLONE[column], 0, 4),
-        step(_LOAD, 16),
-        step(_ANY_BIT, _NEW_ANY, 0, 1),
-        step(_RETURN, _ERRNO | _EPERM),
-        step(_RETURN, _ALLOW),
+    return b"".join([*code, *rules(column), _step(_RETURN, _ALLOW)])
+
+
+def _refuse(calls: Numbers, column: int, error: int) -> list[bytes]:
+    numbers = [n for call in calls.values() if (n := call[column]) is not None]
+    refusal = _step(_RETURN, _ERRNO | error)
+    return [part for n in numbers for part in (_step(_EQUAL, n, 0, 1), refusal)]
+
+
+def _first_rules(column: int) -> list[bytes]:
+    return [
+        *_refuse(_DENIED, column, _EPERM),
+        # clone3 hides its flags in memory; the C library falls back to clone
+        _step(_EQUAL, _CLONE3[column], 0, 1),
+        _step(_RETURN, _ERRNO | _ENOSYS),
+        # clone: no new namespaces
+        _step(_EQUAL, _CLONE[column], 0, 4),
+        _step(_LOAD, 16),
+        _step(_ANY_BIT, _NEW_ANY, 0, 1),
+        _step(_RETURN, _ERRNO | _EPERM),
+        _step(_RETURN, _ALLOW),
+        # prlimit64: of the caller only
+        _step(_EQUAL, _PRLIMIT64[column], 0, 3),
+        _step(_LOAD, 16),
+        _step(_EQUAL, 0, 1, 0),
+        _step(_RETURN, _ERRNO | _EPERM),
     ]
-    code += [  # prlimit64: of the caller only
-        step(_EQUAL, _PRLIMIT64[column], 0, 3),
-        step(_LOAD, 16),
-        step(_EQUAL, 0, 1, 0),
-        step(_RETURN, _ERRNO | _EPERM),
+
+
+def _program_rules(column: int) -> list[bytes]:
+    return [
+        *_refuse(_IDENTITY, column, 0),
+        *_refuse(_DENIED_TO_PROGRAMS, column, _EPERM),
+        *_refuse(_TASKS, column, _EAGAIN),
+        *_only(_IOCTL[column], _IOCTL_ALLOWED),
+        # fcntl: flags may be set, but for the one that sends signals
+        _step(_EQUAL, _FCNTL[column], 0, 6),
+        _step(_LOAD, 24),
+        _step(_EQUAL, _SET_FLAGS, 0, 3),
+        _step(_LOAD, 32),
+        _step(_ANY_BIT, _O_ASYNC, 0, 1),
+        _step(_RETURN, _ERRNO | _EPERM),
+        _step(_LOAD, 0),
+        *_only(_FCNTL[column], _FCNTL_ALLOWED),
     ]
-    return b"".join([*code, step(_RETURN, _ALLOW)])
+
+
+def _only(call: int, allowed: tuple[int, ...]) -> list[bytes]:
+    """Of a call, by its second argument, only these; the number of the call stays loaded."""
+    count = len(allowed)
+    return [
+        _step(_EQUAL, call, 0, count + 3),
+        _step(_LOAD, 24),
+        *(_step(_EQUAL, value, count - i, 0) for i, value in enumerate(allowed)),
+        _step(_RETURN, _ERRNO | _EPERM),
+        _step(_LOAD, 0),
+    ]

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import marshal
 import os
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -20,14 +22,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rewards.sandbox import confine, wire
+
 LEVELS = ("bubblewrap", "unshare", "limits")  # best first
 CHOICES = ("auto", "namespaces", *LEVELS)
 START_SECONDS = 30.0
+INSTALL = (
+    "install bubblewrap (apt install bubblewrap, dnf install bubblewrap, or conda install -c "
+    "conda-forge bubblewrap) or allow user namespaces"
+)
 KILL_SECONDS = 10.0  # for the end of a program's processes and files
 PREFIX = "comlrl-sandbox-"  # of directories for temporary files
 _DEVICES = ["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"]
 _LIBRARIES = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"]
-_MODULES = ("wire", "confine", "candidate")  # of this package, handed over as source
+_HIDDEN = ("site-packages", "dist-packages")  # folders of what is not the standard library
+_MODULES = ("wire", "confine", "another", "candidate")  # of this package, handed over as source
 
 
 class SandboxError(ValueError):
@@ -46,18 +55,25 @@ class Limits:
 
 
 class Sandbox:
-    """The sandboxed process and the control socket to it. Raises SandboxError at the start."""
+    """The sandboxed process and the control socket to it. Raises SandboxError at the start.
+
+    ``parent``: where its files go, of a process that starts nothing but sandboxes; what is left of
+    their processes is ended with them.
+    """
 
     def __init__(self, level: str, limits: Limits, parent: str | None = None) -> None:
-        self.level = level
+        self.level, self.is_judges = level, parent is not None
         self.directory = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
         self.control, theirs = socket.socketpair()
+        self.channels, their_channels = socket.socketpair()
         config = {
             "level": level,
-            "slot": os.getpid(),
+            "slot": f"{os.getpid():>010}",  # of one length: the sandbox's addresses depend on it
             "memory_mb": limits.memory_mb,
             "cpu_seconds": limits.cpu_seconds,
             "visible": visible_paths(),
+            "hidden": hidden_paths(),
+            "readable": readable_paths() if level == "limits" else [],
             "devices": _DEVICES,
             "root": self.directory,
             "scratch": self.directory if level == "limits" else "/tmp",
@@ -66,28 +82,31 @@ class Sandbox:
         if level == "bubblewrap":
             command = [*_bubblewrap(), *command]
         try:
-            self.process = subprocess.Popen(
-                command,
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                env={"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "PATH": os.defpath},
-                cwd="/",
-            )
+            with confine.fixed_addresses():
+                self.process = subprocess.Popen(
+                    command,
+                    stdin=theirs.fileno(),
+                    stdout=their_channels.fileno(),
+                    stderr=subprocess.PIPE,
+                    env={"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "PATH": os.defpath},
+                    cwd="/",
+                    start_new_session=True,  # its group is nobody else's
+                )
         except OSError as error:
             self.control.close()
+            self.channels.close()
             remove_tree(self.directory)
             raise SandboxError(f"sandbox.isolation: {level} does not start: {error}") from None
         finally:
             theirs.close()
-        self.killing = False
-        self.idle: socket.socket | None = None  # to a process that can take a harmless program
+            their_channels.close()
+        self.killing, self.number = False, 0  # programs so far, modulo 256
         self._await_ready()
 
     def _await_ready(self) -> None:
         self.control.settimeout(START_SECONDS)
-        ready = self._receive(3)
-        if len(ready) < 3:
+        ready = self._receive(4)
+        if len(ready) < 4:
             self.process.kill()
             assert self.process.stderr is not None
             lines = self.process.stderr.read().decode(errors="replace").strip().splitlines()
@@ -97,13 +116,38 @@ class Sandbox:
         assert self.process.stderr is not None
         self.process.stderr.close()
         self.control.settimeout(KILL_SECONDS)
-        self.restricts_files, self.filters_calls = bool(ready[1]), bool(ready[2])
+        self.restricts_files, self.filters_calls, self.fixes_addresses = map(bool, ready[1:])
+        for _ in range(3):  # the first rounds leave things in memory that all later ones find
+            self.warm_up()
+
+    def warm_up(self) -> None:
+        """A program that does nothing."""
+        code = marshal.dumps(compile("def f(): pass", "<program>", "exec"))
+        with contextlib.suppress(OSError):  # the sandbox is gone; its first user is told
+            with self.fork() as channel:
+                channel.sendall(wire.frame(wire.LOAD, marshal.dumps(("f", code, ""))))
+                channel.recv(wire.READ_BYTES)
+            self.kill()
+            self.wait_killed()
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Of what the level promises, what this machine does not have."""
+        found = {
+            "Landlock's rules on files (Linux 5.13)": self.restricts_files
+            or self.level != "limits",
+            "a seccomp filter on system calls": self.filters_calls,
+            "fixed addresses (scores may depend on them)": self.fixes_addresses,
+        }
+        return tuple(name for name, there in found.items() if not there)
 
     def fork(self) -> socket.socket:
         """A channel to a fresh process. Raises OSError where the sandbox is gone."""
         ours, theirs = socket.socketpair()
         try:
-            socket.send_fds(self.control, [b"F"], [theirs.fileno()])
+            self.number = (self.number + 1) % 256
+            socket.send_fds(self.channels, [bytes([self.number])], [theirs.fileno()])
+            self.control.sendall(b"F")
         except OSError:
             ours.close()
             raise
@@ -113,22 +157,16 @@ class Sandbox:
 
     def kill(self) -> None:
         """Asks for the end of all processes and files of the program."""
-        self._hang_up()
         if self.killing:
             return
         self.killing = True
         with contextlib.suppress(OSError):  # the sandbox is gone; wait_killed says so
             self.control.sendall(b"K")
 
-    def _hang_up(self) -> None:
-        if self.idle is not None:
-            self.idle.close()
-            self.idle = None
-
-    def take_idle(self) -> socket.socket | None:
-        """The channel to the process that was left to the next harmless program, if any."""
-        channel, self.idle = self.idle, None
-        return channel
+    def lower(self) -> None:
+        """The program gets the lowest priority: it has used much."""
+        with contextlib.suppress(OSError):
+            self.control.sendall(b"L")
 
     def wait_killed(self) -> int | None:
         """Status of the program's first process (−9: it was still running); None: sandbox gone."""
@@ -138,8 +176,6 @@ class Sandbox:
 
     def settle(self) -> bool:
         """Waits until nothing of the last program is left; False where the sandbox is gone."""
-        if self.idle is not None:
-            self.kill()
         if self.killing:
             return self.wait_killed() is not None
         return self.process.poll() is None
@@ -155,13 +191,44 @@ class Sandbox:
 
     def close(self) -> None:
         """Ends the sandbox with all its processes and files."""
-        self._hang_up()
         self.control.close()
+        self.channels.close()
+        _end_descendants(self.process.pid)
         self.process.kill()
         self.process.wait()
+        if self.is_judges:
+            _end_descendants(os.getpid())  # what it had left, see ``confine.adopt_orphans``
         if self.process.stderr is not None:
             self.process.stderr.close()
         remove_tree(self.directory)
+
+
+def _end_descendants(ancestor: int) -> None:
+    """Kills all processes below one, until none is left."""
+    for _ in range(100):
+        found = _descendants(ancestor)
+        for pid in found:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        if not found:
+            return
+
+
+def _descendants(ancestor: int) -> list[int]:
+    """Running processes below one, read from /proc."""
+    children: dict[int, list[int]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            state, parent = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[:2]
+            if state not in "ZX":
+                children.setdefault(int(parent), []).append(int(name))
+    found: list[int] = []
+    pending = [ancestor]
+    while pending:
+        below = children.get(pending.pop(), [])
+        found += below
+        pending += below
+    return found
 
 
 def remove_tree(directory: str) -> None:
@@ -170,15 +237,18 @@ def remove_tree(directory: str) -> None:
         subprocess.run([*command, "--", directory], check=False, stderr=subprocess.DEVNULL)
 
 
+@functools.cache
 def visible_paths() -> list[str]:
     """What the sandbox shows, read-only: the Python installation and the system's libraries."""
+    base = {"installed_base": sys.base_prefix, "installed_platbase": sys.base_exec_prefix}
+    base |= {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
     wanted = [
         *_LIBRARIES,
         f"{sys.base_prefix}/lib",
         f"{sys.base_exec_prefix}/lib",
         f"{sys.base_exec_prefix}/lib64",
-        sysconfig.get_path("stdlib"),
-        sysconfig.get_path("platstdlib"),
+        sysconfig.get_path("stdlib", vars=base),
+        sysconfig.get_path("platstdlib", vars=base),
         os.path.realpath(sys.executable),
     ]
     shown: list[str] = []
@@ -186,6 +256,34 @@ def visible_paths() -> list[str]:
         if not any(path.startswith(f"{parent}/") for parent in shown):
             shown.append(path)
     return shown
+
+
+@functools.cache
+def hidden_paths() -> list[str]:
+    """Folders in ``visible_paths`` that hold what is not the standard library."""
+    found = []
+    for top in visible_paths():
+        for directory, names, _ in os.walk(top) if not os.path.islink(top) else ():
+            for name in {*_HIDDEN} & {*names}:
+                path = os.path.join(directory, name)
+                names.remove(name)
+                if not os.path.islink(path):
+                    found.append(path)
+    return sorted(found)
+
+
+@functools.cache
+def readable_paths() -> list[str]:
+    """``visible_paths`` without ``hidden_paths``: where a folder holds one, its other entries."""
+    hidden = {os.path.realpath(path) for path in hidden_paths()}
+    pending, readable = [os.path.realpath(path) for path in visible_paths()], []
+    while pending:
+        path = pending.pop()
+        if any(below.startswith(f"{path}/") for below in hidden):
+            pending += [e.path for e in os.scandir(path) if not e.is_symlink() or e.is_file()]
+        elif path not in hidden:
+            readable.append(path)
+    return sorted(set(readable))
 
 
 def _bubblewrap() -> list[str]:
@@ -205,6 +303,8 @@ def _bubblewrap() -> list[str]:
             command += ["--symlink", os.readlink(path), path]
         else:
             command += ["--ro-bind", path, path]
+    for path in hidden_paths():
+        command += ["--tmpfs", path, "--remount-ro", path]
     for path in _DEVICES:
         command += ["--dev-bind", path, path]
     command += ["--perms", "1777", "--size", str(16 << 20), "--tmpfs", "/tmp"]
@@ -231,16 +331,28 @@ module.main({config!r})
 
 
 @functools.cache
-def failure(level: str) -> str | None:
-    """Why a level cannot be used on this machine; None if it can. Tried once."""
+def _probe(level: str) -> tuple[str | None, tuple[str, ...]]:
+    """Why a level cannot be used on this machine (None: it can), and what it lacks. Tried once."""
     try:
         sandbox = Sandbox(level, Limits(timeout=1.0, memory_mb=512))
         sandbox.kill()
         status = sandbox.wait_killed()
         sandbox.close()
     except SandboxError as error:
-        return str(error)
-    return None if status is not None else f"sandbox.isolation: {level} does not answer"
+        return str(error), ()
+    if status is None:
+        return f"sandbox.isolation: {level} does not answer", ()
+    return None, sandbox.missing
+
+
+def failure(level: str) -> str | None:
+    """Why a level cannot be used on this machine; None if it can."""
+    return _probe(level)[0]
+
+
+def missing(level: str) -> tuple[str, ...]:
+    """What a level that can be used lacks on this machine."""
+    return _probe(level)[1]
 
 
 def choose(isolation: str) -> str:
@@ -253,6 +365,6 @@ def choose(isolation: str) -> str:
             return level
     reasons = "; ".join(str(failure(level)).removeprefix("sandbox.isolation: ") for level in wanted)
     raise SandboxError(
-        f"sandbox.isolation: {isolation} is not possible on this machine ({reasons}); install "
-        "bubblewrap or allow user namespaces, or set sandbox.isolation: auto"
+        f"sandbox.isolation: {isolation} is not possible on this machine ({reasons}); "
+        f"{INSTALL}, or set sandbox.isolation: auto"
     )

@@ -22,11 +22,13 @@ from comlrl.types import TestOutcome
 from rewards.checks import split_check
 from rewards.sandbox.judge import LENGTH
 from rewards.sandbox.launch import (
+    INSTALL,
     PREFIX,
     START_SECONDS,
     SandboxError,
     choose,
     failure,
+    missing,
     remove_tree,
 )
 
@@ -43,7 +45,7 @@ class Job:
     preamble: str  # the prompt's own imports and functions, for the tests
     test: str
     entry_point: str
-    harmless: bool  # may run where another program ran, and the next will
+    replacement: str = ""  # of a helper's results: see ``rewards.sandbox.another``
 
 
 class _Worker:
@@ -83,7 +85,7 @@ class _Worker:
         self.connection.settimeout(None)
 
     def send(self, index: int, job: Job, allowed: float) -> None:
-        body = marshal.dumps((job.code, job.preamble, job.test, job.entry_point, job.harmless))
+        body = marshal.dumps((job.code, job.preamble, job.test, job.entry_point, job.replacement))
         if not self.jobs:
             self.deadline = time.monotonic() + allowed
         self.jobs.append(index)
@@ -130,11 +132,10 @@ class Pool:
 
     @property
     def isolation(self) -> str:
-        """The level in use. Warns once where it is limits alone though more was allowed."""
+        """The level in use. Warns once of what this machine lacks."""
         if not self._level:
             self._level = choose(self._asked)
-            if self._asked == "auto" and self._level == "limits":
-                _warn_limits()
+            _warn_missing(self._asked, self._level)
         return self._level
 
     def run(self, jobs: Iterable[Job]) -> list[tuple[TestOutcome, ...]]:
@@ -263,15 +264,18 @@ class _Batch:
 _warned = False
 
 
-def _warn_limits() -> None:
+def _warn_missing(asked: str, level: str) -> None:
     global _warned
-    if not _warned:
-        _warned = True
+    lacking = list(missing(level))
+    if asked == "auto" and level == "limits":
         reasons = "; ".join(filter(None, (failure("bubblewrap"), failure("unshare"))))
+        reasons = reasons.replace("sandbox.isolation: ", "")
+        lacking.insert(0, f"namespaces of its own ({reasons}; {INSTALL})")
+    if lacking and not _warned:
+        _warned = True
         warnings.warn(
-            "model-written code runs without namespaces of its own, under resource limits alone "
-            f"({reasons.replace('sandbox.isolation: ', '')}); see docs/sandbox.md, and set "
-            "sandbox.isolation: namespaces to refuse this",
+            f"model-written code runs without {', without '.join(lacking)}; see docs/sandbox.md, "
+            "and set sandbox.isolation: namespaces to refuse to run without namespaces",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -9,13 +9,13 @@ Standard library only: this runs in the tests' process.
 from __future__ import annotations
 
 import builtins
-import contextlib
 import marshal
 import os
 import signal
 import socket
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rewards.sandbox import wire
@@ -23,6 +23,7 @@ from rewards.sandbox.launch import Sandbox
 
 MAX_TIMEOUTS = 3
 GRACE_SECONDS = 1.0
+LONG_SECONDS = 1.0  # in one test, after which a program gets the lowest priority
 AHEAD_BYTES = 1 << 16  # of calls sent ahead: less than what the channel holds
 SHORT = 200  # characters of a value or message in an outcome
 
@@ -42,13 +43,16 @@ class Clock:
 
     def __init__(self, timeout: float) -> None:
         self.timeout, self.armed, self.rang = timeout, False, False
+        self.when_long: Callable[[], None] = lambda: None
+        self._end = 0.0
         signal.signal(signal.SIGALRM, self._ring)
 
     def start(self) -> None:
         """For the next statement; ``armed = False`` is its end."""
         self.armed, self.rang = True, False
+        self._end = time.monotonic() + self.timeout
         # again and again, for a test that catches everything
-        signal.setitimer(signal.ITIMER_REAL, self.timeout, 0.5)
+        signal.setitimer(signal.ITIMER_REAL, min(self.timeout, LONG_SECONDS), 0.5)
 
     def limit_program(self) -> None:
         """This process's CPU time for one program: what cannot be interrupted ends the judge."""
@@ -61,23 +65,26 @@ class Clock:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
     def _ring(self, *_: object) -> None:
-        if self.armed:
+        if not self.armed:
+            return
+        left = self._end - time.monotonic()
+        if left <= 0:
             self.rang = True
             raise Stop
+        self.when_long()
+        signal.setitimer(signal.ITIMER_REAL, left, 0.5)
 
 
 class Candidate:
-    """The stand-in. Starts the program when it is first needed, and again after it ended.
-
-    A ``harmless`` program may run in a process that served others like it.
-    """
+    """The stand-in. Starts the program when it is first needed, and again after it ended."""
 
     def __init__(
-        self, sandbox: Sandbox, clock: Clock, code: bytes, entry_point: str, harmless: bool
+        self, sandbox: Sandbox, clock: Clock, code: bytes, entry_point: str, replacement: str
     ) -> None:
         self.__name__ = entry_point
-        self._sandbox, self._clock, self._harmless = sandbox, clock, harmless
-        self._payload = marshal.dumps((entry_point, code))
+        self._sandbox, self._clock = sandbox, clock
+        clock.when_long = sandbox.lower
+        self._payload = marshal.dumps((entry_point, code, replacement))
         self._channel: socket.socket | None = None
         self._sequence, self._buffer = int.from_bytes(os.urandom(3), "little"), b""
         self.expected: Sequence[bytes] = ()  # calls to come; set before the program starts
@@ -110,22 +117,19 @@ class Candidate:
         try:
             status, body, _ = self._start()
             if status != "v":
-                names, _, message, line = body
-                raise self._fail(_builtin_name(names), message, line)
+                try:
+                    names, _, message, line = body
+                    name = _builtin_name(names)
+                except (ValueError, TypeError):
+                    raise self._forged() from None
+                raise self._fail(name, message, line)
         except Stop:
             self.load_failure = self.failure
             raise
         self.loading = False
 
     def _start(self) -> tuple[str, Any, Any]:
-        """Hands the program to the process at hand or to a fresh one; the reply."""
-        self._channel = self._sandbox.take_idle() if self._harmless else None
-        if self._channel is not None:
-            with contextlib.suppress(OSError):
-                self._hand_over()
-                if self._await_data():
-                    return self._receive(wire.LOAD)
-            self.close()  # it has served enough and ended itself
+        """Hands the program to a fresh process; the reply."""
         try:
             if not self._sandbox.settle():
                 raise OSError("the sandbox ended")
@@ -169,14 +173,6 @@ class Candidate:
             self._channel.close()
             self._channel = None
         self._sandbox.kill()
-
-    def finish(self) -> None:
-        """Leaves a process that answered all calls of a harmless program to the next one; ends
-        any other."""
-        if self._harmless and self._channel is not None and not (self._sent or self.load_failure):
-            self._sandbox.idle, self._channel = self._channel, None
-        else:
-            self.close()
 
     def _fail(self, kind: str, message: str, line: int | None = None) -> Stop:
         self.failure = (kind, str(message)[:SHORT], line if isinstance(line, int) else None)
@@ -252,30 +248,51 @@ class Candidate:
         return self._fail("Exited", f"the program ended its process ({_status_text(status)})")
 
     def _result(self, status: str, body: Any, changed: Any, inputs: list[Any]) -> Any:
-        if changed is not None:
-            _copy_back(inputs, changed)
-        if status == "a":
-            self.last = inputs[body]
-            return self.last
-        if status == "v":
-            self.last = body
-            return body
+        error = None
+        try:
+            if changed is not None:
+                _copy_back(inputs, changed)
+            if status == "a":
+                body = inputs[body]
+            elif status == "e":
+                error = self._error(*body)
+            elif status not in ("v", "u"):
+                raise ValueError(status)
+        except (ValueError, TypeError, LookupError, AttributeError):
+            raise self._forged() from None
         if status == "u":
             raise self._fail("Unsupported", f"result: {body}")
-        names, arguments, message, line = body
+        if error is not None:
+            self.raised = error
+            raise error
+        self.last = body
+        return body
+
+    def _error(self, names: Any, arguments: Any, message: Any, line: Any) -> BaseException:
+        """The builtin of its name; RuntimeError for what ends an iteration: a test's own ``map``
+        or ``filter`` would end with it, and the test pass for nothing."""
         self.message = str(message)[:SHORT]
         self.line = line if isinstance(line, int) else None
-        kind = getattr(builtins, _builtin_name(names))
-        self.raised = kind.__new__(kind)
-        self.raised.args = tuple(arguments)
-        raise self.raised
+        name = _builtin_name(names)
+        if name in ("StopIteration", "StopAsyncIteration", "GeneratorExit"):
+            self.message = f"the program raised {name}"
+            return RuntimeError(self.message)
+        kind = getattr(builtins, name)
+        raised: BaseException = kind.__new__(kind)
+        raised.args = tuple(arguments)
+        return raised
+
+
+_GROUP = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.11
 
 
 def _builtin_name(names: list[str]) -> str:
     """The nearest of a type's names that is a builtin exception's."""
     for name in names:
         kind = getattr(builtins, str(name), None)
-        if isinstance(kind, type) and issubclass(kind, BaseException):
+        if not isinstance(kind, type) or issubclass(kind, _GROUP):  # a group needs its errors
+            continue
+        if issubclass(kind, BaseException):
             return str(name)
     return "Exception"
 

@@ -13,7 +13,7 @@ import pytest
 from comlrl.types import JointAction, Task
 from rewards.code_rewards import CodeReward
 from rewards.sandbox.confine import FIRST_UID
-from rewards.sandbox.launch import LEVELS, failure
+from rewards.sandbox.launch import failure
 
 SECTIONS = Path(__file__).with_name("adversaries.txt").read_text().split("\n==== ")[1:]
 PROGRAMS = dict(section.split("\n", 1) for section in SECTIONS)
@@ -26,7 +26,7 @@ def check(candidate):
     assert candidate(7) == 54
     assert candidate(0) == 5, "five"
 """
-OWN_PROCESS = [f"import os\ndef answer(x):\n    return {n} if os else 0\n" for n in range(12)]
+ANSWER = "def answer(x):\n    return x * x + 5 + {0} - {0}\n"
 TASK = Task("adversary", "def answer(x):\n    '''A secret function of x.'''\n", TEST, "answer")
 
 
@@ -37,6 +37,7 @@ class Results:
         self.level, self.canary = level, directory / "canary"
         self.canary.write_text("5")
         self.canary.chmod(0o666)
+        self.before = self.canary.stat()
         with socket.socket() as tcp, socket.socket(socket.AF_UNIX) as abstract:
             tcp.bind(("127.0.0.1", 0))
             abstract.bind("\0comlrl-canary")
@@ -45,11 +46,11 @@ class Results:
             texts = list(self._texts(tcp.getsockname()[1]))
             with CodeReward(WORKERS, TIMEOUT, 256, level) as reward:
                 assert reward.isolation == level
+                known = reward.score([JointAction(TASK, (ANSWER.format(0),))])[0]
+                assert known.value == pytest.approx(2.1)  # the tests can be passed
                 start = time.perf_counter()
                 scores = reward.score([JointAction(TASK, (text,)) for text in texts])
                 self.seconds = time.perf_counter() - start
-                # honest programs leave their process to the next ones; these take one each
-                reward.score([JointAction(TASK, (text,)) for text in OWN_PROCESS])
                 self.processes_left = self._sandboxed(reward)
         self.adverse = dict(zip(PROGRAMS, scores[::2], strict=True))
         self.honest = dict(zip(PROGRAMS, scores[1::2], strict=True))
@@ -58,7 +59,7 @@ class Results:
         for number, text in enumerate(PROGRAMS.values()):
             text = text.replace("CANARY_NAME", self.canary.name).replace("CANARY", str(self.canary))
             yield text.replace("PORT", str(port))
-            yield f"def answer(x):\n    return x * x + 5 + {number} - {number}\n"
+            yield ANSWER.format(number)
 
     @staticmethod
     def _sandboxed(reward: CodeReward) -> list[str]:
@@ -81,13 +82,13 @@ class Results:
 
 
 @pytest.fixture(
-    scope="module", params=["best", "limits", pytest.param("next", marks=pytest.mark.slow)]
+    scope="module", params=["limits", "unshare", pytest.param("bubblewrap", marks=pytest.mark.slow)]
 )
 def results(request, tmp_path_factory):
-    offered = [level for level in LEVELS if failure(level) is None]
-    levels = {"best": offered[:1], "limits": offered[-1:], "next": offered[1:2]}[request.param]
+    if failure(request.param) is not None:
+        pytest.skip(f"not offered here: {failure(request.param)}")
     os.environ["COMLRL_SECRET"] = "hidden"
-    yield Results(levels[0], tmp_path_factory.mktemp("outside"))
+    yield Results(request.param, tmp_path_factory.mktemp("outside"))
     del os.environ["COMLRL_SECRET"]
 
 
@@ -110,6 +111,10 @@ def test_adversary(results, name):
 
 def test_no_trace_is_left(results):
     assert results.canary.read_text() == "5"
+    after, before = results.canary.stat(), results.before
+    assert (after.st_mode, after.st_mtime, after.st_nlink) == (
+        before.st_mode, before.st_mtime, before.st_nlink,
+    )  # fmt: skip
     assert results.processes_left == []
 
 

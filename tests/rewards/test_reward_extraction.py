@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comlrl.types import SyntaxProblem
-from rewards.analysis import compile_program, contribution, join, main_use, preamble
+from rewards.analysis import compile_program, contribution, join, preamble
 from rewards.extraction import extract
+from rewards.usage import main_use
 
 FUNCTIONS = {
     "plain": "def aux(x):\n    return x + 1",
@@ -211,63 +212,40 @@ def test_needed_functions_and_imports_come_along():
     ]  # not c, which nothing needs; not f, which another agent writes
 
 
-def use(source: str, helpers=("aux",)):
-    return main_use(extract(source).by_name()["f"], helpers)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def aux(x): return 1\n\x0cprint('ran')\nprose here (",
+        "def aux(x): return 1\n\x0cimport os; os.x()\nprose (",
+        "def aux(x):\n    return 1\n\x0c\x0craise KeyError\n\nprose (",
+        "x = 'a\\\ndef aux(x): return 1'\ndef aux(x):\n    return 1\nprint('ran')\n",
+        "def aux(x):\n    return 'a\\\nb'\nprint('ran')\n(",
+        "print('ran')\n\\\ndef aux(x):\n    return 1\nprint('ran')",
+    ],
+    ids=range(6),
+)  # fmt: skip
+def test_nothing_beside_the_definition_runs(text):
+    """Each source is one definition by Python's own reading, whatever looks like a line of it."""
+    part = contribution(text, "aux", ("aux", "f"))
+    assert [type(node) for node in ast.parse(part.source).body] == [ast.FunctionDef]
+    assert "ran" not in part.source and "os.x" not in part.source
 
 
-def test_calls():
-    assert use("def f(x):\n    return [aux(y) for y in x]").called == ("aux",)
-    assert use("def f(x):\n    return len(aux)").called == ()
-    assert use("def f(x):\n    '''aux(x)'''\n    return x  # aux(x)").called == ()
-    assert use("def f(x):\n    return x.aux(x)").called == ()
-    assert use("def f(aux):\n    return aux(1)").called == ()  # its own parameter
-    assert use("def f(x):\n    def aux(y):\n        return y\n    return aux(x)").called == ()
+def test_what_is_not_complete_cannot_take_in_the_next_part():
+    """An open string of one agent's closes in the other's docstring: the whole would compile."""
+    first = contribution("def aux(x):\n    return '''", "aux", ("aux", "f"))
+    second = contribution("def f(x):\n    return 1 #'''\n", "f", ("aux", "f"))
+    program = join(((), ""), [first, second])
+    assert isinstance(compile_program(program), bytes)
+    assert isinstance(compile_program(program, first.broken), SyntaxProblem)
 
 
-def test_wrappers():
-    wrappers = [
-        "return aux(x)",
-        "'''Doc.'''\n    return aux(x)",
-        "return sorted(aux(x))[0] + 1",
-        "y = aux(x)\n    return y",
-        "y: int = aux(x)\n    return y",
-    ]
-    others = [
-        "y = aux(x)\n    return y + 1",
-        "y = aux(x) + 1\n    return y",
-        "y = aux(x)\n    return x",
-        "if x:\n        return aux(x)\n    return 1",
-        "x = x + 1\n    return aux(x)",
-        "return x",
-    ]
-    assert all(use(f"def f(x):\n    {body}").wrapper for body in wrappers)
-    assert not any(use(f"def f(x):\n    {body}").wrapper for body in others)
-
-
-def test_ignored_results():
-    ignored = [
-        "aux(x)\n    return x",
-        "y = aux(x)\n    return x",
-        "_ = aux(x)\n    return x",
-        "a, b = aux(x)\n    return x",
-        "y: int = aux(x)\n    return x",
-        "y = z = aux(x)\n    return x",
-        "[aux(x)]\n    return x",
-        "_ = [aux(x)]\n    return x",
-        "(y := aux(x))\n    return x",
-        "aux(x)\n    return aux(x)",  # one bare call is enough
-    ]
-    read = [
-        "y = aux(x)\n    return y + 1",
-        "a, b = aux(x)\n    return b",
-        "print(aux(x))\n    return x",
-        "x[0] = aux(x)\n    return x",
-        "x.append(aux(x))\n    return x",
-        "y = aux(x)\n    def g():\n        return y\n    return g()",
-        "if aux(x):\n        return 1\n    return 2",
-    ]
-    assert all(use(f"def f(x):\n    {body}").ignored == ("aux",) for body in ignored)
-    assert not any(use(f"def f(x):\n    {body}").ignored for body in read)
+def test_a_text_beyond_64_kib_holds_nothing():
+    line = "def aux(x):\n    return 1\n"
+    assert returns(line + "#" * (65536 - len(line)))
+    assert not returns(line + "#" * (65537 - len(line)))
+    assert not returns(line + "é" * 32768)  # two bytes each
+    assert not returns("def aux(x):\n    return " + "-" * 660_000 + "1")
 
 
 def test_preamble_leaves_the_stub_out():

@@ -207,6 +207,7 @@ def without_namespaces(monkeypatch):
     failure = {"bubblewrap": "bubblewrap is not installed", "unshare": "unshare: not permitted"}.get
     monkeypatch.setattr(launch, "failure", failure)
     monkeypatch.setattr(pool, "failure", failure)
+    monkeypatch.setattr(pool, "missing", lambda level: ("Landlock's rules on files",))
     monkeypatch.setattr(pool, "_warned", False)
 
 
@@ -218,14 +219,20 @@ def test_namespaces_are_refused_by_name(without_namespaces):
 
 
 def test_limits_alone_warn_once(without_namespaces):
-    with pytest.warns(RuntimeWarning, match="without namespaces") as seen:
+    said = "without namespaces.*apt.*dnf.*conda.*without Landlock"
+    with pytest.warns(RuntimeWarning, match=said) as seen:
         with CodeReward(workers=1) as reward:
             assert reward.score(actions(*squares(1)))[0].breakdown.isolation == "limits"
         assert CodeReward(workers=1).isolation == "limits"
     assert len(seen) == 1
 
 
-def test_limits_that_were_asked_for_do_not_warn(without_namespaces):
+def test_limits_that_were_asked_for_do_not_warn(without_namespaces, monkeypatch):
+    """But of what is missing there."""
+    with pytest.warns(RuntimeWarning, match="runs without Landlock"):
+        assert CodeReward(isolation="limits").isolation == "limits"
+    monkeypatch.setattr(pool, "missing", lambda level: ())
+    monkeypatch.setattr(pool, "_warned", False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert CodeReward(isolation="limits").isolation == "limits"
