@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from comlrl import initial
 from comlrl import trained as weights
 from comlrl.assemble import build_reward, build_rollout, build_sampler, deterministic, fitting
 from comlrl.evaluation_plan import Plan, make_plan, parse_arguments, place
 from comlrl.launch import is_user_error
-from trainers.configs import temperature, top_k, top_p
+from trainers.configs import SECTIONS, temperature, top_k, top_p
 
 if TYPE_CHECKING:
     from comlrl.generation import Generator
@@ -60,6 +61,8 @@ def evaluate(plan: Plan) -> int:
     try:
         if plan.teams:
             weights.load_weights(plan.teams[0], stage.team, stage.rollout.sampler)
+        elif plan.config.init_from is not None:
+            initial.begin(plan.config, SECTIONS, stage.team, stage.rollout.sampler)
         started = time.monotonic()
         trees = grower(plan, stage)()
         seconds = time.monotonic() - started
@@ -177,6 +180,7 @@ def described(plan: Plan, stage: Stage) -> dict[str, Any]:
         "algorithm": config.algorithm,
         "checkpoint": one,
         "weights": [team.weights for team in plan.teams],
+        "init_from": None if plan.teams else config.init_from,
         "baseline": plan.baseline,
         "model": list(config.agents) if config.agents else config.agent_model.name,
         "num_agents": 1 if plan.baseline == "single" else config.section.num_agents,

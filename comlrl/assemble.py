@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from comlrl.config import Config, ConfigError
-from trainers.configs import temperature, top_k, top_p
+from trainers.configs import SECTIONS, temperature, top_k, top_p
 
 if TYPE_CHECKING:
     from comlrl.generation import Generator
@@ -108,7 +108,7 @@ def load_both_splits(config: Config) -> tuple[list[Task], list[Task]]:
 def assemble(start: Start, signals: Signals, train: list[Task], held_out: list[Task]) -> Run:
     """Load models, start the reward's workers lazily, and wire the rooms together."""
     import loggers
-    from comlrl import sharding
+    from comlrl import initial, sharding
     from comlrl.best_model import BestModel
     from comlrl.generation import order, uniforms
     from comlrl.loop import Loop
@@ -124,6 +124,8 @@ def assemble(start: Start, signals: Signals, train: list[Task], held_out: list[T
     if config.distributed.strategy == "fsdp":
         sharding.shard(team)
     generator, sampler = build_sampler(config, team)
+    if config.init_from is not None and start.checkpoint is None:
+        initial.begin(config, SECTIONS, team, sampler)
     sampling = Sampling(
         temperature(section, config),
         section.max_new_tokens,

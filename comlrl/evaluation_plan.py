@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from comlrl import initial
 from comlrl import trained as weights
 from comlrl.config import Config, ConfigError
 from comlrl.launch import Parser
@@ -55,6 +56,9 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
             "--config: missing; give a YAML file, e.g. configs/magrpo_quickstart.yaml"
         )
     config = resolve(str(file), teams, arguments)
+    initial.check_models(config)
+    if config.init_from is not None and not teams:
+        initial.check(config, SECTIONS)
     if len(teams) > 1 and config.section.num_agents < 2:
         raise ConfigError("--cross-play: these runs have one agent each; give teams")
     if len(teams) > 1 and config.algorithm == "shppo":

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from comlrl import initial
 from comlrl.assemble import (
     Run,
     Trainer,
@@ -83,12 +84,15 @@ def _main(
     except ConfigError as error:
         return _refuse(error)
     if os.environ.get("RANK", "0") == "0":
-        for notice in notices + no_weights_notice(config):
-            print(f"notice: {notice}", file=sys.stderr)
         try:
             check_free(config, arguments.resume)
+            initial.check_models(config)
+            if config.init_from is not None and not arguments.resume:
+                notices += initial.check(config, SECTIONS)
         except ConfigError as error:
             return _refuse(error)
+        for notice in notices + no_weights_notice(config):
+            print(f"notice: {notice}", file=sys.stderr)
     if arguments.dry_run:
         return _dry_run(config)
     return execute(config, build, signals, arguments.resume, arguments.resume_force)

@@ -18,18 +18,18 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
-from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from comlrl import distributed
 from comlrl.builtin import TINY_CODER
-from comlrl.config import AgentModelConfig, Config, ConfigError, LoraSection
+from comlrl.config import AgentModelConfig, Config, ConfigError
 from comlrl.lean import LeanDecoder, lean_decoder
 from comlrl.lora import Router, make_lean
 from comlrl.prompts import plain_text
 from comlrl.sharding import like, stored
 from comlrl.types import Message
 
+START = "reference"  # adapters that are what a run started from; also in checkpoints
 BUILTIN_MODELS = {"builtin:tiny-coder": TINY_CODER}
 
 
@@ -44,6 +44,7 @@ class Agent:
     router: Router | None = None  # of the model's LoRA layers, where they are lean
     lean: LeanDecoder | None = None  # the model's decoder, where it has a fast way through it
     start: Agent | None = None  # frozen copy: the reference policy where all weights are trained
+    start_adapter: str | None = None  # frozen: the reference policy's; None: it is the base alone
     micro_batch_tokens: int | None = None  # of its update, once memory has run out
 
     @property
@@ -136,10 +137,13 @@ class Team:
         *,
         shared_base: bool,
         full: bool,
+        begun_elsewhere: bool = False,
     ) -> None:
         self.agents = tuple(agents)
         self.shared_base = shared_base  # one model, an adapter for each agent
         self.full = full  # every weight is trained, no adapters
+        # The reference is not the models as they are named (``init_from``): checkpoints hold it.
+        self.begun_elsewhere = begun_elsewhere
         self.sharded = False  # layers are split over the processes (comlrl/sharding.py)
 
     def __len__(self) -> int:
@@ -180,15 +184,15 @@ class Team:
 
     @contextlib.contextmanager
     def reference(self, index: int) -> Iterator[Agent]:
-        """The reference policy: the base with the adapter off, or the frozen first copy."""
+        """The reference policy, which is what the run started from: the base with the adapter off,
+        or with the frozen first adapter, or the frozen first copy."""
         agent = self.agents[index]
         if agent.router is not None:
-            with agent.router.only(None):
+            with agent.router.only(agent.start_adapter):
                 yield agent
             return
         if agent.peft is not None:
-            layers = _lora_layers(agent.model)
-            with _adapters_off(layers):
+            with _through(_lora_layers(agent.model), agent.start_adapter):
                 yield agent
             return
         if agent.start is None:
@@ -220,39 +224,53 @@ class Team:
                 )
             agent.tokenizer.save_pretrained(target)
 
-    def load(self, folder: Path) -> None:
-        """Take the weights of ``save``, in place. Raises ConfigError where they do not fit."""
-        for agent in self.agents:
-            file = folder / agent.adapter
-            file /= "adapter_model.safetensors" if agent.peft is not None else "model.safetensors"
-            if not file.exists():
-                raise ConfigError(f"{folder}: holds no {file.relative_to(folder)}")
-            self._take(agent, load_file(str(file)), str(file))
-
     def state_tensors(self) -> dict[str, Mapping[str, torch.Tensor]]:
-        """The trained weights of each agent, as a checkpoint holds them."""
+        """The trained weights of each agent, as a checkpoint holds them, and the reference's where
+        they cannot be had otherwise."""
+        parts = {agent.adapter: self._named(agent) for agent in self.agents}
+        parts |= {_reference(agent): self._named_start(agent) for agent in self._started}
         return {
-            agent.adapter: {name: stored(weight) for name, weight in self._named(agent).items()}
-            for agent in self.agents
+            part: {name: stored(weight) for name, weight in named.items()}
+            for part, named in parts.items()
         }
 
     def load_tensors(self, tensors: Mapping[str, dict[str, torch.Tensor]]) -> None:
+        """Take weights as ``state_tensors`` has them. Raises ConfigError where they do not fit."""
         for agent in self.agents:
-            self._take(agent, tensors[agent.adapter], agent.adapter)
+            self._take(agent, tensors[agent.adapter])
+        for agent in self._started:
+            self._take_start(agent, tensors[_reference(agent)])
 
-    def _take(self, agent: Agent, weights: Mapping[str, torch.Tensor], source: str) -> None:
-        own = self._named(agent)
-        missing = sorted(set(own) - set(weights))
-        if missing:
-            raise ConfigError(f"{source}: holds other weights than this team; no {missing[0]}")
-        with torch.no_grad():
-            for name, parameter in own.items():
-                parameter.copy_(like(weights[name], parameter))
+    def begin_with(self, tensors: Mapping[str, dict[str, torch.Tensor]]) -> None:
+        """Start from ``agent_N`` → its weights; they are the reference too."""
+        for agent in self.agents:
+            self._take(agent, tensors[agent.adapter])
+        for agent in self._started:
+            self._take_start(agent, tensors[agent.adapter])
 
-    def _named(self, agent: Agent) -> dict[str, torch.nn.Parameter]:
+    @property
+    def _started(self) -> list[Agent]:
+        """Agents whose reference was given to them."""
+        held = [a for a in self.agents if a.start is not None or a.start_adapter is not None]
+        return held if self.begun_elsewhere else []
+
+    def _take(self, agent: Agent, weights: Mapping[str, torch.Tensor]) -> None:
+        _copy(self._named(agent), weights, agent.adapter, exactly=agent.peft is not None)
+
+    def _take_start(self, agent: Agent, weights: Mapping[str, torch.Tensor]) -> None:
+        _copy(self._named_start(agent), weights, agent.adapter, exactly=agent.peft is not None)
+        if agent.start is not None and agent.start.lean is not None:  # it holds copies of biases
+            agent.start.lean = lean_decoder(agent.start.model, None, 0)
+
+    def _named_start(self, agent: Agent) -> dict[str, torch.nn.Parameter]:
+        if agent.start is not None:
+            return dict(agent.start.model.named_parameters())
+        return self._named(agent, agent.start_adapter)
+
+    def _named(self, agent: Agent, adapter: str | None = None) -> dict[str, torch.nn.Parameter]:
         if agent.peft is None:
             return dict(agent.model.named_parameters())
-        marker = f".{agent.adapter}."
+        marker = f".{adapter or agent.adapter}."
         return {
             name.replace(marker, "."): parameter
             for name, parameter in agent.peft.named_parameters()
@@ -267,40 +285,69 @@ class Team:
                     parameter.requires_grad_(True)
 
 
+def _reference(agent: Agent) -> str:
+    """What a checkpoint calls the weights that an agent started from."""
+    return f"{START}_{agent.index}"
+
+
+def _copy(
+    own: Mapping[str, torch.nn.Parameter],
+    weights: Mapping[str, torch.Tensor],
+    source: str,
+    *,
+    exactly: bool,
+) -> None:
+    """``exactly``: weights for which there is no place are refused too."""
+    wrong = set(own) ^ set(weights) if exactly else set(own) - set(weights)
+    wrong |= {n for n in set(own) & set(weights) if own[n].shape != weights[n].shape}
+    if wrong:
+        raise ConfigError(f"{source}: holds other weights than this team, e.g. {min(wrong)}")
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(like(weights[name], parameter))
+
+
 def build_team(config: Config, *, reference: bool = False, device: str | None = None) -> Team:
-    """Load the models. ``reference``: keep a frozen copy where all weights are trained.
+    """Load the models. ``reference``: keep a frozen copy of what the run starts from, where that
+    is not the base with the adapter off.
 
     SHPPO's team is one policy, whatever the number of agents that act by it. Raises ConfigError
     where a model cannot be had.
     """
     count = 1 if config.algorithm == "shppo" else config.section.num_agents
     device = device or default_device()
+    elsewhere = config.init_from is not None
     torch.manual_seed(config.seed)  # LoRA's A matrices are drawn at random
-    if config.agents is None and config.lora.enabled:
-        model, tokenizer = load_model(
-            config.agent_model, config.agent_model.name, device, frozen=True
-        )
-        peft = _with_adapters(model, config.lora, count)
+    if config.agents is not None or not config.lora.enabled:
+        agents = [_alone(config, i, count, device, reference) for i in range(count)]
+        full = not config.lora.enabled
+        return Team(agents, shared_base=False, full=full, begun_elsewhere=elsewhere)
+    name, indices = config.agent_model.name, range(count)
+    model, tokenizer = load_model(config.agent_model, name, device, frozen=True)
+    peft, starts = _with_adapters(model, name, config, indices, reference)
+    router = make_lean(model)
+    lean = lean_decoder(model, router, count, _learns_lean(config))
+    agents = [
+        Agent(i, model, tokenizer, peft, router, lean, start_adapter=starts[i]) for i in indices
+    ]
+    return Team(agents, shared_base=True, full=False, begun_elsewhere=elsewhere)
+
+
+def _alone(config: Config, index: int, count: int, device: str, reference: bool) -> Agent:
+    """An agent with a model of its own."""
+    name = config.agents[index] if config.agents else config.agent_model.name
+    place = config.agent_devices[index] if config.agent_devices else device
+    lora = config.lora.enabled
+    model, tokenizer = load_model(config.agent_model, name, place, frozen=lora)
+    peft, router, start, start_adapter = None, None, None, None
+    if lora:
+        peft, (start_adapter,) = _with_adapters(model, name, config, [index], reference)
         router = make_lean(model)
-        lean = lean_decoder(model, router, count, _learns_lean(config))
-        agents = [Agent(i, model, tokenizer, peft, router, lean) for i in range(count)]
-        return Team(agents, shared_base=True, full=False)
-    names = config.agents or (config.agent_model.name,) * count
-    devices = config.agent_devices or (device,) * count
-    separate = []
-    for index, (name, place) in enumerate(zip(names, devices, strict=True)):
-        model, tokenizer = load_model(config.agent_model, name, place, frozen=config.lora.enabled)
-        adapters, router, start = None, None, None
-        if config.lora.enabled:
-            adapters = _with_adapters(model, config.lora, 1, first=index)
-            router = make_lean(model)
-        elif reference:
-            kept = copy.deepcopy(model).requires_grad_(False)
-            start = Agent(index, kept, tokenizer, None, lean=lean_decoder(kept, None, 0))
-        count, learning = int(config.lora.enabled), _learns_lean(config)
-        lean = lean_decoder(model, router, count, learning)
-        separate.append(Agent(index, model, tokenizer, adapters, router, lean, start))
-    return Team(separate, shared_base=False, full=not config.lora.enabled)
+    elif reference:
+        kept = copy.deepcopy(model).requires_grad_(False)
+        start = Agent(index, kept, tokenizer, None, lean=lean_decoder(kept, None, 0))
+    lean = lean_decoder(model, router, int(lora), _learns_lean(config))
+    return Agent(index, model, tokenizer, peft, router, lean, start, start_adapter)
 
 
 def _learns_lean(config: Config) -> bool:
@@ -337,6 +384,11 @@ def load_model(
     except (OSError, ValueError, json.JSONDecodeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(f"agent_model.name: '{name}' cannot be loaded: {reason}") from error
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ConfigError(
+            f"agent_model.name: '{name}' holds an adapter, which needs its base; give the base "
+            "there, and the adapter's folder as init_from"
+        )
     if section.special_tokens and tokenizer.add_special_tokens(dict(section.special_tokens)):
         model.resize_token_embeddings(max(len(tokenizer), model.config.vocab_size))
     if tokenizer.eos_token_id is None:
@@ -369,8 +421,11 @@ def _dtype(section: AgentModelConfig, device: str, frozen: bool) -> torch.dtype:
 
 
 def _with_adapters(
-    model: PreTrainedModel, section: LoraSection, count: int, first: int = 0
-) -> PeftModel:
+    model: PreTrainedModel, name: str, config: Config, indices: Sequence[int], reference: bool
+) -> tuple[PeftModel, list[str | None]]:
+    """The model with an adapter for each of these agents; and each one's frozen one, for what it
+    starts from (``init_from``), where a reference is needed that is not the base."""
+    section = config.lora
     settings = LoraConfig(
         r=section.r,
         lora_alpha=2 * section.r if section.alpha is None else section.alpha,  # type: ignore[arg-type]
@@ -378,19 +433,26 @@ def _with_adapters(
         target_modules=_modules(section.target_modules),
         task_type="CAUSAL_LM",
     )
+    starts = [f"{START}_{i}" for i in indices if reference and config.init_from is not None]
     try:
-        peft = get_peft_model(model, settings, adapter_name=f"agent_{first}")
-        for index in range(first + 1, first + count):
+        peft = get_peft_model(model, settings, adapter_name=f"agent_{indices[0]}")
+        for index in indices[1:]:
             peft.add_adapter(f"agent_{index}", settings)
+        for start in starts:
+            frozen = copy.copy(settings)
+            frozen.lora_dropout = 0.0
+            peft.add_adapter(start, frozen)
     except ValueError as error:
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(
             f"lora.target_modules: {section.target_modules!r} does not fit the model: {reason}"
         ) from error
-    for name, parameter in peft.named_parameters():
-        parameter.requires_grad_("lora_" in name)
+    for each in peft.peft_config.values():
+        each.base_model_name_or_path = name  # as the user gave it, not where it was found
+    for key, parameter in peft.named_parameters():
+        parameter.requires_grad_("lora_" in key and f".{START}_" not in key)
     peft.eval()
-    return peft
+    return peft, list(starts) or [None] * len(indices)
 
 
 def _modules(value: Any) -> Any:
@@ -402,15 +464,19 @@ def _lora_layers(model: PreTrainedModel) -> list[LoraLayer]:
 
 
 @contextlib.contextmanager
-def _adapters_off(layers: Sequence[LoraLayer]) -> Iterator[None]:
-    # PEFT's own disable_adapter re-freezes the other adapters when it ends.
+def _through(layers: Sequence[LoraLayer], adapter: str | None) -> Iterator[None]:
+    """All rows go through this adapter; None: through none."""
+    # PEFT's own ways of saying so re-freeze the other adapters.
+    before = [layer._active_adapter for layer in layers]
     for layer in layers:
-        layer._disable_adapters = True
+        layer._disable_adapters = adapter is None
+        if adapter is not None:
+            layer._active_adapter = [adapter]
     try:
         yield
     finally:
-        for layer in layers:
-            layer._disable_adapters = False
+        for layer, active in zip(layers, before, strict=True):
+            layer._disable_adapters, layer._active_adapter = False, active
 
 
 def _leave_file(model: PreTrainedModel) -> None:

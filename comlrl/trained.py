@@ -103,7 +103,7 @@ def settings(
         return [Setting("agent_model.name", str(trained.model), source)]
     said: dict[str, Any] = {}
     if trained.config_file is not None:
-        said |= _from_run(load_yaml(trained.config_file), algorithms)
+        said |= of_run(load_yaml(trained.config_file), algorithms)
     if trained.final_model is not None:
         said |= _from_folder(trained.final_model)
     if said.pop("shared") != (algorithm == "shppo"):
@@ -116,7 +116,8 @@ def settings(
     return [Setting(f"{algorithm}.{k}" if k in own else k, v, source) for k, v in said.items()]
 
 
-def _from_run(tree: Mapping[str, Any], algorithms: Mapping[str, Any]) -> dict[str, Any]:
+def of_run(tree: Mapping[str, Any], algorithms: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run's configuration says of its weights: key → value, and whether they are shared."""
     model, lora = tree.get("agent_model") or {}, tree.get("lora") or {}
     said = {f"agent_model.{key}": model[key] for key in MODEL_KEYS if key in model}
     said |= {f"lora.{key}": value for key, value in lora.items()}
@@ -147,7 +148,7 @@ def _from_folder(folder: Path) -> dict[str, Any]:
     }
 
 
-def pinned(trained: Trained) -> Trained:
+def pinned(trained: Trained, option: str = "--checkpoint") -> Trained:
     """The same, with the checkpoint that a run without a final model is read from.
 
     Raises ConfigError where none is whole.
@@ -159,18 +160,20 @@ def pinned(trained: Trained) -> Trained:
     assert trained.run_dir is not None
     found = checkpoint.newest(trained.run_dir)
     if found is None:
-        raise ConfigError(f"--checkpoint: '{trained.name}' has no checkpoint that is whole")
+        raise ConfigError(f"{option}: '{trained.name}' has no checkpoint that is whole")
     return replace(trained, checkpoint=found)
 
 
-def read_weights(trained: Trained) -> dict[str, dict[str, torch.Tensor]]:
+def read_weights(
+    trained: Trained, option: str = "--checkpoint"
+) -> dict[str, dict[str, torch.Tensor]]:
     """``agent_N`` → its tensors, as ``Team.load_tensors`` takes them; with SHPPO also ``SHARED``.
 
-    Raises ConfigError where they are damaged.
+    Raises ConfigError, naming ``option``, where they are damaged.
     """
     from safetensors import SafetensorError
 
-    trained = pinned(trained)
+    trained = pinned(trained, option)
     try:
         if trained.final_model is not None:
             folders = _components(trained.final_model, "")
@@ -179,7 +182,18 @@ def read_weights(trained: Trained) -> dict[str, dict[str, torch.Tensor]]:
         files = _components(trained.checkpoint, ".safetensors")
         return {file.stem: _merged([file]) for file in files}
     except (OSError, SafetensorError) as error:
-        raise ConfigError(f"--checkpoint: '{trained.name}' is damaged: {error}") from error
+        raise ConfigError(f"{option}: '{trained.name}' is damaged: {error}") from error
+
+
+def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
+    """One adapter in PEFT's format. Raises ConfigError where it is damaged."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(str(folder / "adapter_model.safetensors"))
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"init_from: '{folder}' is damaged: {error}") from error
 
 
 def _merged(files: Iterable[Path]) -> dict[str, torch.Tensor]:

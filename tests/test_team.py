@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from comlrl.config import ConfigError
 from comlrl.generation import Generator
 from comlrl.team import Team, build_team, parameter_count
+from comlrl.trained import locate, read_weights
 from comlrl.types import Message, Request, Sampling
 from tests.tiny_models import EOS, PAD, STOPS, config, folder, prompt, team
 
@@ -202,7 +203,7 @@ def test_a_team_takes_back_what_it_saved(keys, tmp_path):
             for parameter in agent.parameters():
                 parameter.normal_()
     agents.save(tmp_path)
-    other.load(tmp_path)
+    other.load_tensors(read_weights(locate(tmp_path)))
     for index in range(2):
         assert torch.equal(logits(other, index), logits(agents, index))
     for agent in other.agents:
@@ -216,9 +217,11 @@ def test_a_team_takes_back_what_it_saved(keys, tmp_path):
 def test_weights_of_another_team_are_refused(tmp_path):
     team("gpt2").save(tmp_path)
     with pytest.raises(ConfigError, match="agent_0"):
-        team("qwen2").load(tmp_path)
-    with pytest.raises(ConfigError, match="agent_0"):
-        team("qwen2").load(tmp_path / "nowhere")
+        team("qwen2").load_tensors(read_weights(locate(tmp_path)))
+    adapter = team("qwen2").state_tensors()["agent_0"]
+    for wrong in ({"more": torch.ones(1)}, {next(iter(adapter)): torch.ones(1)}):
+        with pytest.raises(ConfigError, match="agent_0: holds other weights"):
+            team("qwen2").load_tensors({f"agent_{i}": adapter | wrong for i in range(2)})
 
 
 def test_saved_files_are_small_and_safe(tmp_path):

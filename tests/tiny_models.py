@@ -27,7 +27,7 @@ from trainers.configs import sections_of, validate
 VOCABULARY = 300  # bytes, specials, and rows that no text has
 EOS, PAD = 256, 257
 # Stopping at many ordinary bytes as well makes completions of all lengths.
-ROOT_KEYS = ("agents", "agent_devices", "seed")
+ROOT_KEYS = ("agents", "agent_devices", "seed", "init_from")
 STOPS = [EOS, *range(0, 240, 8)]
 
 _SHARED: dict[str, Any] = {

@@ -20,12 +20,14 @@ Departures from the paper: the generated layer is a low-rank residual before the
 head, zero at the start, instead of the actor's middle layer; observations are pooled hidden states
 of the prompts; the min-max extremes of L_d are constants of the gradient; advantages are
 standardized over the step's joint actions (``normalize_advantages``); ``kl_coef`` weighs a k3 KL
-to the base without adapter and layer. Within one sample of two agents L_d is 0 and has no
-gradient: it needs a batch. Where ``entropy_coef`` is 0 the logged entropy is the estimate −log π.
+to what the run started from (the base; with ``init_from`` its adapter and layer) on the same
+latents. Within one sample of two agents L_d is 0 and has no gradient: it needs a batch. Where
+``entropy_coef`` is 0 the logged entropy is the estimate −log π.
 """
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,7 +53,7 @@ from comlrl.actor_critic import (
 )
 from comlrl.batching import Row
 from comlrl.critic import TeamCritic
-from comlrl.heterogeneous import InferenceNet, LatentSampler, frozen
+from comlrl.heterogeneous import HeterogeneousLayer, InferenceNet, LatentSampler, frozen
 from comlrl.latent_log import LatentLog
 from comlrl.loop import Loop, Step
 from comlrl.losses import (
@@ -64,7 +66,7 @@ from comlrl.losses import (
 )
 from comlrl.policy import ActionLogprobs, action_logprobs
 from comlrl.rollout import Rollout, Shape
-from comlrl.team import Team
+from comlrl.team import Agent, Team
 from comlrl.types import NonFiniteError, Sampling, TokenBatch, Tree
 from comlrl.update import accumulate, explained, measure_all
 from trainers.configs import SHPPOConfig
@@ -115,6 +117,8 @@ class SHPPOTrainer:
             early_termination_threshold=section.early_termination_threshold,
             later_generations=1,
         )
+        # What the run started from: B = 0, which changes nothing, unless it was trained before.
+        self.start_layer = copy.deepcopy(self.policy.layer).requires_grad_(False)
         self.weight_T = section.turn_gradient_weights or [1.0] * section.num_turns
         sizes = self.policy.sizes
         with torch.random.fork_rng(devices=[]):
@@ -249,16 +253,18 @@ class SHPPOTrainer:
             of_agents.append(chains.rows(i, self.weight_T, numbers))
         return [list(rows) for rows in zip(*of_agents, strict=True)]
 
-    def _logprobs(self, samples: Samples, batch: TokenBatch) -> ActionLogprobs:
-        """log π with each token's own stored latent before the head."""
+    def _logprobs(
+        self, agent: Agent, layer: HeterogeneousLayer, samples: Samples, batch: TokenBatch
+    ) -> ActionLogprobs:
+        """log π with each token's own stored latent in the layer before the head."""
         number_A = batch.completion_RL[batch.action_mask_RL].to(samples.state_C.device)
         state_A, agent_A = samples.state_C[number_A // self._agents], number_A % self._agents
         return action_logprobs(
-            self.agent,
+            agent,
             batch,
             self.sampling.temperature,
             entropy=self.section.entropy_coef > 0,
-            head=self.policy.layer,
+            head=layer,
             head_input_A=samples.latent_SNK[state_A, agent_A],
         )
 
@@ -266,10 +272,11 @@ class SHPPOTrainer:
         """Old log-probabilities, and the reference's, on the first epoch's own tensors."""
 
         def measure(batch: TokenBatch) -> None:
-            samples.logprob.put(batch, self._logprobs(samples, batch).logprob_A)
+            said = self._logprobs(self.agent, self.policy.layer, samples, batch)
+            samples.logprob.put(batch, said.logprob_A)
             if self.section.kl_coef > 0:
-                with self.team.reference(0) as base:
-                    said = action_logprobs(base, batch, self.sampling.temperature)
+                with self.team.reference(0) as start:
+                    said = self._logprobs(start, self.start_layer, samples, batch)
                 samples.reference.put(batch, said.logprob_A)
 
         for rows in minibatches:
@@ -314,7 +321,8 @@ class SHPPOTrainer:
         self, samples: Samples, batch: TokenBatch, tokens: int
     ) -> tuple[torch.Tensor, Stats]:
         """Σ over a micro-batch's tokens, over ``tokens``; sums for the log."""
-        section, stats, said = self.section, Stats(), self._logprobs(samples, batch)
+        section, stats = self.section, Stats()
+        said = self._logprobs(self.agent, self.policy.layer, samples, batch)
         number_A = batch.completion_RL[batch.action_mask_RL].to(samples.state_C.device)
         loss_A = surrogate(
             said.logprob_A,
@@ -384,6 +392,7 @@ class SHPPOTrainer:
         tensors: dict[str, Mapping[str, torch.Tensor]] = dict(self.team.state_tensors())
         tensors |= {
             "heterogeneous": self.policy.state_dict(),
+            "reference_layer": self.start_layer.state_dict(),
             "critic": self.critic.state_dict(),
             "inference": self.inference.state_dict(),
         }
@@ -397,6 +406,7 @@ class SHPPOTrainer:
     ) -> None:
         self.team.load_tensors(tensors)
         self.policy.load_state_dict(tensors["heterogeneous"])
+        self.start_layer.load_state_dict(tensors["reference_layer"])
         self.critic.load_state_dict(tensors["critic"])
         self.inference.load_state_dict(tensors["inference"])
         for name, optimizer in self.optimizers.items():
