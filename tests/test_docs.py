@@ -92,7 +92,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_runs(place: Path) -> Path:
     """The runs that pages name: one step each, of the quickstart."""
     script, first = ROOT / "train_magrpo.py", place / "outputs" / "magrpo_coopmini_42"
-    small = "magrpo.max_steps=1 magrpo.batch_size=1 magrpo.num_generations=2 lora.r=2"
+    small = "magrpo.max_steps=1 magrpo.batch_size=1 magrpo.num_generations=2"
     small += " magrpo.max_new_tokens=4 magrpo.eval_num_samples=1"
     done = subprocess.run(
         [sys.executable, script, "--config", ROOT / "configs/magrpo_quickstart.yaml",
@@ -153,6 +153,8 @@ def python(words: list[str], request: pytest.FixtureRequest) -> None:
     elif match := re.fullmatch(r"train_(\w+)\.py", name):
         assert (ROOT / name).exists()
         arguments = [*arguments, "--dry-run"]
+        if any(word.startswith("init_from=") for word in arguments):
+            request.getfixturevalue("small_runs")
         if any(word.startswith("output.dir=") for word in arguments):  # its run may lie there
             arguments += ["--override", "output.overwrite=true"]
         assert train_main(match[1], lambda run: pytest.fail("trained"), arguments) == 0

@@ -262,20 +262,26 @@ def grpo(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("grpo") / "run"
     run = zygote.run("grpo", small("grpo", folder, max_steps=1, save_steps=0))
     assert run.wait() == 0, run.output
-    file = str(folder / "final_model/agent_0/adapter_model.safetensors")
+    push(folder, 0.05)
+    return folder
+
+
+def push(run: Path, scale: float) -> None:
+    file = str(run / "final_model/agent_0/adapter_model.safetensors")
     generator = torch.Generator().manual_seed(1)
-    weights = {
-        name: value + 0.2 * torch.randn(value.shape, generator=generator)
+    pushed = {
+        name: value + scale * torch.randn(value.shape, generator=generator)
         for name, value in load_file(file).items()
     }
-    save_file(weights, file)
-    return folder
+    save_file(pushed, file)
 
 
 def test_a_run_goes_on_from_where_another_ended(zygote: Zygote, tmp_path: Path, grpo: Path) -> None:
     """The same tasks, keys and weights: its first evaluation is that of what it starts from."""
     import evaluate
 
+    grpo = Path(shutil.copytree(grpo, tmp_path / "grpo"))
+    push(grpo, 0.2)
     folder, keys = tmp_path / "run", {"max_steps": 0, "max_new_tokens": 80}
     run = zygote.run("grpo", [*small("grpo", folder, **keys), f"init_from={grpo}"])
     assert run.wait() == 0, run.output
