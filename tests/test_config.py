@@ -204,7 +204,6 @@ REFUSED = [  # overrides → what the line must name
     (["magrpo.num_generations=1"], ["magrpo.num_generations", "1", "advantage=raw"]),
     (["magrpo.num_generations=0", "magrpo.advantage=raw"], ["magrpo.num_generations", "0"]),
     (["magrpo.turn_gradient_weights=[1,2]"], ["turn_gradient_weights", "num_turns=1"]),
-    (["magrpo.turn_gradient_weights=[0]"], ["turn_gradient_weights", "[0", "above"]),
     (["magrpo.turn_gradient_weights=[-1]"], ["turn_gradient_weights", "-1", "below 0"]),
     (["reward_processor.scale_factor=0"], ["reward_processor.scale_factor", "0", "above 0"]),
     (["lora.alpha=0"], ["lora.alpha", "0", "above 0"]),

@@ -231,10 +231,10 @@ def _relations(name: str, section: CommonConfig, config: Config) -> None:
             f"{name}.turn_gradient_weights: {list(weights)} has {len(weights)} weights for "
             f"{name}.num_turns={section.num_turns}; give one for each turn"
         )
-    if weights is not None and (min(weights) < 0 or not any(weights)):
+    if weights is not None and min(weights) < 0:
         raise ConfigError(
-            f"{name}.turn_gradient_weights: {list(weights)}; none may be below 0, and one must be "
-            "above it"
+            f"{name}.turn_gradient_weights: {list(weights)}; below 0 a turn would be unlearned: "
+            "give 0 or more"
         )
     ends = (section.num_train_epochs, section.max_steps, section.max_env_steps)
     if all(end is None for end in ends):
