@@ -66,12 +66,12 @@ class Process:
             self._code = self.zygote.ask({"poll": self.pid})["code"]
         return self._code
 
-    def wait(self, seconds: float = 120) -> int:
+    def wait(self, seconds: float = 300) -> int:
         self.until(lambda: self.code() is not None, seconds)
         assert self._code is not None
         return self._code
 
-    def until(self, condition: Callable[[], bool], seconds: float = 120) -> None:
+    def until(self, condition: Callable[[], bool], seconds: float = 300) -> None:
         """Wait for a condition, of which the run's end must not be the first to come."""
         limit = time.monotonic() + seconds
         while not condition():

@@ -286,7 +286,7 @@ def test_a_bad_file_is_named(text, named, tmp_path):
 
 def run(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60,
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
     )  # fmt: skip
 

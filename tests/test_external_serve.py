@@ -114,7 +114,7 @@ def served_model(tmp_path: Path) -> Iterator[tuple[str, str]]:
             stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=tmp_path,
         )  # fmt: skip
         try:
-            wait_until_healthy(f"http://127.0.0.1:{port}", server, log, 120)
+            wait_until_healthy(f"http://127.0.0.1:{port}", server, log, 300)
             yield f"http://127.0.0.1:{port}/v1", str(folder)
         finally:
             server.terminate()

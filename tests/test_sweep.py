@@ -108,7 +108,7 @@ def test_a_stopped_sweep_starts_its_interrupted_point_again(tmp_path):
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 130
+    assert process.wait(timeout=300) == 130
     held = json.loads((tmp_path / "s" / "points.json").read_text())["points"]
     assert [p["state"] for p in held] == ["done", "started"]
     assert script.main(command[2:]) == 0

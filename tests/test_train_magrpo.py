@@ -32,7 +32,7 @@ def train(folder: Path, *overrides: str) -> Path:
             sys.executable, "train_magrpo.py", "--config", "configs/magrpo_quickstart.yaml",
             "--override", *SETTINGS, f"output.dir={folder}", *overrides,
         ],
-        cwd=ROOT, capture_output=True, text=True, timeout=280, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=600, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -121,7 +121,7 @@ def test_the_written_configuration_repeats_the_run(run, tmp_path):
             sys.executable, "train_magrpo.py", "--config", str(run / "config.yaml"), "--override",
             f"output.dir={again}", "magrpo.max_steps=2", "output.save_final_model=false",
         ],
-        cwd=ROOT, capture_output=True, text=True, timeout=280, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=600, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
