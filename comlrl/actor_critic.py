@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from comlrl import distributed
 from comlrl.advantages import gae
-from comlrl.batching import Row
+from comlrl.batching import Row, like_parts
 from comlrl.generation import order
 from comlrl.losses import clipped_policy, k3_kl
-from comlrl.types import Node, Task, TokenBatch, Tree
-from comlrl.update import AgentOptimizer
+from comlrl.types import Node, Span, Task, TokenBatch, Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +45,7 @@ class Chains:
     @property
     def tokens(self) -> int:
         """Tokens that all agents sampled."""
-        return sum(
-            len(completion.token_ids)
-            for node in self.nodes_S
-            for turn in node.agents_N
-            for completion in turn.completions_G
-        )
+        return sum(node.tokens for node in self.nodes_S)
 
     def rows(
         self, agent: int, weight_T: Sequence[float], number_C: Sequence[int] | None = None
@@ -216,16 +209,40 @@ def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> float:
 def minibatches(states_B: Sequence[int], size: int | None, key: tuple) -> list[list[int]]:
     """A partition of this process's states in an order that depends on the key alone.
 
-    ``states_B``: states of each of its trees. ``size``: states in a minibatch over all processes;
-    None, or more than there are: all of them. Every process gets its part of the minibatches that
-    one process alone would make.
+    ``states_B``: states of each of its trees. ``size``: states in a minibatch over all processes
+    at most, as in ``like_parts``; None: all of them. Every process gets its part of the minibatches
+    that one process alone would make.
     """
     places, total = distributed.positions(states_B)
     own = {place: state for state, place in enumerate(places)}
-    count = 1 if size is None else max(1, math.ceil(total / size))
     shuffled = order((*key, 0), total)
-    parts = [shuffled[total * i // count : total * (i + 1) // count] for i in range(count)]
-    return [[own[place] for place in part if place in own] for part in parts]
+    return [
+        [own[shuffled[i]] for i in part if shuffled[i] in own] for part in like_parts(total, size)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One epoch over a step's states."""
+
+    number: int  # 1-based
+    progress: float  # of the run, before the pass
+    minibatches: list[tuple[list[int], float]]  # states, and the run's progress before the update
+
+
+def passes(
+    states_B: Sequence[int], size: int | None, epochs: int, key: tuple, span: Span
+) -> Iterator[Pass]:
+    """The epochs of a step, each with ``minibatches`` of its own. Epochs that ``target_kl`` leaves
+    out take their part of the schedule with them."""
+    for epoch in range(epochs):
+        chosen = minibatches(states_B, size, (*key, epoch))
+        first, count = epoch * len(chosen), epochs * len(chosen)
+        yield Pass(
+            epoch + 1,
+            span.at(epoch, epochs),
+            [(states, span.at(first + m, count)) for m, states in enumerate(chosen)],
+        )
 
 
 def extremes(values: torch.Tensor) -> tuple[float, float]:
@@ -234,43 +251,6 @@ def extremes(values: torch.Tensor) -> tuple[float, float]:
     parts = distributed.everyone((min(own), max(own)) if own else ())
     ends = [end for part in parts for end in part]
     return (min(ends), max(ends)) if ends else (0.0, 0.0)
-
-
-def optimizer_of(
-    section: Any,
-    parameters: Iterable[torch.nn.Parameter],
-    learning_rate: float,
-    steps: int | None,
-    *,
-    whole: bool = False,
-) -> AgentOptimizer:
-    """An optimizer with the section's schedule over ``steps`` training steps (None: unknown).
-
-    ``whole``: one update an epoch instead of one a minibatch. A chain that ends early makes fewer
-    updates, so that the schedule's end may be just out of reach.
-    """
-    nodes = section.batch_size * (1 + (section.num_turns - 1) * section.num_generations)
-    size = nodes if whole else section.train_batch_size or nodes
-    updates = section.ppo_epochs * math.ceil(nodes / size)
-    return AgentOptimizer(
-        list(parameters),
-        learning_rate,
-        max_grad_norm=section.max_grad_norm,
-        schedule=section.lr_scheduler,
-        warmup=section.warmup_steps,
-        total=None if steps is None else steps * updates,
-    )
-
-
-def pace(started: float, grown: float, ended: float, scored: int, tokens: int) -> dict[str, float]:
-    """Throughput of a step, and where its wall time went; all times in seconds."""
-    seconds = ended - started
-    return {
-        "joint_actions_per_second": scored / seconds,
-        "tokens_per_second": tokens / seconds,
-        "time/rollout_share": (grown - started) / seconds,
-        "time/update_share": (ended - grown) / seconds,
-    }
 
 
 @dataclass

@@ -29,6 +29,14 @@ class Row:
         return len(self.prompt_ids) + sum(map(len, self.completions))
 
 
+def like_parts(total: int, size: int | None) -> list[range]:
+    """``range(total)`` in as few parts as hold at most ``size`` each (None: one), of like size:
+    5 at 4 are 3 + 2, never 4 + 1. Larger parts come first; no part where there is nothing."""
+    count = -(-total // (size or max(1, total)))
+    ends = [-(-total * i // count) for i in range(1, count + 1)]
+    return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
 def row_groups(rows: Sequence[Row], max_tokens: int) -> Iterator[list[Row]]:
     """Rows of like length together, at most ``max_tokens`` padded tokens a group (one row at
     least)."""

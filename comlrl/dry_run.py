@@ -12,7 +12,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from comlrl.builtin import COOPMINI, TINY_CODER
 from comlrl.config import Config, ConfigError
 from comlrl.data import FILE_KINDS, split_size
 from comlrl.preference import tasks_at_once
+from trainers import configs
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}
 ADAPTER_BYTES = 4 * 4  # float32 weight, gradient and Adam's two moments
@@ -53,6 +54,16 @@ class Growth:
     widest: int  # nodes of the widest level
 
 
+def scored(section: Any, tree: Growth) -> int:
+    """Joint actions of one task that are scored: its tree's, and with ``advantage: greedy`` those
+    of a greedy chain from every state, one a turn to the end."""
+    if getattr(section, "advantage", None) != "greedy":
+        return tree.joint_actions
+    turns = range(1, section.num_turns + 1)
+    levels = [growth(replace(section, num_turns=turn), "magrpo").nodes for turn in turns]
+    return tree.joint_actions + sum(levels)  # a state at turn t counts in T − t + 1 of them
+
+
 def growth(section: Any, algorithm: str) -> Growth:
     """The tree of one task, where no branch ends early.
 
@@ -78,9 +89,7 @@ def growth(section: Any, algorithm: str) -> Growth:
 
 def online_section(config: Config) -> Any:
     """The section that drives the online loop: MARLHF's is its RL algorithm's."""
-    if config.algorithm != "marlhf":
-        return config.section
-    return config.sections["ppo" if config.section.rl_algorithm == "ppo" else "magrpo"]
+    return config.section if config.algorithm != "marlhf" else configs.online_section(config)
 
 
 def training_steps(section: Any, tasks: int | None, actions: int) -> int | None:
@@ -195,18 +204,20 @@ def _online(config: Config, section: Any, tasks: int | None) -> list[str]:
     """The table of the online loop: a step, and the whole run."""
     tree = growth(section, _algorithm_of(config))
     size = section.batch_size if tasks is None else min(section.batch_size, tasks)
-    steps = training_steps(section, tasks, size * tree.joint_actions)
+    actions = size * scored(section, tree)
+    steps = training_steps(section, tasks, actions)
     nodes = size * tree.nodes
     decoders, turns = _decoders(config), section.num_turns
     calls = decoders * turns
     if getattr(section, "advantage", None) == "greedy":  # a greedy chain from every state
         calls += decoders * turns * (turns + 1) // 2
     updates = math.ceil(nodes / (section.train_batch_size or nodes))
-    completions = size * tree.completions
+    greedy = actions - size * tree.joint_actions
+    completions = size * tree.completions + greedy * section.num_agents
     rows: Mapping[str, int] = {
         "tasks": size,
         "nodes ≤": nodes,
-        "joint actions ≤": size * tree.joint_actions,
+        "joint actions ≤": actions,
         "completions ≤": completions,
         "generation calls": calls,
         "sampled tokens ≤": completions * section.max_new_tokens,
@@ -273,7 +284,7 @@ def _evaluations(config: Config, tasks: int | None) -> list[str]:
     each = min(limits) if limits else None
     tree = growth(section, _algorithm_of(config))
     size = section.batch_size if tasks is None else min(section.batch_size, tasks)
-    steps = training_steps(section, tasks, size * tree.joint_actions)
+    steps = training_steps(section, tasks, size * scored(section, tree))
     passes = None
     if steps is not None and config.algorithm != "madpo":
         passes = 1 + math.ceil(steps / section.eval_interval)

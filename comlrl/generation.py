@@ -140,7 +140,7 @@ class Generator:
                 f"agent {agent.index}: sampling met logits that are no numbers. "
                 "A lower learning_rate, or torch_dtype: float32, may help"
             )
-        rows = iter(_to_completions(agent, tokens.tolist()))
+        rows = iter(_to_completions(agent, tokens, draw.logprobs))
         return [tuple(next(rows) for _ in request.keys_G) for request in requests]
 
     def _chunks(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[list[int]]:
@@ -177,6 +177,8 @@ class _Draw:
             latents = torch.stack([r.latent for r in requests])  # type: ignore[misc]
             self.latents = latents.to(agent.device)[prompt_of_row]
         self.broken = torch.zeros((), dtype=torch.bool, device=agent.device)
+        shape = (len(prompt_of_row), self.steps)
+        self.logprobs = torch.full(shape, torch.nan, device=agent.device)
         if sampling.temperature > 0:
             streams = [uniforms(key, self.steps) for r in requests for key in r.keys_G]
             self.uniforms = torch.from_numpy(np.stack(streams)).float().to(agent.device)
@@ -198,7 +200,10 @@ class _Draw:
         token = torch.searchsorted(cdf, threshold, right=True)[:, 0]
         # Rounding may leave the threshold at the very end: take the first token that has it all.
         token = torch.minimum(token, torch.searchsorted(cdf, cdf[:, -1:].contiguous())[:, 0])
-        return token.clamp_(max=cdf.shape[-1] - 1)  # no numbers have no place
+        token.clamp_(max=cdf.shape[-1] - 1)  # no numbers have no place
+        drawn = probabilities.gather(-1, token[:, None]) / cdf[:, -1:]
+        self.logprobs[rows, step] = drawn[:, 0].log()
+        return token
 
 
 def _truncate(probabilities: torch.Tensor, sampling: Sampling) -> torch.Tensor:
@@ -276,11 +281,13 @@ def _decode_plain(
     return tokens
 
 
-def _to_completions(agent: Agent, rows: Sequence[Sequence[int]]) -> list[Completion]:
+def _to_completions(agent: Agent, tokens: torch.Tensor, logprobs: torch.Tensor) -> list[Completion]:
+    """Of each row; both of shape (rows, max_new_tokens), tokens −1 behind a row's end."""
     stop = set(agent.stop_ids)
-    ids = [tuple(t for t in row if t >= 0) for row in rows]
+    ids = [tuple(t for t in row if t >= 0) for row in tokens.tolist()]
     texts = agent.tokenizer.batch_decode(ids, skip_special_tokens=True)
+    drawn = logprobs.where(tokens >= 0, 0.0).sum(-1, dtype=torch.float64).tolist()
     return [
-        Completion(text, sampled, bool(sampled) and sampled[-1] in stop)
-        for text, sampled in zip(texts, ids, strict=True)
+        Completion(text, sampled, bool(sampled) and sampled[-1] in stop, logprob)
+        for text, sampled, logprob in zip(texts, ids, drawn, strict=True)
     ]

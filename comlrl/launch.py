@@ -31,7 +31,14 @@ from comlrl.config import Config, ConfigError
 from comlrl.run_dir import check_free
 from comlrl.settings import Loader, Setting, load_yaml, parse_override, parse_value
 from comlrl.signals import Interrupted, Signals
-from trainers.configs import SECTIONS, sections_of, share_common_keys, truncation_notice, validate
+from trainers.configs import (
+    SECTIONS,
+    sections_of,
+    share_common_keys,
+    shift_notice,
+    truncation_notice,
+    validate,
+)
 from trainers.effects import without_effect
 
 if TYPE_CHECKING:
@@ -210,7 +217,7 @@ def resolve(algorithm: str, arguments: argparse.Namespace) -> tuple[Config, list
         loader.set(parse_override(item))
     config = share_common_keys(loader.build(), loader.given)
     validate(config)
-    notices = loader.notices + truncation_notice(config)
+    notices = loader.notices + truncation_notice(config) + shift_notice(config)
     return config, notices + without_effect(config, loader.given)
 
 

@@ -21,7 +21,8 @@ from comlrl.collapse import Collapse
 from comlrl.config import ConfigError
 from comlrl.progress import EVALUATING, SAVING, TRAINING, Ahead, Progress
 from comlrl.signals import Interrupted, Signals
-from comlrl.types import Logger, LogRecord, Task, Tree
+from comlrl.summary import peak_memory_mb
+from comlrl.types import Logger, LogRecord, Span, Task, Tree
 
 ENV_STEPS = "environment steps"  # of a training step
 
@@ -38,6 +39,25 @@ class Stateful(Protocol):
     ) -> None: ...
 
 
+class Clock:
+    """Wall seconds of a training step, by its parts."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._started = self._last = time.monotonic()
+
+    def lap(self, part: str) -> None:
+        """What has gone by since the last lap belongs to ``part``."""
+        now = time.monotonic()
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
+        self._last = now
+
+    @property
+    def total(self) -> float:
+        """Up to the last lap; up to now where there is none."""
+        return (self._last if self.seconds else time.monotonic()) - self._started
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One training step: the tasks whose trees are grown together."""
@@ -45,6 +65,7 @@ class Step:
     index: int  # 1-based
     epoch: int  # 0-based
     tasks: list[Task]
+    clock: Clock = field(default_factory=Clock)  # the trainer laps ``rollout`` and ``update``
 
 
 @dataclass
@@ -56,6 +77,7 @@ class Counters:
     env_steps: int = 0
     updates: int = 0
     scored_joint_actions: int = 0
+    tasks_seen: int = 0  # trained on, each as often as it was
     sampled_tokens: int = 0
     train_seconds: float = 0.0
     wall_seconds: float = 0.0  # of the processes before this one
@@ -115,6 +137,15 @@ class Loop:
         ]
         known = [end for end in ends if end is not None]
         return min(known) if known else None
+
+    def span(self, env_steps: int) -> Span:
+        """The present step's part of the run; ``env_steps``: those that it adds, of all
+        processes."""
+        done = self.counters
+        return Span(
+            self._part_done(done.steps, done.env_steps),
+            self._part_done(done.steps + 1, done.env_steps + env_steps),
+        )
 
     @property
     def wall_seconds(self) -> float:
@@ -177,7 +208,8 @@ class Loop:
     ) -> None:
         """Count a finished step and log it where the cadence says so.
 
-        Counts and metrics are those of all processes, and the same on each.
+        Counts and metrics are those of all processes, and the same on each. ``scored`` and
+        ``tokens``: joint actions scored and tokens generated in the step; 0: it samples nothing.
         """
         counters = self.counters
         self.progress.end()
@@ -187,9 +219,10 @@ class Loop:
         counters.updates += updates
         counters.scored_joint_actions += scored
         counters.sampled_tokens += tokens
+        counters.tasks_seen += len(step.tasks)
         started = time.monotonic()
-        if step.index % self.section.logging_steps == 0 or step.index == self.total_steps:
-            self._log("train", metrics, trees)
+        if step.index % self.section.logging_steps == 0 or self._over():
+            self._log("train", {**metrics, **self._told(step, scored, tokens)}, trees)
         for warning in self._collapse.look(metrics):
             if distributed.is_main():
                 print(f"warning: {warning}", flush=True)
@@ -253,11 +286,30 @@ class Loop:
             saves = _due(self._saved[0] if self._saved else 0, total, self.section.save_steps)
         return Ahead(done, total, estimated, evaluations, saves)
 
+    def _told(self, step: Step, scored: int, tokens: int) -> dict[str, float]:
+        """What every trainer logs of a step: counts, times and memory."""
+        seconds = step.clock.total
+        told = {
+            "tasks_seen": float(self.counters.tasks_seen),
+            "step_seconds": seconds,
+            "peak_memory_mb": peak_memory_mb(),
+        }
+        if scored:
+            told |= {
+                "tokens": float(tokens),
+                "joint_actions_per_second": scored / seconds,
+                "tokens_per_second": tokens / seconds,
+            }
+            told |= {f"time/{k}_share": s / seconds for k, s in step.clock.seconds.items()}
+        return told
+
+    def _part_done(self, steps: int, env_steps: int) -> float:
+        """The part of the run that is done, 0 to 1, by the end that comes first."""
+        ends = ((steps, self.total_steps), (env_steps, self.section.max_env_steps))
+        return max(min(1.0, done / end) if end else 1.0 for done, end in ends if end is not None)
+
     def _over(self) -> bool:
-        total, most = self.total_steps, self.section.max_env_steps
-        return (total is not None and self.counters.steps >= total) or (
-            most is not None and self.counters.env_steps >= most
-        )
+        return self._part_done(self.counters.steps, self.counters.env_steps) >= 1
 
     def _after(self) -> None:
         """What is due behind a step. Evaluation comes before saving, so that it is not repeated."""
@@ -335,6 +387,15 @@ def _due(last: int, total: int, every: int) -> int:
     if not every or last >= total:
         return 0
     return total // every - last // every + (total % every > 0)
+
+
+def means(told_N: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Each metric's mean over the agents, and, of a team, each agent's own."""
+    metrics = {name: sum(one[name] for one in told_N) / len(told_N) for name in told_N[0]}
+    if len(told_N) > 1:
+        for index, one in enumerate(told_N):
+            metrics |= {f"agent_{index}/{name}": value for name, value in one.items()}
+    return metrics
 
 
 def _line(error: Exception) -> str:

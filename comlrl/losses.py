@@ -20,7 +20,13 @@ def policy_gradient(logprob_A: torch.Tensor, weight_A: torch.Tensor) -> torch.Te
 
 def k3_kl(logprob_A: torch.Tensor, reference_A: torch.Tensor) -> torch.Tensor:
     """k3 = exp(ρ) − ρ − 1 with ρ = log π_ref(a) − log π(a): an unbiased, non-negative estimate of
-    KL(π ‖ π_ref) for each sampled token (Schulman 2020); shape (A,)."""
+    KL(π ‖ π_ref) for each sampled token (Schulman 2020); shape (A,).
+
+    As a loss its gradient is not that of the KL it estimates: ∇k3 = (1 − exp(ρ)) ∇log π, whose
+    mean under π is ∇KL(π_ref ‖ π); that of KL(π ‖ π_ref) is the mean of −ρ ∇log π. Both vanish
+    where π is π_ref and agree to first order near it. k3 is kept as it weighs a token that π has
+    made likelier by less than 1, and as it is what GRPO and TRL mean by their KL coefficient.
+    """
     log_ratio = reference_A - logprob_A
     return log_ratio.exp() - log_ratio - 1
 

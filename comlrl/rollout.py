@@ -55,6 +55,19 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
+class Greedy:
+    """Greedy rollouts from the state of every node: what they earn, and what they cost."""
+
+    returns_BS: list[list[float]]  # of each tree's nodes; processed and discounted
+    scored: int  # joint actions
+    tokens: int  # sampled
+
+    @classmethod
+    def none(cls) -> Greedy:
+        return cls([], 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
 class _Pending:
     """A node whose prompts are known and whose completions are not."""
 
@@ -98,14 +111,18 @@ class Rollout:
 
     def grow_with_greedy(
         self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, key: tuple, discount: float
-    ) -> tuple[list[Tree], list[list[float]]]:
-        """Trees, and for each node the return of a greedy rollout from its state (ReMax)."""
+    ) -> tuple[list[Tree], Greedy]:
+        """Trees, and the greedy rollouts from each node's state (ReMax)."""
         grown = self._grow(tasks, shape, sampling, key)
         starts = [pending for _, pendings in grown for pending in pendings]
         greedy = Sampling(0.0, sampling.max_new_tokens)
-        returns = self._chain_returns(starts, shape, greedy, key, discount)
+        returns, nodes = self._chains(starts, shape, greedy, key, discount)
         values = iter(returns)
-        return [tree for tree, _ in grown], [[next(values) for _ in ps] for _, ps in grown]
+        return [tree for tree, _ in grown], Greedy(
+            [[next(values) for _ in pendings] for _, pendings in grown],
+            sum(len(node.scores_K) for node in nodes),
+            sum(node.tokens for node in nodes),
+        )
 
     def _grow(
         self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, key: tuple
@@ -295,28 +312,30 @@ class Rollout:
         draw = self.uniform((self.seed, *key, pending.task.task_id, pending.path, "handoff"))
         return [int(draw * count)]
 
-    def _chain_returns(
+    def _chains(
         self,
         starts: Sequence[_Pending],
         shape: Shape,
         sampling: Sampling,
         key: tuple,
         discount: float,
-    ) -> list[float]:
-        """Discounted processed reward of one greedy joint action a turn, from each state on."""
+    ) -> tuple[list[float], list[Node]]:
+        """Discounted processed reward of one greedy joint action a turn, from each state on; and
+        all the nodes that this took."""
         chain = Shape(
             shape.num_agents,
             shape.num_turns,
             1,
             early_termination_threshold=shape.early_termination_threshold,
         )
-        returns = [0.0] * len(starts)
+        returns, nodes = [0.0] * len(starts), []
         for turn in range(1, shape.num_turns + 1):
             frontier = [p for p in starts if p.turn == turn]
             at = [i for i, p in enumerate(starts) if p.turn == turn]
             weight = 1.0
             while frontier:
                 level = self._expand(frontier, chain, sampling, (*key, "greedy"))
+                nodes += level
                 for i, node in zip(at, level, strict=True):
                     returns[i] += weight * node.rewards_K[0]
                 go_on = [not n.terminated and n.turn < shape.num_turns for n in level]
@@ -325,7 +344,7 @@ class Rollout:
                     frontier, level, range(len(level)), chain, sampling, (*key, "greedy")
                 )
                 weight *= discount
-        return returns
+        return returns, nodes
 
 
 def _joint_actions(mode: str, agents: int, count: int) -> tuple[tuple[int, ...], ...]:

@@ -7,11 +7,11 @@ import os
 import resource
 from typing import TYPE_CHECKING
 
+import torch
+
 from comlrl import distributed
 
 if TYPE_CHECKING:
-    import torch
-
     from comlrl.launch import Run
 
 
@@ -37,7 +37,7 @@ def write_summary(run: Run) -> None:
             else None,
             "tokens_per_second": counters.sampled_tokens / seconds if seconds else None,
             "seconds": seconds,
-            "peak_memory_mb": peak_memory_mb(run.team.agents[0].device.type == "cuda"),
+            "peak_memory_mb": peak_memory_mb(),
         },
         "distributed": {"world_size": distributed.world_size(), "weights_in_sync": in_sync},
     }
@@ -53,10 +53,8 @@ def _trained(run: Run) -> list[torch.Tensor]:
     return [tensor for component in components.values() for tensor in component.values()]
 
 
-def peak_memory_mb(on_gpu: bool) -> float:
-    """The card's peak allocation, or the process's peak resident memory."""
-    if on_gpu:
-        import torch
-
+def peak_memory_mb() -> float:
+    """The card's peak allocation, or, where none is used, the process's peak resident memory."""
+    if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated() / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10

@@ -7,6 +7,7 @@ node, ``_K`` joint actions of a node (align: G, cross: G^N), ``_T`` turns, ``_R`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -41,6 +42,9 @@ class Completion:
     text: str  # decoded without special tokens
     token_ids: tuple[int, ...]  # every sampled token, the end-of-sequence token included
     finished: bool  # True: ended by itself; False: cut at max_new_tokens
+    # log-probability of all its tokens under what drew them; not a number: unknown, or greedy.
+    # Up to rounding, which depends on the batch: not compared.
+    logprob: float = field(default=math.nan, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +179,11 @@ class Node:
     rewards_K: tuple[float, ...]  # after reward_processor
     terminated: bool = False  # mean reward exceeded early_termination_threshold
 
+    @property
+    def tokens(self) -> int:
+        """Tokens that all agents sampled here."""
+        return sum(len(c.token_ids) for turn in self.agents_N for c in turn.completions_G)
+
 
 @dataclass(frozen=True, slots=True)
 class Tree:
@@ -188,6 +197,18 @@ class Tree:
     def children(self, index: int) -> dict[int, int]:
         """Joint action → index of the child node that it led to."""
         return {n.parent_action: i for i, n in enumerate(self.nodes) if n.parent == index}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A training step's part of the run: the progress, 0 to 1, before and behind it."""
+
+    start: float
+    end: float
+
+    def at(self, done: int, count: int) -> float:
+        """The progress before the next of a step's ``count`` updates, ``done`` of them made."""
+        return self.start + (self.end - self.start) * done / count
 
 
 @dataclass(frozen=True, slots=True)

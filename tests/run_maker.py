@@ -202,13 +202,13 @@ def trainer_metrics(skill: float, rng: random.Random) -> dict[str, float]:
         "peak_memory_mb": 900.0,
         "time/rollout_share": 0.75 - 0.1 * skill,
         "time/update_share": 0.25 + 0.1 * skill,
+        "learning_rate": 3e-4,
     }
     for agent in range(2):
         metrics |= {
             f"agent_{agent}/loss": rng.gauss(0, 0.1),
             f"agent_{agent}/gradient_norm": 1 + rng.random(),
             f"agent_{agent}/entropy": 0.8 - 0.6 * skill + 0.05 * rng.random(),
-            f"agent_{agent}/learning_rate": 3e-4,
         }
     return metrics
 

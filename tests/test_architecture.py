@@ -53,7 +53,7 @@ TABLE: dict[str, set[str]] = {
     "comlrl.loop": VOCABULARY
     | SEAM
     | {"comlrl.best_model", "comlrl.checkpoint", "comlrl.collapse"}
-    | {"comlrl.progress", "comlrl.signals"},
+    | {"comlrl.progress", "comlrl.signals", "comlrl.summary"},
     "comlrl.rollout": VOCABULARY | {"comlrl.history", "comlrl.returns"},
     "comlrl.returns": {"comlrl.types"},
     "comlrl.advantages": {"comlrl.types", "comlrl.returns"},

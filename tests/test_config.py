@@ -176,6 +176,25 @@ def test_truncated_sampling_is_told(override, told):
     assert notices == ([f"{told} truncate what is sampled; " + REST] if told else [])
 
 
+@pytest.mark.parametrize(
+    ("items", "told"),
+    [
+        (["magrpo.advantage=raw", "reward_processor.shift=-4"], "every completion is pushed"),
+        (["magrpo.advantage=raw"], ""),
+        (["reward_processor.shift=-4"], ""),  # cancels against the siblings
+        (
+            ["magrpo.advantage=raw", "reward_processor.shift=-4", "reward_processor.enabled=false"],
+            "",
+        ),
+    ],
+)
+def test_a_shift_without_a_baseline_is_told(items, told):
+    _, notices = parse("--override", *items, "magrpo.num_turns=2")
+    notices = [notice for notice in notices if "no effect" not in notice]
+    assert len(notices) == bool(told)
+    assert all(told in notice for notice in notices)
+
+
 def test_an_older_spelling_of_another_algorithm(tmp_path):
     file = write(tmp_path, "ppo: {rollout_buffer_size: 8, agent_learning_rate: 1.0e-5}\n")
     config, notices = load(file, "ppo")
@@ -250,7 +269,18 @@ def test_a_mistake_is_refused_in_one_line(items, named):
         ("madpo", ["madpo.num_turns=2"], ["madpo.num_turns", "2"]),
         ("madpo", ["madpo.joint_mode=cross"], ["madpo.joint_mode", "align"]),
         ("madpo", ["madpo.pair_selection=all"], ["preference_pairs_per_sample", "null"]),
+        ("madpo", ["lora.dropout=0.1"], ["lora.dropout", "0.1", "madpo"]),
         ("marlhf", ["magrpo.num_turns=2"], ["magrpo.num_turns", "2"]),
+        (
+            "marlhf",
+            ["marlhf.rl_algorithm=reinforce", "reward_processor.shift=-4"],
+            ["reward_processor.shift", "-4", "reinforce", "reward_processor.shift=0"],
+        ),
+        (
+            "marlhf",
+            ["magrpo.advantage=raw", "reward_processor.shift=2"],
+            ["reward_processor.shift: 2", "reward_processor.shift=0"],
+        ),
         ("ppo", ["lora.dropout=0.1"], ["lora.dropout", "0.1"]),
         ("ppo", ["ppo.joint_mode=cross"], ["ppo.joint_mode", "cross"]),
         ("shppo", ["shppo.gae_lambda=2"], ["shppo.gae_lambda", "2"]),

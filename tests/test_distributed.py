@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from tests import tiny_models
 from tests.runs import (
     ALGORITHMS,
+    CLOCK,
     ROOT,
     Process,
     Zygote,
@@ -121,7 +122,9 @@ def update(folder: str, model: str, tasks: int, train_batch_size: int | None) ->
 
     class Log:
         def log(self, record: Any) -> None:
-            logged.append({k: v for k, v in record.metrics.items() if "second" not in k})
+            logged.append(
+                {k: v for k, v in record.metrics.items() if not any(c in k for c in CLOCK)}
+            )
 
         def episodes(self, record: Any, trees: Any) -> None: ...
 
@@ -144,9 +147,7 @@ def update(folder: str, model: str, tasks: int, train_batch_size: int | None) ->
     if distributed.is_main():
         out = Path(folder) / f"{distributed.world_size()}"
         save_file(flat, f"{out}.safetensors")
-        out.with_suffix(".json").write_text(
-            json.dumps([{k: v for k, v in m.items() if "time" not in k} for m in logged])
-        )
+        out.with_suffix(".json").write_text(json.dumps(logged))
     distributed.stop()
 
 
@@ -169,7 +170,8 @@ class Bytes:
         def one(key: Any) -> Completion:
             draws = uniforms(key, 17)
             ids = tuple(int(97 + 26 * u) for u in draws[: 3 + int(13 * draws[16])])
-            return Completion("".join(map(chr, ids)), ids, True)
+            text = "".join(map(chr, ids))
+            return Completion(text, ids, True, logprob=-len(ids) * float(draws[0]))
 
         return [[tuple(map(one, r.keys_G)) for r in requests] for requests in requests_N]
 

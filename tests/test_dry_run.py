@@ -10,7 +10,7 @@ import pytest
 
 from comlrl.builtin import COOPMINI, TINY_CODER
 from comlrl.config import Config
-from comlrl.dry_run import count_tasks, describe, growth, model_size, training_steps
+from comlrl.dry_run import count_tasks, describe, growth, model_size, scored, training_steps
 from comlrl.launch import main
 from comlrl.settings import Loader
 from rewards.sandbox import launch
@@ -59,6 +59,16 @@ def test_growth(keys, nodes, joint_actions):
     # every node: 2 (or as many as there are) agents × G completions
     each = keys.get("num_agents", 2) * keys.get("num_generations", 2)
     assert tree.completions == nodes * each
+
+
+def test_greedy_rollouts_are_scored_and_counted():
+    # Two turns, G = 2: 1 + 2 nodes of 2 joint actions are 6. A greedy chain from the root scores
+    # 2 more, one from each of its 2 children 1 more: 6 + 4.
+    keys = section(advantage="greedy")
+    assert scored(keys, growth(keys, "magrpo")) == 10
+    keys = section(advantage="greedy", joint_mode="cross", num_turns=1)
+    assert scored(keys, growth(keys, "magrpo")) == 4 + 1
+    assert scored(section(), growth(section(), "magrpo")) == 6
 
 
 def test_growth_of_chains():
@@ -141,15 +151,15 @@ def test_the_counts_of_a_published_run():
         )
     }
     # 130 tasks one by one, 6 epochs: 780 steps. A tree: 1 + 4 nodes, 20 joint actions,
-    # 5 × 4 × 2 completions of 256 tokens; 5 nodes in updates of 4: 2.
+    # 5 × 4 × 2 completions of 256 tokens; one update of all 5 nodes.
     assert numbers["tasks"] == [1, 780]
     assert numbers["nodes ≤"] == [5, 3900]
     assert numbers["joint actions ≤"] == [20, 15600]
     assert numbers["completions ≤"] == [40, 31200]
     assert numbers["sampled tokens ≤"] == [10240, 7987200]
-    assert numbers["optimizer updates ≤"] == [2, 1560]
+    assert numbers["optimizer updates ≤"] == [1, 780]
     assert numbers["generation calls"] == [2, 1560]  # both agents decode together, at two turns
-    assert "not strictly on-policy" in text
+    assert "not strictly on-policy" not in text
     assert "5.6 GiB" in text  # 3e9 parameters × 2 bytes / 2³⁰ = 5.59
 
 

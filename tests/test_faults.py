@@ -281,7 +281,7 @@ def test_the_optimizer_does_not_step_on_what_is_no_number() -> None:
     optimizer = AgentOptimizer([parameter], 0.1, max_grad_norm=1.0)
     parameter.grad = torch.tensor([1.0, float("inf")])
     with pytest.raises(NonFiniteError):
-        optimizer.step()
+        optimizer.step(0.0)
     assert parameter.tolist() == [1.0, 1.0]
 
 
@@ -304,22 +304,35 @@ def test_collapse_is_told_once() -> None:
     for _ in range(6):
         assert collapse.look({"entropy": 2.0, "reward_mean": 1.0}) == []
     assert collapse.look({"entropy": 1.0, "reward_mean": 0.5}) == []  # halving is no cliff
+    for _ in range(2):
+        assert collapse.look({"entropy": 1.0, "reward_mean": 0.05}) == []  # a hard task or two
     (warning,) = collapse.look({"entropy": 1.0, "reward_mean": 0.05})
     assert warning.startswith("reward_mean fell to 0.05") and "learning_rate" in warning
+    for _ in range(2):
+        assert collapse.look({"entropy": 0.01, "reward_mean": 0.05}) == []
     (warning,) = collapse.look({"entropy": 0.01, "reward_mean": 0.05})
     assert warning.startswith("entropy fell to 0.01")
     assert collapse.look({"entropy": 0.01, "reward_mean": 0.0}) == []
 
 
+def test_steps_of_ties_are_no_collapse() -> None:
+    """A batch of one task: some are never solved, others always, and what is unknown is no 0."""
+    collapse = Collapse()
+    for step in range(60):
+        hard = {"entropy": 0.5, "reward_mean": 0.0}
+        easy = {"entropy": float("nan"), "reward_mean": 4.0}
+        assert collapse.look(hard if step % 3 else easy) == []
+
+
 def test_collapse_goes_on_after_resuming() -> None:
     """Told or not, level and age: a resumed run warns where the undisturbed one would."""
     whole, parts = Collapse(), Collapse()
-    values = [2.0, 1.5, 1.8, 1.2, 1.0, 1.1, 0.9, 0.01, 0.01]
+    values = [2.0, 1.5, 1.8, 1.2, 1.0, 0.9, 0.01, 0.01, 0.01, 0.01]
     said = [whole.look({"entropy": value}) for value in values]
-    again = [parts.look({"entropy": value}) for value in values[:5]]
+    again = [parts.look({"entropy": value}) for value in values[:7]]
     resumed = Collapse()
     resumed.load(json.loads(json.dumps(parts.state())))
-    again += [resumed.look({"entropy": value}) for value in values[5:]]
+    again += [resumed.look({"entropy": value}) for value in values[7:]]
     assert said == again and sum(map(len, said)) == 1
 
 

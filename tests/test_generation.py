@@ -93,6 +93,25 @@ def test_sharing_prompts_changes_nothing(kind, monkeypatch):
             assert Generator(agents).sample([requests(), []], sampling) == shared
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "mistral"])
+def test_a_completion_brings_its_log_probability_along(kind):
+    """Under what drew it: at the temperature, over the tokens that were left."""
+    agents = team(kind)
+    for sampling in SAMPLINGS[1:]:
+        request = requests(["def f(x):"], siblings=3)[0]
+        (completions,), _ = Generator(agents).sample([[request], []], sampling)
+        with agents.acting(0) as agent, torch.no_grad():
+            for said in completions:
+                ids = torch.tensor([[*request.prompt_ids, *said.token_ids]])
+                logits = agent.model(ids).logits[0, len(request.prompt_ids) - 1 : -1]
+                p_LV = (logits / sampling.temperature).softmax(-1).double().numpy()
+                left = [truncated(p, sampling) for p in p_LV]
+                drawn = [p[t] / p.sum() for p, t in zip(left, said.token_ids, strict=True)]
+                assert said.logprob == pytest.approx(np.log(drawn).sum(), rel=1e-4)
+    (greedy,), _ = Generator(agents).sample([[request], []], SAMPLINGS[0])
+    assert all(np.isnan(said.logprob) for said in greedy)
+
+
 def test_what_is_sampled_does_not_depend_on_the_company():
     agents, sampling = team(), Sampling(1.0, 12)
     asked = requests([f"{text}{i}" for text in TEXTS for i in range(4)])

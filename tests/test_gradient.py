@@ -18,7 +18,7 @@ from comlrl.generation import Generator
 from comlrl.loop import Step
 from comlrl.rollout import Rollout, Shape
 from comlrl.team import Team
-from comlrl.types import Sampling, Tree
+from comlrl.types import Sampling, Span, Tree
 from loggers.metrics import tree_metrics
 from tests.fakes import SEED, FakeReward, FakeTransition, task
 from tests.tiny_models import PAD, STOPS, config, folder, team
@@ -56,12 +56,14 @@ def fast(agents: Team, section: MAGRPOConfig, trees: Sequence[Tree]) -> list[lis
     found: list[list[torch.Tensor]] = [[] for _ in agents.agents]
 
     class Loop:
-        total_steps = 1
         counters = SimpleNamespace(steps=0)
         run_dir = None
 
         def steps(self, trainer) -> Iterator[Step]:
             yield Step(1, 0, [tree.task for tree in trees])
+
+        def span(self, env_steps: int) -> Span:
+            return Span(0.0, 1.0)
 
         def record(self, *_, **__) -> None:
             return
@@ -76,7 +78,7 @@ def fast(agents: Team, section: MAGRPOConfig, trees: Sequence[Tree]) -> list[lis
             for parameter in self.agent.parameters():
                 parameter.grad = None
 
-        def step(self) -> float:
+        def step(self, progress: float) -> float:
             found[self.agent.index].append(flat(self.agent))
             self.zero()
             return 0.0
@@ -248,6 +250,18 @@ def test_several_updates_from_one_sampling_split_the_nodes():
         # Each update is the mean over its own nodes: 3, 3 and 2 of 8.
         again = (3 * agent[0] + 3 * agent[1] + 2 * agent[2]) / 8
         assert relative(again, total) < 1e-9
+
+
+def test_parts_of_an_update_are_of_like_size():
+    """A tree of 1 + 4 nodes at 4: updates of 3 and 2 nodes, never 4 and 1."""
+    agents = team(num_generations=4)
+    section = config(num_turns=2, num_generations=4, train_batch_size=4, discount=DISCOUNT).section
+    trees = grown(agents, section, "A")
+    assert len(trees[0].nodes) == 5
+    whole = fast(agents, replace(section, train_batch_size=None), trees)
+    for agent, (total,) in zip(fast(agents, section, trees), whole, strict=True):
+        assert len(agent) == 2
+        assert relative((3 * agent[0] + 2 * agent[1]) / 5, total) < 1e-9
 
 
 def test_the_end_of_sequence_and_the_last_token_have_a_gradient_of_their_own():

@@ -121,14 +121,14 @@ def update_gradients(made: MADPOTrainer, pairs=PAIRS) -> dict[int, list[torch.Te
     found: dict[int, list[torch.Tensor | None]] = {}
     for index, optimizer in made.optimizers.items():
 
-        def step(index=index, optimizer=optimizer) -> float:
+        def step(progress: float, index=index, optimizer=optimizer) -> float:
             found[index] = [
                 None if p.grad is None else p.grad.clone() for p in optimizer.parameters
             ]
             return 0.0
 
         optimizer.step = step  # type: ignore[method-assign]
-    made._update(pairs, {})
+    made._update(pairs, {}, 0.0)
     return found
 
 
@@ -198,7 +198,7 @@ def test_a_candidate_is_read_once_however_many_pairs_it_is_in():
 
 
 def test_steps_count_pairs_updates_and_margins(tmp_path):
-    """Two tasks a step and two pairs an update: 3 pairs in 2 updates, then 9 in 5."""
+    """Two tasks a step and two pairs an update: 3 pairs in 2 updates (2 + 1), then 9 in 5."""
     agents = team("qwen2", num_agents=AGENTS)
     made = trainer(tmp_path, agents, batch_size=2, train_batch_size=2, logging_steps=1)
     expected = [
@@ -206,8 +206,7 @@ def test_steps_count_pairs_updates_and_margins(tmp_path):
         for p in (0, 2)  # interleaved: the first update has the first pair of each task
     ]
     for optimizer in made.optimizers.values():
-        optimizer.adam.param_groups[0]["lr"] = 0.0
-        optimizer.schedule.base_lrs = [0.0]
+        optimizer.peak = 0.0
     made.train()
     lines, counters = made.loop.logger.lines, made.loop.counters
     assert [line.step for line in lines] == [2 * 3, 2 * 12]
@@ -225,6 +224,24 @@ def test_steps_count_pairs_updates_and_margins(tmp_path):
     assert metrics["preferences/pairs"] == 3
 
 
+def test_parts_are_of_like_size_and_the_schedule_comes_to_its_end(tmp_path):
+    """Steps of 3 and of 9 pairs at 8: one update of 3, then 5 and 4 rather than 8 and 1."""
+    agents = team("qwen2", num_agents=AGENTS)
+    made = trainer(tmp_path, agents, batch_size=2, train_batch_size=8, lr_scheduler="linear")
+    sizes, rates, update = [], [], made._update
+
+    def watched(pairs, sums, progress):
+        norms = update(pairs, sums, progress)
+        sizes.append(len(pairs))
+        rates.append([o.learning_rate / o.peak for o in made.optimizers.values()])
+        return norms
+
+    made._update = watched
+    made.train()
+    assert sizes == [3, 5, 4]
+    assert rates == [[1.0] * AGENTS, [0.5] * AGENTS, [0.25] * AGENTS]
+
+
 def test_the_other_x_axis_counts_candidates(tmp_path):
     made = trainer(
         tmp_path, team("qwen2", num_agents=AGENTS), batch_size=2, use_environment_step=False
@@ -240,6 +257,8 @@ def test_tasks_without_pairs_teach_nothing(tmp_path):
     before = {name: tensor.clone() for name, tensor in before.items()}
     made._step(Step(1, 0, [task("held out")]))
     assert made.loop.counters.env_steps == made.loop.counters.updates == 0
+    metrics = made.loop.logger.lines[-1].metrics
+    assert metrics["preferences/pairs"] == 0 and "gradient_norm" not in metrics
     after = made.team.state_tensors()["agent_0"]
     assert all(torch.equal(after[name], before[name]) for name in before)
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-import subprocess
-import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from comlrl.builtin import conventions
 from comlrl.types import RewardBreakdown, Score, Task, TestOutcome, Tree
 from loggers.metrics import task_reward, tree_metrics
 from loggers.run_data import Run, read_run
+from tests.actor_critic import build
 from tests.run_maker import TASK, agent_turn, make_run, node, tree
+from tests.runs import ALGORITHMS, Zygote, small_of
 
 DOCS = Path(__file__).parents[1] / "docs" / "metrics.md"
 
@@ -145,26 +146,124 @@ def test_conventions():
     })  # fmt: skip
 
 
+class Watched:
+    """A trainer on a tiny model, with the trees of its steps and what it logged of them."""
+
+    def __init__(self, folder: Path, value, **keys) -> None:
+        self.trainer = build("magrpo", folder, value, agent_model__torch_dtype="float64", **keys)
+        self.trees: list[list[Tree]] = []
+        self.trainer.loop.logger.episodes = lambda record, trees: self.trees.append(list(trees))
+        self.trainer.train()
+        self.logged = self.trainer.loop.logger.metrics()
+
+
+def plain_logprobs(trainer, tree: Tree, agent: int) -> list[float]:
+    """log π of each completion of the root, one row without packing."""
+    turn = tree.nodes[0].agents_N[agent]
+    found = []
+    with trainer.team.acting(agent) as own, torch.no_grad():
+        for said in turn.completions_G:
+            ids = torch.tensor([[*turn.prompt_ids, *said.token_ids]])
+            logits = own.model(ids).logits[0, len(turn.prompt_ids) - 1 : -1]
+            chosen = torch.tensor(said.token_ids)[:, None]
+            found.append(float(logits.log_softmax(-1).gather(-1, chosen).sum()))
+    return found
+
+
+def test_ties_count_in_entropy_and_share(tmp_path):
+    """Nothing is learned from equal rewards; the policy is as open as it was."""
+    run = Watched(tmp_path, lambda texts: 1.0, max_steps=1)
+    (metrics,), (trees,) = run.logged, run.trees
+    assert (metrics["zero_advantage_share"], metrics["advantage_std"]) == (1.0, 0.0)
+    assert metrics["gradient_norm"] == metrics["loss"] == 0.0
+    entropies = []
+    for agent in range(2):
+        logprobs = [v for tree in trees for v in plain_logprobs(run.trainer, tree, agent)]
+        said = [c for tree in trees for c in tree.nodes[0].agents_N[agent].completions_G]
+        entropies.append(-sum(logprobs) / sum(len(c.token_ids) for c in said))
+        assert metrics[f"agent_{agent}/entropy"] == pytest.approx(entropies[-1], rel=1e-4)
+        assert entropies[-1] > 0.5
+    assert metrics["entropy"] == pytest.approx(sum(entropies) / 2, rel=1e-4)
+
+
+@pytest.mark.parametrize("size", [None, 1])
+def test_the_loss_is_the_mean_over_nodes_and_agents(size, tmp_path):
+    """L_i = −(1/2) Σ_nodes (1/3) Σ_g Â_g log π_i, with weights that stand still: the loss of one
+    update of both nodes is that of two updates of one."""
+    run = Watched(
+        tmp_path, lambda texts: float(len(texts[0])), max_steps=1, train_batch_size=size,
+        learning_rate=1e-30,
+    )  # fmt: skip
+    (metrics,), (trees,) = run.logged, run.trees
+    losses, squares = [], []
+    for agent in range(2):
+        total = 0.0
+        for grown in trees:
+            rewards = grown.nodes[0].rewards_K
+            advantages = [r - sum(rewards) / 3 for r in rewards]
+            logprobs = plain_logprobs(run.trainer, grown, agent)
+            total += sum(a * p for a, p in zip(advantages, logprobs, strict=True)) / 3
+            squares += [a * a for a in advantages]
+        losses.append(-total / 2)
+        assert metrics[f"agent_{agent}/loss"] == pytest.approx(losses[-1], rel=1e-6)
+    assert metrics["loss"] == pytest.approx(sum(losses) / 2, rel=1e-6)
+    # Siblings' advantages have the mean 0: the deviation is the root of the mean square.
+    assert metrics["advantage_std"] == pytest.approx(math.sqrt(sum(squares) / len(squares)))
+    norms = [metrics[f"agent_{agent}/gradient_norm"] for agent in range(2)]
+    assert metrics["gradient_norm"] == pytest.approx(sum(norms) / 2) and min(norms) > 0
+
+
+def test_greedy_rollouts_are_environment_steps(tmp_path):
+    """2 tasks, G = 3, two turns: 4 nodes of 3; greedy, 2 from the root and 1 from each child."""
+    run = Watched(
+        tmp_path, lambda texts: float(len(texts[0])), max_steps=1, num_turns=2, advantage="greedy"
+    )  # fmt: skip
+    counters = run.trainer.loop.counters
+    assert counters.env_steps == 2 * (4 * 3 + 2 + 3) == run.trainer.rollout.reward.scored
+    assert counters.scored_joint_actions == counters.env_steps
+    in_trees = sum(node.tokens for tree in run.trees[0] for node in tree.nodes)
+    assert run.logged[0]["tokens"] == counters.sampled_tokens > in_trees
+
+
 def test_no_trees_no_metrics():
     assert tree_metrics([]) == {}
 
 
-def documented() -> list[re.Pattern[str]]:
-    """The names of docs/metrics.md as patterns, with the prefixes that their rows allow."""
-    patterns = []
-    for line in DOCS.read_text(encoding="utf-8").splitlines():
-        found = re.match(r"\| `([^`]+)` \|([^|]*)\|", line)
-        if not found or "." in found[1]:
+@dataclass(frozen=True)
+class Row:
+    """A row of docs/metrics.md: a name, the prefixes that it may have, who logs it."""
+
+    name: str
+    turn: bool
+    agent: bool
+    who: frozenset[str] | None  # None: whoever has trees
+
+    def pattern(self, prefix: str = r"(turn_\d+/)?(agent_\d+/)?") -> re.Pattern[str]:
+        prefix = prefix if self.turn else prefix.replace(r"(turn_\d+/)?", "")
+        prefix = prefix if self.agent else prefix.replace(r"(agent_\d+/)?", "")
+        name = re.escape(self.name).replace("ROLE/KIND", r"(aux\d*|main)/\w+")
+        return re.compile(prefix + name.replace("@K", r"@\d+"))
+
+
+def documented() -> list[Row]:
+    """The names of docs/metrics.md."""
+    rows = []
+    for line in DOCS.read_text(encoding="utf-8").split("## Other files")[0].splitlines():
+        found = re.match(r"\| `([^`]+)` \|([^|]*)\|([^|]*)\|(.*\|)?", line)
+        if found is None:
             continue
-        name = re.escape(found[1]).replace("ROLE/KIND", r"(aux\d*|main)/\w+").replace("@K", r"@\d+")
-        turn = r"(turn_\d+/)?" if "turn" in found[2] else ""
-        agent = r"(agent_\d+/)?" if "agent" in found[2] else ""
-        patterns.append(re.compile(turn + agent + name))
-    return patterns
+        who = None
+        if found[4]:  # a fourth column: the third says who
+            every, _, but = found[3].strip().lower().partition("all")
+            names = {name.strip() for name in (every or but.replace(" but ", "")).split(",")}
+            who = frozenset(names if every else {*ALGORITHMS} - names)
+            assert who <= {*ALGORITHMS}, line
+        rows.append(Row(found[1], "turn" in found[2], "agent" in found[2], who))
+    return rows
 
 
 def test_every_name_is_documented(tmp_path):
-    patterns = documented()
+    patterns = [row.pattern() for row in documented()]
     assert len(patterns) > 50
     run = read_run(make_run(tmp_path / "run", updates=5, turns=2))
     names = {*run.names("train"), *run.names("eval")}
@@ -183,57 +282,66 @@ def _timed(seconds: float) -> Tree:
     return tree(node([Score(0.0, breakdown)]), task=TASK)
 
 
-ROOT = DOCS.parents[1]
-SMALL = {
-    "max_steps": 2, "batch_size": 2, "num_generations": 2, "eval_num_samples": 2,
-    "eval_interval": 2,
-}  # fmt: skip
+@pytest.fixture(scope="module")
+def real_runs(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """Two training steps of each algorithm, as a user starts them, with every term of the loss."""
+    folder = tmp_path_factory.mktemp("real")
+    keys = {"max_steps": 2, "save_steps": 0, "kl_coef": 0.1}
+    more = {"ppo": {"num_agents": 2}, "madpo": {"kl_coef": 0.0}, "marlhf": {"num_generations": 6}}
+    processes = {}
+    for algorithm in ALGORITHMS:
+        items = [f"{algorithm}.{k}={v}" for k, v in (keys | more.get(algorithm, {})).items()]
+        processes[algorithm] = zygote.run(
+            algorithm,
+            [*small_of(algorithm, folder / algorithm), *items, "output.save_final_model=false"],
+        )
+    for process in processes.values():
+        assert process.wait(300) == 0, process.output
+    return {algorithm: read_run(folder / algorithm) for algorithm in ALGORITHMS}
 
 
-def _real_run(algorithm: str, folder: Path) -> Run:
-    """Two training steps of the shipped quickstart, as a user starts them."""
-    overrides = [f"{algorithm}.{key}={value}" for key, value in SMALL.items()]
-    done = subprocess.run(
-        [
-            *(sys.executable, f"train_{algorithm}.py"),
-            *("--config", f"configs/{algorithm}_quickstart.yaml"),
-            *("--override", *overrides, f"output.dir={folder}", "output.save_final_model=false"),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
+def _names(run: Run) -> set[str]:
+    return {*run.names("train"), *run.names("eval")}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_is_logged_is_documented(real_runs, algorithm):
+    run = real_runs[algorithm]
+    known = [row.pattern() for row in documented() if row.who is None or algorithm in row.who]
+    assert sorted(n for n in _names(run) if not any(p.fullmatch(n) for p in known)) == []
+    assert (run.path / "report.html").stat().st_size > 10_000
+    assert next(r["update"] for r in run.records if r["phase"] == "eval") == 0
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_is_documented_is_logged(real_runs, algorithm):
+    """Of each algorithm; agents with policies of their own have theirs too."""
+    names, apart = _names(real_runs[algorithm]), algorithm not in ("grpo", "shppo")
+    rows = [row for row in documented() if row.who is not None and algorithm in row.who]
+    assert len(rows) > 10
+    for row in rows:
+        for prefix in ("", "agent_0/", "agent_1/")[: 3 if row.agent and apart else 1]:
+            assert prefix + row.name in names, prefix + row.name
+
+
+def test_what_trees_say_is_logged(real_runs):
+    """By one run or another; ``expert_fallbacks`` needs an expert (tests/test_multi_turn.py)."""
+    names = set.union(*map(_names, real_runs.values()))
+    rows = [row for row in documented() if row.who is None and row.name != "expert_fallbacks"]
+    for row in rows:
+        for prefix in ("", *["turn_1/"] * row.turn, *["agent_1/"] * row.agent):
+            pattern = row.pattern(prefix)
+            assert any(pattern.fullmatch(name) for name in names), prefix + row.name
+
+
+def test_two_runs_of_one_seed_agree_but_for_the_clock(zygote, real_runs, tmp_path):
+    config = real_runs["magrpo"].path / "config.yaml"
+    again = zygote.run(
+        "magrpo", ["--config", str(config), "--override", f"output.dir={tmp_path / 'again'}"]
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert (folder / "report.html").stat().st_size > 10_000
-    return read_run(folder)
-
-
-def _undocumented(run: Run) -> list[str]:
-    names = {*run.names("train"), *run.names("eval")}
-    return sorted(n for n in names if not any(p.fullmatch(n) for p in documented()))
-
-
-def test_a_real_run_emits_documented_names_only(tmp_path):
-    run = _real_run("magrpo", tmp_path / "run")
-    assert _undocumented(run) == []
-    for name in ("loss", "entropy", "gradient_norm", "learning_rate", "zero_advantage_share",
-                 "joint_actions_per_second", "tokens_per_second"):  # fmt: skip
-        assert len(run.series("train", name)[1]) == 2, name
-    assert [r["update"] for r in run.records if r["phase"] == "eval"] == [0, 2]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["grpo", "madpo", "marlhf", "ppo", "shppo"])
-def test_every_algorithm_emits_documented_names_only(algorithm, tmp_path):
-    if not (ROOT / "configs" / f"{algorithm}_quickstart.yaml").exists():
-        pytest.skip(f"no quickstart of {algorithm}")
-    assert _undocumented(_real_run(algorithm, tmp_path / "run")) == []
-
-
-@pytest.mark.slow
-def test_two_runs_of_one_seed_agree_but_for_the_clock(tmp_path):
-    one, two = (_real_run("magrpo", tmp_path / name) for name in "ab")
-    for first, second in zip(one.records, two.records, strict=True):
+    assert again.wait(300) == 0, again.output
+    one, two = real_runs["magrpo"].records, read_run(tmp_path / "again").records
+    for first, second in zip(one, two, strict=True):
         differing = [
             name for name, value in first["metrics"].items() if second["metrics"][name] != value
         ]

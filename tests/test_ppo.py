@@ -1,7 +1,8 @@
-"""PPO and MAPPO on tiny models: ratios, credit, critics, KL, resuming, learning."""
+"""PPO and MAPPO on tiny models: ratios, credit, critics, KL, schedules, resuming, learning."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import subprocess
 import sys
@@ -15,14 +16,19 @@ from comlrl.actor_critic import chains_of
 from comlrl.batching import pack
 from comlrl.critic import TeamCritic, TokenCritic, observations
 from comlrl.policy import action_logprobs
+from comlrl.update import AgentOptimizer
 from tests.actor_critic import build, share_of_letters
 from tests.tiny_models import prompt, team
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def metrics_of(trainer):
+    return trainer.loop.logger.metrics()
+
+
 def last(trainer):
-    return trainer.loop.logger.metrics()[-1]
+    return metrics_of(trainer)[-1]
 
 
 def weights(trainer):
@@ -216,17 +222,114 @@ def test_the_kl_leads_back_to_the_reference(critic, tmp_path):
     assert kl[-1] < 0.75 * kl[0]
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "shppo"])
-def test_a_resumed_run_goes_on_to_the_same_bits(algorithm, tmp_path):
+def rates(trainer, monkeypatch) -> list[list[float]]:
+    """The learning rate of each update of each optimizer, the largest being 1."""
+    found: dict[int, list[float]] = {}
+    step = AgentOptimizer.step
+
+    def watched(optimizer, progress):
+        norm = step(optimizer, progress)
+        of_optimizer = found.setdefault(id(optimizer), [])
+        of_optimizer.append(optimizer.adam.param_groups[0]["lr"] / optimizer.peak)
+        return norm
+
+    monkeypatch.setattr(AgentOptimizer, "step", watched)
+    trainer.train()
+    return list(found.values())
+
+
+def falling(count: int) -> list[float]:
+    return [1 - k / count for k in range(count)]
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        {"max_steps": 3},
+        {"num_train_epochs": 3, "max_steps": None},  # both tasks in a step
+        {"max_env_steps": 18, "max_steps": None},  # 2 tasks · 3 samples a step
+        {"max_steps": 3, "num_train_epochs": 9, "max_env_steps": 1000},
+    ],
+    ids=str,
+)
+def test_the_learning_rate_falls_evenly_whatever_ends_the_run(ends, tmp_path, monkeypatch):
+    """3 steps of 2 updates: 1, 5/6, …, 1/6, for each agent."""
+    trainer = build(
+        "magrpo", tmp_path, share_of_letters, lr_scheduler="linear", train_batch_size=1, **ends
+    )  # fmt: skip
+    assert trainer.loop.counters.updates == 0
+    assert rates(trainer, monkeypatch) == [pytest.approx(falling(6))] * 2
+    assert trainer.loop.counters.updates == 6
+    # The log has that of the update just made: the second, the fourth, the sixth.
+    logged = [m["learning_rate"] / trainer.section.learning_rate for m in metrics_of(trainer)]
+    assert logged == pytest.approx([5 / 6, 3 / 6, 1 / 6])
+
+
+def test_the_last_step_may_pass_the_environment_steps(tmp_path, monkeypatch):
+    # Steps of 6 in a run of 15: they begin at 0, 6/15 and 12/15, and the last is cut at 1.
+    trainer = build(
+        "magrpo", tmp_path, share_of_letters, lr_scheduler="linear", train_batch_size=1,
+        max_steps=None, max_env_steps=15,
+    )  # fmt: skip
+    assert rates(trainer, monkeypatch)[0] == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2, 0.1])
+    assert trainer.loop.counters.env_steps == 18
+
+
+def test_warm_up_counts_updates_and_the_schedule_begins_behind_it(tmp_path, monkeypatch):
+    trainer = build(
+        "magrpo", tmp_path, share_of_letters, lr_scheduler="linear", train_batch_size=1,
+        max_steps=3, warmup_steps=2,
+    )  # fmt: skip
+    # 1/2 and 2/2, then from 1 at the third of six updates: four quarters are left.
+    assert rates(trainer, monkeypatch)[0] == pytest.approx([0.5, 1.0, 1.0, 0.75, 0.5, 0.25])
+
+
+@pytest.mark.parametrize("critic", ["independent", "centralized"])
+def test_epochs_and_minibatches_share_a_steps_progress(critic, tmp_path, monkeypatch):
+    trainer = build(
+        "ppo", tmp_path, share_of_letters, lr_scheduler="cosine", train_batch_size=1, max_steps=2,
+        ppo_epochs=3, critic=critic,
+    )  # fmt: skip
+    # 2 steps · 3 epochs · 2 minibatches, of the policy and of the critic.
+    expected = [0.5 * (1 + math.cos(math.pi * k / 12)) for k in range(12)]
+    assert rates(trainer, monkeypatch) == [pytest.approx(expected)] * 2
+
+
+def test_an_epoch_that_is_left_out_takes_its_part_of_the_schedule(tmp_path, monkeypatch):
+    trainer = build(
+        "ppo", tmp_path, share_of_letters, lr_scheduler="linear", max_steps=2, ppo_epochs=8,
+        learning_rate=5e-2, target_kl=1e-4,
+    )  # fmt: skip
+    # Of 8 epochs a step makes 2 (the second's KL is above the target); the next begins half-way.
+    assert rates(trainer, monkeypatch)[0] == pytest.approx([1.0, 15 / 16, 8 / 16, 7 / 16])
+
+
+def test_every_optimizer_of_shppo_comes_to_the_end(tmp_path, monkeypatch):
+    trainer = build(
+        "shppo", tmp_path, share_of_letters, lr_scheduler="linear", train_batch_size=1,
+        max_steps=2, ppo_epochs=2,
+    )  # fmt: skip
+    # Actor and critic: 2 minibatches in each of 2 · 2 epochs; encoder and inference net: 1.
+    expected = [pytest.approx(falling(count)) for count in (8, 8, 4, 4)]
+    assert rates(trainer, monkeypatch) == expected
+
+
+@pytest.mark.parametrize("algorithm", ["magrpo", "ppo", "shppo"])
+def test_a_resumed_run_goes_on_to_the_same_bits(algorithm, tmp_path, monkeypatch):
     keys = {
-        "num_agents": 2, "num_turns": 2, "ppo_epochs": 2, "learning_rate": 1e-2, "kl_coef": 0.1,
-        "save_steps": 2,
+        "num_agents": 2, "num_turns": 2, "learning_rate": 1e-2, "kl_coef": 0.1, "save_steps": 2,
+        "max_steps": 4, "lr_scheduler": "linear", "warmup_steps": 3, "train_batch_size": 2,
     }  # fmt: skip
+    keys |= {} if algorithm == "magrpo" else {"ppo_epochs": 2}
     keys |= {"kl_target": 0.01, "kl_horizon": 10} if algorithm == "ppo" else {}
-    whole = build(algorithm, tmp_path / "whole", share_of_letters, max_steps=4, **keys)
+    whole = build(algorithm, tmp_path / "whole", share_of_letters, **keys)
     whole.train()
-    build(algorithm, tmp_path / "parts", share_of_letters, max_steps=2, **keys).train()
-    second = build(algorithm, tmp_path / "parts", share_of_letters, max_steps=4, **keys)
+    first = build(algorithm, tmp_path / "parts", share_of_letters, **keys)
+    steps = itertools.islice(first.loop.steps(first), 3)  # asked for a third, it saves the second
+    monkeypatch.setattr(first.loop, "steps", lambda trainer: itertools.islice(steps, 2))
+    first.train()
+    next(steps)
+    second = build(algorithm, tmp_path / "parts", share_of_letters, **keys)
     found = checkpoint.read(checkpoint.newest(tmp_path / "parts"))
     second.loop.resume(found, second)
     second.train()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from comlrl.dry_run import growth
+from comlrl.batching import like_parts
+from comlrl.dry_run import describe, growth, online_section
+from comlrl.launch import parse_arguments, resolve
 from comlrl.settings import Loader
-from trainers.configs import SECTIONS, sections_of, validate
+from trainers.configs import SECTIONS, MAGRPOConfig, sections_of, validate
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
@@ -87,7 +90,7 @@ def test_every_key_of_magrpo_is_read_by_something():
 
 
 # Published settings: epochs, learning rate for all weights, temperature, top-p, threshold, shift,
-# nodes in an update.
+# nodes in an update (of ours: a chain has 2, a full tree 5 at least).
 PUBLISHED = {
     "magrpo_he": (6, 2e-5, 0.7, 0.9, -0.2, -4, 4),
     "magrpo_che": (8, 2e-5, 0.6, 0.6, -0.2, -4, 4),
@@ -109,6 +112,22 @@ SPLITS = {
 }
 
 
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_one_sampling_is_one_update(path):
+    """In every shipped file whose update is on-policy; and its first words on that are true."""
+    arguments = parse_arguments(algorithm_of(path), ["--config", str(path)])
+    config, _ = resolve(algorithm_of(path), arguments)
+    section = online_section(config)
+    if not isinstance(section, MAGRPOConfig):
+        return
+    nodes = section.batch_size * growth(section, config.algorithm).nodes
+    assert len(like_parts(nodes, section.train_batch_size)) == 1
+    assert "optimizer updates" in (told := describe(config)) and "on-policy" not in told
+    text = path.read_text()
+    for said in re.findall(r"(?:an|is an)\s+(?:# )?update of (\d+)", text.replace("\n  #", "")):
+        assert int(said) == nodes
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_settings(name):
     path = ROOT / "configs" / f"{name}_config.yaml"
@@ -122,7 +141,8 @@ def test_published_settings(name):
     assert section.early_termination_threshold == threshold
     assert config.reward_processor.enabled == (shift != 0)
     assert config.reward_processor.shift == shift
-    assert section.train_batch_size == nodes
+    tree = growth(section, config.algorithm).nodes
+    assert section.batch_size * tree == max(nodes, tree)
     assert (section.num_turns, section.num_generations, section.max_new_tokens) == (2, 4, 256)
     assert (section.discount, section.eval_interval, section.eval_num_samples) == (0.9, 4, 4)
     assert section.logging_steps == 50 and not section.advantage_normalization

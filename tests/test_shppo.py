@@ -72,7 +72,7 @@ def test_ratios_use_the_stored_latents_whatever_becomes_of_the_encoder(tmp_path)
     rows = [row for of_state in trainer._rows(samples.chains) for row in of_state]
     trainer._measure(samples, [rows])
     for _ in range(3):
-        trainer._update_encoder(samples)
+        trainer._update_encoder(samples, 0.0)
     again = samples_of(trainer)
     assert not torch.allclose(again.latent_SNK, samples.latent_SNK, atol=0.1)
     old = samples.logprob.flat()
@@ -86,13 +86,13 @@ def test_each_loss_teaches_its_own_networks(tmp_path):
     samples = samples_of(trainer)
     rows = [row for of_state in trainer._rows(samples.chains) for row in of_state]
     trainer._measure(samples, [rows])
-    assert trained_by(trainer, lambda: trainer._update_actor(samples, rows, Stats())) == {
+    assert trained_by(trainer, lambda: trainer._update_actor(samples, rows, Stats(), 0.0)) == {
         "lora",
         "layer",
     }
-    assert trained_by(trainer, lambda: trainer._update_critic(samples, [0, 1])) == {"critic"}
-    assert trained_by(trainer, lambda: trainer._update_encoder(samples)) == {"encoder"}
-    assert trained_by(trainer, lambda: trainer._update_inference(samples)) == {"inference"}
+    assert trained_by(trainer, lambda: trainer._update_critic(samples, [0, 1], 0.0)) == {"critic"}
+    assert trained_by(trainer, lambda: trainer._update_encoder(samples, 0.0)) == {"encoder"}
+    assert trained_by(trainer, lambda: trainer._update_inference(samples, 0.0)) == {"inference"}
 
 
 def test_the_latent_loss_is_its_equation(tmp_path):
@@ -103,7 +103,7 @@ def test_the_latent_loss_is_its_equation(tmp_path):
     with torch.no_grad():
         mu, sigma = trainer.policy.encoder.along_chains(samples.observation_SND, (-1, -1, -1))
         value = trainer.inference(samples.observation_SND, mu, sigma)
-    said = trainer._update_encoder(samples)
+    said = trainer._update_encoder(samples, 0.0)
     latents = (mu + sigma * samples.epsilon_SNK).tolist()
     distances = []
     for first, second in latents:

@@ -29,11 +29,12 @@ class CommonConfig:
     max_steps: int | None = None  # training steps
     max_env_steps: int | None = None  # scored joint actions
     batch_size: int = 16  # tasks whose trees are grown together in a training step
-    train_batch_size: int | None = None  # nodes in an optimizer update; null: all of the step
+    # nodes in an optimizer update at most, in parts of like size; null: all of the step, on-policy
+    train_batch_size: int | None = None
     learning_rate: float = 2e-4  # for LoRA; where all weights are trained, about a tenth
-    # to 0 at the run's end, or constant
+    # behind the warm-up: constant, or to 0 as the run comes to its end
     lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = 0  # optimizer updates
+    warmup_steps: int = 0  # optimizer updates in which the learning rate rises to its full height
     max_grad_norm: float = 1.0  # of each agent's gradient
     kl_coef: float = 0.0  # of the k3 KL to the reference policy
     max_new_tokens: int = 256  # of a completion
@@ -372,10 +373,26 @@ def _preferences(config: Config) -> None:
             f"{name}.preference_holdout: {section.preference_holdout} must lie between 0 and 1"
         )
     if isinstance(section, MADPOConfig):
-        _madpo(section)
+        _madpo(section, config)
+    elif getattr(online_section(config), "advantage", None) == "raw" and (shift := _shift(config)):
+        raise ConfigError(
+            f"reward_processor.shift: {shift:g} with marlhf.rl_algorithm={section.rl_algorithm} "
+            "and no baseline: the scores' mean is 0 already, and all completions would be pushed "
+            "one way; set reward_processor.shift=0"
+        )
 
 
-def _madpo(section: MADPOConfig) -> None:
+def _shift(config: Config) -> float:
+    """What ``reward_processor`` adds to every reward."""
+    return config.reward_processor.shift if config.reward_processor.enabled else 0.0
+
+
+def _madpo(section: MADPOConfig, config: Config) -> None:
+    if config.lora.dropout > 0:
+        raise ConfigError(
+            f"lora.dropout: {config.lora.dropout} with madpo, whose margins are computed without "
+            "it and gradients with it; set lora.dropout=0"
+        )
     if section.kl_coef > 0:
         raise ConfigError(
             f"madpo.kl_coef: {section.kl_coef}; DPO's reference is dpo_reference=true: give 0"
@@ -448,6 +465,17 @@ def top_p(section: Any, config: Config) -> float | None:
 def top_k(section: Any, config: Config) -> int | None:
     """The section's top-k, or agent_model's where it says null."""
     return config.agent_model.top_k if section.top_k is None else section.top_k
+
+
+def shift_notice(config: Config) -> list[str]:
+    """Without a baseline a shift of the reward is in every completion's advantage."""
+    shift, section = _shift(config), _read(config)[online_name(config)]
+    if getattr(section, "advantage", None) != "raw" or shift == 0:
+        return []
+    return [
+        f"reward_processor.shift={shift:g} with advantage=raw, which has no baseline: every "
+        "completion is pushed by it, whatever it earned"
+    ]
 
 
 def truncation_notice(config: Config) -> list[str]:

@@ -22,7 +22,6 @@ may be split anywhere.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,7 +30,7 @@ from typing import Any
 import torch
 
 from comlrl import distributed
-from comlrl.batching import Row
+from comlrl.batching import Row, like_parts
 from comlrl.collection import Collector, with_metrics
 from comlrl.loop import Loop, Step
 from comlrl.losses import joint_dpo, policy_gradient
@@ -40,7 +39,7 @@ from comlrl.policy import action_logprobs
 from comlrl.preference import Pair, TaskPairs
 from comlrl.team import Agent, Team
 from comlrl.types import Completion, NonFiniteError, Sampling, TokenBatch
-from comlrl.update import AgentOptimizer, accumulate, explained, micro_batches
+from comlrl.update import accumulate, explained, micro_batches, optimizer_of
 from trainers.configs import MADPOConfig
 
 __all__ = ["MADPOConfig", "MADPOTrainer"]
@@ -99,7 +98,10 @@ class MADPOTrainer:
         self.trained = tuple(section.train_agents or range(len(team)))
         self.pairs: dict[str, TaskPairs] | None = None  # of the training tasks
         self.held_out: list[TaskPairs] = []
-        self.optimizers: dict[int, AgentOptimizer] = {}
+        self.optimizers = {
+            index: optimizer_of(section, team.agents[index].parameters(), section.learning_rate)
+            for index in self.trained
+        }
         self._reference: list[dict[tuple[str, int], float]] = [{} for _ in team.agents]
 
     def train(self) -> None:
@@ -109,61 +111,57 @@ class MADPOTrainer:
             self._step(step)
 
     def _prepare(self) -> None:
-        """Pairs, and optimizers whose schedules know how many updates there will be."""
-        if self.pairs is not None:
-            return
-        train, self.held_out = self.collector.pairs()
-        self.pairs = {item.task_id: item for item in train}
-        section = self.section
-        self.optimizers = {
-            index: AgentOptimizer(
-                self.team.agents[index].parameters(),
-                section.learning_rate,
-                max_grad_norm=section.max_grad_norm,
-                schedule=section.lr_scheduler,
-                warmup=section.warmup_steps,
-                total=self._total_updates(),
-            )
-            for index in self.trained
-        }
-
-    def _total_updates(self) -> int | None:
-        """Updates of the run, where its steps are known; steps have about as many pairs each."""
-        steps, size = self.loop.total_steps, self.section.train_batch_size
-        if steps is None or size is None:
-            return steps
-        pairs = sum(len(item.pairs) for item in (self.pairs or {}).values())
-        return steps * max(1, round(pairs / self.loop.steps_per_epoch / size))
+        """The pairs to train on, and those to measure with."""
+        if self.pairs is None:
+            train, self.held_out = self.collector.pairs()
+            self.pairs = {item.task_id: item for item in train}
 
     def _step(self, step: Step) -> None:
         """Every pair of the step's tasks once; those held out or without pairs teach nothing."""
         assert self.pairs is not None
-        started = time.monotonic()
         tasks = [self.pairs[t.task_id] for t in step.tasks if t.task_id in self.pairs]
         pairs = _interleaved(tasks)
-        size = self.section.train_batch_size or len(pairs)
-        updates = [pairs[at : at + size] for at in range(0, len(pairs), max(1, size))]
-        sums: dict[str, float] = {}
-        norms = [self._update(update, sums) for update in updates]
-        metrics = _means(sums) | {
-            "gradient_norm": max(norms, default=0.0),
-            "learning_rate": self.optimizers[self.trained[0]].learning_rate,
-            "preferences/pairs": float(len(pairs)),
-            "preferences/gap_mean": sum(pair.gap for _, pair in pairs) / max(1, len(pairs)),
-            "pairs_per_second": len(pairs) / (time.monotonic() - started),
-        }
         scored = sum(len(item.candidates.candidates_K) for item in tasks)
+        env_steps = 2 * len(pairs) if self.section.use_environment_step else scored
+        span = self.loop.span(env_steps)
+        parts = like_parts(len(pairs), self.section.train_batch_size)
+        sums: dict[str, float] = {}
+        norms_UN = [
+            self._update(pairs[part.start : part.stop], sums, span.at(u, len(parts)))
+            for u, part in enumerate(parts)
+        ]
+        step.clock.lap("update")
+        metrics = _means(sums) | {
+            "preferences/pairs": float(len(pairs)),
+            "pairs_per_second": len(pairs) / step.clock.total,
+        }
+        if pairs:
+            metrics |= self._of_updates(norms_UN)
+            metrics["preferences/gap_mean"] = sum(pair.gap for _, pair in pairs) / len(pairs)
         self.loop.record(
             step,
-            env_steps=2 * len(pairs) if self.section.use_environment_step else scored,
-            updates=len(updates),
+            env_steps=env_steps,
+            updates=len(parts),
             scored=0,  # the collection has counted them
             tokens=0,
             metrics=metrics,
         )
 
-    def _update(self, pairs: Sequence[tuple[TaskPairs, Pair]], sums: dict[str, float]) -> float:
-        """One optimizer step of every trained agent; returns the largest gradient norm."""
+    def _of_updates(self, norms_UN: Sequence[Sequence[float]]) -> dict[str, float]:
+        """Each trained agent's largest gradient norm, their mean, and the learning rate."""
+        norm_N = [max(norms_U) for norms_U in zip(*norms_UN, strict=True)]
+        of_agents = {
+            f"agent_{i}/gradient_norm": n for i, n in zip(self.trained, norm_N, strict=True)
+        }
+        return of_agents | {
+            "gradient_norm": sum(norm_N) / len(norm_N),
+            "learning_rate": self.optimizers[self.trained[0]].learning_rate,
+        }
+
+    def _update(
+        self, pairs: Sequence[tuple[TaskPairs, Pair]], sums: dict[str, float], progress: float
+    ) -> list[float]:
+        """One optimizer step of every trained agent; their gradient norms."""
         batch = PairBatch.of(distributed.share(pairs))
         delta_NP = self._deltas(batch)
         _add(sums, self._metrics(delta_NP))
@@ -174,12 +172,13 @@ class MADPOTrainer:
         norms: list[float] = []
         try:
             side_by_side(jobs, self.team.device, self.team.side_by_side)
-            norms += [optimizer.step() for optimizer in self.optimizers.values()]
+            for optimizer in self.optimizers.values():
+                norms.append(optimizer.step(progress))
         except NonFiniteError as error:
             index = getattr(error, "agent", self.trained[len(norms)])
             step = self.loop.counters.steps + 1
             raise explained(error, index, step, self.loop.run_dir) from error
-        return max(norms)
+        return norms
 
     def _gradients(self, index: int, batch: PairBatch, delta_NP: torch.Tensor, pairs: int) -> None:
         """∇L_i: its coefficients ∂L_i/∂Δ_i at the present Δ, then the backward pass."""

@@ -26,7 +26,6 @@ estimate −log π of the samples.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -41,8 +40,7 @@ from comlrl.actor_critic import (
     explained_variance,
     minibatches,
     moments,
-    optimizer_of,
-    pace,
+    passes,
     standardized,
     surrogate,
     token_advantages,
@@ -50,13 +48,13 @@ from comlrl.actor_critic import (
 )
 from comlrl.batching import Row
 from comlrl.critic import TeamCritic, TokenCritic, hidden_width, observations
-from comlrl.loop import Loop, Step
+from comlrl.loop import Loop, Step, means
 from comlrl.losses import clipped_value, k3_kl
 from comlrl.policy import action_logprobs
 from comlrl.rollout import Rollout, Shape
 from comlrl.team import Agent, Team
-from comlrl.types import NonFiniteError, Sampling, TokenBatch, Tree
-from comlrl.update import accumulate, explained, measure_all
+from comlrl.types import NonFiniteError, Sampling, Span, TokenBatch, Tree
+from comlrl.update import accumulate, explained, measure_all, optimizer_of
 from trainers.configs import PPOConfig
 
 __all__ = ["PPOConfig", "PPOTrainer"]
@@ -97,13 +95,11 @@ class PPOTrainer:
             torch.manual_seed(rollout.seed)
             self.critics = self._critics()
         self.optimizers = [
-            optimizer_of(section, agent.parameters(), section.learning_rate, loop.total_steps)
+            optimizer_of(section, agent.parameters(), section.learning_rate)
             for agent in team.agents
         ]
         self.critic_optimizers = [
-            optimizer_of(
-                section, critic.parameters(), section.value_learning_rate, loop.total_steps
-            )
+            optimizer_of(section, critic.parameters(), section.value_learning_rate)
             for critic in self.critics
         ]
 
@@ -124,16 +120,14 @@ class PPOTrainer:
             self._step(step)
 
     def _step(self, step: Step) -> None:
-        started = time.monotonic()
         trees = self.rollout.grow(
             distributed.share(step.tasks), self.shape, self.sampling, ("train", step.index)
         )
-        grown = time.monotonic()
+        step.clock.lap("rollout")
         chains = chains_of(trees)
-        metrics = self._improve(chains, step.index)
-        ended = time.monotonic()
         scored = int(distributed.total(len(chains.reward_C)))
-        tokens = int(distributed.total(chains.tokens))
+        metrics = self._improve(chains, step.index, self.loop.span(scored))
+        step.clock.lap("update")
         self._adapt_kl(metrics, scored)
         everyone = distributed.gather(trees)
         self.loop.record(
@@ -141,15 +135,14 @@ class PPOTrainer:
             env_steps=scored,
             updates=int(metrics.pop("updates")),
             scored=scored,
-            tokens=tokens,
+            tokens=int(distributed.total(chains.tokens)),
             metrics=self.tree_metrics(everyone)
             | metrics
-            | pace(started, grown, ended, scored, tokens)
             | {"learning_rate": self.optimizers[0].learning_rate},
             trees=everyone,
         )
 
-    def _improve(self, chains: Chains, step: int) -> dict[str, float]:
+    def _improve(self, chains: Chains, step: int, span: Span) -> dict[str, float]:
         """Update every agent, then the team's critic; metrics bare (means) and of each agent."""
         of_team: dict[str, float] = {}
         turn_advantage_C = None
@@ -167,35 +160,40 @@ class PPOTrainer:
         for index in range(len(self.team)):
             with self.team.acting(index) as agent:
                 try:
-                    of_agents.append(self._improve_agent(agent, chains, step, turn_advantage_C))
+                    of_agents.append(
+                        self._improve_agent(agent, chains, step, turn_advantage_C, span)
+                    )
                 except NonFiniteError as error:
                     raise explained(error, index, step, self.loop.run_dir) from error
         if self._centralized:
-            of_team["value_loss"] = self._improve_critic(chains, state_SND, value_S, return_C, step)
-        metrics = {
-            name: sum(one[name] for one in of_agents) / len(of_agents) for name in of_agents[0]
-        }
-        metrics["updates"] = max(one["updates"] for one in of_agents)
-        if len(of_agents) > 1:
-            for index, one in enumerate(of_agents):
-                metrics |= {f"agent_{index}/{k}": v for k, v in one.items() if k != "updates"}
-        return metrics | of_team
+            of_team["value_loss"] = self._improve_critic(
+                chains, state_SND, value_S, return_C, step, span
+            )
+        of_team["updates"] = max(one.pop("updates") for one in of_agents)
+        return means(of_agents) | of_team
 
     def _improve_agent(
-        self, agent: Agent, chains: Chains, step: int, turn_advantage_C: torch.Tensor | None
+        self,
+        agent: Agent,
+        chains: Chains,
+        step: int,
+        turn_advantage_C: torch.Tensor | None,
+        span: Span,
     ) -> dict[str, float]:
         """Some epochs of clipped updates of one agent and, unless centralized, its critic."""
-        section = self.section
+        section, states = self.section, chains.states_B
         key = (self.rollout.seed, "minibatches", step)
+        size, epochs = section.train_batch_size, section.ppo_epochs
         rows = chains.rows(agent.index, self.weight_T)
-        first = minibatches(chains.states_B, section.train_batch_size, (*key, 0))
+        first = minibatches(states, size, (*key, 0))
         before = self._measure(agent, [[rows[s] for s in chosen] for chosen in first])
         metrics = self._credit(chains, before, turn_advantage_C)
         stats, norms = Stats(), []
-        for epoch in range(section.ppo_epochs):
+        for one_pass in passes(states, size, epochs, key, span):
             of_epoch = Stats()
-            for chosen in minibatches(chains.states_B, section.train_batch_size, (*key, epoch)):
-                norms.append(self._update(agent, [rows[s] for s in chosen], before, of_epoch))
+            for chosen, progress in one_pass.minibatches:
+                own = [rows[s] for s in chosen]
+                norms.append(self._update(agent, own, before, of_epoch, progress))
             stats.absorb(of_epoch)
             metrics["approx_kl"] = of_epoch.means()["approx_kl"]
             if section.target_kl is not None and metrics["approx_kl"] > section.target_kl:
@@ -204,7 +202,7 @@ class PPOTrainer:
             stats.means()
             | metrics
             | {
-                "ppo_epochs": epoch + 1.0,
+                "ppo_epochs": float(one_pass.number),
                 "updates": float(len(norms)),
                 "gradient_norm": max(norms),
             }
@@ -260,7 +258,9 @@ class PPOTrainer:
             before.advantage = before.advantage.like(standardized(advantage))
         return metrics
 
-    def _update(self, agent: Agent, rows: Sequence[Row], before: Before, stats: Stats) -> float:
+    def _update(
+        self, agent: Agent, rows: Sequence[Row], before: Before, stats: Stats, progress: float
+    ) -> float:
         """One optimizer step of the agent and its critic; the gradient's norm before clipping."""
         tokens = int(distributed.total(sum(len(ids) for row in rows for ids in row.completions)))
         optimizers = [self.optimizers[agent.index]]
@@ -277,9 +277,7 @@ class PPOTrainer:
         )
         for of_batch in told:
             stats.absorb(of_batch)
-        norm = optimizers[0].step()
-        for optimizer in optimizers[1:]:
-            optimizer.step()
+        norm, *_ = [optimizer.step(progress) for optimizer in optimizers]
         return norm
 
     def _loss(
@@ -335,13 +333,15 @@ class PPOTrainer:
         old_S: torch.Tensor,
         return_C: torch.Tensor,
         step: int,
+        span: Span,
     ) -> float:
         """The team's V on its own epochs of minibatches of states; the mean value loss."""
         critic, optimizer, section = self.critics[0], self.critic_optimizers[0], self.section
         key = (self.rollout.seed, "critic", step)
         total, count = 0.0, 0
-        for epoch in range(section.ppo_epochs):
-            for chosen in minibatches(chains.states_B, section.train_batch_size, (*key, epoch)):
+        size, epochs = section.train_batch_size, section.ppo_epochs
+        for one_pass in passes(chains.states_B, size, epochs, key, span):
+            for chosen, progress in one_pass.minibatches:
                 numbers = [c for s in chosen for c in chains.actions_S[s]]
                 states = torch.tensor([chains.state_C[c] for c in numbers], dtype=torch.long)
                 loss_C = clipped_value(
@@ -353,7 +353,7 @@ class PPOTrainer:
                 everyone = max(1, int(distributed.total(len(numbers))))
                 optimizer.zero()
                 (loss_C.sum() / everyone).backward()
-                optimizer.step()
+                optimizer.step(progress)
                 total += distributed.total(float(loss_C.detach().sum()))
                 count += everyone
         return total / count

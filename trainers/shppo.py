@@ -28,7 +28,6 @@ latents. Within one sample of two agents L_d is 0 and has no gradient: it needs 
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,8 +44,7 @@ from comlrl.actor_critic import (
     extremes,
     minibatches,
     moments,
-    optimizer_of,
-    pace,
+    passes,
     standardized,
     surrogate,
     turn_advantages,
@@ -67,8 +65,8 @@ from comlrl.losses import (
 from comlrl.policy import ActionLogprobs, action_logprobs
 from comlrl.rollout import Rollout, Shape
 from comlrl.team import Agent, Team
-from comlrl.types import NonFiniteError, Sampling, TokenBatch, Tree
-from comlrl.update import accumulate, explained, measure_all
+from comlrl.types import NonFiniteError, Sampling, Span, TokenBatch, Tree
+from comlrl.update import accumulate, explained, measure_all, optimizer_of
 from trainers.configs import SHPPOConfig
 
 __all__ = ["SHPPOConfig", "SHPPOTrainer"]
@@ -127,20 +125,13 @@ class SHPPOTrainer:
             self.inference = InferenceNet(sizes["width"], sizes["hidden"], sizes["latent_dim"])
         self.inference.to(self.agent.device)
         actor = [*self.agent.parameters(), *self.policy.layer.parameters()]
-        encoder, steps = self.policy.encoder, loop.total_steps
+        encoder, inference = self.policy.encoder.parameters(), self.inference.parameters()
         self.optimizers = {
-            "actor": optimizer_of(section, actor, section.learning_rate, steps),
-            "critic": optimizer_of(
-                section, self.critic.parameters(), section.value_learning_rate, steps
-            ),
-            "encoder": optimizer_of(
-                section, encoder.parameters(), section.latent_learning_rate, steps, whole=True
-            ),
-            "inference": optimizer_of(
-                section, self.inference.parameters(), section.inference_learning_rate, steps,
-                whole=True,
-            ),
-        }  # fmt: skip
+            "actor": optimizer_of(section, actor, section.learning_rate),
+            "critic": optimizer_of(section, self.critic.parameters(), section.value_learning_rate),
+            "encoder": optimizer_of(section, encoder, section.latent_learning_rate),
+            "inference": optimizer_of(section, inference, section.inference_learning_rate),
+        }
 
     def train(self) -> None:
         if self.loop.counters.steps == 0:
@@ -149,29 +140,26 @@ class SHPPOTrainer:
             self._step(step)
 
     def _step(self, step: Step) -> None:
-        started = time.monotonic()
         trees = self.rollout.grow(
             distributed.share(step.tasks), self.shape, self.sampling, ("train", step.index)
         )
-        grown = time.monotonic()
+        step.clock.lap("rollout")
         samples = self._credited(chains_of(trees), step.index)
+        scored = int(distributed.total(len(samples.state_C)))
         try:
-            metrics = self._improve(samples, step.index)
+            metrics = self._improve(samples, step.index, self.loop.span(scored))
         except NonFiniteError as error:
             raise explained(error, 0, step.index, self.loop.run_dir) from error
-        ended = time.monotonic()
-        scored = int(distributed.total(len(samples.state_C)))
-        tokens = int(distributed.total(samples.chains.tokens))
+        step.clock.lap("update")
         everyone = distributed.gather(trees)
         self.loop.record(
             step,
             env_steps=scored,
             updates=int(metrics.pop("updates")),
             scored=scored,
-            tokens=tokens,
+            tokens=int(distributed.total(samples.chains.tokens)),
             metrics=self.tree_metrics(everyone)
             | metrics
-            | pace(started, grown, ended, scored, tokens)
             | {"learning_rate": self.optimizers["actor"].learning_rate},
             trees=everyone,
         )
@@ -211,7 +199,7 @@ class SHPPOTrainer:
     def _agents(self) -> int:
         return self.section.num_agents
 
-    def _improve(self, samples: Samples, step: int) -> dict[str, float]:
+    def _improve(self, samples: Samples, step: int, span: Span) -> dict[str, float]:
         """The epochs; what the log wants."""
         section, key = self.section, (self.rollout.seed, "minibatches", step)
         rows_SN = self._rows(samples.chains)
@@ -222,14 +210,14 @@ class SHPPOTrainer:
         if section.normalize_advantages:
             samples.advantage_C = standardized(samples.advantage_C)
         stats, norms, losses = Stats(), [], []
-        for epoch in range(section.ppo_epochs):
+        for one_pass in passes(states, size, section.ppo_epochs, key, span):
             of_epoch = Stats()
-            for chosen in minibatches(states, size, (*key, epoch)):
+            for chosen, progress in one_pass.minibatches:
                 rows = [row for s in chosen for row in rows_SN[s]]
-                norms.append(self._update_actor(samples, rows, of_epoch))
-                losses.append(self._update_critic(samples, chosen))
-            metrics |= self._update_encoder(samples)
-            metrics["inference_loss"] = self._update_inference(samples)
+                norms.append(self._update_actor(samples, rows, of_epoch, progress))
+                losses.append(self._update_critic(samples, chosen, progress))
+            metrics |= self._update_encoder(samples, one_pass.progress)
+            metrics["inference_loss"] = self._update_inference(samples, one_pass.progress)
             stats.absorb(of_epoch)
             metrics["approx_kl"] = of_epoch.means()["approx_kl"]
             if section.target_kl is not None and metrics["approx_kl"] > section.target_kl:
@@ -239,7 +227,7 @@ class SHPPOTrainer:
             | metrics
             | {
                 "value_loss": sum(losses) / len(losses),
-                "ppo_epochs": epoch + 1.0,
+                "ppo_epochs": float(one_pass.number),
                 "updates": float(len(norms)),
                 "gradient_norm": max(norms),
             }
@@ -301,7 +289,9 @@ class SHPPOTrainer:
             del metrics["latent/cosine_distance"]
         return metrics
 
-    def _update_actor(self, samples: Samples, rows: Sequence[Row], stats: Stats) -> float:
+    def _update_actor(
+        self, samples: Samples, rows: Sequence[Row], stats: Stats, progress: float
+    ) -> float:
         """One optimizer step of LoRA, A, B and decoder; the gradient's norm before clipping."""
         tokens = int(distributed.total(sum(len(ids) for row in rows for ids in row.completions)))
         optimizer = self.optimizers["actor"]
@@ -315,7 +305,7 @@ class SHPPOTrainer:
         )
         for of_batch in told:
             stats.absorb(of_batch)
-        return optimizer.step()
+        return optimizer.step(progress)
 
     def _actor_loss(
         self, samples: Samples, batch: TokenBatch, tokens: int
@@ -341,7 +331,7 @@ class SHPPOTrainer:
         stats.add(loss=loss_A)
         return loss_A.sum() / tokens, stats
 
-    def _update_critic(self, samples: Samples, chosen: Sequence[int]) -> float:
+    def _update_critic(self, samples: Samples, chosen: Sequence[int], progress: float) -> float:
         """One step of V on these states' joint actions; the mean loss."""
         number_C = [c for s in chosen for c in samples.chains.actions_S[s]]
         index_C = torch.tensor(number_C, dtype=torch.long, device=samples.state_C.device)
@@ -352,9 +342,9 @@ class SHPPOTrainer:
             samples.return_C[index_C],
             self.section.value_clip_range,
         )
-        return self._descend("critic", loss_C)
+        return self._descend("critic", loss_C, progress)
 
-    def _update_encoder(self, samples: Samples) -> dict[str, float]:
+    def _update_encoder(self, samples: Samples, progress: float) -> dict[str, float]:
         """One step of L_latent, through μ and σ, into the encoder alone."""
         section = self.section
         mu_SNK, sigma_SNK = self.policy.encoder.along_chains(
@@ -368,21 +358,22 @@ class SHPPOTrainer:
         loss_S = latent_loss(value_S, entropy_S, diversity_S, section.lambda_e, section.lambda_d)
         parts = {"value": value_S, "entropy": entropy_S, "distance": diversity_S}
         said = {f"latent/{name}": moments(part.detach())[1] for name, part in parts.items()}
-        return said | {"latent/loss": self._descend("encoder", loss_S)}
+        return said | {"latent/loss": self._descend("encoder", loss_S, progress)}
 
-    def _update_inference(self, samples: Samples) -> float:
+    def _update_inference(self, samples: Samples, progress: float) -> float:
         """One step of V_I on the returns that the rollout's μ and σ earned; the mean loss."""
         value_S = self.inference(samples.observation_SND, samples.mu_SNK, samples.sigma_SNK)
-        return self._descend("inference", (value_S[samples.state_C] - samples.return_C) ** 2)
+        loss_C = (value_S[samples.state_C] - samples.return_C) ** 2
+        return self._descend("inference", loss_C, progress)
 
-    def _descend(self, name: str, loss_X: torch.Tensor) -> float:
+    def _descend(self, name: str, loss_X: torch.Tensor, progress: float) -> float:
         """One optimizer step on the mean over all processes; that mean."""
         sums = distributed.totals({"count": len(loss_X), "loss": float(loss_X.detach().sum())})
         count = max(1.0, sums["count"])
         optimizer = self.optimizers[name]
         optimizer.zero()
         (loss_X.sum() / count).backward()
-        optimizer.step()
+        optimizer.step(progress)
         return sums["loss"] / count
 
     def state(self) -> dict[str, Any]:
