@@ -220,7 +220,10 @@ class Team:
                 agent.model.save_pretrained(target, state_dict=weights)
             else:
                 agent.peft.save_pretrained(
-                    str(folder), selected_adapters=[agent.adapter], state_dict=weights
+                    str(folder),
+                    selected_adapters=[agent.adapter],
+                    state_dict=weights,
+                    save_embedding_layers=False,  # they are the base's; "auto" asks a hub for them
                 )
             agent.tokenizer.save_pretrained(target)
 

@@ -21,22 +21,18 @@ PAPERS = {
 }
 TOLD = ("num_turns", "num_generations", "joint_mode", "handoff", "learning_rate", "discount")
 RESULTS = ("reward_mean", "pass@1", "test_fraction", "syntax_rate", "aux_called_rate")
-FOLDERS = {"builtin:tiny-coder": "comlrl/builtin/tiny_coder"}  # as transformers finds it
-LOAD = """\
-```python
-from peft import PeftModel
-from transformers import AutoModelForCausalLM
+BUILTINS = {"builtin:tiny-coder": "TINY_CODER"}  # their folders, as comlrl.builtin names them
+SHARED = """\
+from comlrl.load import load_sampler
+from comlrl.types import Message, Request, Sampling
 
-base = AutoModelForCausalLM.from_pretrained("{base}")
-main = PeftModel.from_pretrained(base, "final_model/{last}")
-```
-"""
-LOAD_WHOLE = """\
-```python
-from transformers import AutoModelForCausalLM
-
-main = AutoModelForCausalLM.from_pretrained("final_model/{last}")
-```
+agents = load_sampler({run!r})  # base, adapter, and the layer that tells agents apart
+asked = [(Message("user", "What aux is asked."),), (Message("user", "What main is asked."),)]
+requests = [
+    [Request(agents.encode(agent, prompt), (("key", "task", (), agent, 0),))]
+    for agent, prompt in enumerate(asked)
+]
+answers = [said[0].text for ((said),) in agents.sample(requests, Sampling(0.0, 64))]
 """
 LIMITS = """\
 Each agent was trained with the others of this team and may have learned habits that only they
@@ -51,18 +47,23 @@ def write_model_card(run_dir: str | Path) -> Path:
     A hub shows the README of a folder that is uploaded; PEFT leaves an empty form there.
     """
     run = read_run(run_dir)
-    final = run.path / "final_model"
-    folders = sorted(folder.name for folder in final.glob("agent_*"))
-    text = card(run, folders)
-    for file in (run.path / "model_card.md", final / "README.md"):
-        file.write_text(text, encoding="utf-8")
-    for folder, role in zip(folders, _roles(run, folders), strict=True):
-        (final / folder / "README.md").write_text(_agent_card(run, folder, role), encoding="utf-8")
+    for place in (run.path / name for name in ("best_model", "final_model")):
+        folders = sorted(folder.name for folder in place.glob("agent_*"))
+        if not folders:
+            continue
+        text = card(run, place)
+        for file in (run.path / "model_card.md", place / "README.md"):  # the last one's stays
+            file.write_text(text, encoding="utf-8")
+        for folder, role in zip(folders, _roles(run, folders), strict=True):
+            said = _agent_card(run, folder, role)
+            (place / folder / "README.md").write_text(said, encoding="utf-8")
     return run.path / "model_card.md"
 
 
-def card(run: Run, folders: list[str]) -> str:
-    """The team's card: who, how trained, what came of it, how to use it, what to beware of."""
+def card(run: Run, place: Path) -> str:
+    """The card of the team in a folder of agent_0/, agent_1/, …: who, how trained, what came of it,
+    how to use it, what to beware of."""
+    folders = sorted(folder.name for folder in place.glob("agent_*"))
     section = run.config.get(run.algorithm, {})
     agents = [[f"`{f}`", role] for f, role in zip(folders, _roles(run, folders), strict=True)]
     if run.algorithm == "shppo":
@@ -76,7 +77,6 @@ def card(run: Run, folders: list[str]) -> str:
     ]
     lora = run.config.get("lora", {})
     trained = f"LoRA of rank {lora.get('r')}" if lora.get("enabled") else "all weights"
-    load = LOAD if lora.get("enabled") else LOAD_WHOLE
     dataset = run.config["dataset"]
     return "\n".join(
         [
@@ -92,7 +92,7 @@ def card(run: Run, folders: list[str]) -> str:
             table(["setting", "value"], [*settings, *ends]),
             _results(run),
             "## Use\n",
-            load.format(base=FOLDERS.get(_base(run), _base(run)), last=folders[-1]),
+            f"```python\n{snippet(run, place)}```\n",
             "`python evaluate.py --checkpoint RUN --k 1,3,5` runs the whole team on the held-out "
             "tasks.\n",
             "## Limits\n",
@@ -100,6 +100,43 @@ def card(run: Run, folders: list[str]) -> str:
             "",
         ]
     )
+
+
+def snippet(run: Run, place: Path) -> str:
+    """Python that loads what was trained, from where the run was started."""
+    if run.algorithm == "shppo":
+        return SHARED.format(run=str(run.path if place.name == "final_model" else place))
+    folders = sorted(folder.name for folder in place.glob("agent_*"))
+    named, lora = _roles(run, folders), run.config.get("lora", {}).get("enabled")
+    bases = run.config.get("agents") or [run.config["agent_model"]["name"]] * len(folders)
+    told = ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
+    if lora:
+        told.insert(0, "from peft import PeftModel")
+        builtins = sorted({BUILTINS[base] for base in bases if base in BUILTINS})
+        told[:0] = [f"from comlrl.builtin import {', '.join(builtins)}"] if builtins else []
+    told.append(f"folder = {str(place)!r}")
+    model = "AutoModelForCausalLM.from_pretrained({})"
+    written = [BUILTINS.get(base, repr(base)) for base in bases]
+    if not lora:
+        for name, agent in zip(named, folders, strict=True):
+            told.append(f"{name} = {model.format(_within(agent))}")
+    elif run.config.get("agents"):
+        for name, agent, base in zip(named, folders, written, strict=True):
+            told.append(f"base = {model.format(base)}")
+            told.append(f"{name} = PeftModel.from_pretrained(base, {_within(agent)})")
+    else:
+        told.append(f"base = {model.format(written[0])}")
+        first = f'{_within(folders[0])}, adapter_name="{named[0]}"'
+        told.append(f"team = PeftModel.from_pretrained(base, {first})")
+        for name, agent in list(zip(named, folders, strict=True))[1:]:
+            told.append(f'team.load_adapter({_within(agent)}, adapter_name="{name}")')
+        told.append(f'team.set_adapter("{named[-1]}")  # who answers')
+    told.append(f"tokenizer = AutoTokenizer.from_pretrained({_within(folders[-1])})")
+    return "\n".join(told) + "\n"
+
+
+def _within(folder: str) -> str:
+    return f'f"{{folder}}/{folder}"'
 
 
 def _results(run: Run) -> str:
@@ -126,13 +163,14 @@ def _agent_card(run: Run, folder: str, role: str) -> str:
 
 def _front_matter(run: Run) -> str:
     """What a hub indexes; names that only this machine knows are left out."""
-    base, data = _base(run), str(run.config["dataset"]["name"])
+    data, named = str(run.config["dataset"]["name"]), run.config.get("agents")
+    bases = [name for name in dict.fromkeys(named or [_base(run)]) if _on_hub(name)]
     facts: dict[str, Any] = {
         "library_name": "peft" if run.config.get("lora", {}).get("enabled") else "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["comlrl", "multi-agent", "reinforcement-learning", "code", run.algorithm],
     }
-    facts |= {"base_model": base} if _on_hub(base) else {}
+    facts |= {"base_model": bases if len(bases) > 1 else bases[0]} if bases else {}
     facts |= {"datasets": [data]} if _on_hub(data) else {}
     return f"---\n{yaml.safe_dump(facts, sort_keys=False)}---\n"
 

@@ -21,6 +21,7 @@ PACKAGES = ("comlrl", "trainers", "rewards", "external", "loggers")
 VOCABULARY = {"comlrl.types", "comlrl.prompts", "comlrl.config"}
 # They put everything together, like the scripts: nobody imports them but each other.
 COMPOSITION = {"comlrl.launch", "comlrl.assemble", "comlrl.evaluation_plan", "comlrl.dry_run"}
+COMPOSITION |= {"comlrl.load"}
 COMPOSITION |= {"comlrl.at_hand"}
 # Programs that make what is shipped; nobody imports them.
 PROGRAMS = {"comlrl.builtin.pretrain", "comlrl.config_reference"}

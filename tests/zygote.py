@@ -26,6 +26,7 @@ def module(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, loaded)  # dataclasses look their module up
     spec.loader.exec_module(loaded)
     return loaded
 
