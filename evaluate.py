@@ -54,7 +54,7 @@ class Stage:
 
 def evaluate(plan: Plan) -> int:
     """One team or baseline → table, JSON, Markdown."""
-    from comlrl.evaluation import estimates, task_rows
+    from comlrl.evaluation import estimates, measuring_need, task_rows
     from loggers.tables import evaluation_table
 
     stage = build(plan, remembering=False)
@@ -64,7 +64,8 @@ def evaluate(plan: Plan) -> int:
         elif plan.config.init_from is not None:
             initial.begin(plan.config, SECTIONS, stage.team, stage.rollout.sampler)
         started = time.monotonic()
-        trees = grower(plan, stage)()
+        with measuring_need(stage.rollout.reward):
+            trees = grower(plan, stage)()
         seconds = time.monotonic() - started
     finally:
         stage.rollout.reward.close()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from comlrl.config import Config, ConfigError
+from comlrl.config import Config, ConfigError, reward_arguments
 from trainers.configs import SECTIONS, temperature, top_k, top_p
 
 if TYPE_CHECKING:
@@ -265,12 +265,15 @@ def fitting(
 def build_reward(config: Config) -> Reward:
     from rewards.code_rewards import CodeReward
 
-    sandbox = config.sandbox
+    sandbox, arguments = config.sandbox, reward_arguments(config.reward)
     reward = CodeReward(
         workers=sandbox_workers(sandbox.workers),
         timeout=sandbox.timeout,
         memory_mb=sandbox.memory_mb,
         isolation=sandbox.isolation,
+        bonus=arguments.bonus,
+        measure_need=arguments.measure_need,
+        need_bonus=arguments.need_bonus,
     )
     if config.distributed.strategy == "fsdp":
         from comlrl.sharding import SplitReward
@@ -315,13 +318,14 @@ def evaluator(
 ) -> Callable[[], tuple[list, dict[str, float]]]:
     """Trees and metrics of the present policy on held-out tasks; ``turn_1/…`` and bare names."""
     from comlrl.builtin import conventions
-    from comlrl.evaluation import evaluate, mean_pass_at_k
+    from comlrl.evaluation import evaluate, mean_pass_at_k, measuring_need
     from loggers.metrics import tree_metrics
 
     known = conventions if config.dataset.name == "builtin:coopmini" else None
 
     def run() -> tuple[list, dict[str, float]]:
-        trees = evaluate(rollout, tasks, shape, sampling, config.section.eval_answers)
+        with measuring_need(rollout.reward):
+            trees = evaluate(rollout, tasks, shape, sampling, config.section.eval_answers)
         return trees, tree_metrics(trees, known) | {"pass@1": mean_pass_at_k(trees, 1)}
 
     return run

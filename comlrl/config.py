@@ -6,6 +6,7 @@ Torch is never imported here: a mistake in a configuration is answered at once.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,6 +106,44 @@ class SandboxConfig:
 
 
 @dataclass(frozen=True)
+class RewardConfig:
+    """How programs are rewarded: the table in `rewards/code_rewards.py`."""
+
+    # of the reward: bonus (any_test, or share: the terms of main's use of aux times the share of
+    # tests passed), measure_need (true: aux_needed_rate in training too), need_bonus (true: those
+    # terms only where the tests no longer pass without a helper's results)
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CodeRewardArguments:
+    """``reward.arguments`` of the aux/main reward."""
+
+    bonus: Literal["any_test", "share"] = "any_test"
+    measure_need: bool = False
+    need_bonus: bool = False
+
+
+def reward_arguments(reward: RewardConfig) -> CodeRewardArguments:
+    """``reward.arguments``, checked. Raises ConfigError for an unknown one or a wrong value."""
+    choices: dict[str, tuple[Any, ...]] = {
+        "bonus": ("any_test", "share"),
+        "measure_need": (False, True),
+        "need_bonus": (False, True),
+    }
+    for name, value in reward.arguments.items():
+        key = f"reward.arguments.{name}"
+        if name not in choices:
+            near = difflib.get_close_matches(name, choices, 1, 0.5)
+            mend = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(choices)}"
+            raise ConfigError(f"{key}: unknown argument, given {value!r}; {mend}")
+        if not any(type(value) is type(c) and value == c for c in choices[name]):
+            listed = " or ".join(str(choice).removeprefix("'").lower() for choice in choices[name])
+            raise ConfigError(f"{key}: {value!r} is not valid; give {listed}")
+    return CodeRewardArguments(**reward.arguments)
+
+
+@dataclass(frozen=True)
 class RewardProcessorConfig:
     """Training reward = scale_factor · reward + shift, where enabled."""
 
@@ -155,6 +194,7 @@ class Config:
     output: OutputConfig
     external: ExternalConfig
     sandbox: SandboxConfig
+    reward: RewardConfig
     reward_processor: RewardProcessorConfig
     wandb: WandbConfig | None
     generation: GenerationConfig
@@ -190,6 +230,7 @@ SECTIONS: dict[str, type] = {
     "output": OutputConfig,
     "external": ExternalConfig,
     "sandbox": SandboxConfig,
+    "reward": RewardConfig,
     "reward_processor": RewardProcessorConfig,
     "wandb": WandbConfig,
     "generation": GenerationConfig,

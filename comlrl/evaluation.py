@@ -6,8 +6,9 @@ Estimates are means over tasks; their 95% intervals come from resampling tasks w
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +46,20 @@ def repeat(
     own = distributed.share(tasks)
     grown = [grow(own, (*key, s)) for s in range(samples)]
     return [tree for trees in grown for tree in distributed.gather(trees)]
+
+
+@contextlib.contextmanager
+def measuring_need(reward: Any) -> Iterator[None]:
+    """In here a reward that can measures whether solved programs need their helpers."""
+    before = getattr(reward, "measure_need", None)
+    if before is None:
+        yield
+        return
+    reward.measure_need = True
+    try:
+        yield
+    finally:
+        reward.measure_need = before
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
@@ -143,9 +158,14 @@ def _is_mean(name: str) -> bool:
 
 
 def _reached(name: str, chains: Sequence[Tree]) -> int:
-    """Chains that reached the turn that ``turn_T/…`` is about; bare names: all."""
-    prefix, slash, _ = name.partition("/")
-    if not slash or not prefix.startswith("turn_"):
-        return len(chains)
-    turn = int(prefix.removeprefix("turn_"))
-    return sum(any(node.turn == turn for node in tree.nodes) for tree in chains)
+    """Chains that reached the turn that ``turn_T/…`` is about; bare names: all. Of what is known of
+    solved programs alone, those that are solved there."""
+    prefix, slash, plain = name.partition("/")
+    nodes = [tree.nodes[-1] for tree in chains]
+    if slash and prefix.startswith("turn_"):
+        turn = int(prefix.removeprefix("turn_"))
+        nodes = [node for tree in chains for node in tree.nodes if node.turn == turn]
+    if "aux_needed_rate" in (name, plain):
+        known = (node.scores_K[0].breakdown for node in nodes)
+        return sum(b is not None and b.needed is not None for b in known)
+    return len(nodes)

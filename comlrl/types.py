@@ -122,6 +122,8 @@ class RewardBreakdown:
     called: tuple[str, ...] = ()  # helpers that main calls
     ignored: tuple[str, ...] = ()  # helpers that main calls somewhere without reading the result
     wrapper: bool = False  # main only hands on aux's result
+    # helpers without whose results a test fails; None: not measured, or not all tests passed
+    needed: tuple[str, ...] | None = None
     syntax_error: SyntaxProblem | None = None
     outcomes: tuple[TestOutcome, ...] = ()  # empty where scoring stopped before the tests
     program: str = ""  # preamble + helpers + main, as it was run

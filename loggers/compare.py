@@ -27,6 +27,7 @@ SHOWN = (  # metric, title, shown as percent
     ("reward_mean", "Mean reward", False),
     ("pass_rate", "All tests pass", True),
     ("aux_called_rate", "Main calls aux", True),
+    ("aux_needed_rate", "Main needs aux", True),
     ("wrapper_rate", "Thin wrappers", True),
 )
 NOT_SETTINGS = (

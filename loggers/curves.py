@@ -85,6 +85,7 @@ def _code(axis: Axes, run: Run) -> None:
         ("all tests pass", "pass_rate"),
         ("compiles", "syntax_rate"),
         ("aux called", "aux_called_rate"),
+        ("aux needed", "aux_needed_rate"),
         ("thin wrapper", "wrapper_rate"),
     )
     phase = "train" if run.series("train", "pass_rate")[0] else "eval"

@@ -159,7 +159,9 @@ def _aux_metrics(programs: Sequence[tuple[RewardBreakdown, float]]) -> dict[str,
     """How helpers are used; shares are of helpers, except ``wrapper_rate``: of programs."""
     if not programs:
         return {}
-    return {
+    measured = [(b.helpers, b.needed, share) for b, share in programs if b.needed is not None]
+    need = ((_share(helpers, needed), share) for helpers, needed, share in measured)
+    return ({"aux_needed_rate": _mean(need)} if measured else {}) | {
         "aux_defined_rate": _mean((_share(b.helpers, b.defined), share) for b, share in programs),
         "aux_called_rate": _mean((_share(b.helpers, b.called), share) for b, share in programs),
         "aux_ignored_rate": _mean((_share(b.helpers, b.ignored), share) for b, share in programs),

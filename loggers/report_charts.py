@@ -220,9 +220,11 @@ def _turns(run: Run) -> Section:
 def _behaviour(run: Run) -> Section:
     aux = [
         ("called by main", "aux_called_rate"),
+        ("needed", "aux_needed_rate"),
         ("thin wrapper", "wrapper_rate"),
         ("result ignored", "aux_ignored_rate"),
     ]
+    need = [("needed", "aux_needed_rate")]
     code = [
         ("all tests pass", "pass_rate"),
         ("tests passed", "test_fraction"),
@@ -241,6 +243,7 @@ def _behaviour(run: Run) -> Section:
         "What the agents do",
         (
             *_lines(run, "train", "How main uses aux", aux),
+            *_lines(run, "eval", "Helpers that solved programs need, held-out tasks", need),
             *_lines(run, "train", "The code", code),
             *_lines(run, "train", "Lengths in tokens", lengths, percent=False),
             *_lines(run, "train", "Cut, repeated, too slow", ends),

@@ -13,6 +13,7 @@ SHOWN = (
     "test_fraction",
     "syntax_rate",
     "aux_called_rate",
+    "aux_needed_rate",
     "wrapper_rate",
     "aux_ignored_rate",
     "convention_match_rate",

@@ -11,6 +11,9 @@ aux result ignored          −0.5   as above, and main calls aux for nothing
 ==========================  =====  =============================================================
 
 With several helpers the 0.4 is split equally and the 0.5 is earned by the share called.
+
+``bonus="share"`` multiplies the last three by the share of tests passed. ``need_bonus`` gives them
+to programs alone that pass all tests and no longer do when a helper's results are replaced.
 """
 
 from __future__ import annotations
@@ -18,9 +21,10 @@ from __future__ import annotations
 import atexit
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import itemgetter
+from typing import Literal
 
 from comlrl.prompts import helper_names
 from comlrl.types import JointAction, RewardBreakdown, Score, SyntaxProblem, Task, TestOutcome
@@ -33,6 +37,8 @@ from rewards.analysis import (
     preamble,
 )
 from rewards.checks import check_task
+from rewards.sandbox.another import NAME as REPLACE
+from rewards.sandbox.another import REPLACEMENTS
 from rewards.sandbox.pool import Job, Pool
 from rewards.usage import MainUse, main_use
 
@@ -55,6 +61,7 @@ class _Draft:
     parts: tuple[Contribution | None, ...]  # likewise
     program: str = ""
     problem: SyntaxProblem | None = None
+    given: tuple[tuple[str, ...], str] = ((), "")  # the prompt's imports and functions
     job: Job | None = None  # None: scoring stops before the tests
 
     @property
@@ -79,6 +86,11 @@ class CodeReward:
             other tests are not run and count as failed.
         memory_mb: address space of the process under test, in MiB.
         isolation: ``auto``, ``namespaces``, ``bubblewrap``, ``unshare`` or ``limits``.
+        bonus: what the terms of main's use of aux are multiplied by: ``any_test`` 1, ``share`` the
+            share of tests passed.
+        measure_need: whether programs that pass all tests are run again with each helper's results
+            replaced, for ``RewardBreakdown.needed``. May be changed between calls.
+        need_bonus: helpers that are not needed earn nothing for their use; measures always.
 
     Raises:
         SandboxError: isolation that this machine does not offer.
@@ -90,7 +102,12 @@ class CodeReward:
         timeout: float = 10.0,
         memory_mb: int = 512,
         isolation: str = "auto",
+        *,
+        bonus: Literal["any_test", "share"] = "any_test",
+        measure_need: bool = False,
+        need_bonus: bool = False,
     ) -> None:
+        self.bonus, self.measure_need, self.need_bonus = bonus, measure_need, need_bonus
         self._pool = Pool(workers, timeout, memory_mb, isolation)
         self._lock = threading.Lock()
         self._contribution = lru_cache(maxsize=CACHED)(contribution)
@@ -126,9 +143,57 @@ class CodeReward:
             ordered = [actions[i] for i in order]
             outcomes = self._pool.run(self._fresh_jobs(ordered, drafts, fresh))
             self._remember(dict(zip(fresh, outcomes, strict=True)), drafts)
+            if self.measure_need or self.need_bonus:
+                self._run_without_helpers(drafts)
             breakdowns = [self._breakdown(draft) for draft in drafts]
         scores = [Score(breakdown.total, breakdown) for breakdown in breakdowns]
         return [score for _, score in sorted(zip(order, scores, strict=True), key=itemgetter(0))]
+
+    def _run_without_helpers(self, drafts: Sequence[_Draft]) -> None:
+        """Runs what passed all tests with each helper's results replaced."""
+        solved = [draft for draft in dict.fromkeys(drafts) if self._is_solved(draft)]
+        jobs = {j: None for d in solved for pair in self._replaced(d).values() for j in pair}
+        fresh = [job for job in jobs if job not in self._outcomes]
+        self._outcomes.update(zip(fresh, self._pool.run(fresh), strict=True))
+
+    def _is_solved(self, draft: _Draft) -> bool:
+        outcomes = self._outcomes[draft.job] if draft.job is not None else ()
+        return bool(outcomes) and all(outcome.passed for outcome in outcomes)
+
+    def _replaced(self, draft: _Draft) -> dict[str, list[Job]]:
+        """Each helper that is there, with the programs in which its results are replaced."""
+        assert draft.job is not None
+        found = {}
+        for name in draft.helpers:
+            if name in draft.defined:
+                program = self._replacing(draft, name)
+                found[name] = [
+                    replace(draft.job, code=program, replacement=how) for how in REPLACEMENTS
+                ]
+        return found
+
+    def _replacing(self, draft: _Draft, helper: str) -> bytes:
+        parts = [
+            replace(part, source=f"{part.source}\n\n\n{helper} = {REPLACE}({helper})")
+            if part is not None and name == helper
+            else part
+            for name, part in zip(draft.names, draft.parts, strict=True)
+        ]
+        code = self._compile(join(draft.given, parts))
+        assert isinstance(code, bytes)
+        return code
+
+    def _needed(self, draft: _Draft) -> tuple[str, ...] | None:
+        """Helpers whose replaced results make the program fail, whatever replaces them."""
+        if not draft.helpers or not self._is_solved(draft):
+            return None
+        if not (self.measure_need or self.need_bonus):
+            return None
+        return tuple(
+            name
+            for name, jobs in self._replaced(draft).items()
+            if not any(all(o.passed for o in self._outcomes[job]) for job in jobs)
+        )
 
     def _slowest(self, task: Task) -> float:
         """Seconds of the slowest of its programs so far."""
@@ -173,7 +238,7 @@ class CodeReward:
         if isinstance(code, SyntaxProblem):
             return _Draft(names, parts, program, problem=code)
         job = Job(code, join(prompt, ()), task.test, task.entry_point)
-        return _Draft(names, parts, program, job=job)
+        return _Draft(names, parts, program, given=prompt, job=job)
 
     def _breakdown(self, draft: _Draft) -> RewardBreakdown:
         """The table's terms, from the draft and its program's outcomes."""
@@ -184,20 +249,24 @@ class CodeReward:
         use = _use(main, there)
         outcomes = self._outcomes[draft.job] if draft.job is not None else ()
         passed = sum(outcome.passed for outcome in outcomes)
-        earns_use = passed > 0 and bool(use.called)
+        needed = self._needed(draft)
+        used = [name for name in use.called if not self.need_bonus or name in (needed or ())]
+        earns_use = passed > 0 and bool(used)
+        scale = passed / len(outcomes) if self.bonus == "share" and outcomes else 1.0
         return RewardBreakdown(
             aux_defined=AUX_DEFINED * len(there) / len(helpers) if helpers else 0.0,
             main_defined=MAIN_DEFINED if has_main else 0.0,
             syntax=SYNTAX if draft.job is not None else 0.0,
             tests=TESTS * passed / len(outcomes) if outcomes else 0.0,
-            uses_aux=USES_AUX * len(use.called) / len(helpers) if earns_use else 0.0,
-            not_wrapper=NOT_WRAPPER if earns_use and not use.wrapper else 0.0,
-            aux_ignored=AUX_IGNORED if earns_use and use.ignored else 0.0,
+            uses_aux=scale * USES_AUX * len(used) / len(helpers) if earns_use else 0.0,
+            not_wrapper=scale * NOT_WRAPPER if earns_use and not use.wrapper else 0.0,
+            aux_ignored=scale * AUX_IGNORED if earns_use and use.ignored else 0.0,
             helpers=helpers,
             defined=defined,
             called=use.called,
             ignored=use.ignored,
             wrapper=use.wrapper,
+            needed=needed,
             syntax_error=draft.problem,
             outcomes=outcomes,
             program=draft.program,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from comlrl.config import ConfigError
+from comlrl.config import ConfigError, reward_arguments
 from comlrl.launch import parse_arguments, resolve
 from comlrl.settings import Loader
 from trainers.configs import sections_of, validate
@@ -368,3 +368,29 @@ def test_notices_go_to_stderr(tmp_path):
     done = run("train_magrpo.py", "--config", file, "--dry-run")
     assert done.returncode == 0
     assert [line.partition(":")[0] for line in done.stderr.splitlines()] == ["notice", "notice"]
+
+
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [
+        ("reward.arguments.bonos=share", "did you mean `bonus`"),
+        ("reward.arguments.colour=red", "there are bonus, measure_need, need_bonus"),
+        ("reward.arguments.bonus=half", "give any_test or share"),
+        ("reward.arguments.need_bonus=1", "give false or true"),
+        ("reward.arguments.measure_need=yes please", "give false or true"),
+        ("reward.argument.bonus=share", "did you mean `reward.arguments`"),
+        ("reward.arguments=3", "reward.arguments: 3"),
+    ],
+)
+def test_arguments_of_the_reward_are_strict(item, said):
+    with pytest.raises(ConfigError, match=said):
+        parse("--override", item)
+
+
+def test_arguments_of_the_reward():
+    overrides = ["reward.arguments.bonus=share", "reward.arguments.need_bonus=true"]
+    found = reward_arguments(parse("--override", *overrides)[0].reward)
+    assert (found.bonus, found.measure_need, found.need_bonus) == ("share", False, True)
+    grpo = QUICKSTART.replace("magrpo", "grpo")
+    with pytest.raises(ConfigError, match="'share' has no effect on an agent without helpers"):
+        parse("--override", *overrides, algorithm="grpo", file=grpo)

@@ -18,11 +18,19 @@ import evaluate as script
 from comlrl import checkpoint
 from comlrl.assemble import build_sampler
 from comlrl.config import ConfigError
-from comlrl.evaluation import bootstrap_interval, estimates, pass_at_k, task_rows
+from comlrl.evaluation import (
+    bootstrap_interval,
+    estimates,
+    measuring_need,
+    pass_at_k,
+    task_rows,
+)
+from comlrl.sharding import SplitReward
 from comlrl.team import build_team
 from comlrl.trained import locate, run_algorithm
-from comlrl.types import Score
+from comlrl.types import RewardBreakdown, Score
 from loggers.metrics import tree_metrics
+from rewards.code_rewards import CodeReward
 from tests.run_maker import TASK, node, tree
 from trainers.configs import SECTIONS
 
@@ -340,6 +348,29 @@ def test_estimates_weigh_a_turn_by_the_chains_that_reached_it():
     assert metrics["reward_mean"] == 1.25 and intervals["reward_mean"] == (0.0, 2.5)
     assert "reward_std" not in intervals and "tasks" not in intervals
     assert task_rows(trees, (1,))[0]["reward_mean"] == 2.5
+
+
+def test_estimates_weigh_need_by_solved_chains():
+    def chain(task_id: str, needed: tuple[str, ...] | None):
+        breakdown = RewardBreakdown(helpers=("aux",), needed=needed)
+        task = type(TASK)(task_id, TASK.prompt, TASK.test, TASK.entry_point)
+        return tree(node([Score(0.0, breakdown)]), task=task)
+
+    trees = [chain("a", ("aux",)), chain("a", None), chain("b", None), chain("b", None)]
+    metrics, intervals = estimates(trees, tree_metrics, (1,))
+    # one solved chain in all; tasks drawn without it say nothing
+    assert metrics["aux_needed_rate"] == 1.0
+    assert intervals["aux_needed_rate"] == intervals["turn_1/aux_needed_rate"] == (1.0, 1.0)
+
+
+def test_an_evaluation_measures_need_and_training_does_not():
+    reward = CodeReward(workers=1)
+    for asked in (reward, SplitReward(reward)):
+        with measuring_need(asked):
+            assert reward.measure_need
+        assert not reward.measure_need
+    with measuring_need(object()):  # a reward that cannot
+        pass
 
 
 def test_bootstrap_interval_against_a_plain_loop():

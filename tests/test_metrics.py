@@ -106,6 +106,16 @@ def test_helpers_are_counted_singly():
     assert (metrics["aux_called_rate"], metrics["aux_ignored_rate"]) == (1.0, 0.5)
 
 
+def test_need_is_of_solved_programs():
+    team = {"helpers": ("aux", "aux2")}
+    both = RewardBreakdown(**team, needed=("aux", "aux2"))
+    one, none = RewardBreakdown(**team, needed=("aux2",)), RewardBreakdown(**team, needed=())
+    unsolved = RewardBreakdown(**team)
+    metrics = tree_metrics([tree(node([Score(0.0, b) for b in (both, one, none, unsolved)]))])
+    assert metrics["aux_needed_rate"] == pytest.approx((1 + 0.5 + 0) / 3)
+    assert "aux_needed_rate" not in tree_metrics([tree(node([Score(0.0, unsolved)]))])
+
+
 def test_a_lone_agent_has_no_aux_metrics():
     alone = RewardBreakdown(main_defined=0.6, defined=("f",))
     metrics = tree_metrics([tree(node([Score(0.6, alone)], agents=[agent_turn(["x"])]))])
@@ -325,9 +335,11 @@ def test_what_is_documented_is_logged(real_runs, algorithm):
 
 
 def test_what_trees_say_is_logged(real_runs):
-    """By one run or another; ``expert_fallbacks`` needs an expert (tests/test_multi_turn.py)."""
+    """By one run or another; ``expert_fallbacks`` needs an expert (tests/test_multi_turn.py), and
+    ``aux_needed_rate`` a program that passes all tests (tests/rewards/test_reward_need.py)."""
+    rare = ("expert_fallbacks", "aux_needed_rate")
     names = set.union(*map(_names, real_runs.values()))
-    rows = [row for row in documented() if row.who is None and row.name != "expert_fallbacks"]
+    rows = [row for row in documented() if row.who is None and row.name not in rare]
     for row in rows:
         for prefix in ("", *["turn_1/"] * row.turn, *["agent_1/"] * row.agent):
             pattern = row.pattern(prefix)

@@ -55,7 +55,7 @@ def run_tests(sandbox: Sandbox, clock: Clock, request: Request) -> list[Outcome]
     tests = suite(preamble, test, entry_point)
     random.seed(_seed(test))
     candidate = Candidate(sandbox, clock, code, entry_point, replacement)
-    run = _Run(candidate, clock)
+    run = _Run(candidate, clock, only_whether=bool(replacement))
     clock.limit_program()
     stand_ins = dict.fromkeys((tests.parameter, "candidate", entry_point), candidate)
     module: dict[str, Any] = {"__name__": "tests"}
@@ -79,10 +79,11 @@ def _seed(test: str) -> int:
 
 
 class _Run:
-    """Runs steps in order and keeps the tests' outcomes."""
+    """Runs steps in order and keeps the tests' outcomes. ``only_whether`` all pass is asked: the
+    first failure ends it."""
 
-    def __init__(self, candidate: Candidate, clock: Clock) -> None:
-        self.candidate, self.clock = candidate, clock
+    def __init__(self, candidate: Candidate, clock: Clock, only_whether: bool) -> None:
+        self.candidate, self.clock, self.only_whether = candidate, clock, only_whether
         self.outcomes: list[Outcome] = []
         self.timeouts = 0
         self.broken: dict[str, Failure] = {}  # names that set-up failed to bind
@@ -110,6 +111,8 @@ class _Run:
             return self.candidate.load_failure
         if self.timeouts >= MAX_TIMEOUTS:
             return ("NotRun", f"not run after {MAX_TIMEOUTS} timeouts", None)
+        if self.only_whether and not all(passed for passed, *_ in self.outcomes):
+            return ("NotRun", "not run after a failure", None)
         for name in step.reads & self.broken.keys():
             return self.broken[name]
         return None
