@@ -9,6 +9,8 @@ does, and no more: extract the function, check the syntax, `exec` the program, p
 neighbours on the machine. Four heavy solutions (HumanEval 75 takes longer than a hundred others)
 dominate both sides; without them the sandbox's own cost is seen.
 
+Before that, CPU time of all processes for one small program of five tests, for 1, 2 and 4 workers.
+
 With --loops, a batch of programs that loop forever is timed against timeouts · count / workers.
 """
 
@@ -19,6 +21,7 @@ import ast
 import json
 import os
 import random
+import resource
 import signal
 import statistics
 import sys
@@ -96,6 +99,23 @@ def seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+def cost(isolation: str, programs: int = 1000) -> None:
+    """Prints milliseconds of CPU for one program: judge, fork, program and its end."""
+    task = Task("cost", "", "def check(f):\n" + "    assert f(3) == 9\n" * 5, "f")
+
+    def used(count: int, workers: int) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        with CodeReward(workers, isolation=isolation) as reward:
+            texts = [f"def f(x):\n    return x * x + {n} - {n}\n" for n in range(count)]
+            reward.score([JointAction(task, (text,)) for text in texts])
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    for workers in (1, 2, 4):
+        spent = used(programs + 10, workers) - used(10, workers)
+        print(f"{workers} workers: {1000 * spent / programs:.2f} ms of CPU a program")
+
+
 def compare(rounds: int, isolation: str) -> None:
     tasks, solutions = load(DATA)
     pairs = list(zip(tasks, solutions, strict=True))
@@ -147,6 +167,7 @@ def main() -> None:
     options = parser.parse_args()
     if not DATA.exists():
         raise SystemExit(f"{DATA} is missing: the benchmark runs HumanEval's solutions")
+    cost(options.isolation)
     compare(options.rounds, options.isolation)
     if options.loops:
         loop_forever(options.loops, options.timeout, options.isolation)
