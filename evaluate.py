@@ -14,17 +14,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from comlrl import initial
-from comlrl import trained as weights
-from comlrl.assemble import build_reward, build_rollout, build_sampler, deterministic, fitting
-from comlrl.evaluation_plan import Plan, make_plan, parse_arguments, place
-from comlrl.launch import is_user_error
-from trainers.configs import SECTIONS, temperature, top_k, top_p
+from trainers.configs import SECTIONS, sampling
+from trainers.launch import initial
+from trainers.launch import weights as weights
+from trainers.launch.assembly import (
+    build_reward,
+    build_rollout,
+    build_sampler,
+    deterministic,
+    fitting,
+)
+from trainers.launch.evaluation_plan import Plan, make_plan, parse_arguments, place
+from trainers.launch.execution import is_user_error
 
 if TYPE_CHECKING:
-    from comlrl.generation import Generator
-    from comlrl.rollout import Rollout
-    from comlrl.team import Team
+    from comlrl.models.team import Team
+    from comlrl.rollout.generation import Generator
+    from comlrl.rollout.grow import Rollout
     from comlrl.types import Sampling, Task, Tree
 
 
@@ -54,7 +60,7 @@ class Stage:
 
 def evaluate(plan: Plan) -> int:
     """One team or baseline → table, JSON, Markdown."""
-    from comlrl.evaluation import estimates, measuring_need, task_rows
+    from comlrl.evaluation.estimates import estimates, measuring_need, task_rows
     from loggers.tables import evaluation_table
 
     stage = build(plan, remembering=False)
@@ -83,9 +89,9 @@ def evaluate(plan: Plan) -> int:
 
 def cross_play(plan: Plan) -> int:
     """Every helper with every main → matrices, JSON, Markdown, heat map."""
-    from comlrl import cross_play as pairs
-    from comlrl.evaluation import estimates
-    from loggers.heat_map import write_heat_map
+    from comlrl.evaluation import cross_play as pairs
+    from comlrl.evaluation.estimates import estimates
+    from loggers.report.heat_map import write_heat_map
     from loggers.tables import cross_play_table
 
     stage = build(plan, remembering=True)
@@ -120,52 +126,40 @@ def cross_play(plan: Plan) -> int:
 
 def build(plan: Plan, *, remembering: bool) -> Stage:
     """Load data and models."""
-    from comlrl.cross_play import Remembering
-    from comlrl.data import load_tasks
-    from comlrl.generation import uniforms
-    from comlrl.team import build_team
-    from comlrl.types import Sampling
-    from rewards.checks import check_task
+    from comlrl.evaluation.cross_play import Remembering
+    from comlrl.models.loading import build_team
+    from comlrl.tasks.loading import load_tasks
+    from rewards.sandbox.checks import check_task
 
     deterministic()
     config, section = plan.config, plan.config.section
     tasks = load_tasks(config.dataset, config.dataset.eval_split, check=check_task)
     team = build_team(config)
     generator, sampler = build_sampler(config, team)
-    sampling = Sampling(
-        0.0 if plan.greedy else temperature(section, config),
-        section.max_new_tokens,
-        top_p(section, config),
-        top_k(section, config),
-    )
-    tasks = fitting(tasks[: section.eval_num_samples], config, sampler, sampling)
+    sampled = sampling(config, plan.greedy)
+    tasks = fitting(tasks[: section.eval_num_samples], config, sampler, sampled)
     asked: Any = Remembering(sampler, len(team)) if remembering else sampler
-    rollout = build_rollout(config, asked, build_reward(config), uniforms)
-    return Stage(tasks, team, generator, sampling, rollout)
+    rollout = build_rollout(config, asked, build_reward(config))
+    return Stage(tasks, team, generator, sampled, rollout)
 
 
 def grower(plan: Plan, stage: Stage) -> Callable[[], list[Tree]]:
     """What samples all tasks: the team in its turns, or a baseline."""
-    from comlrl import baselines, evaluation
-    from comlrl.rollout import Shape
+    from comlrl.evaluation import baselines, estimates
 
     section = plan.config.section
     if plan.baseline is not None:
         grow = baselines.build(plan.baseline, stage.rollout, section.num_agents, stage.sampling)
-        return lambda: evaluation.repeat(grow, stage.tasks, plan.samples)
-    shape = Shape(
-        section.num_agents, section.num_turns, 1,
-        early_termination_threshold=section.early_termination_threshold,
-    )  # fmt: skip
-    return lambda: evaluation.evaluate(
-        stage.rollout, stage.tasks, shape, stage.sampling, plan.samples
+        return lambda: estimates.repeat(grow, stage.tasks, plan.samples)
+    return lambda: estimates.evaluate(
+        stage.rollout, stage.tasks, section.shape, stage.sampling, plan.samples
     )
 
 
 def reader(plan: Plan) -> Callable[[Sequence[Tree]], dict[str, float]]:
     """Trees → metrics, on CoopMini with the conventions that the agents follow."""
     from comlrl.builtin import conventions
-    from loggers.metrics import tree_metrics
+    from comlrl.evaluation.metrics import tree_metrics
 
     known = conventions if plan.config.dataset.name == "builtin:coopmini" else None
     return lambda trees: tree_metrics(trees, known)

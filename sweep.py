@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from comlrl.config import ConfigError
-from comlrl.launch import Parser
-from comlrl.sweeping import Point, Runner, Search, Sweep, read_sweep
+from comlrl.config.sections import ConfigError
+from trainers.launch.command_line import Parser
+from trainers.launch.sweeps import Point, Runner, Search, Sweep, read_sweep
 
 DEFAULT_COUNT = 8  # points of a search that has no end of its own
 
@@ -61,7 +61,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def write_results(search: Search, folder: Path) -> None:
     """Table as CSV and Markdown, best first, and the picture of all points."""
-    from loggers.parallel_coordinates import write_parallel_coordinates
+    from loggers.report.parallel_coordinates import write_parallel_coordinates
     from loggers.tables import table
 
     sweep, points = search.sweep, sorted(search.points.values(), key=_rank(search.sweep))

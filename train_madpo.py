@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import sys
 
-from comlrl.launch import Run, Trainer, main
+from comlrl.types import Trainer
+from trainers.launch.assembly import Run
+from trainers.launch.execution import main
 
 
 def build(run: Run) -> Trainer:
-    from comlrl.collection import Collector
-    from comlrl.generation import order
+    from comlrl.preferences.collector import Collector
     from trainers.madpo import MADPOTrainer
 
     collector = Collector(
-        run.section,
-        run.rollout,
-        run.loop,
-        run.sampling,
-        order,
-        seed=run.config.seed,
-        resume=run.resume,
+        run.section, run.rollout, run.loop, run.sampling, seed=run.config.seed, resume=run.resume
     )
     return MADPOTrainer(run.section, run.team, run.loop, run.sampling, collector)
 

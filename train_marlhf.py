@@ -3,67 +3,53 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from comlrl.launch import Run, Trainer, main
+from comlrl.types import Trainer
+from trainers.launch.assembly import Run
+from trainers.launch.execution import main
+
+if TYPE_CHECKING:
+    from comlrl.preferences.reward_model import ModelReward
 
 
 def build(run: Run) -> Trainer:
-    from comlrl.collection import Collector
-    from comlrl.generation import order, uniforms
-    from comlrl.launch import build_rollout
-    from comlrl.prompts import first_prompts
-    from comlrl.reward_model import ModelReward
-    from comlrl.team import resolve_model
+    from comlrl.preferences.collector import Collector
+    from comlrl.preferences.reward_model import ModelReward
     from trainers.marlhf import MARLHFTrainer
 
-    config = run.config
-    reward = ModelReward(run.reward, first_prompts)
-    rollout = build_rollout(config, run.generator, reward, uniforms)
+    seed, reward = run.config.seed, ModelReward(run.reward)
     collector = Collector(
-        run.section,
-        run.rollout,
-        run.loop,
-        run.sampling,
-        order,
-        seed=config.seed,
-        resume=run.resume,
+        run.section, run.rollout, run.loop, run.sampling, seed=seed, resume=run.resume
     )
     return MARLHFTrainer(
         run.section,
         run.loop,
         collector,
         reward,
-        online_trainer(run, rollout),
+        online_trainer(run, reward),
         reward_base(run),
-        resolve=resolve_model,
-        seed=config.seed,
+        seed=seed,
         resume=run.resume,
     )
 
 
-def online_trainer(run: Run, rollout: Any) -> Any:
+def online_trainer(run: Run, reward: ModelReward) -> Trainer:
     """The sibling that ``rl_algorithm`` names, on a rollout scored by the reward model."""
-    from loggers.metrics import tree_metrics
     from trainers.configs import online_section
+    from trainers.launch.assembly import build_rollout
     from trainers.magrpo import MAGRPOTrainer
-    from trainers.marlhf import order_agreement
     from trainers.ppo import PPOTrainer
 
-    trainer = PPOTrainer if run.section.rl_algorithm == "ppo" else MAGRPOTrainer
-    return trainer(
-        online_section(run.config),  # type: ignore[arg-type]
-        run.team,
-        rollout,
-        run.loop,
-        run.sampling,
-        lambda trees: tree_metrics(trees) | order_agreement(trees),
-    )
+    section = online_section(run.config)
+    rollout = build_rollout(run.config, run.generator, reward)
+    trainer: Any = PPOTrainer if section.chains else MAGRPOTrainer
+    return trainer(section, run.team, rollout, run.loop, run.sampling, beside=reward.of_evaluation)
 
 
 def reward_base(run: Run) -> Any:
     """What the reward model starts from: ``reward_model_name``, or main's own base."""
-    from comlrl.reward_model import RewardBase
+    from comlrl.preferences.reward_model import RewardBase
 
     config, main_agent = run.config, run.team.agents[-1]
     own = config.agents[-1] if config.agents is not None else config.agent_model.name

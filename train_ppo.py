@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from comlrl.launch import Run, Trainer, main
+from comlrl.types import Trainer
+from trainers.launch.assembly import Run
+from trainers.launch.execution import main
 
 
 def build(run: Run) -> Trainer:
-    from loggers.metrics import tree_metrics
     from trainers.ppo import PPOTrainer
 
-    return PPOTrainer(run.section, run.team, run.rollout, run.loop, run.sampling, tree_metrics)
+    return PPOTrainer(run.section, run.team, run.rollout, run.loop, run.sampling)
 
 
 if __name__ == "__main__":

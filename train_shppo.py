@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import sys
 
-from comlrl.launch import Run, Trainer, main
+from comlrl.types import Trainer
+from trainers.launch.assembly import Run
+from trainers.launch.execution import main
 
 
 def build(run: Run) -> Trainer:
-    from comlrl.heterogeneous import LatentSampler
-    from loggers.metrics import tree_metrics
     from trainers.shppo import SHPPOTrainer
 
-    sampler = run.rollout.sampler
-    assert isinstance(sampler, LatentSampler)
-    return SHPPOTrainer(
-        run.section, run.team, sampler, run.rollout, run.loop, run.sampling, tree_metrics
-    )
+    policy = run.rollout.sampler.policy  # type: ignore[attr-defined]
+    return SHPPOTrainer(run.section, run.team, policy, run.rollout, run.loop, run.sampling)
 
 
 if __name__ == "__main__":

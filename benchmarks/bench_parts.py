@@ -1,12 +1,13 @@
-"""Where a training step's time goes, and what the lean decoder saves.
+"""Where a training step's time goes, and what the fast decoder saves.
 
     python benchmarks/bench_parts.py [--steps 8] [--warm 8]
 
 The same steps of 32 tasks × G = 4 with two agents on the embedded default, in one process: once
-through the lean decoder (`comlrl/lean.py`), once through transformers' modules; with LoRA agents in
-the machine's own precision and in float32, and with all weights trained. Medians of seconds a step
-after ``--warm`` steps (in bfloat16 on a CPU each new shape is compiled at its first use), and the
-share of the physical limit: the model operations of the step, two for each weight and token passed,
+through the fast decoder (`comlrl/models/fast/decoder.py`), once through transformers' modules; with
+LoRA agents in the machine's own precision and in float32, and with all weights trained. Medians
+of seconds a step after ``--warm`` steps (in bfloat16 on a CPU each new shape is compiled at its
+first use), and the share of the physical limit: the model operations of the step, two for each
+weight and token passed,
 at the rate that one large product of the same precision reaches on all cores.
 """
 
@@ -24,13 +25,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from comlrl import assemble, launch
-from comlrl.loop import Step
-from comlrl.resume import prepare
-from comlrl.signals import Signals
+from comlrl.loop.interrupts import Signals
+from comlrl.loop.loop import Step
+from comlrl.loop.resume import prepare
 from loggers.tables import table
-from train_magrpo import build
-from trainers.magrpo import Sums
+from trainers.launch import assembly, execution
+from trainers.magrpo import MAGRPOTrainer, Sums
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES = {
@@ -40,11 +40,11 @@ CASES = {
 }
 
 
-def start(overrides: list[str], lean: bool, folder: str) -> Any:
+def start(overrides: list[str], fast: bool, folder: str) -> Any:
     """An assembled run and its trainer."""
     keys = ["magrpo.num_generations=4", "magrpo.batch_size=32", "magrpo.eval_interval=0"]
     config_file = str(ROOT / "configs/magrpo_quickstart.yaml")
-    arguments = launch.parse_arguments(
+    arguments = execution.parse_arguments(
         "magrpo",
         [
             "--config",
@@ -56,20 +56,20 @@ def start(overrides: list[str], lean: bool, folder: str) -> Any:
             *overrides,
         ],
     )
-    config, _ = launch.resolve("magrpo", arguments)
-    assemble.deterministic()
-    train, _ = assemble.load_both_splits(config)
-    run = assemble.assemble(prepare(config, False, False), Signals(), train, [])
-    if not lean:
+    config, _ = execution.resolve("magrpo", arguments)
+    assembly.deterministic()
+    train, _ = assembly.load_both_splits(config)
+    run = assembly.assemble(prepare(config, False, False), Signals(), train, [])
+    if not fast:
         for agent in run.team.agents:
-            agent.lean = None
-    return run, build(run)
+            agent.fast = None
+    return run, MAGRPOTrainer(run.section, run.team, run.rollout, run.loop, run.sampling)
 
 
-def measure(overrides: list[str], lean: bool, steps: int, warm: int) -> dict[str, float]:
+def measure(overrides: list[str], fast: bool, steps: int, warm: int) -> dict[str, float]:
     """Median seconds of the parts of a step, and the tokens that it passes through the model."""
     with tempfile.TemporaryDirectory() as folder:
-        run, trainer = start(overrides, lean, folder)
+        run, trainer = start(overrides, fast, folder)
         waited = [0.0]
         score = run.reward.score
 
@@ -133,8 +133,8 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     for name, overrides in CASES.items():
-        for way, lean in (("lean", True), ("modules", False)):
-            said = measure(overrides, lean, options.steps, options.warm)
+        for way, fast in (("fast", True), ("modules", False)):
+            said = measure(overrides, fast, options.steps, options.warm)
             parts = [f"{said[p]:.2f}" for p in ("generation", "reward", "update", "step")]
             share = f"{100 * said['limit'] / said['step']:.0f} %"
             rows.append([name, way, *parts, f"{128 / said['step']:.0f}", share])

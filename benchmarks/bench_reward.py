@@ -34,8 +34,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from comlrl.types import JointAction, Task
-from rewards.analysis import contribution, join, preamble
 from rewards.code_rewards import CodeReward
+from rewards.program import contribution, join, preamble
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "HumanEval.jsonl"
 HEAVY = {"HumanEval/75", "HumanEval/147", "HumanEval/32", "HumanEval/36"}

@@ -79,7 +79,7 @@ def ours(arguments: argparse.Namespace, *overrides: str, algorithm: str = "magrp
 def peer_job(arguments: argparse.Namespace, tasks: int) -> dict:
     """The description that ``peer_runner.py`` reads."""
     sys.path.insert(0, str(ROOT))
-    from comlrl.prompts import first_prompts
+    from comlrl.tasks.prompts import first_prompts
     from comlrl.types import Task
 
     lines = (ROOT / "comlrl/builtin/coopmini/train.jsonl").read_text().splitlines()[:tasks]

@@ -35,6 +35,17 @@ class Message:
     content: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Latent:
+    """SHPPO: who an agent was at one state, kept from the rollout to the update. On the CPU."""
+
+    observation_D: torch.Tensor  # its prompt, pooled
+    epsilon_K: torch.Tensor  # standard normal; zeros where sampling was greedy
+    value_K: torch.Tensor  # μ + σ ε: the ratios of all epochs use this very one
+    mu_K: torch.Tensor
+    memory_H: torch.Tensor  # after this turn
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """What an agent wrote once."""
@@ -45,6 +56,7 @@ class Completion:
     # log-probability of all its tokens under what drew them; not a number: unknown, or greedy.
     # Up to rounding, which depends on the batch: not compared.
     logprob: float = field(default=math.nan, compare=False)
+    latent: Latent | None = field(default=None, compare=False, repr=False)  # one for all siblings
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +70,26 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Shape:
+    """The form of a rollout."""
+
+    num_agents: int
+    num_turns: int
+    num_generations: int
+    joint_mode: Literal["align", "cross"] = "align"
+    handoff: Literal["random", "best"] | None = None
+    early_termination_threshold: float | None = None
+    later_generations: int | None = None  # at turns 2+; null: num_generations (chains: 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One prompt, to be completed once for each key; a key identifies a completion's randomness."""
 
     prompt_ids: tuple[int, ...]
     keys_G: tuple[tuple[Any, ...], ...]
-    latent: torch.Tensor | None = None  # SHPPO: (latent_dim,), shared by the siblings
+    before: Latent | None = None  # SHPPO: the agent's own at the turn before
+    latent_K: torch.Tensor | None = None  # SHPPO: what the siblings are sampled under
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +271,11 @@ class TokenBatch:
 class NonFiniteError(RuntimeError):
     """A logit, loss or gradient that is no number; ``batch`` is what gave it, where one is kept."""
 
-    def __init__(self, text: str, batch: TokenBatch | None = None) -> None:
+    def __init__(
+        self, text: str, batch: TokenBatch | None = None, agent: int | None = None
+    ) -> None:
         super().__init__(text)
-        self.batch = batch
+        self.batch, self.agent = batch, agent
 
 
 class Sampler(Protocol):
@@ -287,11 +315,54 @@ class LogRecord:
     metrics: Mapping[str, float]
 
 
+class Stateful(Protocol):
+    """What keeps its state in tensors of its own making."""
+
+    def state_tensors(self) -> Mapping[str, torch.Tensor]: ...
+
+    def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None: ...
+
+
+class Trainer(Protocol):
+    """An algorithm: what a train script builds, a loop paces and a checkpoint keeps."""
+
+    def train(self) -> None: ...
+
+    def parts(self) -> Mapping[str, Stateful | torch.nn.Module]:
+        """All that training changes, by the names of its files in a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogMark:
+    """How far a log is this run's own: up to the checkpoint that it goes on from."""
+
+    lines: int = 0  # of metrics.jsonl
+    update: int = -1
+    env_steps: int = -1
+
+
 class Logger(Protocol):
     """Takes metrics and episodes; any number of them run side by side."""
+
+    def begin(self, mark: LogMark) -> None:
+        """Before anything is logged: drop what an earlier process has logged behind ``mark``."""
 
     def log(self, record: LogRecord) -> None: ...
 
     def episodes(self, record: LogRecord, trees: Sequence[Tree]) -> None: ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One prompt of one agent and completions of it, each with a coefficient and a number."""
+
+    prompt_ids: tuple[int, ...]
+    completions: tuple[tuple[int, ...], ...]  # token ids of each
+    weights: tuple[float, ...]  # coefficient of each on each of its tokens
+    indices: tuple[int, ...]  # the caller's number for each
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt_ids) + sum(map(len, self.completions))

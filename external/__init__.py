@@ -2,24 +2,28 @@
 
 ``build`` turns the ``external`` section into a ``comlrl.types.Transition``, which gives one text
 for each agent, helpers first and main last. How a text is put behind an agent's own history is
-``comlrl.history``'s.
+``comlrl.tasks.history``'s.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from external.analysis import ExternalError, checked_slice
+from external.diagnosis import ExternalError, checked_slice
 
 if TYPE_CHECKING:
-    from comlrl.config import ExternalConfig
+    from comlrl.config.sections import ExternalConfig
     from comlrl.types import Transition
+    from external.expert_edits import Fallbacks
 
 MODES = ("level_feedback", "level_passed", "passed", "plain", "expert_edits")
 
 
-def build(external: ExternalConfig) -> Transition:
-    """The transition of ``external.mode``; raises ExternalError for a wrong setting."""
+def build(external: ExternalConfig, fallbacks: Fallbacks | None = None) -> Transition:
+    """The transition of ``external.mode``; raises ExternalError for a wrong setting.
+
+    ``fallbacks`` counts the attempts that were answered in an expert's place.
+    """
     slice_ = checked_slice(external.sandbox_slice)
     match external.mode:
         case "level_feedback":
@@ -44,6 +48,7 @@ def build(external: ExternalConfig) -> Transition:
                 base_url=external.expert_base_url,
                 on_error=external.on_error,
                 plain=build_plain(external),
+                fallbacks=fallbacks,
             )
     raise ExternalError(f"external.mode: {external.mode!r} is not a mode; use one of {MODES}")
 

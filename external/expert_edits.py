@@ -14,11 +14,12 @@ import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from comlrl.types import Attempt, Transition
-from external.analysis import ExternalError, agent_names, clean, cut, instruction
+from external.diagnosis import ExternalError, agent_names, clean, cut, instruction
 
 MAX_BODY = 262_144  # bytes of an answer that are read
 MAX_EDIT = 800  # characters of an agent's edits that are quoted
@@ -87,6 +88,13 @@ def provider_of(model: str, base_url: str | None) -> Provider:
     )
 
 
+@dataclass
+class Fallbacks:
+    """Attempts that ``plain`` answered in the expert's place."""
+
+    count: int = 0
+
+
 class ExpertEdits:
     """Asks the expert about each attempt and tells each agent the edits to its own function.
 
@@ -102,6 +110,7 @@ class ExpertEdits:
         on_error: Literal["stop", "plain"],
         plain: Transition,
         *,
+        fallbacks: Fallbacks | None = None,
         timeout: float = 60.0,  # seconds for one request, its whole answer included
         retries: int = 3,
         backoff: float = 1.0,  # seconds before the first retry; doubled for each further one
@@ -109,7 +118,7 @@ class ExpertEdits:
     ) -> None:
         import openai
 
-        self.fallbacks = 0
+        self.fallbacks = fallbacks or Fallbacks()
         self._model, self._on_error, self._plain = model, on_error, plain
         self._timeout, self._retries, self._backoff = timeout, retries, backoff
         self._max_in_flight = max_in_flight
@@ -143,7 +152,7 @@ class ExpertEdits:
 
     def _texts(self, attempt: Attempt, edits: tuple[str, ...] | None) -> tuple[str, ...]:
         if edits is None:
-            self.fallbacks += 1
+            self.fallbacks.count += 1
             return self._plain([attempt])[0]
         return tuple(
             f"{_proposal(name, text)}\n{instruction(name)}"

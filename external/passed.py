@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from comlrl.types import Attempt
-from external.analysis import agent_names, instruction, levels
+from external.diagnosis import agent_names, instruction, levels
 
 
 class Passed:

@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from comlrl.types import Logger, LogRecord, Tree
+from comlrl.types import Logger, LogMark, LogRecord, Tree
 from loggers.console import ConsoleLogger
 from loggers.environment import write_environment
 from loggers.episodes import EpisodeLogger
 from loggers.jsonl import JsonlLogger
+from loggers.latents import LatentLogger
 from loggers.samples import SampleLogger
 
 if TYPE_CHECKING:
-    from comlrl.progress import Progress
+    from comlrl.loop.progress import Progress
 
 
 class Loggers:
@@ -25,6 +26,10 @@ class Loggers:
     def __init__(self, loggers: Sequence[Logger]) -> None:
         self._loggers = tuple(loggers)
 
+    def begin(self, mark: LogMark) -> None:
+        for logger in self._loggers:
+            logger.begin(mark)
+
     def log(self, record: LogRecord) -> None:
         for logger in self._loggers:
             logger.log(record)
@@ -32,14 +37,6 @@ class Loggers:
     def episodes(self, record: LogRecord, trees: Sequence[Tree]) -> None:
         for logger in self._loggers:
             logger.episodes(record, trees)
-
-    def truncate_after(self, update: int, env_steps: int) -> None:
-        """On resume: drop what was logged after the checkpoint of ``update``."""
-        for logger in self._loggers:
-            if isinstance(logger, (JsonlLogger, SampleLogger, EpisodeLogger)):
-                logger.truncate_after(update)
-            elif purge := getattr(logger, "purge_after", None):  # TensorBoard's, an extra
-                purge(env_steps)
 
     def close(self) -> None:
         """Close every logger, in the reverse order, also where one of them fails."""
@@ -51,19 +48,20 @@ class Loggers:
 def build(config: Any, run_dir: str | Path, progress: Progress, resume: bool = False) -> Loggers:
     """The loggers that a run's configuration asks for.
 
-    ``config``: ``comlrl.config.Config``; ``progress``: what the console tells of the run beside
-    its records. With ``resume``, files are continued: call ``truncate_after`` with the
-    checkpoint's update.
+    ``config``: a ``comlrl.config.sections.Config``; ``progress``: what the console tells of the
+    run beside its records. ``resume``: a W&B run goes on. Nothing in ``run_dir`` is changed
+    before the loggers' ``begin``.
     """
     run_dir = Path(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     write_environment(run_dir / "environment.json")
     loggers: list[Logger] = [
-        JsonlLogger(run_dir / "metrics.jsonl", resume=resume),
-        SampleLogger(run_dir / "samples.jsonl", resume=resume),
+        JsonlLogger(run_dir / "metrics.jsonl"),
+        SampleLogger(run_dir / "samples.jsonl"),
+        LatentLogger(run_dir / "latents.jsonl"),
     ]
     if config.output.verbose:
-        loggers.append(EpisodeLogger(run_dir / "episodes.jsonl", resume=resume))
+        loggers.append(EpisodeLogger(run_dir / "episodes.jsonl"))
     if importlib.util.find_spec("tensorboard"):
         from loggers.tensorboard import TensorBoardLogger
 

@@ -11,10 +11,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from comlrl.types import LogRecord, Tree
+from comlrl.types import LogMark, LogRecord, Tree
 
 if TYPE_CHECKING:
-    from comlrl.progress import Progress
+    from comlrl.loop.progress import Progress
 
 # Column heading, metric, format: those that a record does not have are left out of its line.
 COLUMNS = (
@@ -42,6 +42,9 @@ class ConsoleLogger:
             self._live = _LiveView(self._console, progress, title)
         else:
             progress.listeners.append(self._began)
+
+    def begin(self, mark: LogMark) -> None:
+        """Nothing: what was printed stays printed."""
 
     def log(self, record: LogRecord) -> None:
         if self._live is not None:
@@ -109,7 +112,7 @@ class _LiveView:
         return Group(self._head(), *([_table(shown)] if shown else []))
 
     def _head(self) -> Table:
-        ahead = self._progress.ahead()
+        ahead = self._progress.ahead
         left = None if self._closed else self._progress.seconds_left()
         line = Table.grid(padding=(0, 1))
         line.add_row(
@@ -139,7 +142,7 @@ def _table(shown: Sequence[LogRecord]) -> Table:
 
 def position(step: int, progress: Progress) -> str:
     """``3/10``; ``3/~10`` where environment steps end the run; ``3`` where nothing is known."""
-    ahead = progress.ahead()
+    ahead = progress.ahead
     if ahead.total is None:
         return str(step)
     return f"{step}/{'~' if ahead.estimated else ''}{ahead.total}"

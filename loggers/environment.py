@@ -12,7 +12,7 @@ import sys
 from datetime import datetime, timezone
 from pathlib import Path
 
-from loggers.jsonl import replace
+from comlrl.files import replace
 
 PACKAGES = ("torch", "transformers", "peft", "trl", "accelerate", "datasets", "numpy")
 

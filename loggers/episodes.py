@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from comlrl.types import LogRecord, Tree
-from loggers.jsonl import open_text, truncate
+from comlrl import files
+from comlrl.types import LogMark, LogRecord, Tree
 from loggers.samples import episode
 
 ROTATE_BYTES = 64 * 2**20
@@ -21,20 +21,21 @@ ROTATE_BYTES = 64 * 2**20
 class EpisodeLogger:
     """One line for each scored joint action: prompts, completions, program, outcomes, parts."""
 
-    def __init__(
-        self, path: str | Path, *, resume: bool = False, rotate_bytes: int = ROTATE_BYTES
-    ) -> None:
+    def __init__(self, path: str | Path, *, rotate_bytes: int = ROTATE_BYTES) -> None:
         self._path = Path(path)
         self._rotate_bytes = rotate_bytes
-        if not resume:
-            for old in self._rotated():
-                old.unlink()
-        self._file = open_text(self._path, append=resume)
+        self._file: TextIO | None = None
+
+    def begin(self, mark: LogMark) -> None:
+        for path in (*self._rotated(), self._path):
+            files.keep(path, lambda _, line: line["update"] <= mark.update)
+        self._file = self._path.open("a", encoding="utf-8")
 
     def log(self, record: LogRecord) -> None:
         """Nothing: metrics have a file of their own."""
 
     def episodes(self, record: LogRecord, trees: Sequence[Tree]) -> None:
+        assert self._file is not None, "begin comes first"
         for tree in trees:
             for line in _lines(record, tree):
                 self._file.write(json.dumps(line) + "\n")
@@ -42,24 +43,18 @@ class EpisodeLogger:
         if self._file.tell() >= self._rotate_bytes:
             self._rotate()
 
-    def truncate_after(self, update: int) -> None:
-        """Drop the episodes after ``update``: a resumed run makes them anew."""
-        self._file.close()
-        for path in (*self._rotated(), self._path):
-            truncate(path, lambda line: line["update"] <= update)
-        self._file = open_text(self._path, append=True)
-
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
     def _rotated(self) -> list[Path]:
         return sorted(self._path.parent.glob(f"{self._path.stem}.[0-9]*{self._path.suffix}"))
 
     def _rotate(self) -> None:
-        self._file.close()
+        self.close()
         count = len(self._rotated()) + 1
         self._path.rename(self._path.with_name(f"{self._path.stem}.{count}{self._path.suffix}"))
-        self._file = open_text(self._path, append=False)
+        self._file = self._path.open("w", encoding="utf-8")
 
 
 def _lines(record: LogRecord, tree: Tree) -> Iterator[dict[str, Any]]:

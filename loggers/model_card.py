@@ -7,23 +7,15 @@ from typing import Any
 
 import yaml
 
-from loggers.metrics import roles
-from loggers.run_data import Run, read_run
+from comlrl.tasks.prompts import roles
+from loggers.report.run_data import Run, read_run
 from loggers.tables import table
 
-PAPERS = {
-    "magrpo": "MAGRPO (arXiv 2508.04652)",
-    "grpo": "GRPO (arXiv 2402.03300), as MAGRPO with one agent",
-    "madpo": "MADPO: direct preference optimization (arXiv 2305.18290) of joint answers",
-    "marlhf": "MARLHF: a joint reward model from preferences, then online RL",
-    "ppo": "PPO (arXiv 1707.06347)",
-    "shppo": "SHPPO (arXiv 2404.03869)",
-}
 TOLD = ("num_turns", "num_generations", "joint_mode", "handoff", "learning_rate", "discount")
 RESULTS = ("reward_mean", "pass@1", "test_fraction", "syntax_rate", "aux_called_rate")
 BUILTINS = {"builtin:tiny-coder": "TINY_CODER"}  # their folders, as comlrl.builtin names them
 SHARED = """\
-from comlrl.load import load_sampler
+from trainers.launch.load import load_sampler
 from comlrl.types import Message, Request, Sampling
 
 agents = load_sampler({run!r})  # base, adapter, and the layer that tells agents apart
@@ -41,32 +33,33 @@ a language model: run it in a sandbox only. The data and the base model come wit
 own."""
 
 
-def write_model_card(run_dir: str | Path) -> Path:
+def write_model_card(run_dir: str | Path, method: str = "") -> Path:
     """Write ``model_card.md`` beside ``final_model`` and as its README, also of each agent.
 
-    A hub shows the README of a folder that is uploaded; PEFT leaves an empty form there.
+    ``method``: what the run was trained with, in words; left out: the algorithm's name. A hub
+    shows the README of a folder that is uploaded; PEFT leaves an empty form there.
     """
     run = read_run(run_dir)
     for place in (run.path / name for name in ("best_model", "final_model")):
         folders = sorted(folder.name for folder in place.glob("agent_*"))
         if not folders:
             continue
-        text = card(run, place)
+        text = card(run, place, method)
         for file in (run.path / "model_card.md", place / "README.md"):  # the last one's stays
             file.write_text(text, encoding="utf-8")
-        for folder, role in zip(folders, _roles(run, folders), strict=True):
+        for folder, role in zip(folders, _roles(place, folders), strict=True):
             said = _agent_card(run, folder, role)
             (place / folder / "README.md").write_text(said, encoding="utf-8")
     return run.path / "model_card.md"
 
 
-def card(run: Run, place: Path) -> str:
+def card(run: Run, place: Path, method: str = "") -> str:
     """The card of the team in a folder of agent_0/, agent_1/, …: who, how trained, what came of it,
     how to use it, what to beware of."""
     folders = sorted(folder.name for folder in place.glob("agent_*"))
     section = run.config.get(run.algorithm, {})
-    agents = [[f"`{f}`", role] for f, role in zip(folders, _roles(run, folders), strict=True)]
-    if run.algorithm == "shppo":
+    agents = [[f"`{f}`", role] for f, role in zip(folders, _roles(place, folders), strict=True)]
+    if _shared(place):
         agents.append(["`heterogeneous`", "what tells the agents apart"])
     count = section.get("num_agents", len(folders))
     settings = [[key, section[key]] for key in TOLD if section.get(key) is not None]
@@ -86,7 +79,7 @@ def card(run: Run, place: Path) -> str:
             "together: helpers write functions that main calls.\n",
             table(["folder", "role"], agents),
             "## Training\n",
-            f"{PAPERS.get(run.algorithm, run.algorithm.upper())}; tasks of `{dataset['name']}` "
+            f"{method or run.algorithm.upper()}; tasks of `{dataset['name']}` "
             f"{dataset.get('train_split', '')}. The whole configuration is the run's "
             "`config.yaml`.\n",
             table(["setting", "value"], [*settings, *ends]),
@@ -104,10 +97,10 @@ def card(run: Run, place: Path) -> str:
 
 def snippet(run: Run, place: Path) -> str:
     """Python that loads what was trained, from where the run was started."""
-    if run.algorithm == "shppo":
+    if _shared(place):
         return SHARED.format(run=str(run.path if place.name == "final_model" else place))
     folders = sorted(folder.name for folder in place.glob("agent_*"))
-    named, lora = _roles(run, folders), run.config.get("lora", {}).get("enabled")
+    named, lora = _roles(place, folders), run.config.get("lora", {}).get("enabled")
     bases = run.config.get("agents") or [run.config["agent_model"]["name"]] * len(folders)
     told = ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
     if lora:
@@ -184,7 +177,10 @@ def _base(run: Run) -> str:
     return ", ".join(dict.fromkeys(agents)) if agents else run.config["agent_model"]["name"]
 
 
-def _roles(run: Run, folders: list[str]) -> tuple[str, ...]:
-    if run.algorithm == "shppo":
-        return ("every agent",)
-    return roles(len(folders))
+def _shared(place: Path) -> bool:
+    """Whether one policy acts for all agents, told apart by what lies beside it."""
+    return (place / "heterogeneous").is_dir()
+
+
+def _roles(place: Path, folders: list[str]) -> tuple[str, ...]:
+    return ("every agent",) if _shared(place) else roles(len(folders))

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from comlrl.types import LogRecord, Node, Score, TestOutcome, Tree
-from loggers.jsonl import read_lines, replace
-from loggers.metrics import REWARD_PARTS, roles, task_reward
+from comlrl.evaluation.metrics import REWARD_PARTS, task_reward
+from comlrl.files import read_lines, replace
+from comlrl.tasks.prompts import roles
+from comlrl.types import LogMark, LogRecord, Node, Score, TestOutcome, Tree
 
 MAX_TASKS = {"eval": 200, "train": 16}  # of each kept pass
 MAX_TEXT = 20_000  # characters of a prompt, completion or program
@@ -22,12 +23,16 @@ MAX_TEXT = 20_000  # characters of a prompt, completion or program
 class SampleLogger:
     """Keeps the first and the latest pass of each phase; writes at evaluations and at the end."""
 
-    def __init__(self, path: str | Path, *, resume: bool = False) -> None:
+    def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
         self._first: dict[str, list[dict[str, Any]]] = {}
         self._latest: dict[str, list[dict[str, Any]]] = {}
-        if resume and self._path.exists():
-            self._restore(list(read_lines(self._path)))
+
+    def begin(self, mark: LogMark) -> None:
+        if self._path.exists():
+            lines = [line for line in read_lines(self._path) if line["update"] <= mark.update]
+            self._restore(lines)
+        self._write()
 
     def log(self, record: LogRecord) -> None:
         """Nothing: metrics have a file of their own."""
@@ -38,13 +43,6 @@ class SampleLogger:
         self._latest[record.phase] = samples
         if record.phase == "eval":
             self._write()
-
-    def truncate_after(self, update: int) -> None:
-        """Forget the passes after ``update``: a resumed run makes them anew."""
-        for passes in (self._first, self._latest):
-            for phase in [p for p, s in passes.items() if s and s[0]["update"] > update]:
-                del passes[phase]
-        self._write()
 
     def close(self) -> None:
         self._write()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from loggers.metrics import REWARD_PARTS
+from comlrl.evaluation.metrics import REWARD_PARTS
 
 SHOWN = (
     "reward_mean",

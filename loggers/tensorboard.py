@@ -11,7 +11,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from comlrl.types import LogRecord, Tree
+from comlrl.types import LogMark, LogRecord, Tree
 
 
 class TensorBoardLogger:
@@ -30,10 +30,10 @@ class TensorBoardLogger:
         self._writer.add_event(event)
         self._writer.flush()
 
-    def purge_after(self, env_steps: int) -> None:
-        """On resume: TensorBoard is told to forget what older files say of later steps."""
-        start = SessionLog(status=SessionLog.START)
-        self._writer.add_event(Event(wall_time=time.time(), step=env_steps + 1, session_log=start))
+    def begin(self, mark: LogMark) -> None:
+        """TensorBoard is told to forget what older files say of later steps."""
+        start, step = SessionLog(status=SessionLog.START), mark.env_steps + 1
+        self._writer.add_event(Event(wall_time=time.time(), step=step, session_log=start))
 
     def episodes(self, record: LogRecord, trees: Sequence[Tree]) -> None:
         """Nothing: TensorBoard shows numbers."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import wandb
 
-from comlrl.types import LogRecord, Tree
+from comlrl.types import LogMark, LogRecord, Tree
 from loggers.samples import sample
 
 CONNECT_SECONDS = 20  # then offline
@@ -27,7 +27,7 @@ COLUMNS = ("env_step", "task", "prompt", "completions", "program", "reward", "te
 def connect(config: Any, run_dir: Path, resume: bool) -> WandbLogger | None:
     """The logger that ``config.wandb`` asks for; None, with one line saying why, where it is off.
 
-    ``config``: ``comlrl.config.Config`` with its ``wandb`` section present.
+    ``config``: ``comlrl.config.sections.Config`` with its ``wandb`` section present.
     """
     mode = config.wandb.mode or os.environ.get("WANDB_MODE", "online")
     if mode == "disabled":
@@ -79,6 +79,9 @@ class WandbLogger:
         self._run.define_metric("env_step")
         for phase in ("train", "eval"):
             self._run.define_metric(f"{phase}/*", step_metric="env_step")
+
+    def begin(self, mark: LogMark) -> None:
+        """Nothing: W&B keeps its own account of a run."""
 
     def log(self, record: LogRecord) -> None:
         self._run.log(

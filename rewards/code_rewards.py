@@ -26,9 +26,9 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Literal
 
-from comlrl.prompts import helper_names
+from comlrl.tasks.prompts import helper_names
 from comlrl.types import JointAction, RewardBreakdown, Score, SyntaxProblem, Task, TestOutcome
-from rewards.analysis import (
+from rewards.program import (
     Contribution,
     compile_program,
     contribution,
@@ -36,9 +36,9 @@ from rewards.analysis import (
     join,
     preamble,
 )
-from rewards.checks import check_task
 from rewards.sandbox.another import NAME as REPLACE
 from rewards.sandbox.another import REPLACEMENTS
+from rewards.sandbox.checks import check_task
 from rewards.sandbox.pool import Job, Pool
 from rewards.usage import MainUse, main_use
 

@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from comlrl.assemble import build_sampler
-from comlrl.generation import order, uniforms
-from comlrl.loop import Loop
-from comlrl.rollout import Rollout
-from comlrl.team import build_team
-from comlrl.types import Attempt, JointAction, LogRecord, Sampling, Score, Task, Tree
-from loggers.metrics import tree_metrics
+from comlrl.loop.loop import Loop
+from comlrl.models.loading import build_team
+from comlrl.rollout.grow import Rollout
+from comlrl.types import Attempt, JointAction, LogMark, LogRecord, Sampling, Score, Task, Tree
+from loggers.latents import LatentLogger
 from tests.tiny_models import config, folder
+from trainers.launch.assembly import build_sampler
 from trainers.magrpo import MAGRPOTrainer
 from trainers.ppo import PPOTrainer
 from trainers.shppo import SHPPOTrainer
@@ -36,16 +35,22 @@ class TextReward:
 
 
 class Recorder:
-    """Keeps what is logged."""
+    """Keeps the records; what else is logged is for ``latents``."""
 
-    def __init__(self) -> None:
+    def __init__(self, latents: LatentLogger | None = None) -> None:
         self.records: list[LogRecord] = []
+        self.latents = latents
+
+    def begin(self, mark: LogMark) -> None:
+        if self.latents is not None:
+            self.latents.begin(mark)
 
     def log(self, record: LogRecord) -> None:
         self.records.append(record)
 
     def episodes(self, record: LogRecord, trees: Sequence[Tree]) -> None:
-        return
+        if self.latents is not None:
+            self.latents.episodes(record, trees)
 
     def close(self) -> None:
         return
@@ -76,28 +81,21 @@ def build(
     section = cfg.section
     team = build_team(cfg, reference=section.kl_coef > 0, device="cpu")
     _, sampler = build_sampler(cfg, team)
-    rollout = Rollout(
-        sampler,
-        TextReward(value),
-        transition,
-        lambda key: float(uniforms(key, 1)[0]),
-        seed=cfg.seed,
-    )
-    loop = Loop(
-        section,
-        tasks(count),
-        lambda epoch, number: order((cfg.seed, "epoch", epoch), number),
-        run_dir=run_dir,
-        logger=Recorder(),
-        evaluate=None,
-        seed=cfg.seed,
-    )
+    rollout = Rollout(sampler, TextReward(value), transition, seed=cfg.seed)
+    logger = Recorder(LatentLogger(run_dir / "latents.jsonl"))
+    loop = Loop(section, tasks(count), run_dir=run_dir, logger=logger, seed=cfg.seed)
     sampling = Sampling(1.0, section.max_new_tokens)
     if algorithm == "magrpo":
-        return MAGRPOTrainer(section, team, rollout, loop, sampling, tree_metrics)
+        return MAGRPOTrainer(section, team, rollout, loop, sampling)
     if algorithm == "ppo":
-        return PPOTrainer(section, team, rollout, loop, sampling, tree_metrics)
-    return SHPPOTrainer(section, team, sampler, rollout, loop, sampling, tree_metrics)
+        return PPOTrainer(section, team, rollout, loop, sampling)
+    return SHPPOTrainer(section, team, sampler.policy, rollout, loop, sampling)
+
+
+def grown(trainer: Any, phase: str = "train") -> list[Tree]:
+    """The trees of its first step."""
+    shape, sampling = trainer.section.shape, trainer.sampling
+    return trainer.rollout.grow(trainer.loop.tasks, shape, sampling, (phase, 1))
 
 
 def share_of_letters(texts: tuple[str, ...]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from comlrl.prompts import plain_text
+from comlrl.tasks.prompts import plain_text
 from comlrl.types import (
     Attempt,
     Completion,

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import yaml
 
+from comlrl.evaluation.metrics import tree_metrics
 from comlrl.types import (
     AgentTurn,
     Completion,
+    LogMark,
     LogRecord,
     Message,
     Node,
@@ -25,7 +27,6 @@ from comlrl.types import (
 from loggers import Loggers
 from loggers.episodes import EpisodeLogger
 from loggers.jsonl import JsonlLogger
-from loggers.metrics import tree_metrics
 from loggers.samples import SampleLogger
 
 TASK = Task("T/0", "def f(xs):\n    pass\n", "def check(candidate): ...", "f")
@@ -167,6 +168,7 @@ def make_run(
             EpisodeLogger(folder / "episodes.jsonl"),
         ]
     )
+    loggers.begin(LogMark())
     evaluated: list[dict[str, float]] = []
 
     def grow(task: Task, skill: float, generations: int) -> Tree:

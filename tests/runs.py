@@ -14,7 +14,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
+
+from comlrl.loop.checkpoint import tensors_of
 
 ROOT = Path(__file__).parent.parent
 CLOCK = ("time", "second", "memory")  # parts of names of what depends on the clock or the machine
@@ -157,6 +160,14 @@ def newest_step(run_dir: Path) -> int:
     """Number of the newest whole checkpoint; 0 where there is none."""
     found = sorted((run_dir / "checkpoints").glob("step_*"))
     return int(found[-1].name.removeprefix("step_")) if found else 0
+
+
+def state(owner: Any) -> dict[str, dict[str, torch.Tensor]]:
+    """What a checkpoint would hold of a trainer or a team, by value."""
+    return {
+        name: {key: tensor.detach().clone() for key, tensor in tensors_of(part).items()}
+        for name, part in owner.parts().items()
+    }
 
 
 def weights(run_dir: Path) -> dict[str, Any]:

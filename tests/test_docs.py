@@ -22,11 +22,11 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from comlrl.config import SECTIONS as SHARED
-from comlrl.config import ConfigError, Root
-from comlrl.launch import main as train_main
-from comlrl.settings import ALIASES, Loader, Setting
+from comlrl.config.loader import ALIASES, Loader, Setting
+from comlrl.config.sections import SECTIONS as SHARED
+from comlrl.config.sections import ConfigError, Root
 from trainers.configs import SECTIONS, sections_of
+from trainers.launch.execution import main as train_main
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -162,20 +162,20 @@ def python(words: list[str], request: pytest.FixtureRequest) -> None:
         evaluate(arguments, request)
     elif name == "sweep.py":
         import sweep
-        from comlrl.sweeping import read_sweep
+        from trainers.launch.sweeps import read_sweep
 
         read_sweep(sweep.parse_arguments(arguments).file)
     elif name == "loggers.report":
-        from loggers import report
+        from loggers.report import write
 
         request.getfixturevalue("small_runs")
-        assert report.main(arguments) in (0, None)
+        assert write.main(arguments) in (0, None)
     elif name == "comlrl.builtin.make_coopmini":
         as_program("comlrl.builtin.make_coopmini", arguments)
         assert Path(arguments[-1]).read_text().count("\n") == 20
     elif name == "tools/show_prompts.py":
         as_program(name, arguments)
-    elif name in ("comlrl.config_reference", "tools/draw_credit.py"):
+    elif name in ("tools.config_reference", "tools/draw_credit.py"):
         assert not arguments  # their pages are kept fresh by tests
     else:
         known_options(ROOT / name, arguments)
@@ -253,9 +253,9 @@ def environment() -> dict[str, str]:
 
 
 def test_rows_of_the_cookbook_are_tasks(place, monkeypatch):
-    from comlrl.config import DatasetConfig
-    from comlrl.data import load_tasks
-    from rewards.checks import check_task
+    from comlrl.config.sections import DatasetConfig
+    from comlrl.tasks.loading import load_tasks
+    from rewards.sandbox.checks import check_task
 
     monkeypatch.chdir(place)
     section = DatasetConfig(name="my_tasks.jsonl")

@@ -13,18 +13,21 @@ from typing import Any
 import pytest
 import torch
 
-from comlrl.assemble import check_devices
-from comlrl.batching import Row
 from comlrl.builtin import COOPMINI
-from comlrl.collapse import Collapse
-from comlrl.config import AgentModelConfig, ConfigError
-from comlrl.losses import policy_gradient
-from comlrl.policy import action_logprobs
-from comlrl.team import Agent, build_team, load_model
-from comlrl.types import NonFiniteError, TokenBatch
-from comlrl.update import AgentOptimizer, accumulate, explained
+from comlrl.config.sections import AgentModelConfig, ConfigError
+from comlrl.loop.alarm import CollapseAlarm
+from comlrl.models.agent import Agent
+from comlrl.models.loading import build_team, load_model
+from comlrl.models.logprobs import action_logprobs
+from comlrl.processes.statistics import Sums
+from comlrl.types import NonFiniteError, Row, TokenBatch
+from comlrl.update.accumulate import accumulate
+from comlrl.update.losses import policy_gradient
+from comlrl.update.non_finite import explanation
+from comlrl.update.optimizer import AgentOptimizer
 from tests import tiny_models
 from tests.runs import Process, Zygote, metrics, newest_step, small
+from trainers.launch.assembly import check_devices
 
 
 def refused(run: Process) -> str:
@@ -218,25 +221,27 @@ def test_out_of_memory_halves_the_micro_batch(
     """Memory for 24 tokens, and a row of 9 + 1 + 15 = 25: rows are split, nothing is lost."""
     team = tiny_models.team()
     with team.acting(0) as agent:
-        accumulate(agent, ROWS, lambda batch: (loss_of(agent, batch), None))
+        accumulate(agent, ROWS, lambda batch: (loss_of(agent, batch), Sums()), Sums())
         whole = gradients(agent)
         for parameter in agent.parameters():
             parameter.grad = None
 
-        def scarce(batch: TokenBatch) -> tuple[torch.Tensor, int]:
+        def scarce(batch: TokenBatch) -> tuple[torch.Tensor, Sums]:
             value = loss_of(agent, batch)
             if batch.token_ids_RL.numel() > 24:
                 value.backward()  # an error in the middle leaves gradients behind
                 raise error("[enforce fail] can't allocate memory: you tried to allocate 1 bytes")
-            return value, batch.token_ids_RL.numel()
+            told.append(batch.token_ids_RL.numel())
+            return value, Sums(tokens=told[-1])
 
-        told = accumulate(agent, ROWS, scarce, max_tokens=100)
+        told, sums = list[int](), Sums()
+        accumulate(agent, ROWS, scarce, sums, max_tokens=100)
         # 2 rows of 25 → 1 row of 25 → its completions apart, the longest 9 + 15 = 24.
         halved = re.findall(r"micro-batches have (\d+) tokens", capsys.readouterr().out)
         assert halved == ["50", "25", "24"]
         assert agent.micro_batch_tokens == 24
         # 9 + 3 + 2 + 5 = 19, 9 + 1 = 10 and 24: no two fit together; none of what failed is told
-        assert sorted(told) == [10, 19, 24]
+        assert sorted(told[-3:]) == [10, 19, 24] and sums.of["tokens"] == 53
         for one, other in zip(whole, gradients(agent), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
@@ -244,11 +249,11 @@ def test_out_of_memory_halves_the_micro_batch(
 def test_out_of_memory_with_a_single_completion_says_what_helps() -> None:
     team = tiny_models.team()
 
-    def never(batch: TokenBatch) -> tuple[torch.Tensor, None]:
+    def never(batch: TokenBatch) -> tuple[torch.Tensor, Sums]:
         raise torch.OutOfMemoryError
 
     with team.acting(0) as agent, pytest.raises(MemoryError, match="gradient_checkpointing"):
-        accumulate(agent, ROWS, never)
+        accumulate(agent, ROWS, never, Sums())
 
 
 @pytest.mark.parametrize("kind", ["loss", "gradient"])
@@ -257,19 +262,19 @@ def test_a_number_that_is_none_stops_with_its_batch(tmp_path: Path, kind: str) -
 
     team = tiny_models.team()
 
-    def broken(batch: TokenBatch) -> tuple[torch.Tensor, None]:
+    def broken(batch: TokenBatch) -> tuple[torch.Tensor, Sums]:
         value = loss_of(agent, batch)
         if kind == "loss":
-            return value * float("nan"), None
+            return value * float("nan"), Sums()
         value.register_hook(lambda gradient: gradient * float("inf"))
-        return value, None
+        return value, Sums()
 
-    with team.acting(0) as agent:
+    with team.acting(1) as agent:
         before = [p.detach().clone() for p in agent.parameters()]
         with pytest.raises(NonFiniteError, match=kind) as raised:
-            accumulate(agent, ROWS, broken)
-        told = explained(raised.value, 1, 3, tmp_path)
-        assert "agent 1, training step 3" in str(told) and str(tmp_path) in str(told)
+            accumulate(agent, ROWS, broken, Sums())
+        told = explanation(raised.value, 3, tmp_path)
+        assert told.startswith("agent 1, training step 3") and str(tmp_path) in told
         saved = load_file(str(tmp_path / "non_finite_batch.safetensors"))
         assert saved["token_ids_RL"].shape == (2, 25) == saved["action_mask_RL"].shape
         for one, other in zip(before, agent.parameters(), strict=True):
@@ -300,7 +305,7 @@ def test_a_run_with_an_absurd_learning_rate_stops(zygote: Zygote, tmp_path: Path
 
 
 def test_collapse_is_told_once() -> None:
-    collapse = Collapse()
+    collapse = CollapseAlarm()
     for _ in range(6):
         assert collapse.look({"entropy": 2.0, "reward_mean": 1.0}) == []
     assert collapse.look({"entropy": 1.0, "reward_mean": 0.5}) == []  # halving is no cliff
@@ -317,7 +322,7 @@ def test_collapse_is_told_once() -> None:
 
 def test_steps_of_ties_are_no_collapse() -> None:
     """A batch of one task: some are never solved, others always, and what is unknown is no 0."""
-    collapse = Collapse()
+    collapse = CollapseAlarm()
     for step in range(60):
         hard = {"entropy": 0.5, "reward_mean": 0.0}
         easy = {"entropy": float("nan"), "reward_mean": 4.0}
@@ -326,16 +331,16 @@ def test_steps_of_ties_are_no_collapse() -> None:
 
 def test_collapse_goes_on_after_resuming() -> None:
     """Told or not, level and age: a resumed run warns where the undisturbed one would."""
-    whole, parts = Collapse(), Collapse()
+    whole, parts = CollapseAlarm(), CollapseAlarm()
     values = [2.0, 1.5, 1.8, 1.2, 1.0, 0.9, 0.01, 0.01, 0.01, 0.01]
     said = [whole.look({"entropy": value}) for value in values]
     again = [parts.look({"entropy": value}) for value in values[:7]]
-    resumed = Collapse()
+    resumed = CollapseAlarm()
     resumed.load(json.loads(json.dumps(parts.state())))
     again += [resumed.look({"entropy": value}) for value in values[7:]]
     assert said == again and sum(map(len, said)) == 1
 
 
 def test_a_slow_decline_is_learning_not_collapse() -> None:
-    collapse = Collapse()
+    collapse = CollapseAlarm()
     assert not any(collapse.look({"entropy": 2.0 * 0.9**step}) for step in range(60))

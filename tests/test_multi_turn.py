@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from comlrl.evaluation.metrics import tree_metrics
 from comlrl.types import Message
-from loggers.metrics import tree_metrics
 from tests.actor_critic import build, share_of_letters
+from tests.comlrl.rollout.test_rollout import Grown, Shape
 from tests.run_maker import agent_turn, node, tree
 from tests.runs import ROOT, metrics
-from tests.test_rollout import Grown, Shape
 
 CONFIG = ROOT / "configs" / "mt_magrpo_quickstart.yaml"
 

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from comlrl import checkpoint
-from comlrl.config import Config, ConfigError
-from comlrl.resume import keep_lines, prepare, write_config
+from comlrl import files
+from comlrl.config.sections import Config, ConfigError
+from comlrl.loop import checkpoint
+from comlrl.loop.resume import prepare, write_config
 from tests import tiny_models
 from tests.runs import ALGORITHMS, Process, Zygote, metrics, newest_step, small, small_of, weights
 
@@ -295,9 +296,9 @@ def test_numbered_directories(tmp_path: Path) -> None:
 def test_lines_behind_the_checkpoint_are_cut(tmp_path: Path) -> None:
     log = tmp_path / "metrics.jsonl"
     log.write_text('{"a": 1}\n{"a": 2}\n{"a": 3}\n{"a"')  # the last one torn by a kill
-    keep_lines(log, 2)
+    files.keep(log, lambda index, _: index < 2)
     assert log.read_text() == '{"a": 1}\n{"a": 2}\n'
-    keep_lines(log, 5)
+    files.keep(log, lambda index, _: index < 5)
     assert log.read_text() == '{"a": 1}\n{"a": 2}\n'
-    keep_lines(tmp_path / "none", 2)
+    files.keep(tmp_path / "none", lambda index, _: index < 2)
     assert not (tmp_path / "none").exists()

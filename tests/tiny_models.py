@@ -19,10 +19,12 @@ from transformers import (
     Qwen2Config,
 )
 
-from comlrl.config import Config
-from comlrl.settings import Loader, Setting
-from comlrl.team import Team, build_team
-from trainers.configs import sections_of, validate
+from comlrl.config.loader import Loader, Setting
+from comlrl.config.sections import Config
+from comlrl.models.loading import build_team
+from comlrl.models.team import Team
+from trainers.configs import sections_of
+from trainers.launch.relations import validate
 
 VOCABULARY = 300  # bytes, specials, and rows that no text has
 EOS, PAD = 256, 257

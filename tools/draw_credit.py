@@ -3,7 +3,7 @@
     python tools/draw_credit.py
 
 Two agents, two completions each, discount 0.9. The returns and advantages in the drawing are
-computed by ``comlrl.returns`` and ``comlrl.advantages`` from the rewards below.
+computed by ``comlrl.credit.returns`` and ``comlrl.credit.advantages`` from the rewards below.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from comlrl.advantages import sibling_advantages  # noqa: E402
-from comlrl.returns import agent_returns, joint_returns, mean  # noqa: E402
+from comlrl.credit.advantages import sibling_advantages  # noqa: E402
+from comlrl.credit.returns import agent_returns, joint_returns, mean  # noqa: E402
 from comlrl.types import AgentTurn, Completion, Node, Score, Task, Tree  # noqa: E402
 
 FILE = ROOT / "docs" / "credit.svg"

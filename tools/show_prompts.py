@@ -19,9 +19,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import external
-from comlrl.config import ExternalConfig
-from comlrl.history import Exchange, next_prompt
-from comlrl.prompts import first_prompts, helper_names, plain_text
+from comlrl.config.sections import ExternalConfig
+from comlrl.tasks.history import Exchange, next_prompt
+from comlrl.tasks.prompts import first_prompts, helper_names, plain_text
 from comlrl.types import Attempt, JointAction, Message, Task
 from rewards.code_rewards import CodeReward
 

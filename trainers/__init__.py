@@ -1,0 +1,1 @@
+"""The algorithms, one a file: when things happen. A trainer's docstring is its objective."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from comlrl.config import Config, ConfigError, reward_arguments
+from comlrl.config.sections import Config, ConfigError
+from comlrl.types import Sampling, Shape
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,37 @@ class CommonConfig:
     save_steps: int = 0  # training steps between checkpoints; 0: none
     save_total_limit: int | None = 2  # checkpoints kept; null: all
 
+    # What an algorithm is like, for those who must not ask for its name.
+    chains: ClassVar[bool] = False  # rollouts: G samples at turn 1, one at each turn after it
+    shared_policy: ClassVar[bool] = False  # all agents act by one, told apart by their latents
+    trained_online: ClassVar[bool] = True  # samples come from the policy as it moves
+    fits_reward_model: ClassVar[bool] = False  # before its online stage
+    paper: ClassVar[str] = ""
+
+    @property
+    def shape(self) -> Shape:
+        """The form of a training rollout."""
+        return Shape(
+            self.num_agents,
+            self.num_turns,
+            self.num_generations,
+            self.joint_mode,
+            self.handoff,
+            self.early_termination_threshold,
+            1 if self.chains else None,
+        )
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the policy that training starts from is asked."""
+        return self.kl_coef > 0
+
 
 @dataclass(frozen=True)
 class MAGRPOConfig(CommonConfig):
     """MAGRPO, arXiv 2508.04652."""
+
+    paper: ClassVar[str] = "MAGRPO (arXiv 2508.04652)"
 
     # what a return is compared with: the siblings' mean, the others' mean, their maximum, the
     # return of a greedy rollout, nothing
@@ -62,6 +90,8 @@ class MAGRPOConfig(CommonConfig):
 @dataclass(frozen=True)
 class GRPOConfig(MAGRPOConfig):
     """MAGRPO with one agent that answers for the main function alone."""
+
+    paper: ClassVar[str] = "GRPO (arXiv 2402.03300), as MAGRPO with one agent"
 
     num_agents: int = 1
 
@@ -83,11 +113,21 @@ class PreferenceConfig(CommonConfig):
 class MADPOConfig(PreferenceConfig):
     """Multi-agent direct preference optimization."""
 
+    paper: ClassVar[str] = (
+        "MADPO: direct preference optimization (arXiv 2305.18290) of joint answers"
+    )
+
     dpo_beta: float = 0.1  # weight of the joint log-ratio
     dpo_reference: bool = False  # subtract the reference policy's log-ratio
     label_smoothing: float = 0.0  # share of pairs taken to be the wrong way round
     use_environment_step: bool = True  # x-axis: 2 · pairs trained; false: candidates scored
     train_agents: list[int] | None = None  # null: all; [1]: preference learning on main only
+
+    trained_online: ClassVar[bool] = False
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.dpo_reference or super().needs_reference
 
 
 @dataclass(frozen=True)
@@ -97,6 +137,8 @@ class MARLHFConfig(PreferenceConfig):
     The common keys hold for the collection, the loop and the online stage alike; they may stand
     here or in the RL algorithm's section (``share_common_keys``).
     """
+
+    paper: ClassVar[str] = "MARLHF: a joint reward model from preferences, then online RL"
 
     # of the online stage
     rl_algorithm: Literal["magrpo", "reinforce", "rloo", "remax", "ppo"] = "magrpo"
@@ -110,6 +152,8 @@ class MARLHFConfig(PreferenceConfig):
     reward_margin: float = 0.0
     reward_freeze_backbone: bool = False  # train the score head alone
     reward_min_accuracy: float = 0.55  # on held-out pairs; below it the run stops before RL
+
+    fits_reward_model: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -125,10 +169,14 @@ class ActorCriticConfig(CommonConfig):
     target_kl: float | None = None  # an epoch's mean KL(old ‖ new) that ends the epochs
     normalize_advantages: bool = True  # to mean 0 and standard deviation 1 within a step
 
+    chains: ClassVar[bool] = True
+
 
 @dataclass(frozen=True)
 class PPOConfig(ActorCriticConfig):
     """Proximal policy optimization, token by token."""
+
+    paper: ClassVar[str] = "PPO (arXiv 1707.06347)"
 
     num_agents: int = 1
     # a value head for each agent, or one V of all prompts
@@ -142,6 +190,8 @@ class PPOConfig(ActorCriticConfig):
 class SHPPOConfig(ActorCriticConfig):
     """Scalable heterogeneous PPO, arXiv 2404.03869."""
 
+    paper: ClassVar[str] = "SHPPO (arXiv 2404.03869)"
+
     discount: float = 0.95
     gae_lambda: float = 0.9  # over turns
     latent_dim: int = 8  # of an agent's latent
@@ -151,6 +201,8 @@ class SHPPOConfig(ActorCriticConfig):
     lambda_d: float = 0.1  # of the distance between agents' latents
     latent_learning_rate: float = 1e-3  # of the encoder
     inference_learning_rate: float = 1e-3  # of the inference net
+
+    shared_policy: ClassVar[bool] = True
 
 
 SECTIONS: dict[str, type] = {
@@ -170,133 +222,6 @@ def sections_of(algorithm: str) -> dict[str, type]:
     return {name: SECTIONS[name] for name in names}
 
 
-def validate(config: Config) -> None:
-    """Refuse values and relations that cannot work. Raises ConfigError."""
-    if config.algorithm in ("madpo", "marlhf"):
-        _preferences(config)
-    for name, section in _read(config).items():
-        _ranges(name, section)
-        _relations(name, section, config)
-    team = config.section.num_agents
-    for key in ("agents", "agent_devices"):
-        given = getattr(config, key)
-        if given is not None and len(given) != team:
-            raise ConfigError(
-                f"{key}: {list(given)} has {len(given)} entries for "
-                f"{config.algorithm}.num_agents={team}; give one for each agent"
-            )
-    if {"ppo", "shppo"} & set(_online(config)) and config.lora.dropout > 0:
-        raise ConfigError(
-            f"lora.dropout: {config.lora.dropout} would make the first PPO ratio differ from 1; "
-            "set lora.dropout=0"
-        )
-    _shared(config)
-    _reward(config)
-
-
-def _reward(config: Config) -> None:
-    arguments = reward_arguments(config.reward)
-    values = {f.name: (getattr(arguments, f.name), f.default) for f in fields(arguments)}
-    changed = [name for name, (value, default) in values.items() if value != default]
-    if changed and config.section.num_agents == 1:
-        key = f"reward.arguments.{changed[0]}"
-        raise ConfigError(
-            f"{key}: {getattr(arguments, changed[0])!r} has no effect on an agent without helpers; "
-            f"leave it out, or set {config.algorithm}.num_agents above 1"
-        )
-
-
-def _ranges(name: str, section: CommonConfig) -> None:
-    at_least: dict[str, float] = {
-        "num_agents": 1, "num_turns": 1, "num_generations": 1, "batch_size": 1,
-        "train_batch_size": 1, "max_new_tokens": 1, "num_train_epochs": 0, "max_steps": 0,
-        "max_env_steps": 0, "warmup_steps": 0, "kl_coef": 0, "logging_steps": 1,
-        "eval_interval": 0, "eval_num_samples": 1, "eval_answers": 1, "save_steps": 0,
-        "save_total_limit": 1,
-        "preference_num_candidates": 2, "preference_pairs_per_sample": 1,
-        "ppo_epochs": 1, "latent_dim": 1, "latent_hidden": 1, "heterogeneous_rank": 1,
-        "entropy_coef": 0, "lambda_e": 0, "lambda_d": 0, "kl_horizon": 1,
-        "reward_num_train_epochs": 1, "reward_train_batch_size": 1, "reward_max_length": 8,
-        "reward_margin": 0, "discount": 0,
-    }  # fmt: skip
-    above_zero = (
-        "learning_rate", "max_grad_norm", "dpo_beta", "clip_range", "value_learning_rate",
-        "value_clip_range", "target_kl", "kl_target", "latent_learning_rate",
-        "inference_learning_rate", "reward_learning_rate",
-    )  # fmt: skip
-    for key, least in at_least.items():
-        value = getattr(section, key, None)
-        if value is not None and value < least:
-            raise ConfigError(f"{name}.{key}: {value} is too small; give at least {least}")
-    for key in above_zero:
-        value = getattr(section, key, None)
-        if value is not None and value <= 0:
-            raise ConfigError(f"{name}.{key}: {value} must be above 0")
-    for key in ("discount", "gae_lambda", "gamma_token", "label_smoothing"):
-        value = getattr(section, key, None)
-        if value is not None and not 0 <= value <= 1:
-            raise ConfigError(f"{name}.{key}: {value} must lie between 0 and 1")
-
-
-def _relations(name: str, section: CommonConfig, config: Config) -> None:
-    weights = section.turn_gradient_weights
-    if weights is not None and len(weights) != section.num_turns:
-        raise ConfigError(
-            f"{name}.turn_gradient_weights: {list(weights)} has {len(weights)} weights for "
-            f"{name}.num_turns={section.num_turns}; give one for each turn"
-        )
-    if weights is not None and min(weights) < 0:
-        raise ConfigError(
-            f"{name}.turn_gradient_weights: {list(weights)}; below 0 a turn would be unlearned: "
-            "give 0 or more"
-        )
-    ends = (section.num_train_epochs, section.max_steps, section.max_env_steps)
-    if all(end is None for end in ends):
-        raise ConfigError(
-            f"{name}.num_train_epochs: null, as are max_steps and max_env_steps; give one of them"
-        )
-    if (
-        isinstance(section, MAGRPOConfig)
-        and name in _online(config)
-        and section.num_generations < 2
-        and section.advantage != "raw"
-    ):
-        raise ConfigError(
-            f"{name}.num_generations: {section.num_generations} leaves no siblings to compare "
-            "with; give at least 2, or advantage=raw"
-        )
-    if name == "grpo" and section.num_agents != 1:
-        raise ConfigError(f"grpo.num_agents: {section.num_agents}; GRPO has 1 agent, use magrpo")
-    if (heat := temperature(section, config)) <= 0:
-        raise ConfigError(f"{name}.temperature: {heat} samples nothing to learn from; give > 0")
-    if (share := top_p(section, config)) is not None and not 0 < share <= 1:
-        raise ConfigError(f"{name}.top_p: {share} must be above 0 and at most 1; null keeps all")
-    if (most := top_k(section, config)) is not None and most < 1:
-        raise ConfigError(f"{name}.top_k: {most} must be at least 1; null keeps all tokens")
-    if isinstance(section, ActorCriticConfig):
-        _actor_critic(name, section, config)
-
-
-def _actor_critic(name: str, section: ActorCriticConfig, config: Config) -> None:
-    if section.joint_mode != "align":
-        raise ConfigError(f"{name}.joint_mode: '{section.joint_mode}'; rollouts are chains: align")
-    if section.handoff is not None:
-        raise ConfigError(
-            f"{name}.handoff: '{section.handoff}'; rollouts are chains, so that every sample is "
-            "followed: give null"
-        )
-    if isinstance(section, PPOConfig) and section.kl_target is not None and section.kl_coef == 0:
-        raise ConfigError(
-            f"{name}.kl_target: {section.kl_target} adapts kl_coef by factors, and 0 stays 0; "
-            f"give {name}.kl_coef above 0"
-        )
-    if name == "shppo" and config.agents is not None:
-        raise ConfigError(
-            f"agents: {list(config.agents)}; SHPPO's agents share one policy: give "
-            "agent_model.name, and agents=null"
-        )
-
-
 def online_name(config: Config) -> str:
     """The section that the online loop is built from; MARLHF's is its RL algorithm's."""
     return _online(config)[0]
@@ -307,13 +232,6 @@ def _online(config: Config) -> tuple[str, ...]:
     if config.algorithm != "marlhf":
         return (config.algorithm,)
     return ("ppo",) if config.section.rl_algorithm == "ppo" else ("magrpo",)
-
-
-def _read(config: Config) -> dict[str, CommonConfig]:
-    """The sections that the run reads, as it reads them."""
-    if config.algorithm != "marlhf":
-        return {config.algorithm: config.section}
-    return {"marlhf": config.section, _online(config)[0]: online_section(config)}
 
 
 def share_common_keys(config: Config, given: Mapping[str, str]) -> Config:
@@ -341,9 +259,13 @@ SINGLE_TURN_KEYS = ("num_turns", "joint_mode", "handoff")  # have one value, eac
 RL_ADVANTAGES = {"reinforce": "raw", "rloo": "rloo", "remax": "greedy"}
 
 
-def online_section(config: Config) -> MAGRPOConfig | PPOConfig:
-    """What MARLHF's online trainer is built from. Raises ConfigError for another advantage than
-    ``rl_algorithm``'s."""
+def online_section(config: Config) -> Any:
+    """What the online trainer is built from: the run's own section, or MARLHF's RL algorithm's.
+
+    Raises ConfigError for another advantage than ``rl_algorithm``'s.
+    """
+    if config.algorithm != "marlhf":
+        return config.section
     section, algorithm = config.sections[_online(config)[0]], config.section.rl_algorithm
     advantage = RL_ADVANTAGES.get(algorithm)
     if advantage is None:
@@ -354,114 +276,6 @@ def online_section(config: Config) -> MAGRPOConfig | PPOConfig:
             f"which is '{advantage}'; leave it out"
         )
     return replace(section, advantage=advantage)
-
-
-def _preferences(config: Config) -> None:
-    """What learning from preferences cannot do."""
-    for name in dict.fromkeys((config.algorithm, *_online(config))):
-        given = config.sections[name]
-        if given.num_turns != 1:
-            raise ConfigError(
-                f"{name}.num_turns: {given.num_turns}; preferences compare single joint "
-                "actions, so num_turns must be 1"
-            )
-        if given.joint_mode != "align":
-            raise ConfigError(
-                f"{name}.joint_mode: '{given.joint_mode}'; a preference pair is two aligned "
-                "joint actions, so joint_mode must be align"
-            )
-        if given.handoff is not None:
-            raise ConfigError(
-                f"{name}.handoff: '{given.handoff}'; nothing follows a single turn: give null"
-            )
-    section, name = config.section, config.algorithm
-    if section.pair_selection == "all" and section.preference_pairs_per_sample is not None:
-        raise ConfigError(
-            f"{name}.preference_pairs_per_sample: "
-            f"{section.preference_pairs_per_sample} with pair_selection=all; set it to null"
-        )
-    least = 0.0 if isinstance(section, MADPOConfig) else 1e-9  # a reward model must be measured
-    if not least <= section.preference_holdout < 1:
-        raise ConfigError(
-            f"{name}.preference_holdout: {section.preference_holdout} must lie between 0 and 1"
-        )
-    if isinstance(section, MADPOConfig):
-        _madpo(section, config)
-    elif getattr(online_section(config), "advantage", None) == "raw" and (shift := _shift(config)):
-        raise ConfigError(
-            f"reward_processor.shift: {shift:g} with marlhf.rl_algorithm={section.rl_algorithm} "
-            "and no baseline: the scores' mean is 0 already, and all completions would be pushed "
-            "one way; set reward_processor.shift=0"
-        )
-
-
-def _shift(config: Config) -> float:
-    """What ``reward_processor`` adds to every reward."""
-    return config.reward_processor.shift if config.reward_processor.enabled else 0.0
-
-
-def _madpo(section: MADPOConfig, config: Config) -> None:
-    if config.lora.dropout > 0:
-        raise ConfigError(
-            f"lora.dropout: {config.lora.dropout} with madpo, whose margins are computed without "
-            "it and gradients with it; set lora.dropout=0"
-        )
-    if section.kl_coef > 0:
-        raise ConfigError(
-            f"madpo.kl_coef: {section.kl_coef}; DPO's reference is dpo_reference=true: give 0"
-        )
-    trained = section.train_agents
-    if trained is not None and (
-        not trained
-        or len(set(trained)) < len(trained)
-        or not all(0 <= agent < section.num_agents for agent in trained)
-    ):
-        raise ConfigError(
-            f"madpo.train_agents: {list(trained)}; give numbers from 0 to "
-            f"{section.num_agents - 1}, each once, or null"
-        )
-
-
-def _shared(config: Config) -> None:
-    _output(config)
-    if config.lora.r < 1:
-        raise ConfigError(f"lora.r: {config.lora.r} is too small; give at least 1")
-    if not 0 <= config.lora.dropout < 1:
-        raise ConfigError(f"lora.dropout: {config.lora.dropout} must lie in [0, 1)")
-    above_zero = {
-        "lora.alpha": config.lora.alpha,
-        "sandbox.timeout": config.sandbox.timeout,
-        "sandbox.memory_mb": config.sandbox.memory_mb,
-        "generation.max_batch_tokens": config.generation.max_batch_tokens,
-        "reward_processor.scale_factor": config.reward_processor.scale_factor,
-    }
-    for key, value in above_zero.items():
-        if value is not None and value <= 0:
-            raise ConfigError(f"{key}: {value} must be above 0")
-    if config.sandbox.workers is not None and config.sandbox.workers < 1:
-        raise ConfigError(f"sandbox.workers: {config.sandbox.workers}; give at least 1, or null")
-    piece = config.external.sandbox_slice
-    if isinstance(piece, str) and piece != "all":
-        raise ConfigError(f"external.sandbox_slice: '{piece}'; give a whole number, null or 'all'")
-    if config.agent_model.max_length <= config.section.max_new_tokens:
-        raise ConfigError(
-            f"agent_model.max_length: {config.agent_model.max_length} leaves no room for a prompt "
-            f"before {config.algorithm}.max_new_tokens={config.section.max_new_tokens}"
-        )
-
-
-def _output(config: Config) -> None:
-    output = config.output
-    if output.overwrite and output.dir is None:
-        raise ConfigError(
-            "output.overwrite: true, where folders under output.base_dir are numbered; give "
-            "output.dir, or leave it out"
-        )
-    if output.save_best and not config.section.eval_interval:
-        raise ConfigError(
-            f"output.save_best: true, and {config.algorithm}.eval_interval=0 evaluates nothing; "
-            "give it above 0"
-        )
 
 
 def temperature(section: Any, config: Config) -> float:
@@ -480,21 +294,8 @@ def top_k(section: Any, config: Config) -> int | None:
     return config.agent_model.top_k if section.top_k is None else section.top_k
 
 
-def shift_notice(config: Config) -> list[str]:
-    """Without a baseline a shift of the reward is in every completion's advantage."""
-    shift, section = _shift(config), _read(config)[online_name(config)]
-    if getattr(section, "advantage", None) != "raw" or shift == 0:
-        return []
-    return [
-        f"reward_processor.shift={shift:g} with advantage=raw, which has no baseline: every "
-        "completion is pushed by it, whatever it earned"
-    ]
-
-
-def truncation_notice(config: Config) -> list[str]:
-    """Where top-p or top-k truncate, what is sampled is not what the gradient is of."""
-    p, k = top_p(config.section, config), top_k(config.section, config)
-    cuts = [f"top_p={p}"] * (p is not None and p < 1) + [f"top_k={k}"] * bool(k)
-    if not cuts:
-        return []
-    return [f"{', '.join(cuts)} truncate what is sampled; the gradient is of the whole policy"]
+def sampling(config: Config, greedy: bool = False) -> Sampling:
+    """How the run's own section samples."""
+    section = config.section
+    heat = 0.0 if greedy else temperature(section, config)
+    return Sampling(heat, section.max_new_tokens, top_p(section, config), top_k(section, config))

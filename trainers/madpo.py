@@ -1,7 +1,7 @@
 """MADPO: multi-agent direct preference optimization on joint preference pairs.
 
 For each task aligned joint candidates are sampled once from the first policies and scored with
-the task reward; pairs of different reward become preferences (``comlrl/preference.py``). With
+the task reward; pairs of different reward become preferences (``comlrl/preferences``). With
 winner w and loser l of a pair, and P pairs in an update, agent i minimizes
 
     L_i = −(1/P) Σ_pairs log σ(β (Δ_i + Σ_{j≠i} stop_gradient(Δ_j)))
@@ -29,17 +29,22 @@ from typing import Any
 
 import torch
 
-from comlrl import distributed
-from comlrl.batching import Row, like_parts
-from comlrl.collection import Collector, with_metrics
-from comlrl.loop import Loop, Step
-from comlrl.losses import joint_dpo, policy_gradient
-from comlrl.parallel import side_by_side
-from comlrl.policy import action_logprobs
-from comlrl.preference import Pair, TaskPairs
-from comlrl.team import Agent, Team
-from comlrl.types import Completion, NonFiniteError, Sampling, TokenBatch
-from comlrl.update import accumulate, explained, micro_batches, optimizer_of
+from comlrl.loop.checkpoint import Part
+from comlrl.loop.loop import Loop
+from comlrl.loop.steps import Gathered, Step
+from comlrl.models.agent import Agent
+from comlrl.models.logprobs import action_logprobs
+from comlrl.models.team import Team
+from comlrl.preferences.collector import Collector
+from comlrl.preferences.pairs import Pair, TaskPairs
+from comlrl.processes import distributed
+from comlrl.processes.statistics import Sums
+from comlrl.types import Completion, Row, Sampling, TokenBatch
+from comlrl.update.accumulate import accumulate, micro_batches
+from comlrl.update.lanes import side_by_side
+from comlrl.update.losses import joint_dpo, policy_gradient
+from comlrl.update.minibatches import like_parts
+from comlrl.update.optimizer import optimizer_of
 from trainers.configs import MADPOConfig
 
 __all__ = ["MADPOConfig", "MADPOTrainer"]
@@ -99,16 +104,20 @@ class MADPOTrainer:
         self.pairs: dict[str, TaskPairs] | None = None  # of the training tasks
         self.held_out: list[TaskPairs] = []
         self.optimizers = {
-            index: optimizer_of(section, team.agents[index].parameters(), section.learning_rate)
+            index: optimizer_of(
+                section, team.agents[index].parameters(), section.learning_rate, index
+            )
             for index in self.trained
         }
         self._reference: list[dict[tuple[str, int], float]] = [{} for _ in team.agents]
 
     def train(self) -> None:
         self._prepare()
-        self.loop.evaluate = with_metrics(self.loop.evaluate, lambda trees: self._measure())
-        for step in self.loop.steps(self):
+        for step in self.loop.steps(self, lambda trees: self._measure()):
             self._step(step)
+
+    def parts(self) -> Mapping[str, Part]:
+        return self.team.parts() | {f"optimizer_{i}": o for i, o in self.optimizers.items()}
 
     def _prepare(self) -> None:
         """The pairs to train on, and those to measure with."""
@@ -125,27 +134,21 @@ class MADPOTrainer:
         env_steps = 2 * len(pairs) if self.section.use_environment_step else scored
         span = self.loop.span(env_steps)
         parts = like_parts(len(pairs), self.section.train_batch_size)
-        sums: dict[str, float] = {}
+        sums = Sums()
         norms_UN = [
             self._update(pairs[part.start : part.stop], sums, span.at(u, len(parts)))
             for u, part in enumerate(parts)
         ]
         step.clock.lap("update")
-        metrics = _means(sums) | {
+        metrics = {
             "preferences/pairs": float(len(pairs)),
             "pairs_per_second": len(pairs) / step.clock.total,
         }
         if pairs:
-            metrics |= self._of_updates(norms_UN)
+            metrics |= self._means(sums) | self._of_updates(norms_UN)
             metrics["preferences/gap_mean"] = sum(pair.gap for _, pair in pairs) / len(pairs)
-        self.loop.record(
-            step,
-            env_steps=env_steps,
-            updates=len(parts),
-            scored=0,  # the collection has counted them
-            tokens=0,
-            metrics=metrics,
-        )
+        sampled = Gathered((), env_steps, 0, 0, span)  # the collection has counted what it scored
+        self.loop.record(step, sampled, updates=len(parts), metrics=metrics)
 
     def _of_updates(self, norms_UN: Sequence[Sequence[float]]) -> dict[str, float]:
         """Each trained agent's largest gradient norm, their mean, and the learning rate."""
@@ -159,26 +162,18 @@ class MADPOTrainer:
         }
 
     def _update(
-        self, pairs: Sequence[tuple[TaskPairs, Pair]], sums: dict[str, float], progress: float
+        self, pairs: Sequence[tuple[TaskPairs, Pair]], sums: Sums, progress: float
     ) -> list[float]:
         """One optimizer step of every trained agent; their gradient norms."""
         batch = PairBatch.of(distributed.share(pairs))
         delta_NP = self._deltas(batch)
-        _add(sums, self._metrics(delta_NP))
+        sums.absorb(self._metrics(delta_NP))
         jobs = [
             partial(self._gradients, index, batch, delta_NP, len(pairs))
             for index in self.optimizers
         ]
-        norms: list[float] = []
-        try:
-            side_by_side(jobs, self.team.device, self.team.side_by_side)
-            for optimizer in self.optimizers.values():
-                norms.append(optimizer.step(progress))
-        except NonFiniteError as error:
-            index = getattr(error, "agent", self.trained[len(norms)])
-            step = self.loop.counters.steps + 1
-            raise explained(error, index, step, self.loop.run_dir) from error
-        return norms
+        side_by_side(jobs, self.team.device, self.team.side_by_side)
+        return [optimizer.step(progress) for optimizer in self.optimizers.values()]
 
     def _gradients(self, index: int, batch: PairBatch, delta_NP: torch.Tensor, pairs: int) -> None:
         """∇L_i: its coefficients ∂L_i/∂Δ_i at the present Δ, then the backward pass."""
@@ -190,22 +185,19 @@ class MADPOTrainer:
         # policy_gradient is −Σ w log π: the coefficient of log π is −w.
         rows = self._rows(batch, index, (-batch.coefficients(weight_P)).tolist())
         with self.team.acting(index) as agent:
-            try:
-                accumulate(
-                    agent,
-                    rows,
-                    lambda packed: self._loss(agent, packed),
-                    concurrent=self.team.side_by_side,
-                )
-            except NonFiniteError as error:
-                error.agent = index  # type: ignore[attr-defined]
-                raise
+            accumulate(
+                agent,
+                rows,
+                lambda packed: self._loss(agent, packed),
+                Sums(),
+                concurrent=self.team.side_by_side,
+            )
 
-    def _loss(self, agent: Agent, batch: TokenBatch) -> tuple[torch.Tensor, None]:
+    def _loss(self, agent: Agent, batch: TokenBatch) -> tuple[torch.Tensor, Sums]:
         """A sum over tokens whose gradient is this micro-batch's part of ∇L_i."""
         said = action_logprobs(agent, batch, self.sampling.temperature)
         weight_A = batch.weight_RL[batch.action_mask_RL]
-        return policy_gradient(said.logprob_A, weight_A.to(said.logprob_A)), None
+        return policy_gradient(said.logprob_A, weight_A.to(said.logprob_A)), Sums()
 
     def _deltas(self, batch: PairBatch) -> torch.Tensor:
         """Δ of every agent and pair, shape (N, P), without gradients."""
@@ -272,40 +264,27 @@ class MADPOTrainer:
 
     def _measure(self) -> dict[str, float]:
         """The metrics of the held-out pairs under the present policies."""
-        sums: dict[str, float] = {}
-        pairs = _interleaved(self.held_out)
+        sums, pairs = Sums(), _interleaved(self.held_out)
         for at in range(0, len(pairs), 64):
             batch = PairBatch.of(distributed.share(pairs[at : at + 64]))
-            _add(sums, self._metrics(self._deltas(batch)))
-        return _means(sums)
+            sums.absorb(self._metrics(self._deltas(batch)))
+        return self._means(sums) if pairs else {}
 
-    def _metrics(self, delta_NP: torch.Tensor) -> dict[str, float]:
-        """Sums over pairs and processes: joint, and of each agent by its own Δ alone."""
+    def _metrics(self, delta_NP: torch.Tensor) -> Sums:
+        """Sums over this process's pairs: joint, and of each agent by its own Δ alone."""
         beta, smoothing = self.section.dpo_beta, self.section.label_smoothing
         found = {"": delta_NP.sum(0)} | {f"agent_{i}/": d for i, d in enumerate(delta_NP)}
-        sums: dict[str, float] = {"pairs": float(delta_NP.shape[1])}
+        sums = Sums(pairs=delta_NP.shape[1])
         for prefix, delta_P in found.items():
             loss_P = joint_dpo(delta_P, torch.zeros_like(delta_P), beta, smoothing)
-            sums[f"{prefix}dpo/loss"] = float(loss_P.sum())
-            sums[f"{prefix}dpo/margin"] = beta * float(delta_P.sum())
-            sums[f"{prefix}dpo/accuracy"] = float((delta_P > 0).sum())
-        return {name: distributed.total(value) for name, value in sums.items()}
+            told = {"loss": loss_P, "margin": beta * float(delta_P.sum()), "accuracy": delta_P > 0}
+            sums.add(**{f"{prefix}dpo/{name}": value for name, value in told.items()})
+        return sums
 
-    def state(self) -> dict[str, Any]:
-        return {}  # the preferences' digest stands in the loop's counters
-
-    def state_tensors(self) -> dict[str, Mapping[str, torch.Tensor]]:
-        return self.team.state_tensors() | {
-            f"optimizer_{i}": optimizer.state_tensors() for i, optimizer in self.optimizers.items()
-        }
-
-    def load(
-        self, state: Mapping[str, Any], tensors: Mapping[str, dict[str, torch.Tensor]]
-    ) -> None:
-        self._prepare()
-        self.team.load_tensors(tensors)
-        for i, optimizer in self.optimizers.items():
-            optimizer.load_tensors(tensors[f"optimizer_{i}"])
+    def _means(self, sums: Sums) -> dict[str, float]:
+        """Over the pairs; the joint loss also under the name that every trainer logs."""
+        means = sums.means("pairs")
+        return means | {"loss": means["dpo/loss"]}
 
 
 def completion_ids(agent: Agent, completion: Completion) -> tuple[int, ...]:
@@ -335,17 +314,3 @@ def _interleaved(tasks: Sequence[TaskPairs]) -> list[tuple[TaskPairs, Pair]]:
     """The first pair of each task, then the second of each, …: updates see many tasks."""
     most = max((len(item.pairs) for item in tasks), default=0)
     return [(item, item.pairs[n]) for n in range(most) for item in tasks if n < len(item.pairs)]
-
-
-def _add(sums: dict[str, float], more: Mapping[str, float]) -> None:
-    for name, value in more.items():
-        sums[name] = sums.get(name, 0.0) + value
-
-
-def _means(sums: Mapping[str, float]) -> dict[str, float]:
-    """Sums → means over the pairs, and the joint loss under the name that every trainer logs."""
-    count = sums.get("pairs")
-    if not count:
-        return {}
-    means = {name: value / count for name, value in sums.items() if name != "pairs"}
-    return means | {"loss": means["dpo/loss"]}

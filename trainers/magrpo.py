@@ -8,7 +8,7 @@ Objective of agent i, over the nodes of an update, with its G completions y_ig a
 
 Departures from the paper: no division by the siblings' standard deviation unless asked for; no
 importance ratio and no clip, as each sample is used once (strictly on-policy); with ``handoff``
-the future's return is added to every joint action of a node (``comlrl/returns.py``);
+the future's return is added to every joint action of a node (``comlrl/credit/returns.py``);
 ``train_batch_size`` below the step's nodes makes several updates from one sampling, of like size
 and each over its own |nodes|. The entropy that is logged is the estimate −log π of the samples.
 """
@@ -16,59 +16,31 @@ and each over its own |nodes|. The entropy that is logged is the estimate −log
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
-from comlrl import distributed
-from comlrl.advantages import sibling_advantages
-from comlrl.batching import Row, like_parts
-from comlrl.loop import Loop, Step, means
-from comlrl.losses import k3_kl, policy_gradient
-from comlrl.parallel import side_by_side
-from comlrl.policy import action_logprobs
-from comlrl.returns import agent_returns, joint_returns
-from comlrl.rollout import Greedy, Rollout, Shape
-from comlrl.team import Agent, Team
-from comlrl.types import AgentTurn, NonFiniteError, Sampling, TokenBatch, Tree
-from comlrl.update import accumulate, explained, optimizer_of
+from comlrl.credit.advantages import sibling_advantages
+from comlrl.credit.returns import agent_returns, joint_returns
+from comlrl.loop.checkpoint import Part
+from comlrl.loop.loop import Beside, Loop
+from comlrl.loop.steps import Step
+from comlrl.models.agent import Agent
+from comlrl.models.logprobs import action_logprobs
+from comlrl.models.team import Team
+from comlrl.processes import distributed
+from comlrl.processes.statistics import Sums, agent_means
+from comlrl.rollout.grow import Greedy, Rollout
+from comlrl.types import AgentTurn, Row, Sampling, TokenBatch, Tree
+from comlrl.update.accumulate import accumulate
+from comlrl.update.lanes import side_by_side
+from comlrl.update.losses import k3_kl, policy_gradient
+from comlrl.update.minibatches import like_parts
+from comlrl.update.optimizer import optimizer_of
 from trainers.configs import MAGRPOConfig
 
 __all__ = ["MAGRPOConfig", "MAGRPOTrainer"]
-
-
-@dataclass
-class Sums:
-    """One agent's sums over a step, for the log: of all its completions, whatever their advantage,
-    and of its loss."""
-
-    completions: float = 0
-    zeros: float = 0  # of their advantages
-    advantage: float = 0.0
-    advantage_squared: float = 0.0
-    tokens: float = 0
-    logprob: float = 0.0  # of the tokens, under the policy that sampled them
-    kl: float = 0.0  # of the tokens, k3
-    loss: float = 0.0  # L_i of each update, times the update's nodes
-
-    def add(self, other: Sums) -> None:
-        for name, value in asdict(other).items():
-            setattr(self, name, getattr(self, name) + value)
-
-    def told(self, nodes: int, kl: bool) -> dict[str, float]:
-        """Metrics of the agent; ``nodes``: of the step."""
-        count, tokens = max(1, self.completions), max(1, self.tokens)
-        variance = self.advantage_squared / count - (self.advantage / count) ** 2
-        told = {
-            "loss": self.loss / max(1, nodes),
-            "entropy": -self.logprob / tokens,
-            "zero_advantage_share": self.zeros / count,
-            "advantage_std": math.sqrt(max(0.0, variance)),
-        }
-        return told | ({"kl": self.kl / tokens} if kl else {})
 
 
 class MAGRPOTrainer:
@@ -81,79 +53,72 @@ class MAGRPOTrainer:
         rollout: Rollout,
         loop: Loop,
         sampling: Sampling,
-        tree_metrics: Callable[[Sequence[Tree]], dict[str, float]],
+        beside: Beside | None = None,
     ) -> None:
+        """``beside``: more metrics of each evaluation's trees."""
         self.section, self.team, self.rollout, self.loop = section, team, rollout, loop
-        self.sampling, self.tree_metrics = sampling, tree_metrics
-        self.shape = Shape(
-            section.num_agents,
-            section.num_turns,
-            section.num_generations,
-            section.joint_mode,
-            section.handoff,
-            section.early_termination_threshold,
-        )
+        self.sampling, self.beside = sampling, beside
         self.optimizers = [
-            optimizer_of(section, agent.parameters(), section.learning_rate)
+            optimizer_of(section, agent.parameters(), section.learning_rate, agent.index)
             for agent in team.agents
         ]
 
     def train(self) -> None:
-        for step in self.loop.steps(self):
+        for step in self.loop.steps(self, self.beside):
             self._step(step)
+
+    def parts(self) -> Mapping[str, Part]:
+        optimizers = {f"optimizer_{i}": optimizer for i, optimizer in enumerate(self.optimizers)}
+        return self.team.parts() | optimizers
 
     def _step(self, step: Step) -> None:
         trees, greedy = self._grow(step)
-        step.clock.lap("rollout")
+        gathered = self.loop.gather(step, trees, greedy)
         sums_N = [Sums() for _ in self.team.agents]
-        nodes = self._credit(trees, greedy, sums_N)
-        parts = self._parts(trees, nodes)
+        parts = self._parts(trees, self._credit(trees, greedy, sums_N))
         if len(parts) > 1 and step.index == 1 and distributed.is_main():
             print(
                 f"notice: {len(parts)} updates from one sampling (train_batch_size="
                 f"{self.section.train_batch_size}): not strictly on-policy"
             )
-        scored = sum(len(node.scores_K) for tree in trees for node in tree.nodes) + greedy.scored
-        env_steps = int(distributed.total(scored))
-        span = self.loop.span(env_steps)
         norms_UN = [
-            self._update(part, sums_N, span.at(u, len(parts))) for u, part in enumerate(parts)
+            self._update(part, sums_N, gathered.span.at(u, len(parts)))
+            for u, part in enumerate(parts)
         ]
-        step.clock.lap("update")
-        tokens = sum(node.tokens for tree in trees for node in tree.nodes) + greedy.tokens
-        everyone = distributed.gather(trees)
-        metrics = self._metrics(sums_N, norms_UN, sum(len(tree.nodes) for tree in everyone))
-        self.loop.record(
-            step,
-            env_steps=env_steps,
-            updates=len(parts),
-            scored=env_steps,
-            tokens=int(distributed.total(tokens)),
-            metrics=self.tree_metrics(everyone) | metrics,
-            trees=everyone,
-        )
+        nodes = sum(len(tree.nodes) for tree in gathered.trees)
+        metrics = self._metrics(sums_N, norms_UN, nodes)
+        self.loop.record(step, gathered, updates=len(parts), metrics=metrics)
 
     def _metrics(
         self, sums_N: Sequence[Sums], norms_UN: Sequence[Sequence[float]], nodes: int
     ) -> dict[str, float]:
         """What the log wants beside the trees': of each agent, and the mean over the agents."""
         told_N = []
-        for own, norms_U in zip(sums_N, zip(*norms_UN, strict=True), strict=True):
-            everyone = Sums(**distributed.totals(asdict(own)))
-            told = everyone.told(nodes, self.section.kl_coef > 0)
+        for sums, norms_U in zip(sums_N, zip(*norms_UN, strict=True), strict=True):
+            of = sums.everyone().of
+            count, tokens = max(1, of["completions"]), max(1, of["tokens"])
+            variance = of["advantage_squared"] / count - (of["advantage"] / count) ** 2
+            told = {
+                "loss": of["loss"] / max(1, nodes),
+                "entropy": -of["logprob"] / tokens,
+                "zero_advantage_share": of["zeros"] / count,
+                "advantage_std": math.sqrt(max(0.0, variance)),
+            }
+            if self.section.kl_coef > 0:
+                told["kl"] = of["kl"] / tokens
             told_N.append(told | {"gradient_norm": max(norms_U)})
-        return means(told_N) | {"learning_rate": self.optimizers[0].learning_rate}
+        return agent_means(told_N) | {"learning_rate": self.optimizers[0].learning_rate}
 
-    def _grow(self, step: Step) -> tuple[list[Tree], Greedy]:
+    def _grow(self, step: Step) -> tuple[list[Tree], Greedy | None]:
         tasks, key = distributed.share(step.tasks), ("train", step.index)
         if self.section.advantage != "greedy":
-            return self.rollout.grow(tasks, self.shape, self.sampling, key), Greedy.none()
+            return self.rollout.grow(tasks, self.section.shape, self.sampling, key), None
         return self.rollout.grow_with_greedy(
-            tasks, self.shape, self.sampling, key, self.section.discount
+            tasks, self.section.shape, self.sampling, key, self.section.discount
         )
 
     def _credit(
-        self, trees: Sequence[Tree], greedy: Greedy, sums_N: Sequence[Sums]
+        self, trees: Sequence[Tree], greedy: Greedy | None, sums_N: Sequence[Sums]
     ) -> list[list[Row | None]]:
         """For each node one row for each agent, weighted Â · w_t / G; None where Â is all zero."""
         weights = self.section.turn_gradient_weights or [1.0] * self.section.num_turns
@@ -169,9 +134,9 @@ class MAGRPOTrainer:
                         returns_G,
                         self.section.advantage,
                         normalize=self.section.advantage_normalization,
-                        greedy_return=greedy.returns_BS[b][s] if greedy.returns_BS else None,
+                        greedy_return=None if greedy is None else greedy.returns_BS[b][s],
                     )
-                    sums.add(_sums_of(turn, advantages))
+                    sums.absorb(_sums_of(turn, advantages))
                     scale = weights[node.turn - 1] / len(advantages)
                     ids = tuple(c.token_ids for c in turn.completions_G)
                     rows.append(self._row(turn.prompt_ids, ids, [scale * a for a in advantages]))
@@ -212,36 +177,24 @@ class MAGRPOTrainer:
             partial(self._gradients, index, [rows[index] for rows in nodes], count)
             for index in range(len(self.team))
         ]
-        norms = []
-        try:
-            told_N = side_by_side(jobs, self.team.device, self.team.side_by_side)
-            for sums, told in zip(sums_N, told_N, strict=True):
-                sums.add(told)
-            for optimizer in self.optimizers:
-                norms.append(optimizer.step(progress))
-        except NonFiniteError as error:
-            at = getattr(error, "agent", len(norms))
-            step = self.loop.counters.steps + 1
-            raise explained(error, at, step, self.loop.run_dir) from error
-        return norms
+        for sums, own in zip(
+            sums_N, side_by_side(jobs, self.team.device, self.team.side_by_side), strict=True
+        ):
+            sums.absorb(own)
+        return [optimizer.step(progress) for optimizer in self.optimizers]
 
     def _gradients(self, index: int, rows: Sequence[Row | None], nodes: int) -> Sums:
         """The agent's gradients of L_i over an update of ``nodes`` nodes; sums for the log."""
+        sums = Sums()
         self.optimizers[index].zero()
         with self.team.acting(index) as agent:
-            try:
-                told = accumulate(
-                    agent,
-                    [row for row in rows if row is not None],
-                    lambda batch: self._loss(agent, batch, nodes),
-                    concurrent=self.team.side_by_side,
-                )
-            except NonFiniteError as error:
-                error.agent = index  # type: ignore[attr-defined]
-                raise
-        sums = Sums()
-        for of_batch in told:
-            sums.add(of_batch)
+            accumulate(
+                agent,
+                [row for row in rows if row is not None],
+                lambda batch: self._loss(agent, batch, nodes),
+                sums,
+                concurrent=self.team.side_by_side,
+            )
         return sums
 
     def _loss(self, agent: Agent, batch: TokenBatch, nodes: int) -> tuple[torch.Tensor, Sums]:
@@ -255,25 +208,9 @@ class MAGRPOTrainer:
                 before = action_logprobs(reference, batch, self.sampling.temperature).logprob_A
             kl_A = k3_kl(said.logprob_A, before)
             loss = loss + self.section.kl_coef * kl_A.sum() / (nodes * self.section.num_generations)
-            sums.kl = float(kl_A.detach().sum())
-        sums.loss = nodes * float(loss.detach())
+            sums.add(kl=kl_A)
+        sums.add(loss=nodes * float(loss.detach()))
         return loss, sums
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def state_tensors(self) -> dict[str, Mapping[str, torch.Tensor]]:
-        return self.team.state_tensors() | {
-            f"optimizer_{i}": optimizer.state_tensors()
-            for i, optimizer in enumerate(self.optimizers)
-        }
-
-    def load(
-        self, state: Mapping[str, Any], tensors: Mapping[str, dict[str, torch.Tensor]]
-    ) -> None:
-        self.team.load_tensors(tensors)
-        for i, optimizer in enumerate(self.optimizers):
-            optimizer.load_tensors(tensors[f"optimizer_{i}"])
 
 
 def _sums_of(turn: AgentTurn, advantages: Sequence[float]) -> Sums:

@@ -22,17 +22,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
 
-import torch
-
-from comlrl import distributed
-from comlrl.collection import SUMMARY, Collector, with_metrics
-from comlrl.loop import Loop
-from comlrl.preference import PreferenceError, TaskPairs, joint_texts
-from comlrl.reward_model import (
+from comlrl.keyed import order
+from comlrl.loop.checkpoint import Part
+from comlrl.loop.loop import Loop
+from comlrl.preferences.candidates import PreferenceError, joint_texts
+from comlrl.preferences.collector import SUMMARY, Collector
+from comlrl.preferences.pairs import TaskPairs
+from comlrl.preferences.reward_model import (
     FACTS,
     Fit,
     ModelReward,
@@ -43,26 +42,13 @@ from comlrl.reward_model import (
     load,
     train,
 )
-from comlrl.types import JointAction, LogRecord, Tree
+from comlrl.processes import distributed
+from comlrl.types import Trainer
 from trainers.configs import MARLHFConfig
 
-__all__ = ["MARLHFConfig", "MARLHFTrainer", "order_agreement"]
+__all__ = ["MARLHFConfig", "MARLHFTrainer"]
 
 FOLDER = "reward_model"
-
-
-class OnlineTrainer(Protocol):
-    """The sibling that learns online: a trainer with its checkpoint's state."""
-
-    def train(self) -> None: ...
-
-    def state(self) -> dict[str, Any]: ...
-
-    def state_tensors(self) -> dict[str, Mapping[str, torch.Tensor]]: ...
-
-    def load(
-        self, state: Mapping[str, Any], tensors: Mapping[str, dict[str, torch.Tensor]]
-    ) -> None: ...
 
 
 class MARLHFTrainer:
@@ -74,19 +60,17 @@ class MARLHFTrainer:
         loop: Loop,
         collector: Collector,
         reward: ModelReward,
-        online: OnlineTrainer,
+        online: Trainer,
         base: RewardBase,
         *,
-        resolve: Callable[[str], str],
         seed: int,
         resume: bool,
     ) -> None:
         """``reward``: the online trainer's, still without its model. ``base``: what the reward
-        model starts from. ``resolve``: a model's name → where it lies. ``resume``: a model that
-        the run directory holds is used again."""
+        model starts from. ``resume``: a model that the run directory holds is used again."""
         self.section, self.loop, self.collector = section, loop, collector
         self.reward, self.online, self.base = reward, online, base
-        self.resolve, self.seed, self.resume = resolve, seed, resume
+        self.seed, self.resume = seed, resume
 
     def train(self) -> None:
         folder = self.loop.run_dir / FOLDER
@@ -103,11 +87,13 @@ class MARLHFTrainer:
             model = self._fit(folder)
         self._check(model)
         self.reward.model = model
-        self.loop.evaluate = with_metrics(self.loop.evaluate, self._model_score)
         self.online.train()
 
+    def parts(self) -> Mapping[str, Part]:
+        return self.online.parts()
+
     def _load(self, folder: Path) -> RewardModel:
-        return load(folder, resolve=self.resolve, dtype=self.base.dtype, device=self.base.device)
+        return load(folder, dtype=self.base.dtype, device=self.base.device)
 
     def _fit(self, folder: Path) -> RewardModel:
         """Stages 1 and 2."""
@@ -128,14 +114,13 @@ class MARLHFTrainer:
             in_order=section.pair_selection == "all",
             margin=section.reward_margin,
         )
-        order = self.collector.order((self.seed, "reward model"), len(pairs))
+        shuffled = order((self.seed, "reward model"), len(pairs))
         started = time.monotonic()
         self.loop.progress.begin("training the reward model")
         model = train(
             self.base,
             fit,
-            text_pairs([pairs[i] for i in order]),
-            resolve=self.resolve,
+            text_pairs([pairs[i] for i in shuffled]),
             work_dir=folder,
             say=say,
         )
@@ -155,20 +140,18 @@ class MARLHFTrainer:
         goes to the log and into the summary of the preferences."""
         if self.section.preferences is None:
             self.loop.counters.env_steps += self.loop.counters.scored_joint_actions
+        path = self.loop.run_dir / SUMMARY
+        summary, facts = json.loads(path.read_text()), model.facts
+        self.loop.tell(
+            {
+                "reward_model/loss": facts.loss,
+                "reward_model/accuracy": facts.accuracy,
+                "preferences/pairs": float(facts.pairs),
+                "preferences/gap_mean": summary["gap_mean"],
+            }
+        )
         if not distributed.is_main():
             return
-        path = self.loop.run_dir / SUMMARY
-        summary = json.loads(path.read_text())
-        facts = model.facts
-        metrics = {
-            "reward_model/loss": facts.loss,
-            "reward_model/accuracy": facts.accuracy,
-            "preferences/pairs": float(facts.pairs),
-            "preferences/gap_mean": summary["gap_mean"],
-        }
-        env_steps = self.loop.counters.env_steps
-        self.loop.logger.log(LogRecord(env_steps, 0, 0, "train", metrics))
-        self.loop.counters.logged += 1  # resuming keeps as many lines as were counted
         summary["reward_model_accuracy"] = facts.accuracy
         summary["reward_model"] = {
             "loss": facts.loss,
@@ -189,33 +172,6 @@ class MARLHFTrainer:
                 "reward_num_train_epochs may help; reward_min_accuracy=0 goes on all the same"
             )
 
-    def _model_score(self, trees: Sequence[Tree]) -> dict[str, float]:
-        """The model's mean score of evaluation trees, beside their task reward."""
-        actions = [
-            JointAction(
-                tree.task,
-                tuple(t.completions_G[g].text for t, g in zip(node.agents_N, k, strict=True)),
-            )
-            for tree in trees
-            for node in tree.nodes
-            for k in node.joint_actions_K
-        ]
-        if not actions:
-            return {}
-        values = [score.value for score in self.reward.score(actions)]
-        return {"model_score_mean": sum(values) / len(values)}
-
-    def state(self) -> dict[str, Any]:
-        return self.online.state()
-
-    def state_tensors(self) -> dict[str, Mapping[str, torch.Tensor]]:
-        return self.online.state_tensors()
-
-    def load(
-        self, state: Mapping[str, Any], tensors: Mapping[str, dict[str, torch.Tensor]]
-    ) -> None:
-        self.online.load(state, tensors)
-
 
 def text_pairs(tasks: Sequence[TaskPairs]) -> list[TextPair]:
     """The joint texts and the gap of every pair."""
@@ -224,21 +180,6 @@ def text_pairs(tasks: Sequence[TaskPairs]) -> list[TextPair]:
         texts_K = joint_texts(item.candidates)
         found += [TextPair(texts_K[p.winner], texts_K[p.loser], p.gap) for p in item.pairs]
     return found
-
-
-def order_agreement(trees: Sequence[Tree]) -> dict[str, float]:
-    """Of the sibling joint actions whose task rewards differ, the share that the score (the
-    reward that was trained on) orders likewise: how far the model still holds where the policies
-    have moved to. Nothing where no two differ."""
-    right = count = 0
-    for node in (node for tree in trees for node in tree.nodes):
-        known = [(s.value, s.breakdown.total) for s in node.scores_K if s.breakdown is not None]
-        for i, (score, task) in enumerate(known):
-            for other_score, other_task in known[:i]:
-                if abs(task - other_task) > 1e-9:
-                    count += 1
-                    right += (score - other_score) * (task - other_task) > 0
-    return {"reward_model/order_agreement": right / count} if count else {}
 
 
 def say(text: str) -> None:

@@ -26,46 +26,93 @@ estimate −log π of the samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 
-from comlrl import distributed
-from comlrl.actor_critic import (
-    Chains,
-    PerToken,
-    Stats,
-    chains_of,
+from comlrl.credit.chains import Chains, chains_of
+from comlrl.loop.checkpoint import Part
+from comlrl.loop.loop import Beside, Loop
+from comlrl.loop.steps import Step
+from comlrl.models.agent import Agent
+from comlrl.models.critics import TeamCritic, TokenCritic, hidden_width, observations
+from comlrl.models.logprobs import ActionLogprobs, action_logprobs
+from comlrl.models.team import Team
+from comlrl.processes import distributed
+from comlrl.processes.statistics import (
+    Sums,
+    agent_means,
     explained_variance,
-    minibatches,
     moments,
-    passes,
     standardized,
-    surrogate,
-    token_advantages,
-    turn_advantages,
 )
-from comlrl.batching import Row
-from comlrl.critic import TeamCritic, TokenCritic, hidden_width, observations
-from comlrl.loop import Loop, Step, means
-from comlrl.losses import clipped_value, k3_kl
-from comlrl.policy import action_logprobs
-from comlrl.rollout import Rollout, Shape
-from comlrl.team import Agent, Team
-from comlrl.types import NonFiniteError, Sampling, Span, TokenBatch, Tree
-from comlrl.update import accumulate, explained, measure_all, optimizer_of
+from comlrl.rollout.grow import Rollout
+from comlrl.types import Sampling, Span, TokenBatch
+from comlrl.update.clipped import ClippedPolicy, run_epochs
+from comlrl.update.losses import clipped_value
+from comlrl.update.minibatches import minibatches, passes
+from comlrl.update.optimizer import optimizer_of
+from comlrl.update.per_token import PerToken, token_advantages, turn_advantages
 from trainers.configs import PPOConfig
 
 __all__ = ["PPOConfig", "PPOTrainer"]
 
 
-class Before:
-    """What the policy said of the step's tokens before the update, and their credit."""
+class KLCoefficient:
+    """The weight of the KL to the reference: fixed, or led to ``kl_target`` (Ziegler 2019)."""
 
-    def __init__(self) -> None:
-        self.logprob, self.value, self.reference = PerToken(), PerToken(), PerToken()
-        self.advantage, self.returns = PerToken(), PerToken()
+    def __init__(self, section: PPOConfig) -> None:
+        self.section, self.value = section, section.kl_coef
+
+    def adapt(self, kl: float, joint_actions: int) -> None:
+        """kl_coef ← kl_coef · (1 + clip(KL / target − 1, ±0.2) · n / horizon)."""
+        assert self.section.kl_target is not None
+        error = max(-0.2, min(0.2, kl / self.section.kl_target - 1))
+        self.value *= 1 + error * joint_actions / self.section.kl_horizon
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        return {"value": torch.tensor(self.value, dtype=torch.float64)}
+
+    def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.value = float(tensors["value"])
+
+
+class OwnCritic:
+    """One agent's value head in one training step: GAE over tokens, and its clipped loss."""
+
+    def __init__(self, section: PPOConfig, critic: torch.nn.Module) -> None:
+        self.section, self.critic = section, critic
+        self.value, self.returns = PerToken(), PerToken()  # of before the update
+
+    def see(self, batch: TokenBatch, said: ActionLogprobs) -> None:
+        self.value.put(batch, self.critic(said.hidden_AD))
+
+    def credit(self, policy: ClippedPolicy, chains: Chains, kl_coef: float) -> dict[str, float]:
+        """Advantages into the policy; what the log wants."""
+        section, penalty = self.section, None
+        if section.kl_coef > 0:
+            log_ratio = policy.logprob.flat() - policy.reference.flat()
+            penalty = policy.logprob.like(kl_coef * log_ratio)
+        policy.advantage, self.returns = token_advantages(
+            chains,
+            self.value,
+            penalty,
+            gamma_token=section.gamma_token,
+            discount=section.discount,
+            gae_lambda=section.gae_lambda,
+        )
+        return {"explained_variance": explained_variance(self.value.flat(), self.returns.flat())}
+
+    def loss(self, batch: TokenBatch, said: ActionLogprobs, sums: Sums) -> torch.Tensor:
+        """½ max((V − R)², (clip(V, V_old ± ε_v) − R)²) of each token."""
+        loss_A = clipped_value(
+            self.critic(said.hidden_AD),
+            self.value.get(batch),
+            self.returns.get(batch),
+            self.section.value_clip_range,
+        )
+        sums.add(value_loss=loss_A)
+        return loss_A
 
 
 class PPOTrainer:
@@ -78,29 +125,22 @@ class PPOTrainer:
         rollout: Rollout,
         loop: Loop,
         sampling: Sampling,
-        tree_metrics: Callable[[Sequence[Tree]], dict[str, float]],
+        beside: Beside | None = None,
     ) -> None:
+        """``beside``: more metrics of each evaluation's trees."""
         self.section, self.team, self.rollout, self.loop = section, team, rollout, loop
-        self.sampling, self.tree_metrics = sampling, tree_metrics
-        self.shape = Shape(
-            section.num_agents,
-            section.num_turns,
-            section.num_generations,
-            early_termination_threshold=section.early_termination_threshold,
-            later_generations=1,
-        )
+        self.sampling, self.beside, self.kl = sampling, beside, KLCoefficient(section)
         self.weight_T = section.turn_gradient_weights or [1.0] * section.num_turns
-        self.kl_coef = section.kl_coef
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rollout.seed)
             self.critics = self._critics()
         self.optimizers = [
-            optimizer_of(section, agent.parameters(), section.learning_rate)
+            optimizer_of(section, agent.parameters(), section.learning_rate, agent.index)
             for agent in team.agents
         ]
         self.critic_optimizers = [
-            optimizer_of(section, critic.parameters(), section.value_learning_rate)
-            for critic in self.critics
+            optimizer_of(section, critic.parameters(), section.value_learning_rate, index)
+            for index, critic in enumerate(self.critics)
         ]
 
     def _critics(self) -> list[torch.nn.Module]:
@@ -116,31 +156,24 @@ class PPOTrainer:
         return self.section.critic == "centralized"
 
     def train(self) -> None:
-        for step in self.loop.steps(self):
+        for step in self.loop.steps(self, self.beside):
             self._step(step)
 
+    def parts(self) -> Mapping[str, Part]:
+        parts: dict[str, Part] = {**self.team.parts(), "kl_coef": self.kl}
+        parts |= {f"optimizer_{i}": optimizer for i, optimizer in enumerate(self.optimizers)}
+        parts |= {f"critic_{i}": critic for i, critic in enumerate(self.critics)}
+        return parts | {f"critic_optimizer_{i}": o for i, o in enumerate(self.critic_optimizers)}
+
     def _step(self, step: Step) -> None:
-        trees = self.rollout.grow(
-            distributed.share(step.tasks), self.shape, self.sampling, ("train", step.index)
-        )
-        step.clock.lap("rollout")
-        chains = chains_of(trees)
-        scored = int(distributed.total(len(chains.reward_C)))
-        metrics = self._improve(chains, step.index, self.loop.span(scored))
-        step.clock.lap("update")
-        self._adapt_kl(metrics, scored)
-        everyone = distributed.gather(trees)
-        self.loop.record(
-            step,
-            env_steps=scored,
-            updates=int(metrics.pop("updates")),
-            scored=scored,
-            tokens=int(distributed.total(chains.tokens)),
-            metrics=self.tree_metrics(everyone)
-            | metrics
-            | {"learning_rate": self.optimizers[0].learning_rate},
-            trees=everyone,
-        )
+        tasks, key = distributed.share(step.tasks), ("train", step.index)
+        trees = self.rollout.grow(tasks, self.section.shape, self.sampling, key)
+        gathered = self.loop.gather(step, trees)
+        metrics = self._improve(chains_of(trees), step.index, gathered.span)
+        if self.section.kl_target is not None:
+            self.kl.adapt(metrics["kl"], gathered.scored)
+        metrics["learning_rate"] = self.optimizers[0].learning_rate
+        self.loop.record(step, gathered, updates=int(metrics.pop("updates")), metrics=metrics)
 
     def _improve(self, chains: Chains, step: int, span: Span) -> dict[str, float]:
         """Update every agent, then the team's critic; metrics bare (means) and of each agent."""
@@ -159,18 +192,13 @@ class PPOTrainer:
         of_agents = []
         for index in range(len(self.team)):
             with self.team.acting(index) as agent:
-                try:
-                    of_agents.append(
-                        self._improve_agent(agent, chains, step, turn_advantage_C, span)
-                    )
-                except NonFiniteError as error:
-                    raise explained(error, index, step, self.loop.run_dir) from error
+                of_agents.append(self._improve_agent(agent, chains, step, turn_advantage_C, span))
         if self._centralized:
             of_team["value_loss"] = self._improve_critic(
                 chains, state_SND, value_S, return_C, step, span
             )
         of_team["updates"] = max(one.pop("updates") for one in of_agents)
-        return means(of_agents) | of_team
+        return agent_means(of_agents) | of_team
 
     def _improve_agent(
         self,
@@ -181,140 +209,48 @@ class PPOTrainer:
         span: Span,
     ) -> dict[str, float]:
         """Some epochs of clipped updates of one agent and, unless centralized, its critic."""
-        section, states = self.section, chains.states_B
-        key = (self.rollout.seed, "minibatches", step)
-        size, epochs = section.train_batch_size, section.ppo_epochs
-        rows = chains.rows(agent.index, self.weight_T)
-        first = minibatches(states, size, (*key, 0))
-        before = self._measure(agent, [[rows[s] for s in chosen] for chosen in first])
-        metrics = self._credit(chains, before, turn_advantage_C)
-        stats, norms = Stats(), []
-        for one_pass in passes(states, size, epochs, key, span):
-            of_epoch = Stats()
-            for chosen, progress in one_pass.minibatches:
-                own = [rows[s] for s in chosen]
-                norms.append(self._update(agent, own, before, of_epoch, progress))
-            stats.absorb(of_epoch)
-            metrics["approx_kl"] = of_epoch.means()["approx_kl"]
-            if section.target_kl is not None and metrics["approx_kl"] > section.target_kl:
-                break
-        return (
-            stats.means()
-            | metrics
-            | {
-                "ppo_epochs": float(one_pass.number),
-                "updates": float(len(norms)),
-                "gradient_norm": max(norms),
-            }
-        )
+        section, states, size = self.section, chains.states_B, self.section.train_batch_size
+        key, temperature = (self.rollout.seed, "minibatches", step), self.sampling.temperature
+        rows_S = chains.rows(agent.index, self.weight_T)
 
-    def _measure(self, agent: Agent, minibatches: Sequence[Sequence[Row]]) -> Before:
-        """Old log-probabilities, values and the reference's, on the first epoch's own tensors."""
-        before, temperature = Before(), self.sampling.temperature
+        def said(batch: TokenBatch) -> ActionLogprobs:
+            return action_logprobs(agent, batch, temperature, entropy=section.entropy_coef > 0)
 
-        def measure(batch: TokenBatch) -> None:
-            said = action_logprobs(agent, batch, temperature, entropy=self.section.entropy_coef > 0)
-            before.logprob.put(batch, said.logprob_A)
-            if not self._centralized:
-                before.value.put(batch, self.critics[agent.index](said.hidden_AD))
-            if self.section.kl_coef > 0:
-                with self.team.reference(agent.index) as reference:
-                    ours = action_logprobs(reference, batch, temperature).logprob_A
-                before.reference.put(batch, ours)
+        def said_at_start(start: Agent, batch: TokenBatch) -> ActionLogprobs:
+            return action_logprobs(start, batch, temperature)
 
-        for rows in minibatches:
-            measure_all(agent, rows, measure, self.team.side_by_side)
-        return before
-
-    def _credit(
-        self, chains: Chains, before: Before, turn_advantage_C: torch.Tensor | None
-    ) -> dict[str, float]:
-        """Advantages and returns of the agent's tokens into ``before``; what the log wants."""
-        section, old = self.section, before.logprob.flat()
-        metrics = {} if section.entropy_coef > 0 else {"entropy": -moments(old)[1]}
+        kl_in_loss = self.kl.value if self._centralized and section.kl_coef > 0 else 0.0
+        policy = ClippedPolicy(section, self.team, agent, said, said_at_start, kl_in_loss)
+        own = None if self._centralized else OwnCritic(section, self.critics[agent.index])
+        first = [[rows_S[s] for s in chosen] for chosen in minibatches(states, size, (*key, 0))]
+        metrics = policy.measure(first, None if own is None else own.see)
         if section.kl_coef > 0:
-            log_ratio = old - before.reference.flat()
-            metrics |= {"kl": moments(log_ratio)[1], "kl_coef": self.kl_coef}
-        if turn_advantage_C is not None:
-            for number, tokens in before.logprob.of_completion.items():
-                spread = turn_advantage_C[number].to(tokens).expand(len(tokens))
-                before.advantage.of_completion[number] = spread
-        else:
-            penalty = before.logprob.like(self.kl_coef * log_ratio) if section.kl_coef > 0 else None
-            before.advantage, before.returns = token_advantages(
-                chains,
-                before.value,
-                penalty,
-                gamma_token=section.gamma_token,
-                discount=section.discount,
-                gae_lambda=section.gae_lambda,
-            )
-            metrics["explained_variance"] = explained_variance(
-                before.value.flat(), before.returns.flat()
-            )
-        advantage = before.advantage.flat()
-        _, metrics["advantage_mean"], metrics["advantage_std"] = moments(advantage)
-        if section.normalize_advantages:
-            before.advantage = before.advantage.like(standardized(advantage))
-        return metrics
-
-    def _update(
-        self, agent: Agent, rows: Sequence[Row], before: Before, stats: Stats, progress: float
-    ) -> float:
-        """One optimizer step of the agent and its critic; the gradient's norm before clipping."""
-        tokens = int(distributed.total(sum(len(ids) for row in rows for ids in row.completions)))
+            metrics["kl_coef"] = self.kl.value
         optimizers = [self.optimizers[agent.index]]
-        if not self._centralized:
+        if own is None:
+            assert turn_advantage_C is not None
+            policy.credit_turns(turn_advantage_C)
+        else:
+            metrics |= own.credit(policy, chains, self.kl.value)
             optimizers.append(self.critic_optimizers[agent.index])
-        for optimizer in optimizers:
-            optimizer.zero()
-        told = accumulate(
-            agent,
-            rows,
-            lambda batch: self._loss(agent, batch, before, tokens),
-            parameters=[p for optimizer in optimizers for p in optimizer.parameters],
-            concurrent=self.team.side_by_side,
-        )
-        for of_batch in told:
-            stats.absorb(of_batch)
-        norm, *_ = [optimizer.step(progress) for optimizer in optimizers]
-        return norm
+        metrics |= self._standardize(policy)
 
-    def _loss(
-        self, agent: Agent, batch: TokenBatch, before: Before, tokens: int
-    ) -> tuple[torch.Tensor, Stats]:
-        """Σ over a micro-batch's tokens of the policy's and the value head's losses, over
-        ``tokens``; sums for the log."""
-        section, stats = self.section, Stats()
-        said = action_logprobs(
-            agent, batch, self.sampling.temperature, entropy=section.entropy_coef > 0
-        )
-        loss_A = surrogate(
-            said.logprob_A,
-            before.logprob.get(batch),
-            before.advantage.get(batch),
-            section.clip_range,
-            stats,
-        )
-        loss_A = loss_A * batch.weight_RL[batch.action_mask_RL].to(loss_A)
-        if section.entropy_coef > 0:
-            assert said.entropy_A is not None
-            loss_A = loss_A - section.entropy_coef * said.entropy_A
-            stats.add(entropy=said.entropy_A)
-        if self._centralized and section.kl_coef > 0:
-            loss_A = loss_A + self.kl_coef * k3_kl(said.logprob_A, before.reference.get(batch))
-        if not self._centralized:
-            value_A = self.critics[agent.index](said.hidden_AD)
-            value_loss_A = clipped_value(
-                value_A,
-                before.value.get(batch),
-                before.returns.get(batch),
-                section.value_clip_range,
-            )
-            stats.add(value_loss=value_loss_A)
-            loss_A = loss_A + value_loss_A
-        stats.add(loss=loss_A)
-        return loss_A.sum() / tokens, stats
+        value_loss = None if own is None else own.loss
+
+        def update(chosen: list[int], sums: Sums, progress: float) -> float:
+            rows = [rows_S[s] for s in chosen]
+            return policy.update(rows, optimizers, sums, progress, value_loss)
+
+        epochs = passes(states, size, section.ppo_epochs, key, span)
+        return metrics | run_epochs(epochs, section.target_kl, update)
+
+    def _standardize(self, policy: ClippedPolicy) -> dict[str, float]:
+        """Advantages over the step's tokens as they are trained on; their first moments."""
+        advantage = policy.advantage.flat()
+        _, mean, deviation = moments(advantage)
+        if self.section.normalize_advantages:
+            policy.advantage = policy.advantage.like(standardized(advantage))
+        return {"advantage_mean": mean, "advantage_std": deviation}
 
     @torch.no_grad()
     def _states(self, chains: Chains) -> torch.Tensor:
@@ -357,37 +293,3 @@ class PPOTrainer:
                 total += distributed.total(float(loss_C.detach().sum()))
                 count += everyone
         return total / count
-
-    def _adapt_kl(self, metrics: Mapping[str, float], joint_actions: int) -> None:
-        """kl_coef ← kl_coef · (1 + clip(KL / target − 1, ±0.2) · n / horizon) (Ziegler 2019)."""
-        target = self.section.kl_target
-        if target is not None:
-            error = max(-0.2, min(0.2, metrics["kl"] / target - 1))
-            self.kl_coef *= 1 + error * joint_actions / self.section.kl_horizon
-
-    def state(self) -> dict[str, Any]:
-        return {"kl_coef": self.kl_coef}
-
-    def state_tensors(self) -> dict[str, Mapping[str, torch.Tensor]]:
-        tensors: dict[str, Mapping[str, torch.Tensor]] = dict(self.team.state_tensors())
-        for i, optimizer in enumerate(self.optimizers):
-            tensors[f"optimizer_{i}"] = optimizer.state_tensors()
-        for i, (critic, optimizer) in enumerate(
-            zip(self.critics, self.critic_optimizers, strict=True)
-        ):
-            tensors[f"critic_{i}"] = critic.state_dict()
-            tensors[f"critic_optimizer_{i}"] = optimizer.state_tensors()
-        return tensors
-
-    def load(
-        self, state: Mapping[str, Any], tensors: Mapping[str, dict[str, torch.Tensor]]
-    ) -> None:
-        self.kl_coef = float(state["kl_coef"])
-        self.team.load_tensors(tensors)
-        for i, optimizer in enumerate(self.optimizers):
-            optimizer.load_tensors(tensors[f"optimizer_{i}"])
-        for i, (critic, optimizer) in enumerate(
-            zip(self.critics, self.critic_optimizers, strict=True)
-        ):
-            critic.load_state_dict(tensors[f"critic_{i}"])
-            optimizer.load_tensors(tensors[f"critic_optimizer_{i}"])

@@ -2,7 +2,7 @@
 
 All agents share one policy (base and one LoRA adapter). Agent i's latent l_i = μ_i + σ_i ε_i comes
 from what it reads and has read, and generates its layer before the language-model head
-(``comlrl/heterogeneous.py``). With the team's V(s_t) on pooled observations and GAE over turns, in
+(``comlrl/models/latents.py``). With the team's V(s_t) on pooled observations and GAE over turns, in
 each epoch, in this order:
 
     actor {LoRA, A, B, decoder}:  −mean_a w_t min(ρ_a Â_t, clip(ρ_a, 1 ± ε) Â_t) − c_H · mean_a H_a
@@ -28,45 +28,35 @@ latents. Within one sample of two agents L_d is 0 and has no gradient: it needs 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from comlrl import distributed
-from comlrl.actor_critic import (
-    Chains,
-    PerToken,
-    Stats,
-    chains_of,
-    explained_variance,
-    extremes,
-    minibatches,
-    moments,
-    passes,
-    standardized,
-    surrogate,
-    turn_advantages,
-)
-from comlrl.batching import Row
-from comlrl.critic import TeamCritic
-from comlrl.heterogeneous import HeterogeneousLayer, InferenceNet, LatentSampler, frozen
-from comlrl.latent_log import LatentLog
-from comlrl.loop import Loop, Step
-from comlrl.losses import (
+from comlrl.credit.chains import Chains, chains_of
+from comlrl.loop.checkpoint import Part
+from comlrl.loop.loop import Loop
+from comlrl.loop.steps import Step
+from comlrl.models.agent import Agent
+from comlrl.models.critics import TeamCritic
+from comlrl.models.latents import HeterogeneousLayer, HeterogeneousPolicy, InferenceNet, frozen
+from comlrl.models.logprobs import ActionLogprobs, action_logprobs
+from comlrl.models.team import Team
+from comlrl.processes import distributed
+from comlrl.processes.statistics import Sums, explained_variance, extremes, moments, standardized
+from comlrl.rollout.grow import Rollout
+from comlrl.types import Row, Sampling, Span, TokenBatch
+from comlrl.update.clipped import ClippedPolicy, run_epochs
+from comlrl.update.losses import (
     clipped_value,
-    k3_kl,
     latent_distances,
     latent_diversity,
     latent_entropy,
     latent_loss,
 )
-from comlrl.policy import ActionLogprobs, action_logprobs
-from comlrl.rollout import Rollout, Shape
-from comlrl.team import Agent, Team
-from comlrl.types import NonFiniteError, Sampling, Span, TokenBatch, Tree
-from comlrl.update import accumulate, explained, measure_all, optimizer_of
+from comlrl.update.minibatches import Pass, minibatches, passes
+from comlrl.update.optimizer import optimizer_of
+from comlrl.update.per_token import turn_advantages
 from trainers.configs import SHPPOConfig
 
 __all__ = ["SHPPOConfig", "SHPPOTrainer"]
@@ -86,8 +76,6 @@ class Samples:
     value_S: torch.Tensor  # the critic's before the update
     advantage_C: torch.Tensor
     return_C: torch.Tensor
-    logprob: PerToken  # under the policy that sampled; completions are numbered c · N + agent
-    reference: PerToken
 
 
 class SHPPOTrainer:
@@ -97,26 +85,17 @@ class SHPPOTrainer:
         self,
         section: SHPPOConfig,
         team: Team,
-        sampler: LatentSampler,
+        policy: HeterogeneousPolicy,
         rollout: Rollout,
         loop: Loop,
         sampling: Sampling,
-        tree_metrics: Callable[[Sequence[Tree]], dict[str, float]],
     ) -> None:
-        self.section, self.team, self.sampler = section, team, sampler
+        """``policy``: the layer and the encoder of ``rollout``'s own sampler."""
+        self.section, self.team, self.policy = section, team, policy
         self.rollout, self.loop, self.sampling = rollout, loop, sampling
-        self.tree_metrics = tree_metrics
-        self.policy, self.agent = sampler.policy, team.agents[0]
-        self.latent_log = LatentLog(loop.run_dir)
-        self.shape = Shape(
-            section.num_agents,
-            section.num_turns,
-            section.num_generations,
-            early_termination_threshold=section.early_termination_threshold,
-            later_generations=1,
-        )
+        self.agent = team.agents[0]
         # What the run started from: B = 0, which changes nothing, unless it was trained before.
-        self.start_layer = copy.deepcopy(self.policy.layer).requires_grad_(False)
+        self.start_layer = copy.deepcopy(policy.layer).requires_grad_(False)
         self.weight_T = section.turn_gradient_weights or [1.0] * section.num_turns
         sizes = self.policy.sizes
         with torch.random.fork_rng(devices=[]):
@@ -125,62 +104,50 @@ class SHPPOTrainer:
             self.inference = InferenceNet(sizes["width"], sizes["hidden"], sizes["latent_dim"])
         self.inference.to(self.agent.device)
         actor = [*self.agent.parameters(), *self.policy.layer.parameters()]
-        encoder, inference = self.policy.encoder.parameters(), self.inference.parameters()
+        encoder, inference = policy.encoder.parameters(), self.inference.parameters()
+        critic = self.critic.parameters()
         self.optimizers = {
-            "actor": optimizer_of(section, actor, section.learning_rate),
-            "critic": optimizer_of(section, self.critic.parameters(), section.value_learning_rate),
-            "encoder": optimizer_of(section, encoder, section.latent_learning_rate),
-            "inference": optimizer_of(section, inference, section.inference_learning_rate),
+            "actor": optimizer_of(section, actor, section.learning_rate, 0),
+            "critic": optimizer_of(section, critic, section.value_learning_rate, 0),
+            "encoder": optimizer_of(section, encoder, section.latent_learning_rate, 0),
+            "inference": optimizer_of(section, inference, section.inference_learning_rate, 0),
         }
 
     def train(self) -> None:
-        if self.loop.counters.steps == 0:
-            self.latent_log.start()
         for step in self.loop.steps(self):
             self._step(step)
 
+    def parts(self) -> Mapping[str, Part]:
+        parts: dict[str, Part] = {
+            **self.team.parts(),
+            "heterogeneous": self.policy,
+            "reference_layer": self.start_layer,
+            "critic": self.critic,
+            "inference": self.inference,
+        }
+        return parts | {f"{name}_optimizer": o for name, o in self.optimizers.items()}
+
     def _step(self, step: Step) -> None:
-        trees = self.rollout.grow(
-            distributed.share(step.tasks), self.shape, self.sampling, ("train", step.index)
-        )
-        step.clock.lap("rollout")
-        samples = self._credited(chains_of(trees), step.index)
-        scored = int(distributed.total(len(samples.state_C)))
-        try:
-            metrics = self._improve(samples, step.index, self.loop.span(scored))
-        except NonFiniteError as error:
-            raise explained(error, 0, step.index, self.loop.run_dir) from error
-        step.clock.lap("update")
-        everyone = distributed.gather(trees)
-        self.loop.record(
-            step,
-            env_steps=scored,
-            updates=int(metrics.pop("updates")),
-            scored=scored,
-            tokens=int(distributed.total(samples.chains.tokens)),
-            metrics=self.tree_metrics(everyone)
-            | metrics
-            | {"learning_rate": self.optimizers["actor"].learning_rate},
-            trees=everyone,
-        )
-        if step.index % self.section.logging_steps == 0:
-            env_steps = self.loop.counters.env_steps
-            self.latent_log.write(env_steps, samples.chains.nodes_S, samples.mu_SNK)
+        tasks, key = distributed.share(step.tasks), ("train", step.index)
+        trees = self.rollout.grow(tasks, self.section.shape, self.sampling, key)
+        gathered = self.loop.gather(step, trees)
+        samples = self._credited(chains_of(trees))
+        metrics = self._improve(samples, step.index, gathered.span)
+        metrics["learning_rate"] = self.optimizers["actor"].learning_rate
+        self.loop.record(step, gathered, updates=int(metrics.pop("updates")), metrics=metrics)
 
     @torch.no_grad()
-    def _credited(self, chains: Chains, step: int) -> Samples:
+    def _credited(self, chains: Chains) -> Samples:
         """The rollout's latents beside its states; values, advantages and returns."""
-        key = (self.rollout.seed, "train", step)
-        taken_SN = [
-            [self.sampler.taken[(*key, task.task_id, path, i)] for i in range(self._agents)]
-            for task, path in zip(chains.tasks_S, chains.paths_S, strict=True)
-        ]
         sizes, device = self.policy.sizes, self.agent.device
+        kept_SN = [
+            [turn.completions_G[0].latent for turn in node.agents_N] for node in chains.nodes_S
+        ]
 
         def stack(name: str, width: int) -> torch.Tensor:
-            parts = [torch.stack([getattr(one, name) for one in row]) for row in taken_SN]
-            empty = torch.zeros(0, self._agents, width, device=device)
-            return torch.stack(parts) if parts else empty
+            parts = [torch.stack([getattr(latent, name) for latent in row]) for row in kept_SN]
+            stacked = torch.stack(parts) if parts else torch.zeros(0, self._agents, width)
+            return stacked.to(device)
 
         observation_SND = stack("observation_D", sizes["width"])
         mu_SNK, sigma_SNK = self.policy.encoder.along_chains(observation_SND, chains.parent_S)
@@ -189,10 +156,10 @@ class SHPPOTrainer:
             chains, value_S, self.section.discount, self.section.gae_lambda
         )
         state_C = torch.tensor(chains.state_C, dtype=torch.long, device=device)
-        epsilon, latent = (stack(n, sizes["latent_dim"]) for n in ("epsilon_K", "latent_K"))
+        epsilon, latent = (stack(n, sizes["latent_dim"]) for n in ("epsilon_K", "value_K"))
         return Samples(
             chains, observation_SND, epsilon, latent, mu_SNK, sigma_SNK, state_C,
-            value_S, advantage_C, return_C, PerToken(), PerToken(),
+            value_S, advantage_C, return_C,
         )  # fmt: skip
 
     @property
@@ -204,34 +171,38 @@ class SHPPOTrainer:
         section, key = self.section, (self.rollout.seed, "minibatches", step)
         rows_SN = self._rows(samples.chains)
         states, size = samples.chains.states_B, section.train_batch_size
-        first = minibatches(states, size, (*key, 0))
-        self._measure(samples, [[row for s in chosen for row in rows_SN[s]] for chosen in first])
-        metrics = self._said_before(samples)
+
+        def rows(chosen: Sequence[int]) -> list[Row]:
+            return [row for s in chosen for row in rows_SN[s]]
+
+        policy = ClippedPolicy(
+            section,
+            self.team,
+            self.agent,
+            lambda batch: self._logprobs(self.agent, self.policy.layer, samples, batch),
+            lambda start, batch: self._logprobs(start, self.start_layer, samples, batch),
+            kl_in_loss=section.kl_coef,
+        )
+        metrics = policy.measure([rows(chosen) for chosen in minibatches(states, size, (*key, 0))])
+        metrics |= self._said_before(samples)
         if section.normalize_advantages:
             samples.advantage_C = standardized(samples.advantage_C)
-        stats, norms, losses = Stats(), [], []
-        for one_pass in passes(states, size, section.ppo_epochs, key, span):
-            of_epoch = Stats()
-            for chosen, progress in one_pass.minibatches:
-                rows = [row for s in chosen for row in rows_SN[s]]
-                norms.append(self._update_actor(samples, rows, of_epoch, progress))
-                losses.append(self._update_critic(samples, chosen, progress))
-            metrics |= self._update_encoder(samples, one_pass.progress)
-            metrics["inference_loss"] = self._update_inference(samples, one_pass.progress)
-            stats.absorb(of_epoch)
-            metrics["approx_kl"] = of_epoch.means()["approx_kl"]
-            if section.target_kl is not None and metrics["approx_kl"] > section.target_kl:
-                break
-        return (
-            stats.means()
-            | metrics
-            | {
-                "value_loss": sum(losses) / len(losses),
-                "ppo_epochs": float(one_pass.number),
-                "updates": float(len(norms)),
-                "gradient_norm": max(norms),
-            }
-        )
+        policy.credit_turns(samples.advantage_C, self._agents)
+        losses = []
+
+        def update(chosen: list[int], sums: Sums, progress: float) -> float:
+            actor = [self.optimizers["actor"]]
+            norm = policy.update(rows(chosen), actor, sums, progress)
+            losses.append(self._update_critic(samples, chosen, progress))
+            return norm
+
+        def after(one: Pass) -> dict[str, float]:
+            told = self._update_encoder(samples, one.progress)
+            return told | {"inference_loss": self._update_inference(samples, one.progress)}
+
+        epochs = passes(states, size, section.ppo_epochs, key, span)
+        metrics |= run_epochs(epochs, section.target_kl, update, after)
+        return metrics | {"value_loss": sum(losses) / len(losses)}
 
     def _rows(self, chains: Chains) -> list[list[Row]]:
         """The rows of all agents, state by state; completions are numbered c · N + agent."""
@@ -256,80 +227,20 @@ class SHPPOTrainer:
             head_input_A=samples.latent_SNK[state_A, agent_A],
         )
 
-    def _measure(self, samples: Samples, minibatches: Sequence[Sequence[Row]]) -> None:
-        """Old log-probabilities, and the reference's, on the first epoch's own tensors."""
-
-        def measure(batch: TokenBatch) -> None:
-            said = self._logprobs(self.agent, self.policy.layer, samples, batch)
-            samples.logprob.put(batch, said.logprob_A)
-            if self.section.kl_coef > 0:
-                with self.team.reference(0) as start:
-                    said = self._logprobs(start, self.start_layer, samples, batch)
-                samples.reference.put(batch, said.logprob_A)
-
-        for rows in minibatches:
-            measure_all(self.agent, rows, measure, self.team.side_by_side)
-
     def _said_before(self, samples: Samples) -> dict[str, float]:
         """What the log wants of the step before its update."""
-        old = samples.logprob.flat()
         _, mean, deviation = moments(samples.advantage_C)
-        metrics = {} if self.section.entropy_coef > 0 else {"entropy": -moments(old)[1]}
-        metrics |= {
+        metrics = {
             "advantage_mean": mean,
             "advantage_std": deviation,
             "explained_variance": explained_variance(
                 samples.value_S[samples.state_C], samples.return_C
             ),
-            "latent/cosine_distance": moments(latent_distances(samples.latent_SNK).flatten())[1],
         }
-        if self.section.kl_coef > 0:
-            metrics["kl"] = moments(old - samples.reference.flat())[1]
-        if self._agents == 1:
-            del metrics["latent/cosine_distance"]
+        if self._agents > 1:
+            distances = latent_distances(samples.latent_SNK).flatten()
+            metrics["latent/cosine_distance"] = moments(distances)[1]
         return metrics
-
-    def _update_actor(
-        self, samples: Samples, rows: Sequence[Row], stats: Stats, progress: float
-    ) -> float:
-        """One optimizer step of LoRA, A, B and decoder; the gradient's norm before clipping."""
-        tokens = int(distributed.total(sum(len(ids) for row in rows for ids in row.completions)))
-        optimizer = self.optimizers["actor"]
-        optimizer.zero()
-        told = accumulate(
-            self.agent,
-            rows,
-            lambda batch: self._actor_loss(samples, batch, tokens),
-            parameters=optimizer.parameters,
-            concurrent=self.team.side_by_side,
-        )
-        for of_batch in told:
-            stats.absorb(of_batch)
-        return optimizer.step(progress)
-
-    def _actor_loss(
-        self, samples: Samples, batch: TokenBatch, tokens: int
-    ) -> tuple[torch.Tensor, Stats]:
-        """Σ over a micro-batch's tokens, over ``tokens``; sums for the log."""
-        section, stats = self.section, Stats()
-        said = self._logprobs(self.agent, self.policy.layer, samples, batch)
-        number_A = batch.completion_RL[batch.action_mask_RL].to(samples.state_C.device)
-        loss_A = surrogate(
-            said.logprob_A,
-            samples.logprob.get(batch),
-            samples.advantage_C[number_A // self._agents],
-            section.clip_range,
-            stats,
-        )
-        loss_A = loss_A * batch.weight_RL[batch.action_mask_RL].to(loss_A)
-        if section.entropy_coef > 0:
-            assert said.entropy_A is not None
-            loss_A = loss_A - section.entropy_coef * said.entropy_A
-            stats.add(entropy=said.entropy_A)
-        if section.kl_coef > 0:
-            loss_A = loss_A + section.kl_coef * k3_kl(said.logprob_A, samples.reference.get(batch))
-        stats.add(loss=loss_A)
-        return loss_A.sum() / tokens, stats
 
     def _update_critic(self, samples: Samples, chosen: Sequence[int], progress: float) -> float:
         """One step of V on these states' joint actions; the mean loss."""
@@ -375,31 +286,3 @@ class SHPPOTrainer:
         (loss_X.sum() / count).backward()
         optimizer.step(progress)
         return sums["loss"] / count
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def state_tensors(self) -> dict[str, Mapping[str, torch.Tensor]]:
-        tensors: dict[str, Mapping[str, torch.Tensor]] = dict(self.team.state_tensors())
-        tensors |= {
-            "heterogeneous": self.policy.state_dict(),
-            "reference_layer": self.start_layer.state_dict(),
-            "critic": self.critic.state_dict(),
-            "inference": self.inference.state_dict(),
-        }
-        return tensors | {
-            f"{name}_optimizer": optimizer.state_tensors()
-            for name, optimizer in self.optimizers.items()
-        }
-
-    def load(
-        self, state: Mapping[str, Any], tensors: Mapping[str, dict[str, torch.Tensor]]
-    ) -> None:
-        self.team.load_tensors(tensors)
-        self.policy.load_state_dict(tensors["heterogeneous"])
-        self.start_layer.load_state_dict(tensors["reference_layer"])
-        self.critic.load_state_dict(tensors["critic"])
-        self.inference.load_state_dict(tensors["inference"])
-        for name, optimizer in self.optimizers.items():
-            optimizer.load_tensors(tensors[f"{name}_optimizer"])
-        self.latent_log.keep_until(self.loop.counters.env_steps)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from comlrl.types import TestOutcome
-from rewards.checks import split_check
+from rewards.sandbox.checks import split_check
 from rewards.sandbox.judge import LENGTH
 from rewards.sandbox.launch import (
     INSTALL,

@@ -10,8 +10,8 @@ import functools
 from dataclasses import dataclass
 from types import CodeType
 
-from rewards.checks import Statement, split_check
 from rewards.sandbox import wire
+from rewards.sandbox.checks import Statement, split_check
 
 ACTUAL, EXPECTED = "__actual__", "__expected__"  # names that a test leaves its values under
 

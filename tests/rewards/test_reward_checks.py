@@ -7,7 +7,7 @@ import json
 import pytest
 
 from comlrl.types import Task
-from rewards.checks import TestError, check_task, split_check
+from rewards.sandbox.checks import TestError, check_task, split_check
 
 
 def sources(body: str, entry_point: str = "f", module: str = "") -> list[str]:

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comlrl.types import SyntaxProblem
-from rewards.analysis import compile_program, contribution, join, preamble
 from rewards.extraction import extract
+from rewards.program import compile_program, contribution, join, preamble
 from rewards.usage import main_use
 
 FUNCTIONS = {
@@ -270,7 +270,7 @@ def test_strings_are_taken_to_the_letter():
 
 def test_what_python_warns_of_in_programs_is_not_printed():
     program = "x = 'a'(1) if 0 else 2"  # SyntaxWarning: 'str' object is not callable
-    ours = f"from rewards.analysis import compile_program as c; c({program!r})"
+    ours = f"from rewards.program import compile_program as c; c({program!r})"
     plain = f"compile({program!r}, 'p', 'exec')"
     assert "SyntaxWarning" in _stderr(plain)
     assert _stderr(ours) == ""

@@ -1,0 +1,258 @@
+"""Configuration: one frozen, typed object of all keys (read from YAML by ``settings.py``).
+
+Torch is never imported here: a mistake in a configuration is answered at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+
+class ConfigError(ValueError):
+    """A mistake of the user's; its one line names the key, the value and the mend."""
+
+
+@dataclass(frozen=True)
+class AgentModelConfig:
+    """The base model of homogeneous agents, and how every agent samples."""
+
+    name: str = "builtin:tiny-coder"  # builtin:tiny-coder, a hub name or a local folder
+    # auto: bfloat16 on GPUs that have it and, of frozen bases, on CPUs with AMX; else float32
+    torch_dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
+    # which of transformers' attention kernels
+    attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    tokenizer_kwargs: dict[str, Any] = field(default_factory=dict)  # to AutoTokenizer
+    model_kwargs: dict[str, Any] = field(default_factory=dict)  # to AutoModelForCausalLM
+    special_tokens: dict[str, str] = field(default_factory=dict)  # pad_token, eos_token, …
+    temperature: float = 1.0  # used where the algorithm's section leaves it null
+    top_p: float | None = None  # nucleus; null: no truncation
+    top_k: int | None = None  # null: no truncation
+    max_length: int = 2048  # tokens of prompt and completion together
+    gradient_checkpointing: bool = False  # less memory in the update, about a third slower
+
+
+@dataclass(frozen=True)
+class LoraSection:
+    """LoRA adapters on one shared frozen base; off: each agent trains all weights of a copy."""
+
+    enabled: bool = True  # false: all weights are trained
+    r: int = 16  # rank of the adapters
+    alpha: float | None = None  # null: 2 r
+    dropout: float = 0.0  # of the adapters; 0 for PPO and SHPPO
+    target_modules: Any = "all-linear"  # "all-linear" or a list of module names
+
+
+@dataclass(frozen=True)
+class DatasetConfig:
+    """Where the problems come from: rows with ``prompt``, ``test`` and ``entry_point``."""
+
+    name: str = "builtin:coopmini"  # builtin:coopmini, hub name, folder, or .jsonl/.json/.parquet
+    type: str | None = None  # a short name for the run directory; null: from the name
+    train_split: str = "train"  # e.g. train, test[33:163]
+    eval_split: str = "eval"  # held-out tasks, sliced alike
+    on_bad_row: Literal["error", "skip"] = "error"  # skip: leave it out and say so
+
+    @property
+    def short_name(self) -> str:
+        """``type``, or what the name ends with."""
+        return self.type or Path(self.name.replace(":", "/")).stem
+
+
+@dataclass(frozen=True)
+class OutputConfig:
+    """What a run leaves behind."""
+
+    base_dir: str = "outputs"  # parent of run directories that have no name of their own
+    dir: str | None = None  # null: base_dir/<algorithm>_<dataset type>_<seed>
+    # final_model/agent_N/, with a model card; auto: adapters and SHPPO's networks, which are small
+    save_final_model: Literal["auto", True, False] = "auto"
+    save_best: bool = False  # best_model/: as at the evaluation with the highest reward
+    overwrite: bool = False  # where `dir` holds a run: move all of it aside, to <dir>.1
+    verbose: bool = False  # every episode to episodes.jsonl
+
+
+@dataclass(frozen=True)
+class ExternalConfig:
+    """What agents are told between turns."""
+
+    # what agents read before a revision: docs/external.md
+    mode: Literal["level_feedback", "level_passed", "passed", "plain", "expert_edits"] = (
+        "level_feedback"
+    )
+    sandbox_slice: int | str | None = 1  # tests that feedback may show; 0, null, all: every
+    expert_model: str = "deepseek-coder"  # of mode expert_edits
+    expert_base_url: str | None = None  # null: the provider's of the model's name
+    # where the expert fails; plain: ask for a revision without it
+    on_error: Literal["stop", "plain"] = "stop"
+    history: Literal["full", "last"] = "full"  # the whole conversation, or the newest attempt
+    original_prompt: bool = False  # history: last only
+    previous_response: bool = True  # history: last only
+
+
+@dataclass(frozen=True)
+class SandboxConfig:
+    """How model-written code is run."""
+
+    # what shuts a program in: docs/sandbox.md
+    isolation: Literal["auto", "namespaces", "bubblewrap", "unshare", "limits"] = "auto"
+    workers: int | None = None  # null: the CPU cores
+    timeout: float = 10.0  # wall-clock seconds for each test
+    memory_mb: int = 512  # of a program
+
+
+@dataclass(frozen=True)
+class RewardConfig:
+    """How programs are rewarded: the table in `rewards/code_rewards.py`."""
+
+    # of the reward: bonus (any_test, or share: the terms of main's use of aux times the share of
+    # tests passed), measure_need (true: aux_needed_rate in training too), need_bonus (true: those
+    # terms only where the tests no longer pass without a helper's results)
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CodeRewardArguments:
+    """``reward.arguments`` of the aux/main reward."""
+
+    bonus: Literal["any_test", "share"] = "any_test"
+    measure_need: bool = False
+    need_bonus: bool = False
+
+
+def reward_arguments(reward: RewardConfig) -> CodeRewardArguments:
+    """``reward.arguments``, checked. Raises ConfigError for an unknown one or a wrong value."""
+    choices: dict[str, tuple[Any, ...]] = {
+        "bonus": ("any_test", "share"),
+        "measure_need": (False, True),
+        "need_bonus": (False, True),
+    }
+    for name, value in reward.arguments.items():
+        key = f"reward.arguments.{name}"
+        if name not in choices:
+            near = difflib.get_close_matches(name, choices, 1, 0.5)
+            mend = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(choices)}"
+            raise ConfigError(f"{key}: unknown argument, given {value!r}; {mend}")
+        if not any(type(value) is type(c) and value == c for c in choices[name]):
+            listed = " or ".join(str(choice).removeprefix("'").lower() for choice in choices[name])
+            raise ConfigError(f"{key}: {value!r} is not valid; give {listed}")
+    return CodeRewardArguments(**reward.arguments)
+
+
+@dataclass(frozen=True)
+class RewardProcessorConfig:
+    """Training reward = scale_factor · reward + shift, where enabled."""
+
+    enabled: bool = True  # false: training reward = reward
+    scale_factor: float = 1.0  # multiplies the reward
+    shift: float = 0.0  # is added after that
+
+
+@dataclass(frozen=True)
+class WandbConfig:
+    """Weights & Biases; no section: off."""
+
+    project: str = "comlrl"  # where the run is shown
+    entity: str | None = None  # user or team; null: the login's
+    name: str | None = None  # null: that of the run directory
+    dir: str | None = None  # of W&B's own files; null: the run directory
+    tags: list[str] = field(default_factory=list)  # shown with the run
+    # null: online where there is a login
+    mode: Literal["online", "offline", "disabled"] | None = None
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """How completions are sampled; none of it changes what is sampled."""
+
+    max_batch_tokens: int = 262144  # key/value slots held at once; more is split into chunks
+
+
+@dataclass(frozen=True)
+class DistributedConfig:
+    """Several processes under torchrun."""
+
+    strategy: Literal["replicate", "fsdp"] = "replicate"  # a copy on each process, or shards
+
+
+@dataclass(frozen=True)
+class Config:
+    """The resolved configuration of one run."""
+
+    algorithm: str
+    agent_model: AgentModelConfig
+    agents: tuple[str, ...] | None  # one model name for each agent: separate models
+    lora: LoraSection
+    dataset: DatasetConfig
+    seed: int
+    init_from: str | None
+    output: OutputConfig
+    external: ExternalConfig
+    sandbox: SandboxConfig
+    reward: RewardConfig
+    reward_processor: RewardProcessorConfig
+    wandb: WandbConfig | None
+    generation: GenerationConfig
+    distributed: DistributedConfig
+    agent_devices: tuple[str, ...] | None
+    sections: Mapping[str, Any]  # the algorithm's section, and MARLHF's RL algorithm's
+
+    @property
+    def section(self) -> Any:
+        """The algorithm's own section."""
+        return self.sections[self.algorithm]
+
+    @property
+    def keeps_final_model(self) -> bool:
+        """Whether the run ends with ``final_model/``: adapters unless told not to be."""
+        asked = self.output.save_final_model
+        return self.lora.enabled if asked == "auto" else asked
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``config.yaml`` holds: read back, it gives this object again."""
+        plain = {
+            f.name: _plain(getattr(self, f.name))
+            for f in dataclasses.fields(self)
+            if f.name not in ("algorithm", "sections")
+        }
+        return plain | {name: _plain(section) for name, section in self.sections.items()}
+
+
+SECTIONS: dict[str, type] = {
+    "agent_model": AgentModelConfig,
+    "lora": LoraSection,
+    "dataset": DatasetConfig,
+    "output": OutputConfig,
+    "external": ExternalConfig,
+    "sandbox": SandboxConfig,
+    "reward": RewardConfig,
+    "reward_processor": RewardProcessorConfig,
+    "wandb": WandbConfig,
+    "generation": GenerationConfig,
+    "distributed": DistributedConfig,
+}
+
+
+@dataclass
+class Root:
+    """Keys that stand at the top of a file, outside any section."""
+
+    seed: int = 42  # of everything that is drawn at random
+    # a run (of any algorithm), its best_model, …, or adapters in PEFT's format to start from
+    init_from: str | None = None
+    agents: list[str] | None = None  # one model for each agent, instead of adapters on agent_model
+    agent_devices: list[str] | None = None  # where each of `agents` is, e.g. [cuda:0, cuda:1]
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return value

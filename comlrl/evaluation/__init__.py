@@ -1,0 +1,1 @@
+"""Trees go in; metrics, pass@k, intervals, baselines and cross-play come out."""

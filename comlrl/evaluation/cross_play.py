@@ -1,0 +1,79 @@
+"""Cross-play: the helpers of every run with the main of every run.
+
+Teams that agree only with themselves show as a bright diagonal (Hu et al. 2020, other-play).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from comlrl.types import Completion, Message, Request, Sampler, Sampling, Tree
+
+if TYPE_CHECKING:
+    import torch
+
+    from comlrl.models.team import Team
+
+Weights = Mapping[str, dict[str, "torch.Tensor"]]  # agent_N → its tensors
+
+
+class Remembering:
+    """A sampler that asks the model once for what it was asked before.
+
+    Keyed sampling makes a completion depend on weights, prompt and key alone; so what an agent of
+    one run says at turn 1 is the same in every pairing.
+    """
+
+    def __init__(self, sampler: Sampler, num_agents: int) -> None:
+        self.sampler = sampler
+        self.weights_N = [""] * num_agents  # whose weights each agent has now
+        self._said: dict[tuple, tuple[Completion, ...]] = {}
+
+    def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
+        return self.sampler.encode(agent, prompt)
+
+    def fits(self, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
+        return self.sampler.fits(prompt_ids, sampling)
+
+    def sample(
+        self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
+    ) -> list[list[tuple[Completion, ...]]]:
+        keys_N = [
+            [(agent, self.weights_N[agent], r.prompt_ids, r.keys_G, sampling) for r in requests]
+            for agent, requests in enumerate(requests_N)
+        ]
+        new_N = [
+            [(key, r) for key, r in zip(keys, requests, strict=True) if key not in self._said]
+            for keys, requests in zip(keys_N, requests_N, strict=True)
+        ]
+        if any(new_N):
+            said_N = self.sampler.sample([[r for _, r in new] for new in new_N], sampling)
+            for new, said in zip(new_N, said_N, strict=True):
+                self._said |= {key: s for (key, _), s in zip(new, said, strict=True)}
+        return [[self._said[key] for key in keys] for keys in keys_N]
+
+
+def play(
+    team: Team, sampler: Remembering, weights_R: Sequence[Weights], grow: Callable[[], list[Tree]]
+) -> list[list[list[Tree]]]:
+    """Trees of every pairing: [run of the helpers][run of main]; the team is left changed."""
+    main = len(team) - 1
+    rows = []
+    for a, helpers in enumerate(weights_R):
+        row = []
+        for b, mains in enumerate(weights_R):
+            team.load_tensors({**helpers, f"agent_{main}": mains[f"agent_{main}"]})
+            sampler.weights_N = [str(a)] * main + [str(b)]
+            row.append(grow())
+        rows.append(row)
+    return rows
+
+
+def summary(matrix: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Means of teams with themselves and with others, and how much is lost between the two."""
+    count = len(matrix)
+    own = sum(matrix[i][i] for i in range(count)) / count
+    others = [matrix[i][j] for i in range(count) for j in range(count) if i != j]
+    other = sum(others) / len(others)
+    return {"self_play": own, "cross_play": other, "gap": own - other}

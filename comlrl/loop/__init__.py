@@ -1,0 +1,1 @@
+"""What happens around training steps: cadences, checkpoints, run directory, interrupts, summary."""

@@ -1,0 +1,55 @@
+"""Notices a policy that falls off a cliff."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+WATCHED = ("entropy", "reward_mean")
+MEMORY = 0.9  # of the running level, per training step
+SHARE = 0.1  # of the level: below it is a cliff
+FIRST_STEPS = 5  # in which the level is only learnt
+LASTING = 3  # steps in a row below the cliff: one alone may be a hard task, where a step has few
+
+
+class CollapseAlarm:
+    """Compares entropy and reward with their own recent level; each warns once a run."""
+
+    def __init__(self) -> None:
+        self.level: dict[str, float] = {}
+        self.seen = 0
+        self.below: dict[str, int] = {}  # steps in a row
+        self.told: list[str] = []
+
+    def look(self, metrics: Mapping[str, float]) -> list[str]:
+        """Warnings that this step's metrics give cause for."""
+        self.seen += 1
+        warnings = []
+        for name in WATCHED:
+            value = metrics.get(name)
+            if value is None or not math.isfinite(value):
+                continue
+            level = self.level.get(name, value)
+            cliff = self.seen > FIRST_STEPS and level > 0 and value < SHARE * level
+            self.below[name] = self.below.get(name, 0) + 1 if cliff else 0
+            if self.below[name] == LASTING and name not in self.told:
+                self.told.append(name)
+                warnings.append(
+                    f"{name} fell to {value:.3g} from about {level:.3g}: the policy may have "
+                    "collapsed; a lower learning_rate or a kl_coef > 0 may help"
+                )
+            self.level[name] = MEMORY * level + (1 - MEMORY) * value
+        return warnings
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "level": self.level,
+            "seen": self.seen,
+            "below": self.below,
+            "told": self.told,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.level, self.seen = dict(state["level"]), state["seen"]
+        self.below, self.told = dict(state["below"]), list(state["told"])

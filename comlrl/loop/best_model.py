@@ -1,0 +1,63 @@
+"""``best_model/``: the weights of the evaluation with the highest held-out reward.
+
+It is written beside and renamed into place, so that a kill leaves the old one or the new one.
+``best.json`` in it says which evaluation it is; a resumed run reads that again, and so keeps on
+comparing with what lies on the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from comlrl.processes import distributed
+
+FOLDER, FACTS = "best_model", "best.json"
+PARTIAL, OLD = f".{FOLDER}.partial", f".{FOLDER}.old"
+
+
+class BestModel:
+    """The best evaluation of a run so far."""
+
+    def __init__(self, run_dir: Path, save: Callable[[Path], None]) -> None:
+        """``save``: writes the present weights into a folder; called by all processes."""
+        self.run_dir, self.save = run_dir, save
+        self.facts: dict[str, float] | None = None  # of the evaluation; None: there was none yet
+
+    def resume(self) -> None:
+        """Go on with what an earlier process has left; called by all processes."""
+        self.facts = distributed.from_main(self._found)
+
+    def offer(self, facts: dict[str, float]) -> None:
+        """Keep the present weights where ``facts["reward_mean"]`` is above all before.
+
+        Of equals the earlier stays. Called by all processes, with the same facts.
+        """
+        if self.facts is not None and facts["reward_mean"] <= self.facts["reward_mean"]:
+            return
+        partial = self.run_dir / PARTIAL
+        if distributed.is_main():
+            shutil.rmtree(partial, ignore_errors=True)
+        self.save(partial)
+        if distributed.is_main():
+            (partial / FACTS).write_text(json.dumps(facts, indent=1) + "\n")
+            self._put_in_place()
+        self.facts = dict(facts)
+
+    def _found(self) -> dict[str, float] | None:
+        final, partial, old = (self.run_dir / name for name in (FOLDER, PARTIAL, OLD))
+        if not final.exists() and (partial / FACTS).exists():  # killed between two renames
+            self._put_in_place()
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+        return json.loads((final / FACTS).read_text()) if final.exists() else None
+
+    def _put_in_place(self) -> None:
+        final, old = self.run_dir / FOLDER, self.run_dir / OLD
+        shutil.rmtree(old, ignore_errors=True)
+        if final.exists():
+            final.rename(old)
+        (self.run_dir / PARTIAL).rename(final)
+        shutil.rmtree(old, ignore_errors=True)

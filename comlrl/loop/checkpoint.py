@@ -1,0 +1,152 @@
+"""Atomic checkpoints: everything is written beside, flushed, and renamed into place.
+
+``checkpoints/step_NNNNNN/`` holds ``state.json``, one ``.safetensors`` file for each component
+and ``checksums.json`` over all of them. A folder whose sums do not match is damaged and passed by.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from comlrl.types import Stateful
+
+Tensors = Mapping[str, torch.Tensor]
+SUMS = "checksums.json"
+
+
+Part = Stateful | torch.nn.Module  # of what a checkpoint holds; a file each
+
+
+def tensors_of(part: Part) -> Tensors:
+    """A part's state, as a checkpoint holds it."""
+    return part.state_dict() if isinstance(part, torch.nn.Module) else part.state_tensors()
+
+
+def load_part(part: Part, tensors: dict[str, torch.Tensor]) -> None:
+    """Take what ``tensors_of`` gave."""
+    if isinstance(part, torch.nn.Module):
+        part.load_state_dict(tensors)
+    else:
+        part.load_tensors(tensors)
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written; the one before is untouched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A good checkpoint, read."""
+
+    path: Path
+    state: Mapping[str, Any]
+    tensors: Mapping[str, dict[str, torch.Tensor]]  # component → its tensors
+
+
+def save(
+    run_dir: Path,
+    step: int,
+    state: Mapping[str, Any],
+    tensors: Mapping[str, Tensors],
+    limit: int | None = None,
+) -> Path:
+    """Write ``checkpoints/step_NNNNNN``; then remove the oldest beyond ``limit``.
+
+    Raises CheckpointError where the disk does not take it; nothing that was there is lost.
+    """
+    folder = run_dir / "checkpoints"
+    final, partial = folder / f"step_{step:06d}", folder / f".partial_{step:06d}"
+    try:
+        for torn in folder.glob(".partial_*"):  # of processes that were killed
+            shutil.rmtree(torn)
+        partial.mkdir(parents=True)
+        _write(partial, state, tensors)
+        if final.exists():  # a damaged one that the run has come to again
+            shutil.rmtree(final)
+        partial.rename(final)
+        _flush(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        before = [path for path in _folders(run_dir) if _damage(path) is None]
+        kept = f"{before[-1]} is untouched" if before else "there is none before it"
+        raise CheckpointError(f"checkpoint {final} could not be saved: {reason}; {kept}") from error
+    if limit is not None:
+        for old in [path for path in _folders(run_dir) if path.name <= final.name][:-limit]:
+            shutil.rmtree(old)
+    return final
+
+
+def newest(
+    run_dir: Path, warn: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
+) -> Path | None:
+    """The newest good checkpoint of a run, or None; damaged ones are told to ``warn``."""
+    for path in reversed(_folders(run_dir)):
+        reason = _damage(path)
+        if reason is None:
+            return path
+        warn(f"checkpoint {path} is damaged ({reason}); the one before is used")
+    return None
+
+
+def read(path: Path) -> Checkpoint:
+    """A good checkpoint's content, on the CPU."""
+    state = json.loads((path / "state.json").read_text())
+    files = sorted(path.glob("*.safetensors"))
+    return Checkpoint(path, state, {f.stem: load_file(str(f)) for f in files})
+
+
+def _write(folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Tensors]) -> None:
+    """All files and their sums, on the disk when this returns."""
+    for name, component in tensors.items():
+        contiguous = {k: v.detach().cpu().contiguous() for k, v in component.items()}
+        save_file(contiguous, str(folder / f"{name}.safetensors"))
+    (folder / "state.json").write_text(json.dumps(state, indent=1))
+    sums = {file.name: _sum(file) for file in sorted(folder.iterdir())}
+    (folder / SUMS).write_text(json.dumps(sums, indent=1))
+    for file in folder.iterdir():
+        _flush(file)
+    _flush(folder)
+
+
+def _folders(run_dir: Path) -> list[Path]:
+    return sorted((run_dir / "checkpoints").glob("step_*"))
+
+
+def _damage(path: Path) -> str | None:
+    try:
+        sums = json.loads((path / SUMS).read_text())
+        for name, expected in sums.items():
+            if _sum(path / name) != expected:
+                return f"{name} does not match its checksum"
+    except (OSError, ValueError, AttributeError) as error:
+        return " ".join(str(error).split())
+    return None
+
+
+def _sum(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as handle:
+        while block := handle.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

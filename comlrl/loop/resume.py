@@ -1,0 +1,135 @@
+"""Where a run begins: its directory, the checkpoint that it goes on from, its configuration."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from comlrl import files
+from comlrl.config.loader import load_yaml
+from comlrl.config.sections import Config, ConfigError
+from comlrl.loop import checkpoint
+from comlrl.loop.run_directory import (
+    CONFIG,
+    SUMMARY,
+    check_free,
+    find,
+    holds_run,
+    make_writable,
+    move_aside,
+)
+
+HARMLESS_SECTIONS = ("output", "wandb", "generation", "distributed", "agent_devices")
+HARMLESS_KEYS = (
+    "logging_steps", "max_steps", "max_env_steps", "num_train_epochs", "save_steps",
+    "save_total_limit", "eval_interval", "eval_num_samples", "eval_answers", "workers",
+    "gradient_checkpointing",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins."""
+
+    config: Config  # with ``output.dir`` filled in
+    run_dir: Path
+    checkpoint: Path | None  # to go on from; None: a fresh start
+    continuing: bool  # what an earlier process left in ``run_dir`` is this run's own
+
+
+def prepare(config: Config, resume: bool, force: bool) -> Start:
+    """Find and make the run directory and decide what the run goes on from; main process only.
+
+    Raises ConfigError where the directory cannot be written, or holds a run that cannot be gone
+    on with or is of another configuration.
+    """
+    check_free(config, resume)
+    folder = find(config, resume)
+    found = checkpoint.newest(folder) if resume and folder.exists() else None
+    if found is None and holds_run(folder):
+        _make_room(folder, config, resume)
+    make_writable(folder)
+    config = replace(config, output=replace(config.output, dir=str(folder), overwrite=False))
+    changed = _changes(folder / CONFIG, config)
+    harmful = [change for change in changed if not change.harmless]
+    if harmful and not force:
+        raise ConfigError(_refusal(harmful))
+    if found is None and resume:
+        print(f"notice: no checkpoint in {folder}: a fresh start", file=sys.stderr)
+    for change in changed if found is not None else ():
+        print(f"notice: resuming with {change}", file=sys.stderr)
+    continuing = found is not None or (folder / CONFIG).exists()
+    return Start(config, folder, found, continuing=continuing)
+
+
+def _make_room(folder: Path, config: Config, resume: bool) -> None:
+    """There is a run without a checkpoint to go on from; move it aside where it would be lost.
+
+    One that was killed before its first checkpoint writes the same again, in its place. Raises
+    ConfigError for one that has come to its end.
+    """
+    if resume and not config.output.overwrite:
+        if (folder / SUMMARY).exists():
+            raise ConfigError(
+                f"--resume: '{folder}' holds a finished run and no checkpoint to go on from; give "
+                f"another output.dir, or output.overwrite=true to begin anew (checkpoints: "
+                f"{config.algorithm}.save_steps)"
+            )
+        if not (folder / "checkpoints").exists():
+            return
+    print(f"notice: the run in {folder} is kept in {move_aside(folder)}", file=sys.stderr)
+
+
+def write_config(start: Start) -> None:
+    """``config.yaml``, in one step: a kill leaves the old one or the new one."""
+    files.replace(start.run_dir / CONFIG, yaml.safe_dump(start.config.to_dict(), sort_keys=False))
+
+
+@dataclass(frozen=True)
+class Change:
+    """A key whose value differs from the run's; None where it was not given."""
+
+    key: str
+    before: Any
+    now: Any
+
+    @property
+    def harmless(self) -> bool:
+        section, _, _ = self.key.partition(".")
+        return section in HARMLESS_SECTIONS or self.key.rpartition(".")[2] in HARMLESS_KEYS
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.before!r} → {self.now!r}"
+
+
+def _changes(saved: Path, config: Config) -> list[Change]:
+    if not saved.exists():
+        return []
+    before, now = _flat(load_yaml(saved)), _flat(config.to_dict())
+    keys = sorted(before.keys() | now.keys())
+    return [Change(k, before.get(k), now.get(k)) for k in keys if before.get(k) != now.get(k)]
+
+
+def _refusal(harmful: list[Change]) -> str:
+    first = harmful[0]
+    others = ", ".join(change.key for change in harmful[1:])
+    return (
+        f"{first.key}: {first.now!r} differs from the run's {first.before!r}"
+        f"{f'; so do {others}' if others else ''}; set it back, or add --resume-force"
+    )
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict) and value:
+            flat |= _flat(value, f"{key}.")
+        elif value is not None and value != {}:
+            flat[key] = value
+    return flat

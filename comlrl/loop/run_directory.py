@@ -1,0 +1,69 @@
+"""The folder of a run: which it is, whether it is free, and how an earlier run makes room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from comlrl.config.sections import Config, ConfigError
+
+CONFIG, SUMMARY = "config.yaml", "summary.json"
+TRACES = (CONFIG, SUMMARY, "metrics.jsonl", "checkpoints", "final_model", "best_model")
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a run has left something there that another would write over."""
+    return any((folder / name).exists() for name in TRACES)
+
+
+def check_free(config: Config, resume: bool) -> None:
+    """Raises ConfigError where ``output.dir`` holds a run that is to be neither resumed nor moved
+    aside."""
+    folder = config.output.dir
+    if folder is None or resume or config.output.overwrite or not holds_run(Path(folder)):
+        return
+    raise ConfigError(
+        f"output.dir: '{folder}' holds a run; add --resume to go on with it, give another folder, "
+        f"or set output.overwrite=true, which moves all of it to '{_beside(Path(folder))}'"
+    )
+
+
+def find(config: Config, resume: bool) -> Path:
+    """``output.dir``, or a free (resuming: the newest) numbered folder under ``base_dir``."""
+    if config.output.dir is not None:
+        return Path(config.output.dir)
+    name = f"{config.algorithm}_{config.dataset.short_name}_{config.seed}"
+    base = Path(config.output.base_dir) / name
+    taken = [base, *(base.with_name(f"{base.name}_{n}") for n in range(2, 10_000))]
+    free = next(i for i, path in enumerate(taken) if not holds_run(path))
+    return taken[max(0, free - 1)] if resume else taken[free]
+
+
+def move_aside(folder: Path) -> Path:
+    """Rename the folder of a run to one that is free; nothing in it is touched."""
+    aside = _beside(folder)
+    try:
+        return folder.rename(aside)
+    except OSError as error:
+        raise ConfigError(
+            f"output.dir: '{folder}' cannot be moved to '{aside}' ({error.strerror}); give another "
+            "folder"
+        ) from error
+
+
+def make_writable(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"output.dir: '{folder}' cannot be written ({error.strerror}); give another folder"
+        ) from error
+    return folder
+
+
+def _beside(folder: Path) -> Path:
+    folder = folder.resolve()
+    numbered = (folder.with_name(f"{folder.name}.{n}") for n in range(1, 10_000))
+    return next(path for path in numbered if not path.exists())

@@ -1,0 +1,80 @@
+"""A training step: its tasks, its time, what it has grown; and how far a run has come."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from comlrl.types import Span, Task, Tree
+
+
+class Clock:
+    """Wall seconds of a training step, by its parts."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._started = self._last = time.monotonic()
+
+    def lap(self, part: str) -> None:
+        """What has gone by since the last lap belongs to ``part``."""
+        now = time.monotonic()
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
+        self._last = now
+
+    @property
+    def total(self) -> float:
+        """Up to the last lap; up to now where there is none."""
+        return (self._last if self.seconds else time.monotonic()) - self._started
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One training step: the tasks whose trees are grown together."""
+
+    index: int  # 1-based
+    epoch: int  # 0-based
+    tasks: list[Task]
+    clock: Clock = field(default_factory=Clock)
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What a training step learns from, over all processes."""
+
+    trees: Sequence[Tree]
+    env_steps: int
+    scored: int  # joint actions
+    tokens: int  # sampled
+    span: Span  # the step's part of the run
+
+
+@dataclass
+class Counters:
+    """How far a run has come; all of it stands in a checkpoint."""
+
+    steps: int = 0
+    epoch: int = 0
+    env_steps: int = 0
+    updates: int = 0
+    scored_joint_actions: int = 0
+    tasks_seen: int = 0  # trained on, each as often as it was
+    sampled_tokens: int = 0
+    train_seconds: float = 0.0
+    wall_seconds: float = 0.0  # of the processes before this one
+    logged: int = 0  # lines of metrics.jsonl
+    evaluated: int = -1  # training steps done at the last evaluation
+    eval_start: dict[str, float] | None = None
+    eval_end: dict[str, float] | None = None
+    extra: dict[str, Any] = field(default_factory=dict)  # of the stages before the training steps
+
+
+def peak_memory_mb() -> float:
+    """The card's peak allocation, or, where none is used, the process's peak resident memory."""
+    if torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated() / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10

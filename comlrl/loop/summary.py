@@ -1,0 +1,42 @@
+"""``summary.json``: what a run came to."""
+
+from __future__ import annotations
+
+import json
+
+from comlrl import files
+from comlrl.loop import checkpoint
+from comlrl.loop.loop import Loop
+from comlrl.loop.steps import peak_memory_mb
+from comlrl.processes import distributed
+
+
+def write_summary(loop: Loop, algorithm: str) -> None:
+    """Write it (on the main process); a collective call under torchrun."""
+    counters = loop.counters
+    # All that is trained must be alike on all processes: weights, optimizers, critics.
+    components = [checkpoint.tensors_of(part) for part in loop.parts.values()]
+    in_sync = distributed.in_sync(t for component in components for t in component.values())
+    if not distributed.is_main():
+        return
+    seconds = counters.train_seconds
+    summary = {
+        "algorithm": algorithm,
+        "env_steps": counters.env_steps,
+        "updates": counters.updates,
+        "wall_seconds": loop.wall_seconds,
+        "eval_start": counters.eval_start,
+        "eval_end": counters.eval_end,
+        "eval_best": loop.best.facts if loop.best is not None else None,
+        "scored_joint_actions": counters.scored_joint_actions,
+        "train": {
+            "joint_actions_per_second": counters.scored_joint_actions / seconds
+            if seconds
+            else None,
+            "tokens_per_second": counters.sampled_tokens / seconds if seconds else None,
+            "seconds": seconds,
+            "peak_memory_mb": peak_memory_mb(),
+        },
+        "distributed": {"world_size": distributed.world_size(), "weights_in_sync": in_sync},
+    }
+    files.replace(loop.run_dir / "summary.json", json.dumps(summary, indent=1) + "\n")

@@ -1,0 +1,177 @@
+"""One agent's view of its model: tokens in, hidden states and logits out, and what it trains."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+from transformers import PreTrainedModel
+
+from comlrl.config.sections import ConfigError
+from comlrl.models.fast.decoder import FastDecoder, fast_decoder
+from comlrl.models.fast.lora_routing import Router
+from comlrl.processes.sharding import like, stored
+from comlrl.tasks.prompts import plain_text
+from comlrl.types import Message
+
+START = "reference"  # adapters that are what a run started from; also in checkpoints
+
+
+@dataclass(eq=False)
+class Agent:
+    """One agent's view of its model."""
+
+    index: int
+    model: PreTrainedModel  # the causal language model, LoRA layers inside where it has them
+    tokenizer: Any
+    peft: PeftModel | None  # the same model as PEFT wraps it, shared by homogeneous agents
+    router: Router | None = None  # of the model's LoRA layers, where it routes them
+    fast: FastDecoder | None = None  # the model's decoder, where it has a fast way through it
+    start: Agent | None = None  # frozen copy: the reference policy where all weights are trained
+    start_adapter: str | None = None  # frozen: the reference policy's; None: it is the base alone
+    micro_batch_tokens: int | None = None  # of its update, once memory has run out
+
+    @property
+    def adapter(self) -> str:
+        return f"agent_{self.index}"
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Tokens that end a completion; the first is the tokenizer's own."""
+        config = self.model.generation_config
+        listed = config.eos_token_id if config is not None else None
+        more = listed if isinstance(listed, list) else [] if listed is None else [listed]
+        return tuple(dict.fromkeys([self.tokenizer.eos_token_id, *more]))
+
+    @property
+    def context_length(self) -> int:
+        """Positions that the model was made for."""
+        return int(getattr(self.model.config, "max_position_embeddings", 1 << 30))
+
+    def encode(self, prompt: Sequence[Message]) -> list[int]:
+        """Token ids of a prompt: the chat template where there is one, else plain text."""
+        if getattr(self.tokenizer, "chat_template", None):
+            messages = [{"role": m.role, "content": m.content} for m in prompt]
+            text = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+            return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return self.tokenizer(plain_text(prompt))["input_ids"]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(token_ids, skip_special_tokens=True)
+
+    def hidden(self, **inputs: Any) -> torch.Tensor:
+        """Last hidden states, shape (rows, tokens, width)."""
+        return self.model.get_decoder()(**inputs).last_hidden_state
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits of hidden states, with the scalings that some architectures put behind."""
+        head = self.model.get_output_embeddings()
+        config = self.model.config
+        logits = head(hidden.to(head.weight.dtype))
+        if (scale := getattr(config, "logit_scale", None)) is not None:
+            logits = logits * scale
+        if (divisor := getattr(config, "logits_scaling", None)) is not None:
+            logits = logits / divisor
+        if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+            logits = torch.tanh(logits / cap) * cap
+        return logits
+
+    @contextlib.contextmanager
+    def learning(self) -> Iterator[None]:
+        """For passes that are differentiated: activation checkpointing and LoRA dropout are on.
+
+        All else stays in evaluation mode, as does everything while sampling and scoring.
+        """
+        switches = self.switches
+        for module in switches:
+            module.training = True
+        try:
+            yield
+        finally:
+            for module in switches:
+                module.training = False
+
+    @property
+    def switches(self) -> list[torch.nn.Module]:
+        """Modules that learning treats otherwise: with checkpointing, or LoRA dropout above 0."""
+        found = [m for m in self.model.modules() if getattr(m, "gradient_checkpointing", False)]
+        dropouts = [d for layer in _lora_layers(self.model) for d in layer.lora_dropout.values()]
+        return found + [d for d in dropouts if isinstance(d, torch.nn.Dropout)]
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The weights that this agent trains: its adapter's, or all of its model's."""
+        return list(self.named().values())
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        """The weights that this agent trains; names are the same for every agent."""
+        return {name: stored(weight) for name, weight in self.named().items()}
+
+    def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take them in place. Raises ConfigError where they do not fit."""
+        _copy(self.named(), tensors, self.adapter, exactly=self.peft is not None)
+
+    def named(self, adapter: str | None = None) -> dict[str, torch.nn.Parameter]:
+        """All weights of its model, or an adapter's (None: its own), by names without the
+        adapter's."""
+        if self.peft is None:
+            return dict(self.model.named_parameters())
+        marker = f".{adapter or self.adapter}."
+        return {
+            name.replace(marker, "."): parameter
+            for name, parameter in self.peft.named_parameters()
+            if "lora_" in name and marker in name
+        }
+
+
+@dataclass(frozen=True)
+class Start:
+    """An agent's reference, where it is not the base alone: what the agent started from."""
+
+    agent: Agent
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        return {name: stored(weight) for name, weight in self._named().items()}
+
+    def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take them in place. Raises ConfigError where they do not fit."""
+        agent = self.agent
+        _copy(self._named(), tensors, agent.adapter, exactly=agent.peft is not None)
+        if agent.start is not None and agent.start.fast is not None:  # it holds copies of biases
+            agent.start.fast = fast_decoder(agent.start.model, None, 0)
+
+    def _named(self) -> dict[str, torch.nn.Parameter]:
+        if self.agent.start is not None:
+            return dict(self.agent.start.model.named_parameters())
+        return self.agent.named(self.agent.start_adapter)
+
+
+def _copy(
+    own: Mapping[str, torch.nn.Parameter],
+    weights: Mapping[str, torch.Tensor],
+    source: str,
+    *,
+    exactly: bool,
+) -> None:
+    """``exactly``: weights for which there is no place are refused too."""
+    wrong = set(own) ^ set(weights) if exactly else set(own) - set(weights)
+    wrong |= {n for n in set(own) & set(weights) if own[n].shape != weights[n].shape}
+    if wrong:
+        raise ConfigError(f"{source}: holds other weights than this team, e.g. {min(wrong)}")
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(like(weights[name], parameter))
+
+
+def _lora_layers(model: PreTrainedModel) -> list[LoraLayer]:
+    return [module for module in model.modules() if isinstance(module, LoraLayer)]

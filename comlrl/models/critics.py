@@ -1,0 +1,99 @@
+"""Critics: a value for each token of one agent, or one for each turn of a whole team."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from comlrl.models.agent import Agent
+from comlrl.models.fast.packed_attention import Packed
+from comlrl.models.rows import pack, row_groups
+from comlrl.types import Row, TokenBatch
+
+HIDDEN = 128  # width of a critic's hidden layer
+OBSERVED_TOKENS = 4096  # of one forward pass over prompts
+
+
+class TokenCritic(nn.Module):
+    """The value head: V of the state in which a token is chosen, from the hidden state there.
+
+    The hidden state's gradient is stopped: value errors train the head and not the policy.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.LayerNorm(width, elementwise_affine=False),
+            nn.Linear(width, HIDDEN),
+            nn.Tanh(),
+            zero(nn.Linear(HIDDEN, 1)),
+        )
+
+    def forward(self, hidden_AD: torch.Tensor) -> torch.Tensor:
+        """(A, width) → (A,)."""
+        return self.layers(hidden_AD.detach().float())[:, 0]
+
+
+class TeamCritic(nn.Module):
+    """The centralized V(s) on what all agents read, a set of any size.
+
+    V(s) = ρ(mean_i φ(LN(o_i))),   o_i = masked mean of hidden states over agent i's prompt
+    """
+
+    def __init__(self, width: int, hidden: int = HIDDEN) -> None:
+        super().__init__()
+        self.each = nn.Sequential(
+            nn.LayerNorm(width, elementwise_affine=False), nn.Linear(width, hidden), nn.Tanh()
+        )
+        self.together = nn.Sequential(
+            nn.Linear(hidden, hidden), nn.Tanh(), zero(nn.Linear(hidden, 1))
+        )
+
+    def forward(self, observation_SND: torch.Tensor) -> torch.Tensor:
+        """(S, N, width) → (S,)."""
+        return self.together(self.each(observation_SND).mean(1))[:, 0]
+
+
+def zero(layer: nn.Linear) -> nn.Linear:
+    """A layer that starts by saying 0, so that first advantages are rewards and not noise."""
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def hidden_width(agent: Agent) -> int:
+    """Width of the hidden states before the language-model head."""
+    return int(agent.model.get_output_embeddings().weight.shape[1])
+
+
+@torch.no_grad()
+def observations(agent: Agent, prompts: Sequence[tuple[int, ...]]) -> torch.Tensor:
+    """Masked mean of the policy's last hidden states over each prompt; float32 (P, width)."""
+    rows = [Row(prompt, (), (), (number,)) for number, prompt in enumerate(prompts)]
+    means: dict[int, torch.Tensor] = {}
+    for group in row_groups(rows, OBSERVED_TOKENS):
+        hidden_RLD, mask_RL = _hidden(agent, pack(group, agent.tokenizer.pad_token_id))
+        total_RD = (hidden_RLD.float() * mask_RL[..., None]).sum(1)
+        mean_RD = total_RD / mask_RL.sum(1, keepdim=True)
+        means.update((row.indices[0], mean) for row, mean in zip(group, mean_RD, strict=True))
+    if not prompts:  # a process without a share of the tasks
+        return torch.zeros(0, hidden_width(agent), device=agent.device)
+    return torch.stack([means[number] for number in range(len(prompts))])
+
+
+def _hidden(agent: Agent, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hidden states of prompts, (R, L, width), and which of them are no padding, (R, L)."""
+    real_RL = (batch.segment_RL >= 0).to(agent.device)
+    if agent.fast is None:
+        return agent.hidden(
+            input_ids=batch.token_ids_RL.to(agent.device),
+            attention_mask=real_RL.long(),
+            position_ids=batch.positions_RL.to(agent.device),
+            use_cache=False,
+        ), real_RL
+    flat_TD = agent.fast.packed(Packed(batch, agent.device, agent.fast.step))
+    hidden_RLD = flat_TD.new_zeros(*real_RL.shape, flat_TD.shape[-1])
+    hidden_RLD[real_RL] = flat_TD[: int(real_RL.sum())]
+    return hidden_RLD, real_RL

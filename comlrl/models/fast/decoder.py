@@ -1,0 +1,337 @@
+"""The forward pass of Llama-like decoders in few, large operations: same weights, same numbers.
+
+Serves Qwen2 and Llama models of ordinary linear layers, with LoRA or without. transformers' modules
+run some hundred operations a layer, which is what small models, and decoding on any device, spend
+their time on. Here tokens lie flat, (T, D), so that padding costs nothing; layers that read the
+same input are one product; norms, rotations and gates are one autograd node each, which keep
+little for the backward pass; and attention is the caller's, who knows who sees whom.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from comlrl.models.fast.lora_routing import Router
+from comlrl.models.fast.packed_attention import Packed, rounded, shape_step
+from comlrl.models.fast.prefix_cache import full_attention
+
+Attend = Callable[[int, Tensor], Tensor]  # (layer, (T, heads + 2 kv, width)) → (T, heads · width)
+Routes = Sequence[tuple[str | None, slice]]  # blocks of tokens and whose adapter they go through
+
+FAMILIES = ("qwen2", "llama")
+STATIC_ROPES = ("default", "linear", "llama3", "yarn")  # others depend on what is looked at
+MERGED_BYTES = 1 << 30  # merged weights of all agents together, while sampling
+
+
+class RMSNorm(torch.autograd.Function):
+    """y = w · x / rms(x), rounded where transformers rounds."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.dtype if x.dtype == torch.float64 else torch.float32
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
+        scale = length.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, scale)
+        return torch.mul(x, scale).to(x.dtype).mul_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor | None, None]:
+        x, weight, scale = ctx.saved_tensors
+        (grad,) = grads
+        for_weight = None
+        if ctx.needs_input_grad[1]:
+            for_weight = (grad * torch.mul(x, scale).to(x.dtype)).sum(0)
+        grad = grad * weight
+        # dx = s g − s³ x (g·x) / D
+        along = torch.linalg.vecdot(grad, x)[:, None] * scale**3 / -x.shape[-1]
+        return torch.mul(grad, scale).addcmul_(x, along).to(x.dtype), for_weight, None
+
+
+class Rotate(torch.autograd.Function):
+    """Rotary position embedding of the first ``heads`` heads of (T, all heads, width)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.heads = heads
+        return _rotated(x, cos, sin, heads)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _rotated(grads[0], cos, -sin, ctx.heads), None, None, None
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
+    """``sin`` is negative in the first half, so that rolling is turning by a right angle."""
+    out = x.clone()
+    turned = out[:, :heads]
+    part = x[:, :heads]
+    turned.mul_(cos).addcmul_(part.roll(part.shape[-1] // 2, -1), sin)
+    return out
+
+
+class SwiGLU(torch.autograd.Function):
+    """silu(gate) · up of (T, [gate, up]); recomputed in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, both: Tensor) -> Tensor:
+        ctx.save_for_backward(both)
+        gate, up = both.chunk(2, -1)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Tensor:
+        (both,) = ctx.saved_tensors
+        gate, up = both.chunk(2, -1)
+        out = torch.empty_like(both)
+        for_gate, for_up = out.chunk(2, -1)
+        torch.mul(grads[0], F.silu(gate), out=for_up)
+        for_gate.copy_(torch.ops.aten.silu_backward(grads[0] * up, gate))
+        return out
+
+
+class Product:
+    """Linear layers of one input as one: [W₁; W₂; …] x + b, and each one's own LoRA."""
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        self.layers = layers
+        self.linears: list[Any] = [getattr(layer, "base_layer", layer) for layer in layers]
+        weights = [linear.weight for linear in self.linears]
+        biases = [linear.bias for linear in self.linears]
+        self.fused: Tensor | None = None  # of frozen layers
+        if any(w.requires_grad for w in weights):
+            return
+        self.bias = None if biases[0] is None else torch.cat([b.data for b in biases])
+        self.fused = weights[0].data
+        if len(weights) > 1:  # the layers' own weights become views: nothing is held twice
+            self.fused = torch.cat([w.data for w in weights])
+            parts = self.fused.split([len(w) for w in weights])
+            for linear, part in zip(self.linears, parts, strict=True):
+                linear.weight.data = part
+
+    def base(self, x: Tensor) -> Tensor:
+        if self.fused is not None:
+            return F.linear(x, self.fused, self.bias)
+        parts = [F.linear(x, linear.weight, linear.bias) for linear in self.linears]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def adapters(
+        self, names: Sequence[str | None], dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor] | None:
+        """The adapters side by side, (in, n r) and (n r, out); None: there are none."""
+        pairs = [None if name is None else self.adapter(name, dtype) for name in names]
+        found = [pair for pair in pairs if pair is not None]
+        if not found:
+            return None
+        assert len(found) == len(names), "the base alone never shares a batch with adapters"
+        downs, ups = zip(*found, strict=True)
+        return torch.cat(downs, 1).contiguous(), torch.cat(ups)
+
+    def merged(self, name: str | None) -> tuple[Tensor, Tensor | None]:
+        """(W + s B A, b) of one agent, or of the base alone."""
+        if self.fused is not None:
+            weight, bias = self.fused, self.bias
+        else:
+            biases = [linear.bias for linear in self.linears]
+            bias = None if biases[0] is None else torch.cat(biases)
+            weight = torch.cat([linear.weight for linear in self.linears])
+        if name is not None and (adapter := self.adapter(name, weight.dtype)) is not None:
+            weight = torch.addmm(weight, adapter[1].t(), adapter[0].t())
+        return weight, bias
+
+    def adapter(self, name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        """(Aᵀ, s Bᵀ) of all layers, (in, r) and (r, out)."""
+        mine = [layer if name in getattr(layer, "lora_A", ()) else None for layer in self.layers]
+        if not any(layer is not None for layer in mine):
+            return None
+        down, up = [], []
+        for layer, linear in zip(mine, self.linears, strict=True):
+            if layer is None:
+                up.append(linear.weight.new_zeros(linear.out_features, 0))
+                continue
+            down.append(layer.lora_A[name].weight)
+            up.append(layer.lora_B[name].weight * layer.scaling[name])
+        return torch.cat(down).to(dtype).t(), torch.block_diag(*up).to(dtype).t()
+
+
+class FastDecoder:
+    """A model's decoder: token ids → last hidden states."""
+
+    def __init__(
+        self, model: PreTrainedModel, router: Router | None, adapters: int, learning: bool
+    ) -> None:
+        decoder: Any = model.get_decoder()
+        config = model.config
+        self.router, self.embedding, self.learning = router, decoder.embed_tokens, learning
+        self.rotary, self.norm = decoder.rotary_emb, decoder.norm
+        self.heads = config.num_attention_heads
+        self.kv_heads = config.num_key_value_heads
+        self.layers = []
+        for layer in decoder.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            products = (
+                Product([attention.q_proj, attention.k_proj, attention.v_proj]),
+                Product([attention.o_proj]),
+                Product([mlp.gate_proj, mlp.up_proj]),
+                Product([mlp.down_proj]),
+            )
+            self.layers.append((layer.input_layernorm, layer.post_attention_layernorm, *products))
+        self.width = decoder.layers[0].self_attn.head_dim
+        self.scaling = decoder.layers[0].self_attn.scaling
+        weights: list[Any] = [
+            getattr(layer, "base_layer", layer).weight for layer in _projections(model)
+        ]
+        exact = adapters == 0 or all(w.dtype in (torch.float32, torch.float64) for w in weights)
+        copies = max(1, adapters) * sum(w.nbytes for w in weights)
+        self.merging = exact and copies <= MERGED_BYTES  # lower precisions round adapters away
+        self._kept: dict[Any, Any] | None = None
+
+    def hidden(
+        self,
+        ids_T: Tensor,
+        cos_sin: tuple[Tensor, Tensor],
+        attend: Attend,
+        routes: Routes,
+        wanted_A: Tensor | None = None,
+    ) -> Tensor:
+        """Last hidden states, (T, D); or (A, D), those of the tokens at the places ``wanted_A``:
+        behind the last layer's attention the others are not computed."""
+        cos, sin = cos_sin
+        x = self.embedding(ids_T)
+        for index, (before, behind, qkv, out, gate_up, down) in enumerate(self.layers):
+            y = RMSNorm.apply(x, before.weight, before.variance_epsilon)
+            y = self._product(qkv, y, routes).view(len(x), -1, self.width)
+            y = Rotate.apply(y, cos, sin, self.heads + self.kv_heads)
+            y = attend(index, y)
+            if wanted_A is not None and index == len(self.layers) - 1:
+                x, y = x.index_select(0, wanted_A), y.index_select(0, wanted_A)
+            x = x + self._product(out, y, routes)
+            y = RMSNorm.apply(x, behind.weight, behind.variance_epsilon)
+            y = SwiGLU.apply(self._product(gate_up, y, routes))
+            x = x + self._product(down, y, routes)
+        return RMSNorm.apply(x, self.norm.weight, self.norm.variance_epsilon)
+
+    @property
+    def step(self) -> int:
+        """What numbers of tokens should be multiples of."""
+        return shape_step(self.embedding.weight.device, self.embedding.weight.dtype)
+
+    def packed(self, batch: Packed, wanted_A: Tensor | None = None) -> Tensor:
+        """Last hidden states of a packed batch under the adapter that acts, (T, D); or (A, D)."""
+
+        def attend(layer: int, qkv_THW: Tensor) -> Tensor:
+            return batch.attention(qkv_THW, self.heads, self.kv_heads, self.scaling)
+
+        rotations, acting = self.rotations(batch.positions_T), self.acting()
+        if wanted_A is None:
+            return self.hidden(batch.ids_T, rotations, attend, acting)
+        count = len(wanted_A)
+        rows_A = F.pad(wanted_A, (0, rounded(count, self.step) - count))  # by token 0, once more
+        return self.hidden(batch.ids_T, rotations, attend, acting, rows_A)[:count]
+
+    def rotations(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        """(cos, signed sin), (T, 1, width), as ``hidden`` takes them."""
+        dtype = self.embedding.weight.dtype
+        like = torch.empty((), dtype=dtype, device=positions_T.device)
+        cos, sin = self.rotary(like, positions_T[None])
+        sin = sin.clone()
+        sin[..., : self.width // 2].neg_()
+        return cos[0, :, None], sin[0, :, None]
+
+    def acting(self) -> Routes:
+        """All tokens through the adapter that now acts in this thread (None: the base alone)."""
+        return [(None if self.router is None else self.router.adapter, slice(None))]
+
+    @contextlib.contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Within, weights stay as they are: what is computed from them alone is kept."""
+        self._kept = {}
+        try:
+            yield
+        finally:
+            self._kept = None
+
+    def _product(self, product: Product, x: Tensor, routes: Routes) -> Tensor:
+        if self._kept is not None and not torch.is_grad_enabled():
+            return self._sampled(product, x, routes, self._kept)
+        y = product.base(x)
+        ((name, _),) = routes  # gradients are of one agent at a time
+        adapter = None if name is None else product.adapter(name, x.dtype)
+        return y if adapter is None else torch.addmm(y, x @ adapter[0], adapter[1])
+
+    def _sampled(self, product: Product, x: Tensor, routes: Routes, kept: dict[Any, Any]) -> Tensor:
+        """Through each agent's own W + s B A where that is exact and small; else W x + B A x."""
+        if self.merging:
+            for name, _ in routes:
+                if (product, name) not in kept:
+                    kept[product, name] = product.merged(name)
+            parts = [F.linear(x[rows], *kept[product, name]) for name, rows in routes]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
+        names = tuple(name for name, _ in routes)
+        if (product, names) not in kept:
+            kept[product, names] = product.adapters(names, x.dtype)
+        y = product.base(x)
+        if kept[product, names] is None:
+            return y
+        down, up = kept[product, names]
+        low = x @ down
+        if len(names) > 1:  # a row's own adapter's part; few products of all, not many of parts
+            low.view(len(x), len(names), -1).mul_(self._owners(routes, x)[:, :, None])
+        return y.addmm_(low, up)
+
+    def _owners(self, routes: Routes, x: Tensor) -> Tensor:
+        """1 where a row (first) goes through an adapter (second), else 0."""
+        assert self._kept is not None
+        if self._kept.get("routes") is not routes:
+            owners = x.new_zeros(len(x), len(routes))
+            for index, (_, rows) in enumerate(routes):
+                owners[rows, index] = 1
+            self._kept |= {"routes": routes, "owners": owners}
+        return self._kept["owners"]
+
+
+def fast_decoder(
+    model: PreTrainedModel, router: Router | None, adapters: int, learning: bool = True
+) -> FastDecoder | None:
+    """None where the model is of another family, or of layers other than ordinary linear ones.
+
+    ``adapters``: how many it carries; ``learning``: whether its updates may go this way too.
+    """
+    config: Any = model.config
+    rope = getattr(config, "rope_parameters", None) or {}
+    ordinary = (
+        config.model_type in FAMILIES
+        and config.hidden_act == "silu"
+        and rope.get("rope_type") in STATIC_ROPES
+        and full_attention(config)
+        and config._attn_implementation in ("sdpa", "eager")
+        and not hasattr(model, "hf_quantizer")
+        and len(set(getattr(model, "hf_device_map", {}).values())) < 2
+        and (adapters == 0 or router is not None)
+    )
+    if not ordinary or not all(_plain(m) for m in _projections(model)):
+        return None
+    ends: tuple[Any, ...] = (model.get_input_embeddings(), model.get_output_embeddings())
+    if any(hasattr(end, "lora_A") for end in ends):  # they are not on this way
+        return None
+    return FastDecoder(model, router, adapters, learning)
+
+
+def _projections(model: PreTrainedModel) -> Iterator[torch.nn.Module]:
+    decoder: Any = model.get_decoder()
+    for layer in decoder.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        yield from (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+        yield from (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+
+
+def _plain(layer: Any) -> bool:
+    return type(getattr(layer, "base_layer", layer)) is torch.nn.Linear

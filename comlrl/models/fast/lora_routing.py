@@ -1,0 +1,102 @@
+"""PEFT's LoRA layers with a leaner forward pass; the same parameters, files and numbers.
+
+    y = W x + b + B (s · A x)
+
+PEFT scales and adds at the full width and casts activations to the adapter's float32. Here the
+scale is applied at the rank's width, the sum is one fused product, and the adapter's small
+matrices are cast to the activations' precision instead. While sampling, each block of rows goes
+through its own agent's adapter, so that all agents of one base decode in one batch.
+(``decoder.py`` goes further, for the families that it knows.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from peft.tuners.lora import Linear
+from transformers import PreTrainedModel
+
+
+class Router(threading.local):
+    """Which adapter a row goes through, for the calling thread; one for each model."""
+
+    def __init__(self, default: str) -> None:
+        self.adapter: str | None = default  # of all rows; None: the base alone
+        # Of blocks of rows, while sampling.
+        self.routes: Sequence[tuple[str | None, slice]] | None = None
+        self._cast: dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def matrices(self, layer: Any, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """(Aᵀ, s Bᵀ) in the base's precision, made once a sampling phase."""
+        key = (id(layer), name)
+        if key not in self._cast:
+            dtype = layer.base_layer.weight.dtype
+            up = layer.lora_B[name].weight * layer.scaling[name]
+            self._cast[key] = layer.lora_A[name].weight.to(dtype).t(), up.to(dtype).t()
+        return self._cast[key]
+
+    @contextlib.contextmanager
+    def sampling(self) -> Iterator[None]:
+        """A phase of one batch: adapters do not change within it, gradients are not kept."""
+        try:
+            yield
+        finally:
+            self.routes = None
+            self._cast.clear()
+
+    @contextlib.contextmanager
+    def only(self, adapter: str | None) -> Iterator[None]:
+        """All rows go through this adapter; None: through none."""
+        before, self.adapter = self.adapter, adapter
+        try:
+            yield
+        finally:
+            self.adapter = before
+
+
+def add_router(model: PreTrainedModel) -> Router | None:
+    """Give the model's LoRA layers the fast forward pass and a common router.
+
+    None where a layer is of another kind than an ordinary linear one (quantized, DoRA, …): then
+    all of them stay PEFT's.
+    """
+    layers = [m for m in model.modules() if isinstance(m, Linear)]
+    others = [m for m in model.modules() if hasattr(m, "lora_A") and not isinstance(m, Linear)]
+    if others or not all(_ordinary(layer) for layer in layers):
+        return None
+    router = Router(layers[0].active_adapters[0])
+    for layer in layers:
+        layer.router = router  # type: ignore[assignment]
+        layer.forward = types.MethodType(_forward, layer)  # type: ignore[method-assign]
+    return router
+
+
+def _ordinary(layer: Any) -> bool:
+    plain = type(layer) is Linear and type(layer.base_layer) is torch.nn.Linear
+    return plain and not any(layer.use_dora.values()) and not any(layer.lora_bias.values())
+
+
+def _forward(layer: Any, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    router = layer.router
+    base = F.linear(x, layer.base_layer.weight, layer.base_layer.bias)
+    name = router.adapter
+    if layer.disable_adapters or name is None:
+        return base
+    width = base.shape[-1]
+    if router.routes is not None:
+        for owner, rows in router.routes:
+            assert owner is not None, "the base alone never shares a batch with adapters"
+            down, up = router.matrices(layer, owner)
+            low = x[rows].reshape(-1, x.shape[-1]) @ down
+            base[rows].view(-1, width).addmm_(low, up)
+        return base
+    down, up = layer.lora_A[name].weight.to(x.dtype), layer.lora_B[name].weight.to(x.dtype)
+    low = F.linear(layer.lora_dropout[name](x), down) * layer.scaling[name]
+    rows = base.view(-1, width)
+    return torch.addmm(rows, low.view(-1, low.shape[-1]), up.t()).view(base.shape)

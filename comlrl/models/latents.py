@@ -1,0 +1,157 @@
+"""SHPPO's generated layer and its networks (arXiv 2404.03869), for agents that share one policy.
+
+What an agent reads decides who it is: its pooled prompt o_i and its own past h_i become a latent
+l_i ~ N(μ_i, σ_i), and l_i generates a small layer before the language-model head.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+FOLDER, WEIGHTS, SIZES = "heterogeneous", "model.safetensors", "config.json"
+
+
+class HeterogeneousLayer(nn.Module):
+    """h ← h + B · tanh(w_i · (A · h) + b_i), with (w_i, b_i) = decoder(l_i).
+
+    A and B are shared. B starts at zero, so that the first policy is the base.
+    """
+
+    def __init__(self, width: int, latent_dim: int, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+        self.A = nn.Linear(width, rank, bias=False)
+        self.B = nn.Linear(rank, width, bias=False)
+        self.decoder = nn.Linear(latent_dim, rank * rank + rank)
+        nn.init.zeros_(self.B.weight)
+
+    def forward(self, hidden_AD: torch.Tensor, latent_AK: torch.Tensor) -> torch.Tensor:
+        """Hidden states (A, width), each with its agent's latent (A, latent_dim) → (A, width)."""
+        generated = self.decoder(latent_AK)
+        weight_ARR = generated[:, : self.rank**2].view(-1, self.rank, self.rank)
+        bias_AR = generated[:, self.rank**2 :]
+        down_AR = self.A(hidden_AD.to(self.A.weight.dtype))
+        inner_AR = torch.tanh(torch.einsum("aij,aj->ai", weight_ARR, down_AR) + bias_AR)
+        return hidden_AD + self.B(inner_AR).to(hidden_AD.dtype)
+
+
+class LatentEncoder(nn.Module):
+    """Reading and memory → latent, shared by all agents.
+
+    p_i = projection(LN(o_i)),   (μ_i, σ_i) = LatentNet(p_i, h_i^{t−1}),   σ = softplus + 1e−5
+    h_i^t = GRU(p_i, h_i^{t−1}), zeros before turn 1
+    """
+
+    def __init__(self, width: int, hidden: int, latent_dim: int) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.norm = nn.LayerNorm(width, elementwise_affine=False)
+        self.projection = nn.Linear(width, hidden)
+        self.memory = nn.GRUCell(hidden, hidden)
+        self.latent_net = nn.Sequential(
+            nn.Linear(2 * hidden, hidden), nn.Tanh(),
+            nn.Linear(hidden, hidden), nn.Tanh(),
+            nn.Linear(hidden, 2 * latent_dim),
+        )  # fmt: skip
+        with torch.no_grad():  # σ starts near 0.13: what is read outweighs chance
+            self.latent_net[-1].bias[latent_dim:] = -2.0  # type: ignore[operator]
+
+    def forward(
+        self, observation_XD: torch.Tensor, memory_XH: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """o_i and h_i^{t−1} → μ_i, σ_i of shape (X, latent_dim), and h_i^t."""
+        projected = self.projection(self.norm(observation_XD.detach()))
+        mu, spread = self.latent_net(torch.cat([projected, memory_XH], dim=-1)).chunk(2, dim=-1)
+        sigma = nn.functional.softplus(spread) + 1e-5
+        return mu, sigma, self.memory(projected, memory_XH)
+
+    def along_chains(
+        self, observation_SND: torch.Tensor, parent_S: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """μ, σ of shape (S, N, latent_dim) for states that follow each other, gradients included.
+
+        ``parent_S``: the state one turn before, earlier in the list, or −1 at the first turn.
+        """
+        states, agents, width = observation_SND.shape
+        mus: dict[int, torch.Tensor] = {}
+        sigmas: dict[int, torch.Tensor] = {}
+        after: dict[int, torch.Tensor] = {}
+        level = [s for s in range(states) if parent_S[s] < 0]
+        while level:
+            blank = observation_SND.new_zeros(agents, self.hidden)
+            before = torch.cat([after.get(parent_S[s], blank) for s in level])
+            mu, sigma, memory = self(observation_SND[level].view(-1, width), before)
+            mus.update(zip(level, mu.split(agents), strict=True))
+            sigmas.update(zip(level, sigma.split(agents), strict=True))
+            after.update(zip(level, memory.split(agents), strict=True))
+            done = set(level)
+            level = [s for s in range(states) if parent_S[s] in done]
+        order = range(states)
+        return torch.stack([mus[s] for s in order]), torch.stack([sigmas[s] for s in order])
+
+
+class InferenceNet(nn.Module):
+    """V_I(s, {μ_i, σ_i}) = mean_i MLP(s, μ_i, σ_i): what the team's return will be with these
+    latents. s is the mean over agents of projection(LN(o_i)), so that any N will do."""
+
+    def __init__(self, width: int, hidden: int, latent_dim: int) -> None:
+        super().__init__()
+        self.state = nn.Sequential(
+            nn.LayerNorm(width, elementwise_affine=False), nn.Linear(width, hidden), nn.Tanh()
+        )
+        self.value = nn.Sequential(
+            nn.Linear(hidden + 2 * latent_dim, hidden), nn.Tanh(), nn.Linear(hidden, 1)
+        )
+
+    def forward(
+        self, observation_SND: torch.Tensor, mu_SNK: torch.Tensor, sigma_SNK: torch.Tensor
+    ) -> torch.Tensor:
+        """→ (S,)."""
+        state_SH = self.state(observation_SND).mean(1)
+        state_SNH = state_SH[:, None].expand(-1, observation_SND.shape[1], -1)
+        return self.value(torch.cat([state_SNH, mu_SNK, sigma_SNK], dim=-1))[..., 0].mean(1)
+
+
+@contextmanager
+def frozen(module: nn.Module) -> Iterator[None]:
+    """Gradients flow through the module and none into its parameters."""
+    wanted = [p.requires_grad for p in module.parameters()]
+    module.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter, trained in zip(module.parameters(), wanted, strict=True):
+            parameter.requires_grad_(trained)
+
+
+class HeterogeneousPolicy(nn.Module):
+    """What makes agents out of the shared policy: the encoder, and the layer that it generates."""
+
+    def __init__(self, width: int, latent_dim: int, hidden: int, rank: int) -> None:
+        super().__init__()
+        self.sizes = {"width": width, "latent_dim": latent_dim, "hidden": hidden, "rank": rank}
+        self.layer = HeterogeneousLayer(width, latent_dim, rank)
+        self.encoder = LatentEncoder(width, hidden, latent_dim)
+
+    def save(self, folder: Path) -> None:
+        """Write ``folder/heterogeneous/``: safetensors, and the sizes as JSON."""
+        target = folder / FOLDER
+        target.mkdir(parents=True, exist_ok=True)
+        tensors = {name: t.detach().cpu().contiguous() for name, t in self.state_dict().items()}
+        save_file(tensors, str(target / WEIGHTS))
+        (target / SIZES).write_text(json.dumps(self.sizes, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> HeterogeneousPolicy:
+        """Read what ``save`` wrote. Raises OSError where there is nothing."""
+        source = folder / FOLDER
+        policy = cls(**json.loads((source / SIZES).read_text()))
+        policy.load_state_dict(load_file(str(source / WEIGHTS)))
+        return policy

@@ -1,0 +1,181 @@
+"""Names of models → a team: bases, adapters, tokenizers, precision."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from comlrl.builtin import TINY_CODER
+from comlrl.config.sections import AgentModelConfig, Config, ConfigError
+from comlrl.models.agent import START, Agent
+from comlrl.models.fast.decoder import fast_decoder
+from comlrl.models.fast.lora_routing import add_router
+from comlrl.models.team import Team
+
+BUILTIN_MODELS = {"builtin:tiny-coder": TINY_CODER}
+
+
+def build_team(config: Config, *, reference: bool = False, device: str | None = None) -> Team:
+    """Load the models. ``reference``: keep a frozen copy of what the run starts from, where that
+    is not the base with the adapter off.
+
+    Where agents share one policy the team is one, whatever the number of agents that act by it.
+    Raises ConfigError where a model cannot be had.
+    """
+    count = 1 if config.section.shared_policy else config.section.num_agents
+    device = device or default_device()
+    elsewhere = config.init_from is not None
+    torch.manual_seed(config.seed)  # LoRA's A matrices are drawn at random
+    if config.agents is not None or not config.lora.enabled:
+        agents = [_alone(config, i, count, device, reference) for i in range(count)]
+        full = not config.lora.enabled
+        return Team(agents, shared_base=False, full=full, begun_elsewhere=elsewhere)
+    name, indices = config.agent_model.name, range(count)
+    model, tokenizer = load_model(config.agent_model, name, device, frozen=True)
+    peft, starts = _with_adapters(model, name, config, indices, reference)
+    router = add_router(model)
+    fast = fast_decoder(model, router, count, _learns_fast(config))
+    agents = [
+        Agent(i, model, tokenizer, peft, router, fast, start_adapter=starts[i]) for i in indices
+    ]
+    return Team(agents, shared_base=True, full=False, begun_elsewhere=elsewhere)
+
+
+def _alone(config: Config, index: int, count: int, device: str, reference: bool) -> Agent:
+    """An agent with a model of its own."""
+    name = config.agents[index] if config.agents else config.agent_model.name
+    place = config.agent_devices[index] if config.agent_devices else device
+    lora = config.lora.enabled
+    model, tokenizer = load_model(config.agent_model, name, place, frozen=lora)
+    peft, router, start, start_adapter = None, None, None, None
+    if lora:
+        peft, (start_adapter,) = _with_adapters(model, name, config, [index], reference)
+        router = add_router(model)
+    elif reference:
+        kept = copy.deepcopy(model).requires_grad_(False)
+        start = Agent(index, kept, tokenizer, None, fast=fast_decoder(kept, None, 0))
+    fast = fast_decoder(model, router, int(lora), _learns_fast(config))
+    return Agent(index, model, tokenizer, peft, router, fast, start, start_adapter)
+
+
+def _learns_fast(config: Config) -> bool:
+    """Checkpointing and dropout are left to the modules that have them."""
+    return not config.agent_model.gradient_checkpointing and not config.lora.dropout
+
+
+def default_device() -> str:
+    if torch.cuda.is_available():
+        return f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    return "cpu"
+
+
+def resolve_model(name: str) -> str:
+    """A builtin's folder, or the name as it was given."""
+    if name.startswith("builtin:") and name not in BUILTIN_MODELS:
+        raise ConfigError(f"agent_model.name: '{name}'; the builtin is 'builtin:tiny-coder'")
+    return str(BUILTIN_MODELS.get(name, name))
+
+
+def load_model(
+    section: AgentModelConfig, name: str, device: str, *, frozen: bool = False
+) -> tuple[PreTrainedModel, Any]:
+    """A causal language model in evaluation mode, and its tokenizer with pad and EOS tokens."""
+    source = resolve_model(name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **dict(section.tokenizer_kwargs))
+        model = AutoModelForCausalLM.from_pretrained(
+            source,
+            dtype=_dtype(section, device, frozen),
+            attn_implementation=section.attn_implementation,
+            **dict(section.model_kwargs),
+        )
+    except (OSError, ValueError, json.JSONDecodeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(f"agent_model.name: '{name}' cannot be loaded: {reason}") from error
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ConfigError(
+            f"agent_model.name: '{name}' holds an adapter, which needs its base; give the base "
+            "there, and the adapter's folder as init_from"
+        )
+    if section.special_tokens and tokenizer.add_special_tokens(dict(section.special_tokens)):
+        model.resize_token_embeddings(max(len(tokenizer), model.config.vocab_size))
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(
+            f"agent_model.special_tokens: the tokenizer of '{name}' has no EOS token; "
+            "give eos_token"
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token  # padding is masked, so that any token will do
+    if "device_map" not in section.model_kwargs:
+        model.to(device)  # type: ignore[arg-type]
+        if device == "cpu":
+            _leave_file(model)
+    model.eval()  # dropout in a policy would make sampling and scoring disagree
+    if section.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.enable_input_require_grads()
+    return model, tokenizer
+
+
+def _dtype(section: AgentModelConfig, device: str, frozen: bool) -> torch.dtype:
+    if section.torch_dtype != "auto":
+        return getattr(torch, section.torch_dtype)
+    if device.startswith("cuda"):
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    # Weights that are trained need float32's small steps; a frozen base does not. Products of
+    # bfloat16 by AVX-512 are slower than those of float32 (150 against 255 GFLOP/s on two cores).
+    fast = torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if fast and frozen else torch.float32
+
+
+def _with_adapters(
+    model: PreTrainedModel, name: str, config: Config, indices: Sequence[int], reference: bool
+) -> tuple[PeftModel, list[str | None]]:
+    """The model with an adapter for each of these agents; and each one's frozen one, for what it
+    starts from (``init_from``), where a reference is needed that is not the base."""
+    section = config.lora
+    settings = LoraConfig(
+        r=section.r,
+        lora_alpha=2 * section.r if section.alpha is None else section.alpha,  # type: ignore[arg-type]
+        lora_dropout=section.dropout,
+        target_modules=_modules(section.target_modules),
+        task_type="CAUSAL_LM",
+    )
+    starts = [f"{START}_{i}" for i in indices if reference and config.init_from is not None]
+    try:
+        peft = get_peft_model(model, settings, adapter_name=f"agent_{indices[0]}")
+        for index in indices[1:]:
+            peft.add_adapter(f"agent_{index}", settings)
+        for start in starts:
+            frozen = copy.copy(settings)
+            frozen.lora_dropout = 0.0
+            peft.add_adapter(start, frozen)
+    except ValueError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"lora.target_modules: {section.target_modules!r} does not fit the model: {reason}"
+        ) from error
+    for each in peft.peft_config.values():
+        each.base_model_name_or_path = name  # as the user gave it, not where it was found
+    for key, parameter in peft.named_parameters():
+        parameter.requires_grad_("lora_" in key and f".{START}_" not in key)
+    peft.eval()
+    return peft, list(starts) or [None] * len(indices)
+
+
+def _modules(value: Any) -> Any:
+    return value if isinstance(value, str) else list(value)
+
+
+def _leave_file(model: PreTrainedModel) -> None:
+    """Copy weights that are views of a mapped file. What replaces some of them later (fused layers)
+    would stand in memory beside the whole file, as long as one weight is left there."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()

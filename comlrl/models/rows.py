@@ -1,0 +1,96 @@
+"""Completions → packed token rows, with the one mask that says which tokens are actions.
+
+The siblings of a node share a row: the prompt once, then each completion as a segment that sees
+the prompt and itself, positions restarted behind the prompt. The end-of-sequence token is an
+action, padding never is, and the last token of a completion counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from comlrl.types import Row, TokenBatch
+
+
+def row_groups(rows: Sequence[Row], max_tokens: int) -> Iterator[list[Row]]:
+    """Rows of like length together, at most ``max_tokens`` padded tokens a group (one row at
+    least)."""
+    group: list[Row] = []
+    for row in sorted(rows, key=lambda row: -row.length):
+        if group and group[0].length * (len(group) + 1) > max_tokens:
+            yield group
+            group = []
+        group.append(row)
+    if group:
+        yield group
+
+
+def unpacked(rows: Sequence[Row]) -> list[Row]:
+    """One completion a row, for attention that takes no custom mask; the same numbers."""
+    return [
+        Row(row.prompt_ids, (ids,), (weight,), (index,))
+        for row in rows
+        for ids, weight, index in zip(row.completions, row.weights, row.indices, strict=True)
+    ]
+
+
+def split_rows(rows: Sequence[Row], max_tokens: int) -> list[Row]:
+    """The same completions with no row above ``max_tokens``, but one completion a row at least."""
+    parts = []
+    for row in rows:
+        start, length = 0, len(row.prompt_ids)
+        for at, ids in enumerate(row.completions):
+            if at > start and length + len(ids) > max_tokens:
+                parts.append(_part(row, start, at))
+                start, length = at, len(row.prompt_ids)
+            length += len(ids)
+        parts.append(_part(row, start, len(row.completions)))
+    return parts
+
+
+def _part(row: Row, start: int, end: int) -> Row:
+    span = slice(start, end)
+    return Row(row.prompt_ids, row.completions[span], row.weights[span], row.indices[span])
+
+
+def pack(rows: Sequence[Row], pad_id: int) -> TokenBatch:
+    """Rows → one batch, padded on the right to the longest."""
+    shape = (len(rows), max(row.length for row in rows))
+    token_ids = torch.full(shape, pad_id)
+    positions = torch.zeros(shape, dtype=torch.long)
+    segment = torch.full(shape, -1)
+    previous = torch.zeros(shape, dtype=torch.long)
+    weight = torch.zeros(shape, dtype=torch.float64)  # rounded where the loss is computed
+    completion = torch.full(shape, -1)
+    for r, row in enumerate(rows):
+        start = len(row.prompt_ids)
+        token_ids[r, :start] = torch.tensor(row.prompt_ids)
+        positions[r, :start] = torch.arange(start)
+        segment[r, :start] = 0
+        at = start
+        for s, ids in enumerate(row.completions):
+            span = slice(at, at + len(ids))
+            token_ids[r, span] = torch.tensor(ids)
+            positions[r, span] = torch.arange(start, start + len(ids))
+            segment[r, span] = s + 1
+            previous[r, span] = torch.arange(at - 1, at + len(ids) - 1)
+            previous[r, at] = start - 1  # a first token is chosen by the prompt's last one
+            weight[r, span] = row.weights[s]
+            completion[r, span] = row.indices[s]
+            at += len(ids)
+    return TokenBatch(token_ids, positions, segment, previous, segment > 0, weight, completion)
+
+
+def attention_mask(segment_RL: torch.Tensor) -> torch.Tensor:
+    """Who sees whom, bool (R, 1, L, L): the prompt and the own segment, up to oneself.
+
+    A padding position sees the row's first token, so that no row of the mask is empty.
+    """
+    query, key = segment_RL[:, :, None], segment_RL[:, None, :]
+    length = segment_RL.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool, device=segment_RL.device).tril()
+    visible = ((key == 0) | (key == query)) & (key >= 0) & causal
+    visible[:, :, 0] |= query[:, :, 0] < 0
+    return visible[:, None]

@@ -1,0 +1,179 @@
+"""The agents: LoRA adapters on one frozen base held once, or separate models.
+
+PEFT keeps one active adapter a model, so a whole phase (a generation call, a backward pass) runs
+inside ``Team.acting(agent)`` or ``Team.reference(agent)``; nothing switches sample by sample.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+
+from comlrl.models.agent import START, Agent, Start, _lora_layers
+from comlrl.models.fast.lora_routing import Router
+from comlrl.processes import distributed, sharding
+from comlrl.processes.sharding import stored
+
+
+class Team:
+    """N agents, helpers first and main last."""
+
+    def __init__(
+        self,
+        agents: Sequence[Agent],
+        *,
+        shared_base: bool,
+        full: bool,
+        begun_elsewhere: bool = False,
+    ) -> None:
+        self.agents = tuple(agents)
+        self.shared_base = shared_base  # one model, an adapter for each agent
+        self.full = full  # every weight is trained, no adapters
+        # The reference is not the models as they are named (``init_from``): checkpoints hold it.
+        self.begun_elsewhere = begun_elsewhere
+        self.sharded = False  # layers are split over the processes
+
+    def __len__(self) -> int:
+        return len(self.agents)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the first agent is."""
+        return self.agents[0].device
+
+    @property
+    def router(self) -> Router | None:
+        """Of the base that all agents share, where it has one."""
+        return self.agents[0].router if self.shared_base else None
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether agents may be updated at once, each in its own thread."""
+        switched = any(agent.switches for agent in self.agents)  # of a model, not of a thread
+        apart = self.router is not None or not self.shared_base
+        return apart and not switched and not self.sharded
+
+    def split(self) -> None:
+        """Split every decoder layer over the processes, in place (``processes/sharding.py``).
+
+        A layer is then whole only within its own forward pass, so that the fast way is closed.
+        """
+        agents = [*self.agents, *(a.start for a in self.agents if a.start is not None)]
+        models = {id(agent.model): agent.model for agent in agents}
+        sharding.shard(models.values(), self.device)
+        for agent in agents:
+            agent.fast = None
+        self.sharded = True
+
+    @contextlib.contextmanager
+    def acting(self, index: int) -> Iterator[Agent]:
+        """The agent with its own adapter active, for generation and for its update.
+
+        With a router this holds for the calling thread alone.
+        """
+        agent = self.agents[index]
+        if agent.router is not None:
+            with agent.router.only(agent.adapter):
+                yield agent
+            return
+        if agent.peft is not None and agent.peft.active_adapter != agent.adapter:
+            agent.peft.set_adapter(agent.adapter)
+            self._train_all_adapters(agent.peft)
+        yield agent
+
+    @contextlib.contextmanager
+    def reference(self, index: int) -> Iterator[Agent]:
+        """The reference policy, which is what the run started from: the base with the adapter off,
+        or with the frozen first adapter, or the frozen first copy."""
+        agent = self.agents[index]
+        if agent.router is not None:
+            with agent.router.only(agent.start_adapter):
+                yield agent
+            return
+        if agent.peft is not None:
+            with _through(_lora_layers(agent.model), agent.start_adapter):
+                yield agent
+            return
+        if agent.start is None:
+            raise RuntimeError("no reference policy was kept; build the team with reference=True")
+        yield agent.start
+
+    def save(self, folder: Path) -> None:
+        """Write ``folder/agent_N/`` in PEFT's format, or transformers' for whole models.
+
+        Called by all processes; the main one writes.
+        """
+        for agent in self.agents:
+            target = folder / agent.adapter
+            model = agent.model if agent.peft is None else agent.peft
+            weights = None
+            if self.sharded:  # put together by all, written by one
+                weights = {
+                    name: stored(tensor)
+                    for name, tensor in model.state_dict().items()
+                    if agent.peft is None or "lora_" in name
+                }
+            if not distributed.is_main():
+                continue
+            if agent.peft is None:
+                agent.model.save_pretrained(target, state_dict=weights)
+            else:
+                agent.peft.save_pretrained(
+                    str(folder),
+                    selected_adapters=[agent.adapter],
+                    state_dict=weights,
+                    save_embedding_layers=False,  # they are the base's; "auto" asks a hub for them
+                )
+            agent.tokenizer.save_pretrained(target)
+
+    def parts(self) -> dict[str, Agent | Start]:
+        """What a checkpoint holds of the team: the agents by their names, and the references where
+        they cannot be had otherwise."""
+        starts = {f"{START}_{agent.index}": Start(agent) for agent in self._started}
+        return {agent.adapter: agent for agent in self.agents} | starts
+
+    def load_tensors(self, tensors: Mapping[str, dict[str, torch.Tensor]]) -> None:
+        """Take the weights of ``parts``. Raises ConfigError where they do not fit."""
+        for name, part in self.parts().items():
+            part.load_tensors(tensors[name])
+
+    def begin_with(self, tensors: Mapping[str, dict[str, torch.Tensor]]) -> None:
+        """Start from ``agent_N`` → its weights; they are the reference too."""
+        for agent in self.agents:
+            agent.load_tensors(tensors[agent.adapter])
+        for agent in self._started:
+            Start(agent).load_tensors(tensors[agent.adapter])
+
+    @property
+    def _started(self) -> list[Agent]:
+        """Agents whose reference was given to them."""
+        held = [a for a in self.agents if a.start is not None or a.start_adapter is not None]
+        return held if self.begun_elsewhere else []
+
+    def _train_all_adapters(self, peft: PeftModel) -> None:
+        # set_adapter freezes the others; every agent's gradients are wanted in one step.
+        for agent in self.agents:
+            if agent.peft is peft:
+                for parameter in agent.parameters():
+                    parameter.requires_grad_(True)
+
+
+@contextlib.contextmanager
+def _through(layers: Sequence[LoraLayer], adapter: str | None) -> Iterator[None]:
+    """All rows go through this adapter; None: through none."""
+    # PEFT's own ways of saying so re-freeze the other adapters.
+    before = [layer._active_adapter for layer in layers]
+    for layer in layers:
+        layer._disable_adapters = adapter is None
+        if adapter is not None:
+            layer._active_adapter = [adapter]
+    try:
+        yield
+    finally:
+        for layer, active in zip(layers, before, strict=True):
+            layer._disable_adapters, layer._active_adapter = False, active

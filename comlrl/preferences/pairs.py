@@ -1,0 +1,140 @@
+"""Joint candidates → preference pairs; MADPO and MARLHF share it.
+
+``preferences.jsonl`` holds one line for each task: its id, each agent's prompt, and the joint
+candidates with their completions and raw task rewards.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from comlrl.keyed import order
+from comlrl.preferences.candidates import CandidateSet, PreferenceError
+
+AT_ONCE = 256  # joint candidates that are sampled together at least, where there are so many
+ROUNDING = 1e-9  # sums of reward terms that are equal may differ in the last bit
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two joint candidates of one task, by index, and the difference of their rewards (> 0)."""
+
+    winner: int
+    loser: int
+    gap: float
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPairs:
+    """What is learned from one task."""
+
+    candidates: CandidateSet
+    pairs: tuple[Pair, ...]
+    ties: int  # pairs of candidates with equal rewards, dropped
+
+    @property
+    def task_id(self) -> str:
+        return self.candidates.task_id
+
+
+def tasks_at_once(batch_size: int, num_candidates: int) -> int:
+    """Tasks whose candidates are sampled and saved together; an interruption loses no more."""
+    return max(batch_size, -(-AT_ONCE // num_candidates))
+
+
+def select_pairs(
+    rewards_K: Sequence[float],
+    selection: str,
+    limit: int | None,
+    shuffle: Callable[[int], Sequence[int]],
+) -> tuple[list[Pair], int]:
+    """At most ``limit`` (winner, loser) pairs (None: all), and the number of ties dropped.
+
+    ``reward_gap``: the largest gap first; of equal gaps the pair whose two candidates have been
+    used least, then the lowest indices, so that one winner does not fill all pairs. ``random``:
+    in the order of ``shuffle(count)``. ``all``: every pair.
+    """
+    count = len(rewards_K)
+    pairs = [
+        Pair(winner, loser, rewards_K[winner] - rewards_K[loser])
+        for winner in range(count)
+        for loser in range(count)
+        if rewards_K[winner] - rewards_K[loser] > ROUNDING
+    ]
+    ties = count * (count - 1) // 2 - len(pairs)
+    if limit is None or limit >= len(pairs):
+        return pairs, ties
+    if selection == "random":
+        return [pairs[i] for i in shuffle(len(pairs))[:limit]], ties
+    return _largest_gaps(pairs, limit, count), ties
+
+
+def _largest_gaps(pairs: Sequence[Pair], limit: int, count: int) -> list[Pair]:
+    def gap(pair: Pair) -> int:
+        return round(pair.gap / ROUNDING)
+
+    used = [0] * count
+    chosen: list[Pair] = []
+    for _, group in groupby(sorted(pairs, key=lambda p: -gap(p)), key=gap):
+        equal = list(group)
+        while equal and len(chosen) < limit:
+            pair = min(equal, key=lambda p: (used[p.winner] + used[p.loser], p.winner, p.loser))
+            equal.remove(pair)
+            used[pair.winner] += 1
+            used[pair.loser] += 1
+            chosen.append(pair)
+    return chosen
+
+
+def task_pairs(
+    sets: Iterable[CandidateSet], selection: str, limit: int | None, seed: int
+) -> list[TaskPairs]:
+    """The pairs of each task. Raises PreferenceError where no task has any."""
+    chosen = []
+    for candidates in sets:
+        rewards_K = [candidate.reward for candidate in candidates.candidates_K]
+        key = (seed, "pairs", candidates.task_id)
+        pairs, ties = select_pairs(rewards_K, selection, limit, partial(order, key))
+        chosen.append(TaskPairs(candidates, tuple(pairs), ties))
+    if not any(item.pairs for item in chosen):
+        raise PreferenceError(
+            f"preferences: no task of {len(chosen)} has two candidates with different rewards; "
+            "raise preference_num_candidates or the temperature"
+        )
+    return chosen
+
+
+def hold_out(
+    tasks: Sequence[TaskPairs], share: float, seed: int
+) -> tuple[list[TaskPairs], list[TaskPairs]]:
+    """(training, held-out) tasks that have pairs; whole tasks, so that no candidate is in both.
+
+    A share above 0 holds out at least one task where there are two.
+    """
+    useful = [item for item in tasks if item.pairs]
+    count = min(max(1, round(share * len(useful))), len(useful) - 1) if share > 0 else 0
+    chosen = set(order((seed, "held-out"), len(useful))[:count])
+    return (
+        [item for i, item in enumerate(useful) if i not in chosen],
+        [item for i, item in enumerate(useful) if i in chosen],
+    )
+
+
+def summarize(tasks: Sequence[TaskPairs], held_out: Sequence[TaskPairs]) -> dict[str, Any]:
+    """``preferences_summary.json``: counts, and how many of the pairs kept have which gap."""
+    gaps = [round(pair.gap, 6) for item in tasks for pair in item.pairs]
+    return {
+        "tasks": len(tasks),
+        "tasks_without_pairs": sum(not item.pairs for item in tasks),
+        "candidates": sum(len(item.candidates.candidates_K) for item in tasks),
+        "pairs": len(gaps),
+        "held_out_pairs": sum(len(item.pairs) for item in held_out),
+        "ties_dropped": sum(item.ties for item in tasks),
+        "gap_mean": sum(gaps) / len(gaps),
+        "gaps": {f"{gap:g}": count for gap, count in sorted(Counter(gaps).items())},
+    }

@@ -1,0 +1,223 @@
+"""The seam to several processes; with one process every function is the identity.
+
+Each process grows trees for its share of a step's tasks and adds its gradients; sums are weighted
+by real counts, so that uneven shares are exact. Keyed sampling makes the trees the same however
+they are shared out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+
+from comlrl.config.sections import ConfigError
+
+T = TypeVar("T")
+
+PATIENCE = timedelta(hours=1)  # rollouts of unequal length; a process that dies is seen at once
+BUCKET = 1 << 26  # elements of a flat gradient: adapters always fit one, whole models take several
+
+
+_dealing = True  # False: all processes do the same work in lock-step (comlrl/processes/sharding.py)
+
+
+class PeerFailed(RuntimeError):
+    """Another process has given up; it says why. ``code`` is the exit code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__("another process has given up")
+        self.code = code
+
+
+@dataclass(frozen=True)
+class _GivenUp:
+    text: str
+    code: int
+
+
+def world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def local_world_size() -> int:
+    """Processes on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def is_main() -> bool:
+    return rank() == 0
+
+
+def start(strategy: str = "replicate") -> None:
+    """Join the process group that torchrun announces; alone, nothing happens.
+
+    ``strategy``: with ``fsdp`` items are not dealt out, nor sums taken, as all do the same.
+    """
+    global _dealing
+    _dealing = strategy == "replicate"
+    if world_size() == 1 or torch.distributed.is_initialized():
+        return
+    backend = "gloo"
+    if torch.cuda.device_count() >= local_world_size():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        backend = "cpu:gloo,cuda:nccl"  # objects travel over gloo, gradients over NCCL
+    torch.distributed.init_process_group(backend, timeout=PATIENCE)
+
+
+def check_cards() -> None:
+    """Raises ConfigError where this machine has cards, and fewer than processes."""
+    cards = torch.cuda.device_count()
+    if 0 < cards < local_world_size():
+        raise ConfigError(
+            f"torchrun: --nproc_per_node {local_world_size()} is more than the {cards} card(s) of "
+            "this machine; start one process a card"
+        )
+
+
+def stop() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def share(items: Sequence[T]) -> list[T]:
+    """This process's part: every world_size-th item."""
+    return list(items[rank() :: world_size()]) if _dealing else list(items)
+
+
+def gather(items: Sequence[T]) -> list[T]:
+    """All processes' shares, put back in the order that ``share`` took them from."""
+    if not _dealing:
+        return list(items)
+    return interleave(everyone(list(items)))
+
+
+def everyone(value: T) -> list[T]:
+    """Each process's value, in rank order. Raises PeerFailed where one has given up."""
+    if world_size() == 1:
+        return [value]
+    parts: list[Any] = [None] * world_size()
+    torch.distributed.all_gather_object(parts, value)
+    for part in parts:
+        if isinstance(part, _GivenUp):
+            raise PeerFailed(part.code)
+    return parts
+
+
+def give_up(text: str, code: int) -> bool:
+    """Tell the others, which wait in ``everyone``, that this process ends with an error.
+
+    Returns whether this one is to print it: the first of those that gave up. Not for an error in
+    the middle of an update, where the others wait for gradients: there a process just dies.
+    """
+    if world_size() == 1:
+        return True
+    parts: list[Any] = [None] * world_size()
+    torch.distributed.all_gather_object(parts, _GivenUp(text, code))
+    return rank() == next(r for r, part in enumerate(parts) if isinstance(part, _GivenUp))
+
+
+def from_main(make: Callable[[], T]) -> T:
+    """What the main process makes, for every process; the others wait for it."""
+    return everyone(make() if is_main() else None)[0]  # type: ignore[return-value]
+
+
+def total(value: float) -> float:
+    """Sum over the processes' shares."""
+    return sum(everyone(value)) if _dealing else value
+
+
+def totals(values: Mapping[str, float]) -> dict[str, float]:
+    """Sums over the processes' shares, in one exchange."""
+    if not _dealing:
+        return dict(values)
+    parts = everyone(dict(values))
+    return {name: sum(part[name] for part in parts) for name in values}
+
+
+def positions(counts: Sequence[int]) -> tuple[list[int], int]:
+    """Where this process's items would stand if one process alone had made them all.
+
+    ``counts``: how many items each element of this process's share came to. Returns the place of
+    each of its items, and how many there are over all processes. Batches that are chosen by place
+    are then the same for any number of processes.
+    """
+    starts = []
+    at = 0
+    for count in gather(counts):
+        starts.append(at)
+        at += count
+    own = share(starts)
+    return [s + i for s, count in zip(own, counts, strict=True) for i in range(count)], at
+
+
+def add_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
+    """Sum gradients over the processes, in one flat call (whole models: a few).
+
+    A parameter that has a gradient nowhere keeps none, as with one process: optimizers skip it.
+    """
+    if world_size() == 1 or not _dealing:
+        return
+    for bucket in _buckets(parameters):
+        _add(bucket)
+
+
+def _buckets(parameters: Iterable[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
+    buckets: list[list[torch.nn.Parameter]] = []
+    size = BUCKET
+    for parameter in parameters:
+        if size + parameter.numel() > BUCKET:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(parameter)
+        size += parameter.numel()
+    return buckets
+
+
+def _add(parameters: Sequence[torch.nn.Parameter]) -> None:
+    """One all-reduce: the gradients, and how many processes have one for each parameter."""
+    device = parameters[0].device
+    double = any(p.dtype == torch.float64 for p in parameters)
+    dtype = torch.float64 if double else torch.float32
+    have = [torch.tensor([p.grad is not None for p in parameters], dtype=dtype, device=device)]
+    flat = torch.cat(
+        [
+            (torch.zeros_like(p) if p.grad is None else p.grad).flatten().to(dtype)
+            for p in parameters
+        ]
+        + have
+    )
+    torch.distributed.all_reduce(flat)
+    counts = flat[-len(parameters) :].tolist()
+    at = 0
+    for parameter, count in zip(parameters, counts, strict=True):
+        part = flat[at : at + parameter.numel()].view_as(parameter)
+        parameter.grad = part.to(parameter.dtype, copy=True) if count else None
+        at += parameter.numel()
+
+
+def in_sync(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether these tensors are bit-equal on all processes."""
+    if world_size() == 1:
+        return True
+    import hashlib
+
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        plain = tensor.detach().cpu().contiguous()
+        digest.update(plain.flatten().view(torch.uint8).numpy().tobytes())
+    return len(set(everyone(digest.hexdigest()))) == 1
+
+
+def interleave(parts: Sequence[Sequence[T]]) -> list[T]:
+    """One list from those that dealing out had made of it."""
+    longest = max(len(part) for part in parts)
+    return [part[i] for i in range(longest) for part in parts if i < len(part)]

@@ -1,0 +1,94 @@
+"""Models that do not fit one card: every decoder layer is split over the processes.
+
+torch's ``fully_shard`` holds 1/K of each layer's weights, gradients and moments in each of K
+processes and gathers a layer only while it computes. Its collective calls must come in the same
+order everywhere, so that all processes do the same work in lock-step: the same trees (sampling is
+keyed), the same batches, the same updates. Memory is split, work is not; only the sandbox's is.
+Embeddings and the language-model head, which are looked at outside the layers, stay whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from comlrl.config.sections import Config, ConfigError
+from comlrl.processes import distributed
+
+
+def check(config: Config, fits_reward_model: bool) -> None:
+    """Raises ConfigError where a run cannot be sharded."""
+    if config.distributed.strategy != "fsdp":
+        return
+    if distributed.world_size() == 1:
+        raise ConfigError(
+            "distributed.strategy: 'fsdp' splits models over processes, and there is one; start "
+            "with torchrun --nproc_per_node K, or set distributed.strategy=replicate"
+        )
+    if fits_reward_model:
+        raise ConfigError(
+            "distributed.strategy: 'fsdp' is not made for marlhf, whose reward model is trained "
+            "whole; set distributed.strategy=replicate"
+        )
+
+
+def shard(models: Iterable[torch.nn.Module], device: torch.device) -> None:
+    """Split every decoder layer of these models over the processes, in place."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device.type, (distributed.world_size(),))
+    for model in models:
+        for layer in _layers(model):
+            fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+
+
+def _layers(model: torch.nn.Module) -> Sequence[torch.nn.Module]:
+    """The decoder's blocks: the one list of modules that it holds."""
+    decoder = model.get_decoder()  # type: ignore[operator]
+    lists = [m for m in decoder.children() if isinstance(m, torch.nn.ModuleList)]
+    if len(lists) != 1:
+        raise ConfigError(
+            f"distributed.strategy: 'fsdp' does not know the layers of {type(model).__name__}; set "
+            "distributed.strategy=replicate"
+        )
+    return list(lists[0])
+
+
+def is_split(tensor: torch.Tensor) -> bool:
+    """Whether this is one of torch's DTensors, whose import costs every run half a second."""
+    return hasattr(tensor, "full_tensor")
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in one piece; a collective call for one that is split."""
+    return tensor.full_tensor() if is_split(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def stored(tensor: torch.Tensor) -> torch.Tensor:
+    """As a checkpoint holds it: whole, and off the card where it was split for want of memory."""
+    return whole(tensor).cpu() if is_split(tensor) else tensor
+
+
+def like(value: torch.Tensor, target: Any) -> torch.Tensor:
+    """A whole value, split as ``target`` is; every process holds the same value."""
+    if not is_split(target):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(
+        value.to(target.device), target.device_mesh, target.placements, src_data_rank=None
+    )
+
+
+def gradient_norm(parameters: Iterable[torch.nn.Parameter]) -> torch.Tensor:
+    """The norm of all gradients together, split ones and whole ones."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    split = [g for g in gradients if is_split(g)]
+    norm = torch.nn.utils.get_total_norm([g for g in gradients if not is_split(g)])
+    if not split:
+        return norm
+    rest = whole(torch.nn.utils.get_total_norm(split))
+    return torch.hypot(norm.to(rest), rest)

@@ -1,0 +1,91 @@
+"""Sums, means and deviations of values that lie on several processes."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from comlrl.processes import distributed
+
+
+def standardized(values: torch.Tensor) -> torch.Tensor:
+    """(x − mean) / (standard deviation + 1e-8), over all processes' values."""
+    count, mean, deviation = moments(values)
+    return (values - mean) / (deviation + 1e-8) if count else values
+
+
+def moments(values: torch.Tensor) -> tuple[int, float, float]:
+    """Count, mean and standard deviation over all processes' values."""
+    sums = distributed.totals({"count": len(values), "sum": float(values.double().sum())})
+    count = int(sums["count"])
+    if count == 0:
+        return 0, math.nan, math.nan
+    mean = sums["sum"] / count
+    squares = distributed.total(float(((values.double() - mean) ** 2).sum()))
+    return count, mean, math.sqrt(squares / count)
+
+
+def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> float:
+    """1 − Var(returns − values) / Var(returns); not a number where all returns are equal."""
+    _, _, error = moments(returns - values)
+    _, _, whole = moments(returns)
+    return 1 - (error / whole) ** 2 if whole > 0 else math.nan
+
+
+def extremes(values: torch.Tensor) -> tuple[float, float]:
+    """Smallest and largest over all processes' values; (0, 0) where there are none."""
+    own = values.detach().flatten().tolist()
+    parts = distributed.everyone((min(own), max(own)) if own else ())
+    ends = [end for part in parts for end in part]
+    return (min(ends), max(ends)) if ends else (0.0, 0.0)
+
+
+class Sums:
+    """Named sums for the log, added up over micro-batches, updates, agents and processes; maxima
+    stand beside them."""
+
+    def __init__(self, **values: float | torch.Tensor) -> None:
+        self.of: defaultdict[str, float] = defaultdict(float)
+        self.maxima: dict[str, float] = {}
+        self.add(**values)
+
+    def add(self, **values: float | torch.Tensor) -> None:
+        """Add numbers, or the sums of tensors."""
+        for name, value in values.items():
+            whole = value.detach().sum() if isinstance(value, torch.Tensor) else value
+            self.of[name] += float(whole)
+
+    def reach(self, **values: float) -> None:
+        """Keep the greatest."""
+        for name, value in values.items():
+            self.maxima[name] = max(self.maxima.get(name, value), value)
+
+    def absorb(self, other: Sums) -> None:
+        self.add(**other.of)
+        self.reach(**other.maxima)
+
+    def everyone(self) -> Sums:
+        """Those of all processes. A collective call."""
+        whole = Sums()
+        for of, maxima in distributed.everyone((dict(self.of), self.maxima)):
+            whole.add(**of)
+            whole.reach(**maxima)
+        return whole
+
+    def means(self, per: str) -> dict[str, float]:
+        """Every sum of all processes over that of ``per``, and the maxima. A collective call."""
+        whole = self.everyone()
+        count = max(1.0, whole.of[per])
+        return {k: whole.of[k] / count for k in sorted(whole.of) if k != per} | whole.maxima
+
+
+def agent_means(told_N: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Each metric's mean over the agents, and, of a team, each agent's own."""
+    metrics = {name: sum(one[name] for one in told_N) / len(told_N) for name in told_N[0]}
+    if len(told_N) > 1:
+        for index, one in enumerate(told_N):
+            metrics |= {f"agent_{index}/{name}": value for name, value in one.items()}
+    return metrics

@@ -1,0 +1,133 @@
+"""One forward pass of a decoding batch: through transformers' modules, or the fast decoder.
+
+Both hold prompts once for all rows that continue them (``shared_prefix.py``), and send each agent's
+rows through its own adapter.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from comlrl.models.agent import Agent
+from comlrl.models.fast import prefix_cache
+from comlrl.models.fast.decoder import Attend, FastDecoder, Routes
+from comlrl.models.fast.packed_attention import Packed, wide
+from comlrl.models.rows import pack
+from comlrl.types import Row
+
+
+class Decoding(Protocol):
+    """A batch while it is decoded. Rows of one agent stand side by side, those of a prompt too."""
+
+    cache: prefix_cache.SharedPrefixCache
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Last hidden state of each prompt, (P, D)."""
+        ...
+
+    def go_on(self, prompt_of_row: Tensor) -> None:
+        """From here on these are the rows."""
+        ...
+
+    def step(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
+        """Hidden states of each row's newest token, (R, D)."""
+        ...
+
+
+class ByModules:
+    """Through transformers' modules, whose attention ``shared_prefix.used_by`` has swapped."""
+
+    def __init__(
+        self, agent: Agent, cache: prefix_cache.SharedPrefixCache, adapters: Sequence[str]
+    ) -> None:
+        self.agent, self.cache, self.adapters = agent, cache, adapters
+        self.inputs = {"past_key_values": cache, "shared_prefix": cache, "use_cache": True}
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        device = self.agent.device
+        longest = max(map(len, prompts))
+        pad = self.agent.tokenizer.pad_token_id
+        ids_PL = torch.tensor([[*p, *[pad] * (longest - len(p))] for p in prompts], device=device)
+        positions = torch.arange(longest, device=device)[None]
+        self.go_on(torch.arange(len(prompts)))
+        hidden = self.agent.hidden(input_ids=ids_PL, position_ids=positions, **self.inputs)
+        return hidden[torch.arange(len(prompts), device=device), self.cache.lengths_P - 1]
+
+    def go_on(self, prompt_of_row: Tensor) -> None:
+        if self.agent.router is not None:
+            self.agent.router.routes = routes(self.adapters, prompt_of_row)
+
+    def step(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
+        inputs = {"input_ids": tokens_R[:, None], "position_ids": positions_R[:, None]}
+        return self.agent.hidden(**inputs, **self.inputs)[:, -1]
+
+
+class ByFastDecoder:
+    """Through ``FastDecoder``: prompts without padding, few operations a step."""
+
+    def __init__(
+        self,
+        fast: FastDecoder,
+        cache: prefix_cache.SharedPrefixCache,
+        adapters: Sequence[str | None],
+    ) -> None:
+        self.fast, self.cache, self.adapters = fast, cache, adapters
+        longest = int(cache.lengths_P.max())
+        positions = torch.arange(longest + cache.max_new_tokens, device=cache.lengths_P.device)
+        self.cos, self.sin = fast.rotations(positions)
+        self.routes: Routes = ()
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        lengths_P = self.cache.lengths_P
+        rows = [Row(tuple(prompt), (), (), ()) for prompt in prompts]
+        batch = Packed(pack(rows, pad_id=0), lengths_P.device, self.fast.step)
+        prompt_of_T = torch.arange(len(prompts), device=lengths_P.device)
+        prompt_of_T = prompt_of_T.repeat_interleave(lengths_P)
+        more = len(batch.ids_T) - len(prompt_of_T)  # rounded up: they go with the last prompt's
+        self.go_on(F.pad(prompt_of_T, (0, more), value=len(prompts) - 1))
+
+        def attend(layer: int, qkv_THW: Tensor) -> Tensor:
+            fast = self.fast
+            keep = partial(self.cache.update, layer=layer)
+            return batch.attention(qkv_THW, fast.heads, fast.kv_heads, fast.scaling, keep)
+
+        hidden_TD = self._hidden(batch.ids_T, batch.positions_T, attend)
+        return hidden_TD[lengths_P.cumsum(0) - 1]
+
+    def go_on(self, prompt_of_row: Tensor) -> None:
+        self.routes = routes(self.adapters, prompt_of_row)
+
+    def step(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
+        return self._hidden(tokens_R, positions_R, self._attend_step)
+
+    def _hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        rotations = self.cos[positions], self.sin[positions]
+        return self.fast.hidden(ids, rotations, attend, self.routes)
+
+    def _attend_step(self, layer: int, qkv_RHW: Tensor) -> Tensor:
+        heads, kv = self.fast.heads, self.fast.kv_heads
+        rows, _, width = qkv_RHW.shape
+        query, key, value = wide(qkv_RHW)[:, :, None].split((heads, kv, kv), 1)
+        key, value = self.cache.update(key, value, layer)
+        query = query.reshape(rows, kv, heads // kv, width)
+        out = prefix_cache.step_attention(self.cache, layer, query, key, value, self.fast.scaling)
+        return out.reshape(rows, heads * width).to(qkv_RHW.dtype)
+
+
+def routes(adapters: Sequence[str | None], prompt_of_row: Tensor) -> Routes:
+    """Blocks of rows that go through one adapter; ``adapters``: whose each prompt is."""
+    counts = torch.bincount(prompt_of_row, minlength=len(adapters)).tolist()
+    blocks: list[tuple[str | None, slice]] = []
+    end = 0
+    for adapter, group in itertools.groupby(range(len(adapters)), key=lambda p: adapters[p]):
+        start, end = end, end + sum(counts[p] for p in group)
+        if end > start:
+            blocks.append((adapter, slice(start, end)))
+    return blocks

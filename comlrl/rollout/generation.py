@@ -1,0 +1,271 @@
+"""Many (prompt, keys) requests of one agent → completions, in as few model calls as possible.
+
+A prompt is prefilled once and its key/value cache is shared by all its siblings; rows that have
+finished leave the batch (``shared_prefix.py``).
+
+Sampling is keyed: a completion's randomness is a stream of uniforms drawn from a counter-based
+generator whose key is a hash of what identifies the completion, turned into tokens by inverse
+CDF. What is sampled does not depend on how requests are batched or on what ran before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from transformers import DynamicCache
+
+from comlrl.keyed import uniforms
+from comlrl.models.agent import Agent
+from comlrl.models.fast import prefix_cache
+from comlrl.models.fast.packed_attention import rounded
+from comlrl.models.team import Team
+from comlrl.rollout.decoding import ByFastDecoder, ByModules, Decoding, routes
+from comlrl.types import Completion, Message, NonFiniteError, Request, Sampling
+
+ROWS_STEP = 16  # rows in a batch are a multiple of it once some have left
+Head = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (hidden, latents) → hidden
+
+
+class Generator:
+    """Samples for a team. ``head`` (SHPPO) changes hidden states before the language-model head."""
+
+    def __init__(
+        self,
+        team: Team,
+        max_batch_tokens: int = 262144,
+        max_length: int = 2048,
+        head: Head | None = None,
+    ) -> None:
+        self.team, self.max_batch_tokens, self.head = team, max_batch_tokens, head
+        self.max_length = max_length
+        self.calls = 0  # generation calls so far, one for each chunk of requests
+        self.tokens = 0  # sampled so far
+
+    def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
+        return tuple(self.team.agents[agent].encode(prompt))
+
+    def fits(self, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
+        return len(prompt_ids) + sampling.max_new_tokens <= self.max_length
+
+    def sample(
+        self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
+    ) -> list[list[tuple[Completion, ...]]]:
+        """Completions of each agent's requests, in order: a tuple with one for each key.
+
+        Agents that share a base decode in one batch; others one after the other. Raises
+        NonFiniteError where logits are no numbers.
+        """
+        if self.team.router is not None:
+            return self._batch(range(len(requests_N)), requests_N, sampling)
+        results = []
+        for index, requests in enumerate(requests_N):
+            with self.team.acting(index):
+                results += self._batch([index], [requests], sampling)
+        return results
+
+    def _batch(
+        self, agents: Sequence[int], requests_N: Sequence[Sequence[Request]], sampling: Sampling
+    ) -> list[list[tuple[Completion, ...]]]:
+        """These agents' requests, all through one model."""
+        flat = [
+            (agent, request)
+            for agent, requests in zip(agents, requests_N, strict=True)
+            for request in requests
+        ]
+        if not flat:
+            return [[] for _ in requests_N]
+        model = self.team.agents[agents[0]].model
+        results: dict[int, tuple[Completion, ...]] = {}
+        chunks = list(self._chunks([request for _, request in flat], sampling))
+        self.calls += len(chunks)
+        with prefix_cache.used_by(model) as shared:
+            for chunk in chunks:
+                chunk.sort(key=lambda i: flat[i][0])  # each agent's rows stand together
+                completions = self._complete([flat[i] for i in chunk], sampling, shared)
+                results.update(zip(chunk, completions, strict=True))
+        self.tokens += sum(len(c.token_ids) for group in results.values() for c in group)
+        ordered = iter(results[i] for i in range(len(flat)))
+        return [[next(ordered) for _ in requests] for requests in requests_N]
+
+    @torch.no_grad()
+    def _complete(
+        self, owned: Sequence[tuple[int, Request]], sampling: Sampling, shared: bool
+    ) -> list[tuple[Completion, ...]]:
+        agent = self.team.agents[owned[0][0]]
+        requests = [request for _, request in owned]
+        prompts = [request.prompt_ids for request in requests]
+        prompt_of_row = torch.tensor([p for p, r in enumerate(requests) for _ in r.keys_G])
+        prompt_of_row = prompt_of_row.to(agent.device)
+        draw = _Draw(agent, requests, sampling, self.head, prompt_of_row)
+        adapters = [self.team.agents[owner].adapter for owner, _ in owned]
+        lengths = torch.tensor([len(p) for p in prompts], device=agent.device)
+        cache = prefix_cache.SharedPrefixCache(lengths, sampling.max_new_tokens)
+        fast, router = agent.fast, agent.router
+        kept = contextlib.nullcontext() if router is None else router.sampling()
+        with fast.sampling() if fast is not None else kept:
+            if fast is not None:
+                by: Decoding = ByFastDecoder(fast, cache, adapters)
+                tokens = _decode_shared(by, prompts, prompt_of_row, draw)
+            elif shared:
+                by = ByModules(agent, cache, adapters)
+                tokens = _decode_shared(by, prompts, prompt_of_row, draw)
+            else:
+                if router is not None:
+                    router.routes = routes(adapters, prompt_of_row)
+                tokens = _decode_plain(agent, prompts, prompt_of_row, draw)
+        if draw.broken:
+            raise NonFiniteError("sampling met logits that are no numbers", agent=agent.index)
+        rows = iter(_to_completions(agent, tokens, draw.logprobs))
+        return [tuple(next(rows) for _ in request.keys_G) for request in requests]
+
+    def _chunks(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[list[int]]:
+        """Indices of requests of like length, at most ``max_batch_tokens`` cache slots each."""
+        chunk: list[int] = []
+        rows = 0
+        for i in sorted(range(len(requests)), key=lambda i: len(requests[i].prompt_ids)):
+            siblings, longest = len(requests[i].keys_G), len(requests[i].prompt_ids)
+            slots = (len(chunk) + 1) * longest + (rows + siblings) * sampling.max_new_tokens
+            if chunk and slots > self.max_batch_tokens:
+                yield chunk
+                chunk, rows = [], 0
+            chunk.append(i)
+            rows += siblings
+        if chunk:
+            yield chunk
+
+
+class _Draw:
+    """Hidden states → tokens, by the rows' own uniforms."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        head: Head | None,
+        prompt_of_row: torch.Tensor,
+    ) -> None:
+        self.agent, self.sampling, self.head = agent, sampling, head
+        self.steps = sampling.max_new_tokens
+        self.stop = torch.tensor(agent.stop_ids, device=agent.device)
+        if head is not None:
+            latents = torch.stack([r.latent_K for r in requests])  # type: ignore[misc]
+            self.latents = latents.to(agent.device)[prompt_of_row]
+        self.broken = torch.zeros((), dtype=torch.bool, device=agent.device)
+        shape = (len(prompt_of_row), self.steps)
+        self.logprobs = torch.full(shape, torch.nan, device=agent.device)
+        if sampling.temperature > 0:
+            streams = [uniforms(key, self.steps) for r in requests for key in r.keys_G]
+            self.uniforms = torch.from_numpy(np.stack(streams)).float().to(agent.device)
+
+    def __call__(self, hidden: torch.Tensor, rows: torch.Tensor, step: int) -> torch.Tensor:
+        """The next token of each of these rows, from its last hidden state (rows, width)."""
+        if self.head is not None:
+            hidden = self.head(hidden, self.latents[rows])
+        logits = self.agent.logits(hidden).float()
+        if self.sampling.temperature == 0:
+            best = logits.max(-1)
+            self.broken |= ~best.values.isfinite().all()
+            return best.indices
+        probabilities = torch.softmax(logits / self.sampling.temperature, dim=-1)
+        probabilities = _truncate(probabilities, self.sampling)
+        cdf = probabilities.cumsum(-1)
+        self.broken |= ~cdf[:, -1].isfinite().all()
+        threshold = self.uniforms[rows, step, None] * cdf[:, -1:]
+        token = torch.searchsorted(cdf, threshold, right=True)[:, 0]
+        # Rounding may leave the threshold at the very end: take the first token that has it all.
+        token = torch.minimum(token, torch.searchsorted(cdf, cdf[:, -1:].contiguous())[:, 0])
+        token.clamp_(max=cdf.shape[-1] - 1)  # no numbers have no place
+        drawn = probabilities.gather(-1, token[:, None]) / cdf[:, -1:]
+        self.logprobs[rows, step] = drawn[:, 0].log()
+        return token
+
+
+def _truncate(probabilities: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Zero what top-k and top-p (the smallest set of at least that mass) leave out."""
+    if sampling.top_k is not None and sampling.top_k < probabilities.shape[-1]:
+        least = probabilities.topk(sampling.top_k, dim=-1).values[:, -1:]
+        probabilities = probabilities.where(probabilities >= least, 0.0)
+    if sampling.top_p is not None and sampling.top_p < 1:
+        ordered, index = probabilities.sort(dim=-1, descending=True)
+        total = ordered.sum(-1, keepdim=True)
+        before = ordered.cumsum(-1) - ordered
+        ordered = ordered.where(before < sampling.top_p * total, 0.0)
+        probabilities = torch.zeros_like(probabilities).scatter(-1, index, ordered)
+    return probabilities
+
+
+def _decode_shared(
+    by: Decoding, prompts: Sequence[Sequence[int]], prompt_of_row: torch.Tensor, draw: _Draw
+) -> torch.Tensor:
+    """Sampled tokens (rows, max_new_tokens), −1 behind a row's end; the fast path."""
+    device, cache = prompt_of_row.device, by.cache
+    hidden = by.prefill(prompts)[prompt_of_row]
+    cache.begin(prompt_of_row)
+    by.go_on(prompt_of_row)
+    rows = torch.arange(len(prompt_of_row), device=device)
+    going = torch.ones_like(rows, dtype=torch.bool)
+    tokens = torch.full((len(rows), draw.steps), -1, device=device)
+    for step in range(draw.steps):
+        chosen = draw(hidden, rows, step)
+        tokens[rows[going], step] = chosen[going]
+        going &= ~torch.isin(chosen, draw.stop)
+        alive = int(going.sum())
+        if alive == 0 or step == draw.steps - 1:
+            break
+        staying = rounded(alive, ROWS_STEP)  # a new shape may cost more than finished rows do
+        if staying <= 0.85 * len(rows):  # leaving costs a copy of the cache: not at every token
+            stay = torch.argsort(~going, stable=True)[:staying].sort().values
+            rows, chosen, going = rows[stay], chosen[stay], going[stay]
+            cache.keep(stay, prompt_of_row[rows])
+            by.go_on(prompt_of_row[rows])
+        hidden = by.step(chosen, cache.lengths_P[prompt_of_row[rows]] + step)
+        cache.step += 1
+    return tokens
+
+
+def _decode_plain(
+    agent: Agent,
+    prompts: Sequence[Sequence[int]],
+    prompt_of_row: torch.Tensor,
+    draw: _Draw,
+) -> torch.Tensor:
+    """The same with an ordinary cache and left padding, for any causal language model."""
+    device = agent.device
+    longest = max(map(len, prompts))
+    pad = agent.tokenizer.pad_token_id
+    padded = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts])
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+    ids, mask = padded.to(device)[prompt_of_row], mask.to(device)[prompt_of_row]
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    cache = DynamicCache(config=agent.model.config)
+    rows = torch.arange(len(ids), device=device)
+    going = torch.ones_like(rows, dtype=torch.bool)
+    tokens = torch.full((len(rows), draw.steps), -1, device=device)
+    for step in range(draw.steps):
+        hidden = agent.hidden(
+            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache
+        )
+        chosen = draw(hidden[:, -1], rows, step)
+        tokens[going, step] = chosen[going]
+        going &= ~torch.isin(chosen, draw.stop)
+        if not going.any():
+            break
+        ids, positions = chosen[:, None], positions[:, -1:] + 1
+        mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
+    return tokens
+
+
+def _to_completions(agent: Agent, tokens: torch.Tensor, logprobs: torch.Tensor) -> list[Completion]:
+    """Of each row; both of shape (rows, max_new_tokens), tokens −1 behind a row's end."""
+    stop = set(agent.stop_ids)
+    ids = [tuple(t for t in row if t >= 0) for row in tokens.tolist()]
+    texts = agent.tokenizer.batch_decode(ids, skip_special_tokens=True)
+    drawn = logprobs.where(tokens >= 0, 0.0).sum(-1, dtype=torch.float64).tolist()
+    return [
+        Completion(text, sampled, bool(sampled) and sampled[-1] in stop, logprob)
+        for text, sampled, logprob in zip(texts, ids, drawn, strict=True)
+    ]

@@ -1,0 +1,72 @@
+"""SHPPO's sampler: every request gets its agent's latent before the shared policy answers it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from comlrl.keyed import normals
+from comlrl.models.critics import observations
+from comlrl.models.latents import HeterogeneousPolicy
+from comlrl.rollout.generation import Generator
+from comlrl.types import Completion, Latent, Message, Request, Sampling
+
+
+class LatentSampler:
+    """A Sampler that gives every request its agent's latent and samples all agents in one batch.
+
+    Completions carry the latent that they were sampled under, so that it travels on the tree; a
+    later turn's request brings the agent's own of the turn before (``Request.before``).
+    """
+
+    def __init__(self, policy: HeterogeneousPolicy, inner: Generator) -> None:
+        """``inner``: samples for agent 0, the shared policy, with ``policy.layer`` before its
+        head."""
+        self.policy, self.inner = policy, inner
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of prompt and completion together."""
+        return self.inner.max_length
+
+    def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
+        return self.inner.encode(0, prompt)
+
+    def fits(self, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
+        return self.inner.fits(prompt_ids, sampling)
+
+    @torch.no_grad()
+    def sample(
+        self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
+    ) -> list[list[tuple[Completion, ...]]]:
+        """Completions of each agent's requests, in order: one generation call for all agents."""
+        flat = [request for requests in requests_N for request in requests]
+        if not flat:
+            return [[] for _ in requests_N]
+        latents = self._latents(flat, greedy=sampling.temperature == 0)
+        asked = [replace(r, latent_K=own.value_K) for r, own in zip(flat, latents, strict=True)]
+        said = self.inner.sample([asked], sampling)[0]
+        carried = iter(
+            tuple(replace(completion, latent=own) for completion in completions_G)
+            for completions_G, own in zip(said, latents, strict=True)
+        )
+        return [[next(carried) for _ in requests] for requests in requests_N]
+
+    def _latents(self, requests: Sequence[Request], *, greedy: bool) -> list[Latent]:
+        """What each request reads and its agent's memory → its latent; greedy takes the mean."""
+        agent = self.inner.team.agents[0]
+        encoder = self.policy.encoder
+        observation = observations(agent, [request.prompt_ids for request in requests])
+        blank = torch.zeros(encoder.hidden)
+        memory = torch.stack([blank if r.before is None else r.before.memory_H for r in requests])
+        mu, sigma, after = encoder(observation, memory.to(observation))
+        if greedy:
+            epsilon = torch.zeros_like(mu)
+        else:
+            keys = [request.keys_G[0][:-1] for request in requests]  # without the sample's number
+            epsilon = torch.stack([normals(key, mu.shape[1]) for key in keys]).to(mu)
+        latent = mu + sigma * epsilon
+        parts = (kept.cpu() for kept in (observation, epsilon, latent, mu, after))
+        return [Latent(*own) for own in zip(*parts, strict=True)]

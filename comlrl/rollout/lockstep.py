@@ -1,0 +1,40 @@
+"""Rewards and feedback for processes that sample in lock-step: what one hears, all hear."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from comlrl.processes import distributed
+from comlrl.types import Attempt, JointAction, Reward, Score, Transition
+
+
+class SplitReward:
+    """Each process scores a part, and all hear all: scores must be alike for lock-step."""
+
+    def __init__(self, reward: Reward) -> None:
+        self.reward = reward
+
+    @property
+    def measure_need(self) -> bool | None:
+        return getattr(self.reward, "measure_need", None)
+
+    @measure_need.setter
+    def measure_need(self, value: bool) -> None:
+        self.reward.measure_need = value  # type: ignore[attr-defined]
+
+    def score(self, actions: Sequence[JointAction]) -> list[Score]:
+        own = actions[distributed.rank() :: distributed.world_size()]
+        return distributed.interleave(distributed.everyone(self.reward.score(own)))
+
+    def close(self) -> None:
+        self.reward.close()
+
+
+class FromMain:
+    """What the first process is told, told to all: an expert may answer each asker differently."""
+
+    def __init__(self, transition: Transition) -> None:
+        self.transition = transition
+
+    def __call__(self, attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
+        return distributed.from_main(lambda: self.transition(attempts))

@@ -1,0 +1,233 @@
+"""Rows and a loss → gradients, in micro-batches of what the memory holds."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+
+from comlrl.models.agent import Agent
+from comlrl.models.logprobs import packable
+from comlrl.models.rows import pack, row_groups, split_rows, unpacked
+from comlrl.processes import sharding
+from comlrl.processes.statistics import Sums
+from comlrl.types import NonFiniteError, Row, TokenBatch
+from comlrl.update.lanes import lanes, side_by_side
+
+S = TypeVar("S")
+Loss = Callable[[TokenBatch], tuple[torch.Tensor, Sums]]
+
+MICRO_BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}  # more do not make a token cheaper
+SMALLEST_SHARE = 256  # tokens; fewer are not worth a thread
+ACTIVATION_BYTES = {"cpu": 256 << 20, "cuda": 8 << 30}  # of one micro-batch, before the head
+
+
+def micro_batches(
+    agent: Agent, rows: Sequence[Row], max_tokens: int | None = None, concurrent: bool = False
+) -> Iterator[TokenBatch]:
+    """Packed batches of what the device takes at once; the same rows give the same batches.
+
+    Where memory has run out before, the agent's batches stay as small as they then became.
+    ``concurrent``: like shares for each of the CPU's cores.
+    """
+    budget = max_tokens or _budget(agent)
+    if concurrent and lanes(agent.device) > 1:
+        budget = min(budget, _share(rows, budget, lanes(agent.device)))
+    fitting = split_rows(rows, budget) if packable(agent) else unpacked(rows)
+    for group in row_groups(fitting, budget):
+        yield pack(group, agent.tokenizer.pad_token_id)
+
+
+def _budget(agent: Agent) -> int:
+    if agent.micro_batch_tokens:
+        return agent.micro_batch_tokens
+    kind = agent.device.type if agent.device.type in MICRO_BATCH_TOKENS else "cuda"
+    fitting = ACTIVATION_BYTES[kind] // _activation_bytes(agent)
+    return max(256, min(MICRO_BATCH_TOKENS[kind], fitting))
+
+
+def _share(rows: Sequence[Row], budget: int, count: int) -> int:
+    """Tokens of a batch, so that as many batches come out as ``count`` cores share evenly."""
+    total = sum(row.length for row in rows)
+    batches = count * math.ceil(total / (budget * count))
+    longest = max((row.length for row in rows), default=0)  # groups end up to a row short
+    return max(SMALLEST_SHARE, math.ceil(total / max(1, batches)) + longest)
+
+
+def _activation_bytes(agent: Agent) -> int:
+    """About what one token leaves for the backward pass: some 8 vectors of the hidden width and 3
+    of the intermediate one in a layer."""
+    config: Any = agent.model.config
+    width = config.hidden_size
+    inner = getattr(config, "intermediate_size", None) or 4 * width
+    return int(config.num_hidden_layers * (8 * width + 3 * inner) * agent.model.dtype.itemsize)
+
+
+def accumulate(
+    agent: Agent,
+    rows: Sequence[Row],
+    loss: Loss,
+    sums: Sums,
+    *,
+    parameters: Sequence[torch.nn.Parameter] | None = None,
+    max_tokens: int | None = None,
+    concurrent: bool = False,
+) -> None:
+    """Add the gradients of ``loss`` over micro-batches of packed rows, and what it tells to
+    ``sums``.
+
+    ``loss``: a micro-batch → (its part of the loss, sums for the log). The former must be
+    a sum over completions, so that the split does not matter. Where memory runs out the gradients
+    are thrown away and everything is done again in micro-batches of half the size, down to one
+    completion, so that the result is the same. ``parameters``: all that the loss trains, where
+    that is more than the agent's own. ``concurrent``: micro-batches may share the CPU's cores, as
+    ``loss`` switches nothing but the router. Raises NonFiniteError, holding agent and batch, for a
+    loss or a gradient that is no number.
+    """
+    trained = list(agent.parameters() if parameters is None else parameters)
+    kept = [None if p.grad is None else p.grad.clone() for p in trained]
+    smallest = max((length for row in rows for length in _lengths(row)), default=0)
+    budget = max_tokens or _budget(agent)
+    while True:
+        batches = list(micro_batches(agent, rows, budget, concurrent))
+        count = _lane_count(agent, batches, concurrent)
+        try:
+            with agent.learning():
+                if count < 2:
+                    told = [_backward(batch, loss, trained) for batch in batches]
+                else:
+                    told = _backward_in_lanes(agent, batches, loss, trained, count)
+            break
+        except NonFiniteError as error:
+            error.agent = agent.index
+            raise
+        except (MemoryError, RuntimeError) as error:
+            if not _out_of_memory(error):
+                raise
+        if any(map(sharding.is_split, trained)):
+            raise MemoryError("out of memory in the update; start more processes")
+        if budget <= smallest:
+            raise MemoryError(
+                f"out of memory in the update, with one completion of {smallest} tokens at a "
+                "time; lower agent_model.max_length or max_new_tokens, or set "
+                "agent_model.gradient_checkpointing=true"
+            )
+        budget = agent.micro_batch_tokens = max(budget // 2, smallest)
+        for parameter, gradient in zip(trained, kept, strict=True):
+            parameter.grad = None if gradient is None else gradient.clone()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        print(f"out of memory: agent {agent.index}'s micro-batches have {budget} tokens from here")
+    for of_batch in told:
+        sums.absorb(of_batch)
+
+
+def _backward(
+    batch: TokenBatch,
+    loss: Loss,
+    trained: Sequence[torch.nn.Parameter],
+) -> Sums:
+    """Add a micro-batch's gradients to those of the parameters."""
+    value, told = loss(batch)
+    _check_loss(value, batch)
+    value.backward()
+    _check_gradient(sharding.gradient_norm(trained), batch)
+    return told
+
+
+def _backward_in_lanes(
+    agent: Agent,
+    batches: Sequence[TokenBatch],
+    loss: Loss,
+    trained: Sequence[torch.nn.Parameter],
+    count: int,
+) -> list[Sums]:
+    """As ``_backward`` of each. Gradients are summed within a lane, then lane after lane, so that
+    the sum does not hang on which thread was faster."""
+
+    def lane(own: Sequence[TokenBatch]) -> tuple[list[torch.Tensor | None], list[Sums]]:
+        sums: list[torch.Tensor | None] = [None] * len(trained)
+        told = []
+        for batch in own:
+            value, log = loss(batch)
+            _check_loss(value, batch)
+            found = torch.autograd.grad(value, trained, allow_unused=True)
+            sums = [_plus(a, b) for a, b in zip(sums, found, strict=True)]
+            known = [gradient for gradient in sums if gradient is not None]
+            _check_gradient(torch.nn.utils.get_total_norm(known), batch)
+            told.append(log)
+        return sums, told
+
+    done = _in_lanes(agent, batches, lane, count)
+    for sums, _ in done:
+        for parameter, gradient in zip(trained, sums, strict=True):
+            parameter.grad = _plus(parameter.grad, gradient)
+    return [done[i % count][1][i // count] for i in range(len(batches))]
+
+
+def measure_all(
+    agent: Agent,
+    rows: Sequence[Row],
+    measure: Callable[[TokenBatch], None],
+    concurrent: bool = False,
+) -> None:
+    """``measure`` every micro-batch of ``accumulate`` without gradients, computed as there to the
+    same bits; ``concurrent`` as there, so that it may be called by several threads."""
+
+    def lane(own: Sequence[TokenBatch]) -> None:
+        with torch.no_grad():  # which holds for a thread
+            for batch in own:
+                measure(batch)
+
+    batches = list(micro_batches(agent, rows, concurrent=concurrent))
+    _in_lanes(agent, batches, lane, _lane_count(agent, batches, concurrent))
+
+
+def _lane_count(agent: Agent, batches: Sequence[TokenBatch], concurrent: bool) -> int:
+    return min(lanes(agent.device), len(batches)) if concurrent else 1
+
+
+def _in_lanes(
+    agent: Agent,
+    batches: Sequence[TokenBatch],
+    lane: Callable[[Sequence[TokenBatch]], S],
+    count: int,
+) -> list[S]:
+    """Every ``count``-th batch in a thread of its own, with the caller's adapter."""
+    router = agent.router
+    adapter = None if router is None else router.adapter
+
+    def run(start: int) -> S:
+        with contextlib.nullcontext() if router is None else router.only(adapter):
+            return lane(batches[start::count])
+
+    return side_by_side([partial(run, start) for start in range(count)], agent.device)
+
+
+def _plus(sum_: torch.Tensor | None, term: torch.Tensor | None) -> torch.Tensor | None:
+    if term is None:
+        return sum_
+    return term.clone() if sum_ is None else sum_.add_(term)
+
+
+def _check_loss(value: torch.Tensor, batch: TokenBatch) -> None:
+    if not torch.isfinite(value):
+        raise NonFiniteError(f"the loss is {float(value.detach())}", batch)
+
+
+def _check_gradient(norm: torch.Tensor, batch: TokenBatch) -> None:
+    if not torch.isfinite(norm):
+        raise NonFiniteError(f"the gradient's norm is {float(norm)}", batch)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return known or "can't allocate memory" in str(error)  # how torch says it on the CPU
+
+
+def _lengths(row: Row) -> list[int]:
+    return [len(row.prompt_ids) + len(ids) for ids in row.completions]

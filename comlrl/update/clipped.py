@@ -1,0 +1,164 @@
+"""PPO's clipped update of a policy: what it said before, then epochs of minibatches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from comlrl.models.agent import Agent
+from comlrl.models.logprobs import ActionLogprobs
+from comlrl.models.team import Team
+from comlrl.processes import distributed
+from comlrl.processes.statistics import Sums, moments
+from comlrl.types import Row, TokenBatch
+from comlrl.update.accumulate import accumulate, measure_all
+from comlrl.update.losses import clipped_policy, k3_kl
+from comlrl.update.minibatches import Pass
+from comlrl.update.optimizer import AgentOptimizer
+from comlrl.update.per_token import PerToken
+
+
+class ClippedPolicy:
+    """One policy in one training step. Credit is the trainer's: it fills ``advantage``.
+
+    Per action token a with ρ_a = π(a) / π_old(a), turn weight w_t and a minibatch of A tokens:
+
+        L = −(1/A) Σ_a w_t min(ρ_a Â_a, clip(ρ_a, 1 ± ε) Â_a) − c_H H_a + kl_in_loss · k3_a
+    """
+
+    def __init__(
+        self,
+        section: Any,
+        team: Team,
+        agent: Agent,
+        said: Callable[[TokenBatch], ActionLogprobs],
+        said_at_start: Callable[[Agent, TokenBatch], ActionLogprobs],
+        kl_in_loss: float = 0.0,
+    ) -> None:
+        """``section``: an ``ActorCriticConfig``. ``said``: log-probabilities under the present
+        policy; ``said_at_start``: under the reference. ``kl_in_loss``: weight of the k3 term."""
+        self.section, self.team, self.agent = section, team, agent
+        self.said, self.said_at_start, self.kl_in_loss = said, said_at_start, kl_in_loss
+        self.logprob, self.reference, self.advantage = PerToken(), PerToken(), PerToken()
+
+    def measure(
+        self,
+        minibatches: Sequence[Sequence[Row]],
+        also: Callable[[TokenBatch, ActionLogprobs], None] | None = None,
+    ) -> dict[str, float]:
+        """Old log-probabilities and the reference's, on the first epoch's own tensors, so that
+        its first ratios are exactly 1; what the log wants of them. ``also`` sees every batch."""
+
+        def measure(batch: TokenBatch) -> None:
+            said = self.said(batch)
+            self.logprob.put(batch, said.logprob_A)
+            if also is not None:
+                also(batch, said)
+            if self.section.kl_coef > 0:
+                with self.team.reference(self.agent.index) as reference:
+                    start = self.said_at_start(reference, batch)
+                self.reference.put(batch, start.logprob_A)
+
+        for rows in minibatches:
+            measure_all(self.agent, rows, measure, self.team.side_by_side)
+        old = self.logprob.flat()
+        metrics = {} if self.section.entropy_coef > 0 else {"entropy": -moments(old)[1]}
+        if self.section.kl_coef > 0:
+            metrics["kl"] = moments(old - self.reference.flat())[1]
+        return metrics
+
+    def credit_turns(self, advantage_C: torch.Tensor, agents: int = 1) -> None:
+        """A turn's advantage to every token of it; completion c · ``agents`` + i is joint action
+        c's."""
+        for number, old_A in self.logprob.of_completion.items():
+            spread_A = advantage_C[number // agents].to(old_A).expand(len(old_A))
+            self.advantage.of_completion[number] = spread_A
+
+    def update(
+        self,
+        rows: Sequence[Row],
+        optimizers: Sequence[AgentOptimizer],
+        sums: Sums,
+        progress: float,
+        also: Callable[[TokenBatch, ActionLogprobs, Sums], torch.Tensor] | None = None,
+    ) -> float:
+        """One step of the optimizers on these rows; the first one's gradient norm, unclipped.
+
+        ``also``: a further loss for each token, of what was said of the batch.
+        """
+        tokens = int(distributed.total(sum(len(ids) for row in rows for ids in row.completions)))
+
+        def loss(batch: TokenBatch) -> tuple[torch.Tensor, Sums]:
+            said, told = self.said(batch), Sums()
+            loss_A = self.loss(batch, said, told)
+            if also is not None:
+                loss_A = loss_A + also(batch, said, told)
+            told.add(loss=loss_A)
+            return loss_A.sum() / tokens, told
+
+        for optimizer in optimizers:
+            optimizer.zero()
+        accumulate(
+            self.agent,
+            rows,
+            loss,
+            sums,
+            parameters=[p for optimizer in optimizers for p in optimizer.parameters],
+            concurrent=self.team.side_by_side,
+        )
+        norm, *_ = [optimizer.step(progress) for optimizer in optimizers]
+        return norm
+
+    def loss(self, batch: TokenBatch, said: ActionLogprobs, told: Sums) -> torch.Tensor:
+        """The policy's loss for each token, (A,); what the log wants goes to ``told``."""
+        section, old_A = self.section, self.logprob.get(batch)
+        advantage_A = self.advantage.get(batch)
+        loss_A = clipped_policy(said.logprob_A, old_A, advantage_A, section.clip_range)
+        with torch.no_grad():
+            ratio_A = (said.logprob_A - old_A).exp()
+            told.add(
+                tokens=torch.ones_like(ratio_A),
+                policy_loss=loss_A,
+                clip_fraction=((ratio_A - 1).abs() > section.clip_range).float(),
+                # Samples are the old policy's: KL(old ‖ new).
+                approx_kl=k3_kl(old_A, said.logprob_A),
+            )
+            told.reach(ratio_max=float(ratio_A.max()) if len(ratio_A) else 0.0)
+        loss_A = loss_A * batch.weight_RL[batch.action_mask_RL].to(loss_A)
+        if section.entropy_coef > 0:
+            assert said.entropy_A is not None
+            loss_A = loss_A - section.entropy_coef * said.entropy_A
+            told.add(entropy=said.entropy_A)
+        if self.kl_in_loss > 0:
+            loss_A = loss_A + self.kl_in_loss * k3_kl(said.logprob_A, self.reference.get(batch))
+        return loss_A
+
+
+def run_epochs(
+    passes: Iterable[Pass],
+    target_kl: float | None,
+    update: Callable[[list[int], Sums, float], float],
+    after: Callable[[Pass], Mapping[str, float]] = lambda one: {},
+) -> dict[str, float]:
+    """Every minibatch of every pass, until an epoch's mean KL(old ‖ new) exceeds ``target_kl``.
+
+    ``update``: states, sums for the log, progress → the gradient's norm. ``after``: what follows
+    the minibatches of a pass. Returns what the log wants; ``updates`` among it.
+    """
+    sums, norms, metrics = Sums(), [], dict[str, float]()
+    for one in passes:
+        of_pass = Sums()
+        norms += [update(states, of_pass, progress) for states, progress in one.minibatches]
+        metrics |= after(one)
+        sums.absorb(of_pass)
+        metrics["approx_kl"] = of_pass.means("tokens")["approx_kl"]
+        if target_kl is not None and metrics["approx_kl"] > target_kl:
+            break
+    ends = {
+        "ppo_epochs": float(one.number),
+        "updates": float(len(norms)),
+        "gradient_norm": max(norms),
+    }
+    return sums.means("tokens") | metrics | ends

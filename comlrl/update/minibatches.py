@@ -1,0 +1,57 @@
+"""A step's states or nodes → the parts that each make an update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from comlrl.keyed import order
+from comlrl.processes import distributed
+from comlrl.types import Span
+
+
+def minibatches(states_B: Sequence[int], size: int | None, key: tuple) -> list[list[int]]:
+    """A partition of this process's states in an order that depends on the key alone.
+
+    ``states_B``: states of each of its trees. ``size``: states in a minibatch over all processes
+    at most, as in ``like_parts``; None: all of them. Every process gets its part of the minibatches
+    that one process alone would make.
+    """
+    places, total = distributed.positions(states_B)
+    own = {place: state for state, place in enumerate(places)}
+    shuffled = order((*key, 0), total)
+    return [
+        [own[shuffled[i]] for i in part if shuffled[i] in own] for part in like_parts(total, size)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One epoch over a step's states."""
+
+    number: int  # 1-based
+    progress: float  # of the run, before the pass
+    minibatches: list[tuple[list[int], float]]  # states, and the run's progress before the update
+
+
+def passes(
+    states_B: Sequence[int], size: int | None, epochs: int, key: tuple, span: Span
+) -> Iterator[Pass]:
+    """The epochs of a step, each with ``minibatches`` of its own. Epochs that ``target_kl`` leaves
+    out take their part of the schedule with them."""
+    for epoch in range(epochs):
+        chosen = minibatches(states_B, size, (*key, epoch))
+        first, count = epoch * len(chosen), epochs * len(chosen)
+        yield Pass(
+            epoch + 1,
+            span.at(epoch, epochs),
+            [(states, span.at(first + m, count)) for m, states in enumerate(chosen)],
+        )
+
+
+def like_parts(total: int, size: int | None) -> list[range]:
+    """``range(total)`` in as few parts as hold at most ``size`` each (None: one), of like size:
+    5 at 4 are 3 + 2, never 4 + 1. Larger parts come first; no part where there is nothing."""
+    count = -(-total // (size or max(1, total)))
+    ends = [-(-total * i // count) for i in range(1, count + 1)]
+    return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]

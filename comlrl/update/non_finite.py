@@ -1,0 +1,30 @@
+"""What produced a loss or gradient that is no number is kept and named."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from comlrl.types import NonFiniteError, TokenBatch
+
+
+def explanation(error: NonFiniteError, step: int, folder: Path) -> str:
+    """Where it was met, where its batch lies, and what may help."""
+    who = "" if error.agent is None else f"agent {error.agent}, "
+    where = "" if error.batch is None else f"; its batch is in {save_batch(error.batch, folder)}"
+    return (
+        f"{who}training step {step}: {error}{where}. "
+        "A lower learning_rate, or torch_dtype: float32, may help"
+    )
+
+
+def save_batch(batch: TokenBatch, folder: Path) -> Path:
+    """Keep what produced a non-finite value, for the report of the error."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "non_finite_batch.safetensors"
+    tensors: dict[str, Any] = {f.name: getattr(batch, f.name).contiguous() for f in fields(batch)}
+    save_file(tensors, str(path))
+    return path

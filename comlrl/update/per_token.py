@@ -1,0 +1,90 @@
+"""Numbers kept by token, however rows are batched, and the advantages of tokens and turns."""
+
+from __future__ import annotations
+
+import torch
+
+from comlrl.credit.advantages import gae
+from comlrl.credit.chains import Chains
+from comlrl.types import TokenBatch
+
+
+class PerToken:
+    """A number for each token of each completion, found again however rows are batched."""
+
+    def __init__(self) -> None:
+        self.of_completion: dict[int, torch.Tensor] = {}
+
+    def put(self, batch: TokenBatch, value_A: torch.Tensor) -> None:
+        completion_A = batch.completion_RL[batch.action_mask_RL]
+        numbers, counts = torch.unique_consecutive(completion_A, return_counts=True)
+        parts = value_A.detach().split(counts.tolist())
+        self.of_completion.update(zip(numbers.tolist(), parts, strict=True))
+
+    def get(self, batch: TokenBatch) -> torch.Tensor:
+        """(A,), in the batch's order of actions."""
+        completion_A = batch.completion_RL[batch.action_mask_RL]
+        numbers = torch.unique_consecutive(completion_A)
+        return torch.cat([self.of_completion[number] for number in numbers.tolist()])
+
+    def flat(self) -> torch.Tensor:
+        """All of them, by the completions' numbers."""
+        parts = [self.of_completion[number] for number in sorted(self.of_completion)]
+        return torch.cat(parts) if parts else torch.zeros(0)
+
+    def like(self, flat: torch.Tensor) -> PerToken:
+        """Other numbers for the same tokens, in the order of ``flat()``."""
+        other, numbers = PerToken(), sorted(self.of_completion)
+        parts = flat.split([len(self.of_completion[number]) for number in numbers])
+        other.of_completion = dict(zip(numbers, parts, strict=True))
+        return other
+
+
+def token_advantages(
+    chains: Chains,
+    value: PerToken,
+    penalty: PerToken | None,
+    *,
+    gamma_token: float,
+    discount: float,
+    gae_lambda: float,
+) -> tuple[PerToken, PerToken]:
+    """GAE over an agent's tokens along each chain; advantages, and returns A + V.
+
+    A turn's reward comes with its last token; ``penalty`` is taken off at every token. γ is
+    ``gamma_token`` within a turn and ``discount``, once, between a turn's last token and the next
+    turn's first.
+    """
+    advantages, returns = PerToken(), PerToken()
+    for chain in chains.chains:
+        values = [value.of_completion[c] for c in chain]
+        lengths = [len(part) for part in values]
+        values_L = torch.cat(values)
+        rewards_L = torch.zeros_like(values_L)
+        if penalty is not None:
+            rewards_L -= torch.cat([penalty.of_completion[c] for c in chain])
+        discounts_L = torch.full_like(values_L, gamma_token)
+        last = -1
+        for c, length in zip(chain, lengths, strict=True):
+            last += length
+            rewards_L[last] += chains.reward_C[c]
+            discounts_L[last] = discount
+        advantages_L = gae(rewards_L, values_L, discounts_L, gae_lambda)
+        advantages.of_completion.update(zip(chain, advantages_L.split(lengths), strict=True))
+        returns_L = advantages_L + values_L
+        returns.of_completion.update(zip(chain, returns_L.split(lengths), strict=True))
+    return advantages, returns
+
+
+def turn_advantages(
+    chains: Chains, value_S: torch.Tensor, discount: float, gae_lambda: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """GAE over turns along each chain; advantages and returns A + V of joint actions, (C,) each."""
+    advantages_C = value_S.new_zeros(len(chains.reward_C))
+    values_C = value_S[torch.tensor(chains.state_C)]
+    for chain in chains.chains:
+        index = torch.tensor(chain)
+        rewards_T = values_C.new_tensor([chains.reward_C[c] for c in chain])
+        discounts_T = torch.full_like(rewards_T, discount)
+        advantages_C[index] = gae(rewards_T, values_C[index], discounts_T, gae_lambda)
+    return advantages_C, advantages_C + values_C

@@ -1,0 +1,219 @@
+"""The reward's breakdown in words: the analysis that the modes with diagnostics share.
+
+Nothing is run here and nothing is parsed from an agent's text: every fact comes from the
+``RewardBreakdown`` that the reward returned for the attempt.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from comlrl.tasks.prompts import helper_names
+from comlrl.types import Attempt, RewardBreakdown, TestOutcome
+
+MAX_SOURCE = 400  # characters of a test that are shown
+MAX_MESSAGE = 200  # characters of an error message that are shown
+
+
+class ExternalError(ValueError):
+    """A wrong setting under ``external``; the message names the key, the value and the mend."""
+
+    user_error = True  # told in one line, exit code 2
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """What an attempt passed, level by level; None: not reached."""
+
+    definitions: bool  # of every agent's function
+    syntax: bool | None
+    tests: tuple[int, int] | None  # passed, of those surfaced
+    use: bool | None  # main calls every helper, reads its result, and does work of its own
+
+    @property
+    def all_passed(self) -> bool:
+        passed, shown = self.tests or (0, 0)
+        return self.definitions and bool(self.syntax) and 0 < passed == shown and bool(self.use)
+
+
+def checked_slice(value: int | str | None) -> int | None:
+    """``external.sandbox_slice`` as the n of ``surfaced``; raises ExternalError.
+
+    0, null and 'all' → None (every test); any other whole number is kept.
+    """
+    if value is None or value == "all" or (value == 0 and not isinstance(value, bool)):
+        return None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise ExternalError(
+        f"external.sandbox_slice: {value!r} is not a whole number; "
+        "give n > 0 (first n tests), n < 0 (last |n|), or 0, null or 'all' (every test)"
+    )
+
+
+def surfaced(
+    outcomes: Sequence[TestOutcome], sandbox_slice: int | str | None = 1
+) -> tuple[TestOutcome, ...]:
+    """The tests that feedback may show: the first n, the last |n|, or all of them."""
+    n = checked_slice(sandbox_slice)
+    if n is None:
+        return tuple(outcomes)
+    return tuple(outcomes[:n] if n > 0 else outcomes[n:])
+
+
+def agent_names(attempt: Attempt) -> tuple[str, ...]:
+    """The function that each agent writes: ``aux``, ``aux2``, …, and the entry point last."""
+    return (*helper_names(len(attempt.completions_N)), attempt.task.entry_point)
+
+
+def breakdown_of(attempt: Attempt) -> RewardBreakdown:
+    """The attempt's breakdown; raises ExternalError where the reward gave none."""
+    if attempt.breakdown is None:
+        raise ExternalError(
+            "external.mode: modes with diagnostics need a reward that runs the code, and this "
+            "one gives no breakdown; set external.mode to 'plain' or 'expert_edits'"
+        )
+    return attempt.breakdown
+
+
+def levels(attempt: Attempt, sandbox_slice: int | str | None) -> Levels:
+    """Each level judged by itself, the tests' on the surfaced tests alone.
+
+    The use of helpers is read off the program: unlike the reward's bonus, it needs no passed test.
+    """
+    facts, names = breakdown_of(attempt), agent_names(attempt)
+    definitions = all(name in facts.defined for name in names)
+    if names[-1] not in facts.defined:
+        return Levels(definitions, None, None, None)
+    if facts.syntax_error is not None:
+        return Levels(definitions, False, None, None)
+    shown = surfaced(facts.outcomes, sandbox_slice)
+    passed = sum(outcome.passed for outcome in shown)
+    read = (set(facts.called) & set(facts.defined)) - set(facts.ignored)
+    used = read >= set(names[:-1]) and not facts.wrapper
+    return Levels(definitions, True, (passed, len(shown)), used)
+
+
+def diagnostics(attempt: Attempt, agent: int, sandbox_slice: int | str | None) -> str:
+    """What is right and wrong with a joint program, as agent number ``agent`` reads it.
+
+    Lines of code in an error are counted from the ``def`` line of the function they are in. The
+    line itself is quoted only to the agent that wrote it.
+    """
+    facts, names = breakdown_of(attempt), agent_names(attempt)
+    lines = [_definitions(facts, names)]
+    if names[-1] not in facts.defined:
+        return lines[0]
+    if facts.syntax_error is not None:
+        return clean(f"{lines[0]}\n{_syntax_error(facts, names, reader=names[agent])}")
+    lines[0] += " Syntax: valid."
+    lines += [_test(outcome, facts, names) for outcome in surfaced(facts.outcomes, sandbox_slice)]
+    lines += _usage(facts, names)
+    return clean("\n".join(lines))
+
+
+def instruction(name: str) -> str:
+    """How every feedback ends."""
+    return f"Write a revised `{name}`, code only: no fences, prose, tests or examples.\n"
+
+
+def clean(text: str) -> str:
+    """Untrusted text without what could break a tokenizer or pose as a special token.
+
+    Lone surrogates become "?"; control characters and ``<|…|>``, ``<s>``, ``</s>`` are left out.
+    """
+    text = text.encode("utf-8", "replace").decode("utf-8").replace("\r\n", "\n")
+    text = "".join(
+        c if c.isprintable() or c in "\n\t" else " " if c.isspace() else "" for c in text
+    )
+    while (shorter := re.sub(r"<\|[^|\n]*\|>|</?s>", "", text)) != text:
+        text = shorter  # what was left out may have stood inside another
+    return text
+
+
+def cut(text: str, limit: int) -> str:
+    """At most ``limit`` characters, the last three dots where some are left out."""
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def _definitions(facts: RewardBreakdown, names: Sequence[str]) -> str:
+    found = [name for name in names if name in facts.defined]
+    missing = [name for name in names if name not in facts.defined]
+    parts = [f"Defined: {_listed(found)}."] if found else []
+    if missing:
+        parts.append(f"Missing (a `def` with a return): {_listed(missing)}.")
+    return " ".join(parts)
+
+
+def _syntax_error(facts: RewardBreakdown, names: Sequence[str], reader: str) -> str:
+    problem = facts.syntax_error
+    assert problem is not None
+    owner, line = _place(facts.program, problem.line, names)
+    where = f"`{owner}`" if owner else "the program"
+    where += f", line {line}" if line else ""
+    where += f", column {problem.column}" if line and problem.column else ""
+    # The compiler's own "on line N" counts lines of the joint program, which no agent sees.
+    message = re.sub(r" (?:on line \d+|\(detected at line \d+\))", "", problem.message)
+    quoted = (problem.text or "").strip() if owner == reader else ""
+    return f"Syntax error in {where}: {_line(message)}." + (f"\n{_line(quoted)}" if quoted else "")
+
+
+def _test(outcome: TestOutcome, facts: RewardBreakdown, names: Sequence[str]) -> str:
+    source = re.sub(r"\bcandidate\b", names[-1], outcome.source.strip("\n"))
+    source = cut(source, MAX_SOURCE)
+    if outcome.passed:
+        return f"Passed: {source}"
+    return f"Failed: {source}\n{_reason(outcome, facts, names)}"
+
+
+def _reason(outcome: TestOutcome, facts: RewardBreakdown, names: Sequence[str]) -> str:
+    if outcome.timed_out:
+        return "Timed out."
+    if outcome.error_type in (None, "AssertionError") and outcome.actual is not None:
+        wanted = f"Expected {outcome.expected}, got" if outcome.expected is not None else "Got"
+        return f"{wanted} {outcome.actual}."
+    message = _line(outcome.message or "")
+    error = f"{outcome.error_type or 'AssertionError'}{': ' if message else ''}{message}"
+    owner, line = _place(facts.program, outcome.line, names)
+    return f"{error} (`{owner}`, line {line})." if owner else f"{error}."
+
+
+def _usage(facts: RewardBreakdown, names: Sequence[str]) -> list[str]:
+    """How main uses the helpers that are defined."""
+    helpers = [name for name in names[:-1] if name in facts.defined]
+    groups = (
+        ("not called", [h for h in helpers if h not in facts.called]),
+        ("called, result ignored", [h for h in helpers if h in facts.ignored]),
+        ("used", [h for h in helpers if h in facts.called and h not in facts.ignored]),
+    )
+    lines = [f"{_listed(group)}: {word}." for word, group in groups if group]
+    if facts.wrapper:
+        lines.append(f"`{names[-1]}` is a thin wrapper: it must do work of its own.")
+    return lines
+
+
+def _place(program: str, line: int | None, names: Sequence[str]) -> tuple[str | None, int | None]:
+    """(function, line counted from its ``def``) of a line of the joint program.
+
+    (None, the line itself) where it is in none of the agents' functions.
+    """
+    if line is None:
+        return None, None
+    above = program.split("\n")[:line]
+    for number in range(len(above), 0, -1):
+        found = re.match(r"(?:async\s+)?def\s+(\w+)", above[number - 1])
+        if found:
+            owner = found[1]
+            return (owner, line - number + 1) if owner in names else (None, line)
+    return None, line
+
+
+def _line(message: str) -> str:
+    """A message on one line, clean, without its full stop, cut."""
+    return cut(" ".join(clean(message).split()).rstrip("."), MAX_MESSAGE)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

@@ -1,0 +1,49 @@
+"""``latents.jsonl``: where SHPPO's agents are in latent space, for the report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from comlrl import files
+from comlrl.tasks.prompts import roles
+from comlrl.types import LogMark, LogRecord, Tree
+
+
+class LatentLogger:
+    """A line for each agent at each training state: step, turn, role and the mean of its latent.
+
+    No file where completions carry no latents.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def begin(self, mark: LogMark) -> None:
+        files.keep(self._path, lambda _, line: line["step"] <= mark.env_steps)
+
+    def log(self, record: LogRecord) -> None:
+        """Nothing: metrics have a file of their own."""
+
+    def episodes(self, record: LogRecord, trees: Sequence[Tree]) -> None:
+        if record.phase != "train":
+            return
+        lines = [
+            {
+                "step": record.step,
+                "turn": node.turn,
+                "role": role,
+                "mu": [round(x, 5) for x in latent.mu_K.tolist()],
+            }
+            for tree in trees
+            for node in tree.nodes
+            for turn, role in zip(node.agents_N, roles(len(node.agents_N)), strict=True)
+            if (latent := turn.completions_G[0].latent) is not None
+        ]
+        if lines:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(line) + "\n" for line in lines)
+
+    def close(self) -> None:
+        """Nothing: the file is closed after each record."""

@@ -1,0 +1,410 @@
+"""A run → the charts of its report, section by section. A section without data is left out."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from comlrl.evaluation.metrics import REWARD_PARTS
+from comlrl.tasks.prompts import roles
+from loggers.report.run_data import Run
+from loggers.report.svg import (
+    Chart,
+    Series,
+    change_chart,
+    histogram,
+    line_chart,
+    scatter,
+    smoothed,
+    stacked_chart,
+)
+
+BLUE, ORANGE, GREEN, PURPLE, YELLOW, PINK, OLIVE, GREY = range(8)
+AGENT = re.compile(r"^agent_(\d+)/(.+)$")
+TURN = re.compile(r"^turn_(\d+)/(.+)$")
+CONVENTION = re.compile(r"^convention/([^/]+)/(.+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    title: str
+    charts: tuple[Chart, ...]
+    note: str = ""
+
+
+def sections(run: Run) -> list[Section]:
+    """The report's sections in reading order, those with something to show."""
+    makers: tuple[Callable[[Run], Section], ...] = (
+        _learning,
+        _conventions,
+        _parts,
+        _turns,
+        _behaviour,
+        _tasks,
+        _preferences,
+        _latents,
+        _optimisation,
+        _timings,
+    )
+    made = [make(run) for make in makers]
+    return [section for section in made if section.charts]
+
+
+def learning_series(run: Run) -> list[Series]:
+    """Mean reward of training (raw, smoothed, with its spread) and of evaluation.
+
+    Where training followed a model's score, the task reward, which has no spread in the log.
+    """
+    series = []
+    xs, ys = run.series("train", "task_reward_mean")
+    scored_by_model = bool(xs)
+    if not scored_by_model:
+        xs, ys = run.series("train", "reward_mean")
+    if xs:
+        window = max(1, len(ys) // 20)
+        mean = smoothed(ys, window)
+        spread = [] if scored_by_model else run.series("train", "reward_std")[1]
+        spread = smoothed(spread, window) if len(spread) == len(mean) else [0.0] * len(mean)
+        if len(ys) > 1:
+            series.append(Series("", xs, ys, BLUE, faint=True))
+        series.append(
+            Series(
+                "training",
+                xs,
+                mean,
+                BLUE,
+                [m - s for m, s in zip(mean, spread, strict=True)],
+                [m + s for m, s in zip(mean, spread, strict=True)],
+            )
+        )
+    xs, ys = run.series("eval", "reward_mean")
+    if xs:
+        margins = _margins(run, len(ys))
+        low = [y - m for y, m in zip(ys, margins, strict=False)]
+        high = [y + m for y, m in zip(ys, margins, strict=False)]
+        series.append(Series("held-out tasks", xs, ys, ORANGE, low, high, dots=True))
+    return series
+
+
+def _margins(run: Run, count: int) -> list[float]:
+    """Half the 95% interval of each evaluation's mean, 1.96 σ/√tasks; empty where not known.
+
+    Wider than need be where tasks are answered several times (``eval_answers``).
+    """
+    _, spread = run.series("eval", "reward_std")
+    _, tasks = run.series("eval", "tasks")
+    if not len(spread) == len(tasks) == count:
+        return []
+    return [1.96 * s / math.sqrt(n) for s, n in zip(spread, tasks, strict=True)]
+
+
+def reward_ceiling(run: Run) -> float | None:
+    """4.0 for a team, 2.1 for one agent, where rewards are the code reward's."""
+    names = {*run.names("eval"), *run.names("train")}
+    if "reward/tests" not in names:
+        return None
+    return 4.0 if "aux_called_rate" in names else 2.1
+
+
+def _learning(run: Run) -> Section:
+    series = learning_series(run)
+    if not series:
+        return Section("Learning", ())
+    ceiling = reward_ceiling(run)
+    y_range = (0.0, ceiling) if ceiling else (None, None)
+    bands = {
+        "training": "training, one standard deviation of a step's joint actions",
+        "held-out tasks": "held-out tasks, 95% interval of the mean",
+    }
+    wide = [s for s in series if any(h > y for h, y in zip(s.high_X, s.ys_X, strict=False))]
+    told = [bands[s.label] for s in wide]
+    charts = [
+        line_chart(
+            "Mean reward" + (f" (at most {ceiling:g})" if ceiling else ""),
+            series,
+            y_range=y_range,
+            wide=True,
+            note=f"Bands: {'; '.join(told)}." if told else "",
+        )
+    ]
+    if run.series("train", "task_reward_mean")[0]:
+        pair = [
+            Series("model score", *_smooth(run, "train", "reward_mean"), PURPLE),
+            Series("task reward", *_smooth(run, "train", "task_reward_mean"), ORANGE),
+        ]
+        xs, ys = run.series("eval", "model_score_mean")
+        if xs:
+            pair.append(Series("model score, held-out tasks", xs, ys, PINK, dots=True))
+        charts.append(
+            line_chart(
+                "Model score and task reward",
+                pair,
+                note="A score that rises while the task reward does not is reward hacking.",
+            )
+        )
+    return Section("Learning", tuple(charts))
+
+
+def _parts(run: Run) -> Section:
+    charts = []
+    for phase, title in (("train", "training"), ("eval", "held-out tasks")):
+        present = [
+            (i, part)
+            for i, part in enumerate(REWARD_PARTS)
+            if any(run.series(phase, f"reward/{part}")[1])
+        ]
+        if len(run.series(phase, "reward/tests")[0]) > 1:
+            parts = [
+                Series(part.replace("_", " "), *_smooth(run, phase, f"reward/{part}"), colour)
+                for colour, part in present
+            ]
+            if parts:
+                charts.append(stacked_chart(f"Parts of the reward, {title}", parts))
+    return Section("What the reward is made of", tuple(charts))
+
+
+def _conventions(run: Run) -> Section:
+    """On CoopMini: what aux does with the data and what main takes it to do."""
+    phase = "eval" if any(map(CONVENTION.match, run.names("eval"))) else "train"
+    by_role: dict[str, list[str]] = {}
+    kinds: dict[str, int] = {}
+    for name in run.names(phase):
+        if found := CONVENTION.match(name):
+            by_role.setdefault(found[1], []).append(found[2])
+            kinds.setdefault(found[2], len(kinds))
+    charts = []
+    for role, names in by_role.items():
+        if len(run.series(phase, f"convention/{role}/{names[0]}")[0]) < 2:
+            continue
+        shares = [
+            Series(name.replace("_", " "), *_filled(run, phase, f"convention/{role}/{name}"), c)
+            for name, c in sorted(((n, kinds[n]) for n in names), key=lambda pair: pair[1])
+        ]
+        shares = [share for share in shares if any(share.ys_X)]
+        if shares:
+            title = f"Convention of {role}"
+            charts.append(stacked_chart(title, shares, percent=True))
+    if len(run.series(phase, "convention_match_rate")[0]) > 1:
+        match = Series("agree", *run.series(phase, "convention_match_rate"), GREEN, dots=True)
+        charts.append(line_chart("Agents that follow the same convention", [match], percent=True))
+    return Section(
+        "Learning to agree",
+        tuple(charts),
+        "Which way of sharing the work each agent follows, read from the syntax tree of its code. "
+        "The agents cannot talk; only matching conventions score.",
+    )
+
+
+def _turns(run: Run) -> Section:
+    turns = sorted({int(m[1]) for name in run.names("train") if (m := TURN.match(name))})
+    turns = turns or sorted({int(m[1]) for n in run.names("eval") if (m := TURN.match(n))})
+    if len(turns) < 2:
+        return Section("Turns", ())
+    charts = []
+    for phase, title in (("train", "training"), ("eval", "held-out tasks")):
+        lines = [
+            Series(f"turn {t}", *_smooth(run, phase, f"turn_{t}/reward_mean"), i)
+            for i, t in enumerate(turns)
+        ]
+        if any(len(line.xs_X) for line in lines):
+            charts.append(line_chart(f"Mean reward of each turn, {title}", lines))
+    names = [(f"turn {t}", f"turn_{t}/termination_share") for t in turns[:-1]]
+    ended = _lines(run, "train", "Branches that end early", names)
+    return Section("Turns", (*charts, *ended))
+
+
+def _behaviour(run: Run) -> Section:
+    aux = [
+        ("called by main", "aux_called_rate"),
+        ("needed", "aux_needed_rate"),
+        ("thin wrapper", "wrapper_rate"),
+        ("result ignored", "aux_ignored_rate"),
+    ]
+    need = [("needed", "aux_needed_rate")]
+    code = [
+        ("all tests pass", "pass_rate"),
+        ("tests passed", "test_fraction"),
+        ("compiles", "syntax_rate"),
+        ("main defined", "main_defined_rate"),
+        ("aux defined", "aux_defined_rate"),
+    ]
+    ends = [
+        ("cut at the limit", "truncation_share"),
+        ("duplicates of siblings", "duplicate_share"),
+        ("programs that time out", "timeout_rate"),
+    ]
+    lengths = _agents(run, "completion_length_mean")
+    lengths = lengths or [("all", "completion_length_mean")]
+    return Section(
+        "What the agents do",
+        (
+            *_lines(run, "train", "How main uses aux", aux),
+            *_lines(run, "eval", "Helpers that solved programs need, held-out tasks", need),
+            *_lines(run, "train", "The code", code),
+            *_lines(run, "train", "Lengths in tokens", lengths, percent=False),
+            *_lines(run, "train", "Cut, repeated, too slow", ends),
+        ),
+        "Shares of all joint actions of a training step.",
+    )
+
+
+def _tasks(run: Run) -> Section:
+    first, last = run.passes()
+    before, after = _task_means(first), _task_means(last)
+    rows = [(task, before[task], reward) for task, reward in after.items() if task in before]
+    if not rows:
+        return Section("Task by task", ())
+    rows.sort(key=lambda row: (row[2], row[1]))
+    values = [v for row in rows for v in row[1:]]
+    high = max(reward_ceiling(run) or 0.0, *values)
+    note = "Hollow: before training; full: after."
+    chart = change_chart("Reward of each task", rows, (min(0.0, *values), high), note)
+    return Section("Task by task", (chart,))
+
+
+def _task_means(samples: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Mean reward of each task over its answers."""
+    rewards: dict[str, list[float]] = {}
+    for sample in samples:
+        rewards.setdefault(sample["task_id"], []).append(sample["reward_task_mean"])
+    return {task: sum(values) / len(values) for task, values in rewards.items()}
+
+
+def _preferences(run: Run) -> Section:
+    charts = []
+    counts = run.preferences.get("gaps") or {}
+    gaps = [float(gap) for gap, count in counts.items() for _ in range(count)]
+    if gaps:
+        charts.append(histogram("Reward gap of the pairs", gaps, "winner − loser"))
+    model = "Reward model: pairs ordered rightly"
+    charts += _lines(run, "train", model, [("", "reward_model/accuracy")])
+    for title, name, percent in (
+        ("Pairs ordered rightly by the policies", "dpo/accuracy", True),
+        ("Joint margin of the policies", "dpo/margin", False),
+    ):
+        both = [
+            Series(text, *_smooth(run, phase, name), i, dots=phase == "eval")
+            for i, (text, phase) in enumerate((("training", "train"), ("held-out pairs", "eval")))
+        ]
+        both = [s for s in both if len(s.xs_X) > 1]
+        charts += [line_chart(title, both, percent=percent)] if both else []
+    return Section("Preferences", tuple(charts))
+
+
+def _latents(run: Run) -> Section:
+    """SHPPO: the agents' latents on their two principal axes; later ones are more opaque."""
+    lines = [line for line in run.latents if len(line["mu"])]
+    if len(lines) < 3:
+        return Section("Latents", ())
+    mu = np.array([line["mu"] for line in lines], dtype=float)
+    centred = mu - mu.mean(axis=0)
+    _, sizes, axes = np.linalg.svd(centred, full_matrices=False)
+    plane = centred @ axes[:2].T
+    if plane.shape[1] < 2:
+        plane = np.column_stack([plane, np.zeros(len(plane))])
+    kept = float((sizes[:2] ** 2).sum() / max((sizes**2).sum(), 1e-12))
+    end = max(line["step"] for line in lines) or 1
+    every = max(1, len(lines) // 1200)
+    roles = list(dict.fromkeys(str(line["role"]) for line in lines))
+    groups = [
+        (
+            role,
+            i,
+            [
+                (float(x), float(y), line["step"] / end)
+                for line, (x, y) in list(zip(lines, plane, strict=True))[::every]
+                if str(line["role"]) == role
+            ],
+        )
+        for i, role in enumerate(roles)
+    ]
+    note = f"Two principal axes: {kept:.0%} of the variance. Opaque: late in training."
+    return Section("Latents", (scatter("Latents of the roles", groups, "", note),))
+
+
+def _optimisation(run: Run) -> Section:
+    """Every other training metric, agents side by side: nothing that was logged is left out."""
+    shown = re.compile(
+        r"^(turn_\d+/|reward/|convention|time/|reward_|processed_|task_reward|pass_rate|test_frac"
+        r"|syntax_rate|main_def|aux_|wrapper|timeout|completion_length|truncation|duplicate|tasks$"
+        r"|joint_actions|tokens_per|tokens$|turns_mean|history_dropped|termination_share"
+        r"|peak_memory|step_seconds|training_step|tasks_seen)"
+    )
+    bases: dict[str, None] = {}
+    for name in run.names("train"):
+        found = AGENT.match(name)
+        base = found[2] if found else name
+        if not shown.match(base):
+            bases[base] = None
+    charts: list[Chart] = []
+    for base in bases:
+        names = _agents(run, base)
+        if base in run.names("train"):
+            names = [*names, ("all agents" if names else "", base)]
+        low = 0.0 if base == "learning_rate" else None
+        title = base.replace("_", " ").replace("/", ": ")
+        charts += _lines(run, "train", title, names, percent=False, low=low)
+    return Section("Optimisation", tuple(charts))
+
+
+def _timings(run: Run) -> Section:
+    shares = [name for name in run.names("train") if name.startswith("time/")]
+    charts: list[Chart] = []
+    parts = [
+        Series(name[5:].replace("_share", "").replace("_", " "), *_filled(run, "train", name), i)
+        for i, name in enumerate(shares)
+        if name.endswith("_share")
+    ]
+    if parts and len(parts[0].xs_X) > 1:
+        charts.append(stacked_chart("Where the time goes", parts, percent=True))
+    for title, name in (
+        ("Seconds a training step", "step_seconds"),
+        ("Joint actions per second", "joint_actions_per_second"),
+        ("Tokens per second", "tokens_per_second"),
+        ("Peak memory, MB", "peak_memory_mb"),
+    ):
+        charts += _lines(run, "train", title, [("", name)], percent=False, low=0.0)
+    return Section("Speed", tuple(charts))
+
+
+def _lines(
+    run: Run,
+    phase: str,
+    title: str,
+    names: Sequence[tuple[str, str]],
+    percent: bool = True,
+    low: float | None = None,
+) -> list[Chart]:
+    """One chart of the metrics that the run has; none where it has none of them twice."""
+    series = [
+        Series(text or title, *_smooth(run, phase, name), i) for i, (text, name) in enumerate(names)
+    ]
+    series = [s for s in series if len(s.xs_X) > 1]
+    return [line_chart(title, series, percent=percent, y_range=(low, None))] if series else []
+
+
+def _agents(run: Run, base: str) -> list[tuple[str, str]]:
+    """(role, name) of a metric that each agent has."""
+    names = {*run.names("train"), *run.names("eval")}
+    team = roles(1 + max((int(m[1]) for name in names if (m := AGENT.match(name))), default=0))
+    found = [(m, name) for name in run.names("train") if (m := AGENT.match(name))]
+    return [(team[int(m[1])], name) for m, name in found if m[2] == base]
+
+
+def _smooth(run: Run, phase: str, name: str) -> tuple[list[float], list[float]]:
+    xs, ys = run.series(phase, name)
+    return xs, smoothed(ys, max(1, len(ys) // 20))
+
+
+def _filled(run: Run, phase: str, name: str) -> tuple[list[float], list[float]]:
+    """A share at every record of the phase; 0 where the record does not have it."""
+    records = [r for r in run.records if r["phase"] == phase]
+    return (
+        [float(r["step"]) for r in records],
+        [float(r["metrics"].get(name) or 0.0) for r in records],
+    )

@@ -1,0 +1,302 @@
+"""Several runs as one picture: seeds of the same setting averaged, settings side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from comlrl.evaluation.intervals import bootstrap_interval
+from comlrl.files import replace
+from loggers.report.charts import Section, reward_ceiling
+from loggers.report.curves import COLOURS, plain
+from loggers.report.page import page
+from loggers.report.run_data import ReportError, Run
+from loggers.report.svg import Chart, Series, line_chart
+
+SHOWN = (  # metric, title, shown as percent
+    ("reward_mean", "Mean reward", False),
+    ("pass_rate", "All tests pass", True),
+    ("aux_called_rate", "Main calls aux", True),
+    ("aux_needed_rate", "Main needs aux", True),
+    ("wrapper_rate", "Thin wrappers", True),
+)
+NOT_SETTINGS = (
+    "seed",
+    "output",
+    "wandb",
+    "agent_devices",
+    "distributed",
+)  # what seeds may differ in
+GRID = 100  # points of an averaged curve
+LEGEND_LETTERS, LEGEND_LINE = 130, 0.17  # of a line of the picture's legend; inches
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Runs that differ in nothing but the seed, under a name that tells them from the others."""
+
+    name: str
+    runs: tuple[Run, ...]
+    run_names: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """``MAGRPO num_turns=2 (runs/a, runs/b, 3 more)``."""
+        more = len(self.run_names) - 2
+        shown = (*self.run_names[:2], *([f"{more} more"] if more > 0 else []))
+        return f"{self.name} ({', '.join(shown)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A metric's mean over seeds with its 95% bootstrap interval, on environment steps."""
+
+    xs_X: np.ndarray
+    mean_X: np.ndarray
+    low_X: np.ndarray
+    high_X: np.ndarray
+
+
+def write_comparison(
+    runs: Sequence[Run], folder: str | Path, labels: Sequence[str] | None = None
+) -> list[Path]:
+    """Write ``comparison.html``, ``.png`` and ``.svg`` into a folder; return their paths.
+
+    ``labels``: names of the settings, in their order. Raises ReportError where they are more or
+    fewer than the settings.
+    """
+    groups = grouped(runs, labels)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    html = folder / "comparison.html"
+    replace(html, render(groups))
+    pictures = [folder / "comparison.png", folder / "comparison.svg"]
+    _pictures(groups, pictures)
+    return [html, *pictures]
+
+
+def render(groups: Sequence[Group]) -> str:
+    """The page that compares groups of runs."""
+    charts = []
+    for name, title, percent in SHOWN:
+        for phase, where in (("eval", "held-out tasks"), ("train", "training")):
+            chart = _chart(groups, phase, name, f"{title}, {where}", percent)
+            charts += [chart] if chart else []
+    count = sum(len(group.runs) for group in groups)
+    note = (
+        "Mean over seeds; band: 95% bootstrap interval of that mean, where there is more than one."
+    )
+    return page(
+        title="Comparison",
+        subtitle=f"{count} runs, {len(groups)} setting{'s' if len(groups) > 1 else ''}",
+        key=[(group.name, ", ".join(group.run_names)) for group in groups],
+        sections=[Section("Curves", tuple(charts), note)],
+        table=_table(groups),
+    )
+
+
+def grouped(runs: Sequence[Run], labels: Sequence[str] | None = None) -> list[Group]:
+    """Seeds of one setting together, in the order given; ``labels`` name the settings.
+
+    Seeds of one setting are runs of one algorithm, configuration and held-out data, each with a
+    seed of its own. A run without ``config.yaml`` stands alone: nobody knows its setting. A group
+    is named after its algorithm and the settings that tell it from others of it. Raises
+    ReportError where there are not as many labels as settings.
+    """
+    members: list[tuple[str, list[int]]] = []
+    for index, run in enumerate(runs):
+        key = _setting(run)
+        for known, indices in members:
+            if run.config and known == key and all(_seed(runs[i]) != _seed(run) for i in indices):
+                indices.append(index)
+                break
+        else:
+            members.append((key, [index]))
+    together = [tuple(runs[i] for i in indices) for _, indices in members]
+    names = labels or [_name(group[0], [one[0] for one in together]) for group in together]
+    if len(names) != len(together):
+        told = "; ".join(", ".join(run.path.name for run in group) for group in together)
+        raise ReportError(
+            f"--labels: {len(names)} for {len(together)} settings; give one for each of: {told}"
+        )
+    own = _run_names(runs)
+    return [
+        Group(name, group, tuple(own[i] for i in indices))
+        for name, group, (_, indices) in zip(names, together, members, strict=True)
+    ]
+
+
+def _setting(run: Run) -> str:
+    """Everything in which seeds of one setting agree, as text."""
+    held_out = sorted({(s["task_id"], s["prompt"]) for s in run.samples if s["phase"] == "eval"})
+    return json.dumps([run.algorithm, _settings(run), held_out], sort_keys=True)
+
+
+def _seed(run: Run) -> Any:
+    return run.config.get("seed")
+
+
+def _run_names(runs: Sequence[Run]) -> list[str]:
+    """Names of the directories, with their parents' where two have the same."""
+    count = Counter(run.path.name for run in runs)
+    return [
+        run.path.name if count[run.path.name] == 1 else f"{run.path.parent.name}/{run.path.name}"
+        for run in runs
+    ]
+
+
+def _name(run: Run, others: Sequence[Run]) -> str:
+    rivals = [_settings(other) for other in others if other.algorithm == run.algorithm]
+    own = _settings(run)
+    differing = [
+        name
+        for name in sorted({name for one in rivals for name in one})
+        if any(one.get(name) != own.get(name) for one in rivals)
+    ]
+    told = [f"{name.removeprefix(run.algorithm + '.')}={own.get(name)}" for name in differing]
+    return " ".join([run.algorithm.upper(), *told])
+
+
+def curve(runs: Sequence[Run], phase: str, name: str) -> Curve | None:
+    """A metric averaged over runs where all of them have it; None where one never has.
+
+    Runs are read off at common environment steps by straight lines between their records.
+    """
+    lines = [run.series(phase, name) for run in runs]
+    if not all(xs for xs, _ in lines):
+        return None
+    start, end = max(xs[0] for xs, _ in lines), min(xs[-1] for xs, _ in lines)
+    if start > end:
+        return None
+    own = sorted({x for xs, _ in lines for x in xs if start <= x <= end})
+    grid = np.asarray(own if len(own) <= GRID else np.linspace(start, end, GRID))
+    values_SX = np.array([np.interp(grid, xs, ys) for xs, ys in lines])
+    bands = [bootstrap_interval(column) for column in values_SX.T]
+    low, high = np.array(bands).T
+    return Curve(grid, values_SX.mean(axis=0), low, high)
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    """The configuration as dotted keys, without what may differ between seeds."""
+    kept = {key: value for key, value in run.config.items() if key not in NOT_SETTINGS}
+    return dict(_flat(kept))
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            pairs += _flat(value, f"{prefix}{key}.")
+        else:
+            pairs.append((f"{prefix}{key}", value))
+    return pairs
+
+
+def _chart(
+    groups: Sequence[Group], phase: str, name: str, title: str, percent: bool
+) -> Chart | None:
+    series = []
+    for colour, group in enumerate(groups):
+        one = curve(group.runs, phase, name)
+        if one is not None:
+            several = len(group.runs) > 1
+            series.append(
+                Series(
+                    group.name,
+                    one.xs_X.tolist(),
+                    one.mean_X.tolist(),
+                    colour,
+                    one.low_X.tolist() if several else [],
+                    one.high_X.tolist() if several else [],
+                    dots=phase == "eval",
+                )
+            )
+    if not series:
+        return None
+    ceiling = _ceiling(groups) if name == "reward_mean" else None
+    y_range = (0.0 if ceiling else None, ceiling)
+    wide = name == "reward_mean"
+    chart = line_chart(title, series, percent=percent, y_range=y_range, wide=wide)
+    return dataclasses.replace(chart, legend=())  # one for all of them stands above
+
+
+def _ceiling(groups: Sequence[Group]) -> float | None:
+    ceilings = [reward_ceiling(run) for group in groups for run in group.runs]
+    known = [c for c in ceilings if c is not None]
+    return max(known) if len(known) == len(ceilings) else None
+
+
+def _table(groups: Sequence[Group]) -> list[list[str]]:
+    """Last evaluation of each group: mean and interval over its seeds."""
+    head = ["setting", "seeds", "reward before", "reward after", "all tests pass", "steps"]
+    rows = [head]
+    for group in groups:
+        rewards = [run.series("eval", "reward_mean")[1] for run in group.runs]
+        passes = [run.series("eval", "pass_rate")[1] for run in group.runs]
+        steps = [max(r["step"] for r in run.records) for run in group.runs if run.records]
+        rows.append(
+            [
+                group.name,
+                str(len(group.runs)),
+                _interval([ys[0] for ys in rewards if ys]),
+                _interval([ys[-1] for ys in rewards if ys]),
+                _interval([ys[-1] for ys in passes if ys]),
+                f"{np.mean(steps):,.0f}" if steps else "–",
+            ]
+        )
+    return rows
+
+
+def _interval(values: Sequence[float]) -> str:
+    if not values:
+        return "–"
+    if len(values) == 1:
+        return f"{values[0]:.2f}"
+    low, high = bootstrap_interval(values)
+    return f"{np.mean(values):.2f} [{low:.2f}, {high:.2f}]"
+
+
+def _pictures(groups: Sequence[Group], paths: Sequence[Path]) -> None:
+    """Reward and pass rate of the groups for a paper: of evaluation where there is any."""
+    evaluated = any(curve(group.runs, "eval", "reward_mean") for group in groups)
+    phase, where = ("eval", "on held-out tasks") if evaluated else ("train", "in training")
+    metrics = [m for m in SHOWN[:2] if any(curve(g.runs, phase, m[0]) for g in groups)]
+    labels = [
+        group.label + ("" if curve(group.runs, phase, "reward_mean") else f", none {where}")
+        for group in groups
+    ]
+    labels = ["\n".join(textwrap.wrap(label, LEGEND_LETTERS)) for label in labels]
+    lines = sum(1 + label.count("\n") for label in labels)
+    figure = Figure(figsize=(9, 4.0 + LEGEND_LINE * lines), layout="constrained")
+    axes = figure.subplots(1, max(len(metrics), 1), squeeze=False)[0]
+    for axis, (name, title, _) in zip(axes, metrics, strict=False):
+        for i, group in enumerate(groups):
+            _plot(axis, group, phase, name, COLOURS[i % len(COLOURS)])
+        axis.set_title(f"{title} {where}", fontsize=10)
+        axis.set_xlabel("environment steps")
+        plain(axis)
+    swatches = [Line2D([], [], color=COLOURS[i % len(COLOURS)]) for i in range(len(groups))]
+    figure.legend(swatches, labels, loc="outside lower left", frameon=False, fontsize=8, ncols=1)
+    for path in paths:
+        figure.savefig(path, dpi=200)
+
+
+def _plot(axis: Axes, group: Group, phase: str, name: str, colour: str) -> None:
+    one = curve(group.runs, phase, name)
+    if one is None:
+        return
+    marker = "o" if phase == "eval" else None
+    axis.plot(one.xs_X, one.mean_X, color=colour, marker=marker, markersize=3.5)
+    if len(group.runs) > 1:
+        axis.fill_between(one.xs_X, one.low_X, one.high_X, color=colour, alpha=0.15)

@@ -1,0 +1,44 @@
+"""The template of all reports: one page with everything inside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from loggers.report.charts import Section
+from loggers.report.sample_episodes import code_css, python
+
+TEMPLATE = "report_template.html"
+
+
+def page(*, title: str, subtitle: str, sections: Sequence[Section], **values: Any) -> str:
+    """Fill the template; what a page does not have is left out.
+
+    ``values``: any of ``tiles``, ``key``, ``episodes``, ``table``, ``config``, ``environment``,
+    ``summary``, as the template reads them.
+    """
+    parts = {
+        "Episodes": ("episodes",),
+        "Numbers": ("table",),
+        "The run": ("config", "environment", "summary"),
+    }
+    rest = [name for name, keys in parts.items() if any(values.get(key) for key in keys)]
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["python"] = python
+    return environment.get_template(TEMPLATE).render(
+        title=title,
+        subtitle=subtitle,
+        sections=sections,
+        contents=[*(section.title for section in sections), *rest],
+        light_code=code_css([".code"], "friendly"),
+        dark_code=code_css([".code"], "github-dark"),
+        **values,
+    )

@@ -1,0 +1,125 @@
+"""A run directory, read: everything that the report and the comparison show comes from here."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from comlrl.files import read_lines
+
+SCRIPT = re.compile(r"\btrain_([a-z]+)\.py\b")
+
+
+class ReportError(ValueError):
+    """A directory that is not a run's; one line says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What lies in a run directory; files that a run does not have are empty."""
+
+    path: Path
+    config: dict[str, Any]
+    config_text: str
+    summary: dict[str, Any]
+    environment: dict[str, Any]
+    records: tuple[dict[str, Any], ...]  # lines of metrics.jsonl
+    samples: tuple[dict[str, Any], ...]
+    latents: tuple[dict[str, Any], ...]  # SHPPO: {"step", "turn", "role", "mu"}
+    preferences: dict[str, Any]  # MADPO, MARLHF: preferences_summary.json
+
+    @property
+    def algorithm(self) -> str:
+        """From the summary; of a run that did not end, its command or the directory's name."""
+        script = SCRIPT.search(self.environment.get("command", ""))
+        told = script[1] if script else self.path.name.split("_")[0]
+        return self.summary.get("algorithm") or told
+
+    @property
+    def env_steps(self) -> int:
+        return max((record["step"] for record in self.records), default=0)
+
+    @property
+    def finished(self) -> bool:
+        """False also where a finished run was resumed and has not ended again."""
+        return self.summary.get("env_steps", -1) >= self.env_steps
+
+    def series(self, phase: str, name: str) -> tuple[list[float], list[float]]:
+        """(environment steps, values) of a metric, where it is known and finite."""
+        pairs = [
+            (float(record["step"]), float(record["metrics"][name]))
+            for record in self.records
+            if record["phase"] == phase and record["metrics"].get(name) is not None
+        ]
+        return [x for x, _ in pairs], [y for _, y in pairs]
+
+    def names(self, phase: str) -> list[str]:
+        """Every metric of a phase, in the order in which they were first logged."""
+        seen: dict[str, None] = {}
+        for record in self.records:
+            if record["phase"] == phase:
+                seen.update(dict.fromkeys(record["metrics"]))
+        return list(seen)
+
+    def passes(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The samples of the first and of the last evaluation; without any, of training.
+
+        Where there was one pass only, the first is empty.
+        """
+        for phase in ("eval", "train"):
+            lines = [s for s in self.samples if s["phase"] == phase]
+            updates = sorted({s["update"] for s in lines})
+            if updates:
+                last = [s for s in lines if s["update"] == updates[-1]]
+                first = [s for s in lines if s["update"] == updates[0]]
+                return (first if len(updates) > 1 else []), last
+        return [], []
+
+
+def read_run(path: str | Path) -> Run:
+    """Read a run directory.
+
+    Raises ReportError where it has no ``metrics.jsonl`` or a file is damaged.
+    """
+    path = Path(path)
+    if not (path / "metrics.jsonl").is_file():
+        raise ReportError(f"{path}: not a run directory; it has no metrics.jsonl")
+    try:
+        return _read(path)
+    except (ValueError, yaml.YAMLError) as error:
+        raise ReportError(f"{path}: damaged: {error}") from error
+
+
+def _read(path: Path) -> Run:
+    config_text = _text(path / "config.yaml")
+    return Run(
+        path=path.resolve(),
+        config=yaml.safe_load(config_text) or {},
+        config_text=config_text,
+        summary=_json(path / "summary.json"),
+        environment=_json(path / "environment.json"),
+        records=tuple(read_lines(path / "metrics.jsonl")),
+        samples=_lines(path / "samples.jsonl"),
+        latents=_lines(path / "latents.jsonl"),
+        preferences=_json(path / "preferences_summary.json"),
+    )
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(_text(path) or "{}")
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path.name} is not JSON ({error})") from error
+
+
+def _lines(path: Path) -> tuple[dict[str, Any], ...]:
+    return tuple(read_lines(path)) if path.is_file() else ()

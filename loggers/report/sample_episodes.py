@@ -1,0 +1,102 @@
+"""The episodes of a report, and their code in colours."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer, YamlLexer
+
+from comlrl.tasks.prompts import roles
+from loggers.report.run_data import Run
+
+_FORMAT = HtmlFormatter(nowrap=True)
+_FENCED = re.compile(r"^(```[^\n]*\n)(.*?)(^```[^\n]*\n?|\Z)", re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One task's episode as the page shows it; ``before`` where it was sampled earlier too."""
+
+    sample: dict[str, Any]
+    before: dict[str, Any] | None
+    roles_N: tuple[str, ...]
+    answer: int = 1  # which one, where tasks are answered several times
+
+    @property
+    def gain(self) -> float:
+        """Reward since the first evaluation; 0 where there is nothing to compare with."""
+        if self.before is None:
+            return 0.0
+        return self.sample["reward_task_mean"] - self.before["reward_task_mean"]
+
+    @property
+    def passed(self) -> bool | None:
+        """None where the reward has no notion of it."""
+        return self.sample.get("passed_all")
+
+    @property
+    def parts(self) -> list[tuple[str, float]]:
+        parts = self.sample.get("parts", {})
+        return [(name.replace("_", " "), value) for name, value in parts.items() if value]
+
+    @property
+    def tests_passed(self) -> str:
+        outcomes = self.sample.get("outcomes", [])
+        if not outcomes:
+            return "tests not reached"
+        return f"tests {sum(o['passed'] for o in outcomes)}/{len(outcomes)}"
+
+
+def episodes(run: Run) -> list[Episode]:
+    """All of the last evaluation (without any: of training): those that gained most come first."""
+    first, last = run.passes()
+    before = dict(_numbered(first))
+    found = [
+        Episode(sample, before.get(key), roles(len(sample["completions_N"])), key[1])
+        for key, sample in _numbered(last)
+    ]
+    return sorted(found, key=lambda e: (-e.gain, e.sample["reward_task_mean"]))
+
+
+def _numbered(samples: Sequence[dict[str, Any]]) -> Iterator[tuple[tuple[str, int], Any]]:
+    """((task, 1, 2, … of its answers), sample)."""
+    seen: Counter[str] = Counter()
+    for sample in samples:
+        seen[sample["task_id"]] += 1
+        yield (sample["task_id"], seen[sample["task_id"]]), sample
+
+
+def python(text: str) -> Markup:
+    """Python as HTML spans; of a text with Markdown fences, what is inside them."""
+    shown, end = Markup(), 0
+    for fenced in _FENCED.finditer(text):
+        opening, code, closing = fenced.groups()
+        words = Markup('<span class="words">{}</span>')
+        shown += words.format(text[end : fenced.start()] + opening)
+        shown += _coloured(code) + words.format(closing)
+        end = fenced.end()
+    if not end:
+        return _coloured(text)
+    return shown + Markup('<span class="words">{}</span>').format(text[end:])
+
+
+def _coloured(code: str) -> Markup:
+    return Markup(highlight(code, PythonLexer(stripnl=False, ensurenl=False), _FORMAT))
+
+
+def yaml(text: str) -> Markup:
+    return Markup(highlight(text, YamlLexer(), _FORMAT))
+
+
+def code_css(selectors: Sequence[str], style: str) -> Markup:
+    """The colours of ``style`` under each selector; what is not Python is not framed in red."""
+    formatter = HtmlFormatter(style=style)
+    lines = formatter.get_token_style_defs(list(selectors))
+    return Markup("\n".join(line for line in lines if ".err " not in line))

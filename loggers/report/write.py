@@ -1,0 +1,126 @@
+"""``python -m loggers.report RUN [RUN …]``: a run, or several compared, as one page to look at."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from comlrl.files import replace
+from loggers.report.charts import reward_ceiling, sections
+from loggers.report.page import page
+from loggers.report.run_data import ReportError, Run, read_run
+from loggers.report.sample_episodes import episodes, yaml
+
+
+def write_report(run_dir: str | Path) -> None:
+    """Write ``report.html`` and ``curves.png`` from what lies in the run directory.
+
+    Raises ReportError where that is not a run's.
+    """
+    from loggers.report.curves import write_curves
+
+    run = read_run(run_dir)
+    replace(run.path / "report.html", render(run))
+    write_curves(run, run.path / "curves.png")
+
+
+def render(run: Run) -> str:
+    """The page of one run: HTML with everything inside it."""
+    return page(
+        title=run.path.name,
+        subtitle=_subtitle(run),
+        tiles=_tiles(run),
+        sections=sections(run),
+        episodes=episodes(run),
+        config=yaml(run.config_text) if run.config_text else None,
+        environment=run.environment,
+        summary=run.summary if run.finished else {},
+    )
+
+
+def _subtitle(run: Run) -> str:
+    model = run.config.get("agent_model", {}).get("name")
+    section = run.config.get(run.algorithm, {})
+    agents = section.get("num_agents")
+    words = [
+        run.algorithm.upper(),
+        f"{agents} agent{'s' if agents != 1 else ''}" if agents else "",
+        str(model or ""),
+        str(run.config.get("dataset", {}).get("name") or ""),
+        f"seed {run.config['seed']}" if "seed" in run.config else "",
+        "" if run.finished else "not finished",
+    ]
+    return " · ".join(word for word in words if word)
+
+
+def _tiles(run: Run) -> list[tuple[str, str, str]]:
+    """(what, value, from what) of the numbers that a reader wants first."""
+    tiles = []
+    _, rewards = run.series("eval", "reward_mean")
+    ceiling = reward_ceiling(run)
+    if rewards:
+        of = f" of {ceiling:g}" if ceiling else ""
+        tiles.append(("held-out reward", f"{rewards[-1]:.2f}{of}", f"from {rewards[0]:.2f}"))
+    _, passes = run.series("eval", "pass_rate")
+    if passes:
+        tiles.append(("all tests pass", f"{passes[-1]:.0%}", f"from {passes[0]:.0%}"))
+    accuracy = run.preferences.get("reward_model_accuracy")
+    if accuracy is not None:
+        tiles.append(("reward model", f"{accuracy:.0%}", "held-out pairs ordered rightly"))
+    steps = run.env_steps
+    updates = max((r["update"] for r in run.records), default=0)
+    tiles.append(("environment steps", f"{steps:,}", f"{updates:,} updates"))
+    summary = run.summary if run.finished else {}
+    seconds = summary.get("wall_seconds")
+    train = summary.get("train") or {}
+    rate = train.get("joint_actions_per_second")
+    if seconds is not None:
+        under = f"{rate:,.1f} joint actions/s" if rate is not None else ""
+        tiles.append(("wall time", _clock(seconds), under))
+    memory = train.get("peak_memory_mb")
+    if memory is not None:
+        tokens = train.get("tokens_per_second")
+        under = f"{tokens:,.0f} tokens/s" if tokens is not None else ""
+        tiles.append(("peak memory", f"{memory:,.0f} MB", under))
+    return tiles
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m loggers.report", description=__doc__)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directories")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("comparison"),
+        help="where a comparison of several runs goes (default: ./comparison)",
+    )
+    parser.add_argument(
+        "--labels", nargs="+", metavar="NAME", help="names of the settings compared, in their order"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        if len(options.runs) == 1 and options.labels:
+            raise ReportError("--labels: names the settings of a comparison; give several runs")
+        if len(options.runs) == 1:
+            write_report(options.runs[0])
+            written = [options.runs[0] / "report.html", options.runs[0] / "curves.png"]
+        else:
+            from loggers.report.comparison import write_comparison
+
+            runs = [read_run(path) for path in options.runs]
+            written = write_comparison(runs, options.out, options.labels)
+    except ReportError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(map(str, written)))
+    return 0

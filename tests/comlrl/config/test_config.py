@@ -1,0 +1,397 @@
+"""Configuration: overrides, older flags and spellings, one-line refusals."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from comlrl.config.loader import Loader
+from comlrl.config.sections import ConfigError, reward_arguments
+from trainers.configs import sections_of
+from trainers.launch.command_line import parse_arguments, resolve
+from trainers.launch.relations import validate
+
+ROOT = Path(__file__).parents[3]
+REST = "the gradient is of the whole policy"
+QUICKSTART = str(ROOT / "configs" / "magrpo_quickstart.yaml")
+
+
+def load(path: Path | str, algorithm: str = "magrpo") -> Any:
+    loader = Loader(algorithm, sections_of(algorithm))
+    loader.read(path)
+    config = loader.build()
+    validate(config)
+    return config, loader.notices
+
+
+def parse(*arguments: str, algorithm: str = "magrpo", file: str = QUICKSTART) -> Any:
+    """(config, notices) of a command line."""
+    return resolve(algorithm, parse_arguments(algorithm, ["--config", file, *arguments]))
+
+
+def write(tmp_path: Path, text: str) -> str:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    return str(file)
+
+
+# ---------------------------------------------------------------------------------- overrides
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        ("magrpo.top_k=null", None),
+        ("magrpo.top_k=None", None),
+        ("magrpo.top_k=~", None),
+        ("magrpo.top_k=", None),
+        ("magrpo.max_env_steps=1e6", 1_000_000),
+        ("magrpo.max_env_steps=1.5E3", 1500),
+        ("magrpo.max_steps=010", 10),
+        ("magrpo.learning_rate=1e-4", 1e-4),
+        ("magrpo.learning_rate=3", 3.0),
+        ("magrpo.advantage_normalization=True", True),
+        ("magrpo.advantage_normalization=true", True),
+        ("magrpo.advantage_normalization=False", False),
+        ("magrpo.joint_mode=cross", "cross"),
+        ("magrpo.joint_mode='cross'", "cross"),
+        ('magrpo.joint_mode="cross"', "cross"),
+        ("magrpo.handoff=best", "best"),
+        ("external.sandbox_slice='all'", "all"),
+        ("external.sandbox_slice=all", "all"),
+        ("external.sandbox_slice=-2", -2),
+        ("dataset.train_split=test[:16]", "test[:16]"),
+        ("dataset.train_split=test[33:163]", "test[33:163]"),
+        ("output.dir=out/a=b", "out/a=b"),
+        ("seed=7", 7),
+        ("lora.target_modules=[q_proj,v_proj]", ["q_proj", "v_proj"]),
+        ("lora.target_modules=['q_proj','v_proj']", ["q_proj", "v_proj"]),
+        ("agent_model.special_tokens={pad_token: <pad>}", {"pad_token": "<pad>"}),
+        ("agent_model.model_kwargs.use_cache=false", False),
+        ("wandb.tags=[a,b]", ["a", "b"]),
+    ],
+)
+def test_an_override_reads_yaml_and_python(item, expected):
+    config, _ = parse("--override", item)
+    value: Any = config.to_dict()
+    for part in item.partition("=")[0].split("."):
+        value = value[part]
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+def test_overrides_may_be_many_repeated_and_whole_sections():
+    config, _ = parse(
+        "--override", "seed=1", "magrpo.num_turns=2", "--override", "seed=2",
+        "magrpo.turn_gradient_weights=[1.5,0.5]", "wandb={project: mine, mode: offline}",
+    )  # fmt: skip
+    assert config.seed == 2
+    assert config.section.turn_gradient_weights == [1.5, 0.5]
+    assert (config.wandb.project, config.wandb.mode) == ("mine", "offline")
+    assert parse("--override", "wandb.project=x", "wandb=null")[0].wandb is None
+    assert parse("--override", "agents=[a/b,c/d]")[0].agents == ("a/b", "c/d")
+
+
+def test_file_then_older_flags_then_overrides(tmp_path):
+    file = write(tmp_path, "magrpo: {num_train_epochs: 3, num_turns: 1}\nlora: {r: 4}\n")
+    assert parse(file=file)[0].section.num_train_epochs == 3
+    config, _ = parse("--num_epochs", "5", "--lora_rank", "8", file=file)
+    assert (config.section.num_train_epochs, config.lora.r) == (5, 8)
+    # The override wins wherever it stands.
+    config, _ = parse("--override", "magrpo.num_train_epochs=7", "--num_epochs", "5", file=file)
+    assert (config.section.num_train_epochs, config.lora.r) == (7, 4)
+
+
+def test_older_flags_of_the_multi_agent_scripts():
+    config, _ = parse(
+        "--model_name", "Qwen/Qwen2.5-Coder-3B", "--output_base_dir", "here", "--num_epochs", "2",
+        "--num_turns", "2", "--turn_gradient_weights", "1.2", "0.8",
+    )  # fmt: skip
+    assert config.agent_model.name == "Qwen/Qwen2.5-Coder-3B"
+    assert config.output.base_dir == "here"
+    section = config.section
+    assert (section.num_train_epochs, section.num_turns) == (2, 2)
+    assert section.turn_gradient_weights == [1.2, 0.8]
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "shppo"])
+def test_older_flags_of_ppo_and_shppo(algorithm, tmp_path):
+    file = write(tmp_path, f"{algorithm}: {{max_steps: 9, num_agents: 1}}\n")
+    config, _ = parse(
+        "--base_model", "qwen", "--lora_rank", "8", "--learning_rate", "1e-5", "--num_steps", "1e6",
+        "--num_agents", "2", "--save_dir", "there", algorithm=algorithm, file=file,
+    )  # fmt: skip
+    assert config.agent_model.name == "Qwen/Qwen2.5-Coder-1.5B"
+    assert (config.lora.r, config.output.dir) == (8, "there")
+    section = config.section
+    assert (section.learning_rate, section.num_agents) == (1e-5, 2)
+    assert section.max_env_steps == 1_000_000  # alone ends the run
+    assert (section.max_steps, section.num_train_epochs) == (None, None)
+
+
+OLDER = {
+    "model_name: a/b": ("agent_model.name", "a/b"),
+    "model: {name: a/b}": ("agent_model.name", "a/b"),
+    "model: {temperature: 0.5}": ("agent_model.temperature", 0.5),
+    "magrpo: {agent_learning_rate: 1.0e-5}": ("magrpo.learning_rate", 1e-5),
+    "magrpo: {joint_mode: aligned}": ("magrpo.joint_mode", "align"),
+    "magrpo: {joint_mode: crossed}": ("magrpo.joint_mode", "cross"),
+    "magrpo: {termination_threshold: -0.2}": ("magrpo.early_termination_threshold", -0.2),
+    "magrpo: {external_original_prompt: true}": ("external.original_prompt", True),
+    "magrpo: {external_previous_response: false}": ("external.previous_response", False),
+    "external: {expert_edits_model: gpt}": ("external.expert_model", "gpt"),
+    "magrpo: {per_device_train_batch_size: 3}": ("magrpo.batch_size", 3),
+    "magrpo: {rollout_buffer_size: 2}": ("magrpo.train_batch_size", 2),
+    "output: {save_model: true}": ("output.save_final_model", True),
+    "magrpo: {reward_shift: -4}": ("reward_processor.shift", -4.0),
+}
+
+
+@pytest.mark.parametrize("text", OLDER)
+def test_an_older_spelling_is_read_with_a_notice(text, tmp_path):
+    config, notices = load(write(tmp_path, text + "\n"))
+    key, expected = OLDER[text]
+    section, _, name = key.partition(".")
+    assert config.to_dict()[section][name] == expected
+    assert len(notices) == 1 and "\n" not in notices[0]
+    assert key in notices[0]
+
+
+def test_model_type_is_ignored_with_a_notice(tmp_path):
+    config, notices = load(write(tmp_path, "model: {type: qwen}\n"))
+    assert config.agent_model.name == "builtin:tiny-coder"
+    assert notices == [f"{tmp_path}/config.yaml: `model.type` is ignored"]
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [("magrpo.top_p=0.9", "top_p=0.9"), ("agent_model.top_k=5", "top_k=5"), ("magrpo.top_p=1", "")],
+)
+def test_truncated_sampling_is_told(override, told):
+    _, notices = parse("--override", override)
+    assert notices == ([f"{told} truncate what is sampled; " + REST] if told else [])
+
+
+@pytest.mark.parametrize(
+    ("items", "told"),
+    [
+        (["magrpo.advantage=raw", "reward_processor.shift=-4"], "every completion is pushed"),
+        (["magrpo.advantage=raw"], ""),
+        (["reward_processor.shift=-4"], ""),  # cancels against the siblings
+        (
+            ["magrpo.advantage=raw", "reward_processor.shift=-4", "reward_processor.enabled=false"],
+            "",
+        ),
+    ],
+)
+def test_a_shift_without_a_baseline_is_told(items, told):
+    _, notices = parse("--override", *items, "magrpo.num_turns=2")
+    notices = [notice for notice in notices if "no effect" not in notice]
+    assert len(notices) == bool(told)
+    assert all(told in notice for notice in notices)
+
+
+def test_an_older_spelling_of_another_algorithm(tmp_path):
+    file = write(tmp_path, "ppo: {rollout_buffer_size: 8, agent_learning_rate: 1.0e-5}\n")
+    config, notices = load(file, "ppo")
+    assert (config.section.train_batch_size, config.section.learning_rate) == (8, 1e-5)
+    assert len(notices) == 2
+
+
+# ----------------------------------------------------------------------------------- refusals
+
+REFUSED = [  # overrides → what the line must name
+    (["magrpo.learning_rat=1"], ["magrpo.learning_rat", "1", "magrpo.learning_rate"]),
+    (["learning_rate=1e-4"], ["learning_rate", "magrpo.learning_rate"]),
+    (["grpo.learning_rate=1e-4"], ["grpo.learning_rate", "magrpo.learning_rate"]),
+    (["sandbox.timeouts=3"], ["sandbox.timeouts", "sandbox.timeout"]),
+    (["magrpo.num_turns=two"], ["magrpo.num_turns", "'two'", "int"]),
+    (["magrpo.num_turns=1.5"], ["magrpo.num_turns", "1.5", "int"]),
+    (["magrpo.num_turns=true"], ["magrpo.num_turns", "True", "int"]),
+    (["magrpo.num_turns=null"], ["magrpo.num_turns", "None"]),
+    (["magrpo.advantage_normalization=1"], ["magrpo.advantage_normalization", "1", "bool"]),
+    (["magrpo.joint_mode=zip"], ["magrpo.joint_mode", "'zip'", "align", "cross"]),
+    (["magrpo.handoff=worst"], ["magrpo.handoff", "'worst'", "random", "best"]),
+    (["magrpo.advantage=std"], ["magrpo.advantage", "'std'", "rloo"]),
+    (["magrpo=3"], ["magrpo", "3"]),
+    (["seed"], ["seed", "key=value"]),
+    (["=3"], ["key=value"]),
+    (["magrpo.num_generations=1"], ["magrpo.num_generations", "1", "advantage=raw"]),
+    (["magrpo.num_generations=0", "magrpo.advantage=raw"], ["magrpo.num_generations", "0"]),
+    (["magrpo.turn_gradient_weights=[1,2]"], ["turn_gradient_weights", "num_turns=1"]),
+    (["magrpo.turn_gradient_weights=[-1]"], ["turn_gradient_weights", "-1", "below 0"]),
+    (["reward_processor.scale_factor=0"], ["reward_processor.scale_factor", "0", "above 0"]),
+    (["lora.alpha=0"], ["lora.alpha", "0", "above 0"]),
+    (["sandbox.memory_mb=0"], ["sandbox.memory_mb", "0", "above 0"]),
+    (["generation.max_batch_tokens=0"], ["generation.max_batch_tokens", "0", "above 0"]),
+    (["magrpo.max_steps=null"], ["max_steps", "max_env_steps", "num_train_epochs"]),
+    (["magrpo.temperature=0"], ["magrpo.temperature", "0"]),
+    (["magrpo.learning_rate=0"], ["magrpo.learning_rate", "0"]),
+    (["magrpo.learning_rate=-1e-4"], ["magrpo.learning_rate", "-0.0001"]),
+    (["magrpo.learning_rate=nan"], ["magrpo.learning_rate", "nan", "finite"]),
+    (["magrpo.max_grad_norm=.inf"], ["magrpo.max_grad_norm", "inf", "finite"]),
+    (["reward_processor.shift=nan"], ["reward_processor.shift", "nan", "finite"]),
+    (["magrpo.discount=1.5"], ["magrpo.discount", "1.5", "between 0 and 1"]),
+    (["magrpo.batch_size=0"], ["magrpo.batch_size", "0", "at least 1"]),
+    (["magrpo.top_p=2"], ["magrpo.top_p", "2"]),
+    (["magrpo.top_p=0"], ["magrpo.top_p", "0", "null"]),
+    (["agent_model.top_p=1.5"], ["top_p", "1.5"]),
+    (["agent_model.top_k=-1"], ["top_k", "-1", "null"]),
+    (["magrpo.top_k=0"], ["magrpo.top_k", "0", "null"]),
+    (["magrpo.temperature=-1"], ["magrpo.temperature", "-1"]),
+    (["agents=[a,b,c]"], ["agents", "num_agents=2"]),
+    (["lora.r=0"], ["lora.r", "0"]),
+    (["sandbox.timeout=0"], ["sandbox.timeout", "0"]),
+    (["external.sandbox_slice=some"], ["external.sandbox_slice", "'some'", "'all'"]),
+    (["agent_model.max_length=32"], ["agent_model.max_length", "32", "max_new_tokens=48"]),
+    (["agent_model.torch_dtype=int8"], ["agent_model.torch_dtype", "'int8'", "bfloat16"]),
+]
+
+
+@pytest.mark.parametrize(("items", "named"), REFUSED, ids=lambda value: str(value[0]))
+def test_a_mistake_is_refused_in_one_line(items, named):
+    with pytest.raises(ConfigError) as error:
+        parse("--override", *items)
+    line = str(error.value)
+    assert "\n" not in line
+    for word in named:
+        assert word in line
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "items", "named"),
+    [
+        ("grpo", ["grpo.num_agents=2"], ["grpo.num_agents", "2", "magrpo"]),
+        ("madpo", ["madpo.num_turns=2"], ["madpo.num_turns", "2"]),
+        ("madpo", ["madpo.joint_mode=cross"], ["madpo.joint_mode", "align"]),
+        ("madpo", ["madpo.pair_selection=all"], ["preference_pairs_per_sample", "null"]),
+        ("madpo", ["lora.dropout=0.1"], ["lora.dropout", "0.1", "madpo"]),
+        ("marlhf", ["magrpo.num_turns=2"], ["magrpo.num_turns", "2"]),
+        (
+            "marlhf",
+            ["marlhf.rl_algorithm=reinforce", "reward_processor.shift=-4"],
+            ["reward_processor.shift", "-4", "reinforce", "reward_processor.shift=0"],
+        ),
+        (
+            "marlhf",
+            ["magrpo.advantage=raw", "reward_processor.shift=2"],
+            ["reward_processor.shift: 2", "reward_processor.shift=0"],
+        ),
+        ("ppo", ["lora.dropout=0.1"], ["lora.dropout", "0.1"]),
+        ("ppo", ["ppo.joint_mode=cross"], ["ppo.joint_mode", "cross"]),
+        ("shppo", ["shppo.gae_lambda=2"], ["shppo.gae_lambda", "2"]),
+    ],
+)
+def test_what_does_not_go_together_is_refused(algorithm, items, named, tmp_path):
+    file = write(tmp_path, f"{algorithm}: {{seed: 1}}\n".replace("seed: 1", ""))
+    with pytest.raises(ConfigError) as error:
+        parse("--override", *items, algorithm=algorithm, file=file)
+    for word in named:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("magrpo: [1, 2]\n", "magrpo"),
+        ("- a\n- b\n", "mapping"),
+        ("magrpo: {a: [}\n", "YAML"),
+        ("seed: ${nowhere}\n", "nowhere"),
+        ("magrpo: {num_turn: 2}\n", "did you mean `magrpo.num_turns`?"),
+        ("trainer: {num_turns: 2}\n", "trainer.num_turns"),
+    ],
+)
+def test_a_bad_file_is_named(text, named, tmp_path):
+    with pytest.raises(ConfigError, match=r"(?s)^[^\n]*$") as error:
+        load(write(tmp_path, text))
+    assert named in str(error.value)
+
+
+# ------------------------------------------------------------------------------ real processes
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--config", "configs/nowhere.yaml"],
+        ["--config", QUICKSTART, "--override", "magrpo.num_turns=two"],
+        ["--config", QUICKSTART, "--override", "dataset.train_split=nowhere[:3]"],
+        ["--config", QUICKSTART, "--override", "dataset.name=/nowhere/tasks.jsonl"],
+        ["--config", QUICKSTART, "--override", "agent_model.name=/nowhere/model"],
+        ["--config", QUICKSTART, "--override", "output.dir=/proc/nowhere"],
+        ["--config", QUICKSTART, "--dry-run", "--override", "magrpo.batch_size=0"],
+    ],
+    ids=lambda arguments: arguments[-1],
+)
+def test_the_users_mistake_ends_with_2_and_one_line(arguments, tmp_path):
+    folder = [] if "output.dir" in arguments[-1] else ["--override", f"output.dir={tmp_path}"]
+    done = run("train_magrpo.py", *arguments, *folder)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_without_a_config_the_usage_is_told():
+    done = run("train_magrpo.py")
+    assert done.returncode == 2
+    assert "--config" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--config", QUICKSTART, "--override", "magrpo.nothing=1"],
+    ],
+    ids=["help", "mistake"],
+)
+def test_answers_come_before_anything_heavy_is_imported(arguments):
+    done = run("-X", "importtime", "train_magrpo.py", *arguments)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "comlrl.config.sections" in imported
+    assert not imported & {"torch", "transformers", "datasets", "peft", "wandb", "rich"}
+
+
+def test_notices_go_to_stderr(tmp_path):
+    file = write(tmp_path, "magrpo: {joint_mode: aligned, rollout_buffer_size: 4}\n")
+    done = run("train_magrpo.py", "--config", file, "--dry-run")
+    assert done.returncode == 0
+    assert [line.partition(":")[0] for line in done.stderr.splitlines()] == ["notice", "notice"]
+
+
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [
+        ("reward.arguments.bonos=share", "did you mean `bonus`"),
+        ("reward.arguments.colour=red", "there are bonus, measure_need, need_bonus"),
+        ("reward.arguments.bonus=half", "give any_test or share"),
+        ("reward.arguments.need_bonus=1", "give false or true"),
+        ("reward.arguments.measure_need=yes please", "give false or true"),
+        ("reward.argument.bonus=share", "did you mean `reward.arguments`"),
+        ("reward.arguments=3", "reward.arguments: 3"),
+    ],
+)
+def test_arguments_of_the_reward_are_strict(item, said):
+    with pytest.raises(ConfigError, match=said):
+        parse("--override", item)
+
+
+def test_arguments_of_the_reward():
+    overrides = ["reward.arguments.bonus=share", "reward.arguments.need_bonus=true"]
+    found = reward_arguments(parse("--override", *overrides)[0].reward)
+    assert (found.bonus, found.measure_need, found.need_bonus) == ("share", False, True)
+    grpo = QUICKSTART.replace("magrpo", "grpo")
+    with pytest.raises(ConfigError, match="'share' has no effect on an agent without helpers"):
+        parse("--override", *overrides, algorithm="grpo", file=grpo)

@@ -1,0 +1,84 @@
+"""Untrained teams: who reads what, on samplers and rewards that write down what they were asked."""
+
+from __future__ import annotations
+
+import pytest
+
+from comlrl.evaluation import baselines
+from comlrl.evaluation.estimates import evaluate, repeat
+from comlrl.rollout.grow import Rollout, Shape
+from comlrl.tasks.prompts import first_prompts, plain_text
+from tests.fakes import SAMPLING, SEED, FakeReward, FakeSampler, FakeTransition, task
+
+TASKS = [task("A"), task("B")]
+
+
+def _rollout(sampler: FakeSampler | None = None) -> Rollout:
+    reward = FakeReward(lambda name, path, generations: 1.0 + (name == "B"))
+    return Rollout(
+        sampler or FakeSampler(), reward, FakeTransition(), seed=SEED,
+        process=lambda value: value - 1,
+    )  # fmt: skip
+
+
+def _read(tree, node: int) -> list[str]:
+    """What each agent read at a node, as one text."""
+    return [plain_text(turn.prompt) for turn in tree.nodes[node].agents_N]
+
+
+def _wrote(tree, node: int) -> list[str]:
+    return [turn.completions_G[0].text for turn in tree.nodes[node].agents_N]
+
+
+def test_single_asks_one_agent_for_the_whole_program():
+    trees = repeat(baselines.build("single", _rollout(), 2, SAMPLING), TASKS)
+    assert [len(tree.nodes[0].agents_N) for tree in trees] == [1, 1]
+    assert "aux" not in _read(trees[0], 0)[0]
+
+
+def test_naive_concat_is_the_first_turn_of_the_untrained_team():
+    trees = repeat(baselines.build("naive_concat", _rollout(), 2, SAMPLING), TASKS, samples=3)
+    assert trees == evaluate(_rollout(), TASKS, Shape(2, 1, 4), SAMPLING, samples=3)
+
+
+def test_sequential_shows_each_agent_what_those_before_it_wrote():
+    sampler = FakeSampler()
+    tree, _ = repeat(baselines.build("sequential", _rollout(sampler), 3, SAMPLING), TASKS)
+    aux, aux2, main = _read(tree, 0)
+    wrote = _wrote(tree, 0)
+    assert aux == plain_text_of(first_prompts(TASKS[0], 3)[0])
+    assert f"`aux` is:\n{wrote[0]}" in aux2 and wrote[2] not in aux2
+    assert f"`aux` is:\n{wrote[0]}" in main and f"`aux2` is:\n{wrote[1]}" in main
+    assert sampler.calls == [[2, 0, 0], [0, 2, 0], [0, 0, 2]]  # one call an agent, for both tasks
+
+
+def test_sequential_scores_one_joint_action_and_processes_its_reward():
+    trees = repeat(baselines.build("sequential", _rollout(), 2, SAMPLING), TASKS)
+    assert [tree.nodes[0].scores_K[0].value for tree in trees] == [1.0, 2.0]
+    assert [tree.nodes[0].rewards_K for tree in trees] == [(0.0,), (1.0,)]
+
+
+def test_sequential_draws_the_same_whatever_stands_beside_a_task():
+    grow = baselines.build("sequential", _rollout(), 2, SAMPLING)
+    assert grow(TASKS, ("eval", 0))[1] == grow(TASKS[1:], ("eval", 0))[0]
+
+
+def test_discussion_shows_the_drafts_of_the_others_once():
+    tree, _ = repeat(baselines.build("discussion", _rollout(), 3, SAMPLING), TASKS)
+    assert [node.turn for node in tree.nodes] == [1, 2]
+    drafts, told = _wrote(tree, 0), [turn.prompt[-1].content for turn in tree.nodes[1].agents_N]
+    for i, text in enumerate(told):
+        assert [draft in text for draft in drafts] == [j != i for j in range(3)]
+    assert "Revise your `f`" in told[2] and "Revise your `aux2`" in told[1]
+    # The agent's own draft is its own past answer, not something that it is told.
+    assert tree.nodes[1].agents_N[2].prompt[-2].content == drafts[2]
+    assert "feedback" not in "".join(told)  # the external mode has no say
+
+
+def test_a_name_that_is_no_baseline_is_refused():
+    with pytest.raises(ValueError, match="single, naive_concat, sequential, discussion"):
+        baselines.build("debate", _rollout(), 2, SAMPLING)
+
+
+def plain_text_of(text: str) -> str:
+    return text.rstrip("\n") + "\n"

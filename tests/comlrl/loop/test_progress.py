@@ -1,0 +1,143 @@
+"""How long a run still takes, told by a clock that the test moves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from comlrl.loop import checkpoint
+from comlrl.loop.loop import ENV_STEPS, Loop
+from comlrl.loop.progress import Ahead, Progress
+from comlrl.loop.steps import Gathered
+from comlrl.types import Task
+from loggers import Loggers
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def does(progress: Progress, clock: Clock, work: str, seconds: float) -> None:
+    progress.begin(work)
+    clock.now += seconds
+    progress.end()
+
+
+def test_steps_evaluations_and_saves_at_their_own_pace():
+    clock = Clock()
+    progress = Progress(clock)
+    progress.ahead = Ahead(2, 10, evaluations=2, saves=3)
+    assert progress.seconds_left() is None  # nothing is known of a training step
+    does(progress, clock, "evaluating", 50)
+    assert progress.seconds_left() is None
+    for seconds in (300, 30, 34):  # the first one compiled and filled caches: the median is 34
+        does(progress, clock, "training", seconds)
+    does(progress, clock, "saving", 4)
+    assert progress.seconds_left() == 8 * 34 + 2 * 50 + 3 * 4
+    progress.begin("training")
+    clock.now += 20
+    assert progress.seconds_left() == 8 * 34 - 20 + 2 * 50 + 3 * 4
+    clock.now += 100  # longer than usual: this step may end at any moment
+    assert progress.seconds_left() == 7 * 34 + 2 * 50 + 3 * 4
+
+
+def test_the_last_evaluation_is_time_left():
+    clock = Clock()
+    progress = Progress(clock)
+    progress.ahead = Ahead(9, 10, evaluations=1)
+    does(progress, clock, "evaluating", 50)
+    does(progress, clock, "training", 5)
+    progress.ahead = Ahead(10, 10, evaluations=1)
+    progress.begin("evaluating")
+    clock.now += 20
+    assert (progress.work, progress.seconds_left()) == ("evaluating", 30)
+
+
+def test_what_was_broken_off_is_not_measured():
+    clock = Clock()
+    progress = Progress(clock)
+    progress.ahead = Ahead(1, 3, evaluations=1)
+    does(progress, clock, "training", 10)
+    progress.begin("evaluating")
+    clock.now += 1
+    progress.begin("saving")
+    assert progress.typical("evaluating") is None
+    resumed = Progress(clock)
+    resumed.ahead = progress.ahead
+    resumed.load(progress.state())
+    assert resumed.seconds_left() == 20  # known before its first step
+
+
+def loop(run_dir: Path = Path(), **section: Any) -> Loop:
+    """Two epochs of three steps over six tasks, unless told otherwise; evaluated at 0, 4 and 6."""
+    keys = {
+        "batch_size": 2, "num_train_epochs": 2, "max_steps": None, "max_env_steps": None,
+        "eval_interval": 4, "save_steps": 0, "save_total_limit": None, "logging_steps": 1,
+    }  # fmt: skip
+    tasks = [Task(f"t{i}", "", "", "f") for i in range(6)]
+    return Loop(
+        SimpleNamespace(**(keys | section)),
+        tasks,
+        run_dir=run_dir,
+        logger=Loggers([]),
+        evaluate=lambda: ([], {}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "evaluated", "evaluations"),
+    [(0, -1, 3), (0, 0, 2), (4, 0, 2), (4, 4, 1), (6, 4, 1), (6, 6, 0)],
+)
+def test_evaluations_to_come(steps, evaluated, evaluations):
+    made = loop()
+    made.counters.steps, made.counters.evaluated = steps, evaluated
+    assert made._ahead() == Ahead(steps, 6, evaluations=evaluations)
+
+
+def test_checkpoints_to_come():
+    made = loop(save_steps=2, eval_interval=0)
+    assert made._ahead() == Ahead(0, 6, saves=3)
+    made._saved, made.counters.steps = (4, Path()), 5
+    assert made._ahead() == Ahead(5, 6, saves=1)
+
+
+def test_environment_steps_alone_end_the_run():
+    made = loop(num_train_epochs=None, max_env_steps=100, eval_interval=0)
+    assert made._ahead() == Ahead(0, None)
+    made.counters.steps, made.counters.env_steps = 3, 1024  # 1000 of them before the first step
+    made.section.max_env_steps = 1100
+    made.progress.note(ENV_STEPS, 8)
+    # 76 environment steps are left, 8 a training step: 10 more, the last of them not full
+    assert made._ahead() == Ahead(3, 13, estimated=True)
+
+
+def test_the_nearer_of_two_ends_counts():
+    made = loop(max_env_steps=1000, eval_interval=0)
+    assert made._ahead() == Ahead(0, None)  # which one it is, the first step tells
+    made.progress.note(ENV_STEPS, 8)
+    assert made._ahead() == Ahead(0, 6)
+
+
+def test_a_loop_tells_what_it_does_and_measures_each(tmp_path):
+    made = loop(tmp_path, save_steps=5)
+    told: list[str] = []
+    made.progress.listeners.append(told.append)
+    trainer = SimpleNamespace(parts=dict)
+    for step in made.steps(trainer):
+        made.record(step, Gathered((), 8, 8, 9, made.span(8)), updates=1, metrics={})
+        assert made.progress.work == ""  # what follows is not the step's
+    train = ["training"] * 4
+    assert told == ["evaluating", *train, "evaluating", "training", "saving", "training",
+                    "evaluating", "saving"]  # fmt: skip
+    counts = {name: len(recent) for name, recent in made.progress.state().items()}
+    assert counts == {"evaluating": 3, "training": 6, "saving": 2, ENV_STEPS: 6}
+    assert made.progress.seconds_left() == 0
+    saved = checkpoint.read(checkpoint.newest(tmp_path))
+    assert len(saved.state["progress"]["training"]) == 6

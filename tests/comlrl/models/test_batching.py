@@ -1,0 +1,137 @@
+"""Packed rows, column by column; who sees whom; how rows are split and grouped."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from comlrl.models.rows import attention_mask, pack, row_groups, split_rows, unpacked
+from comlrl.types import Row
+from comlrl.update.minibatches import like_parts
+
+PAD = 99
+ROWS = [
+    Row((1, 2, 3), ((4, 5), (6,)), (0.1, -2.0), (7, 8)),
+    Row((10,), ((11, 12),), (0.3,), (9,)),
+]
+
+
+def test_every_column_by_hand():
+    batch = pack(ROWS, PAD)
+    #                                     prompt   | first | second
+    assert batch.token_ids_RL.tolist() == [[1, 2, 3, 4, 5, 6], [10, 11, 12, PAD, PAD, PAD]]
+    # Each completion goes on behind the prompt: positions 3, 4 and again 3.
+    assert batch.positions_RL[0].tolist() == [0, 1, 2, 3, 4, 3]
+    assert batch.positions_RL[1, :3].tolist() == [0, 1, 2]
+    assert batch.segment_RL.tolist() == [[0, 0, 0, 1, 1, 2], [0, 1, 1, -1, -1, -1]]
+    # 4 and 6 are both chosen by the prompt's last token, in column 2; 5 by 4, in column 3.
+    assert batch.previous_RL[0, 3:].tolist() == [2, 3, 2]
+    assert batch.previous_RL[1, 1:3].tolist() == [0, 1]
+    # Every completion's token is an action, the last one too; nothing else is.
+    assert batch.action_mask_RL.tolist() == [
+        [False, False, False, True, True, True],
+        [False, True, True, False, False, False],
+    ]
+    assert batch.weight_RL.tolist() == [[0, 0, 0, 0.1, 0.1, -2.0], [0, 0.3, 0.3, 0, 0, 0]]
+    assert batch.completion_RL.tolist() == [[-1, -1, -1, 7, 7, 8], [-1, 9, 9, -1, -1, -1]]
+
+
+def test_who_sees_whom():
+    seen = attention_mask(pack(ROWS, PAD).segment_RL)[:, 0].int().tolist()
+    assert seen[0] == [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0],
+        [1, 1, 1, 1, 1, 0],
+        [1, 1, 1, 0, 0, 1],  # the sibling is not seen
+    ]
+    assert seen[1][2] == [1, 1, 1, 0, 0, 0]
+    # Nobody sees padding but padding's own row is not empty, so that no softmax is over nothing.
+    assert [row[3:] for row in seen[1]] == [[0, 0, 0]] * 6
+    assert all(any(row) for row in seen[1])
+
+
+def _contents(rows):
+    return sorted(
+        (row.prompt_ids, ids, weight, index)
+        for row in rows
+        for ids, weight, index in zip(row.completions, row.weights, row.indices, strict=True)
+    )
+
+
+def _random_rows(count: int) -> list[Row]:
+    draw = random.Random(count)
+    rows = []
+    for r in range(count):
+        siblings = draw.randint(1, 5)
+        completions = tuple(
+            tuple(draw.randint(0, 50) for _ in range(draw.randint(1, 20))) for _ in range(siblings)
+        )
+        prompt = tuple(draw.randint(0, 50) for _ in range(draw.randint(1, 30)))
+        weights = tuple(draw.uniform(-1, 1) for _ in range(siblings))
+        rows.append(Row(prompt, completions, weights, tuple(range(10 * r, 10 * r + siblings))))
+    return rows
+
+
+def test_grouping_loses_and_doubles_nothing():
+    rows = _random_rows(40)
+    for limit in (1, 60, 200, 100_000):
+        groups = list(row_groups(rows, limit))
+        assert _contents(row for group in groups for row in group) == _contents(rows)
+        for group in groups:
+            padded = len(group) * max(row.length for row in group)
+            assert padded <= limit or len(group) == 1
+    assert len(list(row_groups(rows, 100_000))) == 1
+    assert list(row_groups([], 10)) == []
+
+
+def test_splitting_loses_and_doubles_nothing():
+    rows = _random_rows(40)
+    for limit in (1, 40, 70):
+        parts = split_rows(rows, limit)
+        assert _contents(parts) == _contents(rows)
+        assert all(part.length <= limit or len(part.completions) == 1 for part in parts)
+    assert split_rows(rows, 10_000) == rows
+
+
+@pytest.mark.parametrize(
+    ("total", "size", "expected"),
+    [
+        (5, 4, [3, 2]),  # two parts are needed: of 3 and 2, not of 4 and 1
+        (5, 2, [2, 2, 1]),
+        (10, 8, [5, 5]),
+        (8, 3, [3, 3, 2]),
+        (6, 3, [3, 3]),
+        (5, None, [5]),
+        (5, 9, [5]),
+        (3, 1, [1, 1, 1]),
+        (0, 4, []),
+        (0, None, []),
+    ],
+)
+def test_parts_of_like_size(total, size, expected):
+    parts = like_parts(total, size)
+    assert [len(part) for part in parts] == expected
+    assert [i for part in parts for i in part] == list(range(total))
+
+
+def test_unpacked_has_one_completion_a_row():
+    rows = _random_rows(10)
+    alone = unpacked(rows)
+    assert _contents(alone) == _contents(rows)
+    assert all(len(row.completions) == 1 for row in alone)
+
+
+def test_an_action_for_each_token_of_each_completion():
+    rows = _random_rows(30)
+    batch = pack(rows, PAD)
+    assert int(batch.action_mask_RL.sum()) == sum(len(c) for row in rows for c in row.completions)
+    for r, row in enumerate(rows):
+        for index, ids in zip(row.indices, row.completions, strict=True):
+            own = batch.completion_RL[r] == index
+            assert batch.token_ids_RL[r][own].tolist() == list(ids)
+            assert bool(batch.action_mask_RL[r][own].all())
+    assert torch.equal(batch.action_mask_RL, batch.completion_RL >= 0)

@@ -1,0 +1,129 @@
+"""Log-probabilities of packed rows against one unpadded sequence at a time, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from comlrl.models import logprobs
+from comlrl.models.logprobs import action_logprobs, packable
+from comlrl.models.rows import pack, unpacked
+from comlrl.types import Row
+from tests.tiny_models import EOS, PAD, prompt, team
+
+TEMPERATURE = 0.7
+ROWS = [
+    Row(prompt("def f(x):\n"), ((*prompt("  return x"), EOS), prompt("pass"), (EOS,)),
+        (0.5, -0.25, 2.0), (0, 1, 2)),
+    Row(prompt("a longer prompt than the other one"), (prompt("b"), (*prompt("cd"), EOS)),
+        (1.0, -1.0), (3, 4)),
+]  # fmt: skip
+
+
+def plainly(agent, rows, entropy: bool = False):
+    """log π of every token of every completion, one sequence at a time, in the rows' order."""
+    said = []
+    for row in rows:
+        for ids in row.completions:
+            logits = agent.model(torch.tensor([[*row.prompt_ids, *ids]])).logits[0]
+            # The token at position l is chosen by the distribution at l − 1.
+            chosen = (logits[len(row.prompt_ids) - 1 : -1] / TEMPERATURE).log_softmax(-1)
+            if entropy:
+                said.append(-(chosen.exp() * chosen).sum(-1))
+            else:
+                said.append(chosen.gather(-1, torch.tensor(ids)[:, None])[:, 0])
+    return torch.cat(said)
+
+
+def near(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-10) -> bool:
+    return bool(((a - b).abs() <= tolerance * (1 + b.abs())).all())
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "gpt2"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_packed_is_one_at_a_time(kind, attention):
+    agents = team(kind, agent_model__attn_implementation=attention)
+    for index in range(2):
+        with agents.acting(index) as agent, torch.no_grad():
+            assert packable(agent)
+            said = action_logprobs(agent, pack(ROWS, PAD), TEMPERATURE, entropy=True)
+            assert said.logprob_A.dtype == torch.float64
+            # transformers' eager attention takes its softmax in float32.
+            tolerance = 1e-10 if attention == "sdpa" else 1e-5
+            assert near(said.logprob_A, plainly(agent, ROWS), tolerance)
+            assert near(said.entropy_A, plainly(agent, ROWS, entropy=True), tolerance)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "mistral"])
+def test_unpacked_is_one_at_a_time(kind):
+    agents = team(kind)
+    with agents.acting(0) as agent, torch.no_grad():
+        assert packable(agent) == (kind != "mistral")  # whose window is shorter than these rows
+        alone = unpacked(ROWS)
+        assert near(
+            action_logprobs(agent, pack(alone, PAD), TEMPERATURE).logprob_A, plainly(agent, alone)
+        )
+
+
+def test_agents_differ_and_the_reference_is_the_base():
+    agents = team()
+    batch = pack(ROWS, PAD)
+    with torch.no_grad():
+        with agents.acting(0) as agent:
+            first = action_logprobs(agent, batch, 1.0).logprob_A
+            with agents.reference(0) as reference:
+                base = action_logprobs(reference, batch, 1.0).logprob_A
+            assert torch.equal(action_logprobs(agent, batch, 1.0).logprob_A, first)
+        with agents.acting(1) as agent:
+            second = action_logprobs(agent, batch, 1.0).logprob_A
+    assert min((first - second).abs().max(), (first - base).abs().max()) > 0.01
+
+
+def test_a_head_in_chunks_is_the_whole_head(monkeypatch):
+    agents = team()
+    batch = pack(ROWS, PAD)
+
+    def gradients():
+        with agents.acting(0) as agent:
+            said = action_logprobs(agent, batch, TEMPERATURE, entropy=True)
+            (said.logprob_A.square().sum() + said.entropy_A.sum()).backward()
+            found = [p.grad.clone() for p in agent.parameters()]
+            for parameter in agent.parameters():
+                parameter.grad = None
+        return said, found
+
+    whole, whole_gradient = gradients()
+    monkeypatch.setattr(logprobs, "HEAD_CHUNK_BYTES", 4 * 300 * 3)  # three actions at a time
+    parts, parts_gradient = gradients()
+    assert near(parts.logprob_A, whole.logprob_A) and near(parts.entropy_A, whole.entropy_A)
+    for a, b in zip(parts_gradient, whole_gradient, strict=True):
+        assert near(a, b)
+
+
+def test_padding_has_no_influence_at_all():
+    agents = team(lora__enabled=False)
+    found = []
+    for pad in (PAD, 5):  # a token of its own, and one that prompts use
+        with agents.acting(0) as agent:
+            said = action_logprobs(agent, pack(ROWS, pad), TEMPERATURE).logprob_A
+            said.sum().backward()
+            found.append([p.grad.clone() for p in agent.parameters()])
+            embedding = agent.model.get_input_embeddings().weight
+            if pad == PAD:  # embeddings are not tied: a row's gradient is its tokens' as input
+                assert embedding.grad[PAD].abs().max() == 0
+                assert embedding.grad[prompt("x")[0]].abs().max() > 0
+            for parameter in agent.parameters():
+                parameter.grad = None
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_last_token_and_the_end_of_sequence_count():
+    # The completion (EOS,) alone is the last of the first row: its one token is an action.
+    agents = team()
+    with agents.acting(0) as agent, torch.no_grad():
+        said = action_logprobs(agent, pack(ROWS, PAD), TEMPERATURE).logprob_A
+        lengths = [len(ids) for row in ROWS for ids in row.completions]
+        assert len(said) == sum(lengths) == 11 + 4 + 1 + 1 + 3
+        only_end = agent.model(torch.tensor([ROWS[0].prompt_ids])).logits[0, -1] / TEMPERATURE
+        assert near(said[11 + 4], only_end.log_softmax(-1)[EOS])

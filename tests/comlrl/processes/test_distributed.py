@@ -1,0 +1,448 @@
+"""Several processes: real gloo groups, each process a fork that torchrun might have started."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests import tiny_models
+from tests.runs import (
+    ALGORITHMS,
+    CLOCK,
+    ROOT,
+    Process,
+    Zygote,
+    metrics,
+    newest_step,
+    small,
+    small_of,
+    state,
+    weights,
+)
+
+HERE = str(Path(__file__))
+
+
+def together(zygote: Zygote, size: int, function: str, *arguments: Any) -> None:
+    """Run a function of this file in ``size`` processes."""
+    team = zygote.team(size, {"call": [HERE, function, list(arguments)]})
+    codes = [process.wait() for process in team]
+    assert not any(codes), "\n".join(process.output for process in team)
+
+
+# The seam
+
+
+def check_seam() -> None:
+    from comlrl.processes import distributed
+
+    distributed.start()
+    size, rank = distributed.world_size(), distributed.rank()
+    items = list(range(7))
+    own = distributed.share(items)
+    assert own == items[rank::size]
+    assert distributed.gather(own) == items
+    assert distributed.gather(distributed.share(items[:1])) == items[:1]
+    assert distributed.everyone(rank) == list(range(size))
+    assert distributed.from_main(lambda: ("made by", rank)) == ("made by", 0)
+    assert distributed.total(rank + 1) == size * (size + 1) / 2
+    assert distributed.totals({"a": rank, "b": 1})["b"] == size
+    # Item i comes to i pieces: i = 0 … 6 stand at 0, 0, 1, 3, 6, 10, 15, in all 21.
+    places, whole = distributed.positions(own)
+    starts = [0, 0, 1, 3, 6, 10, 15]
+    assert whole == 21
+    assert places == [starts[i] + k for i in own for k in range(i)]
+    check_gradients(rank, size)
+    assert distributed.in_sync([torch.ones(3), torch.zeros(2, dtype=torch.bfloat16)])
+    # One bit apart is apart; 0.0 and -0.0 are equal numbers and not equal bits.
+    assert not distributed.in_sync([torch.tensor(0.0 if rank else -0.0)])
+    distributed.stop()
+
+
+def check_gradients(rank: int, size: int) -> None:
+    from comlrl.processes import distributed
+
+    a, b, c = (torch.nn.Parameter(torch.zeros(2, 3, dtype=torch.float64)) for _ in range(3))
+    a.grad = torch.full_like(a, rank + 1.0)
+    b.grad = torch.full_like(b, 5.0) if rank == size - 1 else None
+    calls = []
+    reduce = torch.distributed.all_reduce
+    torch.distributed.all_reduce = lambda tensor: (calls.append(tensor.numel()), reduce(tensor))
+    distributed.add_gradients([a, b, c])
+    torch.distributed.all_reduce = reduce
+    assert calls == [3 * 6 + 3]  # one flat call: three gradients and who has them
+    assert a.grad is not None and a.grad.tolist() == [[size * (size + 1) / 2] * 3] * 2
+    assert b.grad is not None and b.grad.tolist() == [[5.0] * 3] * 2
+    assert c.grad is None  # nowhere: an optimizer is to skip it
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_seam(zygote: Zygote, size: int) -> None:
+    together(zygote, size, "check_seam")
+
+
+# The update: K processes against one
+
+
+def tiny_model() -> str:
+    return str(tiny_models.folder("qwen2"))
+
+
+def update(folder: str, model: str, tasks: int, train_batch_size: int | None) -> None:
+    """Grow the trees of ``tasks`` tasks and update a team; rank 0 saves the weights."""
+    from comlrl.loop.loop import Loop
+    from comlrl.models.loading import build_team
+    from comlrl.processes import distributed
+    from comlrl.rollout.grow import Rollout
+    from comlrl.types import Sampling
+    from tests.actor_critic import Recorder
+    from tests.fakes import FakeTransition, task
+    from trainers.magrpo import MAGRPOTrainer
+
+    distributed.start()
+    config = tiny_models.config(
+        num_turns=2, num_generations=3, batch_size=5, max_steps=2, num_train_epochs=None,
+        train_batch_size=train_batch_size, early_termination_threshold=0.5, kl_coef=0.1,
+        agent_model__name=model, agent_model__torch_dtype="float64",
+    )  # fmt: skip
+    team, section = build_team(config), config.section
+    sampling = Sampling(1.0, 16)
+    rollout = Rollout(Bytes(team), Length(), FakeTransition(), seed=1)
+    named, logger = [task(f"task_{i}") for i in range(tasks)], Recorder()
+    loop = Loop(section, named, run_dir=Path(folder), logger=logger)
+    trainer = MAGRPOTrainer(section, team, rollout, loop, sampling)
+    trainer.train()
+    flat = {
+        f"{component}/{name}": tensor
+        for component, tensors in state(trainer).items()
+        for name, tensor in tensors.items()
+    }
+    assert distributed.in_sync(flat.values())
+    if distributed.is_main():
+        out = Path(folder) / f"{distributed.world_size()}"
+        save_file(flat, f"{out}.safetensors")
+        told = [
+            {k: v for k, v in m.items() if not any(c in k for c in CLOCK)} for m in logger.metrics()
+        ]
+        out.with_suffix(".json").write_text(json.dumps(told))
+    distributed.stop()
+
+
+class Bytes:
+    """Samples keyed bytes, of keyed lengths: the same trees for any number of processes."""
+
+    def __init__(self, team: Any) -> None:
+        self.team = team
+
+    def encode(self, agent: int, prompt: Any) -> tuple[int, ...]:
+        return tuple(self.team.agents[agent].encode(prompt))[-60:]
+
+    def fits(self, prompt_ids: Any, sampling: Any) -> bool:
+        return True
+
+    def sample(self, requests_N: Any, sampling: Any) -> Any:
+        from comlrl.keyed import uniforms
+        from comlrl.types import Completion
+
+        def one(key: Any) -> Completion:
+            draws = uniforms(key, 17)
+            ids = tuple(int(97 + 26 * u) for u in draws[: 3 + int(13 * draws[16])])
+            text = "".join(map(chr, ids))
+            return Completion(text, ids, True, logprob=-len(ids) * float(draws[0]))
+
+        return [[tuple(map(one, r.keys_G)) for r in requests] for requests in requests_N]
+
+
+class Length:
+    """Between 0 and 1, so that some trees end early and counts are uneven."""
+
+    def score(self, actions: Any) -> Any:
+        from comlrl.types import Score
+
+        return [Score((sum(map(len, a.completions_N)) % 10) / 10) for a in actions]
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def alone(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> dict[int | None, Path]:
+    """What one process comes to, for each ``train_batch_size``."""
+    folders: dict[int | None, Path] = {}
+    for size in (None, 4):
+        folders[size] = tmp_path_factory.mktemp("alone")
+        together(zygote, 1, "update", str(folders[size]), tiny_model(), 5, size)
+    return folders
+
+
+@pytest.mark.parametrize("train_batch_size", [None, 4])
+@pytest.mark.parametrize("size", [2, 3])
+def test_k_processes_update_as_one(
+    zygote: Zygote, alone: dict[int | None, Path], size: int, train_batch_size: int | None
+) -> None:
+    """Five tasks over 2 or 3 processes, trees of uneven size, over two steps of every agent."""
+    folder = alone[train_batch_size]
+    together(zygote, size, "update", str(folder), tiny_model(), 5, train_batch_size)
+    one, many = (load_file(f"{folder}/{n}.safetensors") for n in (1, size))
+    assert one.keys() == many.keys()
+    for name in one:
+        torch.testing.assert_close(many[name], one[name], rtol=1e-5, atol=1e-7)
+    logs = [json.loads(Path(f"{folder}/{n}.json").read_text()) for n in (1, size)]
+    assert len(logs[0]) == len(logs[1]) == 2
+    for before, after in zip(*logs, strict=True):
+        assert before.keys() == after.keys()
+        for name, value in before.items():
+            assert after[name] == pytest.approx(value, rel=1e-4, abs=1e-7), name
+    assert logs[0][0]["tasks"] == 5 and logs[0][0]["gradient_norm"] > 0
+
+
+def test_more_processes_than_tasks(zygote: Zygote, tmp_path: Path) -> None:
+    """The third process has nothing to grow and takes part all the same."""
+    for size in (1, 3):
+        together(zygote, size, "update", str(tmp_path), tiny_model(), 2, None)
+    one, many = (load_file(str(tmp_path / f"{n}.safetensors")) for n in (1, 3))
+    for name in one:
+        torch.testing.assert_close(many[name], one[name], rtol=1e-5, atol=1e-7)
+
+
+# Whole runs
+
+
+def ended(team: list[Process], seconds: float = 300) -> list[int]:
+    return [process.wait(seconds) for process in team]
+
+
+def test_a_run_of_two_processes(zygote: Zygote, tmp_path: Path) -> None:
+    """One directory, each line once, weights alike, and the numbers of one process."""
+    keys = {"batch_size": 3, "max_steps": 2, "eval_num_samples": 3}
+    folder, lone = tmp_path / "two", tmp_path / "one"
+    exact = ["agent_model.torch_dtype=float32"]  # bfloat16's rounding depends on the batch
+    run = zygote.run("magrpo", [*small("magrpo", lone, **keys), *exact])
+    team = zygote.team(2, {"run": ["magrpo", [*small("magrpo", folder, **keys), *exact]]})
+    assert ended(team) == [0, 0], team[0].output + team[1].output
+    assert run.wait() == 0, run.output
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["distributed"] == {"world_size": 2, "weights_in_sync": True}
+    assert "done:" in team[0].output and "done:" not in team[1].output
+    assert "train 1/2" not in team[1].output
+    one, two = metrics(lone), metrics(folder)
+    assert [{**line, "metrics": 0} for line in one] == [{**line, "metrics": 0} for line in two]
+    for name in ("reward_mean", "entropy", "loss", "gradient_norm", "completion_length_mean"):
+        assert two[1]["metrics"][name] == pytest.approx(one[1]["metrics"][name], rel=1e-3), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_with_two_processes(zygote: Zygote, tmp_path: Path, algorithm: str) -> None:
+    """Line by line the numbers of one process, up to rounding; weights alike at the end."""
+    lone, folder = tmp_path / "one", tmp_path / "two"
+    more = [f"{algorithm}.batch_size=3", f"{algorithm}.max_steps=2"]
+    more.append("agent_model.torch_dtype=float32")  # rounding is to be small
+    run = zygote.run(algorithm, [*small_of(algorithm, lone), *more])
+    assert run.wait() == 0, run.output
+    team = zygote.team(2, {"run": [algorithm, [*small_of(algorithm, folder), *more]]})
+    assert ended(team, 250) == [0, 0], team[0].output + team[1].output
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["distributed"] == {"world_size": 2, "weights_in_sync": True}
+    one, two = metrics(lone), metrics(folder)
+    assert [{**line, "metrics": 0} for line in one] == [{**line, "metrics": 0} for line in two]
+    if algorithm == "marlhf":  # data-parallel, TRL's trainer fills the reward model's last batch
+        return
+    for before, after in zip(one, two, strict=True):
+        assert before["metrics"].keys() == after["metrics"].keys()
+        for name, value in before["metrics"].items():
+            expected = value if value is None else pytest.approx(value, rel=1e-2, abs=1e-4)
+            assert after["metrics"][name] == expected, name
+
+
+def test_resuming_with_another_number_of_processes(zygote: Zygote, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    arguments = small("magrpo", folder, eval_interval=0)
+    team = zygote.team(2, {"run": ["magrpo", arguments]})
+    team[0].until(lambda: newest_step(folder) >= 2)
+    for process in team:
+        process.kill()
+    ended(team)
+    run = zygote.run("magrpo", [*arguments, "--resume"])
+    assert run.wait() == 0, run.output
+    assert [line["update"] for line in metrics(folder)] == [1, 2, 3, 4]
+    assert weights(folder)["optimizer_0/updates"] == 4
+
+
+def test_mistakes_are_told_once(zygote: Zygote, tmp_path: Path) -> None:
+    """In the configuration, in the data, and in the models: exit code 2 on every process."""
+    for mistake in ("magrpo.learning_rat=1", "dataset.train_split=nowhere", "agent_model.name=/no"):
+        arguments = [*small("magrpo", tmp_path / "run"), mistake]
+        team = zygote.team(2, {"run": ["magrpo", arguments]})
+        assert ended(team, 60) == [2, 2], team[0].output + team[1].output
+        said = team[0].output + team[1].output
+        assert said.count("error: ") == 1 and "Traceback" not in said, said
+
+
+def test_a_signal_to_one_process_stops_all(zygote: Zygote, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    arguments = small("magrpo", folder, max_steps=200, save_steps=0, eval_interval=0)
+    team = zygote.team(2, {"run": ["magrpo", arguments]})
+    log = folder / "metrics.jsonl"
+    team[0].until(lambda: log.exists() and bool(log.read_text()))
+    team[1].send(signal.SIGTERM)
+    assert ended(team) == [143, 143], team[0].output + team[1].output
+    assert newest_step(folder) == len(metrics(folder)) > 0
+    assert "saved" in team[0].output
+
+
+# Sharded models
+
+
+def check_sharding(model: str) -> None:
+    """Half of each layer here, and the whole of what is stored."""
+    from comlrl.models.loading import build_team
+    from comlrl.processes import distributed
+
+    distributed.start("fsdp")
+    config = tiny_models.config(agent_model__name=model, agent_model__torch_dtype="float32")
+    team = build_team(config)
+    expected = state(team)["agent_1"]
+    team.split()
+    weight = team.agents[0].model.model.layers[0].mlp.up_proj.base_layer.weight
+    assert weight.shape == (48, 32) and weight.to_local().shape == (24, 32)
+    adapter = team.agents[1].parameters()
+    assert all(p.to_local().numel() * 2 == p.numel() for p in adapter)
+    again = state(team)["agent_1"]
+    assert not [name for name, value in expected.items() if not torch.equal(again[name], value)]
+    torch.manual_seed(0)  # alike in all processes
+    other = {name: torch.randn_like(value) for name, value in expected.items()}
+    team.load_tensors({"agent_0": expected, "agent_1": other})
+    again = state(team)["agent_1"]
+    assert not [name for name, value in other.items() if not torch.equal(again[name], value)]
+    distributed.stop()
+
+
+def test_layers_are_split_and_stored_whole(zygote: Zygote) -> None:
+    together(zygote, 2, "check_sharding", tiny_model())
+
+
+def run_sharded(zygote: Zygote, tmp_path: Path, algorithm: str, *more: str) -> tuple[Path, Path]:
+    """A run of one process and the same run sharded over two; (one, two)."""
+    lone, folder = tmp_path / "one", tmp_path / "two"
+    common = ["agent_model.torch_dtype=float32", *more]
+    run = zygote.run(algorithm, [*small_of(algorithm, lone), *common])
+    arguments = [*small_of(algorithm, folder), *common, "distributed.strategy=fsdp"]
+    team = zygote.team(2, {"run": [algorithm, arguments]})
+    assert ended(team, 250) == [0, 0], team[0].output + team[1].output
+    assert run.wait() == 0, run.output
+    one, two = metrics(lone), metrics(folder)
+    for before, after in zip(one, two, strict=True):
+        for name, value in before["metrics"].items():
+            expected = value if value is None else pytest.approx(value, rel=1e-2, abs=1e-4)
+            assert after["metrics"][name] == expected, name
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["distributed"] == {"world_size": 2, "weights_in_sync": True}
+    return lone, folder
+
+
+@pytest.mark.slow
+def test_sharded_run(zygote: Zygote, tmp_path: Path) -> None:
+    """The numbers and the files of one process; and one process goes on from them."""
+    lone, folder = run_sharded(zygote, tmp_path, "magrpo", "magrpo.max_new_tokens=16")
+    one, two = weights(lone), weights(folder)
+    assert one.keys() == two.keys()
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], rtol=1e-2, atol=1e-4)
+    for agent in ("agent_0", "agent_1"):
+        files = [f / "final_model" / agent / "adapter_model.safetensors" for f in (lone, folder)]
+        before, after = (load_file(str(file)) for file in files)
+        assert before.keys() == after.keys()
+        assert {n: t.shape for n, t in before.items()} == {n: t.shape for n, t in after.items()}
+        assert (files[1].parent / "adapter_config.json").exists()
+    more = ["agent_model.torch_dtype=float32", "magrpo.max_new_tokens=16"]
+    arguments = [*small("magrpo", folder, max_steps=5), *more, "--resume"]
+    run = zygote.run("magrpo", arguments)
+    assert run.wait() == 0, run.output
+    updates = [line["update"] for line in metrics(folder) if line["phase"] == "train"]
+    assert updates == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algorithm", "keys"),
+    [
+        ("magrpo", ["lora.enabled=false", "magrpo.kl_coef=0.1", "magrpo.learning_rate=1e-4"]),
+        ("magrpo", ["magrpo.num_turns=2", "magrpo.handoff=random"]),
+        ("ppo", ["ppo.kl_coef=0.1"]),
+        ("shppo", []),
+        ("madpo", ["madpo.dpo_reference=true"]),
+    ],
+)
+def test_sharded_runs_of_others(
+    zygote: Zygote, tmp_path: Path, algorithm: str, keys: list[str]
+) -> None:
+    lone, folder = run_sharded(zygote, tmp_path, algorithm, *keys)
+    one, two = weights(lone), weights(folder)
+    assert {name: t.shape for name, t in one.items()} == {name: t.shape for name, t in two.items()}
+
+
+def test_sharding_that_cannot_be(zygote: Zygote, tmp_path: Path) -> None:
+    run = zygote.run("magrpo", [*small("magrpo", tmp_path / "run"), "distributed.strategy=fsdp"])
+    assert run.wait() == 2
+    assert "error: distributed.strategy: 'fsdp'" in run.output
+
+
+# torchrun itself
+
+
+@pytest.fixture
+def torchrun() -> Iterator[Callable[[int, list[str]], subprocess.Popen[str]]]:
+    """Starts runs as a user would; whatever is left of them ends with the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(size: int, arguments: list[str]) -> subprocess.Popen[str]:
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node",
+            str(size), str(ROOT / "train_magrpo.py"), *arguments,
+        ]  # fmt: skip
+        run = subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        started.append(run)
+        return run
+
+    yield start
+    for run in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_brings_the_run_down(
+    tmp_path: Path, torchrun: Callable[[int, list[str]], subprocess.Popen[str]]
+) -> None:
+    """With its error; and the run resumes."""
+    folder = tmp_path / "run"
+    run = torchrun(2, small("magrpo", folder, max_steps=500, eval_interval=0))
+    while newest_step(folder) < 2:
+        assert run.poll() is None
+        time.sleep(0.1)
+    children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    said, _ = run.communicate(timeout=300)
+    assert run.returncode != 0
+    assert "SIGKILL" in said or "Signal 9" in said, said
+    step = newest_step(folder)
+    arguments = small("magrpo", folder, max_steps=step + 1, eval_interval=0)
+    again = torchrun(2, [*arguments, "--resume"])
+    said, _ = again.communicate(timeout=300)
+    assert again.returncode == 0, said
+    assert [line["update"] for line in metrics(folder)] == list(range(1, step + 2))

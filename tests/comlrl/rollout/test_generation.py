@@ -1,0 +1,285 @@
+"""Keyed sampling against a plain loop: one row, one token and one whole forward pass at a time."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from comlrl.keyed import order, uniforms
+from comlrl.models.loading import build_team
+from comlrl.rollout import generation
+from comlrl.rollout.generation import Generator
+from comlrl.rollout.grow import Rollout, Shape
+from comlrl.types import Completion, Message, Request, Sampling
+from tests.fakes import FakeReward, FakeTransition, task
+from tests.tiny_models import EOS, STOPS, config, folder, prompt, team
+
+KINDS = ["qwen2", "llama", "gpt2", "mistral"]
+TEXTS = [
+    "a",
+    "def f(x):\n    return",
+    "a much longer prompt than the others, of sixty letters",
+    "b",
+]
+SAMPLINGS = [
+    Sampling(0.0, 12), Sampling(1.0, 12), Sampling(0.7, 12, top_p=0.9), Sampling(1.3, 12, top_k=5),
+    Sampling(1.0, 12, top_p=0.6, top_k=20),
+]  # fmt: skip
+
+
+def requests(texts=TEXTS, siblings: int = 5, agent: int = 0) -> list[Request]:
+    return [
+        Request(prompt(text), tuple((7, text, agent, g) for g in range(siblings))) for text in texts
+    ]
+
+
+def truncated(p: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """The largest ``top_k`` probabilities, of these the fewest that hold ``top_p`` of the mass."""
+    ranked = sorted(range(len(p)), key=lambda token: -p[token])
+    kept = ranked[: sampling.top_k]
+    mass, total = 0.0, sum(p[token] for token in kept)
+    chosen = []
+    for token in kept:
+        if sampling.top_p is not None and mass >= sampling.top_p * total:
+            break
+        chosen.append(token)
+        mass += p[token]
+    return np.array([p[token] if token in chosen else 0.0 for token in range(len(p))])
+
+
+@torch.no_grad()
+def plainly(agent, prompt_ids, key, sampling: Sampling) -> tuple[int, ...]:
+    """One completion, without cache, batch or padding."""
+    draws = uniforms(key, sampling.max_new_tokens)
+    said: list[int] = []
+    for step in range(sampling.max_new_tokens):
+        logits = agent.model(torch.tensor([[*prompt_ids, *said]])).logits[0, -1].double().numpy()
+        if sampling.temperature == 0:
+            said.append(int(logits.argmax()))
+        else:
+            p = np.exp((logits - logits.max()) / sampling.temperature)
+            cdf = np.cumsum(truncated(p / p.sum(), sampling))
+            said.append(int(np.searchsorted(cdf, draws[step] * cdf[-1], side="right")))
+        if said[-1] in agent.stop_ids:
+            break
+    return tuple(said)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_the_batch_says_what_the_plain_loop_says(kind, sampling):
+    agents = team(kind)
+    asked = requests(siblings=3)
+    done = Generator(agents).sample([asked, requests(siblings=2, agent=1)], sampling)
+    for index, of_agent in enumerate(done):
+        with agents.acting(index) as agent:
+            for request, completions in zip(
+                [asked, requests(siblings=2, agent=1)][index], of_agent, strict=True
+            ):
+                for key, completion in zip(request.keys_G, completions, strict=True):
+                    expected = plainly(agent, request.prompt_ids, key, sampling)
+                    assert completion.token_ids == expected
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "gpt2"])
+def test_sharing_prompts_changes_nothing(kind, monkeypatch):
+    agents = team(kind)
+    for sampling in SAMPLINGS:
+        shared = Generator(agents).sample([requests(), []], sampling)
+        with monkeypatch.context() as patch:
+            patch.setattr(generation.prefix_cache, "supported", lambda model: False)
+            assert Generator(agents).sample([requests(), []], sampling) == shared
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "mistral"])
+def test_a_completion_brings_its_log_probability_along(kind):
+    """Under what drew it: at the temperature, over the tokens that were left."""
+    agents = team(kind)
+    for sampling in SAMPLINGS[1:]:
+        request = requests(["def f(x):"], siblings=3)[0]
+        (completions,), _ = Generator(agents).sample([[request], []], sampling)
+        with agents.acting(0) as agent, torch.no_grad():
+            for said in completions:
+                ids = torch.tensor([[*request.prompt_ids, *said.token_ids]])
+                logits = agent.model(ids).logits[0, len(request.prompt_ids) - 1 : -1]
+                p_LV = (logits / sampling.temperature).softmax(-1).double().numpy()
+                left = [truncated(p, sampling) for p in p_LV]
+                drawn = [p[t] / p.sum() for p, t in zip(left, said.token_ids, strict=True)]
+                assert said.logprob == pytest.approx(np.log(drawn).sum(), rel=1e-4)
+    (greedy,), _ = Generator(agents).sample([[request], []], SAMPLINGS[0])
+    assert all(np.isnan(said.logprob) for said in greedy)
+
+
+def test_what_is_sampled_does_not_depend_on_the_company():
+    agents, sampling = team(), Sampling(1.0, 12)
+    asked = requests([f"{text}{i}" for text in TEXTS for i in range(4)])
+    together = Generator(agents).sample([asked, []], sampling)[0]
+    alone = [Generator(agents).sample([[each], []], sampling)[0][0] for each in asked]
+    assert alone == together
+    shuffled = random.Random(0).sample(range(len(asked)), len(asked))
+    mixed = Generator(agents).sample([[asked[i] for i in shuffled], []], sampling)[0]
+    assert [mixed[shuffled.index(i)] for i in range(len(asked))] == together
+    for slots in (1, 200, 800):  # one request a chunk, a few, many
+        generator = Generator(agents, max_batch_tokens=slots)
+        assert generator.sample([asked, []], sampling)[0] == together
+        assert generator.calls > 1
+    # Fewer siblings, or siblings in another order, are the same ones.
+    turned = [Request(each.prompt_ids, each.keys_G[::-1][:3]) for each in asked]
+    some = Generator(agents).sample([turned, []], sampling)[0]
+    assert some == [group[::-1][:3] for group in together]
+
+
+def test_agents_and_keys_say_different_things():
+    done = Generator(team()).sample([requests(), requests(agent=1)], Sampling(1.0, 12))
+    texts = [c.token_ids for of_agent in done for group in of_agent for c in group]
+    assert len(set(texts)) == len(texts)
+
+
+def test_greedy_siblings_are_alike():
+    for group in Generator(team()).sample([requests(), []], Sampling(0.0, 12))[0]:
+        assert len({completion.token_ids for completion in group}) == 1
+
+
+def test_completions_end_with_their_stop_token_and_say_so():
+    agents = team()
+    done = Generator(agents).sample([requests(siblings=40), []], Sampling(1.0, 16))[0]
+    everything = [completion for group in done for completion in group]
+    ended = [c for c in everything if c.finished]
+    assert 20 < len(ended) < len(everything)  # ends of all kinds are in the sample
+    assert len({len(c.token_ids) for c in ended}) > 8  # so that rows leave at many steps
+    for completion in everything:
+        *before, last = completion.token_ids
+        assert not set(before) & set(STOPS)
+        assert completion.finished == (last in STOPS)
+        assert completion.finished or len(completion.token_ids) == 16
+        kept = [t for t in completion.token_ids if t < 256]  # specials are no text
+        assert completion.text == agents.agents[0].tokenizer.decode(kept)
+
+
+def test_one_token_is_enough():
+    for group in Generator(team()).sample([requests(), []], Sampling(1.0, 1))[0]:
+        assert all(len(completion.token_ids) == 1 for completion in group)
+
+
+def test_a_model_without_pad_token_says_the_same():
+    settings = {"agent_model__torch_dtype": "float64", "lora__enabled": False, "num_agents": 1}
+    bare = config("grpo", agent_model__name=str(folder("llama", pad=False)), **settings)
+    whole = config("grpo", agent_model__name=str(folder("llama")), **settings)
+    without, with_pad = (build_team(each, device="cpu") for each in (bare, whole))
+    assert without.agents[0].tokenizer.pad_token_id == EOS
+    for sampling in SAMPLINGS[:2]:
+        a, b = (Generator(t).sample([requests()], sampling) for t in (without, with_pad))
+        assert a == b
+
+
+def test_first_tokens_are_as_frequent_as_the_policy_says():
+    agents = team()
+    count = 4000
+    asked = Request(prompt("x = "), tuple((3, g) for g in range(count)))
+    (group,) = Generator(agents).sample([[asked], []], Sampling(1.0, 1))[0]
+    with torch.no_grad(), agents.acting(0) as agent:
+        p = agent.model(torch.tensor([asked.prompt_ids])).logits[0, -1].softmax(-1).numpy()
+    seen = np.bincount([c.token_ids[0] for c in group], minlength=len(p)) / count
+    # The expected distance of n draws is at most Σ √(p (1 − p) / n) / 2; twice that is luck's end.
+    assert np.abs(seen - p).sum() / 2 < np.sqrt(p * (1 - p) / count).sum()
+
+
+# ------------------------------------------------------------------------------ keyed numbers
+
+
+def test_uniforms_depend_on_their_key_alone():
+    assert (uniforms((1, "a", (0, 2)), 3) == uniforms((1, "a", (0, 2)), 9)[:3]).all()
+    keys = [(s, k, t, p, a, g) for s in (0, 1) for k in ("train", "eval") for t in ("x", "y")
+            for p in ((), (0,), (1,)) for a in (0, 1) for g in (0, 1)]  # fmt: skip
+    drawn = np.concatenate([uniforms(key, 50) for key in keys])
+    assert len(np.unique(drawn)) == len(drawn)
+    assert drawn.min() >= 0 and drawn.max() < 1
+    assert abs(drawn.mean() - 0.5) < 4 * np.sqrt(1 / 12 / len(drawn))
+
+
+def test_an_order_is_a_permutation_of_its_key():
+    assert sorted(order((1, "epoch", 0), 50)) == list(range(50))
+    assert order((1, "epoch", 0), 50) == order((1, "epoch", 0), 50)
+    assert order((1, "epoch", 0), 50) != order((1, "epoch", 1), 50)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        (Sampling(1, 1), [0.1, 0.4, 0.2, 0.3]),
+        (Sampling(1, 1, top_k=2), [0, 0.4, 0, 0.3]),
+        (Sampling(1, 1, top_k=9), [0.1, 0.4, 0.2, 0.3]),
+        (Sampling(1, 1, top_p=0.4), [0, 0.4, 0, 0]),  # 0.4 holds 0.4 already
+        (Sampling(1, 1, top_p=0.5), [0, 0.4, 0, 0.3]),  # the fewest of at least 0.5
+        (Sampling(1, 1, top_p=0.95), [0.1, 0.4, 0.2, 0.3]),
+        (Sampling(1, 1, top_p=1e-9), [0, 0.4, 0, 0]),  # never nothing
+        # Of the two largest, 0.7 in all, 0.4 holds 0.4 / 0.7 = 0.571.
+        (Sampling(1, 1, top_k=2, top_p=0.57), [0, 0.4, 0, 0]),
+        (Sampling(1, 1, top_k=2, top_p=0.58), [0, 0.4, 0, 0.3]),
+    ],
+    ids=str,
+)
+def test_truncation_by_hand(sampling, expected):
+    p = torch.tensor([[0.1, 0.4, 0.2, 0.3]], dtype=torch.float64)
+    assert generation._truncate(p, sampling)[0].tolist() == pytest.approx(expected)
+
+
+# ------------------------------------------------------------------------ with the real rollout
+
+
+def rollout(generator: Generator) -> Rollout:
+    class Reward(FakeReward):
+        def _one(self, action):
+            return sum(map(len, action.completions_N)) % 5
+
+    return Rollout(generator, Reward(lambda *_: 0.0), FakeTransition(), seed=3)
+
+
+@pytest.mark.parametrize(
+    ("agents", "turns", "mode", "handoff"),
+    [(1, 2, "align", None), (2, 2, "align", None), (2, 2, "cross", "random"),
+     (3, 3, "align", "best")],
+)  # fmt: skip
+@pytest.mark.parametrize("shared", [True, False], ids=["one base", "separate models"])
+def test_a_training_step_makes_at_most_n_times_t_generation_calls(
+    agents, turns, mode, handoff, shared
+):
+    names = {} if shared else {"agents": [str(folder("qwen2"))] * agents}
+    built = team(num_agents=agents, algorithm="grpo" if agents == 1 else "magrpo", **names)
+    generator = Generator(built)
+    shape = Shape(agents, turns, 2, mode, handoff)
+    trees = rollout(generator).grow(
+        [task(n) for n in "ABCD"], shape, Sampling(1.0, 8), ("train", 1)
+    )
+    # Agents of one base decode together.
+    assert generator.calls == (turns if shared else agents * turns)
+    assert generator.tokens == sum(
+        len(c.token_ids)
+        for tree in trees for node in tree.nodes for t in node.agents_N for c in t.completions_G
+    )  # fmt: skip
+
+
+def test_a_tasks_tree_is_the_same_alone_in_company_and_in_another_order():
+    generator = Generator(team())
+
+    def grow(names: str):
+        shape, sampling = Shape(2, 2, 2), Sampling(1.0, 8)
+        trees = rollout(generator).grow([task(n) for n in names], shape, sampling, ("train", 1))
+        return {tree.task.task_id: tree for tree in trees}
+
+    together = grow("ABCDE")
+    assert grow("EBADC") == together
+    assert grow("C")["C"] == together["C"]
+
+
+def test_prompts_are_encoded_as_the_model_reads_them():
+    agents = team()
+    generator = Generator(agents, max_length=40)
+    said = (Message("user", "abc"), Message("assistant", "d"))
+    assert generator.encode(0, said) == prompt("abc\n\nd\n")
+    assert generator.fits((1,) * 28, Sampling(1.0, 12))
+    assert not generator.fits((1,) * 29, Sampling(1.0, 12))
+    assert Completion("", (), False).text == ""

@@ -1,0 +1,190 @@
+"""Tasks from files, folders, parquet and the builtin; slices; rows that cannot be used."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from comlrl.builtin import COOPMINI
+from comlrl.config.sections import ConfigError, DatasetConfig
+from comlrl.tasks.loading import load_tasks, split_size
+from rewards.sandbox.checks import check_task
+
+
+def rows(count: int) -> list[dict]:
+    return [
+        {
+            "task_id": f"T/{i}",
+            "prompt": f"def f{i}(x):\n    '''Adds {i}.'''\n",
+            "test": f"def check(candidate):\n    assert candidate(1) == {i + 1}\n",
+            "entry_point": f"f{i}",
+            "level": i,
+        }
+        for i in range(count)
+    ]
+
+
+def jsonl(folder: Path, items: list[dict], name: str = "test.jsonl") -> str:
+    file = folder / name
+    file.write_text("".join(json.dumps(item) + "\n" for item in items))
+    return str(file)
+
+
+def ids(name: str, split: str, **keys) -> list[str]:
+    return [task.task_id for task in load_tasks(DatasetConfig(name, **keys), split)]
+
+
+@pytest.mark.parametrize(("name", "count"), [("HumanEval", 164), ("CoopHumanEval", 82)])
+def test_real_problems(shared_data, name, count):
+    file = shared_data / f"{name}.jsonl"
+    tasks = load_tasks(DatasetConfig(str(file)), "test", check=check_task)
+    raw = [json.loads(line) for line in file.open()]
+    assert [(t.prompt, t.test, t.entry_point) for t in tasks] == [
+        (row["prompt"], row["test"], row["entry_point"]) for row in raw
+    ]
+    assert len({task.task_id for task in tasks}) == count
+
+
+def test_published_slices_of_real_problems(shared_data):
+    file = str(shared_data / "HumanEval.jsonl")
+    assert ids(file, "test[33:163]") == [f"HumanEval/{i}" for i in range(33, 163)]
+    assert ids(file, "test[:32]") == [f"HumanEval/{i}" for i in range(32)]
+    assert len(ids(str(shared_data / "CoopHumanEval.jsonl"), "test[16:]")) == 82 - 16
+
+
+@pytest.fixture
+def sources(tmp_path) -> dict[str, str]:
+    """The same six rows in every form that a dataset may have."""
+    import pandas
+
+    items = rows(6)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    jsonl(folder, items)
+    pandas.DataFrame(items).to_parquet(tmp_path / "test.parquet")
+    (tmp_path / "test.json").write_text(json.dumps(items))
+    return {
+        "jsonl": jsonl(tmp_path, items),
+        "json": str(tmp_path / "test.json"),
+        "parquet": str(tmp_path / "test.parquet"),
+        "folder": str(folder),
+    }
+
+
+@pytest.mark.parametrize(
+    ("split", "chosen"),
+    [
+        ("test", [0, 1, 2, 3, 4, 5]),
+        ("test[:2]", [0, 1]),
+        ("test[4:]", [4, 5]),
+        ("test[1:3]", [1, 2]),
+        ("test[-2:]", [4, 5]),
+        ("test[:-4]", [0, 1]),
+        ("test[:50%]", [0, 1, 2]),
+        ("test[:1]+test[5:]", [0, 5]),
+    ],
+)
+def test_slices_are_alike_for_every_form(sources, split, chosen):
+    for form, source in sources.items():
+        assert ids(source, split) == [f"T/{i}" for i in chosen], form
+
+
+def test_the_builtin_is_sliced_alike():
+    everything = [json.loads(line)["task_id"] for line in COOPMINI["train"].open()]
+    assert ids("builtin:coopmini", "train[3:7]") == everything[3:7]
+    assert ids("builtin:coopmini", "train") == everything
+
+
+def test_other_columns_are_kept(sources):
+    for form, source in sources.items():
+        assert load_tasks(DatasetConfig(source), "test[3:4]")[0].extra == {"level": 3}, form
+
+
+def test_names_are_made_where_there_are_none_and_made_unique(tmp_path):
+    items = rows(4)
+    del items[0]["task_id"]
+    items[2]["task_id"] = items[3]["task_id"] = "T/1"
+    assert ids(jsonl(tmp_path, items), "test") == ["row_0", "T/1", "T/1#2", "T/1#3"]
+
+
+BAD = [
+    ({"prompt": None}, "prompt"),
+    ({"prompt": "  "}, "prompt"),
+    ({"entry_point": 3}, "entry_point"),
+    ({"entry_point": "g"}, "T/1"),
+    ({"test": "def check(candidate):\n    assert candidate("}, "T/1"),
+    ({"test": "def verify(candidate):\n    assert candidate(1)"}, "T/1"),
+]
+
+
+@pytest.mark.parametrize(("change", "named"), BAD, ids=lambda value: str(value))
+def test_a_bad_row_is_named_or_skipped(tmp_path, change, named):
+    items = rows(3)
+    items[1] |= change
+    items = [item | {"entry_point": str(item["entry_point"])} for item in items]
+    if change.get("entry_point") == 3:
+        items[1].pop("entry_point")
+    file = jsonl(tmp_path, items)
+    with pytest.raises(ConfigError) as error:
+        load_tasks(DatasetConfig(file), "test", check=check_task)
+    line = str(error.value)
+    assert "\n" not in line and named in line and "on_bad_row=skip" in line
+    assert "row 1" in line or "'T/1'" in line
+    told: list[str] = []
+    section = DatasetConfig(file, on_bad_row="skip")
+    kept = load_tasks(section, "test", check=check_task, warn=told.append)
+    assert [task.task_id for task in kept] == ["T/0", "T/2"]
+    assert len(told) == 1 and named in told[0]
+
+
+@pytest.mark.parametrize(
+    ("split", "named"),
+    [("test[3:3]", "no data"), ("test[9:]", "no data"), ("train", None), ("test[", None),
+     ("test[a:b]", None)],
+)  # fmt: skip
+def test_a_split_that_gives_nothing_is_refused(sources, split, named):
+    for form, source in sources.items():
+        if split == "train" and form != "folder":
+            continue  # a single file is whatever split it is called
+        with pytest.raises(ConfigError) as error:
+            ids(source, split)
+        line = str(error.value)
+        assert "\n" not in line and split in line
+        assert named is None or named in line
+
+
+def test_only_bad_rows_is_an_empty_split(tmp_path):
+    items = [row | {"test": ""} for row in rows(2)]
+    section = DatasetConfig(jsonl(tmp_path, items), on_bad_row="skip")
+    with pytest.raises(ConfigError, match="no usable row"):
+        load_tasks(section, "test", warn=lambda line: None)
+
+
+def test_what_is_not_there_is_named(tmp_path):
+    for name in ("/nowhere/tasks.jsonl", "builtin:nothing", str(tmp_path / "nowhere")):
+        with pytest.raises(ConfigError) as error:
+            ids(name, "test")
+        assert name in str(error.value) and "\n" not in str(error.value)
+    (tmp_path / "broken.jsonl").write_text("{not json\n")
+    with pytest.raises(ConfigError, match="broken"):
+        ids(str(tmp_path / "broken.jsonl"), "test")
+
+
+def test_a_changed_file_is_read_anew(tmp_path):
+    file = jsonl(tmp_path, rows(2))
+    assert len(ids(file, "test")) == 2
+    jsonl(tmp_path, rows(5))
+    assert len(ids(file, "test")) == 5
+    shutil.copy(jsonl(tmp_path, rows(3), "other.jsonl"), file)
+    assert len(ids(file, "test")) == 3
+
+
+def test_split_size():
+    assert split_size("test[33:163]") == 130
+    assert split_size("test[:32]") == 32
+    assert split_size("test[5:3]") == 0
+    for unknown in ("test", "test[16:]", "test[-3:]", "test[:10%]", "a[:1]+b[:1]"):
+        assert split_size(unknown) is None

@@ -1,0 +1,263 @@
+"""expert_edits against local servers: a stub that misbehaves, and `transformers serve`."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+
+import pytest
+
+import external
+from comlrl.types import Attempt, Task
+from external.diagnosis import ExternalError
+from external.expert_edits import (
+    MAX_BODY,
+    MAX_EDIT,
+    ExpertEdits,
+    ExpertError,
+    provider_of,
+    request,
+    split_edits,
+)
+from external.plain import Plain
+
+TASK = Task("T/7", "def top(xs):\n    '''The largest of xs.'''\n", "def check(c): SECRET", "top")
+ATTEMPT = Attempt(TASK, ("def aux(xs):\n    return xs", "def top(xs):\n    return 0"), None, 1)
+AGREED = "Write a revised `{}`, code only: no fences, prose, tests or examples.\n"
+
+
+def completion(text: object) -> bytes:
+    """A chat completion as services send it."""
+    return json.dumps(
+        {"id": "1", "object": "chat.completion", "choices": [{"message": {"content": text}}]}
+    ).encode()
+
+
+@contextmanager
+def serving(answer: Callable[[BaseHTTPRequestHandler, bytes], None]) -> Iterator[str]:
+    """A local server that gives each POST to ``answer``; yields its base address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            try:
+                answer(self, body)
+            except (BrokenPipeError, ConnectionResetError):
+                self.close_connection = True  # the client has had enough
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def send(handler: BaseHTTPRequestHandler, body: bytes, status: int = 200) -> None:
+    handler.send_response(status)
+    handler.send_header("Content-Type", "application/json")
+    handler.send_header("Content-Length", str(len(body)))
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+def expert(url: str, on_error: str = "stop", **settings: object) -> ExpertEdits:
+    return ExpertEdits("any", url, on_error, Plain(), backoff=0.01, **settings)  # type: ignore
+
+
+def test_each_agent_reads_the_edits_to_its_own_function() -> None:
+    seen: list[dict] = []
+
+    def answer(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+        seen.append(json.loads(body))
+        send(handler, completion("[aux]\nSort `xs` first.\n[top]\nReturn aux(xs)[-1].\n"))
+
+    with serving(answer) as url:
+        texts = expert(url)([ATTEMPT])
+    assert texts == [
+        (
+            "Feedback:\nAn expert proposes for `aux`:\nSort `xs` first.\n" + AGREED.format("aux"),
+            "Feedback:\nAn expert proposes for `top`:\nReturn aux(xs)[-1].\n"
+            + AGREED.format("top"),
+        )
+    ]
+    (sent,) = seen
+    assert sent["model"] == "any" and sent["max_tokens"] == 1024
+    question = sent["messages"][0]["content"]
+    assert question == request(ATTEMPT)
+    assert "SECRET" not in question  # the tests stay here
+    assert ATTEMPT.completions_N[0] in question and ATTEMPT.completions_N[1] in question
+
+
+def test_a_failure_that_passes_is_retried() -> None:
+    statuses = [500, 429, 503]
+
+    def answer(handler: BaseHTTPRequestHandler, _: bytes) -> None:
+        status = statuses.pop(0) if statuses else 200
+        send(handler, completion("[top]\nUse max.") if status == 200 else b"{}", status)
+
+    with serving(answer) as url:
+        mode = expert(url, retries=3)
+        (texts,) = mode([ATTEMPT])
+    assert texts[0].startswith("Feedback:\nAn expert proposes no edits to `aux`.\n")
+    assert texts[1].startswith("Feedback:\nAn expert proposes for `top`:\nUse max.\n")
+    assert mode.fallbacks.count == 0
+
+
+def failing(kind: str) -> Callable[[BaseHTTPRequestHandler, bytes], None]:
+    def answer(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+        match kind:
+            case "echo":  # a server that cannot tell the prompt from the answer
+                asked = json.loads(body)["messages"][0]["content"].strip()
+                send(handler, completion(f"user: {asked}\nassistant:"))
+            case "500":
+                send(handler, b"{}", 500)
+            case "401":
+                send(handler, b'{"error": {"message": "bad key"}}', 401)
+            case "garbage":
+                send(handler, b"\x00\xff<html>")
+            case "nothing":
+                send(handler, completion(None))
+            case "oversized":
+                send(handler, completion("x" * MAX_BODY))
+            case "silence":
+                time.sleep(1.0)  # beyond the timeout
+            case "dripping":
+                handler.send_response(200)
+                handler.end_headers()
+                for _ in range(30):  # a byte at a time, beyond the timeout
+                    handler.wfile.write(b" ")
+                    time.sleep(0.05)
+
+    return answer
+
+
+FAILURES = {  # kind → (what the message says, requests made with one retry)
+    "500": ("HTTP 500", 2),
+    "401": ("HTTP 401", 1),
+    "garbage": ("not a chat completion", 2),
+    "nothing": ("the answer is empty", 2),
+    "echo": ("repeats the request", 1),
+    "oversized": (f"exceeds {MAX_BODY} bytes", 1),
+    "silence": ("Timeout", 2),
+    "dripping": ("no whole answer within 0.6 s", 2),
+}
+TIMEOUTS = {"silence": 0.3, "dripping": 0.6}  # a busy machine may take long for the others
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_an_expert_that_cannot_be_had(kind: str) -> None:
+    """stop: a clear error; plain: the plain text, counted."""
+    said, requests = FAILURES[kind]
+    seconds = TIMEOUTS.get(kind, 30.0)
+    counted: list[int] = []
+
+    def answer(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+        counted.append(1)
+        failing(kind)(handler, body)
+
+    with serving(answer) as url:
+        with pytest.raises(ExpertError, match=r"external\.on_error") as caught:
+            expert(url, timeout=seconds, retries=1)([ATTEMPT])
+        assert said in str(caught.value) and "'T/7'" in str(caught.value)
+        assert len(counted) == requests
+        mode = expert(url, on_error="plain", timeout=seconds, retries=0)
+        assert mode([ATTEMPT, ATTEMPT]) == Plain()([ATTEMPT, ATTEMPT])
+        assert mode.fallbacks.count == 2
+
+
+def test_a_server_that_is_down() -> None:
+    with serving(failing("500")) as url:
+        pass
+    with pytest.raises(ExpertError, match=r"APIConnectionError.*\(2 requests\)"):
+        expert(url, retries=1)([ATTEMPT])
+    mode = expert(url, on_error="plain", retries=0)
+    assert mode([ATTEMPT]) == Plain()([ATTEMPT])
+    assert mode.fallbacks.count == 1
+
+
+def test_requests_in_flight_are_bounded_and_answers_stay_in_order() -> None:
+    """Nine requests, three at a time: none is answered before three are there, none is a fourth."""
+    lock, three, now, most = threading.Lock(), threading.Barrier(3), 0, 0
+
+    def answer(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        three.wait(30)
+        number = json.loads(body)["messages"][0]["content"].split("return ")[1].split("\n")[0]
+        with lock:
+            now -= 1
+        send(handler, completion(f"[top]\nnumber {number}"))
+
+    attempts = [Attempt(TASK, (f"def top(xs):\n    return {i}\n",), None, 1) for i in range(9)]
+    with serving(answer) as url:
+        texts = expert(url, max_in_flight=3)(attempts)
+    assert [f"number {i}\n" in text for i, (text,) in enumerate(texts)] == [True] * 9
+    assert most == 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "edits"),
+    [
+        ("[aux]\na\n[top]\nb", ("a", "b")),
+        ("Sure!\n\n### `aux`\na\n\n**top**:\nb\nc\n", ("a", "b\nc")),
+        ("aux: a\n**top:** b", ("a", "b")),
+        ("- top():\n  b", ("", "  b")),
+        ("[aux]\n```python\ntop\n    x = 1\n```\n[top]\nnone", ("top\n    x = 1", "none")),
+        ("top(xs) calls aux(xs) twice", ("top(xs) calls aux(xs) twice",) * 2),
+        ("[aux]\na\x00b\ud800<|im_end|></s>\x1b[0m", ("ab?[0m", "")),
+        ("", ("", "")),
+    ],
+)
+def test_answers_are_read_tolerantly(answer: str, edits: tuple[str, ...]) -> None:
+    assert split_edits(answer, ("aux", "top")) == edits
+
+
+def test_long_edits_are_cut() -> None:
+    (edits,) = split_edits("word " * 1000, ("top",))
+    assert len(edits) == MAX_EDIT and edits.endswith("...")
+
+
+@pytest.mark.parametrize(
+    ("model", "base_url", "address", "key"),
+    [
+        ("deepseek-coder", None, "https://api.deepseek.com", "DEEPSEEK_API_KEY"),
+        ("claude-x", None, "https://api.anthropic.com/v1/", "ANTHROPIC_API_KEY"),
+        ("gpt-x", None, "https://api.openai.com/v1", "OPENAI_API_KEY"),
+        ("any", "https://api.openai.com/v1/", "https://api.openai.com/v1/", "OPENAI_API_KEY"),
+        ("gpt-x", "http://localhost:8000/v1", "http://localhost:8000/v1", "EXPERT_API_KEY"),
+        ("gpt-x", "https://api.openai.com.evil.org", "https://api.openai.com.evil.org",
+         "EXPERT_API_KEY"),
+    ],
+)  # fmt: skip
+def test_keys_go_to_their_own_provider(
+    model: str, base_url: str | None, address: str, key: str
+) -> None:
+    provider = provider_of(model, base_url)
+    assert (provider.base_url, provider.key) == (address, key)
+
+
+def test_settings_that_cannot_work_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DEEPSEEK_API_KEY", raising=False)
+    section = SimpleNamespace(
+        mode="expert_edits", sandbox_slice=1, expert_model="deepseek-coder", expert_base_url=None,
+        on_error="stop", history="full", previous_response=True,
+    )  # fmt: skip
+    with pytest.raises(ExternalError, match="DEEPSEEK_API_KEY; set it"):
+        external.build(section)
+    section.expert_model = "my-model"
+    with pytest.raises(ExternalError, match=r"external\.expert_base_url: null"):
+        external.build(section)

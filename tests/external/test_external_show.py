@@ -1,0 +1,45 @@
+"""The tool that prints what agents read, run as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ROW = {
+    "task_id": "T/0",
+    "prompt": "def pick(n):\n    '''Twice n.'''\n",
+    "test": "def check(candidate):\n    assert candidate(3) == 6\n",
+    "entry_point": "pick",
+}
+
+
+def show(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
+    (folder / "aux.py").write_text("def aux(n):\n    return n\n")
+    (folder / "main.py").write_text("def pick(n):\n    m = aux(n)\n    return m + 1\n")
+    return subprocess.run(
+        [sys.executable, ROOT / "tools" / "show_prompts.py", "--data", "rows.jsonl", *options],
+        cwd=folder, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def test_every_mode_is_printed_for_every_agent_and_turn(tmp_path: Path) -> None:
+    shown = show(tmp_path, "--completions", "aux.py", "main.py")
+    assert shown.returncode == 0, shown.stderr
+    # 0.4 + 0.6 + 0.5 for both definitions and syntax; 3 + 1 ≠ 6, so no test and no aux terms.
+    assert "reward of turn 1: 1.50" in shown.stdout
+    for mode in ("level_feedback", "level_passed", "passed", "plain"):
+        for turn in (1, 2):
+            for name in ("aux", "pick"):
+                assert f"════ {mode} · turn {turn} · {name} (" in shown.stdout
+    assert "Failed: assert pick(3) == 6\n" in shown.stdout
+    assert "`aux`: used.\nWrite a revised `pick`, code only" in shown.stdout
+
+
+def test_a_task_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    shown = show(tmp_path, "--task", "7", "--completions", "aux.py", "main.py")
+    assert shown.returncode == 2
+    assert shown.stderr == "error: --task: '7' is not among the 1 rows of rows.jsonl\n"

@@ -1,0 +1,468 @@
+"""The report: run directories made through the real loggers, pages opened in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from functools import partial
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from comlrl.evaluation.intervals import bootstrap_interval
+from comlrl.types import LogMark, LogRecord
+from loggers.jsonl import JsonlLogger
+from loggers.report.charts import learning_series, sections
+from loggers.report.comparison import curve, grouped, write_comparison
+from loggers.report.run_data import ReportError, Run, read_run
+from loggers.report.sample_episodes import episodes, python
+from loggers.report.svg import label, smoothed, ticks
+from loggers.report.write import main, render, write_report
+from tests.run_maker import make_run
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory) -> Path:
+    folder = make_run(tmp_path_factory.mktemp("runs") / "magrpo_mini_1", turns=2)
+    write_report(folder)
+    return folder
+
+
+class Page(HTMLParser):
+    """Collects what a browser would fetch, the text, and whether tags close."""
+
+    VOID = ("meta", "br", "hr", "img", "link", "input", "line", "circle", "rect", "polygon",
+            "polyline")  # fmt: skip
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.text: list[str] = []
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.episodes: list[dict[str, str]] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        fetched = [given[k] for k in ("src", "href", "srcset", "data") if given.get(k)]
+        self.fetched += [address for address in fetched if not address.startswith("#")]
+        self.links += [address[1:] for address in fetched if address.startswith("#")]
+        self.ids += [given["id"]] if "id" in given else []
+        self.episodes += [given] if given.get("class") == "episode" else []
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def test_the_page_is_whole_and_fetches_nothing(run_dir):
+    html = (run_dir / "report.html").read_text()
+    page = Page(html)
+    assert page.open == [] and page.fetched == []
+    assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|https?://", html)
+    assert (run_dir / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_shows_what_a_reader_looks_for(run_dir):
+    text = "".join(Page((run_dir / "report.html").read_text()).text)
+    for words in (
+        "held-out reward", "Learning", "Learning to agree", "Convention of aux",
+        "Parts of the reward", "Turns", "How main uses aux", "Task by task", "Optimisation",
+        "Where the time goes", "Episodes", "Configuration",
+    ):  # fmt: skip
+        assert words in text, words
+
+
+def test_contents_lead_to_every_section(run_dir):
+    run, html = read_run(run_dir), (run_dir / "report.html").read_text()
+    page = Page(html)
+    assert len(page.links) == len(set(page.links)) == len(sections(run)) + 2
+    assert page.links[0] == "learning" and page.links[-2:] == ["episodes", "the-run"]
+    assert set(page.links) <= set(page.ids) and len(page.ids) == len(set(page.ids))
+
+
+def test_what_models_and_tests_say_is_text_and_not_markup(run_dir):
+    html = (run_dir / "report.html").read_text()
+    assert "<b>&False</b>" not in html
+    assert "[True, &lt;b&gt;&amp;False&lt;/b&gt;]" in html
+
+
+def test_the_command_makes_the_page_anew_from_the_directory_alone(run_dir, tmp_path):
+    moved = tmp_path / run_dir.name
+    shutil.copytree(run_dir, moved)
+    before = (moved / "report.html").read_text()
+    (moved / "report.html").unlink()
+    done = subprocess.run(
+        [sys.executable, "-m", "loggers.report", str(moved)],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (moved / "report.html").read_text() == before
+
+
+def test_a_directory_without_a_run_is_one_line_and_exit_code_2(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "loggers.report", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == f"error: {tmp_path}: not a run directory; it has no metrics.jsonl\n"
+
+
+def test_a_damaged_run_is_named(tmp_path):
+    folder = make_run(tmp_path / "magrpo_x", updates=5)
+    (folder / "summary.json").write_text('{"algorithm": ')
+    with pytest.raises(ReportError, match=r"magrpo_x: damaged: summary\.json is not JSON"):
+        read_run(folder)
+
+
+def test_a_run_with_hardly_anything_still_has_a_page(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("")
+    write_report(tmp_path)
+    logger = JsonlLogger(tmp_path / "metrics.jsonl")
+    logger.begin(LogMark())
+    logger.log(LogRecord(8, 1, 0, "train", {"reward_mean": 1.0, "odd": float("nan")}))
+    logger.close()
+    write_report(tmp_path)
+    assert "Mean reward" in (tmp_path / "report.html").read_text()
+
+
+def test_every_episode_of_the_last_evaluation_can_be_filtered(run_dir):
+    run = read_run(run_dir)
+    first, last = run.passes()
+    before = {s["task_id"]: s["reward_task_mean"] for s in first}
+    shown = episodes(run)
+    gains = sorted((s["reward_task_mean"] - before[s["task_id"]] for s in last), reverse=True)
+    assert [e.gain for e in shown] == gains
+    page = Page((run_dir / "report.html").read_text())
+    told = [(e["data-task"], float(e["data-reward"]), e["data-passed"]) for e in page.episodes]
+    assert told == [
+        (e.sample["task_id"], e.sample["reward"], str(int(e.sample["passed_all"]))) for e in shown
+    ]
+    assert {"0", "1"} == {passed for _, _, passed in told}
+
+
+def test_tasks_answered_several_times(tmp_path):
+    folder = _log(tmp_path, reward_mean=[0.1, 0.9])
+    lines = [
+        {"update": update, "phase": "eval", "task_id": "a", "prompt": "", "reward": reward,
+         "reward_task_mean": reward, "completions_N": ["x"], "turn": 1}
+        for update, rewards in ((0, [1.0, 2.0]), (9, [4.0, 3.0])) for reward in rewards
+    ]  # fmt: skip
+    (folder / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = read_run(folder)
+    assert [(e.answer, e.gain) for e in episodes(run)] == [(1, 3.0), (2, 1.0)]
+    (section,) = [s for s in sections(run) if s.title == "Task by task"]
+    assert "<title>a: 1.50 → 3.50</title>" in section.charts[0].svgs[0]  # one column, means
+    html = render(run)
+    assert "<option" in html and "not passed" not in html  # a reward without tests
+    assert "<small>main</small>" in html  # one agent
+
+
+def test_fences_are_words_and_nothing_is_framed_in_red(run_dir):
+    html = (run_dir / "report.html").read_text()
+    assert ".err" not in html
+    text = "Is this it?\n```python\ndef f():\n    return 1\n```\nfor sure"
+    shown = str(python(text))
+    assert 'class="err"' not in shown
+    assert shown.startswith('<span class="words">Is this it?\n```python\n</span>')
+    assert shown.endswith('<span class="words">```\n</span><span class="words">for sure</span>')
+    assert '<span class="k">def</span>' in shown
+    assert re.sub("<[^>]*>", "", shown) == text
+    unclosed = str(python("```\nx = 1\n"))
+    assert re.sub("<[^>]*>", "", unclosed) == "```\nx = 1\n"
+
+
+def test_agents_are_named_by_their_roles(tmp_path):
+    _log(
+        tmp_path,
+        **{f"agent_{i}__completion_length_mean": [1.0, 2.0] for i in range(3)},
+        agent_1__loss=[1.0, 2.0],
+        loss=[3.0, 4.0],
+        training_step=[1.0, 2.0],
+    )
+    charts = {c.title: c for s in sections(read_run(tmp_path)) for c in s.charts}
+    assert charts["Lengths in tokens"].legend == (("aux", 0), ("aux2", 1), ("main", 2))
+    assert charts["loss"].legend == (("aux2", 0), ("all agents", 1))
+    assert "training step" not in charts  # a straight line
+
+
+def test_nothing_that_was_logged_is_left_out(run_dir):
+    run = read_run(run_dir)
+    titles = {chart.title for section in sections(run) for chart in section.charts}
+    assert {"loss", "gradient norm", "entropy", "learning rate"} <= titles
+
+
+def _log(folder: Path, **series: list[float]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    logger = JsonlLogger(folder / "metrics.jsonl")
+    logger.begin(LogMark())
+    for i in range(len(next(iter(series.values())))):
+        metrics = {name.replace("__", "/"): values[i] for name, values in series.items()}
+        logger.log(LogRecord(10 * i, i, 0, "train", metrics))
+    logger.close()
+    return folder
+
+
+def _titles(folder: Path) -> list[str]:
+    return [chart.title for section in sections(read_run(folder)) for chart in section.charts]
+
+
+def test_model_score_beside_task_reward(tmp_path):
+    _log(tmp_path, reward_mean=[0.1, 0.9], task_reward_mean=[1.0, 0.8])
+    assert "Model score and task reward" in _titles(tmp_path)
+    training = [s for s in learning_series(read_run(tmp_path)) if s.label == "training"]
+    assert [list(s.ys_X) for s in training] == [[1.0, 0.8]]  # on one axis with held-out tasks
+
+
+def test_preferences(tmp_path):
+    _log(tmp_path, reward_mean=[0.1, 0.9], reward_model__accuracy=[0.5, 0.8])
+    (tmp_path / "preferences_summary.json").write_text(
+        json.dumps({"gaps": {"0.5": 1, "1": 1, "1.5": 1, "3": 1}, "reward_model_accuracy": 0.83})
+    )
+    titles = _titles(tmp_path)
+    assert "Reward gap of the pairs" in titles
+    assert "Reward model: pairs ordered rightly" in titles
+    assert "<b>83%</b>" in render(read_run(tmp_path))
+
+
+def test_latents_on_their_principal_axes(tmp_path):
+    _log(tmp_path, reward_mean=[0.1, 0.9])
+    lines = [  # aux moves along one axis, main stays: all variance on one line
+        {"step": i, "turn": 1, "role": role, "mu": [3.0 * i * moves, 4.0 * i * moves, 1.0]}
+        for i in range(20)
+        for role, moves in (("aux", 1), ("main", 0))
+    ]
+    (tmp_path / "latents.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (section,) = [s for s in sections(read_run(tmp_path)) if s.title == "Latents"]
+    (chart,) = section.charts
+    assert chart.legend == (("aux", 0), ("main", 1))
+    assert "100% of the variance" in chart.note
+    assert chart.svgs[0].count("<circle") == 40
+
+
+def test_bootstrap_interval():
+    assert bootstrap_interval([2.0]) == (2.0, 2.0)
+    low, high = bootstrap_interval([1.0, 2.0, 3.0])
+    # The mean of three draws lies at 1 or below in 1/27 = 3.7% > 2.5% of the resamples.
+    assert (low, high) == (1.0, 3.0)
+    many = np.random.default_rng(1).normal(0, 1, 400)
+    low, high = bootstrap_interval(many)  # close to mean ± 1.96 / √400
+    assert low == pytest.approx(many.mean() - 0.098, abs=0.02)
+    assert high == pytest.approx(many.mean() + 0.098, abs=0.02)
+
+
+def test_runs_are_averaged_at_common_steps(tmp_path):
+    one = read_run(_log(tmp_path / "a", reward_mean=[0.0, 1.0, 2.0]))  # at 0, 10, 20
+    two = read_run(_log(tmp_path / "b", reward_mean=[2.0, 3.0]))  # at 0, 10
+    averaged = curve([one, two], "train", "reward_mean")
+    assert averaged is not None
+    assert averaged.xs_X.tolist() == [0, 10]  # where both are known
+    assert averaged.mean_X.tolist() == [1.0, 2.0]
+    assert curve([one, two], "eval", "reward_mean") is None
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_setting(tmp_path):
+    runs = [
+        read_run(make_run(tmp_path / f"{algorithm}_{turns}_{seed}", seed=seed, updates=5,
+                          turns=turns, algorithm=algorithm))
+        for algorithm, turns, seed in
+        [("magrpo", 1, 1), ("magrpo", 1, 2), ("magrpo", 2, 1), ("ppo", 1, 1)]
+    ]  # fmt: skip
+    told = [(group.name, group.run_names) for group in grouped(runs)]
+    assert told == [
+        ("MAGRPO num_turns=1", ("magrpo_1_1", "magrpo_1_2")),
+        ("MAGRPO num_turns=2", ("magrpo_2_1",)),
+        ("PPO", ("ppo_1_1",)),
+    ]
+    named = grouped(runs, ["one", "two", "other"])
+    assert [group.label for group in named] == [
+        "one (magrpo_1_1, magrpo_1_2)", "two (magrpo_2_1)", "other (ppo_1_1)",
+    ]  # fmt: skip
+    with pytest.raises(ReportError, match=r"--labels: 2 for 3 settings; give one for each of: mag"):
+        grouped(runs, ["one", "two"])
+    written = write_comparison(runs, tmp_path / "out")
+    assert [path.name for path in written] == [
+        "comparison.html", "comparison.png", "comparison.svg",
+    ]  # fmt: skip
+    page = Page(written[0].read_text())
+    assert page.open == [] and page.fetched == []
+    text = "".join(page.text)
+    assert "MAGRPO num_turns=2" in text and "magrpo_1_1, magrpo_1_2" in text
+    assert "Mean reward, held-out tasks" in text
+    assert written[2].read_text().lstrip().startswith("<?xml")
+
+
+def test_only_seeds_of_one_setting_are_merged(tmp_path):
+    def run(name: str, seed: int, **changes: str) -> Run:
+        folder = make_run(tmp_path / name, seed=seed, updates=5)
+        for file, text in changes.items():
+            path = next(folder.glob(f"{file}.*"))
+            path.unlink() if not text else path.write_text(text + path.read_text())
+        return read_run(folder)
+
+    def together(*runs: Run) -> list[int]:
+        return [len(group.runs) for group in grouped(runs)]
+
+    first = run("a", 1)
+    assert together(first, run("b", 2)) == [2]
+    assert together(first, run("c", 1)) == [1, 1]  # the same seed: something else differs
+    script = json.dumps({"command": "train_grpo.py --config x"})
+    other = run("d", 2, summary="")
+    (other.path / "environment.json").write_text(script)
+    assert read_run(other.path).algorithm == "grpo"  # whatever its directory is called
+    assert together(first, read_run(other.path)) == [1, 1]
+    assert together(run("e", 2, config=""), run("f", 3, config="")) == [1, 1]
+    assert together(first, run("g", 2, config="reward: {target: x.y:Z}\n")) == [1, 1]
+    changed = {"phase": "eval", "task_id": "new", "prompt": "", "update": 0}
+    assert together(first, run("h", 2, samples=json.dumps(changed) + "\n")) == [1, 1]
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_picture_has_one_legend_and_room_for_its_axes(tmp_path, monkeypatch):
+    drawn: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda f, *a, **k: (drawn.append(f), save(f, *a, **k)))
+    folders = []
+    for i in range(6):
+        folder = make_run(tmp_path / f"a_run_with_quite_a_long_name_{i}", updates=5)
+        keys = "".join(f"  {key}_of_a_setting: {i}\n" for key in ("first", "second", "third"))
+        with (folder / "config.yaml").open("a") as file:
+            file.write(keys)
+        folders.append(str(folder))
+    assert main([*folders, "--out", str(tmp_path / "out")]) == 0
+    figure = drawn[0]
+    (legend,) = figure.legends
+    assert not any(axis.get_legend() for axis in figure.axes)
+    texts = [text.get_text() for text in legend.get_texts()]
+    assert len(texts) == 6 and all(f"name_{i}" in texts[i] for i in range(6))
+    for axis in figure.axes:
+        box = axis.get_position()
+        assert box.width > 0.3 and box.height * figure.get_figheight() > 2  # inches
+
+
+def test_labels_belong_to_a_comparison(run_dir, capsys):
+    assert main([str(run_dir), "--labels", "a"]) == 2
+    assert capsys.readouterr().err.startswith("error: --labels: names the settings of a comparison")
+
+
+def test_a_run_still_going_is_shown_without_summary(tmp_path):
+    folder = make_run(tmp_path / "magrpo_x", updates=5)
+    assert "not finished" not in render(read_run(folder))
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["env_steps"] -= 1  # of an earlier end: the run was resumed
+    (folder / "summary.json").write_text(json.dumps(summary))
+    text = render(read_run(folder))
+    assert "not finished" in text and "wall time" not in text
+    (folder / "summary.json").unlink()
+    text = render(read_run(folder))
+    assert "MAGRPO" in text and "not finished" in text
+    with pytest.raises(ReportError):
+        read_run(tmp_path)
+
+
+def test_ticks_and_labels():
+    assert ticks(0, 4) == [0, 1, 2, 3, 4]
+    assert ticks(0, 0.9) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
+    assert [label(v) for v in (0, 1500, 2e6, 0.25, 3e-4)] == ["0", "1.5k", "2M", "0.25", "0.0003"]
+    assert label(0.2, percent=True) == "20%"
+    assert smoothed([0, 3, 6], 3) == [1.5, 3, 4.5]  # (0+3)/2, (0+3+6)/3, (3+6)/2
+
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+def browse(profile: Path, page: Path, width: int, *options: str) -> str:
+    """What the browser prints about a page that it has opened in a profile of its own."""
+    done = subprocess.run(
+        [
+            BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+            "--disable-quic", "--disable-background-networking", "--disable-component-update",
+            "--disable-sync", "--hide-scrollbars", f"--user-data-dir={profile}",
+            f"--window-size={width},900", *options, page.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="needs chromium or google-chrome on the PATH")
+@pytest.mark.parametrize(
+    ("chosen", "kept"),
+    [
+        ({"task": " MINI/1 "}, lambda s: s["task_id"] in ("mini/1", "mini/10", "mini/11")),
+        ({"passed": "0"}, lambda s: not s["passed_all"]),
+        ({"low": "1.1", "high": "3.9"}, lambda s: 1.1 <= s["reward"] <= 3.9),
+        ({"order": "reward"}, lambda s: True),
+    ],
+)
+def test_the_filter_shows_what_was_asked_for(run_dir, tmp_path, chosen, kept):
+    script = (
+        "<script>onload = () => { const form = document.getElementById('filter');"
+        f"for (const [k, v] of Object.entries({json.dumps(chosen)})) form.elements[k].value = v;"
+        "form.dispatchEvent(new Event('input'));"
+        "document.title = [...document.querySelectorAll('.episode:not([hidden])')]"
+        ".map(e => e.dataset.task).join() + ';' + form.querySelector('output').textContent; }"
+        "</script></body>"
+    )
+    page = tmp_path / "page.html"
+    page.write_text((run_dir / "report.html").read_text().replace("</body>", script))
+    told = browse(tmp_path / "profile", page, 1000, "--dump-dom")
+    found = re.search("<title>(.*);(.*)</title>", told)
+    assert found, told[-500:]
+    shown = [e.sample for e in episodes(read_run(run_dir))]
+    if "order" in chosen:
+        shown.sort(key=lambda s: s["reward"])
+    wanted = [s["task_id"] for s in shown if kept(s)]
+    assert found[1].split(",") == wanted and found[2] == f"{len(wanted)} of 12"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="needs chromium or google-chrome on the PATH")
+@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize("dark", [False, True])
+def test_in_a_browser_nothing_overflows_and_the_scheme_is_followed(run_dir, tmp_path, width, dark):
+    from PIL import Image
+
+    # A frame has the phone's width where the browser's own window has a larger minimum.
+    frame = tmp_path / "frame.html"
+    probe = tmp_path / "page.html"
+    page = (run_dir / "report.html").read_text()
+    script = (
+        "<script>onload = () => { const wide = document.documentElement.scrollWidth;"
+        "parent.postMessage(wide, '*'); }</script></body>"
+    )
+    probe.write_text(page.replace("</body>", script))
+    frame.write_text(
+        f"<body style='margin:0'><iframe src='page.html' style='width:{width}px;height:900px;"
+        "border:0'></iframe><script>onmessage = e => document.title = 'w' + e.data;</script></body>"
+    )
+    shot = tmp_path / "shot.png"
+    look = partial(browse, tmp_path / "profile", frame, max(width, 500))
+    scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
+    told = look(*scheme, "--virtual-time-budget=3000", "--dump-dom")
+    found = re.search(r"<title>w(\d+)</title>", told)
+    assert found, told[-500:]
+    assert int(found[1]) <= width
+    look(*scheme, f"--screenshot={shot}")
+    pixels = np.asarray(Image.open(shot).convert("L"))[:, :width]
+    assert (np.median(pixels) < 60) if dark else (np.median(pixels) > 200)
+    assert pixels.std() > 10  # not blank

@@ -1,0 +1,323 @@
+"""Loggers: real files, a real terminal's width, real offline W&B runs in their own processes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TypeVar
+
+import pytest
+from rich.console import Console
+
+import loggers
+from comlrl.files import read_lines
+from comlrl.loop.progress import Ahead, Progress
+from comlrl.types import Logger, LogMark, LogRecord, RewardBreakdown, Score, Task, TestOutcome
+from loggers.console import ConsoleLogger, clock
+from loggers.episodes import EpisodeLogger
+from loggers.jsonl import JsonlLogger
+from loggers.samples import SampleLogger
+from tests.comlrl.loop.test_progress import Clock
+from tests.run_maker import agent_turn, node, tree
+
+ROOT = Path(__file__).parents[2]
+L = TypeVar("L", bound=Logger)
+
+
+def record(update: int, phase: str = "train", **metrics: float) -> LogRecord:
+    return LogRecord(update * 8, update, 0, phase, metrics or {"reward_mean": 1.5})
+
+
+def begun(logger: L, lines: int = 0, update: int = -1, env_steps: int = -1) -> L:
+    """A logger of a fresh run, or of one that goes on behind a checkpoint."""
+    logger.begin(LogMark(lines, update, env_steps))
+    return logger
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_jsonl_line_is_as_promised_and_on_disk_at_once(tmp_path):
+    logger = begun(JsonlLogger(tmp_path / "m.jsonl"))
+    logger.log(LogRecord(16, 2, 1, "eval", {"reward_mean": 0.5}))
+    text = (tmp_path / "m.jsonl").read_text()
+    assert text == (
+        '{"step": 16, "update": 2, "epoch": 1, "phase": "eval", "metrics": {"reward_mean": 0.5}}\n'
+    )
+
+
+def test_jsonl_has_null_for_what_is_not_finite(tmp_path):
+    logger = begun(JsonlLogger(tmp_path / "m.jsonl"))
+    logger.log(record(1, a=float("nan"), b=float("inf"), c=1.0))
+    logger.close()
+    assert lines(tmp_path / "m.jsonl")[0]["metrics"] == {"a": None, "b": None, "c": 1.0}
+
+
+def test_resuming_drops_later_and_torn_lines(tmp_path):
+    path = tmp_path / "m.jsonl"
+    logger = begun(JsonlLogger(path))
+    for update in range(4):
+        logger.log(record(update))
+    logger.close()
+    with path.open("a") as file:
+        file.write('{"step": 32, "upd')  # killed while writing
+    resumed = begun(JsonlLogger(path), lines=2)
+    resumed.log(record(2))
+    resumed.close()
+    assert [line["update"] for line in lines(path)] == [0, 1, 2]
+
+
+def test_a_new_run_starts_an_empty_file(tmp_path):
+    (tmp_path / "m.jsonl").write_text("old\n")
+    begun(JsonlLogger(tmp_path / "m.jsonl")).close()
+    assert (tmp_path / "m.jsonl").read_text() == ""
+
+
+def test_damage_within_a_file_is_named(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"a": 1}\nnot json\n{"a": 2}\n')
+    with pytest.raises(ValueError, match=r"m\.jsonl, line 2"):
+        list(read_lines(path))
+
+
+def scored_tree(task_id: str, *rewards: float):
+    outcomes = (TestOutcome("assert candidate(1) == 2", False, actual="3", expected="2"),)
+    scores = [Score(r, RewardBreakdown(tests=r, outcomes=outcomes, program="p")) for r in rewards]
+    agents = [agent_turn([f"{role}{k}" for k in range(len(rewards))]) for role in ("aux", "main")]
+    return tree(node(scores, agents=agents), task=Task(task_id, "prompt", "", "f"))
+
+
+def test_samples_keep_the_first_and_the_latest_evaluation(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    logger = begun(SampleLogger(path))
+    for update in (0, 5, 10):
+        logger.episodes(record(update, "eval"), [scored_tree("a", update), scored_tree("b", 1, 3)])
+    kept = lines(path)
+    assert [(s["update"], s["task_id"]) for s in kept] == [(0, "a"), (0, "b"), (10, "a"), (10, "b")]
+    assert kept[3]["reward_task_mean"] == 2.0  # of both joint actions
+    assert kept[3]["completions_N"] == ["aux0", "main0"]
+    assert kept[3]["outcomes"][0]["actual"] == "3"
+
+
+def test_samples_survive_a_resume(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    logger = begun(SampleLogger(path))
+    for update in (0, 5, 10):
+        logger.episodes(record(update, "eval"), [scored_tree("a", update)])
+    resumed = begun(SampleLogger(path), update=7)
+    assert [s["update"] for s in lines(path)] == [0]
+    resumed.episodes(record(8, "eval"), [scored_tree("a", 1)])
+    assert [s["update"] for s in lines(path)] == [0, 8]
+
+
+def test_samples_of_several_turns_follow_one_path(tmp_path):
+    grown = tree(
+        node([1.0, 2.0]),
+        node([0.0, 3.0], turn=2, parent=0, parent_action=1),
+        task=Task("a", "prompt", "", "f"),
+    )
+    logger = begun(SampleLogger(tmp_path / "samples.jsonl"))
+    logger.episodes(record(1, "eval"), [grown])
+    (kept,) = lines(tmp_path / "samples.jsonl")
+    assert (kept["turn"], kept["rewards_T"]) == (2, [2.0, 0.0])
+
+
+def test_without_evaluation_training_episodes_are_kept(tmp_path):
+    logger = begun(SampleLogger(tmp_path / "samples.jsonl"))
+    for update in range(3):
+        logger.episodes(record(update), [scored_tree(f"t{update}", 1.0)])
+    logger.close()
+    assert [s["task_id"] for s in lines(tmp_path / "samples.jsonl")] == ["t0", "t2"]
+
+
+def test_episodes_hold_everything_and_rotate(tmp_path):
+    path = tmp_path / "episodes.jsonl"
+    logger = begun(EpisodeLogger(path, rotate_bytes=1000))
+    for update in range(4):
+        logger.episodes(record(update), [scored_tree("a", 1.0, 2.0)])
+    logger.close()
+    files = sorted(tmp_path.glob("episodes*"))
+    assert len(files) > 2
+    kept = [line for file in files for line in lines(file)]
+    assert sorted(line["update"] for line in kept) == [0, 0, 1, 1, 2, 2, 3, 3]
+    first = next(line for line in kept if line["joint_action"] == 1)
+    assert first["completions_N"] == ["aux1", "main1"]
+    assert first["roles_N"] == ["aux", "main"]
+    assert first["prompts_N"][0] == [{"role": "user", "content": "do"}]
+    assert (first["reward"], first["processed_reward"], first["program"]) == (2.0, 1.0, "p")
+    begun(EpisodeLogger(path, rotate_bytes=1000), update=1).close()
+    kept = [line for file in tmp_path.glob("episodes*") for line in lines(file)]
+    assert {line["update"] for line in kept} == {0, 1}
+    begun(EpisodeLogger(path)).close()  # a new run: nothing of the old one is left
+    assert [file.name for file in tmp_path.glob("episodes*")] == ["episodes.jsonl"]
+
+
+def ten_steps(clock: Clock, steps: int = 0) -> Progress:
+    """A run of ten training steps, an evaluation at both ends; a step 40 s, an evaluation 60 s."""
+    progress = Progress(clock)
+    progress.ahead = Ahead(steps, 10, evaluations=1)
+    for work, seconds in (("evaluating", 60), ("training", 40)):
+        progress.begin(work)
+        clock.now += seconds
+        progress.end()
+    return progress
+
+
+def test_console_prints_a_line_a_record_where_there_is_no_terminal():
+    out = io.StringIO()
+    progress = ten_steps(Clock(), steps=1)
+    logger = ConsoleLogger(progress, console=Console(file=out, width=40))
+    logger.log(record(0, "eval", reward_mean=0.912))
+    logger.log(record(1, reward_mean=1.25, tokens_per_second=2345.6, tasks_seen=16))
+    progress.begin("training")
+    progress.begin("evaluating")
+    logger.close()
+    first, second, third = out.getvalue().splitlines()  # never wrapped, whatever the width
+    # 9 steps of 40 s and the last evaluation's 60 s: 420 s
+    assert first == "eval  0/10  env steps 0  epoch 0  reward 0.91  left 0:07:00"
+    assert second == (
+        "train 1/10  env steps 8  epoch 0  tasks 16  reward 1.25  tok/s 2,346  left 0:07:00"
+    )
+    assert third == "evaluating  left 0:07:00"
+
+
+def last_frame(text: str) -> str:
+    return text[text.rindex("demo") :]
+
+
+def test_console_table_on_a_terminal():
+    out, clock = io.StringIO(), Clock()
+    progress = ten_steps(clock, steps=2)
+    console = Console(file=out, force_terminal=True, width=99, color_system=None)
+    logger = ConsoleLogger(progress, title="demo", console=console)
+    logger.log(record(0, "eval", reward_mean=0.912))
+    progress.begin("training")
+    clock.now += 30  # of this step's 40 s: 8 · 40 + 60 − 30 = 350 s are left
+    logger.log(record(2, reward_mean=1.25, tokens_per_second=2345.6))
+    text = last_frame(out.getvalue())
+    assert "2/10" in text and "1.25" in text and "2,346" in text
+    assert "0:02:10 left 0:05:50 training" in text
+    logger.close()
+    text = out.getvalue()
+    assert "left" not in last_frame(text)
+    assert "\x1b[?25h" in text  # the cursor is shown again
+
+
+def test_clock():
+    assert [clock(s) for s in (5, 65, 3725)] == ["0:00:05", "0:01:05", "1:02:05"]
+
+
+def test_tensorboard_scalars(tmp_path):
+    event_accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="needs tensorboard"
+    )
+    from loggers.tensorboard import TensorBoardLogger
+
+    logger = begun(TensorBoardLogger(tmp_path))
+    logger.log(record(1, reward_mean=1.5, kl=float("nan")))
+    logger.log(record(2, "eval", reward_mean=2.5))
+    logger.close()
+    events = event_accumulator.EventAccumulator(str(tmp_path)).Reload()
+    assert events.Tags()["scalars"] == ["train/reward_mean", "eval/reward_mean"]
+    assert [(e.step, e.value) for e in events.Scalars("eval/reward_mean")] == [(16, 2.5)]
+    # From a checkpoint after the first record, at step 8.
+    resumed = begun(TensorBoardLogger(tmp_path), env_steps=8)
+    resumed.log(record(2, reward_mean=3.5))
+    resumed.close()
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("train/reward_mean")] == [(8, 1.5), (16, 3.5)]
+    assert events.Scalars("eval/reward_mean") == []
+
+
+def settings(wandb=None, verbose=False):
+    return SimpleNamespace(
+        output=SimpleNamespace(verbose=verbose), wandb=wandb, to_dict=lambda: {"seed": 1}
+    )
+
+
+def test_build_gives_what_the_configuration_asks_for(tmp_path, capsys):
+    progress = Progress()
+    progress.ahead = Ahead(0, 3)
+    built = begun(loggers.build(settings(verbose=True), tmp_path / "run", progress))
+    built.log(record(1))
+    built.episodes(record(1), [scored_tree("a", 1.0)])
+    built.close()
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"metrics.jsonl", "samples.jsonl", "episodes.jsonl", "environment.json"} <= names
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["python"]
+    assert "train 1/3" in capsys.readouterr().out
+    again = loggers.build(settings(verbose=True), tmp_path / "run", progress, resume=True)
+    begun(again, lines=0, update=0).close()
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == ""
+    assert (tmp_path / "run" / "episodes.jsonl").read_text() == ""
+
+
+WANDB_RUN = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TypeVar
+import loggers
+from comlrl.loop.progress import Progress
+from comlrl.types import LogMark
+from tests.loggers.test_loggers import record, scored_tree, settings
+mode, folder, resume = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "resume"
+section = SimpleNamespace(project="comlrl-test", entity=None, name=None, dir=None, tags=["t"],
+                          mode=None if mode == "default" else mode)
+run = loggers.build(settings(section), folder, Progress(), resume=resume)
+run.begin(LogMark(int(resume), 100, 100))
+run.log(record(1))
+run.episodes(record(1, "eval"), [scored_tree("a", 1.0)])
+run.close()
+"""
+
+
+def wandb_run(folder: Path, mode: str, resume: str = "new", **environment: str):
+    """A run in its own process, with no login but what ``environment`` gives it."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_")}
+    kept |= {"HOME": str(folder.parent), "PYTHONPATH": str(ROOT), **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", WANDB_RUN, mode, str(folder), resume],
+        env=kept,
+        capture_output=True,
+        text=True,
+        cwd=folder.parent,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (folder / "metrics.jsonl").read_text().count("\n") == 1 + (resume == "resume")
+    return done
+
+
+def test_wandb_without_login_is_off_with_one_line(tmp_path):
+    done = wandb_run(tmp_path / "run", "default")
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith("W&B: off: no login")
+    assert not (tmp_path / "run" / "wandb.json").exists()
+
+
+def test_wandb_offline_and_resumed_is_the_same_run(tmp_path):
+    wandb_run(tmp_path / "run", "offline")
+    run_id = json.loads((tmp_path / "run" / "wandb.json").read_text())["id"]
+    (written,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
+    assert written.name.endswith(run_id)
+    tables = list(written.glob("files/media/table/eval/samples*.json"))
+    assert json.loads(tables[0].read_text())["data"][0][1] == "a"
+    wandb_run(tmp_path / "run", "offline", "resume")
+    assert json.loads((tmp_path / "run" / "wandb.json").read_text())["id"] == run_id
+
+
+@pytest.mark.slow
+def test_wandb_that_cannot_be_reached_does_not_stop_the_run(tmp_path):
+    done = wandb_run(
+        tmp_path / "run",
+        "default",
+        WANDB_API_KEY="a" * 40,
+        WANDB_BASE_URL="http://127.0.0.1:9",
+    )
+    assert "W&B: not connected, so logging offline" in done.stderr
+    assert list((tmp_path / "run" / "wandb").glob("offline-run-*"))

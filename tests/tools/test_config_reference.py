@@ -1,0 +1,48 @@
+"""docs/configuration.md is what the dataclasses say."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from comlrl.config import sections
+from tools.config_reference import FILE, keys_of, reference
+from trainers import configs
+
+SECTIONS = {**sections.SECTIONS, **configs.SECTIONS}
+
+
+def test_the_page_is_fresh():
+    assert FILE.read_text(encoding="utf-8") == reference(), "run `python -m tools.config_reference`"
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_every_key_says_what_it_is(name):
+    assert [key.name for key in keys_of(SECTIONS[name]).values() if not key.meaning] == []
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_every_key_stands_on_the_page_once_a_section(name):
+    page = reference()
+    own = re.split(rf"^## `{name}`$", page, flags=re.MULTILINE)[1].split("\n## ")[0]
+    common = re.split(r"^## Algorithms.*$", page, flags=re.MULTILINE)[1].split("\n## ")[0]
+    for field in dataclasses.fields(SECTIONS[name]):
+        row = f"| `{field.name}` |"
+        assert own.count(row) == 1 or (name in configs.SECTIONS and common.count(row) == 1)
+
+
+def test_defaults_of_an_algorithm_that_differ_are_listed_again():
+    shppo = reference().split("## `shppo`")[1].split("\n## ")[0]
+    assert "| `discount` | number | `0.95` | between turns |" in shppo  # common: 0.9
+    assert "| `learning_rate` |" not in shppo  # as everywhere
+
+
+def test_meanings_stand_behind_a_key_above_it_or_with_the_parent():
+    magrpo, wandb = keys_of(configs.MAGRPOConfig), keys_of(sections.WandbConfig)
+    assert magrpo["advantage_normalization"].meaning.startswith("divide by the siblings'")
+    assert magrpo["advantage"].meaning.endswith("return of a greedy rollout, nothing")  # two lines
+    assert keys_of(configs.SHPPOConfig)["discount"].meaning == "between turns"
+    assert wandb["mode"].type == "`online`, `offline`, `disabled`, null"
+    assert wandb["tags"].default == "[]" and wandb["entity"].default == "null"

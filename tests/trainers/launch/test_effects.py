@@ -1,0 +1,144 @@
+"""Settings that have no effect where they stand are told, and nothing else is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trainers.configs import SECTIONS
+from trainers.launch.command_line import parse_arguments, resolve
+from trainers.launch.effects import TABLE, _keys
+
+ROOT = Path(__file__).parents[3]
+SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+def algorithm_of(path: Path) -> str:
+    return next(name for name in SECTIONS if name in path.stem.split("_"))
+
+
+def told(file: Path, *overrides: str) -> list[str]:
+    """Each setting that is told to have no effect."""
+    algorithm = algorithm_of(file)
+    arguments = ["--config", str(file), "--override", *overrides]
+    _, notices = resolve(algorithm, parse_arguments(algorithm, arguments))
+    lines = [n for n in notices if " no effect: " in n]
+    return [part.split("=")[0] for line in lines for part in line.split(" ha")[0].split(", ")]
+
+
+def quickstart(algorithm: str) -> Path:
+    return ROOT / "configs" / f"{algorithm}_quickstart.yaml"
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_files_say_nothing_in_vain(path):
+    """But the shift that was published for preferences, where it changes nothing."""
+    published = path.stem.split("_")[0] in ("madpo", "marlhf") and "quickstart" not in path.stem
+    assert told(path) == (["reward_processor.shift"] if published else [])
+
+
+IN_VAIN = [  # file, what is said, of it in vain
+    ("magrpo", "magrpo.discount=0.5", "magrpo.discount"),
+    ("magrpo", "magrpo.early_termination_threshold=3", "magrpo.early_termination_threshold"),
+    ("magrpo", "magrpo.handoff=random", "magrpo.handoff"),
+    ("magrpo", "external.mode=plain", "external.mode"),
+    (
+        "mt_magrpo",
+        "external.history=full external.original_prompt=true",
+        "external.original_prompt",
+    ),
+    (
+        "mt_magrpo",
+        "external.history=full external.previous_response=false",
+        "external.previous_response",
+    ),
+    ("mt_magrpo", "external.expert_model=gpt-5", "external.expert_model"),
+    ("mt_magrpo", "external.on_error=plain", "external.on_error"),
+    ("mt_magrpo", "external.mode=plain external.sandbox_slice=3", "external.sandbox_slice"),
+    ("grpo", "grpo.joint_mode=cross", "grpo.joint_mode"),
+    ("magrpo", "magrpo.eval_interval=0 magrpo.eval_answers=3", "magrpo.eval_answers"),
+    ("magrpo", "lora.enabled=false lora.alpha=3", "lora.alpha"),
+    ("magrpo", "reward_processor.enabled=false reward_processor.shift=3", "reward_processor.shift"),
+    ("magrpo", "reward_processor.shift=-4", "reward_processor.shift"),
+    ("madpo", "reward_processor.scale_factor=2", "reward_processor.scale_factor"),
+    ("madpo", "madpo.num_generations=7", "madpo.num_generations"),
+    (
+        "madpo",
+        "madpo.preferences=a.jsonl madpo.preference_num_candidates=3",
+        "madpo.preference_num_candidates",
+    ),
+    (
+        "marlhf",
+        "marlhf.reward_model=a marlhf.reward_learning_rate=1",
+        "marlhf.reward_learning_rate",
+    ),
+    ("marlhf", "marlhf.rl_algorithm=ppo magrpo.advantage=max", "magrpo.advantage"),
+    ("marlhf", "ppo.clip_range=0.3", "ppo.clip_range"),
+    ("ppo", "ppo.kl_horizon=3", "ppo.kl_horizon"),
+    ("ppo", "ppo.ppo_epochs=1 ppo.target_kl=0.1", "ppo.target_kl"),
+    ("ppo", "ppo.ppo_epochs=1 ppo.train_batch_size=null ppo.clip_range=0.3", "ppo.clip_range"),
+    ("ppo", "ppo.critic=centralized ppo.gamma_token=0.9", "ppo.gamma_token"),
+    ("ppo", "ppo.critic=centralized ppo.gae_lambda=0.5", "ppo.gae_lambda"),
+    ("shppo", "shppo.gae_lambda=0.5", "shppo.gae_lambda"),
+    ("shppo", "shppo.num_agents=1 shppo.lambda_d=0.5", "shppo.lambda_d"),
+    ("magrpo", "magrpo.temperature=0.5 agent_model.temperature=0.7", "agent_model.temperature"),
+    ("magrpo", "magrpo.top_p=0.5 agent_model.top_p=0.7", "agent_model.top_p"),
+    ("magrpo", "magrpo.top_k=5 agent_model.top_k=7", "agent_model.top_k"),
+    ("magrpo", "agents=[a,b] agent_model.name=c", "agent_model.name"),
+]
+
+
+@pytest.mark.parametrize(("name", "overrides", "key"), IN_VAIN)
+def test_what_is_said_in_vain_is_told(name, overrides, key):
+    assert key in told(quickstart(name), *overrides.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("mt_magrpo", "magrpo.discount=0.5 external.mode=plain"),
+        ("mt_magrpo", "external.history=last external.original_prompt=true"),
+        ("mt_magrpo", "external.mode=expert_edits external.expert_model=gpt-5"),
+        ("magrpo", "magrpo.discount=0.9"),  # the default, said
+        ("magrpo", "magrpo.joint_mode=cross lora.alpha=3"),
+        ("mt_magrpo", "magrpo.early_termination_threshold=0 reward_processor.shift=-4"),
+        ("magrpo", "reward_processor.scale_factor=2"),
+        ("ppo", "ppo.gae_lambda=0.5 ppo.gamma_token=0.9 reward_processor.shift=-4"),
+        ("ppo", "ppo.kl_coef=0.1 ppo.kl_target=0.1 ppo.kl_horizon=3 ppo.ppo_epochs=2"),
+        ("marlhf", "marlhf.rl_algorithm=ppo ppo.clip_range=0.3"),
+        ("marlhf", "magrpo.num_generations=7 marlhf.preference_num_candidates=3"),
+    ],
+)
+def test_what_has_an_effect_is_not(name, overrides):
+    said = {item.partition("=")[0] for item in overrides.split()}
+    assert not said & set(told(quickstart(name), *overrides.split()))
+
+
+def test_every_row_names_keys_and_is_met_by_a_case():
+    """A key that is renamed may not fall out of the table unseen."""
+    met = {key for _, _, key in IN_VAIN}
+    for row in TABLE:
+        keys = set()
+        for file in map(quickstart, SECTIONS):
+            algorithm = algorithm_of(file)
+            config, _ = resolve(algorithm, parse_arguments(algorithm, ["--config", str(file)]))
+            keys |= set(_keys(config, row))
+        assert keys & met, row.keys
+        for pattern in row.keys.split():
+            assert any(k.rpartition(".")[2] == pattern.rpartition(".")[2] for k in keys) or (
+                any(k.startswith(f"{pattern}.") for k in keys)
+            ), pattern
+
+
+def test_a_line_names_value_and_reason_and_a_repeated_run_says_the_same(tmp_path):
+    arguments = ["--config", str(quickstart("magrpo")), "--override", "magrpo.discount=0.5"]
+    arguments += ["magrpo.handoff=best"]
+    config, notices = resolve("magrpo", parse_arguments("magrpo", arguments))
+    line = "magrpo.discount=0.5, magrpo.handoff=best have no effect: nothing follows a single turn"
+    assert line in notices
+    written = tmp_path / "config.yaml"
+    written.write_text(yaml.safe_dump(config.to_dict()))
+    again, told_again = resolve("magrpo", parse_arguments("magrpo", ["--config", str(written)]))
+    assert again == config and told_again == notices

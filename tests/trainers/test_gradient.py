@@ -1,0 +1,295 @@
+"""MAGRPO's batched, packed update against its definition: one completion at a time, in float64.
+
+The plain side knows nothing of packing, of the trainer or of PEFT's switching: it walks a tree by
+recursion, runs one unpadded sequence through the model at a time and calls backward on each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from comlrl.loop.steps import Gathered, Step
+from comlrl.models.team import Team
+from comlrl.rollout.generation import Generator
+from comlrl.rollout.grow import Rollout
+from comlrl.types import Sampling, Span, Tree
+from comlrl.update import accumulate
+from tests.fakes import SEED, FakeReward, FakeTransition, task
+from tests.tiny_models import PAD, STOPS, config, folder, team
+from trainers.configs import MAGRPOConfig
+from trainers.magrpo import MAGRPOTrainer
+
+SAMPLING = Sampling(0.8, 16)
+DISCOUNT = 0.9
+
+
+class RealReward(FakeReward):
+    """Any number that two completions do not share."""
+
+    def _one(self, action):
+        return (
+            sum(i * sum(map(ord, text)) for i, text in enumerate(action.completions_N, 1))
+            % 997
+            / 250
+        )
+
+
+def grown(agents: Team, section: MAGRPOConfig, names: str = "AB") -> list[Tree]:
+    rollout = Rollout(Generator(agents), RealReward(lambda *_: 0.0), FakeTransition(), seed=SEED)
+    return rollout.grow([task(name) for name in names], section.shape, SAMPLING, ("train", 1))
+
+
+def fast(agents: Team, section: MAGRPOConfig, trees: Sequence[Tree]) -> list[list[torch.Tensor]]:
+    """Each agent's gradient at each optimizer step, as the trainer makes them."""
+    found: list[list[torch.Tensor]] = [[] for _ in agents.agents]
+
+    class Loop:
+        def steps(self, trainer, beside=None) -> Iterator[Step]:
+            yield Step(1, 0, [tree.task for tree in trees])
+
+        def gather(self, step: Step, trees: Sequence[Tree], greedy) -> Gathered:
+            return Gathered(trees, 0, 0, 0, Span(0.0, 1.0))
+
+        def record(self, *_, **__) -> None:
+            return
+
+    class Recorder:
+        learning_rate = 0.0
+
+        def __init__(self, agent) -> None:
+            self.agent = agent
+
+        def zero(self) -> None:
+            for parameter in self.agent.parameters():
+                parameter.grad = None
+
+        def step(self, progress: float) -> float:
+            found[self.agent.index].append(flat(self.agent))
+            self.zero()
+            return 0.0
+
+    grower = SimpleNamespace(grow=lambda *_: list(trees))
+    trainer = MAGRPOTrainer(section, agents, grower, Loop(), SAMPLING)  # type: ignore[arg-type]
+    trainer.optimizers = [Recorder(agent) for agent in agents.agents]  # type: ignore[misc]
+    trainer.train()
+    return found
+
+
+def flat(agent) -> torch.Tensor:
+    return torch.cat(
+        [
+            (torch.zeros_like(p) if p.grad is None else p.grad).flatten().double()
+            for p in agent.parameters()
+        ]
+    )
+
+
+def joint_return(tree: Tree, index: int, k: int) -> float:
+    """R_k(t) = r_k + γ · mean over the joint returns of k's child."""
+    node, children = tree.nodes[index], tree.children(index)
+    child = children.get(k) if tree.handoff is None else next(iter(children.values()), None)
+    if child is None:
+        return node.rewards_K[k]
+    count = len(tree.nodes[child].rewards_K)
+    future = sum(joint_return(tree, child, j) for j in range(count)) / count
+    return node.rewards_K[k] + DISCOUNT * future
+
+
+def plain(agents: Team, section: MAGRPOConfig, trees: Sequence[Tree], index: int) -> torch.Tensor:
+    """The gradient of L_i = −(1/|nodes|) Σ w_t (1/G) Σ_g Â_ig Σ log π + β k3, term by term."""
+    nodes = sum(len(tree.nodes) for tree in trees)
+    weights = section.turn_gradient_weights or [1.0] * section.num_turns
+    with agents.acting(index) as agent:
+        for parameter in agent.parameters():
+            parameter.grad = None
+        for tree in trees:
+            for at, node in enumerate(tree.nodes):
+                said = node.agents_N[index]
+                count = len(said.completions_G)
+                returns = []
+                for g in range(count):
+                    own = [k for k, a in enumerate(node.joint_actions_K) if a[index] == g]
+                    returns.append(sum(joint_return(tree, at, k) for k in own) / len(own))
+                for g, completion in enumerate(said.completions_G):
+                    advantage = returns[g] - sum(returns) / count
+                    scale = weights[node.turn - 1] * advantage / (count * nodes)
+                    logprobs = _logprobs(agent, said.prompt_ids, completion.token_ids)
+                    loss = -scale * logprobs.sum()
+                    if section.kl_coef:
+                        with torch.no_grad(), agent.peft.disable_adapter():
+                            before = _logprobs(agent, said.prompt_ids, completion.token_ids)
+                        agents._train_all_adapters(agent.peft)
+                        ratio = before - logprobs
+                        k3 = (ratio.exp() - ratio - 1).sum()
+                        loss = loss + section.kl_coef * k3 / (count * nodes)
+                    loss.backward()
+        return flat(agent)
+
+
+def _logprobs(agent, prompt_ids, ids) -> torch.Tensor:
+    logits = agent.model(torch.tensor([[*prompt_ids, *ids]])).logits[0]
+    chosen = (logits[len(prompt_ids) - 1 : -1] / SAMPLING.temperature).log_softmax(-1)
+    return chosen.gather(-1, torch.tensor(ids)[:, None])[:, 0]
+
+
+def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    assert b.norm() > 0
+    return float((a - b).norm() / b.norm())
+
+
+CASES = {
+    "align": {"num_turns": 2},
+    "cross": {"joint_mode": "cross", "num_generations": 2},
+    "handoff": {"num_turns": 3, "handoff": "random"},
+    "weighted turns": {"num_turns": 2, "turn_gradient_weights": [1.2, 0.8]},
+    "early end": {"num_turns": 2, "early_termination_threshold": 1.7},
+    "divergence": {"num_turns": 2, "kl_coef": 0.3},
+    "three agents": {"num_agents": 3},
+    "one agent": {"num_agents": 1, "algorithm": "grpo", "num_turns": 2},
+    "all weights": {"lora__enabled": False},
+    "gpt2": {"kind": "gpt2", "num_turns": 2},
+    "a window": {"kind": "mistral", "num_turns": 2},  # rows that cannot be packed
+    "checkpointing": {"agent_model__gradient_checkpointing": True},
+    "modules": {"decoder": False, "num_turns": 2},  # transformers' own way through the model
+    "rounded": {"step": 64, "num_turns": 2},  # shapes rounded up, as on a CPU in bfloat16
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_batched_gradient_is_the_sum_of_single_losses(case, monkeypatch):
+    keys = dict(CASES[case])
+    kind, decoder, step = keys.pop("kind", "qwen2"), keys.pop("decoder", True), keys.pop("step", 1)
+    monkeypatch.setattr("comlrl.models.fast.decoder.shape_step", lambda device, dtype: step)
+    agents = team(kind, discount=DISCOUNT, **keys)
+    for agent in agents.agents:
+        assert (agent.fast is not None) == (kind == "qwen2")
+        agent.fast = agent.fast if decoder else None
+    section = config(discount=DISCOUNT, **keys).section
+    trees = grown(agents, section)
+    if case == "early end":
+        assert len({len(tree.nodes) for tree in trees}) > 1  # some trees ended, some went on
+    ends = [c.finished for t in trees for n in t.nodes for a in n.agents_N for c in a.completions_G]
+    assert any(ends) and not all(ends)  # completions that stopped, and some that were cut
+    expected = [plain(agents, section, trees, index) for index in range(len(agents))]
+    for limit, threads in ((100_000, 1), (150, 1), (150, 3)):  # one micro-batch, and many
+        monkeypatch.setitem(accumulate.MICRO_BATCH_TOKENS, "cpu", limit)
+        monkeypatch.setattr(accumulate, "lanes", lambda device, threads=threads: threads)
+        for (gradient,), one_by_one in zip(fast(agents, section, trees), expected, strict=True):
+            assert relative(gradient, one_by_one) < 1e-9
+
+
+def test_checkpointing_recomputes_each_layer_in_the_update_and_nowhere_else():
+    calls = {}
+    for on in (False, True):
+        agents = team(agent_model__gradient_checkpointing=on)
+        section = config(discount=DISCOUNT).section
+        for agent in agents.agents:
+            agent.fast = None  # through the modules in either case
+        trees = grown(agents, section)
+        counted = 0
+
+        def count(*_) -> None:
+            nonlocal counted
+            counted += 1
+
+        for layer in agents.agents[0].model.get_decoder().layers:
+            layer.mlp.register_forward_pre_hook(count)
+        fast(agents, section, trees)
+        calls[on] = counted
+        counted = 0
+        assert grown(agents, section) == trees
+        calls[on, "sampling"] = counted
+    assert calls[True] == 2 * calls[False]  # forward, and again on the way back
+    assert calls[True, "sampling"] == calls[False, "sampling"]
+
+
+@pytest.mark.parametrize("keys", [{}, {"kind": "gpt2"}, {"agents": True}], ids=str)
+def test_dropout_is_on_in_the_update_alone(keys):
+    keys = dict(keys)
+    kind = keys.pop("kind", "qwen2")
+    if keys:
+        keys = {"agents": [str(folder(kind))] * 2}
+    without, with_dropout = team(kind, **keys), team(kind, lora__dropout=0.5, **keys)
+    section = config(discount=DISCOUNT).section
+    trees = grown(without, section)
+    assert grown(with_dropout, section) == trees
+    gradients = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        gradients.append(fast(with_dropout, section, trees)[0][0])
+    assert torch.equal(gradients[0], gradients[1])
+    assert relative(gradients[0], gradients[2]) > 0.01
+    assert grown(with_dropout, section) == trees
+
+
+def test_several_updates_from_one_sampling_split_the_nodes():
+    agents = team()
+    section = config(num_turns=2, train_batch_size=3, discount=DISCOUNT).section
+    trees = grown(agents, section)
+    nodes = [node for tree in trees for node in tree.nodes]
+    assert len(nodes) == 2 * (1 + 3)  # 3 + 3 + 2
+    steps = fast(agents, section, trees)
+    whole = fast(agents, replace(section, train_batch_size=None), trees)
+    for agent, (total,) in zip(steps, whole, strict=True):
+        assert len(agent) == 3
+        # Each update is the mean over its own nodes: 3, 3 and 2 of 8.
+        again = (3 * agent[0] + 3 * agent[1] + 2 * agent[2]) / 8
+        assert relative(again, total) < 1e-9
+
+
+def test_parts_of_an_update_are_of_like_size():
+    """A tree of 1 + 4 nodes at 4: updates of 3 and 2 nodes, never 4 and 1."""
+    agents = team(num_generations=4)
+    section = config(num_turns=2, num_generations=4, train_batch_size=4, discount=DISCOUNT).section
+    trees = grown(agents, section, "A")
+    assert len(trees[0].nodes) == 5
+    whole = fast(agents, replace(section, train_batch_size=None), trees)
+    for agent, (total,) in zip(fast(agents, section, trees), whole, strict=True):
+        assert len(agent) == 2
+        assert relative((3 * agent[0] + 2 * agent[1]) / 5, total) < 1e-9
+
+
+def test_the_end_of_sequence_and_the_last_token_have_a_gradient_of_their_own():
+    agents = team()
+    section = config(discount=DISCOUNT).section
+    trees = grown(agents, section, "A")
+    (gradient,), _ = fast(agents, section, trees)
+    node = trees[0].nodes[0]
+    for g, completion in enumerate(node.agents_N[0].completions_G):
+        last = completion.token_ids[-1]
+        assert completion.finished == (last in STOPS)
+        shorter = replace(completion, token_ids=completion.token_ids[:-1])
+        if not shorter.token_ids:
+            continue
+        cut = list(node.agents_N[0].completions_G)
+        cut[g] = shorter
+        said = replace(node.agents_N[0], completions_G=tuple(cut))
+        changed = replace(trees[0], nodes=(replace(node, agents_N=(said, *node.agents_N[1:])),))
+        (without,), _ = fast(agents, section, [changed])
+        assert relative(without, gradient) > 1e-3  # the token made a difference
+        assert relative(without, plain(agents, section, [changed], 0)) < 1e-9
+
+
+def test_padding_has_no_gradient():
+    agents = team(lora__enabled=False)
+    section = config(lora__enabled=False, discount=DISCOUNT).section
+    trees = grown(agents, section)
+    for agent in agents.agents:  # input embeddings, not tied to the head
+        assert agent.model.get_input_embeddings() is not agent.model.get_output_embeddings()
+    for agent, (gradient,) in zip(agents.agents, fast(agents, section, trees), strict=True):
+        at = 0
+        for name, parameter in agent.model.named_parameters():
+            part = gradient[at : at + parameter.numel()].view_as(parameter)
+            at += parameter.numel()
+            if "embed_tokens" in name:
+                turns = [n.agents_N[agent.index] for tree in trees for n in tree.nodes]
+                seen = {token for turn in turns for token in turn.prompt_ids}
+                seen |= {t for turn in turns for c in turn.completions_G for t in c.token_ids}
+                assert PAD not in seen
+                assert part[PAD].abs().max() == 0
+                assert int((part.abs().amax(1) > 0).sum()) <= len(seen)

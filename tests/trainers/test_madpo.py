@@ -1,0 +1,319 @@
+"""MADPO: each agent's gradient against autograd through the written formula, and learning."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from comlrl.loop.checkpoint import load_part
+from comlrl.loop.loop import Loop
+from comlrl.loop.steps import Step
+from comlrl.preferences.candidates import CandidateSet, JointCandidate
+from comlrl.preferences.pairs import Pair, TaskPairs
+from comlrl.processes.statistics import Sums
+from comlrl.types import Completion, Message, Sampling
+from tests.actor_critic import Recorder
+from tests.fakes import task
+from tests.runs import state
+from tests.tiny_models import EOS, config, prompt, team
+from trainers.madpo import MADPOTrainer, PairBatch, completion_ids
+
+SAMPLING = Sampling(0.7, 16)
+AGENTS = 3
+
+
+def completion(text: str, finished: bool = True) -> Completion:
+    return Completion(text, (*prompt(text), *([EOS] if finished else [])), finished)
+
+
+def task_pairs(name: str, texts: list[str], pairs: list[tuple[int, int]]) -> TaskPairs:
+    """Candidates whose agents write the text backwards, doubled, …: all different."""
+    made = tuple(
+        JointCandidate(
+            (completion(t), completion(t[::-1] + "!"), completion(t * 2, finished=False)), 0.0
+        )
+        for t in texts
+    )
+    prompts = tuple((Message("user", f"{name} for {i}"),) for i in range(AGENTS))
+    found = tuple(Pair(w, r, 1.0) for w, r in pairs)
+    return TaskPairs(CandidateSet(name, prompts, made), found, 0)
+
+
+# The first task's winner is in two pairs; the second has one; the third takes several rows.
+TASKS = [
+    task_pairs("first", ["abc", "de", "fghi"], [(0, 1), (0, 2)]),
+    task_pairs("second", ["xyz", "uv"], [(1, 0)]),
+    task_pairs("third", [chr(97 + k) * (k + 1) for k in range(10)], [(9, k) for k in range(9)]),
+]
+PAIRS = [(item, pair) for item in TASKS for pair in item.pairs]
+
+
+class Kept:
+    """A collector that has its pairs."""
+
+    def __init__(self, train, held_out=()):
+        self.found = list(train), list(held_out)
+
+    def pairs(self):
+        return self.found
+
+
+def trainer(folder: Path, agents, *, train=TASKS, held_out=(), evaluate=None, **keys):
+    section = config("madpo", num_agents=AGENTS, max_steps=None, **keys).section
+    section = replace(section, num_train_epochs=keys.get("num_train_epochs", 1))
+    tasks = [task(t.task_id) for t in train]
+    loop = Loop(section, tasks, run_dir=folder, logger=Recorder(), evaluate=evaluate)
+    made = MADPOTrainer(section, agents, loop, SAMPLING, Kept(train, held_out))
+    made._prepare()
+    return made
+
+
+def plain_logprob(agent, item: TaskPairs, candidate: int) -> torch.Tensor:
+    """log π of one completion, one row without packing, with its graph."""
+    ids = item.candidates.candidates_K[candidate].completions_N[agent.index].token_ids
+    start = agent.encode(item.candidates.prompts_N[agent.index])
+    logits = agent.model(torch.tensor([[*start, *ids]])).logits[0] / SAMPLING.temperature
+    logprob = logits.log_softmax(-1)[len(start) - 1 : -1]
+    return logprob.gather(1, torch.tensor(ids)[:, None]).sum()
+
+
+def plain_delta(agents, index: int, item: TaskPairs, pair: Pair, reference: bool) -> torch.Tensor:
+    with agents.acting(index) as agent:
+        delta = plain_logprob(agent, item, pair.winner) - plain_logprob(agent, item, pair.loser)
+    if not reference:
+        return delta
+    with torch.no_grad(), agents.reference(index) as frozen:
+        first = plain_logprob(frozen, item, pair.winner) - plain_logprob(frozen, item, pair.loser)
+    return delta - first
+
+
+def written_gradient(agents, index: int, beta, smoothing, reference) -> list[torch.Tensor]:
+    """∇ of L_i = −(1/P) Σ [(1 − s) log σ(z) + s log σ(−z)], z = β (Δ_i + Σ sg(Δ_j))."""
+    others = [
+        sum(
+            plain_delta(agents, j, item, pair, reference).detach()
+            for j in range(AGENTS)
+            if j != index
+        )
+        for item, pair in PAIRS
+    ]
+    loss = torch.zeros((), dtype=torch.float64)
+    for (item, pair), rest in zip(PAIRS, others, strict=True):
+        z = beta * (plain_delta(agents, index, item, pair, reference) + rest)
+        loss = loss - (1 - smoothing) * F.logsigmoid(z) - smoothing * F.logsigmoid(-z)
+    return list(torch.autograd.grad(loss / len(PAIRS), agents.agents[index].parameters()))
+
+
+def update_gradients(made: MADPOTrainer, pairs=PAIRS) -> dict[int, list[torch.Tensor | None]]:
+    """What each agent's optimizer is given; no step is made."""
+    found: dict[int, list[torch.Tensor | None]] = {}
+    for index, optimizer in made.optimizers.items():
+
+        def step(progress: float, index=index, optimizer=optimizer) -> float:
+            found[index] = [
+                None if p.grad is None else p.grad.clone() for p in optimizer.parameters
+            ]
+            return 0.0
+
+        optimizer.step = step  # type: ignore[method-assign]
+    made._update(pairs, Sums(), 0.0)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("qwen2", {}),
+        ("qwen2", {"dpo_reference": True, "label_smoothing": 0.1, "dpo_beta": 0.7}),
+        ("mistral", {"dpo_reference": True}),  # rows of one completion each
+        ("gpt2", {"lora__enabled": False, "dpo_reference": True}),
+    ],
+)
+def test_gradients_are_those_of_the_written_formula(tmp_path, monkeypatch, kind, keys):
+    monkeypatch.setattr("trainers.madpo.ROW_TOKENS", 40)
+    full = not keys.get("lora__enabled", True)
+    own = {k: v for k, v in keys.items() if "__" in k}
+    agents = team(kind, num_agents=AGENTS, reference=full, **own)
+    if full:  # as after some training: policies that differ from their frozen copies
+        generator = torch.Generator().manual_seed(2)
+        for agent in agents.agents:
+            for p in agent.parameters():
+                p.data += 0.05 * torch.randn(p.shape, generator=generator, dtype=torch.float64)
+    made = trainer(tmp_path, agents, **{k: v for k, v in keys.items() if "__" not in k})
+    found = update_gradients(made)
+    section = made.section
+    for index in range(AGENTS):
+        expected = written_gradient(
+            agents, index, section.dpo_beta, section.label_smoothing, section.dpo_reference
+        )
+        assert max(float(g.abs().max()) for g in expected) > 1e-4
+        for one, other in zip(found[index], expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-9)
+
+
+def test_another_agent_counts_by_its_value_and_not_by_its_graph(tmp_path):
+    """With one pair, ∇L_i = −β σ(−z) ∇Δ_i: agent j's weights change the factor alone."""
+    agents = team("qwen2", num_agents=AGENTS)
+    pair = [PAIRS[0]]
+    made = trainer(tmp_path, agents, train_agents=[0], dpo_beta=0.5)
+    deltas = [float(plain_delta(agents, i, *PAIRS[0], False).detach()) for i in range(AGENTS)]
+    first = update_gradients(made, pair)
+    assert list(first) == [0]
+    for other in (1, 2):  # nothing flows to the others
+        assert all(p.grad is None for p in agents.agents[other].parameters())
+    generator = torch.Generator().manual_seed(3)
+    for p in agents.agents[1].parameters():
+        p.data += 0.2 * torch.randn(p.shape, generator=generator, dtype=torch.float64)
+    moved = float(plain_delta(agents, 1, *PAIRS[0], False).detach())
+    assert abs(moved - deltas[1]) > 0.1
+    second = update_gradients(made, pair)
+
+    def factor(total: float) -> float:  # σ(−z)
+        return 1 / (1 + math.exp(0.5 * total))
+
+    ratio = factor(deltas[0] + moved + deltas[2]) / factor(sum(deltas))
+    for one, other in zip(first[0], second[0], strict=True):
+        torch.testing.assert_close(other, one * ratio, rtol=1e-5, atol=1e-10)
+
+
+def test_a_candidate_is_read_once_however_many_pairs_it_is_in():
+    batch = PairBatch.of(PAIRS)
+    assert len(batch.candidates_C) == 3 + 2 + 10
+    assert (batch.winner_P[:2], batch.loser_P[:2]) == ([0, 0], [1, 2])
+    # ∂(2 (v0 − v1) + 3 (v0 − v2)) / ∂v = 5, −2, −3.
+    weights = torch.tensor([2.0, 3.0, *[0.0] * 10])
+    assert batch.coefficients(weights)[:3].tolist() == [5.0, -2.0, -3.0]
+
+
+def test_steps_count_pairs_updates_and_margins(tmp_path):
+    """Two tasks a step and two pairs an update: 3 pairs in 2 updates (2 + 1), then 9 in 5."""
+    agents = team("qwen2", num_agents=AGENTS)
+    made = trainer(tmp_path, agents, batch_size=2, train_batch_size=2, logging_steps=1)
+    expected = [
+        [float(plain_delta(agents, i, *PAIRS[p], False).detach()) for i in range(AGENTS)]
+        for p in (0, 2)  # interleaved: the first update has the first pair of each task
+    ]
+    for optimizer in made.optimizers.values():
+        optimizer.peak = 0.0
+    made.train()
+    lines, counters = made.loop.logger.records, made.loop.counters
+    assert [line.step for line in lines] == [2 * 3, 2 * 12]
+    assert [line.update for line in lines] == [2, 2 + 5]
+    assert counters.scored_joint_actions == 0  # the collection counts them
+    third = [float(plain_delta(agents, i, *PAIRS[1], False).detach()) for i in range(AGENTS)]
+    joint = [sum(each) for each in (*expected, third)]
+    metrics = lines[0].metrics
+    assert metrics["dpo/margin"] == pytest.approx(0.1 * sum(joint) / 3, rel=1e-6)
+    assert metrics["dpo/accuracy"] == pytest.approx(sum(d > 0 for d in joint) / 3)
+    loss = sum(math.log1p(math.exp(-0.1 * d)) for d in joint) / 3
+    assert metrics["dpo/loss"] == metrics["loss"] == pytest.approx(loss, rel=1e-6)
+    first = [each[0] for each in (*expected, third)]
+    assert metrics["agent_0/dpo/margin"] == pytest.approx(0.1 * sum(first) / 3, rel=1e-6)
+    assert metrics["preferences/pairs"] == 3
+
+
+def test_parts_are_of_like_size_and_the_schedule_comes_to_its_end(tmp_path):
+    """Steps of 3 and of 9 pairs at 8: one update of 3, then 5 and 4 rather than 8 and 1."""
+    agents = team("qwen2", num_agents=AGENTS)
+    made = trainer(tmp_path, agents, batch_size=2, train_batch_size=8, lr_scheduler="linear")
+    sizes, rates, update = [], [], made._update
+
+    def watched(pairs, sums, progress):
+        norms = update(pairs, sums, progress)
+        sizes.append(len(pairs))
+        rates.append([o.learning_rate / o.peak for o in made.optimizers.values()])
+        return norms
+
+    made._update = watched
+    made.train()
+    assert sizes == [3, 5, 4]
+    assert rates == [[1.0] * AGENTS, [0.5] * AGENTS, [0.25] * AGENTS]
+
+
+def test_the_other_x_axis_counts_candidates(tmp_path):
+    made = trainer(
+        tmp_path, team("qwen2", num_agents=AGENTS), batch_size=2, use_environment_step=False
+    )
+    made.train()
+    assert [line.step for line in made.loop.logger.records] == [3 + 2, 3 + 2 + 10]
+
+
+def test_tasks_without_pairs_teach_nothing(tmp_path):
+    made = trainer(tmp_path, team("qwen2", num_agents=AGENTS), train=TASKS[:1], batch_size=1)
+    made.loop.tasks = [task("held out"), task("first")]
+    before = state(made.team)["agent_0"]
+    made._step(Step(1, 0, [task("held out")]))
+    assert made.loop.counters.env_steps == made.loop.counters.updates == 0
+    metrics = made.loop.logger.metrics()[-1]
+    assert metrics["preferences/pairs"] == 0 and "gradient_norm" not in metrics
+    after = state(made.team)["agent_0"]
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_completions_of_another_tokenizer_are_written_in_ones_own():
+    agent = team("qwen2").agents[0]
+    own = completion("ab")
+    assert completion_ids(agent, own) == own.token_ids
+    for ids in ((), (1, 2), (5000,)):
+        given = Completion("ab", ids, True)
+        assert completion_ids(agent, given) == (*prompt("ab"), agent.stop_ids[0])
+    assert completion_ids(agent, Completion("ab", (), False)) == prompt("ab")
+
+
+def test_agents_learn_the_preference_and_it_holds_on_held_out_pairs(tmp_path):
+    """Winners end in 'o', losers in 'x', and only together: held-out words follow suit."""
+
+    def item(word: str) -> TaskPairs:
+        texts = [word + "o", word + "x"]
+        made = tuple(
+            JointCandidate(tuple(completion(t) for _ in range(AGENTS)), float(t[-1] == "o"))
+            for t in texts
+        )
+        prompts = tuple((Message("user", "say"),) for _ in range(AGENTS))
+        return TaskPairs(CandidateSet(word, prompts, made), (Pair(0, 1, 1.0),), 0)
+
+    words = [a + b for a in "abcd" for b in "efgh"]
+    made = trainer(
+        tmp_path,
+        team("qwen2", dtype="float32", num_agents=AGENTS),
+        train=[item(w) for w in words[:12]],
+        held_out=[item(w) for w in words[12:]],
+        evaluate=lambda: ([], {}),
+        batch_size=12,
+        learning_rate=1e-2,
+        num_train_epochs=30,
+        eval_interval=30,
+        dpo_reference=True,
+    )
+    made.train()
+    lines = made.loop.logger.records
+    first, last = [line.metrics for line in lines if line.phase == "eval"]
+    assert last["dpo/accuracy"] == 1.0
+    assert last["dpo/loss"] < first["dpo/loss"] - 0.2
+    assert all(last[f"agent_{i}/dpo/margin"] > 0 for i in range(AGENTS))
+    train = [line.metrics["dpo/loss"] for line in lines if line.phase == "train"]
+    assert train[-1] < train[0] - 0.2
+
+
+def test_a_checkpoint_holds_all_that_goes_on(tmp_path):
+    """Two steps, saved and loaded into a fresh trainer, then one more: as three in one."""
+    whole = trainer(tmp_path / "a", team("qwen2", num_agents=AGENTS), batch_size=1)
+    steps = [Step(n + 1, 0, [task(item.task_id)]) for n, item in enumerate(TASKS)]
+    for step in steps[:2]:
+        whole._step(step)
+    saved = state(whole)
+    whole._step(steps[2])
+    again = trainer(tmp_path / "b", team("qwen2", num_agents=AGENTS), batch_size=1)
+    for name, part in again.parts().items():
+        load_part(part, saved[name])
+    again._step(steps[2])
+    expected, found = state(whole), state(again)
+    assert expected.keys() == found.keys()
+    for name, part in expected.items():
+        for key, value in part.items():
+            assert torch.equal(value, found[name][key]), (name, key)

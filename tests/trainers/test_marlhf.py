@@ -1,0 +1,179 @@
+"""MARLHF: what each algorithm name means, the stop before RL, and whole runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from comlrl.config.sections import ConfigError
+from comlrl.evaluation.metrics import order_agreement
+from comlrl.preferences.pairs import Pair, TaskPairs
+from comlrl.types import RewardBreakdown, Score, Tree
+from tests.comlrl.preferences.test_preference import candidates
+from tests.run_maker import TASK, node
+from tests.runs import ROOT, Zygote, metrics
+from trainers.configs import MAGRPOConfig, PPOConfig, online_section
+from trainers.launch.command_line import parse_arguments, resolve
+from trainers.marlhf import text_pairs
+
+CONFIG = str(ROOT / "configs/marlhf_quickstart.yaml")
+
+
+def resolved(*items: str):
+    arguments = ["--config", CONFIG, "--override", *items]
+    return resolve("marlhf", parse_arguments("marlhf", arguments))[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "advantage"),
+    [("magrpo", "mean"), ("reinforce", "raw"), ("rloo", "rloo"), ("remax", "greedy")],
+)
+def test_names_of_the_online_algorithm(name, advantage):
+    section = online_section(resolved(f"marlhf.rl_algorithm={name}"))
+    assert isinstance(section, MAGRPOConfig) and section.advantage == advantage
+
+
+def test_ppo_is_as_large_a_team_as_the_preferences_were_of():
+    section = online_section(resolved("marlhf.rl_algorithm=ppo", "ppo.ppo_epochs=2"))
+    assert isinstance(section, PPOConfig)
+    assert (section.num_agents, section.ppo_epochs) == (2, 2)
+
+
+def test_a_common_key_means_the_same_wherever_it_stands():
+    config = resolved("magrpo.max_steps=3", "marlhf.kl_coef=0.5")
+    for section in (config.section, online_section(config)):
+        assert (section.max_steps, section.kl_coef) == (3, 0.5)
+    # Said in both, the online algorithm's own counts …
+    config = resolved("magrpo.max_steps=3", "marlhf.max_steps=5")
+    assert config.section.max_steps == online_section(config).max_steps == 3
+
+
+def test_a_run_s_own_configuration_can_be_overridden(tmp_path):
+    """… but the command line beats a file, in which both sections hold every key."""
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(resolved("magrpo.max_steps=7").to_dict()))
+    given = ["--config", str(path), "--override", "marlhf.max_steps=2"]
+    config, _ = resolve("marlhf", parse_arguments("marlhf", given))
+    assert config.section.max_steps == online_section(config).max_steps == 2
+    config, _ = resolve("marlhf", parse_arguments("marlhf", given[:2]))
+    assert online_section(config).max_steps == 7
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        (["marlhf.num_turns=2"], ["marlhf.num_turns", "single"]),
+        (["magrpo.num_turns=2"], ["magrpo.num_turns", "single"]),
+        (["magrpo.joint_mode=cross"], ["magrpo.joint_mode", "align"]),
+        (["marlhf.rl_algorithm=ppo", "ppo.num_turns=3"], ["ppo.num_turns"]),
+        (["marlhf.rl_algorithm=rloo", "magrpo.advantage=max"], ["magrpo.advantage", "rloo"]),
+        (["marlhf.rl_algorithm=ppo", "lora.dropout=0.1"], ["lora.dropout"]),
+        (["marlhf.preference_holdout=0"], ["preference_holdout"]),
+        (["marlhf.num_generations=1"], ["num_generations"]),
+    ],
+)
+def test_refused_at_the_door(items, words):
+    with pytest.raises(ConfigError) as refused:
+        resolved(*items)
+    assert all(word in str(refused.value) for word in words)
+
+
+def test_agreement_counts_siblings_that_the_task_tells_apart():
+    """Task rewards 0, 0.5, 0.5, 1 and scores 0, 1, 2, −1.
+
+    The pair of equal rewards does not count; of the other five, 0 < 0.5 twice is ordered rightly
+    (0 < 1, 0 < 2), and the three with the last, whose score is the lowest, wrongly: 2 of 5.
+    """
+    known = [RewardBreakdown(syntax=r) for r in (0.0, 0.5, 0.5, 1.0)]
+    scores = [Score(v, b) for v, b in zip((0.0, 1.0, 2.0, -1.0), known, strict=True)]
+    tree = Tree(TASK, (node(scores),), "align", None)
+    assert order_agreement([tree]) == {"reward_model/order_agreement": 2 / 5}
+    alike = Tree(TASK, (node(scores[1:3]),), "align", None)
+    assert order_agreement([alike]) == {}
+
+
+def test_texts_of_pairs_hold_all_agents_in_order():
+    item = TaskPairs(candidates("a"), (Pair(1, 0, 1.0),), 0)
+    ((winner, loser, gap),) = text_pairs([item])
+    assert winner == "do a 0\na10 é\u2028\ndo a 1\na11 é\u2028\n"
+    assert loser == "do a 0\na00 é\u2028\ndo a 1\na01 é\u2028\n"
+    assert gap == 1.0
+
+
+def small(folder: Path, **keys) -> list[str]:
+    """Everything that a run does, in seconds."""
+    given = {
+        "preference_num_candidates": 4, "preference_holdout": 0.3, "batch_size": 4,
+        "max_steps": 2, "num_generations": 2, "max_new_tokens": 8, "eval_interval": 2,
+        "eval_num_samples": 2, "save_steps": 1, "reward_min_accuracy": 0.0,
+        "reward_num_train_epochs": 1,
+    } | keys  # fmt: skip
+    items = [f"marlhf.{name}={json.dumps(value)}" for name, value in given.items()]
+    return [
+        "--config", CONFIG, "--override", f"output.dir={folder}", "lora.r=4",
+        "dataset.train_split=train[:24]", "magrpo.lr_scheduler=constant", *items,
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("marlhf") / "run"
+    run = zygote.run("marlhf", small(folder))
+    assert run.wait() == 0, run.output
+    return folder
+
+
+def test_a_whole_run(whole):
+    lines = metrics(whole)
+    facts = json.loads((whole / "reward_model/reward_model.json").read_text())
+    summary = json.loads((whole / "preferences_summary.json").read_text())
+    assert lines[0]["metrics"]["reward_model/accuracy"] == facts["accuracy"]
+    assert summary["reward_model_accuracy"] == facts["accuracy"]
+    assert facts["base"] == "builtin:tiny-coder"
+    # Candidates and online joint actions are environment steps: 24 · 4, then 4 tasks · G = 2.
+    assert [line["step"] for line in lines if line["phase"] == "train"] == [96, 104, 112]
+    steps = [line["metrics"] for line in lines if line["phase"] == "train"][1:]
+    assert all("task_reward_mean" in m and m["reward_mean"] != m["task_reward_mean"] for m in steps)
+    evaluations = [line["metrics"] for line in lines if line["phase"] == "eval"]
+    assert len(evaluations) == 2
+    for found in evaluations:  # the task's reward, and the model's beside it
+        assert 0 <= found["reward_mean"] <= 4 and "model_score_mean" in found
+    ends = json.loads((whole / "summary.json").read_text())
+    assert ends["env_steps"] == ends["scored_joint_actions"] == 112
+
+
+def test_a_kept_reward_model_and_its_preferences_are_used_again(zygote, whole, tmp_path):
+    folder = tmp_path / "again"
+    keys = {"reward_model": str(whole / "reward_model"), "rl_algorithm": "remax"}
+    run = zygote.run("marlhf", small(folder, **keys))
+    assert run.wait() == 0, run.output
+    assert not (folder / "preferences.jsonl").exists() and not (folder / "reward_model").exists()
+    one, other = (
+        next(line["metrics"] for line in metrics(each) if line["phase"] == "eval")
+        for each in (folder, whole)
+    )
+    assert one == other
+    folder = tmp_path / "weak"
+    keys = {"preferences": str(whole), "reward_min_accuracy": 1.0, "reward_learning_rate": 1e-9}
+    run = zygote.run("marlhf", small(folder, **keys))
+    assert run.wait() == 1, run.output
+    said = [line for line in run.output.splitlines() if line.startswith("error:")]
+    assert len(said) == 1 and "marlhf.reward_min_accuracy=1.0" in said[0]
+    assert [line["phase"] for line in metrics(folder)] == ["train"]  # the reward model's line
+    assert not (folder / "summary.json").exists()
+
+
+@pytest.mark.slow
+def test_resumed_online_it_keeps_its_reward_model(zygote, whole, tmp_path):
+    folder = tmp_path / "run"
+    run = zygote.run("marlhf", small(folder, max_steps=1))
+    assert run.wait() == 0, run.output
+    before = (folder / "reward_model/reward_model.json").stat().st_mtime_ns
+    run = zygote.run("marlhf", [*small(folder), "--resume"])
+    assert run.wait() == 0, run.output
+    assert (folder / "reward_model/reward_model.json").stat().st_mtime_ns == before
+    one = [line for line in metrics(folder) if line["phase"] == "train"]
+    assert one == [line for line in metrics(whole) if line["phase"] == "train"]

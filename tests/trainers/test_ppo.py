@@ -1,0 +1,385 @@
+"""PPO and MAPPO on tiny models: ratios, credit, critics, KL, schedules, resuming, learning."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from comlrl.credit.chains import chains_of
+from comlrl.loop import checkpoint
+from comlrl.models.critics import TeamCritic, TokenCritic, observations
+from comlrl.models.logprobs import action_logprobs
+from comlrl.models.rows import pack
+from comlrl.update.clipped import ClippedPolicy
+from comlrl.update.optimizer import AgentOptimizer
+from tests.actor_critic import build, grown, share_of_letters
+from tests.runs import state
+from tests.tiny_models import prompt, team
+from trainers.ppo import OwnCritic
+
+ROOT = Path(__file__).parents[2]
+
+
+def metrics_of(trainer):
+    return trainer.loop.logger.metrics()
+
+
+def last(trainer):
+    return metrics_of(trainer)[-1]
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2", "mistral"])
+@pytest.mark.parametrize("critic", ["independent", "centralized"])
+def test_first_ratios_are_exactly_one(kind, critic, tmp_path):
+    """One epoch of one minibatch: no update lies between the old and the new pass."""
+    trainer = build(
+        "ppo", tmp_path, share_of_letters, kind=kind, num_agents=2, critic=critic, num_turns=2,
+        ppo_epochs=1, max_steps=2, learning_rate=1e-2,
+    )  # fmt: skip
+    trainer.train()
+    for metrics in trainer.loop.logger.metrics():
+        assert metrics["ratio_max"] == 1.0
+        assert metrics["approx_kl"] == 0.0
+        assert metrics["clip_fraction"] == 0.0
+
+
+def test_later_minibatches_and_epochs_leave_ratio_one(tmp_path):
+    trainer = build(
+        "ppo", tmp_path, share_of_letters, count=4, train_batch_size=2, ppo_epochs=3, max_steps=1,
+        learning_rate=1e-2,
+    )  # fmt: skip
+    trainer.train()
+    metrics = last(trainer)
+    assert metrics["ratio_max"] > 1.0
+    assert metrics["approx_kl"] > 0.0
+    assert metrics["ppo_epochs"] == 3
+    assert trainer.loop.counters.updates == 6  # 3 epochs of 2 minibatches
+
+
+def test_target_kl_ends_the_epochs(tmp_path):
+    trainer = build(
+        "ppo", tmp_path, share_of_letters, ppo_epochs=8, max_steps=1, learning_rate=5e-2,
+        target_kl=1e-4,
+    )  # fmt: skip
+    trainer.train()
+    # The first epoch's KL is 0 (one minibatch), the second's is above the target.
+    assert last(trainer)["ppo_epochs"] == 2
+
+
+def test_rollouts_are_chains_and_each_sample_is_counted(tmp_path):
+    trainer = build("ppo", tmp_path, share_of_letters, num_turns=3, max_steps=1)
+    trainer.train()
+    # 2 tasks · 3 samples · 3 turns
+    assert trainer.loop.counters.env_steps == 18
+    assert trainer.rollout.reward.scored == 18
+
+
+def test_the_value_heads_gradient_never_reaches_the_policy():
+    hidden = torch.randn(5, 8, requires_grad=True)
+    critic = TokenCritic(8)
+    assert critic(hidden).tolist() == [0.0] * 5  # starts by saying 0
+    torch.nn.init.ones_(critic.layers[-1].weight)
+    critic(hidden).sum().backward()
+    assert hidden.grad is None
+    assert all(p.grad is not None for p in critic.parameters())
+
+
+def test_a_team_critic_takes_any_number_of_agents_in_any_order():
+    critic = TeamCritic(8)
+    torch.nn.init.normal_(critic.together[-1].weight)
+    seen = torch.randn(3, 4, 8)
+    assert critic(seen[:, :2]).shape == critic(seen).shape == (3,)
+    torch.testing.assert_close(critic(seen), critic(seen[:, [2, 0, 3, 1]]))
+
+
+def test_observations_are_masked_means_whatever_the_batch():
+    agent = team("qwen2", dtype="float64").agents[0]
+    prompts = [prompt("ab"), prompt("a longer prompt than that"), prompt("xyz")]
+    found = observations(agent, prompts)
+    for index, ids in enumerate(prompts):
+        with torch.no_grad():
+            alone = agent.hidden(input_ids=torch.tensor([ids]), use_cache=False)[0].mean(0)
+        torch.testing.assert_close(found[index], alone.float(), rtol=1e-4, atol=1e-5)
+
+
+def clipped(trainer, index):
+    """One agent's policy in a step, as the trainer makes it."""
+    agent, temperature = trainer.team.agents[index], trainer.sampling.temperature
+
+    def said(batch):
+        return action_logprobs(agent, batch, temperature)
+
+    def said_at_start(start, batch):
+        return action_logprobs(start, batch, temperature)
+
+    return ClippedPolicy(trainer.section, trainer.team, agent, said, said_at_start)
+
+
+def test_credit_of_a_step_is_what_the_equations_say(tmp_path):
+    """The trainer's advantages against a plain recomputation from the trees."""
+    trainer = build(
+        "ppo", tmp_path, share_of_letters, num_turns=2, kl_coef=0.3, normalize_advantages=False,
+        gamma_token=0.9, gae_lambda=0.8, discount=0.5, agent_model__torch_dtype="float64",
+    )  # fmt: skip
+    agent = trainer.team.agents[0]
+    for layer in trainer.critics[0].layers[-1:]:
+        torch.nn.init.normal_(layer.weight)
+    with torch.no_grad():
+        for parameter in agent.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    chains = chains_of(grown(trainer))
+    rows = chains.rows(0, trainer.weight_T)
+    policy = clipped(trainer, 0)
+    own = OwnCritic(trainer.section, trainer.critics[0])
+    policy.measure([rows], own.see)
+    own.credit(policy, chains, 0.3)
+    for chain in chains.chains:
+        rewards, values, discounts = [], [], []
+        for c in chain:
+            row = next(row for row in rows if c in row.indices)
+            one = pack(
+                [type(row)(row.prompt_ids, (row.completions[row.indices.index(c)],), (1.0,), (c,))],
+                0,
+            )
+            with torch.no_grad():
+                said = action_logprobs(agent, one, 1.0)
+                with trainer.team.reference(0) as base:
+                    reference = action_logprobs(base, one, 1.0).logprob_A
+            penalty = 0.3 * (said.logprob_A - reference)
+            rewards += [-p for p in penalty.tolist()]
+            rewards[-1] += chains.reward_C[c]
+            values += trainer.critics[0](said.hidden_AD).tolist()
+            discounts += [0.9] * (len(penalty) - 1) + [0.5]
+        following = [*values[1:], 0.0]
+        deltas = [
+            r + d * f - v for r, d, f, v in zip(rewards, discounts, following, values, strict=True)
+        ]
+        expected = [
+            sum(
+                math.prod(0.8 * d for d in discounts[i:j]) * deltas[j]
+                for j in range(i, len(deltas))
+            )
+            for i in range(len(deltas))
+        ]
+        found = torch.cat([policy.advantage.of_completion[c] for c in chain])
+        torch.testing.assert_close(
+            found.double(), torch.tensor(expected).double(), rtol=1e-4, atol=1e-5
+        )
+
+
+def test_centralized_credit_is_one_number_for_all_tokens_of_all_agents(tmp_path):
+    trainer = build(
+        "ppo", tmp_path, share_of_letters, num_agents=2, critic="centralized", num_turns=2,
+        normalize_advantages=False,
+    )  # fmt: skip
+    chains = chains_of(grown(trainer))
+    advantage_C = torch.arange(len(chains.reward_C)).float()
+    for index in range(2):
+        policy = clipped(trainer, index)
+        with trainer.team.acting(index):
+            policy.measure([chains.rows(index, trainer.weight_T)])
+        policy.credit_turns(advantage_C)
+        assert sorted(policy.advantage.of_completion) == list(range(len(chains.reward_C)))
+        for c, tokens in policy.advantage.of_completion.items():
+            assert tokens.tolist() == [float(c)] * len(policy.logprob.of_completion[c])
+    (critic,) = trainer.critics  # there are no value heads
+    assert isinstance(critic, TeamCritic)
+
+
+def test_kl_coef_goes_to_its_target(tmp_path):
+    trainer = build("ppo", tmp_path, share_of_letters, kl_coef=0.5, kl_target=0.1, kl_horizon=10)
+    trainer.kl.adapt(0.11, 5)  # error 0.1: 0.5 · (1 + 0.1 · 5 / 10)
+    assert trainer.kl.value == pytest.approx(0.5 * 1.05)
+    trainer.kl.adapt(9.0, 5)  # clipped to 0.2
+    assert trainer.kl.value == pytest.approx(0.5 * 1.05 * 1.1)
+    trainer.kl.adapt(0.0, 10)  # clipped to −0.2
+    assert trainer.kl.value == pytest.approx(0.5 * 1.05 * 1.1 * 0.8)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "shppo"])
+def test_the_entropy_bonus_keeps_the_policy_open(algorithm, tmp_path):
+    """Nothing is rewarded but entropy, which is at most log 300 = 5.70."""
+    trainer = build(
+        algorithm, tmp_path, lambda texts: 0.0, entropy_coef=1.0, max_steps=6, learning_rate=1e-2,
+        normalize_advantages=False, value_learning_rate=1e-6,
+    )  # fmt: skip
+    trainer.train()
+    entropy = [metrics["entropy"] for metrics in trainer.loop.logger.metrics()]
+    assert entropy[0] + 0.3 < entropy[-1] <= 5.71
+
+
+@pytest.mark.parametrize("critic", ["independent", "centralized"])
+def test_the_kl_leads_back_to_the_reference(critic, tmp_path):
+    """Nothing else is rewarded, and the policy starts away from the base."""
+    trainer = build(
+        "ppo", tmp_path, lambda texts: 0.0, critic=critic, kl_coef=1.0, max_steps=8, ppo_epochs=3,
+        learning_rate=3e-3, num_generations=48, max_new_tokens=8, value_learning_rate=1e-2,
+        value_clip_range=None, normalize_advantages=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in trainer.team.agents[0].parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    trainer.train()
+    # Of a whole completion: a policy may also pay less by saying less.
+    kl = [m["kl"] * m["completion_length_mean"] for m in trainer.loop.logger.metrics()]
+    assert kl[-1] < 0.75 * kl[0]
+
+
+def rates(trainer, monkeypatch) -> list[list[float]]:
+    """The learning rate of each update of each optimizer, the largest being 1."""
+    found: dict[int, list[float]] = {}
+    step = AgentOptimizer.step
+
+    def watched(optimizer, progress):
+        norm = step(optimizer, progress)
+        of_optimizer = found.setdefault(id(optimizer), [])
+        of_optimizer.append(optimizer.adam.param_groups[0]["lr"] / optimizer.peak)
+        return norm
+
+    monkeypatch.setattr(AgentOptimizer, "step", watched)
+    trainer.train()
+    return list(found.values())
+
+
+def falling(count: int) -> list[float]:
+    return [1 - k / count for k in range(count)]
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        {"max_steps": 3},
+        {"num_train_epochs": 3, "max_steps": None},  # both tasks in a step
+        {"max_env_steps": 18, "max_steps": None},  # 2 tasks · 3 samples a step
+        {"max_steps": 3, "num_train_epochs": 9, "max_env_steps": 1000},
+    ],
+    ids=str,
+)
+def test_the_learning_rate_falls_evenly_whatever_ends_the_run(ends, tmp_path, monkeypatch):
+    """3 steps of 2 updates: 1, 5/6, …, 1/6, for each agent."""
+    trainer = build(
+        "magrpo", tmp_path, share_of_letters, lr_scheduler="linear", train_batch_size=1, **ends
+    )  # fmt: skip
+    assert trainer.loop.counters.updates == 0
+    assert rates(trainer, monkeypatch) == [pytest.approx(falling(6))] * 2
+    assert trainer.loop.counters.updates == 6
+    # The log has that of the update just made: the second, the fourth, the sixth.
+    logged = [m["learning_rate"] / trainer.section.learning_rate for m in metrics_of(trainer)]
+    assert logged == pytest.approx([5 / 6, 3 / 6, 1 / 6])
+
+
+def test_the_last_step_may_pass_the_environment_steps(tmp_path, monkeypatch):
+    # Steps of 6 in a run of 15: they begin at 0, 6/15 and 12/15, and the last is cut at 1.
+    trainer = build(
+        "magrpo", tmp_path, share_of_letters, lr_scheduler="linear", train_batch_size=1,
+        max_steps=None, max_env_steps=15,
+    )  # fmt: skip
+    assert rates(trainer, monkeypatch)[0] == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2, 0.1])
+    assert trainer.loop.counters.env_steps == 18
+
+
+def test_warm_up_counts_updates_and_the_schedule_begins_behind_it(tmp_path, monkeypatch):
+    trainer = build(
+        "magrpo", tmp_path, share_of_letters, lr_scheduler="linear", train_batch_size=1,
+        max_steps=3, warmup_steps=2,
+    )  # fmt: skip
+    # 1/2 and 2/2, then from 1 at the third of six updates: four quarters are left.
+    assert rates(trainer, monkeypatch)[0] == pytest.approx([0.5, 1.0, 1.0, 0.75, 0.5, 0.25])
+
+
+@pytest.mark.parametrize("critic", ["independent", "centralized"])
+def test_epochs_and_minibatches_share_a_steps_progress(critic, tmp_path, monkeypatch):
+    trainer = build(
+        "ppo", tmp_path, share_of_letters, lr_scheduler="cosine", train_batch_size=1, max_steps=2,
+        ppo_epochs=3, critic=critic,
+    )  # fmt: skip
+    # 2 steps · 3 epochs · 2 minibatches, of the policy and of the critic.
+    expected = [0.5 * (1 + math.cos(math.pi * k / 12)) for k in range(12)]
+    assert rates(trainer, monkeypatch) == [pytest.approx(expected)] * 2
+
+
+def test_an_epoch_that_is_left_out_takes_its_part_of_the_schedule(tmp_path, monkeypatch):
+    trainer = build(
+        "ppo", tmp_path, share_of_letters, lr_scheduler="linear", max_steps=2, ppo_epochs=8,
+        learning_rate=5e-2, target_kl=1e-4,
+    )  # fmt: skip
+    # Of 8 epochs a step makes 2 (the second's KL is above the target); the next begins half-way.
+    assert rates(trainer, monkeypatch)[0] == pytest.approx([1.0, 15 / 16, 8 / 16, 7 / 16])
+
+
+def test_every_optimizer_of_shppo_comes_to_the_end(tmp_path, monkeypatch):
+    trainer = build(
+        "shppo", tmp_path, share_of_letters, lr_scheduler="linear", train_batch_size=1,
+        max_steps=2, ppo_epochs=2,
+    )  # fmt: skip
+    # Actor and critic: 2 minibatches in each of 2 · 2 epochs; encoder and inference net: 1.
+    expected = [pytest.approx(falling(count)) for count in (8, 8, 4, 4)]
+    assert rates(trainer, monkeypatch) == expected
+
+
+@pytest.mark.parametrize("algorithm", ["magrpo", "ppo", "shppo"])
+def test_a_resumed_run_goes_on_to_the_same_bits(algorithm, tmp_path, monkeypatch):
+    keys = {
+        "num_agents": 2, "num_turns": 2, "learning_rate": 1e-2, "kl_coef": 0.1, "save_steps": 2,
+        "max_steps": 4, "lr_scheduler": "linear", "warmup_steps": 3, "train_batch_size": 2,
+    }  # fmt: skip
+    keys |= {} if algorithm == "magrpo" else {"ppo_epochs": 2}
+    keys |= {"kl_target": 0.01, "kl_horizon": 10} if algorithm == "ppo" else {}
+    whole = build(algorithm, tmp_path / "whole", share_of_letters, **keys)
+    whole.train()
+    first = build(algorithm, tmp_path / "parts", share_of_letters, **keys)
+    steps = itertools.islice(first.loop.steps(first), 3)  # asked for a third, it saves the second
+    monkeypatch.setattr(first.loop, "steps", lambda *_: itertools.islice(steps, 2))
+    first.train()
+    next(steps)
+    second = build(algorithm, tmp_path / "parts", share_of_letters, **keys)
+    found = checkpoint.read(checkpoint.newest(tmp_path / "parts"))
+    second.loop.resume(found, second)
+    second.loop.logger.begin(second.loop.mark)
+    second.train()
+    expected, got = state(whole), state(second)
+    assert expected.keys() == got.keys()
+    for part, tensors in expected.items():
+        assert tensors.keys() == got[part].keys()
+        for name, value in tensors.items():
+            assert torch.equal(value, got[part][name]), (part, name)
+    if algorithm == "ppo":
+        assert second.kl.value == whole.kl.value != 0.1  # it was led somewhere
+    if algorithm == "shppo":
+        lines = [(tmp_path / part / "latents.jsonl").read_text() for part in ("whole", "parts")]
+        assert lines[0] == lines[1]
+
+
+@pytest.mark.parametrize("critic", ["independent", "centralized"])
+def test_a_team_learns(critic, tmp_path):
+    trainer = build(
+        "ppo", tmp_path, share_of_letters, num_agents=2, critic=critic, max_steps=15,
+        num_generations=16, learning_rate=2e-2, ppo_epochs=2, max_new_tokens=8,
+        value_learning_rate=1e-2, value_clip_range=None,
+    )  # fmt: skip
+    trainer.train()
+    rewards = [metrics["reward_mean"] for metrics in trainer.loop.logger.metrics()]
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.3
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (["train_ppo.py", "--num_steps", "1e6", "--lora_rank", "8"], "1,000,000"),
+        (["train_shppo.py", "--num_steps", "2e6", "--num_agents", "3"], "3 agents"),
+    ],
+)
+def test_the_older_flags_work_as_written(script, said, tmp_path):
+    command = [sys.executable, *script, "--base_model", "qwen", "--learning_rate", "1e-5"]
+    command += ["--save_dir", str(tmp_path), "--dry-run"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert "Qwen/Qwen2.5-Coder-1.5B" in found.stdout
+    assert said in found.stdout

@@ -1,0 +1,240 @@
+"""SHPPO's trainer on tiny models: ratios, who is taught by what, any number of agents, files."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from comlrl.credit.chains import chains_of
+from comlrl.models.latents import HeterogeneousPolicy
+from comlrl.processes.statistics import Sums
+from comlrl.update.clipped import ClippedPolicy
+from tests.actor_critic import build, grown, share_of_letters
+from tests.runs import state
+from tests.tiny_models import folder
+from trainers.launch.assembly import saver
+
+
+def last(trainer):
+    return trainer.loop.logger.metrics()[-1]
+
+
+def samples_of(trainer):
+    return trainer._credited(chains_of(grown(trainer)))
+
+
+def measured(trainer, samples):
+    """The policy of a step, which knows what it said before, and all of the step's rows."""
+    rows = [row for of_state in trainer._rows(samples.chains) for row in of_state]
+    policy = ClippedPolicy(
+        trainer.section, trainer.team, trainer.agent,
+        lambda batch: trainer._logprobs(trainer.agent, trainer.policy.layer, samples, batch),
+        lambda start, batch: trainer._logprobs(start, trainer.start_layer, samples, batch),
+    )  # fmt: skip
+    policy.measure([rows])
+    policy.credit_turns(samples.advantage_C, trainer.section.num_agents)
+    return policy, rows
+
+
+def trained_by(trainer, update):
+    """Which networks an update moved, and which got a gradient."""
+    parts = {
+        "lora": trainer.agent.parameters(),
+        "layer": list(trainer.policy.layer.parameters()),
+        "encoder": list(trainer.policy.encoder.parameters()),
+        "critic": list(trainer.critic.parameters()),
+        "inference": list(trainer.inference.parameters()),
+    }
+    before = {name: [p.detach().clone() for p in part] for name, part in parts.items()}
+    for part in parts.values():
+        for parameter in part:
+            parameter.grad = None
+    update()
+    return {
+        name
+        for name, part in parts.items()
+        if any(
+            p.grad is not None or not torch.equal(p, old)
+            for p, old in zip(part, before[name], strict=True)
+        )
+    }
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "mistral"])
+def test_first_ratios_are_exactly_one(kind, tmp_path):
+    trainer = build(
+        "shppo", tmp_path, share_of_letters, kind=kind, num_agents=3, num_turns=2, ppo_epochs=1,
+        max_steps=2, learning_rate=1e-2, latent_learning_rate=1e-2,
+    )  # fmt: skip
+    trainer.train()
+    for metrics in trainer.loop.logger.metrics():
+        assert metrics["ratio_max"] == 1.0
+        assert metrics["approx_kl"] == 0.0
+
+
+def test_ratios_use_the_stored_latents_whatever_becomes_of_the_encoder(tmp_path):
+    """No actor update, many of the encoder's: with fresh latents the ratios would leave 1."""
+    trainer = build("shppo", tmp_path, share_of_letters, latent_learning_rate=0.5)
+    torch.nn.init.normal_(trainer.policy.layer.B.weight)
+    samples = samples_of(trainer)
+    policy, rows = measured(trainer, samples)
+    for _ in range(3):
+        trainer._update_encoder(samples, 0.0)
+    again = samples_of(trainer)
+    assert not torch.allclose(again.latent_SNK, samples.latent_SNK, atol=0.1)
+    old = policy.logprob.flat()
+    policy.measure([rows])
+    assert torch.equal(policy.logprob.flat(), old)
+
+
+def test_each_loss_teaches_its_own_networks(tmp_path):
+    trainer = build("shppo", tmp_path, share_of_letters)
+    torch.nn.init.normal_(trainer.policy.layer.B.weight)
+    samples = samples_of(trainer)
+    policy, rows = measured(trainer, samples)
+    actor = [trainer.optimizers["actor"]]
+    updates = {
+        ("lora", "layer"): lambda: policy.update(rows, actor, Sums(), 0.0),
+        ("critic",): lambda: trainer._update_critic(samples, [0, 1], 0.0),
+        ("encoder",): lambda: trainer._update_encoder(samples, 0.0),
+        ("inference",): lambda: trainer._update_inference(samples, 0.0),
+    }
+    for networks, update in updates.items():
+        assert trained_by(trainer, update) == set(networks)
+
+
+def test_the_latent_loss_is_its_equation(tmp_path):
+    trainer = build(
+        "shppo", tmp_path, share_of_letters, count=3, lambda_e=0.3, lambda_d=0.7, num_agents=2
+    )
+    samples = samples_of(trainer)
+    with torch.no_grad():
+        mu, sigma = trainer.policy.encoder.along_chains(samples.observation_SND, (-1, -1, -1))
+        value = trainer.inference(samples.observation_SND, mu, sigma)
+    said = trainer._update_encoder(samples, 0.0)
+    latents = (mu + sigma * samples.epsilon_SNK).tolist()
+    distances = []
+    for first, second in latents:
+        dot = sum(a * b for a, b in zip(first, second, strict=True))
+        distances.append(1 - dot / math.hypot(*first) / math.hypot(*second))
+    low, high = min(distances), max(distances)
+    l_d = sum((d - low) / (high - low) for d in distances) / 3
+    l_e = sum(
+        sum(0.5 * math.log(2 * math.pi * math.e * s * s) for s in agent)
+        for state in sigma.tolist()
+        for agent in state
+    ) / (3 * 2)
+    l_v = float(value.mean())
+    assert said["latent/distance"] == pytest.approx(l_d, abs=1e-5)
+    assert said["latent/entropy"] == pytest.approx(l_e, abs=1e-5)
+    assert said["latent/value"] == pytest.approx(l_v, abs=1e-5)
+    assert said["latent/loss"] == pytest.approx(-l_v + 0.3 * l_e - 0.7 * l_d, abs=1e-5)
+
+
+def test_what_is_kept_is_the_rollouts(tmp_path):
+    trainer = build("shppo", tmp_path, share_of_letters, num_turns=2)
+    samples = samples_of(trainer)
+    torch.testing.assert_close(
+        samples.latent_SNK, samples.mu_SNK + samples.sigma_SNK * samples.epsilon_SNK
+    )
+    assert samples.chains.parent_S.count(-1) == 2  # 2 tasks, each with 3 samples that go on
+    assert len(samples.chains.parent_S) == 8
+
+
+def test_two_agents_are_trained_and_any_number_evaluated(tmp_path):
+    """The same weights, and no more of them."""
+    trainer = build(
+        "shppo", tmp_path, share_of_letters, max_steps=2, learning_rate=1e-2, num_turns=2
+    )
+    trainer.train()
+    trained = state(trainer)
+    counts = {}
+    for agents in (1, 2, 3, 4):
+        other = build("shppo", tmp_path, share_of_letters, num_agents=agents, num_turns=2)
+        assert len(other.team) == 1
+        other.team.load_tensors(trained)
+        other.policy.load_state_dict(trained["heterogeneous"])
+        trees = grown(other, "eval")
+        assert all(len(node.agents_N) == agents for tree in trees for node in tree.nodes)
+        counts[agents] = sum(
+            p.numel()
+            for p in [
+                *other.agent.parameters(),
+                *other.policy.parameters(),
+                *other.critic.parameters(),
+            ]
+        )
+    assert len(set(counts.values())) == 1
+
+
+def test_plain_files_and_the_adapter_by_peft_alone(tmp_path):
+    trainer = build("shppo", tmp_path, share_of_letters, max_steps=2, learning_rate=1e-2)
+    trainer.train()
+    saver(trainer.team, trainer.rollout.sampler)(tmp_path / "final_model")
+    assert sorted(f.name for f in (tmp_path / "final_model").iterdir() if f.is_dir()) == [
+        "agent_0",
+        "heterogeneous",
+    ]
+    base = AutoModelForCausalLM.from_pretrained(folder("qwen2"))
+    alone = PeftModel.from_pretrained(base, str(tmp_path / "final_model" / "agent_0")).eval()
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        ours = trainer.agent.model(ids).logits
+        torch.testing.assert_close(alone(ids).logits, ours, rtol=1e-4, atol=1e-5)
+    again = HeterogeneousPolicy.load(tmp_path / "final_model")
+    for name, value in trainer.policy.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name])
+
+
+def test_the_latents_of_every_role_are_written_down(tmp_path):
+    trainer = build("shppo", tmp_path, share_of_letters, num_agents=3, num_turns=2, max_steps=2)
+    trainer.train()
+    lines = [json.loads(line) for line in (tmp_path / "latents.jsonl").read_text().splitlines()]
+    # 2 steps · (2 roots + 6 later states) · 3 agents
+    assert len(lines) == 2 * 8 * 3
+    assert {line["role"] for line in lines} == {"aux", "aux2", "main"}
+    assert {line["turn"] for line in lines} == {1, 2}
+    # 2 tasks · 3 samples · 2 turns are 12 joint actions a step
+    assert [line["step"] for line in lines] == [12] * 24 + [24] * 24
+    assert all(len(line["mu"]) == 8 for line in lines)
+
+
+def test_one_agent_has_no_distance(tmp_path):
+    trainer = build("shppo", tmp_path, share_of_letters, num_agents=1, max_steps=2)
+    trainer.train()
+    assert last(trainer)["latent/distance"] == 0.0
+    assert "latent/cosine_distance" not in last(trainer)
+
+
+def test_the_encoder_parts_the_agents(tmp_path):
+    """L_d alone: latents that began alike point apart."""
+    trainer = build(
+        "shppo", tmp_path, lambda texts: 0.0, max_steps=12, ppo_epochs=4, lambda_d=1.0,
+        latent_learning_rate=1e-2, count=4,
+    )  # fmt: skip
+    trainer.train()
+    distances = [m["latent/cosine_distance"] for m in trainer.loop.logger.metrics()]
+    assert distances[-1] > distances[0] + 0.3
+
+
+def test_roles_come_apart_where_the_reward_asks_for_it(tmp_path):
+    """One policy, two roles: the reward wants capitals of the first agent and none of the second.
+
+    A policy without latents would have to tell the agents apart by their prompts alone.
+    """
+
+    def value(texts):
+        return share_of_letters(texts[:1]) + (1 - share_of_letters(texts[1:]))
+
+    trainer = build(
+        "shppo", tmp_path, value, max_steps=15, num_generations=24, learning_rate=1e-2,
+        ppo_epochs=4, max_new_tokens=6, value_learning_rate=1e-2, value_clip_range=None,
+    )  # fmt: skip
+    trainer.train()
+    rewards = [m["reward_mean"] for m in trainer.loop.logger.metrics()]
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.4

@@ -1,0 +1,336 @@
+"""Wires the rooms together: configuration and tasks → everything that a trainer is built from.
+
+Heavy rooms are imported inside functions, as in ``launch.py``, which uses this.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from comlrl.config.sections import Config, ConfigError, reward_arguments
+from trainers.configs import SECTIONS, sampling
+
+if TYPE_CHECKING:
+    from comlrl.loop.interrupts import Signals
+    from comlrl.loop.loop import Loop
+    from comlrl.loop.resume import Start
+    from comlrl.models.team import Team
+    from comlrl.rollout.generation import Generator
+    from comlrl.rollout.grow import Rollout
+    from comlrl.rollout.latent_sampler import LatentSampler
+    from comlrl.types import Reward, Sampling, Task, Tree
+    from external.expert_edits import Fallbacks
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that a trainer is built from."""
+
+    config: Config
+    section: Any
+    run_dir: Path
+    team: Team
+    generator: Generator
+    reward: Reward
+    rollout: Rollout
+    loop: Loop
+    sampling: Sampling
+    resume: bool  # what lies in run_dir is this run's own, and is gone on with
+    save: Callable[[Path], None]  # the agents, into a folder; called by all processes
+
+
+def check_devices(config: Config) -> None:
+    """Raises ConfigError where ``agent_devices`` cannot be followed."""
+    import torch
+
+    from comlrl.processes import distributed
+
+    if config.agent_devices is None:
+        return
+    given = list(config.agent_devices)
+    if config.agents is None and config.lora.enabled:
+        raise ConfigError(
+            f"agent_devices: {given} for agents that share one base; give each a model of its own "
+            "with `agents`, or set agent_devices=null"
+        )
+    if distributed.local_world_size() > 1:
+        raise ConfigError(
+            f"agent_devices: {given} with {distributed.local_world_size()} processes on a machine, "
+            "which would all use these; start one process a machine"
+        )
+    for name in given:
+        try:
+            device = torch.device(name)
+        except RuntimeError:
+            raise ConfigError(f"agent_devices: '{name}' is no device, e.g. cuda:1 or cpu") from None
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise ConfigError(
+                f"agent_devices: '{name}'; this machine has {torch.cuda.device_count()} card(s)"
+            )
+
+
+def deterministic() -> None:
+    """Kernels whose sums come out bit-equal at every run, where there are such kernels."""
+    import torch
+
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    warnings.filterwarnings("ignore", message=".*deterministic", category=UserWarning)
+    # peft's own call, nothing that a user could change
+    warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
+
+
+def load_both_splits(config: Config) -> tuple[list[Task], list[Task]]:
+    """Training tasks and the first ``eval_num_samples`` evaluation tasks."""
+    from comlrl.tasks.loading import load_tasks
+    from rewards.sandbox.checks import check_task
+
+    train = load_tasks(config.dataset, config.dataset.train_split, check=check_task)
+    if not config.section.eval_interval:
+        return train, []
+    held_out = load_tasks(config.dataset, config.dataset.eval_split, check=check_task)
+    return train, held_out[: config.section.eval_num_samples]
+
+
+def assemble(
+    start: Start, signals: Signals, train: list[Task], held_out: list[Task], resume: bool
+) -> Run:
+    """Load models, start the reward's workers lazily, and wire the rooms together.
+
+    ``resume``: the run goes on from a checkpoint.
+    """
+    import loggers
+    from comlrl.loop.best_model import BestModel
+    from comlrl.loop.loop import Loop
+    from comlrl.loop.progress import Progress
+    from comlrl.models.loading import build_team
+    from comlrl.processes import distributed
+    from trainers.launch import initial
+
+    config, section, run_dir = start.config, start.config.section, start.run_dir
+    reference = any(s.needs_reference for s in config.sections.values())
+    team = build_team(config, reference=reference)
+    if config.distributed.strategy == "fsdp":
+        team.split()
+    generator, sampler = build_sampler(config, team)
+    if config.init_from is not None and start.checkpoint is None:
+        initial.begin(config, SECTIONS, team, sampler)
+    sampled = sampling(config)
+    train = fitting(train, config, sampler, sampled)
+    held_out = fitting(held_out, config, sampler, sampled) if held_out else []
+    reward, fallbacks = build_reward(config), build_fallbacks(config)
+    rollout = build_rollout(config, sampler, reward, fallbacks)
+    progress, logger, save = Progress(), loggers.Loggers([]), saver(team, sampler)
+    if distributed.is_main():
+        logger = loggers.build(config, run_dir, progress, resume=resume)
+    loop = Loop(
+        section,
+        train,
+        run_dir=run_dir,
+        logger=logger,
+        progress=progress,
+        evaluate=evaluator(config, rollout, held_out, sampled) if held_out else None,
+        seed=config.seed,
+        signals=signals,
+        standing=counter(fallbacks),
+        best=BestModel(run_dir, save) if config.output.save_best else None,
+    )
+    return Run(
+        config, section, run_dir, team, generator, reward, rollout, loop, sampled,
+        start.continuing, save,
+    )  # fmt: skip
+
+
+def saver(team: Team, sampler: Any) -> Callable[[Path], None]:
+    """What writes the agents into a folder: their models, and what SHPPO tells them apart by."""
+    from comlrl.processes import distributed
+
+    def save(folder: Path) -> None:
+        team.save(folder)
+        if distributed.is_main() and (policy := getattr(sampler, "policy", None)) is not None:
+            policy.save(folder)
+
+    return save
+
+
+def build_sampler(config: Config, team: Team) -> tuple[Generator, Generator | LatentSampler]:
+    """The generator, and what samples for the agents: itself, or with SHPPO the latents before it.
+
+    SHPPO's sampler serves any number of agents; its weights are ``sampler.policy``.
+    """
+    import torch
+
+    from comlrl.rollout.generation import Generator
+
+    section = config.section
+    length = context_length(config, team)
+    generator = Generator(team, config.generation.max_batch_tokens, length)
+    if not section.shared_policy:
+        return generator, generator
+    from comlrl.models.critics import hidden_width
+    from comlrl.models.latents import HeterogeneousPolicy
+    from comlrl.rollout.latent_sampler import LatentSampler
+
+    agent = team.agents[0]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        policy = HeterogeneousPolicy(
+            hidden_width(agent),
+            section.latent_dim,
+            section.latent_hidden,
+            section.heterogeneous_rank,
+        ).to(agent.device)
+    generator.head = policy.layer
+    return generator, LatentSampler(policy, generator)
+
+
+def context_length(config: Config, team: Team) -> int:
+    """Tokens of prompt and completion together: max_length, or less where the models hold less.
+
+    Raises ConfigError where that leaves no room for a prompt.
+    """
+    holds = min(agent.context_length for agent in team.agents)
+    if holds <= config.section.max_new_tokens:
+        raise ConfigError(
+            f"{config.algorithm}.max_new_tokens: {config.section.max_new_tokens} leaves no room "
+            f"for a prompt in the model's context of {holds} tokens; give less"
+        )
+    return min(config.agent_model.max_length, holds)
+
+
+def fitting(
+    tasks: list[Task], config: Config, sampler: Generator | LatentSampler, sampling: Sampling
+) -> list[Task]:
+    """The tasks whose first prompts leave room for a completion.
+
+    Raises ConfigError, naming the row, where one does not, unless ``on_bad_row: skip``.
+    """
+    from comlrl.processes import distributed
+    from comlrl.tasks.prompts import first_prompts
+    from comlrl.types import Message
+
+    room = sampler.max_length - sampling.max_new_tokens
+    kept = []
+    for task in tasks:
+        prompts = first_prompts(task, config.section.num_agents)
+        longest = max(
+            len(sampler.encode(agent, (Message("user", text),)))
+            for agent, text in enumerate(prompts)
+        )
+        if longest <= room:
+            kept.append(task)
+            continue
+        problem = f"dataset row '{task.task_id}' has a prompt of {longest} tokens, with room for "
+        problem += (
+            f"{room} (context {sampler.max_length}, max_new_tokens {sampling.max_new_tokens})"
+        )
+        if config.dataset.on_bad_row == "error":
+            raise ConfigError(
+                f"dataset.name: {problem}; raise agent_model.max_length if the model allows it, or "
+                "set dataset.on_bad_row=skip"
+            )
+        if distributed.is_main():
+            print(f"notice: {problem}: skipped", file=sys.stderr)
+    if not kept:
+        raise ConfigError(
+            f"dataset.name: no row of '{config.dataset.name}' fits the model's context of "
+            f"{sampler.max_length} tokens"
+        )
+    return kept
+
+
+def build_reward(config: Config) -> Reward:
+    from rewards.code_rewards import CodeReward
+
+    sandbox, arguments = config.sandbox, reward_arguments(config.reward)
+    reward = CodeReward(
+        workers=sandbox_workers(sandbox.workers),
+        timeout=sandbox.timeout,
+        memory_mb=sandbox.memory_mb,
+        isolation=sandbox.isolation,
+        bonus=arguments.bonus,
+        measure_need=arguments.measure_need,
+        need_bonus=arguments.need_bonus,
+    )
+    if config.distributed.strategy == "fsdp":
+        from comlrl.rollout.lockstep import SplitReward
+
+        return SplitReward(reward)
+    return reward
+
+
+def sandbox_workers(workers: int | None) -> int:
+    """This process's part of the machine's sandbox workers (None: its cores)."""
+    from comlrl.processes import distributed
+
+    whole = workers or len(os.sched_getaffinity(0))
+    return max(1, whole // distributed.local_world_size())
+
+
+def build_rollout(
+    config: Config, sampler: Any, reward: Reward, fallbacks: Fallbacks | None = None
+) -> Rollout:
+    import external
+    from comlrl.rollout.grow import History, Rollout
+
+    told = config.external
+    transition = external.build(told, fallbacks)
+    if config.distributed.strategy == "fsdp":
+        from comlrl.rollout.lockstep import FromMain
+
+        transition = FromMain(transition)
+    processor = config.reward_processor
+    scale, shift = (processor.scale_factor, processor.shift) if processor.enabled else (1.0, 0.0)
+    return Rollout(
+        sampler,
+        reward,
+        transition,
+        seed=config.seed,
+        history=History(told.history, told.original_prompt, told.previous_response),
+        process=lambda reward: scale * reward + shift,
+    )
+
+
+def build_fallbacks(config: Config) -> Fallbacks | None:
+    """What counts an expert's failures, where one is asked."""
+    if config.external.mode != "expert_edits":
+        return None
+    from external.expert_edits import Fallbacks
+
+    return Fallbacks()
+
+
+def counter(fallbacks: Fallbacks | None) -> Callable[[], dict[str, float]]:
+    """Of the attempts so far, of all processes, that ``plain`` answered in the expert's place;
+    every process calls it."""
+    from comlrl.processes import distributed
+
+    if fallbacks is None:
+        return dict
+    return lambda: {"expert_fallbacks": distributed.total(fallbacks.count)}
+
+
+def evaluator(
+    config: Config, rollout: Rollout, tasks: list[Task], sampling: Sampling
+) -> Callable[[], tuple[list[Tree], dict[str, float]]]:
+    """Trees and metrics of the present policy on held-out tasks; ``turn_1/…`` and bare names."""
+    from comlrl.builtin import conventions
+    from comlrl.evaluation.estimates import evaluate, mean_pass_at_k, measuring_need
+    from comlrl.evaluation.metrics import tree_metrics
+
+    known = conventions if config.dataset.name == "builtin:coopmini" else None
+    section = config.section
+
+    def run() -> tuple[list[Tree], dict[str, float]]:
+        with measuring_need(rollout.reward):
+            trees = evaluate(rollout, tasks, section.shape, sampling, section.eval_answers)
+        return trees, tree_metrics(trees, known) | {"pass@1": mean_pass_at_k(trees, 1)}
+
+    return run

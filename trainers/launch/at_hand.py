@@ -1,0 +1,157 @@
+"""What ``--dry-run`` checks: all that a run needs and that is at hand here. No weights are loaded
+and no network is used; what that leaves unchecked is told, a line each.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from comlrl.config.sections import Config, ConfigError
+from comlrl.tasks.loading import FILE_KINDS
+from trainers.launch.assembly import build_reward, context_length, fitting, load_both_splits
+from trainers.launch.dry_run import model_folder
+
+if TYPE_CHECKING:
+    from comlrl.models.agent import Agent
+    from comlrl.types import Task
+
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+WEIGHTS = ("*.safetensors", "*.bin")
+
+
+def check(config: Config) -> list[str]:
+    """What could not be checked. Raises ConfigError, or a room's error of the user's, for what a
+    run would refuse."""
+    import external
+
+    unchecked: list[str] = []
+    _output(config)
+    external.build(config.external)
+    reward = build_reward(config)
+    reward.isolation  # type: ignore[attr-defined]  # noqa: B018  what this machine cannot do
+    reward.close()
+    tasks = _tasks(config, unchecked)
+    agents = _agents(config, unchecked)
+    if tasks and agents:
+        _check_prompts(config, agents, tasks)
+    _check_preferences(config)
+    if config.external.mode == "expert_edits" and config.section.num_turns > 1:
+        unchecked.append(f"external.expert_model: '{config.external.expert_model}'; not asked")
+    if config.agent_devices is not None:
+        unchecked.append(
+            f"agent_devices: {list(config.agent_devices)}; looked for when a run starts"
+        )
+    return unchecked
+
+
+def _output(config: Config) -> None:
+    folder = path = Path(config.output.dir or config.output.base_dir).absolute()
+    while not path.exists():
+        path = path.parent
+    try:
+        tempfile.TemporaryDirectory(dir=path).cleanup()
+    except OSError as error:
+        key = "output.dir" if config.output.dir else "output.base_dir"
+        raise ConfigError(
+            f"{key}: '{folder}' cannot be written ({error.strerror}); give another folder"
+        ) from error
+
+
+def _tasks(config: Config, unchecked: list[str]) -> list[Task]:
+    """All rows of both splits, each checked; [] where the data is the hub's."""
+    import datasets
+
+    name, section = config.dataset.name, config.dataset
+    if name.startswith("builtin:") or Path(name).suffix in FILE_KINDS or Path(name).is_dir():
+        train, held_out = load_both_splits(config)
+        return train + held_out
+    if not HUB_NAME.fullmatch(name):
+        raise ConfigError(f"dataset.name: '{name}' does not exist; give a file or folder that does")
+    for key in ("train_split", "eval_split"):
+        split = getattr(section, key)
+        try:
+            datasets.ReadInstruction.from_spec(split)
+        except ValueError:
+            raise ConfigError(
+                f"dataset.{key}: '{split}' is not a split; write e.g. test[:16]"
+            ) from None
+    unchecked.append(f"dataset.name: '{name}' and its rows; no such folder here, asked of the hub")
+    return []
+
+
+def _agents(config: Config, unchecked: list[str]) -> list[Agent]:
+    """Agents with tokenizer and sizes, without weights; [] where a model is not at hand."""
+    key = "agents" if config.agents else "agent_model.name"
+    names = config.agents or (config.agent_model.name,) * config.section.num_agents
+    found = {name: _agent(config, key, name, unchecked) for name in dict.fromkeys(names)}
+    if config.section.fits_reward_model and config.section.reward_model_name not in (None, *names):
+        _agent(config, "marlhf.reward_model_name", config.section.reward_model_name, unchecked)
+    agents = [found[name] for name in names]
+    return [] if None in agents else [agent for agent in agents if agent is not None]
+
+
+def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> Agent | None:
+    folder, ours = model_folder(name), config.agent_model
+    if folder is None:
+        if not HUB_NAME.fullmatch(name):
+            raise ConfigError(f"{key}: '{name}' does not exist; give a model's folder")
+        unchecked.append(f"{key}: '{name}'; no such folder here, and not in the hub's cache")
+        return None
+    from transformers import AutoConfig, AutoTokenizer
+
+    from comlrl.models.agent import Agent
+
+    local = name.startswith("builtin:") or Path(name).is_dir()
+    trusted = bool(ours.model_kwargs.get("trust_remote_code", False))
+    try:
+        sizes = AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **ours.tokenizer_kwargs)
+        if not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
+            raise OSError(f"no {' or '.join(WEIGHTS)} in {folder}")
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        if local:
+            raise ConfigError(f"{key}: '{name}' cannot be loaded: {reason}") from error
+        unchecked.append(f"{key}: '{name}'; the hub's cache holds a part of it alone: {reason}")
+        return None
+    if tokenizer.eos_token_id is None and "eos_token" not in ours.special_tokens:
+        raise ConfigError(
+            f"agent_model.special_tokens: the tokenizer of '{name}' has no EOS token; "
+            "give eos_token"
+        )
+    unweighted: Any = SimpleNamespace(config=sizes)
+    return Agent(0, unweighted, tokenizer, None)
+
+
+def _check_prompts(config: Config, agents: list[Agent], tasks: list[Task]) -> None:
+    """Every row's first prompts leave room for a completion, unless ``on_bad_row: skip``."""
+    from comlrl.types import Sampling
+
+    team: Any = SimpleNamespace(agents=agents)
+    sampler: Any = SimpleNamespace(
+        encode=lambda agent, prompt: agents[agent].encode(prompt),
+        max_length=context_length(config, team),
+    )
+    fitting(tasks, config, sampler, Sampling(1.0, config.section.max_new_tokens))
+
+
+def _check_preferences(config: Config) -> None:
+    """MADPO's and MARLHF's files of an earlier run."""
+    if (given := getattr(config.section, "preferences", None)) is not None:
+        from comlrl.preferences.candidates import read_sets
+        from comlrl.preferences.collector import FILE
+
+        path = Path(given)
+        read_sets(path / FILE if path.is_dir() else path, config.section.num_agents)
+    if (folder := getattr(config.section, "reward_model", None)) is not None:
+        from comlrl.preferences.reward_model import FACTS
+
+        if not (Path(folder) / FACTS).is_file():
+            raise ConfigError(
+                f"marlhf.reward_model: '{folder}' holds no {FACTS}; give the reward_model folder "
+                "of an earlier run"
+            )

@@ -1,0 +1,111 @@
+"""Command line → checked configuration, before anything heavy loads."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from comlrl.config.loader import Loader, Setting, load_yaml, parse_override, parse_value
+from comlrl.config.sections import Config, ConfigError
+from trainers.configs import SECTIONS, sections_of, share_common_keys
+from trainers.launch.effects import without_effect
+from trainers.launch.relations import shift_notice, truncation_notice, validate
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+DEFAULT_CONFIGS = {name: CONFIGS / f"{name}_he_config.yaml" for name in ("ppo", "shppo")}
+
+# Legacy flag → key; "<algo>" is the algorithm's section.
+FLAGS = {
+    "model_name": "agent_model.name",
+    "base_model": "agent_model.name",
+    "output_base_dir": "output.base_dir",
+    "save_dir": "output.dir",
+    "num_epochs": "<algo>.num_train_epochs",
+    "lora_rank": "lora.r",
+    "num_steps": "<algo>.max_env_steps",
+    "num_turns": "<algo>.num_turns",
+    "num_agents": "<algo>.num_agents",
+    "turn_gradient_weights": "<algo>.turn_gradient_weights",
+    "learning_rate": "<algo>.learning_rate",
+}
+MODEL_NICKNAMES = {"qwen": "Qwen/Qwen2.5-Coder-1.5B"}
+
+
+class Parser(argparse.ArgumentParser):
+    """Mistakes on the command line are told like those in a file: one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"command line: {message}; see --help")
+
+
+def parse_arguments(algorithm: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    default = DEFAULT_CONFIGS.get(algorithm)
+    parser = Parser(
+        description=f"Train with {algorithm.upper()}.",
+        epilog="Keys: docs/configuration.md. The last of file, older flags and --override wins.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config",
+        default=default,
+        required=default is None,
+        metavar="FILE",
+        help=f"YAML file, e.g. configs/{algorithm}_quickstart.yaml"
+        + (f"; left out: configs/{default.name}" if default else ""),
+    )
+    parser.add_argument(
+        "--override", nargs="*", action="extend", default=[], metavar="KEY=VALUE",
+        help=f"dotted keys, e.g. {algorithm}.learning_rate=1e-4 seed=7",
+    )  # fmt: skip
+    parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint")
+    parser.add_argument(
+        "--resume-force", action="store_true", help="… even where the configuration has changed"
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check all that is at hand, print the cost, load no weights",
+    )
+    older = parser.add_argument_group("older flags, each a key of the configuration")
+    for flag, key in FLAGS.items():
+        count = "+" if flag == "turn_gradient_weights" else None
+        shown = key.replace("<algo>", algorithm)
+        older.add_argument(f"--{flag}", nargs=count, metavar="VALUE", help=shown)
+    return parser.parse_args(argv)
+
+
+def resolve(algorithm: str, arguments: argparse.Namespace) -> tuple[Config, list[str]]:
+    """File, then older flags, then overrides; checked. Raises ConfigError."""
+    sections = sections_of(algorithm)
+    loader = Loader(algorithm, sections)
+    _check_algorithm(algorithm, sections, arguments.config)
+    loader.read(arguments.config)
+    for flag, key in FLAGS.items():
+        text = getattr(arguments, flag)
+        if text is None:
+            continue
+        value = [parse_value(t) for t in text] if isinstance(text, list) else parse_value(text)
+        if flag in ("model_name", "base_model"):
+            value = MODEL_NICKNAMES.get(text, text)
+        loader.set(Setting(key.replace("<algo>", algorithm), value, f"--{flag}"))
+        if flag == "num_steps":  # environment steps alone end the run
+            for other in ("num_train_epochs", "max_steps"):
+                loader.set(Setting(f"{algorithm}.{other}", None, f"--{flag}"))
+    for item in arguments.override:
+        loader.set(parse_override(item))
+    config = share_common_keys(loader.build(), loader.given)
+    validate(config)
+    notices = loader.notices + truncation_notice(config) + shift_notice(config)
+    return config, notices + without_effect(config, loader.given)
+
+
+def _check_algorithm(algorithm: str, sections: Mapping[str, type], file: str) -> None:
+    """Raises ConfigError for a file that was written for another script."""
+    others = [name for name in load_yaml(file) if name in SECTIONS and name not in sections]
+    if others:
+        raise ConfigError(
+            f"--config: {str(file)!r} has a section `{others[0]}`; run train_{others[0]}.py, or "
+            f"give a file for {algorithm}"
+        )

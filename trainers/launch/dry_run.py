@@ -1,0 +1,356 @@
+"""``--dry-run``: what a run will cost, told from its configuration alone.
+
+No weights and no data are loaded and no network is used: tasks are counted where the split's text
+or a local file tells their number, parameters where a model's safetensors header is at hand (its
+shapes, not its weights) or its name gives a size. What cannot be known so is said to be unknown.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from comlrl.builtin import COOPMINI, TINY_CODER
+from comlrl.config.sections import Config, ConfigError
+from comlrl.preferences.pairs import tasks_at_once
+from comlrl.tasks.loading import FILE_KINDS, split_size
+from trainers import configs
+
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}
+ADAPTER_BYTES = 4 * 4  # float32 weight, gradient and Adam's two moments
+EXCLUDED = re.compile(r"embed|wte|wpe|lm_head|score")  # never among LoRA's "all-linear"
+
+
+def describe(config: Config) -> str:
+    """Agents, then calls, joint actions and tokens of a training step and of the run, then memory.
+
+    Counts marked ``≤`` are those of a run in which no branch ends early and every completion is
+    as long as it may be. Raises ConfigError for a builtin that does not exist.
+    """
+    lines = [*_who(config), ""]
+    tasks, found = count_tasks(config.dataset.name, config.dataset.train_split)
+    lines += [f"{'training tasks':<22}{_number(tasks)}  {found}"]
+    if isinstance(config.section, configs.PreferenceConfig):
+        lines += _preferences(config, tasks)
+    if config.section.trained_online:
+        lines += _online(config, configs.online_section(config), tasks)
+    lines += _evaluations(config, tasks)
+    return "\n".join([*lines, "", *_memory(config)])
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Upper bounds of one task's tree."""
+
+    nodes: int
+    joint_actions: int
+    completions: int  # of all agents
+    widest: int  # nodes of the widest level
+
+
+def scored(section: Any, tree: Growth) -> int:
+    """Joint actions of one task that are scored: its tree's, and with ``advantage: greedy`` those
+    of a greedy chain from every state, one a turn to the end."""
+    if getattr(section, "advantage", None) != "greedy":
+        return tree.joint_actions
+    turns = range(1, section.num_turns + 1)
+    levels = [growth(replace(section, num_turns=turn)).nodes for turn in turns]
+    return tree.joint_actions + sum(levels)  # a state at turn t counts in T − t + 1 of them
+
+
+def growth(section: Any) -> Growth:
+    """The tree of one task, where no branch ends early.
+
+    align has K = G joint actions a node, cross G^N; each grows a child, with ``handoff`` one of
+    them does. Chains are G samples at turn 1, one afterwards.
+    """
+    agents, generations = section.num_agents, section.num_generations
+    nodes, level, total = 0, 1, Growth(0, 0, 0, 0)
+    for turn in range(1, section.num_turns + 1):
+        own = 1 if section.chains and turn > 1 else generations
+        joint = own**agents if section.joint_mode == "cross" else own
+        nodes += level
+        total = Growth(
+            nodes,
+            total.joint_actions + level * joint,
+            total.completions + level * own * agents,
+            max(total.widest, level),
+        )
+        level *= 1 if section.handoff else joint
+    return total
+
+
+def training_steps(section: Any, tasks: int | None, actions: int) -> int | None:
+    """Training steps of the run, the first of its ends; None where the tasks decide and are
+    unknown. ``actions``: joint actions of a full step."""
+    ends = [section.max_steps]
+    if section.max_env_steps is not None:
+        ends.append(math.ceil(section.max_env_steps / actions))
+    if section.num_train_epochs is not None and tasks is not None:
+        ends.append(section.num_train_epochs * math.ceil(tasks / section.batch_size))
+    known = [end for end in ends if end is not None]
+    return min(known) if known else None
+
+
+def count_tasks(name: str, split: str) -> tuple[int | None, str]:
+    """(rows of the split or None, how that is known). Counts the lines of a local .jsonl."""
+    base, _, piece = split.partition("[")
+    if name.startswith("builtin:") and name != "builtin:coopmini":
+        raise ConfigError(f"dataset.name: '{name}'; the builtin is 'builtin:coopmini'")
+    file = COOPMINI.get(base) if name == "builtin:coopmini" else Path(name)
+    if file is None:
+        raise ConfigError(f"dataset: 'builtin:coopmini' has no split '{base}'; it has train, eval")
+    if file.suffix in FILE_KINDS and not file.is_file():
+        raise ConfigError(f"dataset.name: '{name}' does not exist; give a file that does")
+    window = re.fullmatch(r"(-?\d*):(-?\d*)\]", piece)
+    count, how = split_size(split), "as the slice says"
+    if file.suffix == ".jsonl" and (window or not piece):
+        with file.open("rb") as handle:
+            rows = sum(1 for line in handle if line.strip())
+        ends = [int(end) if end else None for end in window.groups()] if window else [None, None]
+        count, how = len(range(rows)[slice(*ends)]), "counted"
+    if count == 0:
+        raise ConfigError(f"dataset split '{split}' of '{name}' has no row; give another slice")
+    if count is None:
+        return None, f"{split} of {name}: known once the data is loaded"
+    return count, f"{split} of {name}, {how}"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A model's size; None: unknown."""
+
+    parameters: int | None
+    adapter: int | None  # parameters of one agent's LoRA adapter
+    cache: int | None  # numbers in the key/value cache for each token
+    source: str
+
+
+def model_size(name: str, lora: Any) -> Size:
+    """From the header of local or cached weights, else from a size such as ``3B`` in the name."""
+    shapes = _shapes(model_folder(name))
+    if shapes:
+        linear = [s for n, s in shapes.items() if len(s) == 2 and _has_adapter(n, lora)]
+        keys = [s[0] for n, s in shapes.items() if n.endswith("k_proj.weight")]
+        return Size(
+            sum(math.prod(shape) for shape in shapes.values()),
+            lora.r * sum(map(sum, linear)) if linear else None,
+            2 * sum(keys) or None,
+            "counted in its weights' header",
+        )
+    said = re.findall(r"(\d+(?:\.\d+)?)([BbMm])(?![A-Za-z0-9])", name)
+    if not said:
+        return Size(None, None, None, "unknown: not at hand, and its name gives no size")
+    parameters = int(float(said[-1][0]) * (1e9 if said[-1][1] in "Bb" else 1e6))
+    return Size(parameters, None, None, "from its name")
+
+
+def _has_adapter(name: str, lora: Any) -> bool:
+    if isinstance(lora.target_modules, str):
+        return not EXCLUDED.search(name)
+    return name.split(".")[-2] in lora.target_modules
+
+
+def model_folder(name: str) -> Path | None:
+    """Where a model lies: the builtin's folder, a local one, or the hub's cache; None: nowhere."""
+    if name.startswith("builtin:"):
+        if name != "builtin:tiny-coder":
+            raise ConfigError(f"agent_model.name: '{name}'; the builtin is 'builtin:tiny-coder'")
+        return TINY_CODER
+    if Path(name).is_dir():
+        return Path(name)
+    home = os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE", Path(home) / "hub"))
+    snapshots = cache / f"models--{name.replace('/', '--')}" / "snapshots"
+    return max(snapshots.glob("*"), key=lambda p: p.stat().st_mtime, default=None)
+
+
+def _shapes(folder: Path | None) -> dict[str, Sequence[int]]:
+    """Tensor name → shape, read from safetensors headers: 8 bytes of length, then JSON."""
+    shapes: dict[str, Sequence[int]] = {}
+    for file in sorted(folder.glob("*.safetensors")) if folder else ():
+        with file.open("rb") as handle:
+            header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
+        shapes |= {n: t["shape"] for n, t in header.items() if n != "__metadata__"}
+    return shapes
+
+
+def _names(config: Config) -> Sequence[str]:
+    return config.agents or (config.agent_model.name,) * config.section.num_agents
+
+
+def _who(config: Config) -> list[str]:
+    count, names = config.section.num_agents, list(dict.fromkeys(_names(config)))
+    what = f"LoRA r={config.lora.r}" if config.lora.enabled else "all weights trained"
+    shared = config.agents is None and config.lora.enabled and count > 1
+    held = ", one base held once" if shared else ""
+    agents = f"{count} agent{'s' if count > 1 else ''}"
+    return [f"{config.algorithm}: {agents} of {' and '.join(names)} ({what}{held})"]
+
+
+def _online(config: Config, section: Any, tasks: int | None) -> list[str]:
+    """The table of the online loop: a step, and the whole run."""
+    tree = growth(section)
+    size = section.batch_size if tasks is None else min(section.batch_size, tasks)
+    actions = size * scored(section, tree)
+    steps = training_steps(section, tasks, actions)
+    nodes = size * tree.nodes
+    decoders, turns = _decoders(config), section.num_turns
+    calls = decoders * turns
+    if getattr(section, "advantage", None) == "greedy":  # a greedy chain from every state
+        calls += decoders * turns * (turns + 1) // 2
+    updates = math.ceil(nodes / (section.train_batch_size or nodes))
+    greedy = actions - size * tree.joint_actions
+    completions = size * tree.completions + greedy * section.num_agents
+    rows: Mapping[str, int] = {
+        "tasks": size,
+        "nodes ≤": nodes,
+        "joint actions ≤": actions,
+        "completions ≤": completions,
+        "generation calls": calls,
+        "sampled tokens ≤": completions * section.max_new_tokens,
+    }
+    if not hasattr(section, "ppo_epochs"):
+        rows = {**rows, "optimizer updates ≤": updates}
+    run = f"{section.num_train_epochs} epochs" if steps is None else f"{steps:,} steps"
+    lines = ["", f"{'':<22}{'a training step':>18}{f'the run, {run}':>26}"]
+    for label, each in rows.items():
+        whole = None if steps is None else each * steps
+        if label == "tasks" and whole is not None and tasks is not None:
+            whole = _tasks_seen(steps or 0, size, tasks)
+        lines.append(f"{label:<22}{_number(each):>18}{_number(whole):>26}")
+    if not hasattr(section, "ppo_epochs") and updates > 1:
+        lines.append(
+            f"notice: up to {updates} updates from one sampling (train_batch_size="
+            f"{section.train_batch_size}): not strictly on-policy"
+        )
+    return lines
+
+
+def _decoders(config: Config) -> int:
+    """Generation calls of a turn: agents of one base decode together, others one by one."""
+    return 1 if config.agents is None and config.lora.enabled else config.section.num_agents
+
+
+def _tasks_seen(steps: int, size: int, tasks: int) -> int:
+    """The last step of an epoch takes what is left over."""
+    epochs, rest = divmod(steps, math.ceil(tasks / size))
+    return epochs * tasks + rest * size
+
+
+def _preferences(config: Config, tasks: int | None) -> list[str]:
+    """Candidates that are sampled once, and the pairs kept of them."""
+    section = config.section
+    if section.preferences is not None:
+        return [f"{'preferences':<22}read from {section.preferences}; nothing is sampled for them"]
+    candidates, kept = section.preference_num_candidates, section.preference_pairs_per_sample
+    pairs = math.comb(candidates, 2) if kept is None else min(kept, math.comb(candidates, 2))
+    count = None if tasks is None else tasks * candidates
+    size = tasks_at_once(section.batch_size, candidates)
+    calls = None if tasks is None else math.ceil(tasks / size) * _decoders(config)
+    tokens = None if count is None else count * section.num_agents * section.max_new_tokens
+    return [
+        f"{'candidates':<22}{_number(count)}  {candidates} for each task, in "
+        f"{_number(calls)} generation calls, ≤ {_number(tokens)} tokens",
+        f"{'preference pairs ≤':<22}{_number(None if tasks is None else tasks * pairs)}  "
+        f"{pairs} of each task",
+    ]
+
+
+def _evaluations(config: Config, tasks: int | None) -> list[str]:
+    section = configs.online_section(config)
+    if not section.eval_interval:
+        return ["", f"{'evaluations':<22}none"]
+    rows, _ = count_tasks(config.dataset.name, config.dataset.eval_split)
+    limits = [n for n in (rows, section.eval_num_samples) if n is not None]
+    each = min(limits) if limits else None
+    tree = growth(section)
+    size = section.batch_size if tasks is None else min(section.batch_size, tasks)
+    steps = training_steps(section, tasks, size * scored(section, tree))
+    passes = None
+    if steps is not None and config.section.trained_online:
+        passes = 1 + math.ceil(steps / section.eval_interval)
+    calls = _decoders(config) * section.num_turns * section.eval_answers
+    return [
+        "",
+        f"{'evaluations':<22}{_number(passes)}  of {_number(each)} tasks, {calls} generation "
+        f"calls each",
+    ]
+
+
+def _memory(config: Config) -> list[str]:
+    """Weights, what training adds, and the cache; activations come on top."""
+    width = BYTES[config.agent_model.torch_dtype]
+    count = 1 if config.section.shared_policy else config.section.num_agents  # one for all agents
+    dtype = config.agent_model.torch_dtype.replace("auto", "bfloat16 (on a CPU float32: twice)")
+    names = _names(config)
+    sizes = [model_size(name, config.lora) for name in names]
+    shared = config.agents is None and config.lora.enabled
+    held = sizes[:1] if shared else sizes
+    lines = [
+        f"{'parameters':<22}{_short(size.parameters)}  {name}, {size.source}"
+        for name, size in dict(zip(names, sizes, strict=True)).items()
+    ]
+    total = _sum([s.parameters for s in held])
+    lines.append(_memory_line("weights", _times(total, width), dtype))
+    if config.lora.enabled:
+        adapters = _sum([s.adapter for s in sizes[:count]])
+        lines.append(
+            _memory_line(
+                "adapters",
+                _times(adapters, ADAPTER_BYTES),
+                f"{count} in float32 with gradients and Adam's moments; a few % of the weights",
+            )
+        )
+    else:
+        lines.append(_memory_line("training adds", _times(total, 3 * width), "gradients, Adam"))
+        if config.section.kl_coef > 0:
+            lines.append(_memory_line("reference adds", _times(total, width), "frozen copies"))
+    slots = _cache_slots(config)
+    cache = _times(max((s.cache for s in sizes if s.cache), default=None), slots * width)
+    lines.append(_memory_line("generation cache ≤", cache, f"{_number(slots)} tokens at once"))
+    if config.section.fits_reward_model and config.section.reward_model is None:
+        base = model_size(config.section.reward_model_name or names[-1], config.lora).parameters
+        share = 1 if config.section.reward_freeze_backbone else 4
+        lines.append(_memory_line("reward model ≤", _times(base, share * width), "while trained"))
+    return [*lines, "Activations of the update's micro-batches come on top."]
+
+
+def _cache_slots(config: Config) -> int:
+    """Tokens in the key/value cache at once: a prompt once, and its completions."""
+    section = configs.online_section(config)
+    tree = growth(section)
+    prompt = config.agent_model.max_length - section.max_new_tokens
+    node = prompt + section.num_generations * section.max_new_tokens
+    return min(config.generation.max_batch_tokens, section.batch_size * tree.widest * node)
+
+
+def _memory_line(label: str, size: int | None, why: str) -> str:
+    shown = "unknown"
+    if size is not None:
+        shown = f"{size / 2**20:.1f} MiB" if size < 2**30 else f"{size / 2**30:.1f} GiB"
+    return f"{label:<22}{shown}  {why}"
+
+
+def _sum(values: Sequence[int | None]) -> int | None:
+    return None if None in values else sum(v for v in values if v is not None)
+
+
+def _times(value: int | None, factor: int) -> int | None:
+    return None if value is None else value * factor
+
+
+def _number(value: int | None) -> str:
+    return "unknown" if value is None else f"{value:,}"
+
+
+def _short(value: int | None) -> str:
+    if value is None:
+        return "unknown"
+    return f"{value / 1e9:.2f}B" if value >= 1e9 else f"{value / 1e6:.1f}M"

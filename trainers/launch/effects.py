@@ -1,0 +1,197 @@
+"""Settings that have no effect where they stand: a user who said one is told, in a line a reason.
+
+A setting counts as said where a file, a flag or an override names it with another value than the
+default. What contradicts something else is refused by ``validate`` instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from comlrl.config.sections import SECTIONS as SHARED
+from comlrl.config.sections import Config
+from trainers.configs import SECTIONS, MAGRPOConfig, online_name, online_section
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Keys that have no effect where ``when`` holds. "<algo>" is a section that the run reads; a
+    section's name alone means all of its keys."""
+
+    keys: str
+    when: Callable[[Config, Any], bool]  # the configuration, and the section that samples online
+    because: str
+
+
+def _magrpo(section: Any, *advantages: str) -> bool:
+    return isinstance(section, MAGRPOConfig) and section.advantage in advantages
+
+
+TABLE = (
+    Idle(
+        "<algo>.discount <algo>.early_termination_threshold <algo>.handoff external",
+        lambda c, s: s.num_turns == 1,
+        "nothing follows a single turn",
+    ),
+    Idle(
+        "<algo>.gae_lambda",
+        lambda c, s: s.num_turns == 1 and not _by_token(c, s),
+        "λ is over turns here, and there is one",
+    ),
+    Idle("<algo>.gamma_token", lambda c, s: not _by_token(c, s), "values are of turns here"),
+    Idle(
+        "external.original_prompt external.previous_response",
+        lambda c, s: s.num_turns > 1 and c.external.history == "full",
+        "external.history=full shows every turn whole; history=last reads them",
+    ),
+    Idle(
+        "external.expert_model external.expert_base_url external.on_error",
+        lambda c, s: s.num_turns > 1 and c.external.mode != "expert_edits",
+        "no expert is asked unless external.mode=expert_edits",
+    ),
+    Idle(
+        "external.sandbox_slice",
+        lambda c, s: s.num_turns > 1 and c.external.mode in ("plain", "expert_edits"),
+        "this external.mode tells nothing of tests",
+    ),
+    Idle(
+        "<algo>.joint_mode",
+        lambda c, s: s.num_agents == 1,
+        "one agent's completions are the joint actions",
+    ),
+    Idle("<algo>.lambda_d", lambda c, s: s.num_agents == 1, "one agent is at no distance"),
+    Idle(
+        "<algo>.eval_num_samples <algo>.eval_answers",
+        lambda c, s: s.eval_interval == 0,
+        "eval_interval=0: nothing is evaluated",
+    ),
+    Idle(
+        "lora.r lora.alpha lora.dropout lora.target_modules",
+        lambda c, s: not c.lora.enabled,
+        "lora.enabled=false: all weights are trained",
+    ),
+    Idle(
+        "reward_processor.scale_factor reward_processor.shift",
+        lambda c, s: not c.reward_processor.enabled,
+        "reward_processor.enabled=false",
+    ),
+    Idle(
+        "reward_processor.shift",
+        lambda c, s: (
+            c.reward_processor.enabled
+            and _magrpo(s, "mean", "rloo", "max", "greedy")
+            and s.early_termination_threshold is None
+        ),
+        "it cancels where returns are compared, and no early_termination_threshold reads it",
+    ),
+    Idle(
+        "reward_processor",
+        lambda c, s: not c.section.trained_online,
+        "preferences compare rewards as they are",
+    ),
+    Idle(
+        "<algo>.num_generations <algo>.turn_gradient_weights",
+        lambda c, s: not c.section.trained_online,
+        "MADPO learns from preference_num_candidates joint candidates of a task",
+    ),
+    Idle(
+        "<algo>.preference_num_candidates",
+        lambda c, s: getattr(c.section, "preferences", None) is not None,
+        "candidates are read from <algo>.preferences",
+    ),
+    Idle(
+        "<algo>.preference_num_candidates <algo>.preference_pairs_per_sample "
+        "<algo>.pair_selection <algo>.preference_holdout <algo>.preferences "
+        "<algo>.reward_model_name <algo>.reward_learning_rate <algo>.reward_num_train_epochs "
+        "<algo>.reward_train_batch_size <algo>.reward_max_length <algo>.reward_margin "
+        "<algo>.reward_freeze_backbone",
+        lambda c, s: getattr(c.section, "reward_model", None) is not None,
+        "the reward model is read from marlhf.reward_model",
+    ),
+    Idle(
+        "magrpo",
+        lambda c, s: c.section.fits_reward_model and online_name(c) != "magrpo",
+        "marlhf.rl_algorithm=ppo reads the section `ppo`",
+    ),
+    Idle(
+        "ppo",
+        lambda c, s: c.section.fits_reward_model and online_name(c) != "ppo",
+        "only marlhf.rl_algorithm=ppo reads it",
+    ),
+    Idle(
+        "<algo>.kl_horizon",
+        lambda c, s: getattr(s, "kl_target", None) is None,
+        "kl_coef is fixed without kl_target",
+    ),
+    Idle(
+        "<algo>.target_kl",
+        lambda c, s: getattr(s, "ppo_epochs", None) == 1,
+        "ppo_epochs=1 leaves no epoch to end early",
+    ),
+    Idle(
+        "<algo>.clip_range <algo>.value_clip_range",
+        lambda c, s: getattr(s, "ppo_epochs", None) == 1 and s.train_batch_size is None,
+        "the only update of a step is that of the policy that sampled: its ratio is 1",
+    ),
+    Idle("agent_model.name", lambda c, s: c.agents is not None, "agents names every model"),
+    *(
+        Idle(
+            f"agent_model.{key}",
+            lambda c, s, key=key: getattr(c.section, key) is not None,  # type: ignore[misc]
+            f"the algorithm's own {key} is taken",
+        )
+        for key in ("temperature", "top_p", "top_k")
+    ),
+)
+
+
+def without_effect(config: Config, given: Mapping[str, str]) -> list[str]:
+    """One line for each reason, with the settings that were said in vain.
+
+    ``given``: key → where it was said.
+    """
+    lines, told = [], set()
+    section = online_section(config)
+    for row in TABLE:
+        if not row.when(config, section):
+            continue
+        keys = dict.fromkeys(_keys(config, row))
+        said = [key for key in keys if key in given and key not in told]
+        said = [key for key in said if _value(config, key) != _default(key)]
+        told |= set(said)
+        if said:
+            values = ", ".join(f"{key}={_value(config, key)}" for key in said)
+            verb = "has" if len(said) == 1 else "have"
+            lines.append(f"{values} {verb} no effect: {row.because}")
+    return [line.replace("<algo>", config.algorithm) for line in lines]
+
+
+def _by_token(config: Config, section: Any) -> bool:
+    """PPO's values are of tokens unless its critic is centralized; SHPPO's are of turns."""
+    return getattr(section, "critic", None) == "independent"
+
+
+def _keys(config: Config, row: Idle) -> Iterator[str]:
+    """The dotted keys of a row, in every section that the run reads."""
+    for pattern in row.keys.split():
+        heads = dict.fromkeys((config.algorithm, online_name(config)))
+        for key in [pattern.replace("<algo>", head) for head in heads]:
+            head, _, name = key.partition(".")
+            names = [f.name for f in fields(_class(head))]
+            yield from (f"{head}.{n}" for n in names if n == name or not name)
+
+
+def _class(section: str) -> Any:
+    return SHARED.get(section) or SECTIONS[section]
+
+
+def _value(config: Config, key: str) -> Any:
+    head, _, name = key.partition(".")
+    return getattr(config.sections.get(head) or getattr(config, head), name)
+
+
+def _default(key: str) -> Any:
+    head, _, name = key.partition(".")
+    return getattr(_class(head)(), name)

@@ -1,0 +1,208 @@
+"""What ``evaluate.py`` is asked for: command line → one checked plan, before anything heavy loads.
+
+A part of the composition root, which knows the algorithms' sections.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from comlrl.config.loader import Loader, Setting, load_yaml, parse_override
+from comlrl.config.sections import Config, ConfigError
+from trainers.configs import SECTIONS, sections_of, share_common_keys
+from trainers.launch import initial
+from trainers.launch import weights as weights
+from trainers.launch.command_line import Parser
+from trainers.launch.relations import validate
+from trainers.launch.weights import Trained
+
+PAIRED = ("num_agents", "agents", "name", "enabled", "r")  # agree in teams that are crossed
+BASELINES = ("single", "naive_concat", "sequential", "discussion")  # of comlrl.evaluation.baselines
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be evaluated, checked."""
+
+    config: Config
+    config_file: str
+    teams: tuple[Trained, ...]  # several: cross-play
+    baseline: str | None
+    ks: tuple[int, ...]
+    samples: int
+    greedy: bool
+    out: Path | None  # None: a name of its own, see ``place``
+
+
+def make_plan(arguments: argparse.Namespace) -> Plan:
+    """Everything that can be refused without loading a model. Raises ConfigError."""
+    ks, samples = _samples(arguments)
+    runs = arguments.cross_play or ()
+    if runs and len(runs) < 2:
+        raise ConfigError(f"--cross-play: '{runs[0]}' alone; give two runs or more")
+    teams = [weights.locate(run, "--cross-play") for run in runs]
+    if arguments.checkpoint:
+        teams = [weights.locate(arguments.checkpoint)]
+    file = arguments.config or (teams and teams[0].config_file)
+    if not file:
+        raise ConfigError(
+            "--config: missing; give a YAML file, e.g. configs/magrpo_quickstart.yaml"
+        )
+    config = resolve(str(file), teams, arguments)
+    initial.check_models(config)
+    if config.init_from is not None and not teams:
+        initial.check(config, SECTIONS)
+    if len(teams) > 1 and config.section.num_agents < 2:
+        raise ConfigError("--cross-play: these runs have one agent each; give teams")
+    if len(teams) > 1 and config.section.shared_policy:
+        raise ConfigError("--cross-play: SHPPO's agents are one policy; give runs of another")
+    return Plan(
+        config,
+        str(file),
+        tuple(teams),
+        arguments.baseline,
+        ks,
+        samples,
+        arguments.greedy,
+        Path(arguments.out) if arguments.out else None,
+    )
+
+
+def _samples(arguments: argparse.Namespace) -> tuple[tuple[int, ...], int]:
+    try:
+        ks = tuple(sorted({int(k) for k in arguments.k.split(",")}))
+    except ValueError:
+        ks = (0,)
+    if ks[0] < 1:
+        raise ConfigError(f"--k: {arguments.k!r}; give whole numbers from 1, e.g. 1,3,5,10")
+    samples = arguments.samples or (1 if arguments.greedy else ks[-1])
+    if samples < ks[-1]:
+        raise ConfigError(f"--k: pass@{ks[-1]} needs {ks[-1]} samples for each task, not {samples}")
+    if arguments.greedy and samples > 1:
+        raise ConfigError(f"--samples: {samples} greedy answers would be the same; leave it out")
+    return ks, samples
+
+
+def place(plan: Plan, described: Mapping[str, Any]) -> Path:
+    """Where an evaluation is written: ``--out``, else a name that tells what was evaluated, beside
+    the run if it is one's. Only an earlier evaluation of the very same is replaced; anything else
+    of that name gets a number behind it.
+
+    ``described``: the fields that say what was evaluated, as the file has them.
+    """
+    if plan.out is not None:
+        return plan.out
+    data = plan.config.dataset
+    if len(plan.teams) > 1:
+        names = [_label(team) for team in plan.teams]
+        shown = "_x_".join(names[:3]) + (f"_and_{len(names) - 3}_more" if len(names) > 3 else "")
+        what = f"cross_play_{shown}"
+    elif plan.teams:
+        team = plan.teams[0]
+        what = team.weights if team.run_dir is not None else _label(team)
+    else:
+        models = dict.fromkeys(plan.config.agents or [plan.config.agent_model.name])
+        named = "_".join(Path(name.replace(":", "/")).name for name in models)
+        what = f"{plan.baseline or 'untrained'}_{named}"
+    name = f"evaluation_{what}_{data.short_name}_{data.eval_split}" + "_greedy" * plan.greedy
+    name = re.sub(r"[^\w.-]+", "-", name).strip("-")
+    own = plan.teams[0].run_dir if len(plan.teams) == 1 else None
+    folder = own or Path(plan.config.output.base_dir)
+    numbered = (folder / f"{name}{'' if n == 1 else f'_{n}'}.json" for n in itertools.count(1))
+    return next(path for path in numbered if not path.exists() or _holds(path, described))
+
+
+def _label(team: Trained) -> str:
+    return (team.run_dir or Path(team.name)).resolve().name
+
+
+def _holds(path: Path, described: Mapping[str, Any]) -> bool:
+    """Whether a file is an evaluation of the very same."""
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        return all(held[key] == value for key, value in json.loads(json.dumps(described)).items())
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def resolve(file: str, teams: Sequence[Trained], arguments: argparse.Namespace) -> Config:
+    """File, then what the weights say of themselves, then flags and overrides; checked."""
+    algorithm = weights.run_algorithm(load_yaml(file), SECTIONS, file)
+    loader = Loader(algorithm, sections_of(algorithm))
+    loader.read(file)
+    said = [weights.settings(team, algorithm, SECTIONS, team.name) for team in teams]
+    _check_pairing(teams, said)
+    for setting in itertools.chain(*said):
+        loader.set(setting)
+    for section in sections_of(algorithm):  # the file's number is that of training's evaluations
+        loader.set(Setting(f"{section}.eval_num_samples", None, "evaluate.py"))
+    own_size = loader.build().section.num_agents
+    if arguments.num_agents is not None:
+        key = f"{algorithm}.num_agents"
+        loader.set(Setting(key, arguments.num_agents, "--num-agents"))
+    for item in arguments.override:
+        loader.set(parse_override(item))
+    config = share_common_keys(loader.build(), loader.given)
+    _check_size(config, own_size, teams)
+    validate(config)
+    for notice in loader.notices:
+        print(f"notice: {notice}", file=sys.stderr)
+    return config
+
+
+def _check_pairing(teams: Sequence[Trained], said: Sequence[Sequence[Setting]]) -> None:
+    """Raises ConfigError for teams whose agents cannot take each other's place."""
+    held = [{s.key.rpartition(".")[2]: s.value for s in settings} for settings in said]
+    for team, own in zip(teams, held, strict=True):
+        if len(teams) > 1 and team.model is not None:
+            raise ConfigError(f"--cross-play: '{team.name}' is a model, not a team; give runs")
+        for key in PAIRED:
+            first, now = held[0].get(key), own.get(key)
+            if key in own and key in held[0] and first != now:
+                raise ConfigError(
+                    f"--cross-play: '{team.name}' has {key}={now} and '{teams[0].name}' {first}; "
+                    "their agents cannot take each other's place: give runs that are alike in this"
+                )
+
+
+def _check_size(config: Config, own: int, teams: Sequence[Trained]) -> None:
+    size = config.section.num_agents
+    trained_apart = any(team.model is None for team in teams) and not config.section.shared_policy
+    if trained_apart and size != own:
+        raise ConfigError(
+            f"num_agents: {size}, but these weights are of {own} agents; only a team trained by "
+            "SHPPO acts with another number"
+        )
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(description="Evaluate runs, models and baselines.", allow_abbrev=False)
+    add = parser.add_argument
+    add("--config", metavar="FILE", help="YAML file; left out: that of the run")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--checkpoint", metavar="RUN_OR_MODEL_DIR",
+        help="a run, its final_model, one of its checkpoints, or a model; left out: untrained",
+    )  # fmt: skip
+    what.add_argument("--baseline", choices=BASELINES, help="a team without training")
+    what.add_argument(
+        "--cross-play", nargs="+", metavar="RUN", help="the helpers of each with the main of each"
+    )
+    add("--num-agents", type=int, metavar="M", help="size of the team (SHPPO: any)")
+    add("--k", default="1", metavar="1,3,5,10", help="pass@k for these k")
+    add("--samples", type=int, metavar="N", help="answers to each task; left out: the largest k")
+    add("--greedy", action="store_true", help="the likeliest tokens instead of samples")
+    add(
+        "--override", nargs="*", action="extend", default=[], metavar="KEY=VALUE",
+        help="dotted keys, e.g. dataset.eval_split=train magrpo.eval_num_samples=16",
+    )  # fmt: skip
+    add("--out", metavar="FILE", help="JSON file; left out: a name that tells what was evaluated")
+    return parser.parse_args(argv)

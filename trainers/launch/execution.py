@@ -1,0 +1,262 @@
+"""The composition that the train scripts share: command line → configuration → run → summary.
+
+This module, like the scripts, may import every room. Heavy ones are imported inside functions,
+so that ``--help`` and a mistake in a configuration are answered at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from comlrl.config.sections import Config, ConfigError
+from comlrl.loop.interrupts import Interrupted, Signals
+from comlrl.loop.run_directory import check_free
+from comlrl.types import Trainer
+from trainers.configs import SECTIONS
+from trainers.launch import initial
+from trainers.launch.assembly import (
+    Run,
+    assemble,
+    check_devices,
+    deterministic,
+    load_both_splits,
+)
+from trainers.launch.command_line import parse_arguments, resolve
+
+if TYPE_CHECKING:
+    from comlrl.loop.loop import Loop
+    from comlrl.loop.resume import Start
+    from comlrl.types import Logger
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+
+def main(algorithm: str, build: Callable[[Run], Trainer], argv: Sequence[str] | None = None) -> int:
+    """Run a train script; returns its exit code."""
+    with Signals() as signals:
+        try:
+            return _main(algorithm, build, argv, signals)
+        except Interrupted as interrupted:
+            if os.environ.get("RANK", "0") == "0":
+                print(f"interrupted: {interrupted}", file=sys.stderr)
+            return interrupted.code
+
+
+def _main(
+    algorithm: str,
+    build: Callable[[Run], Trainer],
+    argv: Sequence[str] | None,
+    signals: Signals,
+) -> int:
+    try:
+        arguments = parse_arguments(algorithm, argv)
+        config, notices = resolve(algorithm, arguments)
+    except ConfigError as error:
+        return _refuse(error)
+    if os.environ.get("RANK", "0") == "0":
+        try:
+            check_free(config, arguments.resume)
+            initial.check_models(config)
+            if config.init_from is not None and not arguments.resume:
+                notices += initial.check(config, SECTIONS)
+        except ConfigError as error:
+            return _refuse(error)
+        for notice in notices + no_weights_notice(config):
+            print(f"notice: {notice}", file=sys.stderr)
+    if arguments.dry_run:
+        return _dry_run(config)
+    return execute(config, build, signals, arguments.resume, arguments.resume_force)
+
+
+def no_weights_notice(config: Config) -> list[str]:
+    """Where a run will leave nothing that could be evaluated or gone on with."""
+    output = config.output
+    if config.keeps_final_model or output.save_best or config.section.save_steps:
+        return []
+    why = "output.save_final_model=false"
+    if output.save_final_model == "auto":
+        why = "output.save_final_model=auto keeps adapters, and lora.enabled=false has none"
+    return [f"this run leaves no weights: {why}; set output.save_final_model=true to keep them"]
+
+
+def _dry_run(config: Config) -> int:
+    """Check what is at hand, then tell the cost and what was left unchecked."""
+    from trainers.launch.at_hand import check
+    from trainers.launch.dry_run import describe
+
+    try:
+        unchecked = check(config)
+        print(describe(config))
+    except ValueError as error:
+        if not is_user_error(error):
+            raise
+        return _refuse(error)
+    for line in unchecked:
+        print(f"not checked: {line}")
+    return 0
+
+
+def is_user_error(error: BaseException) -> bool:
+    """Mistakes of the user's come as ConfigError, or as errors that rooms name so."""
+    return isinstance(error, ConfigError) or getattr(error, "user_error", False)
+
+
+def _refuse(error: Exception, code: int = 2) -> int:
+    """Print an error that the user can mend, once for all processes; returns ``code``."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        print(f"error: {error}", file=sys.stderr)
+        return code
+    from comlrl.processes import distributed
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, as soon as the first has left
+    distributed.start()
+    if distributed.give_up(str(error), code):
+        print(f"error: {error}", file=sys.stderr, flush=True)
+    distributed.stop()
+    return code
+
+
+def execute(
+    config: Config,
+    build: Callable[[Run], Trainer],
+    signals: Signals,
+    resume: bool = False,
+    force: bool = False,
+) -> int:
+    """Build everything, train, and leave the run directory; returns the exit code."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    from comlrl.loop.checkpoint import CheckpointError
+    from comlrl.loop.resume import prepare
+    from comlrl.processes import distributed
+
+    distributed.start(config.distributed.strategy)
+    with contextlib.ExitStack() as opened:
+        opened.callback(distributed.stop)
+        try:
+            start = distributed.from_main(lambda: prepare(config, resume, force))
+            run, trainer = _open(start, build, signals, force, opened)
+            distributed.everyone("open")  # whoever could not open says so here
+        except ValueError as error:
+            if not is_user_error(error):
+                raise
+            return _refuse(error)
+        except distributed.PeerFailed as failed:
+            return failed.code
+        try:
+            trainer.train()
+            _finish(run)
+        except CheckpointError as error:
+            return _refuse(error, 1)
+        except distributed.PeerFailed as failed:
+            return failed.code
+        except Interrupted as interrupted:
+            if interrupted.path is not None:
+                distributed.everyone("interrupted")  # nobody leaves while the main one saves
+                opened.close()  # the loggers: what they hold belongs into the report
+                _report_interrupted(run.run_dir)
+            raise
+        except (ValueError, RuntimeError, OSError) as error:
+            return _stopped(error, run.loop)
+    if distributed.is_main():
+        from loggers.model_card import write_model_card
+        from loggers.report.write import write_report
+
+        if config.keeps_final_model or config.output.save_best:
+            write_model_card(run.run_dir, config.section.paper)
+        write_report(run.run_dir)
+        for notice in no_weights_notice(config):
+            print(f"notice: {notice}", file=sys.stderr)
+        print(f"done: {run.run_dir}/report.html")
+    return 0
+
+
+def _report_interrupted(run_dir: Path) -> None:
+    """The report of what was done so far; the checkpoint, which is safe, matters more."""
+    from comlrl.processes import distributed
+    from loggers.report.run_data import ReportError
+    from loggers.report.write import write_report
+
+    if not distributed.is_main():
+        return
+    try:
+        write_report(run_dir)
+        print(f"report: {run_dir}/report.html")
+    except (OSError, ReportError) as error:
+        print(f"error: no report: {error}", file=sys.stderr)
+
+
+def _stopped(error: Exception, loop: Loop) -> int:
+    """An error in the middle of a run; raised again where it is not the user's or the disk's."""
+    from comlrl.types import NonFiniteError
+    from comlrl.update.non_finite import explanation
+
+    text, code = str(error), 1
+    if is_user_error(error):
+        code = getattr(error, "exit_code", 2)
+    elif isinstance(error, NonFiniteError):
+        text = explanation(error, loop.counters.steps + 1, loop.run_dir)
+    elif getattr(error, "errno", None) not in DISK_ERRORS:
+        raise error
+    print(f"error: {text}", file=sys.stderr)
+    return code
+
+
+def _open(
+    start: Start,
+    build: Callable[[Run], Trainer],
+    signals: Signals,
+    force: bool,
+    opened: contextlib.ExitStack,
+) -> tuple[Run, Trainer]:
+    """The assembled run and its trainer, resumed where it is to be; ``opened`` closes it all."""
+    from comlrl.loop import checkpoint
+    from comlrl.loop.resume import write_config
+    from comlrl.processes import distributed, sharding
+
+    distributed.check_cards()
+    check_devices(start.config)
+    sharding.check(start.config, start.config.section.fits_reward_model)
+    deterministic()
+    found = None if start.checkpoint is None else checkpoint.read(start.checkpoint)
+    tasks = distributed.from_main(lambda: load_both_splits(start.config))
+    run = assemble(start, signals, *tasks, resume=found is not None)
+    opened.callback(run.reward.close)
+    opened.callback(_closing(run.loop.logger))
+    trainer = build(run)
+    if found is not None:
+        run.loop.resume(found, trainer, force=force)
+    if distributed.is_main():
+        write_config(start)
+    run.loop.logger.begin(run.loop.mark)
+    return run, trainer
+
+
+def _closing(logger: Logger) -> Callable[[], None]:
+    def close() -> None:
+        try:
+            logger.close()
+        except OSError as error:  # a full disk: the error that ended the run is the one to tell
+            print(f"error: {error}", file=sys.stderr)
+
+    return close
+
+
+def _finish(run: Run) -> None:
+    """Final model and summary."""
+    from comlrl.loop.summary import write_summary
+    from comlrl.processes import distributed
+
+    run.loop.progress.begin("saving the result")
+    final, networks = run.run_dir / "final_model", getattr(run.rollout.sampler, "policy", None)
+    if run.config.keeps_final_model:
+        run.save(final)
+    elif networks and run.config.output.save_final_model == "auto" and distributed.is_main():
+        networks.save(final)  # SHPPO's are small
+    write_summary(run.loop, run.config.algorithm)

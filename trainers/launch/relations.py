@@ -1,0 +1,281 @@
+"""What values and relations of keys cannot work, and what of them is worth a notice."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from comlrl.config.sections import Config, ConfigError, reward_arguments
+from trainers.configs import (
+    ActorCriticConfig,
+    CommonConfig,
+    MADPOConfig,
+    MAGRPOConfig,
+    PPOConfig,
+    PreferenceConfig,
+    _online,
+    online_name,
+    online_section,
+    temperature,
+    top_k,
+    top_p,
+)
+
+
+def validate(config: Config) -> None:
+    """Refuse values and relations that cannot work. Raises ConfigError."""
+    if isinstance(config.section, PreferenceConfig):
+        _preferences(config)
+    for name, section in _read(config).items():
+        _ranges(name, section)
+        _relations(name, section, config)
+    team = config.section.num_agents
+    for key in ("agents", "agent_devices"):
+        given = getattr(config, key)
+        if given is not None and len(given) != team:
+            raise ConfigError(
+                f"{key}: {list(given)} has {len(given)} entries for "
+                f"{config.algorithm}.num_agents={team}; give one for each agent"
+            )
+    if online_section(config).chains and config.lora.dropout > 0:
+        raise ConfigError(
+            f"lora.dropout: {config.lora.dropout} would make the first PPO ratio differ from 1; "
+            "set lora.dropout=0"
+        )
+    _shared(config)
+    _reward(config)
+
+
+def _reward(config: Config) -> None:
+    arguments = reward_arguments(config.reward)
+    values = {f.name: (getattr(arguments, f.name), f.default) for f in fields(arguments)}
+    changed = [name for name, (value, default) in values.items() if value != default]
+    if changed and config.section.num_agents == 1:
+        key = f"reward.arguments.{changed[0]}"
+        raise ConfigError(
+            f"{key}: {getattr(arguments, changed[0])!r} has no effect on an agent without helpers; "
+            f"leave it out, or set {config.algorithm}.num_agents above 1"
+        )
+
+
+def _ranges(name: str, section: CommonConfig) -> None:
+    at_least: dict[str, float] = {
+        "num_agents": 1, "num_turns": 1, "num_generations": 1, "batch_size": 1,
+        "train_batch_size": 1, "max_new_tokens": 1, "num_train_epochs": 0, "max_steps": 0,
+        "max_env_steps": 0, "warmup_steps": 0, "kl_coef": 0, "logging_steps": 1,
+        "eval_interval": 0, "eval_num_samples": 1, "eval_answers": 1, "save_steps": 0,
+        "save_total_limit": 1,
+        "preference_num_candidates": 2, "preference_pairs_per_sample": 1,
+        "ppo_epochs": 1, "latent_dim": 1, "latent_hidden": 1, "heterogeneous_rank": 1,
+        "entropy_coef": 0, "lambda_e": 0, "lambda_d": 0, "kl_horizon": 1,
+        "reward_num_train_epochs": 1, "reward_train_batch_size": 1, "reward_max_length": 8,
+        "reward_margin": 0, "discount": 0,
+    }  # fmt: skip
+    above_zero = (
+        "learning_rate", "max_grad_norm", "dpo_beta", "clip_range", "value_learning_rate",
+        "value_clip_range", "target_kl", "kl_target", "latent_learning_rate",
+        "inference_learning_rate", "reward_learning_rate",
+    )  # fmt: skip
+    for key, least in at_least.items():
+        value = getattr(section, key, None)
+        if value is not None and value < least:
+            raise ConfigError(f"{name}.{key}: {value} is too small; give at least {least}")
+    for key in above_zero:
+        value = getattr(section, key, None)
+        if value is not None and value <= 0:
+            raise ConfigError(f"{name}.{key}: {value} must be above 0")
+    for key in ("discount", "gae_lambda", "gamma_token", "label_smoothing"):
+        value = getattr(section, key, None)
+        if value is not None and not 0 <= value <= 1:
+            raise ConfigError(f"{name}.{key}: {value} must lie between 0 and 1")
+
+
+def _relations(name: str, section: CommonConfig, config: Config) -> None:
+    weights = section.turn_gradient_weights
+    if weights is not None and len(weights) != section.num_turns:
+        raise ConfigError(
+            f"{name}.turn_gradient_weights: {list(weights)} has {len(weights)} weights for "
+            f"{name}.num_turns={section.num_turns}; give one for each turn"
+        )
+    if weights is not None and min(weights) < 0:
+        raise ConfigError(
+            f"{name}.turn_gradient_weights: {list(weights)}; below 0 a turn would be unlearned: "
+            "give 0 or more"
+        )
+    ends = (section.num_train_epochs, section.max_steps, section.max_env_steps)
+    if all(end is None for end in ends):
+        raise ConfigError(
+            f"{name}.num_train_epochs: null, as are max_steps and max_env_steps; give one of them"
+        )
+    if (
+        isinstance(section, MAGRPOConfig)
+        and name in _online(config)
+        and section.num_generations < 2
+        and section.advantage != "raw"
+    ):
+        raise ConfigError(
+            f"{name}.num_generations: {section.num_generations} leaves no siblings to compare "
+            "with; give at least 2, or advantage=raw"
+        )
+    if name == "grpo" and section.num_agents != 1:
+        raise ConfigError(f"grpo.num_agents: {section.num_agents}; GRPO has 1 agent, use magrpo")
+    if (heat := temperature(section, config)) <= 0:
+        raise ConfigError(f"{name}.temperature: {heat} samples nothing to learn from; give > 0")
+    if (share := top_p(section, config)) is not None and not 0 < share <= 1:
+        raise ConfigError(f"{name}.top_p: {share} must be above 0 and at most 1; null keeps all")
+    if (most := top_k(section, config)) is not None and most < 1:
+        raise ConfigError(f"{name}.top_k: {most} must be at least 1; null keeps all tokens")
+    if isinstance(section, ActorCriticConfig):
+        _actor_critic(name, section, config)
+
+
+def _actor_critic(name: str, section: ActorCriticConfig, config: Config) -> None:
+    if section.joint_mode != "align":
+        raise ConfigError(f"{name}.joint_mode: '{section.joint_mode}'; rollouts are chains: align")
+    if section.handoff is not None:
+        raise ConfigError(
+            f"{name}.handoff: '{section.handoff}'; rollouts are chains, so that every sample is "
+            "followed: give null"
+        )
+    if isinstance(section, PPOConfig) and section.kl_target is not None and section.kl_coef == 0:
+        raise ConfigError(
+            f"{name}.kl_target: {section.kl_target} adapts kl_coef by factors, and 0 stays 0; "
+            f"give {name}.kl_coef above 0"
+        )
+    if section.shared_policy and config.agents is not None:
+        raise ConfigError(
+            f"agents: {list(config.agents)}; SHPPO's agents share one policy: give "
+            "agent_model.name, and agents=null"
+        )
+
+
+def _read(config: Config) -> dict[str, CommonConfig]:
+    """The sections that the run reads, as it reads them."""
+    return {config.algorithm: config.section, _online(config)[0]: online_section(config)}
+
+
+def _preferences(config: Config) -> None:
+    """What learning from preferences cannot do."""
+    for name in dict.fromkeys((config.algorithm, *_online(config))):
+        given = config.sections[name]
+        if given.num_turns != 1:
+            raise ConfigError(
+                f"{name}.num_turns: {given.num_turns}; preferences compare single joint "
+                "actions, so num_turns must be 1"
+            )
+        if given.joint_mode != "align":
+            raise ConfigError(
+                f"{name}.joint_mode: '{given.joint_mode}'; a preference pair is two aligned "
+                "joint actions, so joint_mode must be align"
+            )
+        if given.handoff is not None:
+            raise ConfigError(
+                f"{name}.handoff: '{given.handoff}'; nothing follows a single turn: give null"
+            )
+    section, name = config.section, config.algorithm
+    if section.pair_selection == "all" and section.preference_pairs_per_sample is not None:
+        raise ConfigError(
+            f"{name}.preference_pairs_per_sample: "
+            f"{section.preference_pairs_per_sample} with pair_selection=all; set it to null"
+        )
+    least = 0.0 if isinstance(section, MADPOConfig) else 1e-9  # a reward model must be measured
+    if not least <= section.preference_holdout < 1:
+        raise ConfigError(
+            f"{name}.preference_holdout: {section.preference_holdout} must lie between 0 and 1"
+        )
+    if isinstance(section, MADPOConfig):
+        _madpo(section, config)
+    elif getattr(online_section(config), "advantage", None) == "raw" and (shift := _shift(config)):
+        raise ConfigError(
+            f"reward_processor.shift: {shift:g} with marlhf.rl_algorithm={section.rl_algorithm} "
+            "and no baseline: the scores' mean is 0 already, and all completions would be pushed "
+            "one way; set reward_processor.shift=0"
+        )
+
+
+def _shift(config: Config) -> float:
+    """What ``reward_processor`` adds to every reward."""
+    return config.reward_processor.shift if config.reward_processor.enabled else 0.0
+
+
+def _madpo(section: MADPOConfig, config: Config) -> None:
+    if config.lora.dropout > 0:
+        raise ConfigError(
+            f"lora.dropout: {config.lora.dropout} with madpo, whose margins are computed without "
+            "it and gradients with it; set lora.dropout=0"
+        )
+    if section.kl_coef > 0:
+        raise ConfigError(
+            f"madpo.kl_coef: {section.kl_coef}; DPO's reference is dpo_reference=true: give 0"
+        )
+    trained = section.train_agents
+    if trained is not None and (
+        not trained
+        or len(set(trained)) < len(trained)
+        or not all(0 <= agent < section.num_agents for agent in trained)
+    ):
+        raise ConfigError(
+            f"madpo.train_agents: {list(trained)}; give numbers from 0 to "
+            f"{section.num_agents - 1}, each once, or null"
+        )
+
+
+def _shared(config: Config) -> None:
+    _output(config)
+    if config.lora.r < 1:
+        raise ConfigError(f"lora.r: {config.lora.r} is too small; give at least 1")
+    if not 0 <= config.lora.dropout < 1:
+        raise ConfigError(f"lora.dropout: {config.lora.dropout} must lie in [0, 1)")
+    above_zero = {
+        "lora.alpha": config.lora.alpha,
+        "sandbox.timeout": config.sandbox.timeout,
+        "sandbox.memory_mb": config.sandbox.memory_mb,
+        "generation.max_batch_tokens": config.generation.max_batch_tokens,
+        "reward_processor.scale_factor": config.reward_processor.scale_factor,
+    }
+    for key, value in above_zero.items():
+        if value is not None and value <= 0:
+            raise ConfigError(f"{key}: {value} must be above 0")
+    if config.sandbox.workers is not None and config.sandbox.workers < 1:
+        raise ConfigError(f"sandbox.workers: {config.sandbox.workers}; give at least 1, or null")
+    piece = config.external.sandbox_slice
+    if isinstance(piece, str) and piece != "all":
+        raise ConfigError(f"external.sandbox_slice: '{piece}'; give a whole number, null or 'all'")
+    if config.agent_model.max_length <= config.section.max_new_tokens:
+        raise ConfigError(
+            f"agent_model.max_length: {config.agent_model.max_length} leaves no room for a prompt "
+            f"before {config.algorithm}.max_new_tokens={config.section.max_new_tokens}"
+        )
+
+
+def _output(config: Config) -> None:
+    output = config.output
+    if output.overwrite and output.dir is None:
+        raise ConfigError(
+            "output.overwrite: true, where folders under output.base_dir are numbered; give "
+            "output.dir, or leave it out"
+        )
+    if output.save_best and not config.section.eval_interval:
+        raise ConfigError(
+            f"output.save_best: true, and {config.algorithm}.eval_interval=0 evaluates nothing; "
+            "give it above 0"
+        )
+
+
+def shift_notice(config: Config) -> list[str]:
+    """Without a baseline a shift of the reward is in every completion's advantage."""
+    shift, section = _shift(config), _read(config)[online_name(config)]
+    if getattr(section, "advantage", None) != "raw" or shift == 0:
+        return []
+    return [
+        f"reward_processor.shift={shift:g} with advantage=raw, which has no baseline: every "
+        "completion is pushed by it, whatever it earned"
+    ]
+
+
+def truncation_notice(config: Config) -> list[str]:
+    """Where top-p or top-k truncate, what is sampled is not what the gradient is of."""
+    p, k = top_p(config.section, config), top_k(config.section, config)
+    cuts = [f"top_p={p}"] * (p is not None and p < 1) + [f"top_k={k}"] * bool(k)
+    if not cuts:
+        return []
+    return [f"{', '.join(cuts)} truncate what is sampled; the gradient is of the whole policy"]
