@@ -18,7 +18,7 @@ from trainers.configs import SECTIONS, sampling
 from trainers.launch import initial
 from trainers.launch import weights as weights
 from trainers.launch.assembly import (
-    build_reward,
+    build_rewards,
     build_rollout,
     build_sampler,
     deterministic,
@@ -60,7 +60,7 @@ class Stage:
 
 def evaluate(plan: Plan) -> int:
     """One team or baseline → table, JSON, Markdown."""
-    from comlrl.evaluation.estimates import estimates, measuring_need, task_rows
+    from comlrl.evaluation.estimates import estimates, task_rows
     from loggers.tables import evaluation_table
 
     stage = build(plan, remembering=False)
@@ -70,8 +70,7 @@ def evaluate(plan: Plan) -> int:
         elif plan.config.init_from is not None:
             initial.begin(plan.config, SECTIONS, stage.team, stage.rollout.sampler)
         started = time.monotonic()
-        with measuring_need(stage.rollout.reward):
-            trees = grower(plan, stage)()
+        trees = grower(plan, stage)()
         seconds = time.monotonic() - started
     finally:
         stage.rollout.reward.close()
@@ -125,7 +124,8 @@ def cross_play(plan: Plan) -> int:
 
 
 def build(plan: Plan, *, remembering: bool) -> Stage:
-    """Load data and models."""
+    """Load data and models. ``remembering``, for cross-play, whose matrices tell nothing of need:
+    answers are sampled once, and need is not measured."""
     from comlrl.evaluation.cross_play import Remembering
     from comlrl.models.loading import build_team
     from comlrl.tasks.loading import load_tasks
@@ -139,7 +139,8 @@ def build(plan: Plan, *, remembering: bool) -> Stage:
     sampled = sampling(config, plan.greedy)
     tasks = fitting(tasks[: section.eval_num_samples], config, sampler, sampled)
     asked: Any = Remembering(sampler, len(team)) if remembering else sampler
-    rollout = build_rollout(config, asked, build_reward(config))
+    reward, measuring = build_rewards(config)
+    rollout = build_rollout(config, asked, reward if remembering else measuring)
     return Stage(tasks, team, generator, sampled, rollout)
 
 

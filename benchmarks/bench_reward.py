@@ -1,6 +1,6 @@
 """Programs scored per second in the sandbox, against plain `exec` in one process with an alarm.
 
-    python benchmarks/bench_reward.py [--rounds 5] [--isolation auto] [--loops 1000]
+    python benchmarks/bench_reward.py [--rounds 5] [--isolation auto] [--steps 12] [--loops 1000]
 
 The programs are HumanEval's canonical solutions; every round changes a constant in each, so that
 no outcome is remembered. The plain side does for each program what the published implementation
@@ -9,7 +9,8 @@ does, and no more: extract the function, check the syntax, `exec` the program, p
 neighbours on the machine. Four heavy solutions (HumanEval 75 takes longer than a hundred others)
 dominate both sides; without them the sandbox's own cost is seen.
 
-Before that, CPU time of all processes for one small program of five tests, for 1, 2 and 4 workers.
+Before that, CPU time of all processes for one small program of five tests, for 1, 2 and 4 workers;
+and the reward's share of the seconds of a MAGRPO quickstart step.
 
 With --loops, a batch of programs that loop forever is timed against timeouts · count / workers.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import json
 import os
 import random
@@ -25,11 +27,13 @@ import resource
 import signal
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -37,9 +41,11 @@ from comlrl.types import JointAction, Task
 from rewards.code_rewards import CodeReward
 from rewards.program import contribution, join, preamble
 
-DATA = Path(__file__).parents[2] / "shared" / "data" / "HumanEval.jsonl"
+ROOT = Path(__file__).parents[1]
+DATA = ROOT.parent / "shared" / "data" / "HumanEval.jsonl"
 HEAVY = {"HumanEval/75", "HumanEval/147", "HumanEval/32", "HumanEval/36"}
 VARIANTS = count()
+WARM = 2  # first steps of a run, which start workers and compile, are left out
 ENDLESS = "def loop(x):\n    while True:\n        x += {number}\n    return x\n"
 
 
@@ -116,6 +122,40 @@ def cost(isolation: str, programs: int = 1000) -> None:
         print(f"{workers} workers: {1000 * spent / programs:.2f} ms of CPU a program")
 
 
+def share_of_a_step(steps: int, isolation: str) -> None:
+    """Prints the reward's share of a quickstart step: the median, and the least and the most."""
+    from trainers.launch import execution
+    from trainers.magrpo import MAGRPOTrainer
+
+    spent: list[float] = []  # seconds in ``score``, which a step of one turn calls once
+
+    def build(run: Any) -> MAGRPOTrainer:
+        score = run.reward.score
+
+        def timed(actions: Any) -> Any:
+            start = time.perf_counter()
+            scores = score(actions)
+            spent.append(time.perf_counter() - start)
+            return scores
+
+        run.reward.score = timed
+        return MAGRPOTrainer(run.section, run.team, run.rollout, run.loop, run.sampling)
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
+        overrides = [f"output.dir={folder}/run", f"sandbox.isolation={isolation}"]
+        overrides += [f"magrpo.max_steps={WARM + steps}", "magrpo.eval_interval=0"]
+        config = str(ROOT / "configs" / "magrpo_quickstart.yaml")
+        if execution.main("magrpo", build, ["--config", config, "--override", *overrides]):
+            raise SystemExit("the quickstart did not run; what it said stands above")
+        lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
+    took = [json.loads(line)["metrics"]["step_seconds"] for line in lines]
+    pairs = list(zip(spent, took, strict=True))[WARM:]
+    shares = [100 * reward / step for reward, step in pairs]
+    reward, step = map(statistics.median, zip(*pairs, strict=True))
+    print(f"quickstart, {steps} steps, medians: the reward takes {reward:.2f} of {step:.2f} s,")
+    print(f"{statistics.median(shares):.1f} % of a step ({min(shares):.1f} to {max(shares):.1f} %)")
+
+
 def compare(rounds: int, isolation: str) -> None:
     tasks, solutions = load(DATA)
     pairs = list(zip(tasks, solutions, strict=True))
@@ -162,12 +202,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--isolation", default="auto")
+    parser.add_argument("--steps", type=int, default=12, help="of the quickstart; 0: none")
     parser.add_argument("--loops", type=int, default=0, help="how many endless programs; 0: none")
     parser.add_argument("--timeout", type=float, default=0.1, help="seconds, for --loops")
     options = parser.parse_args()
     if not DATA.exists():
         raise SystemExit(f"{DATA} is missing: the benchmark runs HumanEval's solutions")
     cost(options.isolation)
+    if options.steps:
+        share_of_a_step(options.steps, options.isolation)
     compare(options.rounds, options.isolation)
     if options.loops:
         loop_forever(options.loops, options.timeout, options.isolation)

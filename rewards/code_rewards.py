@@ -19,6 +19,7 @@ to programs alone that pass all tests and no longer do when a helper's results a
 from __future__ import annotations
 
 import atexit
+import copy
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -89,7 +90,7 @@ class CodeReward:
         bonus: what the terms of main's use of aux are multiplied by: ``any_test`` 1, ``share`` the
             share of tests passed.
         measure_need: whether programs that pass all tests are run again with each helper's results
-            replaced, for ``RewardBreakdown.needed``. May be changed between calls.
+            replaced, for ``RewardBreakdown.needed``.
         need_bonus: helpers that are not needed earn nothing for their use; measures always.
 
     Raises:
@@ -127,6 +128,12 @@ class CodeReward:
     def workers(self) -> int:
         """How many programs run side by side."""
         return self._pool.size
+
+    def measuring_need(self) -> CodeReward:
+        """The same reward with ``measure_need``; both have the same workers and outcomes."""
+        view = copy.copy(self)
+        view.measure_need = True
+        return view
 
     def score(self, actions: Sequence[JointAction]) -> list[Score]:
         """One score for each joint action, with its breakdown.
@@ -219,7 +226,8 @@ class CodeReward:
             self._seconds[job.test] = max(seconds, self._seconds.get(job.test, 0.0))
         if len(self._outcomes) > CACHED:
             used = {draft.job for draft in drafts}
-            self._outcomes = {job: o for job, o in self._outcomes.items() if job in used}
+            for job in self._outcomes.keys() - used:
+                del self._outcomes[job]
 
     def _draft(self, action: JointAction) -> _Draft:
         """The joint program, as far as level 2 of the table."""

@@ -4,7 +4,8 @@ A text that parses is read from its syntax tree. Any other text (prose, fences, 
 read in blocks: from a ``def`` line to the first line that is no longer inside it, where strings
 and brackets are lexed and everything between the blocks is passed over. Nothing here raises, on
 any text. A function's source is one definition and nothing else, by Python's own reading of it;
-a text of more than 64 KiB is taken to hold nothing, for the parser's sake.
+a text of more than 64 KiB is taken to hold nothing, for the parser's sake, and of one that does not
+parse a bounded part is read.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import textwrap
 import warnings
 from dataclasses import dataclass
 
+from rewards.excess import is_excessive
+
 MAX_BYTES = 64 << 10  # of a text; deeper nesting than fits in here has crashed Python's parser
+MAX_READ = 8 * MAX_BYTES  # characters in all blocks of a text that does not parse
 TEXT_NAME = "<completion>"  # the file name under which completions are parsed
 UNPARSABLE = (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError)
 
@@ -30,7 +34,7 @@ class Function:
     name: str
     source: str  # dedented, decorators included
     returns: bool  # it holds a ``return`` of something
-    node: ast.FunctionDef | ast.AsyncFunctionDef | None  # None: the block does not parse
+    node: ast.FunctionDef | ast.AsyncFunctionDef | None  # None: it does not parse, or is excessive
 
     @property
     def rank(self) -> tuple[bool, bool]:
@@ -104,9 +108,8 @@ def extract(text: str) -> Extracted:
 def _parsed(node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]) -> Function:
     """A definition and the lines that it stands on, of the lines that were parsed."""
     returns = any(isinstance(n, ast.Return) and n.value is not None for n in ast.walk(node))
-    return Function(
-        node.name, "\n".join(lines[first_line(node) - 1 : node.end_lineno]), returns, node
-    )
+    source = "\n".join(lines[first_line(node) - 1 : node.end_lineno])
+    return Function(node.name, source, returns, None if is_excessive(node) else node)
 
 
 def first_line(node: ast.stmt) -> int:
@@ -137,8 +140,8 @@ def _scan(lines: list[str]) -> Extracted:
     functions: list[Function] = []
     imports: list[Import] = []
     enclosing: list[tuple[int, bool]] = []  # indentation of a line, whether code hangs below it
-    index = 0
-    while index < len(lines):
+    index = read = 0
+    while index < len(lines) and read < MAX_READ:
         line, end = lines[index], index + 1
         if line.strip():
             indent = _indent(line)
@@ -147,12 +150,16 @@ def _scan(lines: list[str]) -> Extracted:
             nested = bool(enclosing) and enclosing[-1][1]
             if _START.match(line) and not nested:
                 block = _Block(lines, index)
+                read += block.size
                 function, found = _read(block)
                 functions.extend(function)
                 imports.extend(found)
                 end = block.end if function or found else max(end, block.header)
             elif "'''" in line or '"""' in line:
-                end = _after_string(lines, index)
+                block = _Block(lines, index)
+                read += block.size
+                if parse(block.source):  # else the string is no string
+                    end = block.end
             enclosing.append((indent, nested or _is_header(line)))
         index = end
     return Extracted(tuple(functions), tuple(imports))
@@ -172,12 +179,6 @@ def _read(block: _Block) -> tuple[list[Function], list[Import]]:
     if head is None:
         return [], []
     return [Function(head[1], source, bool(_RETURN.search(block.code)), None)], []
-
-
-def _after_string(lines: list[str], index: int) -> int:
-    """The line after a statement with a triple-quoted string, if that parses; else the next."""
-    block = _Block(lines, index)
-    return block.end if parse(block.source) else index + 1
 
 
 def _is_header(line: str) -> bool:
@@ -230,6 +231,11 @@ class _Block:
             self.__init__(lines, start, strings=False)  # type: ignore[misc]
             return
         self.lines, self.code = lines[start : self.end], "\n".join(code)
+
+    @property
+    def size(self) -> int:
+        """Characters."""
+        return sum(map(len, self.lines))
 
     @property
     def source(self) -> str:

@@ -27,7 +27,7 @@ class Contribution:
     function: Function
     imports: tuple[str, ...]
     source: str  # what it needs, then its own definition
-    broken: tuple[str, ...] = ()  # sources in it that do not parse
+    broken: tuple[str, ...] = ()  # sources in it that do not parse, or are excessive
     support: tuple[Function, ...] = ()  # the functions that it needs
 
     @property
@@ -128,18 +128,15 @@ def join(prompt: tuple[tuple[str, ...], str], contributions: Iterable[Contributi
 def compile_program(program: str, broken: tuple[str, ...] = ()) -> bytes | SyntaxProblem:
     """The program's marshalled code, or why it does not compile.
 
-    ``broken``: functions in it that do not parse by themselves. Such a program never compiles: an
-    open string or bracket of one part could otherwise take in the next, and what runs would not be
-    what was read.
+    ``broken``: functions in it that do not parse by themselves, or are excessive. Such a program
+    never compiles: an open string or bracket of one part could otherwise take in the next, and what
+    runs would not be what was read.
     """
-    code = _compile(program)
-    if isinstance(code, bytes) and broken:
-        return SyntaxProblem("a function that is not complete", None, None, broken[0][:200])
-    return code
-
-
-def _compile(program: str) -> bytes | SyntaxProblem:
     try:
+        if broken:
+            ast.parse(program, PROGRAM_NAME)
+            message = "a function that is not complete, or nested beyond measure"
+            return SyntaxProblem(message, None, None, broken[0][:200])
         return marshal.dumps(compile(program, PROGRAM_NAME, "exec", dont_inherit=True))
     except SyntaxError as error:
         text = error.text.rstrip("\n")[:200] if error.text else None

@@ -29,6 +29,9 @@ _KEEPS = _words(
 )
 
 
+MAX_ALIASES = 20  # of aliases of aliases
+
+
 @dataclass(frozen=True, slots=True)
 class MainUse:
     """How main uses the helpers."""
@@ -85,7 +88,7 @@ class _Use:
             if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
                 stored.setdefault(self.names.variables[node], []).append(None)
         pairs = [pair for n in ast.walk(self.main) if (pair := _plain(n)) is not None]
-        for _ in pairs:
+        for _ in pairs[:MAX_ALIASES]:
             for target, value in pairs:
                 helper = self.helper(value)
                 variable = self.names.variables[target]
@@ -160,11 +163,16 @@ class _Use:
             for node, variable in self.names.variables.items()
             if isinstance(node.ctx, ast.Load) and node not in within
         }
-        grown = True
-        while grown:
-            fed = {v for f in flows if f.targets & live for v in self._read_in(f.value)}
-            grown = not fed <= live
-            live |= fed
+        into: dict[Variable, list[_Flow]] = {}
+        for flow in flows:
+            for variable in flow.targets:
+                into.setdefault(variable, []).append(flow)
+        pending = list(live)
+        while pending:
+            for flow in into.pop(pending.pop(), ()):
+                fed = set(self._read_in(flow.value)) - live
+                live |= fed
+                pending += fed
         dead = [flow for flow in flows if not flow.targets & live]
         return {name for flow in dead for name in self._lost_in(flow)}
 

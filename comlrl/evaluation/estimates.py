@@ -6,9 +6,8 @@ Estimates are means over tasks; their 95% intervals come from resampling tasks w
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,20 +45,6 @@ def repeat(
     own = distributed.share(tasks)
     grown = [grow(own, (*key, s)) for s in range(samples)]
     return [tree for trees in grown for tree in distributed.gather(trees)]
-
-
-@contextlib.contextmanager
-def measuring_need(reward: Any) -> Iterator[None]:
-    """In here a reward that can measures whether solved programs need their helpers."""
-    before = getattr(reward, "measure_need", None)
-    if before is None:
-        yield
-        return
-    reward.measure_need = True
-    try:
-        yield
-    finally:
-        reward.measure_need = before
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:

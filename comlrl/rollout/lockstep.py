@@ -14,14 +14,6 @@ class SplitReward:
     def __init__(self, reward: Reward) -> None:
         self.reward = reward
 
-    @property
-    def measure_need(self) -> bool | None:
-        return getattr(self.reward, "measure_need", None)
-
-    @measure_need.setter
-    def measure_need(self, value: bool) -> None:
-        self.reward.measure_need = value  # type: ignore[attr-defined]
-
     def score(self, actions: Sequence[JointAction]) -> list[Score]:
         own = actions[distributed.rank() :: distributed.world_size()]
         return distributed.interleave(distributed.everyone(self.reward.score(own)))

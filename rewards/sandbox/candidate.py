@@ -151,7 +151,10 @@ class _Zygote:
         confine.limit_program(self.cpu_seconds)
         confine.die_with_parent()
         confine.install_filter(self.filter)
-        serve_program(channel)
+        try:
+            serve_program(channel)
+        finally:  # whatever a program's own error types do to what describes them
+            os._exit(1)
 
     def _clean(self) -> int:
         """Ends every process of the program and empties the scratch; the first one's status."""

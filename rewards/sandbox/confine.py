@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 SCRATCH_BYTES = 16 << 20  # of files in the scratch directory
 FILE_BYTES = 8 << 20  # of one file
 MAX_FILES = 64  # open at a time
+MAX_TIMERS = 64  # of POSIX, each of which the kernel keeps a signal for
+_RLIMIT_SIGPENDING = 11  # not in ``resource``
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -100,6 +102,7 @@ def limit_resources(memory_mb: int) -> None:
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_MEMLOCK: 0,
+        _RLIMIT_SIGPENDING: MAX_TIMERS,
     }
     for kind, value in limits.items():
         _, hard = resource.getrlimit(kind)
@@ -286,10 +289,20 @@ _DENIED: Numbers = {  # what neither a program nor the process that forks it nee
     "io_uring_setup": (425, 425),
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
+    # shared memory, messages and semaphores of System V: also those of others, by their numbers
     "shmget": (29, 194),
+    "shmat": (30, 196),
+    "shmctl": (31, 195),
     "msgget": (68, 186),
+    "msgsnd": (69, 189),
+    "msgrcv": (70, 188),
+    "msgctl": (71, 187),
     "semget": (64, 190),
+    "semop": (65, 193),
+    "semtimedop": (220, 192),
+    "semctl": (66, 191),
     "mq_open": (240, 180),
+    "mq_unlink": (241, 181),
     "socket": (41, 198),
     "open_by_handle_at": (304, 265),
     "syslog": (103, 116),
@@ -341,6 +354,11 @@ _DENIED_TO_PROGRAMS: Numbers = {
     "truncate": (76, 45),
     "mknod": (133, None),
     "mknodat": (259, 33),
+    "openat2": (437, 437),  # whose flags cannot be read here
+    # what the whole machine waits for, or has a bounded number of
+    "sync": (162, 81),
+    "syncfs": (306, 267),
+    "io_setup": (206, 0),
 }
 # One program, one task: what starts a second one says "try again" as at a limit of processes.
 _TASKS: Numbers = {
@@ -354,9 +372,17 @@ _IDENTITY: Numbers = {
     "getpid": (39, 172),
     "getppid": (110, 173),
     "gettid": (186, 178),
+    "getpgrp": (111, None),
+    "getpgid": (121, 155),
+    "getsid": (124, 156),
+    "getuid": (102, 174),
+    "geteuid": (107, 175),
+    "getgid": (104, 176),
+    "getegid": (108, 177),
 }
 _PRLIMIT64, _CLONE, _CLONE3 = (302, 261), (56, 220), (435, 435)
 _FCNTL, _IOCTL = (72, 25), (16, 29)
+_OPEN, _OPENAT, _O_WRITES, _O_TRUNC = (2, None), (257, 56), 3, 0x200
 _NEW_ANY = 0x7E020080  # clone flags that make a namespace
 _SET_FLAGS, _O_ASYNC = 4, 0x2000
 # Of fcntl: duplicate, flags, locks. Not: signals (SETSIG, SETOWN, SETOWN_EX, NOTIFY, SETLEASE).
@@ -451,6 +477,23 @@ def _program_rules(column: int) -> list[bytes]:
         _step(_RETURN, _ERRNO | _EPERM),
         _step(_LOAD, 0),
         *_only(_FCNTL[column], _FCNTL_ALLOWED),
+        *_refuse_to_empty(_OPEN[column], 24),
+        *_refuse_to_empty(_OPENAT[column], 32),
+    ]
+
+
+def _refuse_to_empty(call: int | None, flags: int) -> list[bytes]:
+    """Refuses to open for reading with O_TRUNC, which Landlock knows from Linux 6.2 on. ``flags``:
+    where they stand. The number of the call stays loaded."""
+    if call is None:
+        return []
+    return [
+        _step(_EQUAL, call, 0, 5),
+        _step(_LOAD, flags),
+        _step(_ANY_BIT, _O_TRUNC, 0, 2),
+        _step(_ANY_BIT, _O_WRITES, 1, 0),
+        _step(_RETURN, _ERRNO | _EPERM),
+        _step(_LOAD, 0),
     ]
 
 

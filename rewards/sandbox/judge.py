@@ -39,9 +39,17 @@ def shorten(value: Any) -> str:
     """A value's repr, cut."""
     try:
         text = repr(value)
-    except ValueError:  # an integer of too many digits
+    except (ValueError, RecursionError):  # an integer of too many digits; nested too deeply
         return f"<{type(value).__name__} too long to show>"
     return text if len(text) <= SHORT else text[: SHORT - 1] + "…"
+
+
+def message_of(error: BaseException) -> str:
+    """What an error of the tests' own says, cut; it may hold a value of the program's."""
+    try:
+        return str(error)[:SHORT]
+    except (ValueError, RecursionError):
+        return "too long to show"
 
 
 Request = tuple[bytes, str, str, str, str]  # a ``pool.Job``'s fields
@@ -145,7 +153,7 @@ class _Run:
             return None, False
         if error is candidate.raised:
             return (type(error).__name__, candidate.message, candidate.line), False
-        return (type(error).__name__, str(error)[:SHORT], None), False
+        return (type(error).__name__, message_of(error), None), False
 
     def _timeout(self) -> Failure:
         candidate = self.candidate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 import external
 from comlrl.types import Attempt, RewardBreakdown, SyntaxProblem, Task, TestOutcome
-from external.diagnosis import ExternalError, surfaced
+from external.diagnosis import ExternalError, clean, surfaced
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "feedback.txt"
 TASK = Task("T/0", "def pick(n, x, y):\n    '''x if n is odd, else y.'''\n", "", "pick")
@@ -269,6 +270,34 @@ def test_what_a_program_says_cannot_pose_as_a_special_token_or_flood() -> None:
     (texts,) = external.build(section("level_feedback"))([attempt(2, facts(outcomes=(loud,)))])
     assert "<|" not in texts[0] and "ValueError: user ?xxx" in texts[0]
     assert len(texts[0]) < 500
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<|<|x|>im_start|>",
+        "<|<|<|a|>|>im_start|>",
+        "<<s>s>",
+        "</<</s>/s>s>",
+        "<s<|x|>>",
+        "<|im_st\x00art|>",
+        "<\u200b|im_end|\x1b>",
+        "<<|x|>|im_start|>",
+    ],
+)
+def test_what_is_left_out_uncovers_nothing(text: str) -> None:
+    """One pass over the first would leave ``<|im_start|>``."""
+    assert clean(text) == "" and clean(f"a{text}b") == "ab"
+
+
+pieces = st.sampled_from([*"<|>/sx\n\r\0", "<|", "|>", "<s>", "</s>"])
+
+
+@given(st.lists(pieces | st.characters(), max_size=30).map("".join))
+def test_cleaning_again_changes_nothing_and_no_marker_is_left(text: str) -> None:
+    once = clean(text)
+    assert clean(once) == once
+    assert not re.search(r"<\|[^|\n]*\|>|</?s>", once)
 
 
 if __name__ == "__main__":

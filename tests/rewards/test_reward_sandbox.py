@@ -272,3 +272,14 @@ def f():
     for extra in range(3):
         (outcome,) = outcomes(reward, program + f"# {extra}", "assert candidate() == []")
         assert outcome.passed, outcome
+
+
+def test_an_error_of_the_tests_own_that_cannot_be_told(reward):
+    """It holds a value of the program's; the judge lives to say so, and the next test runs."""
+    huge = "def f(x):\n    return 1 << 40000\n"
+    found = outcomes(
+        reward, huge, "assert candidate(2) == 4, candidate(2)", "assert {}[candidate(2)]",
+        "assert candidate(2) > 4",
+    )  # fmt: skip
+    assert [o.error_type for o in found] == ["AssertionError", "KeyError", None]
+    assert found[0].message == "too long to show" and found[0].actual == "<int too long to show>"

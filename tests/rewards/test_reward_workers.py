@@ -256,30 +256,78 @@ PROBES = {
 }
 
 
+# Which of these a program may do to the user's own things; CANARY, PARENT and MEMORY are filled in.
+REACH = """
+import ctypes, fcntl, os
+def f(x):
+    libc, reached = ctypes.CDLL(None), []
+    libc.shmat.restype = ctypes.c_void_p
+    def attach():
+        if libc.shmat(MEMORY, None, 0) in (None, 2 ** 64 - 1): raise OSError
+    tries = [
+        lambda: open("CANARY").close(), lambda: open("CANARY", "r+").close(),
+        lambda: os.close(os.open("CANARY", os.O_RDONLY | os.O_TRUNC)),
+        lambda: os.chmod("CANARY", 0o600), lambda: os.utime("CANARY"),
+        lambda: os.rename("CANARY", "CANARY.x"), lambda: open("/proc/PARENT/environ").read(1),
+        lambda: os.kill(PARENT, 0), lambda: fcntl.fcntl(os.pipe()[0], 8, PARENT), attach,
+    ]
+    for number, attempt in enumerate(tries):
+        try: attempt()
+        except OSError: continue
+        reached.append(number)
+    return reached
+"""
+BY_A_PLAIN_USER = """
+import ctypes, os, sys, tempfile
+if sys.version_info < (3, 10): sys.exit("skip: the system's Python is too old")
+if not os.access(ROOT, os.X_OK): sys.exit("skip: the repository is out of others' reach")
+if os.system(PROBE): sys.exit("skip: a plain user may not start this level here")
+sys.path.insert(0, ROOT)
+from comlrl.types import JointAction, Task
+from rewards.code_rewards import CodeReward
+libc = ctypes.CDLL(None)
+memory = libc.shmget(0, 4096, 0o1600)
+with tempfile.NamedTemporaryFile("w") as canary, CodeReward(1, 2.0, 256, LEVEL) as reward:
+    canary.write("here")
+    canary.flush()
+    reach = REACH.replace("CANARY", canary.name).replace("PARENT", str(os.getpid()))
+    reach = reach.replace("MEMORY", str(memory))
+    def score(text, test):
+        task = Task("t", "", "def check(candidate):\\n    assert " + test, "f")
+        return reward.score([JointAction(task, (text,))])[0]
+    texts = ["def f(x):\\n    return x * x + %d - %d\\n" % (n, n) for n in range(3)]
+    texts[1:1] = ["def f(x):\\n    while True: pass\\n    return x\\n"]
+    print("honest", [round(score(text, "candidate(3) == 9").value, 3) for text in texts])
+    (outcome,) = score(reach, "candidate(3) == []").breakdown.outcomes
+    print("reached", outcome.actual if outcome.error_type else [], outcome.message)
+    canary.seek(0, 2)
+    print("left", canary.tell(), os.stat(canary.name).st_size)
+    names = {}
+    exec(reach, names)
+    print("control", len(names["f"](3)))  # without a sandbox
+    os.rename(canary.name + ".x", canary.name)
+libc.shmctl(memory, 0, None)
+"""
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("level", launch.LEVELS)
-def test_every_level_works_for_a_user_without_rights(level):
-    """The levels that a plain user can start, started by one."""
-    program = f"""
-import sys; sys.path.insert(0, {str(ROOT)!r})
-import os; os.setgroups([]); os.setgid(65534); os.setuid(65534)
-if sys.version_info < (3, 10): sys.exit("skip: the system's Python is too old")
-if not os.access({str(ROOT)!r}, os.X_OK): sys.exit("skip: the repository is out of others' reach")
-if os.system("{PROBES[level]}"): sys.exit("skip: a plain user may not start {level} here")
-from rewards.sandbox.launch import Limits, Sandbox
-sandbox = Sandbox({level!r}, Limits(1.0, 512))
-sandbox.kill()
-print("status", sandbox.wait_killed())
-sandbox.close()
-"""
+def test_every_level_holds_for_a_user_without_rights(level):
+    """Started by a plain user: honest programs are right, and what is that user's own is kept."""
     if not os.access("/usr/bin/python3", os.X_OK):
         pytest.skip("needs a Python that others can reach")
+    given = {"ROOT": str(ROOT), "PROBE": PROBES[level], "LEVEL": level, "REACH": REACH}
+    values = "\n".join(f"{name} = {value!r}" for name, value in given.items())
     done = subprocess.run(
-        ["/usr/bin/python3", "-S", "-c", program], capture_output=True, text=True, check=False
-    )
+        ["/usr/bin/python3", "-S", "-B", "-c", f"{values}\n{BY_A_PLAIN_USER}"],
+        capture_output=True, text=True, check=False, cwd="/",
+        user=65534, group=65534, extra_groups=[],
+    )  # fmt: skip
     if "skip: " in done.stderr:
         pytest.skip(done.stderr)
-    assert "status 0" in done.stdout, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:1] == ["honest [2.1, 1.1, 2.1, 2.1]"], done.stderr
+    assert lines[1:] == ["reached [] None", "left 4 4", "control 10"], done.stderr
 
 
 def test_no_directory_is_left(tmp_path, monkeypatch):

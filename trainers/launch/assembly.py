@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from comlrl.rollout.latent_sampler import LatentSampler
     from comlrl.types import Reward, Sampling, Task, Tree
     from external.expert_edits import Fallbacks
+    from rewards.code_rewards import CodeReward
 
 
 @dataclass(frozen=True)
@@ -125,8 +126,9 @@ def assemble(
     sampled = sampling(config)
     train = fitting(train, config, sampler, sampled)
     held_out = fitting(held_out, config, sampler, sampled) if held_out else []
-    reward, fallbacks = build_reward(config), build_fallbacks(config)
+    (reward, measuring), fallbacks = build_rewards(config), build_fallbacks(config)
     rollout = build_rollout(config, sampler, reward, fallbacks)
+    evaluated = build_rollout(config, sampler, measuring, fallbacks)
     progress, logger, save = Progress(), loggers.Loggers([]), saver(team, sampler)
     if distributed.is_main():
         logger = loggers.build(config, run_dir, progress, resume=resume)
@@ -136,7 +138,7 @@ def assemble(
         run_dir=run_dir,
         logger=logger,
         progress=progress,
-        evaluate=evaluator(config, rollout, held_out, sampled) if held_out else None,
+        evaluate=evaluator(config, evaluated, held_out, sampled) if held_out else None,
         seed=config.seed,
         signals=signals,
         standing=counter(fallbacks),
@@ -246,11 +248,23 @@ def fitting(
     return kept
 
 
-def build_reward(config: Config) -> Reward:
+def build_rewards(config: Config) -> tuple[Reward, Reward]:
+    """Training's reward, and evaluation's, which measures need too; they share their workers, and
+    closing one closes both."""
+    reward = build_code_reward(config)
+    measuring = reward.measuring_need()
+    if config.distributed.strategy == "fsdp":
+        from comlrl.rollout.lockstep import SplitReward
+
+        return SplitReward(reward), SplitReward(measuring)
+    return reward, measuring
+
+
+def build_code_reward(config: Config) -> CodeReward:
     from rewards.code_rewards import CodeReward
 
     sandbox, arguments = config.sandbox, reward_arguments(config.reward)
-    reward = CodeReward(
+    return CodeReward(
         workers=sandbox_workers(sandbox.workers),
         timeout=sandbox.timeout,
         memory_mb=sandbox.memory_mb,
@@ -259,11 +273,6 @@ def build_reward(config: Config) -> Reward:
         measure_need=arguments.measure_need,
         need_bonus=arguments.need_bonus,
     )
-    if config.distributed.strategy == "fsdp":
-        from comlrl.rollout.lockstep import SplitReward
-
-        return SplitReward(reward)
-    return reward
 
 
 def sandbox_workers(workers: int | None) -> int:
@@ -322,15 +331,14 @@ def evaluator(
 ) -> Callable[[], tuple[list[Tree], dict[str, float]]]:
     """Trees and metrics of the present policy on held-out tasks; ``turn_1/…`` and bare names."""
     from comlrl.builtin import conventions
-    from comlrl.evaluation.estimates import evaluate, mean_pass_at_k, measuring_need
+    from comlrl.evaluation.estimates import evaluate, mean_pass_at_k
     from comlrl.evaluation.metrics import tree_metrics
 
     known = conventions if config.dataset.name == "builtin:coopmini" else None
     section = config.section
 
     def run() -> tuple[list[Tree], dict[str, float]]:
-        with measuring_need(rollout.reward):
-            trees = evaluate(rollout, tasks, section.shape, sampling, section.eval_answers)
+        trees = evaluate(rollout, tasks, section.shape, sampling, section.eval_answers)
         return trees, tree_metrics(trees, known) | {"pass@1": mean_pass_at_k(trees, 1)}
 
     return run

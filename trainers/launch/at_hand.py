@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from comlrl.config.sections import Config, ConfigError
 from comlrl.tasks.loading import FILE_KINDS
-from trainers.launch.assembly import build_reward, context_length, fitting, load_both_splits
+from trainers.launch.assembly import (
+    build_code_reward,
+    context_length,
+    fitting,
+    load_both_splits,
+)
 from trainers.launch.dry_run import model_folder
 
 if TYPE_CHECKING:
@@ -31,8 +36,8 @@ def check(config: Config) -> list[str]:
     unchecked: list[str] = []
     _output(config)
     external.build(config.external)
-    reward = build_reward(config)
-    reward.isolation  # type: ignore[attr-defined]  # noqa: B018  what this machine cannot do
+    reward = build_code_reward(config)
+    reward.isolation  # noqa: B018  what this machine cannot do
     reward.close()
     tasks = _tasks(config, unchecked)
     agents = _agents(config, unchecked)

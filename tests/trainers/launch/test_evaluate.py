@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import shutil
@@ -15,19 +16,17 @@ import torch
 import yaml
 
 import evaluate as script
-from comlrl.config.sections import ConfigError
-from comlrl.evaluation.estimates import estimates, measuring_need, pass_at_k, task_rows
+from comlrl.config.sections import ConfigError, DistributedConfig
+from comlrl.evaluation.estimates import estimates, pass_at_k, task_rows
 from comlrl.evaluation.intervals import bootstrap_interval
 from comlrl.evaluation.metrics import tree_metrics
 from comlrl.loop import checkpoint
 from comlrl.models.loading import build_team
-from comlrl.rollout.lockstep import SplitReward
-from comlrl.types import RewardBreakdown, Score
-from rewards.code_rewards import CodeReward
+from comlrl.types import JointAction, RewardBreakdown, Score
 from tests.run_maker import TASK, node, tree
 from tests.runs import state
 from trainers.configs import SECTIONS
-from trainers.launch.assembly import build_sampler
+from trainers.launch.assembly import build_rewards, build_sampler
 from trainers.launch.weights import locate, run_algorithm
 
 ROOT = Path(__file__).parents[3]
@@ -359,14 +358,36 @@ def test_estimates_weigh_need_by_solved_chains():
     assert intervals["aux_needed_rate"] == intervals["turn_1/aux_needed_rate"] == (1.0, 1.0)
 
 
-def test_an_evaluation_measures_need_and_training_does_not():
-    reward = CodeReward(workers=1)
-    for asked in (reward, SplitReward(reward)):
-        with measuring_need(asked):
-            assert reward.measure_need
-        assert not reward.measure_need
-    with measuring_need(object()):  # a reward that cannot
+@pytest.mark.parametrize("strategy", ["replicate", "fsdp"])
+def test_an_evaluation_measures_need_and_training_does_not(strategy):
+    plan = script.make_plan(script.parse_arguments(["--config", QUICK, *FEW, "sandbox.workers=1"]))
+    config = dataclasses.replace(plan.config, distributed=DistributedConfig(strategy))
+    task = dataclasses.replace(TASK, test="def check(c):\n    assert c(3) == 9\n", entry_point="f")
+    helper, main = "def aux(x):\n    return x * x\n", "def f(x):\n    return aux(x)\n"
+    training, evaluation = build_rewards(config)
+    try:
+        for reward, needed in ((training, None), (evaluation, ("aux",)), (training, None)):
+            (score,) = reward.score([JointAction(task, (helper, main))])
+            assert score.breakdown is not None and score.breakdown.passed_all
+            assert score.breakdown.needed == needed
+    finally:
+        training.close()
+
+
+class Constant:
+    """A user's own reward: it has nothing but what ``comlrl.types.Reward`` asks for."""
+
+    def score(self, actions):
+        return [Score(0.5) for _ in actions]
+
+    def close(self):
         pass
+
+
+def test_a_reward_of_ones_own_is_evaluated(tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "build_rewards", lambda config: (Constant(), Constant()))
+    found = _evaluate(tmp_path / "a.json", "--config", QUICK, *FEW)
+    assert found["metrics"]["reward_mean"] == 0.5 and "aux_needed_rate" not in found["metrics"]
 
 
 def test_bootstrap_interval_against_a_plain_loop():

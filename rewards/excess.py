@@ -1,0 +1,62 @@
+"""Definitions that are short to read and endless to compile: the trainer compiles what it reads."""
+
+from __future__ import annotations
+
+import ast
+
+MAX_DEPTH = 150  # of nested nodes; readers of trees call themselves at each
+MAX_NODES = 50_000  # that the compiler meets: it writes a ``finally`` once for each way out
+MAX_FOLDED = 200  # constants that it joins: up to 4 KiB each, and each partial result is kept
+_TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))  # Python 3.11
+_EXITS = ast.Return | ast.Break | ast.Continue
+
+
+class _TooDeep(Exception):
+    pass
+
+
+def is_excessive(definition: ast.AST) -> bool:
+    """Whether a definition is beyond what a program could honestly be."""
+    sums: list[ast.BinOp] = []
+    try:
+        if _nodes(definition, MAX_DEPTH, sums) > MAX_NODES:
+            return True
+    except _TooDeep:
+        return True
+    folded = 0
+    for node in sums:
+        folded += _constants(node)
+        if folded > MAX_FOLDED:
+            return True
+    return False
+
+
+def _nodes(node: ast.AST, depth: int, sums: list[ast.BinOp]) -> int:
+    """Nodes that the compiler meets below one; ``sums`` gets the binary operations."""
+    if not depth:
+        raise _TooDeep
+    if isinstance(node, ast.BinOp):
+        sums.append(node)
+    found = {child: _nodes(child, depth - 1, sums) for child in ast.iter_child_nodes(node)}
+    copied = 0
+    if isinstance(node, _TRIES) and node.finalbody:
+        exits = sum(isinstance(n, _EXITS) for n in ast.walk(node))
+        copied = (1 + exits) * sum(found[child] for child in node.finalbody)
+    return 1 + sum(found.values()) + copied
+
+
+def _constants(node: ast.AST) -> int:
+    """Constants that an expression is made of; 0 where it is made of anything else."""
+    match node:
+        case ast.Constant():
+            return 1
+        case ast.UnaryOp(operand=operand):
+            return _constants(operand)
+        case ast.BinOp(left=left, right=right):
+            last = _constants(right)
+            first = _constants(left) if last else 0
+            return first + last if first else 0
+        case ast.Tuple(elts=elements):
+            counts = [*map(_constants, elements)]
+            return sum(counts) if all(counts) else 0
+    return 0
