@@ -1,6 +1,6 @@
 """Wires the rooms together: configuration and tasks → everything that a trainer is built from.
 
-Heavy rooms are imported inside functions, as in ``launch.py``, which uses this.
+Heavy rooms are imported inside functions, as in ``execution.py``, which uses this.
 """
 
 from __future__ import annotations
@@ -173,8 +173,8 @@ def build_sampler(config: Config, team: Team) -> tuple[Generator, Generator | La
 
     section = config.section
     length = context_length(config, team)
-    generator = Generator(team, config.generation.max_batch_tokens, length)
     if not section.shared_policy:
+        generator = Generator(team, config.generation.max_batch_tokens, length)
         return generator, generator
     from comlrl.models.critics import hidden_width
     from comlrl.models.latents import HeterogeneousPolicy
@@ -189,7 +189,7 @@ def build_sampler(config: Config, team: Team) -> tuple[Generator, Generator | La
             section.latent_hidden,
             section.heterogeneous_rank,
         ).to(agent.device)
-    generator.head = policy.layer
+    generator = Generator(team, config.generation.max_batch_tokens, length, policy.layer)
     return generator, LatentSampler(policy, generator)
 
 

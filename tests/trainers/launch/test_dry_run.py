@@ -286,6 +286,11 @@ def test_an_isolation_that_this_machine_lacks_is_refused(capsys, monkeypatch):
     assert code == 2 and "sandbox.isolation" in err
 
 
+def test_models_that_are_to_be_split_are_checked_without_being_split(capsys):
+    code, out, _ = dry_run(capsys, "distributed.strategy=fsdp")
+    assert code == 0 and not_checked(out) == []
+
+
 def test_files_of_an_earlier_run_are_looked_for(capsys):
     code, _, err = dry_run(capsys, "madpo.preferences=/no/such", config="madpo_quickstart")
     assert code == 2 and "preferences: '/no/such' cannot be read" in err
