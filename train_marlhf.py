@@ -49,7 +49,7 @@ def online_trainer(run: Run, reward: ModelReward) -> Trainer:
 
 def reward_base(run: Run) -> Any:
     """What the reward model starts from: ``reward_model_name``, or main's own base."""
-    from comlrl.preferences.reward_model import RewardBase
+    from comlrl.preferences.reward_training import RewardBase
 
     config, main_agent = run.config, run.team.agents[-1]
     own = config.agents[-1] if config.agents is not None else config.agent_model.name

@@ -33,15 +33,12 @@ from comlrl.preferences.collector import SUMMARY, Collector
 from comlrl.preferences.pairs import TaskPairs
 from comlrl.preferences.reward_model import (
     FACTS,
-    Fit,
     ModelReward,
-    RewardBase,
     RewardModel,
-    TextPair,
     WeakRewardModelError,
     load,
-    train,
 )
+from comlrl.preferences.reward_training import Fit, RewardBase, TextPair, train
 from comlrl.processes import distributed
 from comlrl.types import Trainer
 from trainers.configs import MARLHFConfig

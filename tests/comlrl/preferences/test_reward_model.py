@@ -18,16 +18,8 @@ from comlrl.preferences.candidates import (
     joint_text,
 )
 from comlrl.preferences.pairs import Pair, TaskPairs
-from comlrl.preferences.reward_model import (
-    Facts,
-    Fit,
-    ModelReward,
-    RewardBase,
-    RewardModel,
-    TextPair,
-    load,
-    train,
-)
+from comlrl.preferences.reward_model import Facts, ModelReward, RewardModel, load
+from comlrl.preferences.reward_training import Fit, RewardBase, TextPair, train
 from comlrl.preferences.text_states import last_states, shared_rows
 from comlrl.tasks.prompts import first_prompts
 from comlrl.types import Completion, JointAction, Message, RewardBreakdown, Score
@@ -146,13 +138,19 @@ def test_texts_share_a_row_where_a_quarter_of_them_is_common():
     ]
 
 
+def by_modules(monkeypatch) -> None:
+    """From here on transformers' modules read, in training and in scoring."""
+    for place in ("reward_model", "reward_training"):
+        monkeypatch.setattr(f"comlrl.preferences.{place}.fast_decoder", lambda *_, **__: None)
+
+
 @pytest.mark.parametrize("base", [{}, {"lora": None}, {"freeze_backbone": True, "lora": None}])
-def test_the_lean_way_fits_as_transformers_modules_do(tmp_path, monkeypatch, base):
+def test_the_fast_way_fits_as_transformers_modules_do(tmp_path, monkeypatch, base):
     """Eight updates of four pairs; a common beginning of the texts, and one pair without."""
     given = [(f"{'ab' * 6}{w}", f"{'ab' * 6}{r}") for w, r in pairs(31)] + [("hg", "gh")]
     fit, texts = Fit(1e-3, 1, 4, 64, 5), [f"{'ab' * 6}{w}" for w, _ in pairs(8, seed=4)]
     fast = fitted(tmp_path / "fast", given, fit=fit, **base).raw(texts)
-    monkeypatch.setattr("comlrl.preferences.reward_model.fast_decoder", lambda *_, **__: None)
+    by_modules(monkeypatch)
     plain = fitted(tmp_path / "plain", given, fit=fit, **base)
     assert plain.fast is None
     assert fast == pytest.approx(plain.raw(texts), abs=2e-4)
@@ -170,10 +168,10 @@ def test_a_text_of_several_pairs_is_read_once(tmp_path, monkeypatch):
         read.append(sum(len(row.completions) for row in rows))
         return last_states(fast, rows, *rest)
 
-    monkeypatch.setattr("comlrl.preferences.reward_model.last_states", recorded)
+    monkeypatch.setattr("comlrl.preferences.reward_training.last_states", recorded)
     fast = fitted(tmp_path / "fast", given, fit=fit)
     assert read == [3] * 4
-    monkeypatch.setattr("comlrl.preferences.reward_model.fast_decoder", lambda *_, **__: None)
+    by_modules(monkeypatch)
     plain = fitted(tmp_path / "plain", given, fit=fit)
     texts = ["abo", "abx", "aby"]
     assert fast.raw(texts) == pytest.approx(plain.raw(texts), abs=2e-4)

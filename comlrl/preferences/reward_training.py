@@ -1,0 +1,215 @@
+"""Pairs of joint texts → a reward model, fitted by TRL's ``RewardTrainer``.
+
+Its loss is −log σ(r_winner − r_loser − m); the margin m is 0 unless ``Fit.margin`` asks for one.
+Pairs with a text beyond ``max_length`` are left out and counted. Then the model is frozen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoTokenizer
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+from comlrl.models.fast.decoder import fast_decoder
+from comlrl.models.fast.lora_routing import add_router
+from comlrl.models.loading import resolve_model
+from comlrl.preferences.candidates import PreferenceError
+from comlrl.preferences.reward_model import Facts, RewardModel, classifier
+from comlrl.preferences.text_states import last_states, shared_rows
+
+
+class TextPair(NamedTuple):
+    """Joint texts of winner and loser, and the difference of their task rewards (> 0)."""
+
+    winner: str
+    loser: str
+    gap: float
+
+
+@dataclass(frozen=True)
+class RewardBase:
+    """The model that a reward model starts from, and how it is held."""
+
+    name: str  # as the configuration says it
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    lora: Mapping[str, Any] | None = None  # LoraConfig's arguments; None: all weights are trained
+    freeze_backbone: bool = False  # train the score head alone
+    tokenizer_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    model_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a reward model is trained."""
+
+    learning_rate: float
+    epochs: int
+    batch_size: int  # pairs
+    max_length: int  # tokens of a joint text
+    seed: int
+    in_order: bool = False  # else pairs are shuffled
+    margin: float = 0.0  # m of a pair = margin · gap (Touvron et al. 2023, arXiv 2307.09288, eq. 2)
+
+
+def train(
+    base: RewardBase,
+    fit: Fit,
+    pairs: Sequence[TextPair],
+    *,
+    work_dir: Path,
+    say: Callable[[str], None],
+) -> RewardModel:
+    """A classifier fitted to pairs of texts. Raises PreferenceError where none can be."""
+    torch.manual_seed(fit.seed)  # the score head and LoRA's A matrices are drawn at random
+    model, tokenizer = _untrained(base)
+    reward = RewardModel(model, tokenizer, Facts(base.name, fit.max_length))
+    encoded = [(reward.encode(pair.winner), reward.encode(pair.loser)) for pair in pairs]
+    rows = [
+        {"chosen_ids": w, "rejected_ids": r, "margin": fit.margin * pair.gap}
+        for pair, (w, r) in zip(pairs, encoded, strict=True)
+        if max(len(w), len(r)) <= fit.max_length
+    ]
+    reward.facts.pairs, reward.facts.too_long = len(rows), len(pairs) - len(rows)
+    if reward.facts.too_long:
+        longest = max(len(ids) for pair in encoded for ids in pair)
+        say(
+            f"{reward.facts.too_long} of {len(pairs)} pairs are longer than "
+            f"reward_max_length={fit.max_length} (the longest has {longest} tokens): left out"
+        )
+    if not rows:
+        raise PreferenceError(
+            f"reward_max_length: {fit.max_length} tokens hold none of the {len(pairs)} pairs; "
+            "raise it"
+        )
+    _fit(reward, base, fit, rows, work_dir, say)
+    reward.freeze()
+    return reward
+
+
+def _untrained(base: RewardBase) -> tuple[Any, Any]:
+    """The base with a fresh score head; trained weights are held in float32."""
+    source = resolve_model(base.name)
+    partly = base.lora is not None or base.freeze_backbone
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **base.tokenizer_kwargs)
+        dtype = base.dtype if partly else torch.float32
+        model = classifier(source, dtype, **base.model_kwargs)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise PreferenceError(
+            f"reward_model_name: '{base.name}' cannot be loaded: {reason}"
+        ) from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    if base.freeze_backbone:
+        model.requires_grad_(False)
+        model.score.requires_grad_(True)
+    elif base.lora is not None:
+        model = get_peft_model(model, LoraConfig(task_type="SEQ_CLS", **base.lora))
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return model.to(base.device), tokenizer
+
+
+def _fit(
+    reward: RewardModel,
+    base: RewardBase,
+    fit: Fit,
+    rows: Sequence[Mapping[str, Any]],
+    work_dir: Path,
+    say: Callable[[str], None],
+) -> None:
+    from datasets import Dataset
+    from transformers import PrinterCallback
+    from trl import RewardConfig, RewardTrainer
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of a key's new name in the next release
+        arguments = RewardConfig(
+            output_dir=str(work_dir),
+            learning_rate=fit.learning_rate,
+            num_train_epochs=fit.epochs,
+            per_device_train_batch_size=fit.batch_size,
+            max_length=None,  # what is too long has been left out and told
+            seed=fit.seed,
+            train_sampling_strategy="sequential" if fit.in_order else "random",
+            # TRL's defaults are bf16 and checkpointing everywhere
+            bf16=base.dtype == torch.bfloat16,
+            gradient_checkpointing=False,
+            lr_scheduler_type="linear",  # a constant rate leaves the last pairs' noise in the score
+            logging_steps=0.1,  # a tenth of the run
+            report_to="none",
+            disable_tqdm=True,
+            save_strategy="no",
+            use_cpu=base.device == "cpu",
+            dataloader_pin_memory=base.device != "cpu",
+        )
+    arguments._n_gpu = min(1, arguments.n_gpu)  # one process trains on one device
+    trainer = RewardTrainer(
+        model=reward.model,
+        args=arguments,
+        processing_class=reward.tokenizer,
+        train_dataset=Dataset.from_list([dict(row) for row in rows]),
+        callbacks=[_progress(say)],
+    )
+    trainer.remove_callback(PrinterCallback)
+    with _fast_reading(reward.model, reward.tokenizer.pad_token_id):
+        trainer.train()
+
+
+@contextlib.contextmanager
+def _fast_reading(model: Any, pad_id: int) -> Iterator[None]:
+    """Within, a classifier that can be read the fast way reads so: winners and losers, as TRL's
+    trainer hands them over, without their padding, and nothing twice: neither a text that is in
+    several pairs nor what texts have in common."""
+    adapted = isinstance(model, PeftModel)
+    inner: Any = model.get_base_model() if adapted else model
+    fast = fast_decoder(inner, add_router(inner), 1) if adapted else fast_decoder(inner, None, 0)
+
+    def forward(
+        input_ids: torch.Tensor, attention_mask: torch.Tensor, **_: Any
+    ) -> SequenceClassifierOutput:
+        assert fast is not None
+        texts = [tuple(i[m > 0].tolist()) for i, m in zip(input_ids, attention_mask, strict=True)]
+        place = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+        rows = shared_rows([list(text) for text in place])
+        with torch.autocast(input_ids.device.type, enabled=False):
+            states_RD = last_states(fast, rows, pad_id, input_ids.device)
+            logits = inner.score(states_RD.float())
+        rank = torch.tensor([index for row in rows for index in row.indices]).argsort()
+        order = rank[[place[text] for text in texts]]
+        return SequenceClassifierOutput(logits=logits[order.to(logits.device)])
+
+    if fast is None:
+        yield
+        return
+    inner.forward = forward
+    try:
+        yield
+    finally:
+        del inner.forward
+
+
+def _progress(say: Callable[[str], None]) -> Any:
+    from transformers import TrainerCallback
+
+    class Progress(TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
+            if "loss" in (logs or {}):
+                say(
+                    f"{state.global_step}/{state.max_steps} updates, loss {logs['loss']:.3f}, "
+                    f"{logs['accuracy']:.0%} of the pairs ordered rightly"
+                )
+
+    return Progress()
