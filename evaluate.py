@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainers.configs import SECTIONS, sampling
-from trainers.launch import initial
-from trainers.launch import weights as weights
+from trainers.launch import initial, weights
 from trainers.launch.assembly import (
     build_rewards,
     build_rollout,

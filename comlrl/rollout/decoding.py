@@ -1,7 +1,7 @@
 """One forward pass of a decoding batch: through transformers' modules, or the fast decoder.
 
-Both hold prompts once for all rows that continue them (``shared_prefix.py``), and send each agent's
-rows through its own adapter.
+Both hold prompts once for all rows that continue them (``models/fast/prefix_cache.py``), and send
+each agent's rows through its own adapter.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Decoding(Protocol):
 
 
 class ByModules:
-    """Through transformers' modules, whose attention ``shared_prefix.used_by`` has swapped."""
+    """Through transformers' modules, whose attention ``prefix_cache.used_by`` has swapped."""
 
     def __init__(
         self, agent: Agent, cache: prefix_cache.SharedPrefixCache, adapters: Sequence[str]

@@ -1,7 +1,7 @@
 """Many (prompt, keys) requests of one agent → completions, in as few model calls as possible.
 
 A prompt is prefilled once and its key/value cache is shared by all its siblings; rows that have
-finished leave the batch (``shared_prefix.py``).
+finished leave the batch (``models/fast/prefix_cache.py``).
 
 Sampling is keyed: a completion's randomness is a stream of uniforms drawn from a counter-based
 generator whose key is a hash of what identifies the completion, turned into tokens by inverse

@@ -115,8 +115,8 @@ def as_read() -> str:
 
 
 def test_every_mode_in_every_situation_reads_as_agreed() -> None:
-    """To agree on new words, run ``PYTHONPATH=. python tests/test_external_modes.py`` and read the
-    difference."""
+    """To agree on new words, run ``PYTHONPATH=. python tests/external/test_external_modes.py`` and
+    read the difference."""
     assert as_read() == GOLDEN.read_text()
 
 

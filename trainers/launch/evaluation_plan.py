@@ -18,8 +18,7 @@ from typing import Any
 from comlrl.config.loader import Loader, Setting, load_yaml, parse_override
 from comlrl.config.sections import Config, ConfigError
 from trainers.configs import SECTIONS, sections_of, share_common_keys
-from trainers.launch import initial
-from trainers.launch import weights as weights
+from trainers.launch import initial, weights
 from trainers.launch.command_line import Parser
 from trainers.launch.relations import validate
 from trainers.launch.weights import Trained

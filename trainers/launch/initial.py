@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from comlrl.builtin import TINY_CODER
 from comlrl.config.loader import load_yaml
 from comlrl.config.sections import Config, ConfigError
-from trainers.launch import weights as weights
+from trainers.launch import weights
 
 if TYPE_CHECKING:
     from comlrl.models.team import Team

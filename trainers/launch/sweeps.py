@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
+from comlrl import files
 from comlrl.config.sections import ConfigError
 
 if TYPE_CHECKING:
@@ -224,10 +225,8 @@ class Search:
             "sweep": self.sweep.identity(),
             "points": list(map(asdict, self.points.values())),
         }
-        partial = self.file.with_suffix(".partial")
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        partial.replace(self.file)
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        files.replace(self.file, json.dumps(content, indent=1) + "\n")
         return point
 
     def _grid_point(self, number: int) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""PEFT's LoRA layers with a leaner forward pass; the same parameters, files and numbers.
+"""PEFT's LoRA layers with a shorter forward pass; the same parameters, files and numbers.
 
     y = W x + b + B (s · A x)
 
