@@ -224,14 +224,9 @@ def sections_of(algorithm: str) -> dict[str, type]:
 
 def online_name(config: Config) -> str:
     """The section that the online loop is built from; MARLHF's is its RL algorithm's."""
-    return _online(config)[0]
-
-
-def _online(config: Config) -> tuple[str, ...]:
-    """Sections whose trainer samples online in this run."""
     if config.algorithm != "marlhf":
-        return (config.algorithm,)
-    return ("ppo",) if config.section.rl_algorithm == "ppo" else ("magrpo",)
+        return config.algorithm
+    return "ppo" if config.section.rl_algorithm == "ppo" else "magrpo"
 
 
 def share_common_keys(config: Config, given: Mapping[str, str]) -> Config:
@@ -242,7 +237,7 @@ def share_common_keys(config: Config, given: Mapping[str, str]) -> Config:
     """
     if config.algorithm != "marlhf":
         return config
-    name = _online(config)[0]
+    name = online_name(config)
     own, online = config.section, config.sections[name]
     values = {}
     for key in (f.name for f in fields(CommonConfig) if f.name not in SINGLE_TURN_KEYS):
@@ -266,7 +261,7 @@ def online_section(config: Config) -> Any:
     """
     if config.algorithm != "marlhf":
         return config.section
-    section, algorithm = config.sections[_online(config)[0]], config.section.rl_algorithm
+    section, algorithm = config.sections[online_name(config)], config.section.rl_algorithm
     advantage = RL_ADVANTAGES.get(algorithm)
     if advantage is None:
         return section

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from comlrl.evaluation.estimates import Grow
-from comlrl.rollout.grow import Rollout, Shape
+from comlrl.rollout.grow import Rollout
 from comlrl.tasks.history import shorten
 from comlrl.tasks.prompts import first_prompts, helper_names
 from comlrl.types import (
@@ -26,6 +26,7 @@ from comlrl.types import (
     Node,
     Request,
     Sampling,
+    Shape,
     Task,
     Tree,
 )

@@ -15,8 +15,8 @@ import numpy as np
 
 from comlrl.evaluation.intervals import bootstrap_interval
 from comlrl.processes import distributed
-from comlrl.rollout.grow import Rollout, Shape
-from comlrl.types import Sampling, Task, Tree
+from comlrl.rollout.grow import Rollout
+from comlrl.types import Sampling, Shape, Task, Tree
 
 Grow = Callable[[Sequence[Task], tuple], list[Tree]]  # (tasks, key) → one tree for each task
 Metrics = Callable[[Sequence[Tree]], Mapping[str, float]]

@@ -106,7 +106,7 @@ class Agent:
     def switches(self) -> list[torch.nn.Module]:
         """Modules that learning treats otherwise: with checkpointing, or LoRA dropout above 0."""
         found = [m for m in self.model.modules() if getattr(m, "gradient_checkpointing", False)]
-        dropouts = [d for layer in _lora_layers(self.model) for d in layer.lora_dropout.values()]
+        dropouts = [d for layer in lora_layers(self.model) for d in layer.lora_dropout.values()]
         return found + [d for d in dropouts if isinstance(d, torch.nn.Dropout)]
 
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -173,5 +173,5 @@ def _copy(
             parameter.copy_(like(weights[name], parameter))
 
 
-def _lora_layers(model: PreTrainedModel) -> list[LoraLayer]:
+def lora_layers(model: PreTrainedModel) -> list[LoraLayer]:
     return [module for module in model.modules() if isinstance(module, LoraLayer)]

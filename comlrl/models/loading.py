@@ -34,7 +34,7 @@ def build_team(config: Config, *, reference: bool = False, device: str | None = 
     elsewhere = config.init_from is not None
     torch.manual_seed(config.seed)  # LoRA's A matrices are drawn at random
     if config.agents is not None or not config.lora.enabled:
-        agents = [_alone(config, i, count, device, reference) for i in range(count)]
+        agents = [_alone(config, i, device, reference) for i in range(count)]
         full = not config.lora.enabled
         return Team(agents, shared_base=False, full=full, begun_elsewhere=elsewhere)
     name, indices = config.agent_model.name, range(count)
@@ -48,7 +48,7 @@ def build_team(config: Config, *, reference: bool = False, device: str | None = 
     return Team(agents, shared_base=True, full=False, begun_elsewhere=elsewhere)
 
 
-def _alone(config: Config, index: int, count: int, device: str, reference: bool) -> Agent:
+def _alone(config: Config, index: int, device: str, reference: bool) -> Agent:
     """An agent with a model of its own."""
     name = config.agents[index] if config.agents else config.agent_model.name
     place = config.agent_devices[index] if config.agent_devices else device

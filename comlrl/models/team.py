@@ -14,7 +14,7 @@ import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 
-from comlrl.models.agent import START, Agent, Start, _lora_layers
+from comlrl.models.agent import START, Agent, Start, lora_layers
 from comlrl.models.fast.lora_routing import Router
 from comlrl.processes import distributed, sharding
 from comlrl.processes.sharding import stored
@@ -96,7 +96,7 @@ class Team:
                 yield agent
             return
         if agent.peft is not None:
-            with _through(_lora_layers(agent.model), agent.start_adapter):
+            with _through(lora_layers(agent.model), agent.start_adapter):
                 yield agent
             return
         if agent.start is None:

@@ -29,8 +29,8 @@ from comlrl.preferences.pairs import (
     tasks_at_once,
 )
 from comlrl.processes import distributed
-from comlrl.rollout.grow import Rollout, Shape
-from comlrl.types import Sampling, Task
+from comlrl.rollout.grow import Rollout
+from comlrl.types import Sampling, Shape, Task
 
 FILE, SUMMARY = "preferences.jsonl", "preferences_summary.json"
 

@@ -265,16 +265,6 @@ class Rollout:
                     pending.past_N, pending.told_N, attempt.completions_N, strict=True
                 )
             )
-            prompts = [
-                next_prompt(
-                    past,
-                    feedback,
-                    history=self.history.history,
-                    original_prompt=self.history.original_prompt,
-                    previous_response=self.history.previous_response,
-                )
-                for past, feedback in zip(past_N, told_N, strict=True)
-            ]
             children.append(
                 self._pending(
                     pending.tree,
@@ -285,12 +275,27 @@ class Rollout:
                     (*pending.path, k),
                     past_N,
                     told_N,
-                    prompts,
+                    self._next_prompts(past_N, told_N),
                     tuple(turn.completions_G[0].latent for turn in node.agents_N),
                     sampling,
                 )
             )
         return children
+
+    def _next_prompts(
+        self, past_N: Sequence[tuple[Exchange, ...]], told_N: Sequence[str]
+    ) -> list[tuple[Message, ...]]:
+        """What each agent reads, of its own past and what it is told now."""
+        return [
+            next_prompt(
+                past,
+                told,
+                history=self.history.history,
+                original_prompt=self.history.original_prompt,
+                previous_response=self.history.previous_response,
+            )
+            for past, told in zip(past_N, told_N, strict=True)
+        ]
 
     def _handed_on(self, pending: _Pending, node: Node, shape: Shape, key: tuple) -> Sequence[int]:
         """Which joint actions grow a child."""

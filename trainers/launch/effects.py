@@ -37,10 +37,10 @@ TABLE = (
     ),
     Idle(
         "<algo>.gae_lambda",
-        lambda c, s: s.num_turns == 1 and not _by_token(c, s),
+        lambda c, s: s.num_turns == 1 and not _by_token(s),
         "λ is over turns here, and there is one",
     ),
-    Idle("<algo>.gamma_token", lambda c, s: not _by_token(c, s), "values are of turns here"),
+    Idle("<algo>.gamma_token", lambda c, s: not _by_token(s), "values are of turns here"),
     Idle(
         "external.original_prompt external.previous_response",
         lambda c, s: s.num_turns > 1 and c.external.history == "full",
@@ -168,7 +168,7 @@ def without_effect(config: Config, given: Mapping[str, str]) -> list[str]:
     return [line.replace("<algo>", config.algorithm) for line in lines]
 
 
-def _by_token(config: Config, section: Any) -> bool:
+def _by_token(section: Any) -> bool:
     """PPO's values are of tokens unless its critic is centralized; SHPPO's are of turns."""
     return getattr(section, "critic", None) == "independent"
 

@@ -12,7 +12,6 @@ from trainers.configs import (
     MAGRPOConfig,
     PPOConfig,
     PreferenceConfig,
-    _online,
     online_name,
     online_section,
     temperature,
@@ -108,7 +107,7 @@ def _relations(name: str, section: CommonConfig, config: Config) -> None:
         )
     if (
         isinstance(section, MAGRPOConfig)
-        and name in _online(config)
+        and name == online_name(config)
         and section.num_generations < 2
         and section.advantage != "raw"
     ):
@@ -150,12 +149,12 @@ def _actor_critic(name: str, section: ActorCriticConfig, config: Config) -> None
 
 def _read(config: Config) -> dict[str, CommonConfig]:
     """The sections that the run reads, as it reads them."""
-    return {config.algorithm: config.section, _online(config)[0]: online_section(config)}
+    return {config.algorithm: config.section, online_name(config): online_section(config)}
 
 
 def _preferences(config: Config) -> None:
     """What learning from preferences cannot do."""
-    for name in dict.fromkeys((config.algorithm, *_online(config))):
+    for name in dict.fromkeys((config.algorithm, online_name(config))):
         given = config.sections[name]
         if given.num_turns != 1:
             raise ConfigError(

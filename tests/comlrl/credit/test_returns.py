@@ -8,8 +8,7 @@ import random
 import pytest
 
 from comlrl.credit.returns import agent_returns, joint_returns
-from comlrl.rollout.grow import Shape
-from comlrl.types import AgentTurn, Completion, Message, Node, Score, Tree
+from comlrl.types import AgentTurn, Completion, Message, Node, Score, Shape, Tree
 from tests.comlrl.rollout.test_rollout import Grown
 from tests.fakes import task
 

@@ -6,8 +6,9 @@ import pytest
 
 from comlrl.evaluation import baselines
 from comlrl.evaluation.estimates import evaluate, repeat
-from comlrl.rollout.grow import Rollout, Shape
+from comlrl.rollout.grow import Rollout
 from comlrl.tasks.prompts import first_prompts, plain_text
+from comlrl.types import Shape
 from tests.fakes import SAMPLING, SEED, FakeReward, FakeSampler, FakeTransition, task
 
 TASKS = [task("A"), task("B")]

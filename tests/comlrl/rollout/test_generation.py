@@ -12,8 +12,8 @@ from comlrl.keyed import order, uniforms
 from comlrl.models.loading import build_team
 from comlrl.rollout import generation
 from comlrl.rollout.generation import Generator
-from comlrl.rollout.grow import Rollout, Shape
-from comlrl.types import Completion, Message, Request, Sampling
+from comlrl.rollout.grow import Rollout
+from comlrl.types import Completion, Message, Request, Sampling, Shape
 from tests.fakes import FakeReward, FakeTransition, task
 from tests.tiny_models import EOS, STOPS, config, folder, prompt, team
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 import pytest
 
 from comlrl.keyed import uniforms
-from comlrl.rollout.grow import History, Rollout, Shape
+from comlrl.rollout.grow import History, Rollout
 from comlrl.tasks.history import PromptTooLongError
 from comlrl.tasks.prompts import first_prompts
-from comlrl.types import Message, Tree
+from comlrl.types import Message, Shape, Tree
 from tests.fakes import SAMPLING, SEED, FakeReward, FakeSampler, FakeTransition, parts, task
 
 KEY = ("train", 3)
