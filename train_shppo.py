@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 
 from comlrl.types import Trainer
-from trainers.launch.assembly import Run
+from trainers.launch.assembly import Run, heterogeneous_policy
 from trainers.launch.execution import main
 
 
 def build(run: Run) -> Trainer:
     from trainers.shppo import SHPPOTrainer
 
-    policy = run.rollout.sampler.policy  # type: ignore[attr-defined]
+    policy = heterogeneous_policy(run.rollout.sampler)
+    assert policy is not None, "SHPPO's section has one"
     return SHPPOTrainer(run.section, run.team, policy, run.rollout, run.loop, run.sampling)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Union
 
 if TYPE_CHECKING:
     import torch
@@ -250,6 +250,20 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
+class Row:
+    """One prompt of one agent and completions of it, each with a coefficient and a number."""
+
+    prompt_ids: tuple[int, ...]
+    completions: tuple[tuple[int, ...], ...]  # token ids of each
+    weights: tuple[float, ...]  # coefficient of each on each of its tokens
+    indices: tuple[int, ...]  # the caller's number for each
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt_ids) + sum(map(len, self.completions))
+
+
+@dataclass(frozen=True, slots=True)
 class TokenBatch:
     """Packed rows of one agent. A row is one node's prompt followed by its completions.
 
@@ -323,12 +337,15 @@ class Stateful(Protocol):
     def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None: ...
 
 
+Part = Union[Stateful, "torch.nn.Module"]  # of what a checkpoint holds; a file each
+
+
 class Trainer(Protocol):
     """An algorithm: what a train script builds, a loop paces and a checkpoint keeps."""
 
     def train(self) -> None: ...
 
-    def parts(self) -> Mapping[str, Stateful | torch.nn.Module]:
+    def parts(self) -> Mapping[str, Part]:
         """All that training changes, by the names of its files in a checkpoint."""
 
 
@@ -352,17 +369,3 @@ class Logger(Protocol):
     def episodes(self, record: LogRecord, trees: Sequence[Tree]) -> None: ...
 
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One prompt of one agent and completions of it, each with a coefficient and a number."""
-
-    prompt_ids: tuple[int, ...]
-    completions: tuple[tuple[int, ...], ...]  # token ids of each
-    weights: tuple[float, ...]  # coefficient of each on each of its tokens
-    indices: tuple[int, ...]  # the caller's number for each
-
-    @property
-    def length(self) -> int:
-        return len(self.prompt_ids) + sum(map(len, self.completions))

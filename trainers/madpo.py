@@ -29,7 +29,6 @@ from typing import Any
 
 import torch
 
-from comlrl.loop.checkpoint import Part
 from comlrl.loop.loop import Loop
 from comlrl.loop.steps import Gathered, Step
 from comlrl.models.agent import Agent
@@ -39,7 +38,7 @@ from comlrl.preferences.collector import Collector
 from comlrl.preferences.pairs import Pair, TaskPairs
 from comlrl.processes import distributed
 from comlrl.processes.statistics import Sums
-from comlrl.types import Completion, Row, Sampling, TokenBatch
+from comlrl.types import Completion, Part, Row, Sampling, TokenBatch
 from comlrl.update.accumulate import accumulate, micro_batches
 from comlrl.update.lanes import side_by_side
 from comlrl.update.losses import joint_dpo, policy_gradient

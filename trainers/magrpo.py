@@ -23,7 +23,6 @@ import torch
 
 from comlrl.credit.advantages import sibling_advantages
 from comlrl.credit.returns import agent_returns, joint_returns
-from comlrl.loop.checkpoint import Part
 from comlrl.loop.loop import Beside, Loop
 from comlrl.loop.steps import Step
 from comlrl.models.agent import Agent
@@ -32,7 +31,7 @@ from comlrl.models.team import Team
 from comlrl.processes import distributed
 from comlrl.processes.statistics import Sums, agent_means
 from comlrl.rollout.grow import Greedy, Rollout
-from comlrl.types import AgentTurn, Row, Sampling, TokenBatch, Tree
+from comlrl.types import AgentTurn, Part, Row, Sampling, TokenBatch, Tree
 from comlrl.update.accumulate import accumulate
 from comlrl.update.lanes import side_by_side
 from comlrl.update.losses import k3_kl, policy_gradient

@@ -26,7 +26,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from comlrl.keyed import order
-from comlrl.loop.checkpoint import Part
 from comlrl.loop.loop import Loop
 from comlrl.preferences.candidates import PreferenceError, joint_texts
 from comlrl.preferences.collector import SUMMARY, Collector
@@ -40,7 +39,7 @@ from comlrl.preferences.reward_model import (
 )
 from comlrl.preferences.reward_training import Fit, RewardBase, TextPair, train
 from comlrl.processes import distributed
-from comlrl.types import Trainer
+from comlrl.types import Part, Trainer
 from trainers.configs import MARLHFConfig
 
 __all__ = ["MARLHFConfig", "MARLHFTrainer"]

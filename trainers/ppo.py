@@ -31,7 +31,6 @@ from collections.abc import Mapping
 import torch
 
 from comlrl.credit.chains import Chains, chains_of
-from comlrl.loop.checkpoint import Part
 from comlrl.loop.loop import Beside, Loop
 from comlrl.loop.steps import Step
 from comlrl.models.agent import Agent
@@ -47,7 +46,7 @@ from comlrl.processes.statistics import (
     standardized,
 )
 from comlrl.rollout.grow import Rollout
-from comlrl.types import Sampling, Span, TokenBatch
+from comlrl.types import Part, Sampling, Span, TokenBatch
 from comlrl.update.clipped import ClippedPolicy, run_epochs
 from comlrl.update.losses import clipped_value
 from comlrl.update.minibatches import minibatches, passes

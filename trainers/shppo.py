@@ -34,7 +34,6 @@ from dataclasses import dataclass
 import torch
 
 from comlrl.credit.chains import Chains, chains_of
-from comlrl.loop.checkpoint import Part
 from comlrl.loop.loop import Loop
 from comlrl.loop.steps import Step
 from comlrl.models.agent import Agent
@@ -45,7 +44,7 @@ from comlrl.models.team import Team
 from comlrl.processes import distributed
 from comlrl.processes.statistics import Sums, explained_variance, extremes, moments, standardized
 from comlrl.rollout.grow import Rollout
-from comlrl.types import Row, Sampling, Span, TokenBatch
+from comlrl.types import Part, Row, Sampling, Span, TokenBatch
 from comlrl.update.clipped import ClippedPolicy, run_epochs
 from comlrl.update.losses import (
     clipped_value,

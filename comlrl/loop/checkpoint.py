@@ -20,13 +20,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from comlrl.types import Stateful
+from comlrl.types import Part
 
 Tensors = Mapping[str, torch.Tensor]
 SUMS = "checksums.json"
-
-
-Part = Stateful | torch.nn.Module  # of what a checkpoint holds; a file each
 
 
 def tensors_of(part: Part) -> Tensors:

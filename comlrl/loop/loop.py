@@ -26,10 +26,9 @@ from comlrl.loop.progress import EVALUATING, SAVING, TRAINING, Ahead, Progress
 from comlrl.loop.steps import Counters, Gathered, Step, peak_memory_mb
 from comlrl.processes import distributed
 from comlrl.rollout.grow import Greedy
-from comlrl.types import Logger, LogMark, LogRecord, Span, Task, Trainer, Tree
+from comlrl.types import Logger, LogMark, LogRecord, Part, Span, Task, Trainer, Tree
 
 ENV_STEPS = "environment steps"  # of a training step
-
 
 Evaluate = Callable[[], tuple[list[Tree], dict[str, float]]]
 Beside = Callable[[Sequence[Tree]], Mapping[str, float]]  # trees of an evaluation → more metrics
@@ -63,7 +62,7 @@ class Loop:
         self.best = best
         self.counters = Counters()
         self.progress = progress or Progress()
-        self.parts: Mapping[str, checkpoint.Part] = {}  # of the trainer that runs
+        self.parts: Mapping[str, Part] = {}  # of the trainer that runs
         self._started = time.monotonic()
         self._pause = 0.0  # seconds of logging within the present step
         self._saved: tuple[int, Path] | None = None  # training steps in the newest checkpoint

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from comlrl.loop.interrupts import Signals
     from comlrl.loop.loop import Loop
     from comlrl.loop.resume import Start
+    from comlrl.models.latents import HeterogeneousPolicy
     from comlrl.models.team import Team
     from comlrl.rollout.generation import Generator
     from comlrl.rollout.grow import Rollout
     from comlrl.rollout.latent_sampler import LatentSampler
-    from comlrl.types import Reward, Sampling, Task, Tree
+    from comlrl.types import Reward, Sampler, Sampling, Task, Tree
     from external.expert_edits import Fallbacks
     from rewards.code_rewards import CodeReward
 
@@ -150,16 +151,25 @@ def assemble(
     )  # fmt: skip
 
 
-def saver(team: Team, sampler: Any) -> Callable[[Path], None]:
+def saver(team: Team, sampler: Sampler) -> Callable[[Path], None]:
     """What writes the agents into a folder: their models, and what SHPPO tells them apart by."""
     from comlrl.processes import distributed
 
+    policy = heterogeneous_policy(sampler)
+
     def save(folder: Path) -> None:
         team.save(folder)
-        if distributed.is_main() and (policy := getattr(sampler, "policy", None)) is not None:
+        if distributed.is_main() and policy is not None:
             policy.save(folder)
 
     return save
+
+
+def heterogeneous_policy(sampler: Sampler) -> HeterogeneousPolicy | None:
+    """SHPPO's networks, by which one model acts for all agents; None: there are none."""
+    from comlrl.rollout.latent_sampler import LatentSampler
+
+    return sampler.policy if isinstance(sampler, LatentSampler) else None
 
 
 def build_sampler(config: Config, team: Team) -> tuple[Generator, Generator | LatentSampler]:

@@ -1,7 +1,7 @@
 """The composition that the train scripts share: command line → configuration → run → summary.
 
-This module, like the scripts, may import every room. Heavy ones are imported inside functions,
-so that ``--help`` and a mistake in a configuration are answered at once.
+Heavy rooms are imported inside functions, so that ``--help`` and a mistake in a configuration are
+answered at once.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from trainers.launch.assembly import (
     assemble,
     check_devices,
     deterministic,
+    heterogeneous_policy,
     load_both_splits,
 )
 from trainers.launch.command_line import parse_arguments, resolve
@@ -254,7 +255,7 @@ def _finish(run: Run) -> None:
     from comlrl.processes import distributed
 
     run.loop.progress.begin("saving the result")
-    final, networks = run.run_dir / "final_model", getattr(run.rollout.sampler, "policy", None)
+    final, networks = run.run_dir / "final_model", heterogeneous_policy(run.rollout.sampler)
     if run.config.keeps_final_model:
         run.save(final)
     elif networks and run.config.output.save_final_model == "auto" and distributed.is_main():
