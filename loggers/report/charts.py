@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,21 +10,22 @@ from typing import Any
 import numpy as np
 
 from comlrl.evaluation.metrics import REWARD_PARTS
-from comlrl.tasks.prompts import roles
+from loggers.report.lines import AGENT, filled, learning_series, of_agents, reward_ceiling, smooth
 from loggers.report.run_data import Run
 from loggers.report.svg import (
+    GREEN,
+    ORANGE,
+    PINK,
+    PURPLE,
     Chart,
     Series,
     change_chart,
     histogram,
     line_chart,
     scatter,
-    smoothed,
     stacked_chart,
 )
 
-BLUE, ORANGE, GREEN, PURPLE, YELLOW, PINK, OLIVE, GREY = range(8)
-AGENT = re.compile(r"^agent_(\d+)/(.+)$")
 TURN = re.compile(r"^turn_(\d+)/(.+)$")
 CONVENTION = re.compile(r"^convention/([^/]+)/(.+)$")
 
@@ -55,62 +55,6 @@ def sections(run: Run) -> list[Section]:
     return [section for section in made if section.charts]
 
 
-def learning_series(run: Run) -> list[Series]:
-    """Mean reward of training (raw, smoothed, with its spread) and of evaluation.
-
-    Where training followed a model's score, the task reward, which has no spread in the log.
-    """
-    series = []
-    xs, ys = run.series("train", "task_reward_mean")
-    scored_by_model = bool(xs)
-    if not scored_by_model:
-        xs, ys = run.series("train", "reward_mean")
-    if xs:
-        window = max(1, len(ys) // 20)
-        mean = smoothed(ys, window)
-        spread = [] if scored_by_model else run.series("train", "reward_std")[1]
-        spread = smoothed(spread, window) if len(spread) == len(mean) else [0.0] * len(mean)
-        if len(ys) > 1:
-            series.append(Series("", xs, ys, BLUE, faint=True))
-        series.append(
-            Series(
-                "training",
-                xs,
-                mean,
-                BLUE,
-                [m - s for m, s in zip(mean, spread, strict=True)],
-                [m + s for m, s in zip(mean, spread, strict=True)],
-            )
-        )
-    xs, ys = run.series("eval", "reward_mean")
-    if xs:
-        margins = _margins(run, len(ys))
-        low = [y - m for y, m in zip(ys, margins, strict=False)]
-        high = [y + m for y, m in zip(ys, margins, strict=False)]
-        series.append(Series("held-out tasks", xs, ys, ORANGE, low, high, dots=True))
-    return series
-
-
-def _margins(run: Run, count: int) -> list[float]:
-    """Half the 95% interval of each evaluation's mean, 1.96 σ/√tasks; empty where not known.
-
-    Wider than need be where tasks are answered several times (``eval_answers``).
-    """
-    _, spread = run.series("eval", "reward_std")
-    _, tasks = run.series("eval", "tasks")
-    if not len(spread) == len(tasks) == count:
-        return []
-    return [1.96 * s / math.sqrt(n) for s, n in zip(spread, tasks, strict=True)]
-
-
-def reward_ceiling(run: Run) -> float | None:
-    """4.0 for a team, 2.1 for one agent, where rewards are the code reward's."""
-    names = {*run.names("eval"), *run.names("train")}
-    if "reward/tests" not in names:
-        return None
-    return 4.0 if "aux_called_rate" in names else 2.1
-
-
 def _learning(run: Run) -> Section:
     series = learning_series(run)
     if not series:
@@ -134,8 +78,8 @@ def _learning(run: Run) -> Section:
     ]
     if run.series("train", "task_reward_mean")[0]:
         pair = [
-            Series("model score", *_smooth(run, "train", "reward_mean"), PURPLE),
-            Series("task reward", *_smooth(run, "train", "task_reward_mean"), ORANGE),
+            Series("model score", *smooth(run, "train", "reward_mean"), PURPLE),
+            Series("task reward", *smooth(run, "train", "task_reward_mean"), ORANGE),
         ]
         xs, ys = run.series("eval", "model_score_mean")
         if xs:
@@ -160,7 +104,7 @@ def _parts(run: Run) -> Section:
         ]
         if len(run.series(phase, "reward/tests")[0]) > 1:
             parts = [
-                Series(part.replace("_", " "), *_smooth(run, phase, f"reward/{part}"), colour)
+                Series(part.replace("_", " "), *smooth(run, phase, f"reward/{part}"), colour)
                 for colour, part in present
             ]
             if parts:
@@ -182,7 +126,7 @@ def _conventions(run: Run) -> Section:
         if len(run.series(phase, f"convention/{role}/{names[0]}")[0]) < 2:
             continue
         shares = [
-            Series(name.replace("_", " "), *_filled(run, phase, f"convention/{role}/{name}"), c)
+            Series(name.replace("_", " "), *filled(run, phase, f"convention/{role}/{name}"), c)
             for name, c in sorted(((n, kinds[n]) for n in names), key=lambda pair: pair[1])
         ]
         shares = [share for share in shares if any(share.ys_X)]
@@ -208,7 +152,7 @@ def _turns(run: Run) -> Section:
     charts = []
     for phase, title in (("train", "training"), ("eval", "held-out tasks")):
         lines = [
-            Series(f"turn {t}", *_smooth(run, phase, f"turn_{t}/reward_mean"), i)
+            Series(f"turn {t}", *smooth(run, phase, f"turn_{t}/reward_mean"), i)
             for i, t in enumerate(turns)
         ]
         if any(len(line.xs_X) for line in lines):
@@ -238,7 +182,7 @@ def _behaviour(run: Run) -> Section:
         ("duplicates of siblings", "duplicate_share"),
         ("programs that time out", "timeout_rate"),
     ]
-    lengths = _agents(run, "completion_length_mean")
+    lengths = of_agents(run, "completion_length_mean")
     lengths = lengths or [("all", "completion_length_mean")]
     return Section(
         "What the agents do",
@@ -288,7 +232,7 @@ def _preferences(run: Run) -> Section:
         ("Joint margin of the policies", "dpo/margin", False),
     ):
         both = [
-            Series(text, *_smooth(run, phase, name), i, dots=phase == "eval")
+            Series(text, *smooth(run, phase, name), i, dots=phase == "eval")
             for i, (text, phase) in enumerate((("training", "train"), ("held-out pairs", "eval")))
         ]
         both = [s for s in both if len(s.xs_X) > 1]
@@ -343,7 +287,7 @@ def _optimisation(run: Run) -> Section:
             bases[base] = None
     charts: list[Chart] = []
     for base in bases:
-        names = _agents(run, base)
+        names = of_agents(run, base)
         if base in run.names("train"):
             names = [*names, ("all agents" if names else "", base)]
         low = 0.0 if base == "learning_rate" else None
@@ -356,7 +300,7 @@ def _timings(run: Run) -> Section:
     shares = [name for name in run.names("train") if name.startswith("time/")]
     charts: list[Chart] = []
     parts = [
-        Series(name[5:].replace("_share", "").replace("_", " "), *_filled(run, "train", name), i)
+        Series(name[5:].replace("_share", "").replace("_", " "), *filled(run, "train", name), i)
         for i, name in enumerate(shares)
         if name.endswith("_share")
     ]
@@ -382,29 +326,7 @@ def _lines(
 ) -> list[Chart]:
     """One chart of the metrics that the run has; none where it has none of them twice."""
     series = [
-        Series(text or title, *_smooth(run, phase, name), i) for i, (text, name) in enumerate(names)
+        Series(text or title, *smooth(run, phase, name), i) for i, (text, name) in enumerate(names)
     ]
     series = [s for s in series if len(s.xs_X) > 1]
     return [line_chart(title, series, percent=percent, y_range=(low, None))] if series else []
-
-
-def _agents(run: Run, base: str) -> list[tuple[str, str]]:
-    """(role, name) of a metric that each agent has."""
-    names = {*run.names("train"), *run.names("eval")}
-    team = roles(1 + max((int(m[1]) for name in names if (m := AGENT.match(name))), default=0))
-    found = [(m, name) for name in run.names("train") if (m := AGENT.match(name))]
-    return [(team[int(m[1])], name) for m, name in found if m[2] == base]
-
-
-def _smooth(run: Run, phase: str, name: str) -> tuple[list[float], list[float]]:
-    xs, ys = run.series(phase, name)
-    return xs, smoothed(ys, max(1, len(ys) // 20))
-
-
-def _filled(run: Run, phase: str, name: str) -> tuple[list[float], list[float]]:
-    """A share at every record of the phase; 0 where the record does not have it."""
-    records = [r for r in run.records if r["phase"] == phase]
-    return (
-        [float(r["step"]) for r in records],
-        [float(r["metrics"].get(name) or 0.0) for r in records],
-    )

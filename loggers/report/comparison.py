@@ -18,8 +18,9 @@ from matplotlib.lines import Line2D
 
 from comlrl.evaluation.intervals import bootstrap_interval
 from comlrl.files import replace
-from loggers.report.charts import Section, reward_ceiling
+from loggers.report.charts import Section
 from loggers.report.curves import COLOURS, plain
+from loggers.report.lines import reward_ceiling
 from loggers.report.page import page
 from loggers.report.run_data import ReportError, Run
 from loggers.report.svg import Chart, Series, line_chart

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from comlrl.evaluation.metrics import REWARD_PARTS
-from loggers.report.charts import learning_series, reward_ceiling
+from loggers.report.lines import learning_series, reward_ceiling
 from loggers.report.run_data import Run
 from loggers.report.svg import smoothed
 

@@ -17,6 +17,7 @@ from html import escape
 NARROW, WIDE, HEIGHT = 400, 960, 230
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 10, 30
 COLOURS = 8
+BLUE, ORANGE, GREEN, PURPLE, YELLOW, PINK, OLIVE, GREY = range(COLOURS)
 MAX_POINTS = 300  # of a line; more are averaged in bins
 
 

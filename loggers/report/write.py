@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from comlrl.files import replace
-from loggers.report.charts import reward_ceiling, sections
+from loggers.report.charts import sections
+from loggers.report.lines import reward_ceiling
 from loggers.report.page import page
 from loggers.report.run_data import ReportError, Run, read_run
 from loggers.report.sample_episodes import episodes, yaml

@@ -18,8 +18,9 @@ from matplotlib.figure import Figure
 from comlrl.evaluation.intervals import bootstrap_interval
 from comlrl.types import LogMark, LogRecord
 from loggers.jsonl import JsonlLogger
-from loggers.report.charts import learning_series, sections
+from loggers.report.charts import sections
 from loggers.report.comparison import curve, grouped, write_comparison
+from loggers.report.lines import learning_series
 from loggers.report.run_data import ReportError, Run, read_run
 from loggers.report.sample_episodes import episodes, python
 from loggers.report.svg import label, smoothed, ticks

@@ -1,0 +1,90 @@
+"""A run → lines to be drawn: metrics over environment steps, smoothed, filled up, by agent."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from comlrl.tasks.prompts import roles
+from loggers.report.run_data import Run
+from loggers.report.svg import BLUE, ORANGE, Series, smoothed
+
+AGENT = re.compile(r"^agent_(\d+)/(.+)$")
+
+
+def learning_series(run: Run) -> list[Series]:
+    """Mean reward of training (raw, smoothed, with its spread) and of evaluation.
+
+    Where training followed a model's score, the task reward, which has no spread in the log.
+    """
+    series = []
+    xs, ys = run.series("train", "task_reward_mean")
+    scored_by_model = bool(xs)
+    if not scored_by_model:
+        xs, ys = run.series("train", "reward_mean")
+    if xs:
+        window = max(1, len(ys) // 20)
+        mean = smoothed(ys, window)
+        spread = [] if scored_by_model else run.series("train", "reward_std")[1]
+        spread = smoothed(spread, window) if len(spread) == len(mean) else [0.0] * len(mean)
+        if len(ys) > 1:
+            series.append(Series("", xs, ys, BLUE, faint=True))
+        series.append(
+            Series(
+                "training",
+                xs,
+                mean,
+                BLUE,
+                [m - s for m, s in zip(mean, spread, strict=True)],
+                [m + s for m, s in zip(mean, spread, strict=True)],
+            )
+        )
+    xs, ys = run.series("eval", "reward_mean")
+    if xs:
+        margins = _margins(run, len(ys))
+        low = [y - m for y, m in zip(ys, margins, strict=False)]
+        high = [y + m for y, m in zip(ys, margins, strict=False)]
+        series.append(Series("held-out tasks", xs, ys, ORANGE, low, high, dots=True))
+    return series
+
+
+def _margins(run: Run, count: int) -> list[float]:
+    """Half the 95% interval of each evaluation's mean, 1.96 σ/√tasks; empty where not known.
+
+    Wider than need be where tasks are answered several times (``eval_answers``).
+    """
+    _, spread = run.series("eval", "reward_std")
+    _, tasks = run.series("eval", "tasks")
+    if not len(spread) == len(tasks) == count:
+        return []
+    return [1.96 * s / math.sqrt(n) for s, n in zip(spread, tasks, strict=True)]
+
+
+def reward_ceiling(run: Run) -> float | None:
+    """4.0 for a team, 2.1 for one agent, where rewards are the code reward's."""
+    names = {*run.names("eval"), *run.names("train")}
+    if "reward/tests" not in names:
+        return None
+    return 4.0 if "aux_called_rate" in names else 2.1
+
+
+def of_agents(run: Run, base: str) -> list[tuple[str, str]]:
+    """(role, name) of a metric that each agent has."""
+    names = {*run.names("train"), *run.names("eval")}
+    team = roles(1 + max((int(m[1]) for name in names if (m := AGENT.match(name))), default=0))
+    found = [(m, name) for name in run.names("train") if (m := AGENT.match(name))]
+    return [(team[int(m[1])], name) for m, name in found if m[2] == base]
+
+
+def smooth(run: Run, phase: str, name: str) -> tuple[list[float], list[float]]:
+    xs, ys = run.series(phase, name)
+    return xs, smoothed(ys, max(1, len(ys) // 20))
+
+
+def filled(run: Run, phase: str, name: str) -> tuple[list[float], list[float]]:
+    """A share at every record of the phase; 0 where the record does not have it."""
+    records = [r for r in run.records if r["phase"] == phase]
+    return (
+        [float(r["step"]) for r in records],
+        [float(r["metrics"].get(name) or 0.0) for r in records],
+    )
