@@ -127,7 +127,7 @@ def build(plan: Plan, *, remembering: bool) -> Stage:
     answers are sampled once, and need is not measured."""
     from comlrl.evaluation.cross_play import Remembering
     from comlrl.models.loading import build_team
-    from comlrl.tasks.loading import load_tasks
+    from comlrl.tasks.datasets import load_tasks
     from rewards.sandbox.checks import check_task
 
     deterministic()

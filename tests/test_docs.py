@@ -254,7 +254,7 @@ def environment() -> dict[str, str]:
 
 def test_rows_of_the_cookbook_are_tasks(place, monkeypatch):
     from comlrl.config.sections import DatasetConfig
-    from comlrl.tasks.loading import load_tasks
+    from comlrl.tasks.datasets import load_tasks
     from rewards.sandbox.checks import check_task
 
     monkeypatch.chdir(place)

@@ -2,8 +2,8 @@
 
 All agents share one policy (base and one LoRA adapter). Agent i's latent l_i = μ_i + σ_i ε_i comes
 from what it reads and has read, and generates its layer before the language-model head
-(``comlrl/models/latents.py``). With the team's V(s_t) on pooled observations and GAE over turns, in
-each epoch, in this order:
+(``comlrl/models/latent_networks.py``). With the team's V(s_t) on pooled observations and GAE over
+turns, in each epoch, in this order:
 
     actor {LoRA, A, B, decoder}:  −mean_a w_t min(ρ_a Â_t, clip(ρ_a, 1 ± ε) Â_t) − c_H · mean_a H_a
     critic {V}:                   ½ max((V − R)², (clip(V, V_old ± ε_v) − R)²)
@@ -38,7 +38,12 @@ from comlrl.loop.loop import Loop
 from comlrl.loop.steps import Step
 from comlrl.models.agent import Agent
 from comlrl.models.critics import TeamCritic
-from comlrl.models.latents import HeterogeneousLayer, HeterogeneousPolicy, InferenceNet, frozen
+from comlrl.models.latent_networks import (
+    HeterogeneousLayer,
+    HeterogeneousPolicy,
+    InferenceNet,
+    frozen,
+)
 from comlrl.models.logprobs import ActionLogprobs, action_logprobs
 from comlrl.models.team import Team
 from comlrl.processes import distributed

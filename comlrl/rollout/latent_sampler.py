@@ -9,7 +9,7 @@ import torch
 
 from comlrl.keyed import normals
 from comlrl.models.critics import observations
-from comlrl.models.latents import HeterogeneousPolicy
+from comlrl.models.latent_networks import HeterogeneousPolicy
 from comlrl.rollout.generation import Generator
 from comlrl.types import Completion, Latent, Message, Request, Sampling
 

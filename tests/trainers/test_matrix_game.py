@@ -16,7 +16,7 @@ from comlrl.credit.advantages import sibling_advantages
 from comlrl.credit.chains import chains_of
 from comlrl.credit.returns import agent_returns, joint_returns
 from comlrl.models.critics import TeamCritic
-from comlrl.models.latents import HeterogeneousPolicy, InferenceNet, frozen
+from comlrl.models.latent_networks import HeterogeneousPolicy, InferenceNet, frozen
 from comlrl.processes.statistics import standardized
 from comlrl.types import AgentTurn, Completion, Node, Score, Task, Tree
 from comlrl.update.losses import (

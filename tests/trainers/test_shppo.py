@@ -11,7 +11,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from comlrl.credit.chains import chains_of
-from comlrl.models.latents import HeterogeneousPolicy
+from comlrl.models.latent_networks import HeterogeneousPolicy
 from comlrl.processes.statistics import Sums
 from comlrl.update.clipped import ClippedPolicy
 from tests.actor_critic import build, grown, share_of_letters

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from comlrl.loop.interrupts import Signals
     from comlrl.loop.loop import Loop
     from comlrl.loop.resume import Start
-    from comlrl.models.latents import HeterogeneousPolicy
+    from comlrl.models.latent_networks import HeterogeneousPolicy
     from comlrl.models.team import Team
     from comlrl.rollout.generation import Generator
     from comlrl.rollout.grow import Rollout
@@ -91,7 +91,7 @@ def deterministic() -> None:
 
 def load_both_splits(config: Config) -> tuple[list[Task], list[Task]]:
     """Training tasks and the first ``eval_num_samples`` evaluation tasks."""
-    from comlrl.tasks.loading import load_tasks
+    from comlrl.tasks.datasets import load_tasks
     from rewards.sandbox.checks import check_task
 
     train = load_tasks(config.dataset, config.dataset.train_split, check=check_task)
@@ -187,7 +187,7 @@ def build_sampler(config: Config, team: Team) -> tuple[Generator, Generator | La
         generator = Generator(team, config.generation.max_batch_tokens, length)
         return generator, generator
     from comlrl.models.critics import hidden_width
-    from comlrl.models.latents import HeterogeneousPolicy
+    from comlrl.models.latent_networks import HeterogeneousPolicy
     from comlrl.rollout.latent_sampler import LatentSampler
 
     agent = team.agents[0]

@@ -19,7 +19,7 @@ from typing import Any
 from comlrl.builtin import COOPMINI, TINY_CODER
 from comlrl.config.sections import Config, ConfigError
 from comlrl.preferences.pairs import tasks_at_once
-from comlrl.tasks.loading import FILE_KINDS, split_size
+from comlrl.tasks.datasets import FILE_KINDS, split_size
 from trainers import configs
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}

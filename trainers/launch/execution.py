@@ -89,8 +89,8 @@ def no_weights_notice(config: Config) -> list[str]:
 
 def _dry_run(config: Config) -> int:
     """Check what is at hand, then tell the cost and what was left unchecked."""
-    from trainers.launch.at_hand import check
     from trainers.launch.dry_run import describe
+    from trainers.launch.dry_run_checks import check
 
     try:
         unchecked = check(config)

@@ -9,7 +9,7 @@ import pytest
 
 from comlrl.credit.returns import agent_returns, joint_returns
 from comlrl.types import AgentTurn, Completion, Message, Node, Score, Shape, Tree
-from tests.comlrl.rollout.test_rollout import Grown
+from tests.comlrl.rollout.test_grow import Grown
 from tests.fakes import task
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import random
 
-import pytest
 import torch
 
 from comlrl.models.rows import attention_mask, pack, row_groups, split_rows, unpacked
 from comlrl.types import Row
-from comlrl.update.minibatches import like_parts
 
 PAD = 99
 ROWS = [
@@ -95,27 +93,6 @@ def test_splitting_loses_and_doubles_nothing():
         assert _contents(parts) == _contents(rows)
         assert all(part.length <= limit or len(part.completions) == 1 for part in parts)
     assert split_rows(rows, 10_000) == rows
-
-
-@pytest.mark.parametrize(
-    ("total", "size", "expected"),
-    [
-        (5, 4, [3, 2]),  # two parts are needed: of 3 and 2, not of 4 and 1
-        (5, 2, [2, 2, 1]),
-        (10, 8, [5, 5]),
-        (8, 3, [3, 3, 2]),
-        (6, 3, [3, 3]),
-        (5, None, [5]),
-        (5, 9, [5]),
-        (3, 1, [1, 1, 1]),
-        (0, 4, []),
-        (0, None, []),
-    ],
-)
-def test_parts_of_like_size(total, size, expected):
-    parts = like_parts(total, size)
-    assert [len(part) for part in parts] == expected
-    assert [i for part in parts for i in part] == list(range(total))
 
 
 def test_unpacked_has_one_completion_a_row():

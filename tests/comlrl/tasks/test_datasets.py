@@ -10,7 +10,7 @@ import pytest
 
 from comlrl.builtin import COOPMINI
 from comlrl.config.sections import ConfigError, DatasetConfig
-from comlrl.tasks.loading import load_tasks, split_size
+from comlrl.tasks.datasets import load_tasks, split_size
 from rewards.sandbox.checks import check_task
 
 
