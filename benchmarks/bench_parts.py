@@ -26,11 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from comlrl.loop.interrupts import Signals
-from comlrl.loop.loop import Step
 from comlrl.loop.resume import prepare
 from loggers.tables import table
-from trainers.launch import assembly, execution
-from trainers.magrpo import MAGRPOTrainer, Sums
+from trainers.launch import assembly, command_line
+from trainers.magrpo import MAGRPOTrainer
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES = {
@@ -40,26 +39,37 @@ CASES = {
 }
 
 
-def start(overrides: list[str], fast: bool, folder: str) -> Any:
-    """An assembled run and its trainer."""
-    keys = ["magrpo.num_generations=4", "magrpo.batch_size=32", "magrpo.eval_interval=0"]
-    config_file = str(ROOT / "configs/magrpo_quickstart.yaml")
-    arguments = execution.parse_arguments(
-        "magrpo",
-        [
-            "--config",
-            config_file,
-            "--override",
-            f"output.dir={folder}/run",
-            *keys,
-            "magrpo.kl_coef=0",
-            *overrides,
-        ],
+class Recorder:
+    """A logger that keeps each step's metrics and trees."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[Any, Any]] = []
+
+    def begin(self, mark: Any) -> None: ...
+
+    def log(self, record: Any) -> None: ...
+
+    def episodes(self, record: Any, trees: Any) -> None:
+        self.steps.append((record.metrics, trees))
+
+    def close(self) -> None: ...
+
+
+def start(overrides: list[str], fast: bool, folder: str, steps: int) -> tuple[Any, MAGRPOTrainer]:
+    """An assembled run of so many steps, and its trainer."""
+    keys = [
+        f"output.dir={folder}/run", "magrpo.num_generations=4", "magrpo.batch_size=32",
+        "magrpo.eval_interval=0", "magrpo.kl_coef=0", "magrpo.num_train_epochs=null",
+        f"magrpo.max_steps={steps}",
+    ]  # fmt: skip
+    file = str(ROOT / "configs/magrpo_quickstart.yaml")
+    arguments = command_line.parse_arguments(
+        "magrpo", ["--config", file, "--override", *keys, *overrides]
     )
-    config, _ = execution.resolve("magrpo", arguments)
+    config, _ = command_line.resolve("magrpo", arguments)
     assembly.deterministic()
     train, _ = assembly.load_both_splits(config)
-    run = assembly.assemble(prepare(config, False, False), Signals(), train, [])
+    run = assembly.assemble(prepare(config, False, False), Signals(), train, [], resume=False)
     if not fast:
         for agent in run.team.agents:
             agent.fast = None
@@ -69,41 +79,35 @@ def start(overrides: list[str], fast: bool, folder: str) -> Any:
 def measure(overrides: list[str], fast: bool, steps: int, warm: int) -> dict[str, float]:
     """Median seconds of the parts of a step, and the tokens that it passes through the model."""
     with tempfile.TemporaryDirectory() as folder:
-        run, trainer = start(overrides, fast, folder)
-        waited = [0.0]
+        run, trainer = start(overrides, fast, folder, warm + steps)
+        waited: list[float] = []  # for the reward, in each step
         score = run.reward.score
 
         def timed(actions: Any) -> Any:
             began = time.perf_counter()
             scores = score(actions)
-            waited[0] += time.perf_counter() - began
+            waited.append(time.perf_counter() - began)
             return scores
 
         run.reward.score = timed
-        found: dict[str, list[float]] = {}
-        for index in range(warm + steps):
-            tasks = [run.train_tasks[(32 * index + i) % len(run.train_tasks)] for i in range(32)]
-            waited[0], began = 0.0, time.perf_counter()
-            trees, greedy = trainer._grow(Step(index, 0, tasks))
-            grown = time.perf_counter()
-            nodes = trainer._credit(trees, greedy, Sums())
-            for batch in trainer._update_batches(trees, nodes):
-                trainer._update(batch, Sums())
-            ended = time.perf_counter()
-            said = {
-                "generation": grown - began - waited[0], "reward": waited[0],
-                "update": ended - grown, "step": ended - began,
-                "passed": passed(trees, 4 if run.team.full else 3),
-            }  # fmt: skip
-            if index >= warm:
-                for name, value in said.items():
-                    found.setdefault(name, []).append(value)
+        recorder = run.loop.logger = Recorder()
+        trainer.train()
         run.reward.close()
-        model = run.team.agents[0].model
-        inner = [p for n, p in model.named_parameters() if "lora_" not in n and "embed" not in n]
-        medians = {name: statistics.median(values) for name, values in found.items()}
-        operations = 2 * medians["passed"] * sum(p.numel() for p in inner)
-        return medians | {"limit": operations / product_rate(model.dtype)}
+    found: dict[str, list[float]] = {}
+    for (told, trees), reward in list(zip(recorder.steps, waited, strict=True))[warm:]:
+        step = told["step_seconds"]
+        rollout = step * told["time/rollout_share"]
+        said = {
+            "generation": rollout - reward, "reward": reward, "update": step - rollout,
+            "step": step, "passed": passed(trees, 4 if run.team.full else 3),
+        }  # fmt: skip
+        for name, value in said.items():
+            found.setdefault(name, []).append(value)
+    model = run.team.agents[0].model
+    inner = [p for n, p in model.named_parameters() if "lora_" not in n and "embed" not in n]
+    medians = {name: statistics.median(values) for name, values in found.items()}
+    operations = 2 * medians["passed"] * sum(p.numel() for p in inner)
+    return medians | {"limit": operations / product_rate(model.dtype)}
 
 
 def passed(trees: Any, passes: int) -> float:
