@@ -1,4 +1,7 @@
-"""What a run tells the world: console, files, W&B, TensorBoard and the report."""
+"""Records and episodes of a run go in; console, files, W&B and TensorBoard tell of them.
+
+``report/`` makes the page from those files, ``model_card.py`` the card.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""The algorithms, one a file: when things happen. A trainer's docstring is its objective."""
+"""The algorithms, one a file: a team, a rollout and a loop go in, a trained team comes out.
+
+A trainer says when things happen; its docstring is its objective. ``configs.py`` has the sections.
+"""

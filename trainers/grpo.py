@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from trainers.configs import GRPOConfig
 from trainers.magrpo import MAGRPOTrainer
-
-__all__ = ["GRPOConfig", "GRPOTrainer"]
 
 
 class GRPOTrainer(MAGRPOTrainer):

@@ -46,8 +46,6 @@ from comlrl.update.minibatches import like_parts
 from comlrl.update.optimizer import optimizer_of
 from trainers.configs import MADPOConfig
 
-__all__ = ["MADPOConfig", "MADPOTrainer"]
-
 ROW_TOKENS = 2048  # completions share a row, and with it the prompt, up to so many tokens of theirs
 
 
@@ -58,7 +56,6 @@ class PairBatch:
     candidates_C: list[tuple[TaskPairs, int]] = field(default_factory=list)  # task, its candidate
     winner_P: list[int] = field(default_factory=list)  # indices into the candidates
     loser_P: list[int] = field(default_factory=list)
-    gap_P: list[float] = field(default_factory=list)
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[TaskPairs, Pair]]) -> PairBatch:
@@ -71,7 +68,6 @@ class PairBatch:
                     batch.candidates_C.append((task, candidate))
             batch.winner_P.append(index[task.task_id, pair.winner])
             batch.loser_P.append(index[task.task_id, pair.loser])
-            batch.gap_P.append(pair.gap)
         return batch
 
     def differences(self, value_C: torch.Tensor) -> torch.Tensor:

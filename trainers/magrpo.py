@@ -39,8 +39,6 @@ from comlrl.update.minibatches import like_parts
 from comlrl.update.optimizer import optimizer_of
 from trainers.configs import MAGRPOConfig
 
-__all__ = ["MAGRPOConfig", "MAGRPOTrainer"]
-
 
 class MAGRPOTrainer:
     """Grow trees, credit them, update every agent once; nothing else."""

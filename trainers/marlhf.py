@@ -42,8 +42,6 @@ from comlrl.processes import distributed
 from comlrl.types import Part, Trainer
 from trainers.configs import MARLHFConfig
 
-__all__ = ["MARLHFConfig", "MARLHFTrainer"]
-
 FOLDER = "reward_model"
 
 

@@ -54,8 +54,6 @@ from comlrl.update.optimizer import optimizer_of
 from comlrl.update.per_token import PerToken, token_advantages, turn_advantages
 from trainers.configs import PPOConfig
 
-__all__ = ["PPOConfig", "PPOTrainer"]
-
 
 class KLCoefficient:
     """The weight of the KL to the reference: fixed, or led to ``kl_target`` (Ziegler 2019)."""

@@ -63,8 +63,6 @@ from comlrl.update.optimizer import optimizer_of
 from comlrl.update.per_token import turn_advantages
 from trainers.configs import SHPPOConfig
 
-__all__ = ["SHPPOConfig", "SHPPOTrainer"]
-
 
 @dataclass(slots=True)
 class Samples:

@@ -1,1 +1,1 @@
-"""Scored trees go in; returns and advantages come out. Numbers alone, no model."""
+"""Scored trees go in; returns, advantages and numbered chains come out. Numbers alone, no model."""

@@ -1,1 +1,5 @@
-"""What happens around training steps: cadences, checkpoints, run directory, interrupts, summary."""
+"""Tasks and a trainer go in; training steps come out, and around them all that a run leaves.
+
+Evaluations at their cadence, checkpoints, the run directory and the summary; signals are heeded
+between steps.
+"""

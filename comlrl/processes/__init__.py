@@ -1,4 +1,3 @@
-"""Several processes as one: who has which part, sums over all, models split over them.
-
-With one process every function is the identity.
+"""What one process has goes in, what all of them have comes out: parts, sums, models split over
+them. With one process every function is the identity.
 """

@@ -1,1 +1,1 @@
-"""Runs joint programs against their tests; see docs/sandbox.md."""
+"""Joint programs and their tests go in, test outcomes come out; docs/sandbox.md has the levels."""

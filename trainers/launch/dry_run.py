@@ -216,7 +216,7 @@ def _online(config: Config, section: Any, tasks: int | None) -> list[str]:
         "generation calls": calls,
         "sampled tokens ≤": completions * section.max_new_tokens,
     }
-    if not hasattr(section, "ppo_epochs"):
+    if not section.chains:
         rows = {**rows, "optimizer updates ≤": updates}
     run = f"{section.num_train_epochs} epochs" if steps is None else f"{steps:,} steps"
     lines = ["", f"{'':<22}{'a training step':>18}{f'the run, {run}':>26}"]
@@ -225,7 +225,7 @@ def _online(config: Config, section: Any, tasks: int | None) -> list[str]:
         if label == "tasks" and whole is not None and tasks is not None:
             whole = _tasks_seen(steps or 0, size, tasks)
         lines.append(f"{label:<22}{_number(each):>18}{_number(whole):>26}")
-    if not hasattr(section, "ppo_epochs") and updates > 1:
+    if not section.chains and updates > 1:
         lines.append(
             f"notice: up to {updates} updates from one sampling (train_batch_size="
             f"{section.train_batch_size}): not strictly on-policy"

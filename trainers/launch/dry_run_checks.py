@@ -146,17 +146,18 @@ def _check_prompts(config: Config, agents: list[Agent], tasks: list[Task]) -> No
 
 def _check_preferences(config: Config) -> None:
     """MADPO's and MARLHF's files of an earlier run."""
-    if (given := getattr(config.section, "preferences", None)) is not None:
+    section = config.section
+    if isinstance(section, PreferenceConfig) and section.preferences is not None:
         from comlrl.preferences.candidates import read_sets
         from comlrl.preferences.collector import FILE
 
-        path = Path(given)
-        read_sets(path / FILE if path.is_dir() else path, config.section.num_agents)
-    if (folder := getattr(config.section, "reward_model", None)) is not None:
+        path = Path(section.preferences)
+        read_sets(path / FILE if path.is_dir() else path, section.num_agents)
+    if section.fits_reward_model and section.reward_model is not None:
         from comlrl.preferences.reward_model import FACTS
 
-        if not (Path(folder) / FACTS).is_file():
+        if not (Path(section.reward_model) / FACTS).is_file():
             raise ConfigError(
-                f"marlhf.reward_model: '{folder}' holds no {FACTS}; give the reward_model folder "
-                "of an earlier run"
+                f"marlhf.reward_model: '{section.reward_model}' holds no {FACTS}; give the "
+                "reward_model folder of an earlier run"
             )

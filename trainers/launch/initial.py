@@ -53,8 +53,9 @@ def check_models(config: Config) -> None:
     """Raises ConfigError where a model's name is the folder of an adapter or of a run."""
     named = [("agents", name) for name in config.agents or ()]
     named = named or [("agent_model.name", config.agent_model.name)]
-    if (other := getattr(config.section, "reward_model_name", None)) is not None:
-        named.append((f"{config.algorithm}.reward_model_name", other))
+    section = config.section
+    if section.fits_reward_model and section.reward_model_name is not None:
+        named.append((f"{config.algorithm}.reward_model_name", section.reward_model_name))
     for key, name in named:
         folder = Path(name)
         if (folder / ADAPTER).is_file():

@@ -1,1 +1,2 @@
-"""The fast way through Llama-like decoders: same numbers, in fewer and larger operations."""
+"""Packed rows of Llama-like decoders go in, hidden states come out: transformers' numbers, in fewer
+and larger operations."""
