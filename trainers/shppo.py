@@ -64,7 +64,7 @@ from comlrl.update.per_token import turn_advantages
 from trainers.configs import SHPPOConfig
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Samples:
     """A step's states, their latents, and what the update needs of the joint actions."""
 
@@ -187,9 +187,10 @@ class SHPPOTrainer:
         )
         metrics = policy.measure([rows(chosen) for chosen in minibatches(states, size, (*key, 0))])
         metrics |= self._said_before(samples)
+        advantage_C = samples.advantage_C
         if section.normalize_advantages:
-            samples.advantage_C = standardized(samples.advantage_C)
-        policy.credit_turns(samples.advantage_C, self._agents)
+            advantage_C = standardized(advantage_C)
+        policy.credit_turns(advantage_C, self._agents)
         losses = []
 
         def update(chosen: list[int], sums: Sums, progress: float) -> float:
