@@ -1,7 +1,4 @@
-"""YAML → older spellings → overrides → checks: what was said becomes a ``Config``.
-
-Torch is never imported here: a mistake in a configuration is answered at once.
-"""
+"""YAML → older spellings → overrides → checks: what was said becomes a ``Config``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Configuration: one frozen, typed object of all keys (read from YAML by ``loader.py``).
-
-Torch is never imported here: a mistake in a configuration is answered at once.
-"""
+"""Configuration: one frozen, typed object of all keys (read from YAML by ``loader.py``)."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from comlrl.processes.sharding import like, stored
 from comlrl.tasks.prompts import plain_text
 from comlrl.types import Message
 
-START = "reference"  # adapters that are what a run started from; also in checkpoints
+REFERENCE = "reference"  # adapters that are what a run started from; also in checkpoints
 
 
 @dataclass(eq=False)
@@ -135,7 +135,7 @@ class Agent:
 
 
 @dataclass(frozen=True)
-class Start:
+class Reference:
     """An agent's reference, where it is not the base alone: what the agent started from."""
 
     agent: Agent

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from comlrl.builtin import TINY_CODER
 from comlrl.config.sections import AgentModelConfig, Config, ConfigError
-from comlrl.models.agent import START, Agent
+from comlrl.models.agent import REFERENCE, Agent
 from comlrl.models.fast.decoder import fast_decoder
 from comlrl.models.fast.lora_routing import add_router
 from comlrl.models.team import Team
@@ -148,7 +148,7 @@ def _with_adapters(
         target_modules=_modules(section.target_modules),
         task_type="CAUSAL_LM",
     )
-    starts = [f"{START}_{i}" for i in indices if reference and config.init_from is not None]
+    starts = [f"{REFERENCE}_{i}" for i in indices if reference and config.init_from is not None]
     try:
         peft = get_peft_model(model, settings, adapter_name=f"agent_{indices[0]}")
         for index in indices[1:]:
@@ -165,7 +165,7 @@ def _with_adapters(
     for each in peft.peft_config.values():
         each.base_model_name_or_path = name  # as the user gave it, not where it was found
     for key, parameter in peft.named_parameters():
-        parameter.requires_grad_("lora_" in key and f".{START}_" not in key)
+        parameter.requires_grad_("lora_" in key and f".{REFERENCE}_" not in key)
     peft.eval()
     return peft, list(starts) or [None] * len(indices)
 

@@ -14,7 +14,7 @@ import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 
-from comlrl.models.agent import START, Agent, Start, lora_layers
+from comlrl.models.agent import REFERENCE, Agent, Reference, lora_layers
 from comlrl.models.fast.lora_routing import Router
 from comlrl.processes import distributed, sharding
 from comlrl.processes.sharding import stored
@@ -131,10 +131,10 @@ class Team:
                 )
             agent.tokenizer.save_pretrained(target)
 
-    def parts(self) -> dict[str, Agent | Start]:
+    def parts(self) -> dict[str, Agent | Reference]:
         """What a checkpoint holds of the team: the agents by their names, and the references where
         they cannot be had otherwise."""
-        starts = {f"{START}_{agent.index}": Start(agent) for agent in self._started}
+        starts = {f"{REFERENCE}_{agent.index}": Reference(agent) for agent in self._started}
         return {agent.adapter: agent for agent in self.agents} | starts
 
     def load_tensors(self, tensors: Mapping[str, dict[str, torch.Tensor]]) -> None:
@@ -147,7 +147,7 @@ class Team:
         for agent in self.agents:
             agent.load_tensors(tensors[agent.adapter])
         for agent in self._started:
-            Start(agent).load_tensors(tensors[agent.adapter])
+            Reference(agent).load_tensors(tensors[agent.adapter])
 
     @property
     def _started(self) -> list[Agent]:
