@@ -1,4 +1,8 @@
-"""Joint candidates of a task: kept in the run directory, read back, told as one text."""
+"""Joint candidates of a task: kept in the run directory, read back, told as one text.
+
+``preferences.jsonl`` holds one line for each task: its id, each agent's prompt, and the joint
+candidates with their completions and raw task rewards.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Joint candidates → preference pairs; MADPO and MARLHF share it.
-
-``preferences.jsonl`` holds one line for each task: its id, each agent's prompt, and the joint
-candidates with their completions and raw task rewards.
-"""
+"""Joint candidates → preference pairs, some of them held out."""
 
 from __future__ import annotations
 

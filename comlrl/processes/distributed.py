@@ -22,7 +22,6 @@ T = TypeVar("T")
 PATIENCE = timedelta(hours=1)  # rollouts of unequal length; a process that dies is seen at once
 BUCKET = 1 << 26  # elements of a flat gradient: adapters always fit one, whole models take several
 
-
 _dealing = True  # False: all processes do the same work in lock-step (comlrl/processes/sharding.py)
 
 
