@@ -267,7 +267,7 @@ def test_rows_of_the_cookbook_are_tasks(place, monkeypatch):
 
 def test_mode_of_the_cookbook_says_what_it_should():
     from comlrl.types import Attempt, RewardBreakdown, TestOutcome
-    from tests.run_maker import TASK
+    from tests.made_runs import TASK
 
     scope: dict[str, Callable] = {}
     exec(programs("cookbook.md")["external/count.py"], scope)

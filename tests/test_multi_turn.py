@@ -10,10 +10,10 @@ import pytest
 
 from comlrl.evaluation.metrics import tree_metrics
 from comlrl.types import Message, Shape
-from tests.actor_critic import build, share_of_letters
 from tests.comlrl.rollout.test_grow import Grown
-from tests.run_maker import agent_turn, node, tree
+from tests.made_runs import agent_turn, node, tree
 from tests.runs import ROOT, metrics
+from tests.tiny_trainers import build, share_of_letters
 
 CONFIG = ROOT / "configs" / "mt_magrpo_quickstart.yaml"
 

@@ -23,7 +23,7 @@ from loggers.episodes import EpisodeLogger
 from loggers.jsonl import JsonlLogger
 from loggers.samples import SampleLogger
 from tests.comlrl.loop.test_progress import Clock
-from tests.run_maker import agent_turn, node, tree
+from tests.made_runs import agent_turn, node, tree
 
 ROOT = Path(__file__).parents[2]
 L = TypeVar("L", bound=Logger)

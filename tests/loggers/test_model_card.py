@@ -16,7 +16,7 @@ from comlrl.models.loading import build_team
 from comlrl.types import Message, Request, Sampling
 from loggers.model_card import write_model_card
 from tests import tiny_models
-from tests.run_maker import make_run
+from tests.made_runs import make_run
 from tests.runs import ROOT
 from trainers.launch.assembly import build_sampler, saver
 

@@ -17,10 +17,10 @@ from comlrl.preferences.candidates import CandidateSet, JointCandidate
 from comlrl.preferences.pairs import Pair, TaskPairs
 from comlrl.processes.statistics import Sums
 from comlrl.types import Completion, Message, Sampling
-from tests.actor_critic import Recorder
 from tests.fakes import task
 from tests.runs import state
 from tests.tiny_models import EOS, config, prompt, team
+from tests.tiny_trainers import Recorder
 from trainers.madpo import MADPOTrainer, PairBatch, completion_ids
 
 SAMPLING = Sampling(0.7, 16)

@@ -13,7 +13,7 @@ from comlrl.evaluation.metrics import order_agreement
 from comlrl.preferences.pairs import Pair, TaskPairs
 from comlrl.types import RewardBreakdown, Score, Tree
 from tests.comlrl.preferences.test_collector import candidates
-from tests.run_maker import TASK, node
+from tests.made_runs import TASK, node
 from tests.runs import ROOT, Zygote, metrics
 from trainers.configs import MAGRPOConfig, PPOConfig, online_section
 from trainers.launch.command_line import parse_arguments, resolve

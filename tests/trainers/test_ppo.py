@@ -18,9 +18,9 @@ from comlrl.models.logprobs import action_logprobs
 from comlrl.models.rows import pack
 from comlrl.update.clipped import ClippedPolicy
 from comlrl.update.optimizer import AgentOptimizer
-from tests.actor_critic import build, grown, share_of_letters
 from tests.runs import state
 from tests.tiny_models import prompt, team
+from tests.tiny_trainers import build, grown, share_of_letters
 from trainers.ppo import OwnCritic
 
 ROOT = Path(__file__).parents[2]

@@ -14,9 +14,9 @@ from comlrl.credit.chains import chains_of
 from comlrl.models.latent_networks import HeterogeneousPolicy
 from comlrl.processes.statistics import Sums
 from comlrl.update.clipped import ClippedPolicy
-from tests.actor_critic import build, grown, share_of_letters
 from tests.runs import state
 from tests.tiny_models import folder
+from tests.tiny_trainers import build, grown, share_of_letters
 from trainers.launch.assembly import saver
 
 

@@ -14,9 +14,9 @@ from comlrl.builtin import conventions
 from comlrl.evaluation.metrics import task_reward, tree_metrics
 from comlrl.types import RewardBreakdown, Score, Task, TestOutcome, Tree
 from loggers.report.run_data import Run, read_run
-from tests.actor_critic import build
-from tests.run_maker import TASK, agent_turn, make_run, node, tree
+from tests.made_runs import TASK, agent_turn, make_run, node, tree
 from tests.runs import ALGORITHMS, Zygote, small_of
+from tests.tiny_trainers import build
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 

@@ -23,8 +23,8 @@ from comlrl.preferences.collector import Collector
 from comlrl.preferences.pairs import Pair, TaskPairs, hold_out, select_pairs
 from comlrl.rollout.grow import Rollout
 from comlrl.types import Completion, Message
-from tests.actor_critic import Recorder
 from tests.fakes import SAMPLING, SEED, FakeReward, FakeSampler, FakeTransition, task
+from tests.tiny_trainers import Recorder
 from trainers.configs import MADPOConfig
 
 

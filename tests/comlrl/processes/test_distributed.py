@@ -107,8 +107,8 @@ def update(folder: str, model: str, tasks: int, train_batch_size: int | None) ->
     from comlrl.processes import distributed
     from comlrl.rollout.grow import Rollout
     from comlrl.types import Sampling
-    from tests.actor_critic import Recorder
     from tests.fakes import FakeTransition, task
+    from tests.tiny_trainers import Recorder
     from trainers.magrpo import MAGRPOTrainer
 
     distributed.start()

@@ -25,7 +25,7 @@ from loggers.report.run_data import ReportError, Run, read_run
 from loggers.report.sample_episodes import episodes, python
 from loggers.report.svg import label, smoothed, ticks
 from loggers.report.write import main, render, write_report
-from tests.run_maker import make_run
+from tests.made_runs import make_run
 
 ROOT = Path(__file__).parents[3]
 

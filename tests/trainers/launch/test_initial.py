@@ -19,9 +19,9 @@ from comlrl.config.sections import Config, ConfigError
 from comlrl.models.loading import build_team
 from comlrl.models.team import Team
 from tests import tiny_models
-from tests.actor_critic import build as build_trainer
-from tests.actor_critic import share_of_letters
 from tests.runs import ROOT, Zygote, metrics, newest_step, small, small_of, state, weights
+from tests.tiny_trainers import build as build_trainer
+from tests.tiny_trainers import share_of_letters
 from trainers.configs import SECTIONS
 from trainers.launch import initial
 from trainers.launch.assembly import build_sampler, saver
