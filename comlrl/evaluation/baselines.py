@@ -31,6 +31,8 @@ from comlrl.types import (
     Tree,
 )
 
+NAMES = ("single", "naive_concat", "sequential", "discussion")
+
 SEEN = "`{name}` is:\n{code}\n"
 DRAFTS = """\
 {drafts}
@@ -45,7 +47,7 @@ def team_size(name: str, num_agents: int) -> int:
 
 
 def build(name: str, rollout: Rollout, num_agents: int, sampling: Sampling) -> Grow:
-    """The baseline on the rollout's sampler and reward. ``name``: one of those above."""
+    """The baseline on the rollout's sampler and reward. ``name``: one of ``NAMES``."""
     match name:
         case "single" | "naive_concat":
             shape = Shape(team_size(name, num_agents), 1, 1)
@@ -59,7 +61,7 @@ def build(name: str, rollout: Rollout, num_agents: int, sampling: Sampling) -> G
             )  # fmt: skip
             shape = Shape(num_agents, 2, 1)
             return lambda tasks, key: talk.grow(tasks, shape, sampling, key)
-    raise ValueError(f"{name!r} is no baseline")
+    raise ValueError(f"{name!r} is no baseline; use one of {', '.join(NAMES)}")
 
 
 def discuss(attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
