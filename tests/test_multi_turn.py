@@ -38,7 +38,7 @@ def small(folder: Path, **keys: object) -> list[str]:
     [("align", None, 12), ("align", "random", 8), ("cross", None, 40), ("cross", "best", 16)],
 )
 def test_a_training_step_counts_scored_joint_actions(mode, handoff, expected, tmp_path):
-    # As in test_rollout, where the products are; here through a trainer and its log.
+    # As in test_grow, where the products are; here through a trainer and its log.
     trainer = build(
         "magrpo", tmp_path, share_of_letters, num_turns=2, num_generations=2, joint_mode=mode,
         handoff=handoff, max_steps=1,

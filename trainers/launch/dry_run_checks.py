@@ -11,7 +11,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from comlrl.config.sections import Config, ConfigError
-from comlrl.tasks.loading import FILE_KINDS
+from comlrl.tasks.datasets import FILE_KINDS
+from trainers.configs import PreferenceConfig
 from trainers.launch.assembly import (
     build_code_reward,
     context_length,

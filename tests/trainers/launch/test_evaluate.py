@@ -23,7 +23,7 @@ from comlrl.evaluation.metrics import tree_metrics
 from comlrl.loop import checkpoint
 from comlrl.models.loading import build_team
 from comlrl.types import JointAction, RewardBreakdown, Score
-from tests.run_maker import TASK, node, tree
+from tests.made_runs import TASK, node, tree
 from tests.runs import state
 from trainers.configs import SECTIONS
 from trainers.launch.assembly import build_rewards, build_sampler
