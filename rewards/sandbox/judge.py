@@ -83,7 +83,9 @@ def run_tests(sandbox: Sandbox, clock: Clock, request: Request) -> list[Outcome]
 def _seed(test: str) -> int:
     """Of the tests' own draws: the same at every run, and out of the sandbox's sight, as the tests
     are. Who has read the tests and this line may draw along; they could read the answers too."""
-    return int.from_bytes(hashlib.blake2b(test.encode(), key=b"the tests' own draws").digest())
+    return int.from_bytes(
+        hashlib.blake2b(test.encode(), key=b"the tests' own draws").digest(), "big"
+    )
 
 
 class _Run:
