@@ -25,7 +25,7 @@ class ClippedPolicy:
 
     Per action token a with ρ_a = π(a) / π_old(a), turn weight w_t and a minibatch of A tokens:
 
-        L = −(1/A) Σ_a w_t min(ρ_a Â_a, clip(ρ_a, 1 ± ε) Â_a) − c_H H_a + kl_in_loss · k3_a
+        L = (1/A) Σ_a [−w_t min(ρ_a Â_a, clip(ρ_a, 1 ± ε) Â_a) − c_H H_a + kl_in_loss · k3_a]
     """
 
     def __init__(
