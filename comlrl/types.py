@@ -8,9 +8,9 @@ node, ``_K`` joint actions of a node (align: G, cross: G^N), ``_T`` turns, ``_R`
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Union
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Union
 
 if TYPE_CHECKING:
     import torch
@@ -18,20 +18,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One problem in HumanEval's row format."""
+    """One problem: its name, and the fields of its row, which its domain alone reads."""
 
     task_id: str
-    prompt: str  # imports, helper functions and the entry point's stub with its docstring
-    test: str  # source that defines ``check(candidate)``
-    entry_point: str
-    extra: Mapping[str, Any] = field(default_factory=dict)  # the row's other columns
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message of an agent's own conversation; a prompt is a tuple of them."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["system", "user", "assistant"]
     content: str
 
 
@@ -103,84 +100,8 @@ class AgentTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class TestOutcome:
-    """One test statement of ``check``, run against a joint program. Values are shortened reprs."""
-
-    __test__ = False  # not a pytest class
-
-    source: str
-    passed: bool
-    error_type: str | None = None  # "AssertionError", "TypeError", "Timeout", "Unsupported", …
-    message: str | None = None
-    line: int | None = None  # line of the joint program where the error was raised, 1-based
-    expected: str | None = None
-    actual: str | None = None
-    timed_out: bool = False
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class SyntaxProblem:
-    """Why the joint program does not compile; line and column are 1-based, in ``program``."""
-
-    message: str
-    line: int | None
-    column: int | None
-    text: str | None = None  # the offending source line
-
-
-@dataclass(frozen=True, slots=True)
-class RewardBreakdown:
-    """A joint program's reward, term by term, and the facts behind it.
-
-    The first seven fields are contributions to ``total`` (``aux_ignored`` is ≤ 0).
-    """
-
-    aux_defined: float = 0.0
-    main_defined: float = 0.0
-    syntax: float = 0.0
-    tests: float = 0.0
-    uses_aux: float = 0.0
-    not_wrapper: float = 0.0
-    aux_ignored: float = 0.0
-    helpers: tuple[str, ...] = ()  # names that the team was to define: "aux", "aux2", …
-    defined: tuple[str, ...] = ()  # of helpers and entry point, those found with a return
-    called: tuple[str, ...] = ()  # helpers that main calls
-    ignored: tuple[str, ...] = ()  # helpers that main calls somewhere without reading the result
-    wrapper: bool = False  # main only hands on aux's result
-    # helpers without whose results a test fails; None: not measured, or not all tests passed
-    needed: tuple[str, ...] | None = None
-    syntax_error: SyntaxProblem | None = None
-    outcomes: tuple[TestOutcome, ...] = ()  # empty where scoring stopped before the tests
-    program: str = ""  # preamble + helpers + main, as it was run
-    isolation: str = "none"  # what the sandbox used: "bubblewrap", "unshare", "limits"
-    seconds: float = 0.0
-
-    @property
-    def total(self) -> float:
-        return (
-            self.aux_defined
-            + self.main_defined
-            + self.syntax
-            + self.tests
-            + self.uses_aux
-            + self.not_wrapper
-            + self.aux_ignored
-        )
-
-    @property
-    def passed_all(self) -> bool:
-        return bool(self.outcomes) and all(outcome.passed for outcome in self.outcomes)
-
-    @property
-    def test_fraction(self) -> float:
-        """Share of tests passed; 0 where scoring stopped before the tests."""
-        return sum(o.passed for o in self.outcomes) / len(self.outcomes) if self.outcomes else 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class JointAction:
-    """One completion from each agent for one task, helpers first and main last."""
+    """One completion from each agent for one task, in the agents' order."""
 
     task: Task
     completions_N: tuple[str, ...]
@@ -188,10 +109,18 @@ class JointAction:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A reward and, where it came from running code, its breakdown."""
+    """What a joint action earned, and why."""
 
     value: float
-    breakdown: RewardBreakdown | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)  # by name; they sum to ``task_value``
+    passed: bool | None = None  # None: this reward has no notion of passing
+    facts: Any = None  # what was found; only the domain that made them opens them
+    earned: float | None = None  # the task's own reward, where ``value`` is a reward model's
+
+    @property
+    def task_value(self) -> float:
+        """The task's reward, whatever was trained on."""
+        return self.value if self.earned is None else self.earned
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +174,7 @@ class Attempt:
 
     task: Task
     completions_N: tuple[str, ...]
-    breakdown: RewardBreakdown | None
+    score: Score
     turn: int  # the turn that produced it, 1-based
 
 
@@ -305,17 +234,92 @@ class Sampler(Protocol):
 
 
 class Reward(Protocol):
-    """Scores joint actions; state beyond a worker pool is not allowed."""
+    """Scores joint actions; state beyond a worker pool is not allowed.
 
-    def score(self, actions: Sequence[JointAction]) -> list[Score]: ...
+    What it is made with: ``reward.arguments`` by name, and, for parameters of these names, the
+    keys of ``sandbox`` (workers, timeout, memory_mb, isolation).
+    """
 
-    def close(self) -> None: ...
+    def score(self, actions: Sequence[JointAction]) -> list[Score]:
+        """One score for each joint action, in their order."""
+
+    def for_evaluation(self) -> Reward:
+        """The same reward where what it costs matters less: it may measure more. Both have the
+        same workers, and closing one closes both."""
+        return self
+
+    def close(self) -> None:
+        """Ends what was started."""
 
 
 class Transition(Protocol):
     """An external mode: what each agent is told before it tries again, one text per agent."""
 
     def __call__(self, attempts: Sequence[Attempt]) -> list[tuple[str, ...]]: ...
+
+
+class Conventions(NamedTuple):
+    """Which of several ways of sharing the work each agent followed in a joint action."""
+
+    kind_N: tuple[str | None, ...]  # None: none that is known
+    match: bool  # whether the agents counted on the same
+
+
+class Domain(Protocol):
+    """What a team works on: all that is particular to one kind of work.
+
+    A class that names this one as its base has the methods below that have a body. Agents stand
+    in one order everywhere: that of ``roles``.
+    """
+
+    fields: Sequence[str]  # that templates may name in braces
+    revision: str  # template: what every feedback ends with
+    reward: Callable[..., Reward]  # the class of its reward, where ``reward.target`` is null
+
+    def task(self, name: str, row: Mapping[str, Any]) -> Task:
+        """A row of the data as a task. Raises ValueError, naming the field, for a bad one."""
+
+    def roles(self, num_agents: int) -> tuple[str, ...]:
+        """What the agents are called: the keys of ``prompts``, and names in logs and reports.
+        Raises ValueError for a number of agents that cannot share this work."""
+
+    def templates(self, num_agents: int) -> tuple[str, ...]:
+        """Each agent's first prompt, its fields in braces."""
+
+    def values(self, task: Task, num_agents: int) -> tuple[Mapping[str, str], ...]:
+        """For each agent, what stands in the place of each of ``fields``."""
+
+    def parts(self, task: Task, num_agents: int) -> tuple[str, ...]:
+        """What each agent writes, by name, as other agents and an expert are told."""
+        return self.roles(num_agents)
+
+    def problem(self, task: Task) -> str:
+        """The problem, as an expert and a reader of the report see it."""
+
+    def greatest_reward(self, num_agents: int) -> float | None:
+        """The most that its own reward gives; None: not known."""
+        return None
+
+    def measures(self, action: JointAction, score: Score) -> Mapping[str, float]:
+        """What is to be known of a joint action beyond its reward, by name. A metric is the mean
+        over the joint actions that give it."""
+        return {}
+
+    def conventions(self, action: JointAction) -> Conventions | None:
+        """How the agents shared the work, where several ways are known; None: they are not."""
+        return None
+
+    def described(self, score: Score) -> Mapping[str, Any]:
+        """``score.facts`` as JSON, for the samples that are kept and shown."""
+        return {}
+
+    def modes(self) -> Mapping[str, Callable[..., Transition]]:
+        """Its own external modes beside the general ones, by name; the first is its default.
+
+        What one is made with: for parameters of these names, ``prompts`` (a
+        ``comlrl.tasks.prompts.Prompts``) and the keys of ``external``.
+        """
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
