@@ -25,6 +25,7 @@ from trainers.launch.assembly import (
 )
 from trainers.launch.evaluation_plan import Plan, make_plan, parse_arguments, place
 from trainers.launch.execution import is_user_error
+from trainers.launch.work import load_domain
 
 if TYPE_CHECKING:
     from comlrl.models.team import Team
@@ -73,7 +74,8 @@ def evaluate(plan: Plan) -> int:
         seconds = time.monotonic() - started
     finally:
         stage.rollout.reward.close()
-    metrics, intervals = estimates(trees, reader(plan), plan.ks, plan.config.seed)
+    domain = stage.rollout.prompts.domain
+    metrics, intervals = estimates(trees, domain, plan.ks, plan.config.seed)
     what = described(plan, stage)
     result = what | {
         "metrics": metrics,
@@ -101,11 +103,14 @@ def cross_play(plan: Plan) -> int:
     finally:
         stage.rollout.reward.close()
     seconds = time.monotonic() - started
-    read = reader(plan)
-    found = [[estimates(t, read, plan.ks, plan.config.seed) for t in row] for row in rows]
+    domain = stage.rollout.prompts.domain
+    found = [[estimates(t, domain, plan.ks, plan.config.seed) for t in row] for row in rows]
+    told = set.intersection(*(set(metrics) for row in found for metrics, _ in row))
+    wanted = ("reward_mean", "test_fraction", *(f"pass@{k}" for k in plan.ks))
     matrices = {
         name: [[metrics[name] for metrics, _ in row] for row in found]
-        for name in ("reward_mean", "test_fraction", *(f"pass@{k}" for k in plan.ks))
+        for name in wanted
+        if name in told
     }
     intervals = {name: [[spread[name] for _, spread in row] for row in found] for name in matrices}
     what = described(plan, stage)
@@ -128,18 +133,17 @@ def build(plan: Plan, *, remembering: bool) -> Stage:
     from comlrl.evaluation.cross_play import Remembering
     from comlrl.models.loading import build_team
     from comlrl.tasks.datasets import load_tasks
-    from rewards.sandbox.checks import check_task
 
     deterministic()
     config, section = plan.config, plan.config.section
-    tasks = load_tasks(config.dataset, config.dataset.eval_split, check=check_task)
+    tasks = load_tasks(config.dataset, config.dataset.eval_split, load_domain(config))
     team = build_team(config)
     generator, sampler = build_sampler(config, team)
     sampled = sampling(config, plan.greedy)
     tasks = fitting(tasks[: section.eval_num_samples], config, sampler, sampled)
     asked: Any = Remembering(sampler, len(team)) if remembering else sampler
-    reward, measuring = build_rewards(config)
-    rollout = build_rollout(config, asked, reward if remembering else measuring)
+    reward, evaluated = build_rewards(config)
+    rollout = build_rollout(config, asked, reward if remembering else evaluated)
     return Stage(tasks, team, generator, sampled, rollout)
 
 
@@ -154,15 +158,6 @@ def grower(plan: Plan, stage: Stage) -> Callable[[], list[Tree]]:
     return lambda: estimates.evaluate(
         stage.rollout, stage.tasks, section.shape, stage.sampling, plan.samples
     )
-
-
-def reader(plan: Plan) -> Callable[[Sequence[Tree]], dict[str, float]]:
-    """Trees → metrics, on CoopMini with the conventions that the agents follow."""
-    from comlrl.builtin import conventions
-    from comlrl.evaluation.metrics import tree_metrics
-
-    known = conventions if plan.config.dataset.name == "builtin:coopmini" else None
-    return lambda trees: tree_metrics(trees, known)
 
 
 def described(plan: Plan, stage: Stage) -> dict[str, Any]:

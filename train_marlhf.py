@@ -18,7 +18,7 @@ def build(run: Run) -> Trainer:
     from comlrl.preferences.reward_model import ModelReward
     from trainers.marlhf import MARLHFTrainer
 
-    seed, reward = run.config.seed, ModelReward(run.reward)
+    seed, reward = run.config.seed, ModelReward(run.reward, run.rollout.prompts)
     collector = Collector(
         run.section, run.rollout, run.loop, run.sampling, seed=seed, resume=run.resume
     )

@@ -37,9 +37,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from rewards.program import contribution, join, preamble
+
 from comlrl.types import JointAction, Task
 from rewards.code_rewards import CodeReward
-from rewards.program import contribution, join, preamble
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT.parent / "shared" / "data" / "HumanEval.jsonl"

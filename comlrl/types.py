@@ -296,6 +296,10 @@ class Domain(Protocol):
     def problem(self, task: Task) -> str:
         """The problem, as an expert and a reader of the report see it."""
 
+    def check_arguments(self, arguments: Mapping[str, Any], num_agents: int) -> None:
+        """Raises ValueError, in one line that begins with the key, for ``reward.arguments`` that
+        have no effect on so many agents."""
+
     def greatest_reward(self, num_agents: int) -> float | None:
         """The most that its own reward gives; None: not known."""
         return None

@@ -1,60 +1,60 @@
 """External modes: what the agents are told about an attempt before they try again.
 
 ``build`` turns the ``external`` section into a ``comlrl.types.Transition``, which gives one text
-for each agent, helpers first and main last. How a text is put behind an agent's own history is
-``comlrl.tasks.history``'s.
+for each agent. How a text is put behind an agent's own history is ``comlrl.tasks.history``'s.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from inspect import signature
+from typing import TYPE_CHECKING, Any
 
-from external.diagnosis import ExternalError, checked_slice
+from comlrl.config.sections import ConfigError
+from external.plain import Plain
 
 if TYPE_CHECKING:
     from comlrl.config.sections import ExternalConfig
+    from comlrl.tasks.prompts import Prompts
     from comlrl.types import Transition
     from external.expert_edits import Fallbacks
 
-MODES = ("level_feedback", "level_passed", "passed", "plain", "expert_edits")
+GENERAL = ("plain", "expert_edits")  # modes for every domain
 
 
-def build(external: ExternalConfig, fallbacks: Fallbacks | None = None) -> Transition:
-    """The transition of ``external.mode``; raises ExternalError for a wrong setting.
+def default_mode(prompts: Prompts) -> str:
+    """What ``external.mode: null`` means: the first of the domain's own, or ``plain``."""
+    return next(iter(prompts.domain.modes()), "plain")
+
+
+def build(
+    external: ExternalConfig, prompts: Prompts, fallbacks: Fallbacks | None = None
+) -> Transition:
+    """The transition of ``external.mode``; raises ConfigError for a wrong setting.
 
     ``fallbacks`` counts the attempts that were answered in an expert's place.
     """
-    slice_ = checked_slice(external.sandbox_slice)
-    match external.mode:
-        case "level_feedback":
-            from external.level_feedback import LevelFeedback
+    own = prompts.domain.modes()
+    mode = external.mode or default_mode(prompts)
+    if mode == "expert_edits":
+        from external.expert_edits import ExpertEdits
 
-            return LevelFeedback(slice_)
-        case "level_passed":
-            from external.level_passed import LevelPassed
-
-            return LevelPassed(slice_)
-        case "passed":
-            from external.passed import Passed
-
-            return Passed(slice_)
-        case "plain":
-            return build_plain(external)
-        case "expert_edits":
-            from external.expert_edits import ExpertEdits
-
-            return ExpertEdits(
-                model=external.expert_model,
-                base_url=external.expert_base_url,
-                on_error=external.on_error,
-                plain=build_plain(external),
-                fallbacks=fallbacks,
-            )
-    raise ExternalError(f"external.mode: {external.mode!r} is not a mode; use one of {MODES}")
+        return ExpertEdits(
+            prompts,
+            model=external.expert_model,
+            base_url=external.expert_base_url,
+            on_error=external.on_error,
+            plain=_made(Plain, external, prompts),
+            fallbacks=fallbacks,
+        )
+    if mode == "plain" or mode in own:
+        return _made(own.get(mode, Plain), external, prompts)
+    raise ConfigError(
+        f"external.mode: {mode!r} is not a mode; use one of {', '.join((*own, *GENERAL))}"
+    )
 
 
-def build_plain(external: ExternalConfig) -> Transition:
-    """``plain``, restating the attempt only where the history does not show it."""
-    from external.plain import Plain
-
-    return Plain(restate=external.history == "last" and not external.previous_response)
+def _made(mode: Any, external: ExternalConfig, prompts: Prompts) -> Transition:
+    """A mode, made with what its parameters name."""
+    offered = {f.name: getattr(external, f.name) for f in fields(external)} | {"prompts": prompts}
+    return mode(**{name: offered[name] for name in signature(mode).parameters if name in offered})

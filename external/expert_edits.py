@@ -1,7 +1,7 @@
-"""``expert_edits``: an external model proposes compact edits for each agent's function.
+"""``expert_edits``: an external model proposes compact edits for each agent's part.
 
 The expert is reached through the ``openai`` client, so any OpenAI-compatible service will do. It
-reads the problem and the attempt, not the tests. What it answers is untrusted text: read up to a
+reads the problem and the attempt alone. What it answers is untrusted text: read up to a
 limit, cleaned of control and special tokens, cut to size, quoted to the agents, never run.
 """
 
@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
+from comlrl.config.sections import ConfigError
+from comlrl.tasks.prompts import Prompts
+from comlrl.tasks.quoting import clean, cut
 from comlrl.types import Attempt, Transition
-from external.diagnosis import ExternalError, agent_names, clean, cut, instruction
 
 MAX_BODY = 262_144  # bytes of an answer that are read
 MAX_EDIT = 800  # characters of an agent's edits that are quoted
@@ -27,16 +29,16 @@ MAX_TOKENS = 1024  # asked of the service
 RETRIED = frozenset({408, 409, 425, 429})  # beside every status ≥ 500
 
 REQUEST = """\
-These functions are written by different programmers and run together as one program.
+These parts are written by different agents and stand together as one piece of work.
 
 Problem:
 {problem}
 
-{functions}
+{parts}
 
-Propose the smallest edits that make the program right and `{entry_point}` profit from its \
-helpers. Answer with one section for each of {names}: its name in brackets on a line of its own, \
-like [{entry_point}], then at most five lines of edits, or "none". Nothing else.
+Propose the smallest edits that make the whole right and its parts fit each other. Answer with \
+one section for each of {names}: its name in brackets on a line of its own, like [{last}], then \
+at most five lines of edits, or "none". Nothing else.
 """
 
 
@@ -70,7 +72,7 @@ class _TryAgain(Exception):
 def provider_of(model: str, base_url: str | None) -> Provider:
     """Where ``external.expert_model`` is served, and which variable holds the key.
 
-    A known provider's key is sent to that provider's host alone. Raises ExternalError where the
+    A known provider's key is sent to that provider's host alone. Raises ConfigError where the
     address is not given and cannot be told from the model's name.
     """
     if base_url is not None:
@@ -82,7 +84,7 @@ def provider_of(model: str, base_url: str | None) -> Provider:
     for known in PROVIDERS:
         if re.match(known.models, model):
             return known
-    raise ExternalError(
+    raise ConfigError(
         f"external.expert_base_url: null, and no provider is known for external.expert_model "
         f"{model!r}; give the address of its service"
     )
@@ -96,15 +98,16 @@ class Fallbacks:
 
 
 class ExpertEdits:
-    """Asks the expert about each attempt and tells each agent the edits to its own function.
+    """Asks the expert about each attempt and tells each agent the edits to its own part.
 
     ``fallbacks`` counts the attempts that were answered by ``plain`` instead (``on_error:
-    plain``). With ``on_error: stop`` the first failure raises ExpertError. Raises ExternalError
+    plain``). With ``on_error: stop`` the first failure raises ExpertError. Raises ConfigError
     where the provider's key is not in the environment.
     """
 
     def __init__(
         self,
+        prompts: Prompts,
         model: str,
         base_url: str | None,
         on_error: Literal["stop", "plain"],
@@ -118,14 +121,14 @@ class ExpertEdits:
     ) -> None:
         import openai
 
-        self.fallbacks = fallbacks or Fallbacks()
+        self.prompts, self.fallbacks = prompts, fallbacks or Fallbacks()
         self._model, self._on_error, self._plain = model, on_error, plain
         self._timeout, self._retries, self._backoff = timeout, retries, backoff
         self._max_in_flight = max_in_flight
         self._provider = provider_of(model, base_url)
         key = os.environ.get(self._provider.key) or None
         if key is None and self._provider.key != OTHER_KEY:
-            raise ExternalError(
+            raise ConfigError(
                 f"external.mode: 'expert_edits' with {self._provider.base_url} needs the "
                 f"environment variable {self._provider.key}; set it"
             )
@@ -155,16 +158,18 @@ class ExpertEdits:
             self.fallbacks.count += 1
             return self._plain([attempt])[0]
         return tuple(
-            f"{_proposal(name, text)}\n{instruction(name)}"
-            for name, text in zip(agent_names(attempt), edits, strict=True)
+            f"{_proposal(name, text)}\n{revision}"
+            for name, text, revision in zip(
+                self.prompts.parts(attempt), edits, self.prompts.revision_N(attempt), strict=True
+            )
         )
 
     def _edits(self, attempt: Attempt) -> tuple[str, ...] | None:
         """Each agent's edits; None where the expert could not be had and ``plain`` is to serve."""
-        question = request(attempt)
+        question = request(self.prompts, attempt)
         for tried in range(self._retries + 1):
             try:
-                return split_edits(self._ask(question), agent_names(attempt))
+                return split_edits(self._ask(question), self.prompts.parts(attempt))
             except _TryAgain as failure:
                 if tried < self._retries:
                     time.sleep(self._backoff * 2**tried)
@@ -214,16 +219,16 @@ class ExpertEdits:
         return text
 
 
-def request(attempt: Attempt) -> str:
-    """What the expert is asked: the problem and each agent's text, without the tests."""
-    names = agent_names(attempt)
+def request(prompts: Prompts, attempt: Attempt) -> str:
+    """What the expert is asked: the problem and each agent's text, without what scores them."""
+    names = prompts.parts(attempt)
     question = REQUEST.format(
-        problem=attempt.task.prompt.strip("\n"),
-        functions="\n\n".join(
+        problem=prompts.domain.problem(attempt.task),
+        parts="\n\n".join(
             f"[{name}]\n{text.strip() or '(empty)'}"
             for name, text in zip(names, attempt.completions_N, strict=True)
         ),
-        entry_point=attempt.task.entry_point,
+        last=names[-1],
         names=", ".join(f"`{name}`" for name in names),
     )
     return clean(question)
@@ -232,9 +237,9 @@ def request(attempt: Attempt) -> str:
 def split_edits(answer: str, names: Sequence[str]) -> tuple[str, ...]:
     """Each agent's part of an answer, cleaned and cut; "" for an agent that has none.
 
-    A section starts at a line that holds a name alone, decorated (``[aux]``, ``### `aux` ``,
-    ``**aux**``) or not, or a name and a colon. Fences are left out, and names inside them start
-    nothing. An answer without any section is about the program and goes to every agent.
+    A section starts at a line that holds a name alone, decorated (``[name]``, ``### `name` ``,
+    ``**name**``) or not, or a name and a colon. Fences are left out, and names inside them start
+    nothing. An answer without any section is about the whole and goes to every agent.
     """
     listed = "|".join(map(re.escape, names))
     heading = re.compile(rf"[\s#>*_\[`-]*({listed})(?:\(\))?[\]`*_]*\s*(?::[*_]*\s*(.*))?$")

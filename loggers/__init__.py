@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from comlrl.types import Logger, LogMark, LogRecord, Tree
+from comlrl.types import Domain, Logger, LogMark, LogRecord, Tree
 from loggers.console import ConsoleLogger
 from loggers.environment import write_environment
 from loggers.episodes import EpisodeLogger
@@ -48,10 +48,13 @@ class Loggers:
                 stack.callback(logger.close)
 
 
-def build(config: Any, run_dir: str | Path, progress: Progress, resume: bool = False) -> Loggers:
+def build(
+    config: Any, domain: Domain, run_dir: str | Path, progress: Progress, resume: bool = False
+) -> Loggers:
     """The loggers that a run's configuration asks for.
 
-    ``config``: a ``comlrl.config.sections.Config``; ``progress``: what the console tells of the
+    ``config``: a ``comlrl.config.sections.Config``; ``domain``: what says how its scores are
+    shown; ``progress``: what the console tells of the
     run beside its records. ``resume``: a W&B run goes on. Nothing in ``run_dir`` is changed
     before the loggers' ``begin``.
     """
@@ -60,11 +63,11 @@ def build(config: Any, run_dir: str | Path, progress: Progress, resume: bool = F
     write_environment(run_dir / "environment.json")
     loggers: list[Logger] = [
         JsonlLogger(run_dir / "metrics.jsonl"),
-        SampleLogger(run_dir / "samples.jsonl"),
-        LatentLogger(run_dir / "latents.jsonl"),
+        SampleLogger(run_dir / "samples.jsonl", domain),
+        LatentLogger(run_dir / "latents.jsonl", domain),
     ]
     if config.output.verbose:
-        loggers.append(EpisodeLogger(run_dir / "episodes.jsonl"))
+        loggers.append(EpisodeLogger(run_dir / "episodes.jsonl", domain))
     if importlib.util.find_spec("tensorboard"):
         from loggers.tensorboard import TensorBoardLogger
 
@@ -72,7 +75,7 @@ def build(config: Any, run_dir: str | Path, progress: Progress, resume: bool = F
     if config.wandb is not None:
         from loggers.weights_and_biases import connect
 
-        if wandb_logger := connect(config, run_dir, resume):
+        if wandb_logger := connect(config, domain, run_dir, resume):
             loggers.append(wandb_logger)
     # Last: what the others have to say at their start stands above the live table.
     loggers.append(ConsoleLogger(progress, title=run_dir.name))

@@ -12,17 +12,19 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from comlrl import files
-from comlrl.types import LogMark, LogRecord, Tree
+from comlrl.types import Domain, LogMark, LogRecord, Tree
 from loggers.samples import episode
 
 ROTATE_BYTES = 64 * 2**20
 
 
 class EpisodeLogger:
-    """One line for each scored joint action: prompts, completions, program, outcomes, parts."""
+    """One line for each scored joint action: prompts, completions, reward and its parts."""
 
-    def __init__(self, path: str | Path, *, rotate_bytes: int = ROTATE_BYTES) -> None:
-        self._path = Path(path)
+    def __init__(
+        self, path: str | Path, domain: Domain, *, rotate_bytes: int = ROTATE_BYTES
+    ) -> None:
+        self._path, self._domain = Path(path), domain
         self._rotate_bytes = rotate_bytes
         self._file: TextIO | None = None
 
@@ -37,7 +39,7 @@ class EpisodeLogger:
     def episodes(self, record: LogRecord, trees: Sequence[Tree]) -> None:
         assert self._file is not None, "begin comes first"
         for tree in trees:
-            for line in _lines(record, tree):
+            for line in _lines(record, tree, self._domain):
                 self._file.write(json.dumps(line) + "\n")
         self._file.flush()
         if self._file.tell() >= self._rotate_bytes:
@@ -57,7 +59,7 @@ class EpisodeLogger:
         self._file = self._path.open("w", encoding="utf-8")
 
 
-def _lines(record: LogRecord, tree: Tree) -> Iterator[dict[str, Any]]:
+def _lines(record: LogRecord, tree: Tree, domain: Domain) -> Iterator[dict[str, Any]]:
     for index, node in enumerate(tree.nodes):
         prompts = [
             [{"role": m.role, "content": m.content} for m in agent.prompt]
@@ -74,5 +76,5 @@ def _lines(record: LogRecord, tree: Tree) -> Iterator[dict[str, Any]]:
                 "joint_action": action,
                 "processed_reward": node.rewards_K[action],
                 "prompts_N": prompts,
-                **episode(node, action, score),
+                **episode(node, action, score, domain),
             }

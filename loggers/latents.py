@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from comlrl import files
-from comlrl.tasks.prompts import roles
-from comlrl.types import LogMark, LogRecord, Tree
+from comlrl.types import AgentTurn, Domain, LogMark, LogRecord, Node, Tree
 
 
 class LatentLogger:
@@ -17,8 +16,8 @@ class LatentLogger:
     No file where completions carry no latents.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, domain: Domain) -> None:
+        self._path, self._domain = path, domain
 
     def begin(self, mark: LogMark) -> None:
         files.keep(self._path, lambda _, line: line["step"] <= mark.env_steps)
@@ -38,12 +37,15 @@ class LatentLogger:
             }
             for tree in trees
             for node in tree.nodes
-            for turn, role in zip(node.agents_N, roles(len(node.agents_N)), strict=True)
+            for turn, role in self._named(node)
             if (latent := turn.completions_G[0].latent) is not None
         ]
         if lines:
             with self._path.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(line) + "\n" for line in lines)
+
+    def _named(self, node: Node) -> Iterator[tuple[AgentTurn, str]]:
+        return zip(node.agents_N, self._domain.roles(len(node.agents_N)), strict=True)
 
     def close(self) -> None:
         """Nothing: the file is closed after each record."""

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from comlrl.evaluation.metrics import REWARD_PARTS, task_reward
+from comlrl.evaluation.metrics import task_reward
 from comlrl.files import read_lines, replace
-from comlrl.tasks.prompts import roles
-from comlrl.types import LogMark, LogRecord, Node, Score, TestOutcome, Tree
+from comlrl.types import Domain, LogMark, LogRecord, Node, Score, Tree
 
 MAX_TASKS = {"eval": 200, "train": 16}  # of each kept pass
 MAX_TEXT = 20_000  # characters of a prompt, completion or program
@@ -23,8 +22,8 @@ MAX_TEXT = 20_000  # characters of a prompt, completion or program
 class SampleLogger:
     """Keeps the first and the latest pass of each phase; writes at evaluations and at the end."""
 
-    def __init__(self, path: str | Path) -> None:
-        self._path = Path(path)
+    def __init__(self, path: str | Path, domain: Domain) -> None:
+        self._path, self._domain = Path(path), domain
         self._first: dict[str, list[dict[str, Any]]] = {}
         self._latest: dict[str, list[dict[str, Any]]] = {}
 
@@ -38,7 +37,7 @@ class SampleLogger:
         """Nothing: metrics have a file of their own."""
 
     def episodes(self, record: LogRecord, trees: Sequence[Tree]) -> None:
-        samples = [sample(record, tree) for tree in trees[: MAX_TASKS[record.phase]]]
+        samples = [sample(record, tree, self._domain) for tree in trees[: MAX_TASKS[record.phase]]]
         self._first.setdefault(record.phase, samples)
         self._latest[record.phase] = samples
         if record.phase == "eval":
@@ -68,7 +67,7 @@ class SampleLogger:
         replace(self._path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
-def sample(record: LogRecord, tree: Tree) -> dict[str, Any]:
+def sample(record: LogRecord, tree: Tree, domain: Domain) -> dict[str, Any]:
     """A task's episode: the first joint action of the last node on the first path."""
     path = _first_path(tree)
     node, action = path[-1]
@@ -78,53 +77,31 @@ def sample(record: LogRecord, tree: Tree) -> dict[str, Any]:
         "update": record.update,
         "phase": record.phase,
         "task_id": tree.task.task_id,
-        "entry_point": tree.task.entry_point,
-        "prompt": tree.task.prompt[:MAX_TEXT],
+        "problem": domain.problem(tree.task)[:MAX_TEXT],
+        "parts_N": list(domain.parts(tree.task, len(node.agents_N))),
         "reward_task_mean": task_reward(tree),
         "rewards_T": [n.scores_K[k].value for n, k in path],
         "terminated": node.terminated,
-        **episode(node, action, score),
+        **episode(node, action, score, domain),
     }
 
 
-def episode(node: Node, action: int, score: Score) -> dict[str, Any]:
-    """One scored joint action as plain JSON values: completions, program, outcomes, parts."""
+def episode(node: Node, action: int, score: Score, domain: Domain) -> dict[str, Any]:
+    """One scored joint action as plain JSON values: completions, reward, and what was found."""
     chosen = node.joint_actions_K[action]
     line: dict[str, Any] = {
         "turn": node.turn,
-        "roles_N": list(roles(len(node.agents_N))),
+        "roles_N": list(domain.roles(len(node.agents_N))),
         "completions_N": [
             agent.completions_G[g].text[:MAX_TEXT]
             for agent, g in zip(node.agents_N, chosen, strict=True)
         ],
         "reward": score.value,
+        "parts": dict(score.parts),
     }
-    breakdown = score.breakdown
-    if breakdown is None:
-        return line
-    problem = breakdown.syntax_error
-    return line | {
-        "parts": {part: getattr(breakdown, part) for part in REWARD_PARTS},
-        "called": list(breakdown.called),
-        "ignored": list(breakdown.ignored),
-        "wrapper": breakdown.wrapper,
-        "syntax_error": problem and f"line {problem.line}: {problem.message}",
-        "passed_all": breakdown.passed_all,
-        "outcomes": [_outcome(outcome) for outcome in breakdown.outcomes],
-        "program": breakdown.program[:MAX_TEXT],
-    }
-
-
-def _outcome(outcome: TestOutcome) -> dict[str, Any]:
-    return {
-        "source": outcome.source[:2000],
-        "passed": outcome.passed,
-        "error_type": outcome.error_type,
-        "message": outcome.message and outcome.message[:500],
-        "expected": outcome.expected,
-        "actual": outcome.actual,
-        "timed_out": outcome.timed_out,
-    }
+    if score.passed is not None:
+        line["passed"] = score.passed
+    return {**line, **domain.described(score)}
 
 
 def _first_path(tree: Tree) -> list[tuple[Node, int]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 _HERE = Path(__file__).parent
 
 TINY_CODER: Path = _HERE / "tiny_coder"  # an ordinary transformers model folder
-COOPMINI: dict[str, Path] = {
-    split: _HERE / "coopmini" / f"{split}.jsonl" for split in ("train", "eval")
+DATASETS: dict[str, dict[str, Path]] = {  # by the name that a configuration gives: split → file
+    "builtin:coopmini": {s: _HERE / "coopmini" / f"{s}.jsonl" for s in ("train", "eval")},
 }
+COOPMINI = DATASETS["builtin:coopmini"]

@@ -109,6 +109,8 @@ class Loader:
             algorithm=self.algorithm,
             agents=_tuple(self._root.agents),
             agent_devices=_tuple(self._root.agent_devices),
+            domain=self._root.domain,
+            prompts=dict(self._root.prompts),
             seed=self._root.seed,
             init_from=self._root.init_from,
             wandb=self._section("wandb") if self._wandb else None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +45,7 @@ class LoraSection:
 
 @dataclass(frozen=True)
 class DatasetConfig:
-    """Where the problems come from: rows with ``prompt``, ``test`` and ``entry_point``."""
+    """Where the problems come from: rows with the columns that the domain reads."""
 
     name: str = "builtin:coopmini"  # builtin:coopmini, hub name, folder, or .jsonl/.json/.parquet
     type: str | None = None  # a short name for the run directory; null: from the name
@@ -77,10 +76,10 @@ class OutputConfig:
 class ExternalConfig:
     """What agents are told between turns."""
 
-    # what agents read before a revision: docs/external.md
-    mode: Literal["level_feedback", "level_passed", "passed", "plain", "expert_edits"] = (
-        "level_feedback"
-    )
+    # what agents read before a revision (docs/external.md): plain, expert_edits, a mode of the
+    # domain's (code: level_feedback, level_passed, passed) or module:Class; null: the domain's
+    # first, or plain
+    mode: str | None = None
     sandbox_slice: int | str | None = 1  # tests that feedback may show; 0, null, all: every
     expert_model: str = "deepseek-coder"  # of mode expert_edits
     expert_base_url: str | None = None  # null: the provider's of the model's name
@@ -93,7 +92,7 @@ class ExternalConfig:
 
 @dataclass(frozen=True)
 class SandboxConfig:
-    """How model-written code is run."""
+    """How what models write is run, where the domain runs it."""
 
     # what shuts a program in: docs/sandbox.md
     isolation: Literal["auto", "namespaces", "bubblewrap", "unshare", "limits"] = "auto"
@@ -104,40 +103,12 @@ class SandboxConfig:
 
 @dataclass(frozen=True)
 class RewardConfig:
-    """How programs are rewarded: the table in `rewards/code_rewards.py`."""
+    """What a joint action earns."""
 
-    # of the reward: bonus (any_test, or share: the terms of main's use of aux times the share of
-    # tests passed), measure_need (true: aux_needed_rate in training too), need_bonus (true: those
-    # terms only where the tests no longer pass without a helper's results)
+    # module:Class of another reward for the same work (docs/cookbook.md); null: the domain's own
+    target: str | None = None
+    # by name, of that class; code's are in docs/reward.md
     arguments: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class CodeRewardArguments:
-    """``reward.arguments`` of the aux/main reward."""
-
-    bonus: Literal["any_test", "share"] = "any_test"
-    measure_need: bool = False
-    need_bonus: bool = False
-
-
-def reward_arguments(reward: RewardConfig) -> CodeRewardArguments:
-    """``reward.arguments``, checked. Raises ConfigError for an unknown one or a wrong value."""
-    choices: dict[str, tuple[Any, ...]] = {
-        "bonus": ("any_test", "share"),
-        "measure_need": (False, True),
-        "need_bonus": (False, True),
-    }
-    for name, value in reward.arguments.items():
-        key = f"reward.arguments.{name}"
-        if name not in choices:
-            near = difflib.get_close_matches(name, choices, 1, 0.5)
-            mend = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(choices)}"
-            raise ConfigError(f"{key}: unknown argument, given {value!r}; {mend}")
-        if not any(type(value) is type(c) and value == c for c in choices[name]):
-            listed = " or ".join(str(choice).removeprefix("'").lower() for choice in choices[name])
-            raise ConfigError(f"{key}: {value!r} is not valid; give {listed}")
-    return CodeRewardArguments(**reward.arguments)
 
 
 @dataclass(frozen=True)
@@ -181,6 +152,8 @@ class Config:
     """The resolved configuration of one run."""
 
     algorithm: str
+    domain: str
+    prompts: Mapping[str, str]
     agent_model: AgentModelConfig
     agents: tuple[str, ...] | None  # one model name for each agent: separate models
     lora: LoraSection
@@ -239,6 +212,10 @@ class Root:
     """Keys that stand at the top of a file, outside any section."""
 
     seed: int = 42  # of everything that is drawn at random
+    domain: str = "code"  # what the team works on: code, or module:NAME (docs/cookbook.md)
+    # templates in the place of the domain's, by role; also system, and revision: what feedback
+    # ends with
+    prompts: dict[str, str] = field(default_factory=dict)
     # a run (of any algorithm), its best_model, …, or adapters in PEFT's format to start from
     init_from: str | None = None
     agents: list[str] | None = None  # one model for each agent, instead of adapters on agent_model

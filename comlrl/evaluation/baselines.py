@@ -1,23 +1,24 @@
 """Teams without training, as the MAGRPO paper compares with (arXiv 2508.04652, section 5).
 
-``single``        one agent writes the whole program alone
+``single``        one agent does all the work alone
 ``naive_concat``  every agent answers its own prompt, nobody sees another's text: turn 1 of the
                   untrained team
-``sequential``    each agent sees what those before it wrote; main, the last, sees every helper
+``sequential``    each agent sees what those before it wrote; the last sees everything
 ``discussion``    all draft, then each reads the others' drafts once and revises its own
 
 Every one is a function (tasks, key) → trees, so that it is sampled, scored and counted like a
-trained team. Departure: roles are those of our reward, aux and main, also without coordination.
+trained team. Departure: roles are those of the domain, also without coordination.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from comlrl.evaluation.estimates import Grow
 from comlrl.rollout.grow import Rollout
 from comlrl.tasks.history import shorten
-from comlrl.tasks.prompts import first_prompts, helper_names
+from comlrl.tasks.prompts import Prompts
 from comlrl.types import (
     AgentTurn,
     Attempt,
@@ -33,12 +34,11 @@ from comlrl.types import (
 
 NAMES = ("single", "naive_concat", "sequential", "discussion")
 
-SEEN = "`{name}` is:\n{code}\n"
+SEEN = "`{name}` is:\n{text}\n"
 DRAFTS = """\
 {drafts}
-Revise your `{own}` so that all of this works together. \
-Code of `{own}` only: no fences, prose, tests or examples.
-"""
+All of this must fit together.
+{revision}"""
 
 
 def team_size(name: str, num_agents: int) -> int:
@@ -56,7 +56,7 @@ def build(name: str, rollout: Rollout, num_agents: int, sampling: Sampling) -> G
             return lambda tasks, key: sequential(rollout, tasks, num_agents, sampling, key)
         case "discussion":
             talk = Rollout(
-                rollout.sampler, rollout.reward, discuss,
+                rollout.sampler, rollout.reward, partial(discuss, rollout.prompts), rollout.prompts,
                 seed=rollout.seed, process=rollout.process,
             )  # fmt: skip
             shape = Shape(num_agents, 2, 1)
@@ -64,22 +64,23 @@ def build(name: str, rollout: Rollout, num_agents: int, sampling: Sampling) -> G
     raise ValueError(f"{name!r} is no baseline; use one of {', '.join(NAMES)}")
 
 
-def discuss(attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
+def discuss(prompts: Prompts, attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
     """What each agent is told after the drafts: those of the others. A transition."""
     return [
         tuple(
             DRAFTS.format(
-                own=own,
                 drafts="\n".join(
-                    SEEN.format(name=name, code=text.strip())
-                    for j, (name, text) in enumerate(zip(names, attempt.completions_N, strict=True))
+                    SEEN.format(name=name, text=text.strip())
+                    for j, (name, text) in enumerate(
+                        zip(prompts.parts(attempt), attempt.completions_N, strict=True)
+                    )
                     if j != i
                 ),
+                revision=revision,
             )
-            for i, own in enumerate(names)
+            for i, revision in enumerate(prompts.revision_N(attempt))
         )
         for attempt in attempts
-        for names in [_functions(attempt.task, len(attempt.completions_N))]
     ]
 
 
@@ -90,7 +91,7 @@ def sequential(
     turns_B: list[list[AgentTurn]] = [[] for _ in tasks]
     for agent in range(num_agents):
         prompts = [
-            _prompt(task, agent, num_agents, turns)
+            _prompt(rollout.prompts, task, agent, num_agents, turns)
             for task, turns in zip(tasks, turns_B, strict=True)
         ]
         answers = _answers(rollout, tasks, agent, num_agents, prompts, sampling, key)
@@ -109,15 +110,16 @@ def sequential(
 
 
 def _prompt(
-    task: Task, agent: int, num_agents: int, before: Sequence[AgentTurn]
+    prompts: Prompts, task: Task, agent: int, num_agents: int, before: Sequence[AgentTurn]
 ) -> tuple[Message, ...]:
-    """The agent's own prompt, with the code of those before it."""
-    own = first_prompts(task, num_agents)[agent]
+    """The agent's own prompt, with what those before it wrote."""
+    own = prompts.first(task, num_agents)[agent]
+    names = prompts.domain.parts(task, num_agents)[: len(before)]
     seen = [
-        SEEN.format(name=name, code=turn.completions_G[0].text.strip())
-        for name, turn in zip(helper_names(agent + 1), before, strict=True)
+        SEEN.format(name=name, text=turn.completions_G[0].text.strip())
+        for name, turn in zip(names, before, strict=True)
     ]
-    return (Message("user", "\n".join([own, *seen])),)
+    return (*prompts.opening, Message("user", "\n".join([own, *seen])))
 
 
 def _answers(
@@ -146,8 +148,3 @@ def _answers(
         AgentTurn(prompt, prompt_ids, completions, dropped)
         for (prompt, dropped), prompt_ids, completions in zip(fitted, ids, said, strict=True)
     ]
-
-
-def _functions(task: Task, num_agents: int) -> tuple[str, ...]:
-    """Names of the functions that the agents write, in their order."""
-    return (*helper_names(num_agents), task.entry_point)

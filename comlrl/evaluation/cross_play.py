@@ -1,4 +1,4 @@
-"""Cross-play: the helpers of every run with the main of every run.
+"""Cross-play: the last agent of every run with all the others of every run.
 
 Teams that agree only with themselves show as a bright diagonal (Hu et al. 2020, other-play).
 """
@@ -57,14 +57,14 @@ class Remembering:
 def play(
     team: Team, sampler: Remembering, weights_R: Sequence[Weights], grow: Callable[[], list[Tree]]
 ) -> list[list[list[Tree]]]:
-    """Trees of every pairing: [run of the helpers][run of main]; the team is left changed."""
-    main = len(team) - 1
+    """Trees of every pairing: [run of the others][run of the last]; the team is left changed."""
+    last = len(team) - 1
     rows = []
-    for a, helpers in enumerate(weights_R):
+    for a, others in enumerate(weights_R):
         row = []
-        for b, mains in enumerate(weights_R):
-            team.load_tensors({**helpers, f"agent_{main}": mains[f"agent_{main}"]})
-            sampler.weights_N = [str(a)] * main + [str(b)]
+        for b, lasts in enumerate(weights_R):
+            team.load_tensors({**others, f"agent_{last}": lasts[f"agent_{last}"]})
+            sampler.weights_N = [str(a)] * last + [str(b)]
             row.append(grow())
         rows.append(row)
     return rows

@@ -7,19 +7,19 @@ Estimates are means over tasks; their 95% intervals come from resampling tasks w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from comlrl.evaluation.intervals import bootstrap_interval
+from comlrl.evaluation.metrics import joint_actions, tree_metrics
 from comlrl.processes import distributed
 from comlrl.rollout.grow import Rollout
-from comlrl.types import Sampling, Shape, Task, Tree
+from comlrl.types import Domain, Sampling, Shape, Task, Tree
 
 Grow = Callable[[Sequence[Task], tuple], list[Tree]]  # (tasks, key) → one tree for each task
-Metrics = Callable[[Sequence[Tree]], Mapping[str, float]]
 
 
 def evaluate(
@@ -59,16 +59,18 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     return 1.0 - math.prod((samples - passed - i) / (samples - i) for i in range(k))
 
 
-def chain_passed(tree: Tree) -> bool:
-    """Whether a chain passed all its tests at the last turn that it reached."""
-    breakdown = tree.nodes[-1].scores_K[0].breakdown
-    return breakdown is not None and breakdown.passed_all
+def chain_passed(tree: Tree) -> bool | None:
+    """Whether a chain passed at the last turn that it reached; None: nothing there is passed."""
+    return tree.nodes[-1].scores_K[0].passed
 
 
-def mean_pass_at_k(trees: Sequence[Tree], k: int) -> float:
-    """pass@k averaged over tasks, from chains of ``evaluate``."""
-    values = [_pass_at_k(chains, k) for chains in by_task(trees).values()]
-    return sum(values) / len(values)
+def pass_rates(trees: Sequence[Tree], ks: Sequence[int]) -> dict[str, float]:
+    """pass@k for each k, averaged over tasks, from chains of ``evaluate``; empty where the reward
+    has no notion of passing."""
+    tasks = [counts for chains in by_task(trees).values() if (counts := _counts(chains))]
+    if not tasks:
+        return {}
+    return {f"pass@{k}": sum(pass_at_k(*c, k) for c in tasks) / len(tasks) for k in ks}
 
 
 def by_task(trees: Sequence[Tree]) -> dict[str, list[Tree]]:
@@ -80,43 +82,46 @@ def by_task(trees: Sequence[Tree]) -> dict[str, list[Tree]]:
 
 
 def task_rows(trees: Sequence[Tree], ks: Sequence[int]) -> list[dict[str, Any]]:
-    """For each task: samples, how many passed, pass@k and mean raw reward of the last turn."""
-    return [
-        {
-            "task_id": name,
-            "samples": len(chains),
-            "passed": sum(map(chain_passed, chains)),
-            "reward_mean": sum(_last_reward(tree) for tree in chains) / len(chains),
-        }
-        | {f"pass@{k}": _pass_at_k(chains, k) for k in ks}
-        for name, chains in by_task(trees).items()
-    ]
+    """For each task: samples, mean raw reward of the last turn and, where there is such a thing,
+    how many passed and pass@k."""
+    rows = []
+    for name, chains in by_task(trees).items():
+        row: dict[str, Any] = {"task_id": name, "samples": len(chains)}
+        if counts := _counts(chains):
+            row["passed"] = counts[1]
+        row["reward_mean"] = sum(_last_reward(tree) for tree in chains) / len(chains)
+        rows.append(row | pass_rates(chains, ks))
+    return rows
 
 
 def estimates(
-    trees: Sequence[Tree], metrics: Metrics, ks: Sequence[int], seed: int = 0
+    trees: Sequence[Tree], domain: Domain, ks: Sequence[int], seed: int = 0
 ) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
     """(metrics of all trees with pass@k, the 95% interval of each that is a mean over tasks).
 
-    A task counts by its number of samples that reached the turn that a metric is about. Spreads,
-    counts and what depends on the clock have no interval.
+    A task counts by its number of samples that a metric is known of. Spreads, counts and what
+    depends on the clock have no interval.
     """
-    point = dict(metrics(trees)) | {f"pass@{k}": mean_pass_at_k(trees, k) for k in ks}
+    point = tree_metrics(trees, domain) | pass_rates(trees, ks)
     values_B = []
     for chains in by_task(trees).values():
-        own = dict(metrics(chains)) | {f"pass@{k}": _pass_at_k(chains, k) for k in ks}
+        own = tree_metrics(chains, domain) | pass_rates(chains, ks)
         values_B.append((own, chains))
     intervals = {}
     for name in point:
         if _is_mean(name):
-            weight_B = np.array([_reached(name, chains) for _, chains in values_B], float)
+            weight_B = np.array(
+                [_known(name, c, domain) if name in own else 0 for own, c in values_B], float
+            )
             value_B = np.array([own.get(name, 0.0) for own, _ in values_B])
             intervals[name] = bootstrap_interval(value_B, weight_B, seed)
     return point, intervals
 
 
-def _pass_at_k(chains: Sequence[Tree], k: int) -> float:
-    return pass_at_k(len(chains), sum(map(chain_passed, chains)), k)
+def _counts(chains: Sequence[Tree]) -> tuple[int, int] | None:
+    """(samples, how many passed) of a task; None where nothing is passed."""
+    passed = [p for p in map(chain_passed, chains) if p is not None]
+    return (len(passed), sum(passed)) if passed else None
 
 
 def _last_reward(tree: Tree) -> float:
@@ -129,15 +134,14 @@ def _is_mean(name: str) -> bool:
     return not counted and not any(word in name for word in ("second", "time/", "memory"))
 
 
-def _reached(name: str, chains: Sequence[Tree]) -> int:
-    """Chains that reached the turn that ``turn_T/…`` is about; bare names: all. Of what is known of
-    solved programs alone, those that are solved there."""
-    prefix, slash, plain = name.partition("/")
-    nodes = [tree.nodes[-1] for tree in chains]
-    if slash and prefix.startswith("turn_"):
+def _known(name: str, chains: Sequence[Tree], domain: Domain) -> int:
+    """How many chains tell a metric that is known of the task: those that reached the turn that
+    ``turn_T/…`` is about, bare names all; of what the domain measures, those where it did."""
+    nodes = [(tree, tree.nodes[-1]) for tree in chains]
+    prefix, _, plain = name.partition("/")
+    if prefix.startswith("turn_"):
         turn = int(prefix.removeprefix("turn_"))
-        nodes = [node for tree in chains for node in tree.nodes if node.turn == turn]
-    if "aux_needed_rate" in (name, plain):
-        known = (node.scores_K[0].breakdown for node in nodes)
-        return sum(b is not None and b.needed is not None for b in known)
-    return len(nodes)
+        nodes = [(tree, node) for tree in chains for node in tree.nodes if node.turn == turn]
+        name = plain
+    told = [domain.measures(joint_actions(t, n)[0], n.scores_K[0]) for t, n in nodes]
+    return sum(name in each for each in told) or len(nodes)

@@ -11,30 +11,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from comlrl.tasks.prompts import roles
-from comlrl.types import AgentTurn, Node, RewardBreakdown, Score, Tree
-
-REWARD_PARTS = (
-    "aux_defined",
-    "main_defined",
-    "syntax",
-    "tests",
-    "uses_aux",
-    "not_wrapper",
-    "aux_ignored",
-)
-
-
-class Conventions(Protocol):
-    """Reads from code how a team shares the work; ``comlrl.builtin.conventions`` does, as it is."""
-
-    def convention(self, source: str, name: str = ...) -> str | None: ...
-
-    def expected_convention(
-        self, source: str, entry_point: str, stages: str | None = ...
-    ) -> str | None: ...
+from comlrl.types import AgentTurn, Domain, JointAction, Node, Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,28 +24,27 @@ class _Weighted:
     weight: float
 
 
-def tree_metrics(trees: Sequence[Tree], conventions: Conventions | None = None) -> dict[str, float]:
+def tree_metrics(trees: Sequence[Tree], domain: Domain) -> dict[str, float]:
     """Metrics of scored trees: of each turn under ``turn_T/…``, and bare of the last turn reached.
 
     The last turn reached is made of the nodes without children: those of the final turn and
-    those where a branch was terminated. ``conventions``: given on CoopMini, where several ways of
-    sharing the work are known. ``trees`` empty: an empty dict.
+    those where a branch was terminated. A metric that no joint action gives is left out.
+    ``trees`` empty: an empty dict.
     """
     weighted = [item for tree in trees for item in _weighted_nodes(tree)]
     if not weighted:
         return {}
     metrics: dict[str, float] = {}
     for turn in sorted({item.node.turn for item in weighted}):
-        at_turn = _node_metrics([item for item in weighted if item.node.turn == turn])
+        at_turn = _node_metrics([item for item in weighted if item.node.turn == turn], domain)
         metrics.update({f"turn_{turn}/{name}": value for name, value in at_turn.items()})
     last = [item for tree in trees for item in _leaves(tree)]
-    metrics.update(_node_metrics(last))
+    metrics.update(_node_metrics(last, domain))
     if "task_reward_mean" in metrics:
         metrics.update(order_agreement(trees))
     for i, agent in enumerate(_completion_metrics(last)):
         metrics.update({f"agent_{i}/{name}": value for name, value in agent.items()})
-    if conventions is not None and len(last[0].node.agents_N) > 1:
-        metrics.update(_convention_metrics(last, conventions))
+    metrics.update(_convention_metrics(last, domain))
     metrics["turns_mean"] = _mean((item.node.turn, item.weight) for item in last)
     metrics["tasks"] = float(len({tree.task.task_id for tree in trees}))
     metrics["joint_actions"] = float(sum(len(item.node.scores_K) for item in weighted))
@@ -80,7 +57,7 @@ def order_agreement(trees: Sequence[Tree]) -> dict[str, float]:
     have moved to. Nothing where no two differ."""
     right = count = 0
     for node in (node for tree in trees for node in tree.nodes):
-        known = [(s.value, s.breakdown.total) for s in node.scores_K if s.breakdown is not None]
+        known = [(s.value, s.earned) for s in node.scores_K if s.earned is not None]
         for i, (score, task) in enumerate(known):
             for other_score, other_task in known[:i]:
                 if abs(task - other_task) > 1e-9:
@@ -120,7 +97,7 @@ def _shares(item: _Weighted) -> list[float]:
     return [item.weight / count] * count
 
 
-def _node_metrics(items: Sequence[_Weighted]) -> dict[str, float]:
+def _node_metrics(items: Sequence[_Weighted], domain: Domain) -> dict[str, float]:
     scored = [
         (item, score, processed, share)
         for item in items
@@ -136,80 +113,57 @@ def _node_metrics(items: Sequence[_Weighted]) -> dict[str, float]:
         "processed_reward_mean": _mean((processed, share) for _, _, processed, share in scored),
         "termination_share": _mean((item.node.terminated, item.weight) for item in items),
     }
-    metrics.update(_program_metrics([(item, score, share) for item, score, _, share in scored]))
+    metrics.update(_score_metrics(items, domain))
     per_agent = _completion_metrics(items)
     for name in per_agent[0]:
         metrics[name] = math.fsum(agent[name] for agent in per_agent) / len(per_agent)
     return metrics
 
 
-def _program_metrics(scored: Sequence[tuple[_Weighted, Score, float]]) -> dict[str, float]:
-    """What the breakdowns say; nothing where rewards did not come from running code."""
-    known = [
-        (item, score, score.breakdown, share)
-        for item, score, share in scored
-        if score.breakdown is not None
+def _score_metrics(items: Sequence[_Weighted], domain: Domain) -> dict[str, float]:
+    """What the scores say beyond their values, and what the domain measures."""
+    values: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    for item in items:
+        for action, score, share in zip(
+            joint_actions(item.tree, item.node), item.node.scores_K, _shares(item), strict=True
+        ):
+            told = {f"reward/{name}": value for name, value in score.parts.items()}
+            if score.earned is not None:
+                told["task_reward_mean"] = score.earned
+            if score.passed is not None:
+                told["pass_rate"] = float(score.passed)
+            for name, value in (told | dict(domain.measures(action, score))).items():
+                values[name].append((value, share))
+    return {name: _mean(pairs) for name, pairs in values.items()}
+
+
+def joint_actions(tree: Tree, node: Node) -> list[JointAction]:
+    """A node's joint actions as texts."""
+    return [
+        JointAction(
+            tree.task,
+            tuple(t.completions_G[g].text for t, g in zip(node.agents_N, action, strict=True)),
+        )
+        for action in node.joint_actions_K
     ]
+
+
+def _convention_metrics(items: Sequence[_Weighted], domain: Domain) -> dict[str, float]:
+    """Shares of joint actions by how each agent shared the work, and whether that fitted."""
+    shares: defaultdict[str, float] = defaultdict(float)
+    match, known = 0.0, []
+    for item in items:
+        roles, share = domain.roles(len(item.node.agents_N)), _shares(item)[0]
+        for action in joint_actions(item.tree, item.node):
+            if (found := domain.conventions(action)) is None:
+                continue
+            for role, kind in zip(roles, found.kind_N, strict=True):
+                shares[f"convention/{role}/{kind or 'none'}"] += share
+            match += share * found.match
+            known.append(share)
     if not known:
         return {}
-    programs = [(breakdown, share) for _, _, breakdown, share in known]
-    metrics = {
-        f"reward/{part}": _mean((getattr(breakdown, part), share) for breakdown, share in programs)
-        for part in REWARD_PARTS
-    }
-    if any(abs(score.value - breakdown.total) > 1e-9 for _, score, breakdown, _ in known):
-        metrics["task_reward_mean"] = _mean((b.total, share) for b, share in programs)
-    metrics |= {
-        "pass_rate": _mean((b.passed_all, share) for b, share in programs),
-        "test_fraction": _mean((b.test_fraction, share) for b, share in programs),
-        "syntax_rate": _mean((b.syntax > 0, share) for b, share in programs),
-        "main_defined_rate": _mean(
-            (item.tree.task.entry_point in b.defined, share) for item, _, b, share in known
-        ),
-        "timeout_rate": _mean((any(o.timed_out for o in b.outcomes), s) for b, s in programs),
-        "reward_seconds_mean": _mean((b.seconds, share) for b, share in programs),
-    }
-    metrics.update(_aux_metrics([(b, share) for b, share in programs if b.helpers]))
-    return metrics
-
-
-def _aux_metrics(programs: Sequence[tuple[RewardBreakdown, float]]) -> dict[str, float]:
-    """How helpers are used; shares are of helpers, except ``wrapper_rate``: of programs."""
-    if not programs:
-        return {}
-    measured = [(b.helpers, b.needed, share) for b, share in programs if b.needed is not None]
-    need = ((_share(helpers, needed), share) for helpers, needed, share in measured)
-    return ({"aux_needed_rate": _mean(need)} if measured else {}) | {
-        "aux_defined_rate": _mean((_share(b.helpers, b.defined), share) for b, share in programs),
-        "aux_called_rate": _mean((_share(b.helpers, b.called), share) for b, share in programs),
-        "aux_ignored_rate": _mean((_share(b.helpers, b.ignored), share) for b, share in programs),
-        "wrapper_rate": _mean((b.wrapper, share) for b, share in programs),
-    }
-
-
-def _convention_metrics(items: Sequence[_Weighted], read: Conventions) -> dict[str, float]:
-    """Shares of joint actions by what each helper does and by what main takes aux to do."""
-    shares: defaultdict[str, float] = defaultdict(float)
-    match = 0.0
-    for item in items:
-        task, share = item.tree.task, _shares(item)[0]
-        names = roles(len(item.node.agents_N))
-        for action in item.node.joint_actions_K:
-            texts = [
-                agent.completions_G[g].text
-                for agent, g in zip(item.node.agents_N, action, strict=True)
-            ]
-            followed = [
-                read.convention(text, name)
-                for text, name in zip(texts[:-1], names[:-1], strict=True)
-            ]
-            expected = read.expected_convention(
-                texts[-1], task.entry_point, task.extra.get("stages")
-            )
-            for name, kind in zip(names, (*followed, expected), strict=True):
-                shares[f"convention/{name}/{kind or 'none'}"] += share
-            match += share * (expected is not None and expected == followed[0])
-    mass = sum(item.weight for item in items)
+    mass = math.fsum(known)
     means = {name: share / mass for name, share in sorted(shares.items())}
     return means | {"convention_match_rate": match / mass}
 
@@ -240,10 +194,6 @@ def _duplicates(turn: AgentTurn) -> float:
     """Share of a node's completions whose text an earlier sibling already has."""
     texts = [completion.text for completion in turn.completions_G]
     return 1.0 - len(set(texts)) / len(texts)
-
-
-def _share(helpers: Sequence[str], named: Iterable[str]) -> float:
-    return len(set(helpers) & set(named)) / len(helpers)
 
 
 def _mean(values: Iterable[tuple[float, float]]) -> float:

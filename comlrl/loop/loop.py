@@ -26,7 +26,7 @@ from comlrl.loop.progress import EVALUATING, SAVING, TRAINING, Ahead, Progress
 from comlrl.loop.steps import Counters, Gathered, Step, peak_memory_mb
 from comlrl.processes import distributed
 from comlrl.rollout.grow import Greedy
-from comlrl.types import Logger, LogMark, LogRecord, Part, Span, Task, Trainer, Tree
+from comlrl.types import Domain, Logger, LogMark, LogRecord, Part, Span, Task, Trainer, Tree
 
 ENV_STEPS = "environment steps"  # of a training step
 
@@ -42,6 +42,7 @@ class Loop:
         section: Any,
         tasks: Sequence[Task],
         *,
+        domain: Domain,
         run_dir: Path,
         logger: Logger,
         progress: Progress | None = None,
@@ -51,12 +52,12 @@ class Loop:
         standing: Callable[[], Mapping[str, float]] = dict,
         best: BestModel | None = None,
     ) -> None:
-        """``section``: the algorithm's keys. ``progress``: is told what the run is doing.
-        ``evaluate``: trees and metrics of the present policy; None: never. ``seed``: of the order
+        """``section``: the algorithm's keys. ``domain``: measures the trees. ``progress``: is told
+        what the run is doing. ``evaluate``: trees and metrics of the present policy; None: never. ``seed``: of the order
         of the tasks, and of what draws from global generators (dropout). ``signals``: None: none
         are heeded. ``standing``: metrics that go into every record; asked on all processes.
         ``best``: is offered the weights of every evaluation."""
-        self.section, self.tasks = section, tasks
+        self.section, self.tasks, self.domain = section, tasks, domain
         self.run_dir, self.logger, self.evaluate = run_dir, logger, evaluate
         self.seed, self.signals, self.standing = seed, signals or Signals(), standing
         self.best = best
@@ -182,7 +183,7 @@ class Loop:
         counters.tasks_seen += len(step.tasks)
         self.progress.ahead = self._ahead()
         started = time.monotonic()
-        metrics = {**tree_metrics(gathered.trees), **metrics}
+        metrics = {**tree_metrics(gathered.trees, self.domain), **metrics}
         if step.index % self.section.logging_steps == 0 or self._over():
             told = self._told(step, gathered)
             self._log("train", {**metrics, **told}, gathered.trees)
@@ -357,7 +358,7 @@ class Loop:
         """Of the training tasks, in order."""
         digest = hashlib.sha256()
         for task in self.tasks:
-            digest.update(repr((task.task_id, task.prompt, task.test, task.entry_point)).encode())
+            digest.update(repr((task.task_id, sorted(task.fields.items()))).encode())
         return digest.hexdigest()
 
 

@@ -21,7 +21,7 @@ from comlrl.processes.sharding import stored
 
 
 class Team:
-    """N agents, helpers first and main last."""
+    """N agents, in the order of their roles."""
 
     def __init__(
         self,

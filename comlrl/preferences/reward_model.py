@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from comlrl.models.rows import row_groups, split_rows
 from comlrl.preferences.candidates import PreferenceError, joint_text, joint_texts
 from comlrl.preferences.pairs import TaskPairs
 from comlrl.preferences.text_states import last_states, shared_rows
-from comlrl.tasks.prompts import first_prompts
+from comlrl.tasks.prompts import Prompts
 from comlrl.types import JointAction, Reward, Row, Score, Tree
 
 FACTS = "reward_model.json"
@@ -190,22 +190,22 @@ def _autocast(model: Any) -> Any:
     return torch.autocast(parameter.device.type, dtype=torch.bfloat16)
 
 
-class ModelReward:
-    """The model's score as the reward; the task reward's breakdown travels with it, for the log."""
+class ModelReward(Reward):
+    """The model's score as the reward; what the task reward found travels with it, for the log."""
 
-    def __init__(self, task_reward: Reward) -> None:
-        self.task_reward = task_reward
+    def __init__(self, task_reward: Reward, prompts: Prompts) -> None:
+        self.task_reward, self.prompts = task_reward, prompts
         self.model: RewardModel | None = None
 
     def score(self, actions: Sequence[JointAction]) -> list[Score]:
         assert self.model is not None, "the reward model comes before the online stage"
         texts = [
-            joint_text(first_prompts(a.task, len(a.completions_N)), a.completions_N)
+            joint_text(self.prompts.texts(a.task, len(a.completions_N)), a.completions_N)
             for a in actions
         ]
         checked = self.task_reward.score(actions)
         return [
-            Score(value, known.breakdown)
+            replace(known, value=value, earned=known.value)
             for value, known in zip(self.model.scores(texts), checked, strict=True)
         ]
 

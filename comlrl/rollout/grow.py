@@ -15,7 +15,7 @@ from typing import Literal
 from comlrl.credit.returns import mean
 from comlrl.keyed import uniforms
 from comlrl.tasks.history import Exchange, next_prompt, shorten
-from comlrl.tasks.prompts import first_prompts
+from comlrl.tasks.prompts import Prompts
 from comlrl.types import (
     AgentTurn,
     Attempt,
@@ -79,6 +79,7 @@ class Rollout:
         sampler: Sampler,
         reward: Reward,
         transition: Transition,
+        prompts: Prompts,
         *,
         seed: int,
         history: History = History(),
@@ -86,6 +87,7 @@ class Rollout:
     ) -> None:
         """``process``: the reward processor."""
         self.sampler, self.reward, self.transition = sampler, reward, transition
+        self.prompts = prompts
         self.seed, self.history, self.process = seed, history, process
 
     def grow(
@@ -129,7 +131,7 @@ class Rollout:
         ]
 
     def _root(self, index: int, task: Task, shape: Shape, sampling: Sampling) -> _Pending:
-        told = first_prompts(task, shape.num_agents)
+        told = self.prompts.first(task, shape.num_agents)
         prompts = tuple((Message("user", text),) for text in told)
         past: tuple[tuple[Exchange, ...], ...] = ((),) * shape.num_agents
         nobody = (None,) * shape.num_agents
@@ -153,7 +155,7 @@ class Rollout:
             shorten(prompt, partial(self._fits, agent, sampling))
             for agent, prompt in enumerate(prompts_N)
         ]
-        prompts = tuple(messages for messages, _ in fitted)
+        prompts = tuple((*self.prompts.opening, *messages) for messages, _ in fitted)
         ids = tuple(self.sampler.encode(agent, prompt) for agent, prompt in enumerate(prompts))
         dropped = tuple(count for _, count in fitted)
         return _Pending(
@@ -162,7 +164,8 @@ class Rollout:
         )  # fmt: skip
 
     def _fits(self, agent: int, sampling: Sampling, prompt: Sequence[Message]) -> bool:
-        return self.sampler.fits(self.sampler.encode(agent, prompt), sampling)
+        whole = (*self.prompts.opening, *prompt)
+        return self.sampler.fits(self.sampler.encode(agent, whole), sampling)
 
     def _expand(
         self, frontier: Sequence[_Pending], shape: Shape, sampling: Sampling, key: tuple
@@ -250,7 +253,7 @@ class Rollout:
             Attempt(
                 pending.task,
                 _texts(node.agents_N, node.joint_actions_K[k]),
-                node.scores_K[k].breakdown,
+                node.scores_K[k],
                 node.turn,
             )
             for pending, node, _, k in chosen

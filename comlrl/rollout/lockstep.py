@@ -8,7 +8,7 @@ from comlrl.processes import distributed
 from comlrl.types import Attempt, JointAction, Reward, Score, Transition
 
 
-class SplitReward:
+class SplitReward(Reward):
     """Each process scores a part, and all hear all: scores must be alike for lock-step."""
 
     def __init__(self, reward: Reward) -> None:

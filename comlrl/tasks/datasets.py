@@ -3,60 +3,46 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from comlrl.builtin import COOPMINI
+from comlrl.builtin import DATASETS
 from comlrl.config.sections import ConfigError, DatasetConfig
-from comlrl.tasks.prompts import PromptError, signature
-from comlrl.types import Task
+from comlrl.types import Domain, Task
 
 FILE_KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
-FIELDS = ("prompt", "test", "entry_point")
 
 
 def load_tasks(
     section: DatasetConfig,
     split: str,
+    domain: Domain,
     *,
-    check: Callable[[Task], object] = lambda task: None,
     warn: Callable[[str], None] = print,
 ) -> list[Task]:
     """The tasks of a split such as ``train`` or ``test[33:163]``.
 
-    ``check`` raises ValueError for a task that cannot be used. Raises ConfigError, naming the
-    row, for a bad one; with ``on_bad_row: skip`` it is told to ``warn`` and left out.
+    Raises ConfigError, naming the row, for one that the domain cannot use; with ``on_bad_row:
+    skip`` it is told to ``warn`` and left out.
     """
     tasks: list[Task] = []
     rows = _rows(section, split)
     for index, row in enumerate(rows):
+        name = str(row.get("task_id") or f"row_{index}")
         try:
-            task = _task(row, index)
-            signature(task)
-            check(task)
-        except (PromptError, ValueError) as error:
+            tasks.append(domain.task(name, row))
+        except ValueError as error:
             if section.on_bad_row == "error":
                 raise ConfigError(
-                    f"dataset.name: '{section.name}' split '{split}': {error}; mend the row, or "
-                    "set dataset.on_bad_row=skip"
+                    f"dataset.name: '{section.name}' split '{split}': row {index} ('{name}'): "
+                    f"{error}; mend the row, or set dataset.on_bad_row=skip"
                 ) from error
-            warn(f"dataset row {index} is skipped: {error}")
-            continue
-        tasks.append(task)
+            warn(f"dataset row {index} ('{name}') is skipped: {error}")
     if not tasks:
         raise ConfigError(f"dataset split '{split}' of '{section.name}' has no usable row")
     return _unique(tasks)
-
-
-def _task(row: Mapping[str, Any], index: int) -> Task:
-    for field in FIELDS:
-        value = row.get(field)
-        if not isinstance(value, str) or not value.strip():
-            raise ValueError(f"row {index} has no text in its field `{field}`")
-    extra = {k: v for k, v in row.items() if k not in (*FIELDS, "task_id")}
-    name = str(row.get("task_id") or f"row_{index}")
-    return Task(name, row["prompt"], row["test"], row["entry_point"], extra)
 
 
 def _unique(tasks: list[Task]) -> list[Task]:
@@ -66,7 +52,7 @@ def _unique(tasks: list[Task]) -> list[Task]:
     for task in tasks:
         count = seen[task.task_id] = seen.get(task.task_id, 0) + 1
         name = task.task_id if count == 1 else f"{task.task_id}#{count}"
-        result.append(Task(name, task.prompt, task.test, task.entry_point, task.extra))
+        result.append(replace(task, task_id=name))
     return result
 
 
@@ -75,11 +61,11 @@ def _rows(section: DatasetConfig, split: str) -> Any:
 
     datasets.disable_progress_bars()
     name, path = section.name, Path(section.name)
-    if name.startswith("builtin:") and name != "builtin:coopmini":
-        raise ConfigError(f"dataset.name: '{name}'; the builtin is 'builtin:coopmini'")
+    if name.startswith("builtin:") and name not in DATASETS:
+        raise ConfigError(f"dataset.name: '{name}'; the builtin are {', '.join(DATASETS)}")
     try:
-        if name == "builtin:coopmini":
-            files = {key: str(file) for key, file in COOPMINI.items()}
+        if name in DATASETS:
+            files = {key: str(file) for key, file in DATASETS[name].items()}
             return datasets.load_dataset("json", data_files=files, split=split)
         if path.suffix in FILE_KINDS:
             if not path.is_file():

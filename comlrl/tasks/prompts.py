@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from comlrl.types import Domain, Message, Task
+from comlrl.types import Attempt, Domain, Message, Task
 
 SYSTEM, REVISION = "system", "revision"  # keys of ``prompts`` beside the roles
 
@@ -42,10 +42,20 @@ class Prompts:
             )
         )
 
-    def revision_N(self, task: Task, num_agents: int) -> tuple[str, ...]:
-        """What each agent's feedback ends with."""
+    def texts(self, task: Task, num_agents: int) -> tuple[str, ...]:
+        """All that each of N agents reads at turn 1, as one text."""
+        before = [message.content for message in self.opening]
+        return tuple("\n".join([*before, text]) for text in self.first(task, num_agents))
+
+    def revision_N(self, attempt: Attempt) -> tuple[str, ...]:
+        """What the feedback to each agent on an attempt ends with."""
         template = self.own.get(REVISION, self.domain.revision)
-        return tuple(template.format_map(v) for v in self.domain.values(task, num_agents))
+        values = self.domain.values(attempt.task, len(attempt.completions_N))
+        return tuple(map(template.format_map, values))
+
+    def parts(self, attempt: Attempt) -> tuple[str, ...]:
+        """What each agent wrote, by name."""
+        return self.domain.parts(attempt.task, len(attempt.completions_N))
 
 
 def plain_text(prompt: Sequence[Message]) -> str:

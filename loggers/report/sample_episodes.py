@@ -39,7 +39,7 @@ class Episode:
     @property
     def passed(self) -> bool | None:
         """None where the reward has no notion of it."""
-        return self.sample.get("passed_all")
+        return self.sample.get("passed")
 
     @property
     def parts(self) -> list[tuple[str, float]]:

@@ -9,11 +9,6 @@ import ast
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from comlrl.types import Task
-
 
 _DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -45,14 +40,6 @@ class Check:
     @property
     def tests(self) -> tuple[Statement, ...]:
         return tuple(s for s in self.statements if s.is_test)
-
-
-def check_task(task: Task) -> Check:
-    """A task's tests. Raises TestError, naming the row, where it has none that can be run."""
-    try:
-        return split_check(task.test, task.entry_point)
-    except TestError as error:
-        raise TestError(f"dataset row {task.task_id!r}: {error}; mend its `test`") from None
 
 
 @functools.lru_cache(maxsize=1024)

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from comlrl.types import TestOutcome
 from rewards.sandbox.checks import split_check
 from rewards.sandbox.judge import LENGTH
 from rewards.sandbox.launch import (
@@ -31,6 +30,7 @@ from rewards.sandbox.launch import (
     missing,
     remove_tree,
 )
+from rewards.sandbox.outcome import TestOutcome
 
 IN_FLIGHT = 3  # programs handed to a judge: the one that runs and the next ones
 SPARE_SECONDS = 60.0  # beyond all its timeouts, after which a silent judge is given up

@@ -11,10 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
+from external.diagnosis import ExternalError
 
 import external
 from comlrl.types import Attempt, Task
-from external.diagnosis import ExternalError
 from external.expert_edits import (
     MAX_BODY,
     MAX_EDIT,

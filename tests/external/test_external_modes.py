@@ -7,12 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from external.diagnosis import ExternalError, clean, surfaced
 from hypothesis import given
 from hypothesis import strategies as st
 
 import external
 from comlrl.types import Attempt, RewardBreakdown, SyntaxProblem, Task, TestOutcome
-from external.diagnosis import ExternalError, clean, surfaced
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "feedback.txt"
 TASK = Task("T/0", "def pick(n, x, y):\n    '''x if n is odd, else y.'''\n", "", "pick")

@@ -15,10 +15,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from external.diagnosis import instruction
 
 import external
 from comlrl.types import Attempt, Task
-from external.diagnosis import instruction
 
 # The server finds where an answer of this kind of model starts by ChatML's marks.
 CHAT = (

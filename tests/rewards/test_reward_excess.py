@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from comlrl.types import SyntaxProblem
 from rewards.excess import MAX_DEPTH
 from rewards.extraction import extract
 from rewards.program import compile_program, contribution, join
 from rewards.usage import main_use
+
+from comlrl.types import SyntaxProblem
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from comlrl.types import SyntaxProblem
 from rewards.extraction import extract
 from rewards.program import compile_program, contribution, join, preamble
 from rewards.usage import main_use
+
+from comlrl.types import SyntaxProblem
 
 FUNCTIONS = {
     "plain": "def aux(x):\n    return x + 1",

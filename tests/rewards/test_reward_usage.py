@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from rewards.extraction import extract
 from rewards.usage import main_use
 

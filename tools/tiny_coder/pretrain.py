@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from external.level_feedback import LevelFeedback
+from external.level_passed import LevelPassed
+from external.passed import Passed
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from comlrl.builtin import TINY_CODER
 from comlrl.builtin.make_coopmini import shipped_operations
-from external.level_feedback import LevelFeedback
-from external.level_passed import LevelPassed
-from external.passed import Passed
 from external.plain import Plain
 from rewards.code_rewards import CodeReward
 from tools.tiny_coder.demonstrations import CARELESS, SLIPS, Demonstration, demonstrations

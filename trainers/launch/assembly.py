@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from comlrl.config.sections import Config, ConfigError, reward_arguments
+from comlrl.config.sections import Config, ConfigError
 from trainers.configs import SECTIONS, sampling
+from trainers.launch.work import build_reward, load_domain, load_prompts
 
 if TYPE_CHECKING:
     from comlrl.loop.interrupts import Signals
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from comlrl.rollout.latent_sampler import LatentSampler
     from comlrl.types import Reward, Sampler, Sampling, Task, Tree
     from external.expert_edits import Fallbacks
-    from rewards.code_rewards import CodeReward
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,12 @@ def deterministic() -> None:
 def load_both_splits(config: Config) -> tuple[list[Task], list[Task]]:
     """Training tasks and the first ``eval_num_samples`` evaluation tasks."""
     from comlrl.tasks.datasets import load_tasks
-    from rewards.sandbox.checks import check_task
 
-    train = load_tasks(config.dataset, config.dataset.train_split, check=check_task)
+    domain = load_domain(config)
+    train = load_tasks(config.dataset, config.dataset.train_split, domain)
     if not config.section.eval_interval:
         return train, []
-    held_out = load_tasks(config.dataset, config.dataset.eval_split, check=check_task)
+    held_out = load_tasks(config.dataset, config.dataset.eval_split, domain)
     return train, held_out[: config.section.eval_num_samples]
 
 
@@ -130,12 +130,14 @@ def assemble(
     (reward, measuring), fallbacks = build_rewards(config), build_fallbacks(config)
     rollout = build_rollout(config, sampler, reward, fallbacks)
     evaluated = build_rollout(config, sampler, measuring, fallbacks)
+    domain = rollout.prompts.domain
     progress, logger, save = Progress(), loggers.Loggers([]), saver(team, sampler)
     if distributed.is_main():
-        logger = loggers.build(config, run_dir, progress, resume=resume)
+        logger = loggers.build(config, domain, run_dir, progress, resume=resume)
     loop = Loop(
         section,
         train,
+        domain=domain,
         run_dir=run_dir,
         logger=logger,
         progress=progress,
@@ -225,16 +227,15 @@ def fitting(
     Raises ConfigError, naming the row, where one does not, unless ``on_bad_row: skip``.
     """
     from comlrl.processes import distributed
-    from comlrl.tasks.prompts import first_prompts
     from comlrl.types import Message
 
+    prompts = load_prompts(config)
     room = sampler.max_length - sampling.max_new_tokens
     kept = []
     for task in tasks:
-        prompts = first_prompts(task, config.section.num_agents)
         longest = max(
-            len(sampler.encode(agent, (Message("user", text),)))
-            for agent, text in enumerate(prompts)
+            len(sampler.encode(agent, (*prompts.opening, Message("user", text))))
+            for agent, text in enumerate(prompts.first(task, config.section.num_agents))
         )
         if longest <= room:
             kept.append(task)
@@ -259,38 +260,15 @@ def fitting(
 
 
 def build_rewards(config: Config) -> tuple[Reward, Reward]:
-    """Training's reward, and evaluation's, which measures need too; they share their workers, and
-    closing one closes both."""
-    reward = build_code_reward(config)
-    measuring = reward.measuring_need()
+    """Training's reward, and evaluation's; they share their workers, and closing one closes
+    both."""
+    reward = build_reward(config)
+    evaluated = reward.for_evaluation()
     if config.distributed.strategy == "fsdp":
         from comlrl.rollout.lockstep import SplitReward
 
-        return SplitReward(reward), SplitReward(measuring)
-    return reward, measuring
-
-
-def build_code_reward(config: Config) -> CodeReward:
-    from rewards.code_rewards import CodeReward
-
-    sandbox, arguments = config.sandbox, reward_arguments(config.reward)
-    return CodeReward(
-        workers=sandbox_workers(sandbox.workers),
-        timeout=sandbox.timeout,
-        memory_mb=sandbox.memory_mb,
-        isolation=sandbox.isolation,
-        bonus=arguments.bonus,
-        measure_need=arguments.measure_need,
-        need_bonus=arguments.need_bonus,
-    )
-
-
-def sandbox_workers(workers: int | None) -> int:
-    """This process's part of the machine's sandbox workers (None: its cores)."""
-    from comlrl.processes import distributed
-
-    whole = workers or len(os.sched_getaffinity(0))
-    return max(1, whole // distributed.local_world_size())
+        return SplitReward(reward), SplitReward(evaluated)
+    return reward, evaluated
 
 
 def build_rollout(
@@ -299,8 +277,8 @@ def build_rollout(
     import external
     from comlrl.rollout.grow import History, Rollout
 
-    told = config.external
-    transition = external.build(told, fallbacks)
+    told, prompts = config.external, load_prompts(config)
+    transition = external.build(told, prompts, fallbacks)
     if config.distributed.strategy == "fsdp":
         from comlrl.rollout.lockstep import FromMain
 
@@ -311,6 +289,7 @@ def build_rollout(
         sampler,
         reward,
         transition,
+        prompts,
         seed=config.seed,
         history=History(told.history, told.original_prompt, told.previous_response),
         process=lambda reward: scale * reward + shift,
@@ -340,15 +319,13 @@ def evaluator(
     config: Config, rollout: Rollout, tasks: list[Task], sampling: Sampling
 ) -> Callable[[], tuple[list[Tree], dict[str, float]]]:
     """Trees and metrics of the present policy on held-out tasks; ``turn_1/…`` and bare names."""
-    from comlrl.builtin import conventions
-    from comlrl.evaluation.estimates import evaluate, mean_pass_at_k
+    from comlrl.evaluation.estimates import evaluate, pass_rates
     from comlrl.evaluation.metrics import tree_metrics
 
-    known = conventions if config.dataset.name == "builtin:coopmini" else None
-    section = config.section
+    section, domain = config.section, rollout.prompts.domain
 
     def run() -> tuple[list[Tree], dict[str, float]]:
         trees = evaluate(rollout, tasks, section.shape, sampling, section.eval_answers)
-        return trees, tree_metrics(trees, known) | {"pass@1": mean_pass_at_k(trees, 1)}
+        return trees, tree_metrics(trees, domain) | pass_rates(trees, [1])
 
     return run

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from comlrl.builtin import COOPMINI, TINY_CODER
+from comlrl.builtin import DATASETS, TINY_CODER
 from comlrl.config.sections import Config, ConfigError
 from comlrl.preferences.pairs import tasks_at_once
 from comlrl.tasks.datasets import FILE_KINDS, split_size
@@ -101,11 +101,11 @@ def training_steps(section: Any, tasks: int | None, actions: int) -> int | None:
 def count_tasks(name: str, split: str) -> tuple[int | None, str]:
     """(rows of the split or None, how that is known). Counts the lines of a local .jsonl."""
     base, _, piece = split.partition("[")
-    if name.startswith("builtin:") and name != "builtin:coopmini":
-        raise ConfigError(f"dataset.name: '{name}'; the builtin is 'builtin:coopmini'")
-    file = COOPMINI.get(base) if name == "builtin:coopmini" else Path(name)
+    if name.startswith("builtin:") and name not in DATASETS:
+        raise ConfigError(f"dataset.name: '{name}'; the builtin are {', '.join(DATASETS)}")
+    file = DATASETS[name].get(base) if name in DATASETS else Path(name)
     if file is None:
-        raise ConfigError(f"dataset: 'builtin:coopmini' has no split '{base}'; it has train, eval")
+        raise ConfigError(f"dataset: '{name}' has no split '{base}'; it has train, eval")
     if file.suffix in FILE_KINDS and not file.is_file():
         raise ConfigError(f"dataset.name: '{name}' does not exist; give a file that does")
     window = re.fullmatch(r"(-?\d*):(-?\d*)\]", piece)

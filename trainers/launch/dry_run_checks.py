@@ -14,12 +14,12 @@ from comlrl.config.sections import Config, ConfigError
 from comlrl.tasks.datasets import FILE_KINDS
 from trainers.configs import PreferenceConfig
 from trainers.launch.assembly import (
-    build_code_reward,
     context_length,
     fitting,
     load_both_splits,
 )
 from trainers.launch.dry_run import model_folder
+from trainers.launch.work import build_reward, load_prompts
 
 if TYPE_CHECKING:
     from comlrl.models.agent import Agent
@@ -36,10 +36,8 @@ def check(config: Config) -> list[str]:
 
     unchecked: list[str] = []
     _output(config)
-    external.build(config.external)
-    reward = build_code_reward(config)
-    reward.isolation  # noqa: B018  what this machine cannot do
-    reward.close()
+    external.build(config.external, load_prompts(config))
+    build_reward(config).close()
     tasks = _tasks(config, unchecked)
     agents = _agents(config, unchecked)
     if tasks and agents:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
-from comlrl.config.sections import Config, ConfigError, reward_arguments
+from comlrl.config.sections import Config, ConfigError
 from trainers.configs import (
     ActorCriticConfig,
     CommonConfig,
@@ -41,19 +39,6 @@ def validate(config: Config) -> None:
             "set lora.dropout=0"
         )
     _shared(config)
-    _reward(config)
-
-
-def _reward(config: Config) -> None:
-    arguments = reward_arguments(config.reward)
-    values = {f.name: (getattr(arguments, f.name), f.default) for f in fields(arguments)}
-    changed = [name for name, (value, default) in values.items() if value != default]
-    if changed and config.section.num_agents == 1:
-        key = f"reward.arguments.{changed[0]}"
-        raise ConfigError(
-            f"{key}: {getattr(arguments, changed[0])!r} has no effect on an agent without helpers; "
-            f"leave it out, or set {config.algorithm}.num_agents above 1"
-        )
 
 
 def _ranges(name: str, section: CommonConfig) -> None:

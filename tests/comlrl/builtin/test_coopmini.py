@@ -9,9 +9,9 @@ import subprocess
 import sys
 
 import pytest
+from comlrl.builtin.conventions import convention, expected_convention
 
 from comlrl.builtin import COOPMINI
-from comlrl.builtin.conventions import convention, expected_convention
 from comlrl.builtin.make_coopmini import make_rows, shipped_operations, write_shipped
 from comlrl.builtin.operations import DOMAINS, REDUCTIONS, Operation
 from comlrl.builtin.problems import CONVENTIONS, Problem, helper_source, main_source

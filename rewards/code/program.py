@@ -12,9 +12,9 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from comlrl.types import SyntaxProblem
-from rewards.extraction import UNPARSABLE, Function, Import, extract, parse
-from rewards.usage import without_docstring
+from rewards.code.breakdown import SyntaxProblem
+from rewards.code.extraction import UNPARSABLE, Function, Import, extract, parse
+from rewards.code.usage import without_docstring
 
 PROGRAM_NAME = "<program>"  # the file name of the joint program, in tracebacks
 warnings.filterwarnings("ignore", module=re.escape(PROGRAM_NAME))  # of model-written code

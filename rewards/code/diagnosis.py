@@ -10,17 +10,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from comlrl.tasks.prompts import helper_names
-from comlrl.types import Attempt, RewardBreakdown, TestOutcome
+from comlrl.config.sections import ConfigError
+from comlrl.tasks.quoting import clean, cut
+from comlrl.types import Attempt
+from rewards.code.breakdown import RewardBreakdown
+from rewards.code.prompts import helper_names
+from rewards.sandbox.outcome import TestOutcome
 
 MAX_SOURCE = 400  # characters of a test that are shown
 MAX_MESSAGE = 200  # characters of an error message that are shown
-
-
-class ExternalError(ValueError):
-    """A wrong setting under ``external``; the message names the key, the value and the mend."""
-
-    user_error = True  # told in one line, exit code 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,7 @@ class Levels:
 
 
 def checked_slice(value: int | str | None) -> int | None:
-    """``external.sandbox_slice`` as the n of ``surfaced``; raises ExternalError.
+    """``external.sandbox_slice`` as the n of ``surfaced``; raises ConfigError.
 
     0, null and 'all' → None (every test); any other whole number is kept.
     """
@@ -47,7 +45,7 @@ def checked_slice(value: int | str | None) -> int | None:
         return None
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    raise ExternalError(
+    raise ConfigError(
         f"external.sandbox_slice: {value!r} is not a whole number; "
         "give n > 0 (first n tests), n < 0 (last |n|), or 0, null or 'all' (every test)"
     )
@@ -65,17 +63,17 @@ def surfaced(
 
 def agent_names(attempt: Attempt) -> tuple[str, ...]:
     """The function that each agent writes: ``aux``, ``aux2``, …, and the entry point last."""
-    return (*helper_names(len(attempt.completions_N)), attempt.task.entry_point)
+    return (*helper_names(len(attempt.completions_N)), attempt.task.fields["entry_point"])
 
 
 def breakdown_of(attempt: Attempt) -> RewardBreakdown:
-    """The attempt's breakdown; raises ExternalError where the reward gave none."""
-    if attempt.breakdown is None:
-        raise ExternalError(
+    """The attempt's breakdown; raises ConfigError where the reward gave none."""
+    if not isinstance(attempt.score.facts, RewardBreakdown):
+        raise ConfigError(
             "external.mode: modes with diagnostics need a reward that runs the code, and this "
             "one gives no breakdown; set external.mode to 'plain' or 'expert_edits'"
         )
-    return attempt.breakdown
+    return attempt.score.facts
 
 
 def levels(attempt: Attempt, sandbox_slice: int | str | None) -> Levels:
@@ -112,30 +110,6 @@ def diagnostics(attempt: Attempt, agent: int, sandbox_slice: int | str | None) -
     lines += [_test(outcome, facts, names) for outcome in surfaced(facts.outcomes, sandbox_slice)]
     lines += _usage(facts, names)
     return clean("\n".join(lines))
-
-
-def instruction(name: str) -> str:
-    """How every feedback ends."""
-    return f"Write a revised `{name}`, code only: no fences, prose, tests or examples.\n"
-
-
-def clean(text: str) -> str:
-    """Untrusted text without what could break a tokenizer or pose as a special token.
-
-    Lone surrogates become "?"; control characters and ``<|…|>``, ``<s>``, ``</s>`` are left out.
-    """
-    text = text.encode("utf-8", "replace").decode("utf-8").replace("\r\n", "\n")
-    text = "".join(
-        c if c.isprintable() or c in "\n\t" else " " if c.isspace() else "" for c in text
-    )
-    while (shorter := re.sub(r"<\|[^|\n]*\|>|</?s>", "", text)) != text:
-        text = shorter  # what was left out may have stood inside another
-    return text
-
-
-def cut(text: str, limit: int) -> str:
-    """At most ``limit`` characters, the last three dots where some are left out."""
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def _definitions(facts: RewardBreakdown, names: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ import textwrap
 import warnings
 from dataclasses import dataclass
 
-from rewards.excess import is_excessive
+from rewards.code.excess import is_excessive
 
 MAX_BYTES = 64 << 10  # of a text; deeper nesting than fits in here has crashed Python's parser
 MAX_READ = 8 * MAX_BYTES  # characters in all blocks of a text that does not parse

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt
-from external.diagnosis import agent_names, instruction, levels
+from rewards.code.diagnosis import checked_slice, levels
 
 WORD = {True: "passed", False: "failed", None: "not reached"}
 
@@ -14,12 +15,12 @@ class LevelPassed:
     """Tells each agent whether the functions were found and compile, how many of the surfaced
     tests passed, and whether main makes use of the helpers."""
 
-    def __init__(self, sandbox_slice: int | str | None = 1) -> None:
-        self.sandbox_slice = sandbox_slice
+    def __init__(self, prompts: Prompts, sandbox_slice: int | str | None = 1) -> None:
+        self.prompts, self.sandbox_slice = prompts, checked_slice(sandbox_slice)
 
     def __call__(self, attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
         return [
-            tuple(f"{self._signals(attempt)}\n{instruction(n)}" for n in agent_names(attempt))
+            tuple(f"{self._signals(attempt)}\n{text}" for text in self.prompts.revision_N(attempt))
             for attempt in attempts
         ]
 

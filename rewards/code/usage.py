@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rewards.extraction import Function
-from rewards.scopes import Definition, Names, Variable
+from rewards.code.extraction import Function
+from rewards.code.scopes import Definition, Names, Variable
 
 
 def _words(text: str) -> frozenset[str]:

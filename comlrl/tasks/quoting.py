@@ -1,0 +1,24 @@
+"""Text of agents and experts, made fit to be read by another model."""
+
+from __future__ import annotations
+
+import re
+
+
+def clean(text: str) -> str:
+    """Untrusted text without what could break a tokenizer or pose as a special token.
+
+    Lone surrogates become "?"; control characters and ``<|…|>``, ``<s>``, ``</s>`` are left out.
+    """
+    text = text.encode("utf-8", "replace").decode("utf-8").replace("\r\n", "\n")
+    text = "".join(
+        c if c.isprintable() or c in "\n\t" else " " if c.isspace() else "" for c in text
+    )
+    while (shorter := re.sub(r"<\|[^|\n]*\|>|</?s>", "", text)) != text:
+        text = shorter  # what was left out may have stood inside another
+    return text
+
+
+def cut(text: str, limit: int) -> str:
+    """At most ``limit`` characters, the last three dots where some are left out."""
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

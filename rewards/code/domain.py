@@ -1,0 +1,85 @@
+"""The code domain: helpers ``aux``, ``aux2``, … and a ``main`` that write one program together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from inspect import signature
+from typing import Any
+
+from comlrl.types import Conventions, Domain, JointAction, Score, Task, Transition
+from rewards.code import measures, prompts
+from rewards.code.breakdown import RewardBreakdown
+from rewards.code.level_feedback import LevelFeedback
+from rewards.code.level_passed import LevelPassed
+from rewards.code.passed import Passed
+from rewards.code.reward import CodeReward, greatest_reward
+from rewards.sandbox.checks import TestError, split_check
+
+COLUMNS = ("prompt", "test", "entry_point")
+
+
+class CodeDomain(Domain):
+    """Rows in HumanEval's format: ``prompt`` (imports, helper functions and the entry point's stub
+    with its docstring), ``test`` (defines ``check(candidate)``) and ``entry_point``."""
+
+    fields = prompts.FIELDS
+    revision = prompts.REVISION
+    reward = CodeReward
+
+    def task(self, name: str, row: Mapping[str, Any]) -> Task:
+        for column in COLUMNS:
+            value = row.get(column)
+            if not isinstance(value, str) or not value.strip():
+                raise ValueError(f"there is no text in its field `{column}`")
+        prompts.signature(row["prompt"], row["entry_point"])
+        try:
+            split_check(row["test"], row["entry_point"])
+        except TestError as error:
+            raise TestError(f"{error}; mend its `test`") from None
+        return Task(name, row)
+
+    def roles(self, num_agents: int) -> tuple[str, ...]:
+        return prompts.roles(num_agents)
+
+    def templates(self, num_agents: int) -> tuple[str, ...]:
+        return prompts.templates(num_agents)
+
+    def values(self, task: Task, num_agents: int) -> tuple[Mapping[str, str], ...]:
+        problem, entry_point = task.fields["prompt"], task.fields["entry_point"]
+        head = prompts.signature(problem, entry_point)
+        return tuple(prompts.values(problem, head, entry_point, num_agents))
+
+    def parts(self, task: Task, num_agents: int) -> tuple[str, ...]:
+        return (*prompts.helper_names(num_agents), task.fields["entry_point"])
+
+    def problem(self, task: Task) -> str:
+        return task.fields["prompt"].strip("\n")
+
+    def check_arguments(self, arguments: Mapping[str, Any], num_agents: int) -> None:
+        defaults = {p.name: p.default for p in signature(CodeReward).parameters.values()}
+        for name, value in arguments.items():
+            if num_agents == 1 and name in defaults and value != defaults[name]:
+                raise ValueError(
+                    f"reward.arguments.{name}: {value!r} has no effect on an agent without "
+                    "helpers; leave it out, or give num_agents above 1"
+                )
+
+    def greatest_reward(self, num_agents: int) -> float | None:
+        return greatest_reward(num_agents)
+
+    def measures(self, action: JointAction, score: Score) -> Mapping[str, float]:
+        if not isinstance(score.facts, RewardBreakdown):
+            return {}
+        return measures.measures(score.facts, action.task.fields["entry_point"])
+
+    def conventions(self, action: JointAction) -> Conventions | None:
+        return measures.conventions(action)
+
+    def described(self, score: Score) -> Mapping[str, Any]:
+        return measures.described(score.facts) if isinstance(score.facts, RewardBreakdown) else {}
+
+    def modes(self) -> Mapping[str, Callable[..., Transition]]:
+        return {"level_feedback": LevelFeedback, "level_passed": LevelPassed, "passed": Passed}
+
+
+CODE = CodeDomain()

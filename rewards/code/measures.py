@@ -1,0 +1,76 @@
+"""What is to be known of a joint program beyond its reward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from comlrl.types import Conventions, JointAction
+from rewards.code.breakdown import RewardBreakdown
+from rewards.code.conventions import convention, expected_convention
+from rewards.code.prompts import helper_names
+from rewards.sandbox.outcome import TestOutcome
+
+MAX_TEXT = 20_000  # characters of a program that are kept
+
+
+def measures(found: RewardBreakdown, entry_point: str) -> dict[str, float]:
+    """Of one program; those of helpers are shares of helpers, where there are any."""
+    told = {
+        "test_fraction": found.test_fraction,
+        "syntax_rate": float(found.syntax > 0),
+        "main_defined_rate": float(entry_point in found.defined),
+        "timeout_rate": float(any(outcome.timed_out for outcome in found.outcomes)),
+        "reward_seconds_mean": found.seconds,
+    }
+    if not found.helpers:
+        return told
+    if found.needed is not None:
+        told["aux_needed_rate"] = _share(found, found.needed)
+    return told | {
+        "aux_defined_rate": _share(found, found.defined),
+        "aux_called_rate": _share(found, found.called),
+        "aux_ignored_rate": _share(found, found.ignored),
+        "wrapper_rate": float(found.wrapper),
+    }
+
+
+def conventions(action: JointAction) -> Conventions | None:
+    """What each helper does, and what main takes aux to do; None where the row does not tell its
+    ``stages``, as CoopMini's do, or nobody helps."""
+    fields, texts_N = action.task.fields, action.completions_N
+    if "stages" not in fields or len(texts_N) == 1:
+        return None
+    named = zip(texts_N[:-1], helper_names(len(texts_N)), strict=True)
+    followed = [convention(text, name) for text, name in named]
+    expected = expected_convention(texts_N[-1], fields["entry_point"], fields["stages"])
+    return Conventions((*followed, expected), expected is not None and expected == followed[0])
+
+
+def described(found: RewardBreakdown) -> dict[str, Any]:
+    """The breakdown as JSON, cut to what a reader needs."""
+    problem = found.syntax_error
+    return {
+        "called": list(found.called),
+        "ignored": list(found.ignored),
+        "wrapper": found.wrapper,
+        "syntax_error": problem and f"line {problem.line}: {problem.message}",
+        "outcomes": [_outcome(outcome) for outcome in found.outcomes],
+        "program": found.program[:MAX_TEXT],
+    }
+
+
+def _outcome(outcome: TestOutcome) -> dict[str, Any]:
+    return {
+        "source": outcome.source[:2000],
+        "passed": outcome.passed,
+        "error_type": outcome.error_type,
+        "message": outcome.message and outcome.message[:500],
+        "expected": outcome.expected,
+        "actual": outcome.actual,
+        "timed_out": outcome.timed_out,
+    }
+
+
+def _share(found: RewardBreakdown, named: Iterable[str]) -> float:
+    return len(set(found.helpers) & set(named)) / len(found.helpers)

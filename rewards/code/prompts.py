@@ -1,0 +1,91 @@
+"""What the agents of the code domain read at turn 1, and what every feedback ends with."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+HELPER = """\
+{problem}
+
+Another programmer writes `{entry_point}`. Write one helper function `{name}` that returns \
+something useful to it.
+Code of `{name}` only: no fences, prose, tests or examples.
+"""
+
+MAIN = """\
+{problem}
+
+Write `{signature}`
+{helpers} and you may call {them}; do not redefine {them}.
+Code of `{entry_point}` only: no fences, prose, tests or examples.
+"""
+
+SINGLE = """\
+{problem}
+
+Write `{signature}`
+Code of `{entry_point}` only: no fences, prose, tests or examples.
+"""
+
+
+REVISION = "Write a revised `{name}`, code only: no fences, prose, tests or examples.\n"
+
+FIELDS = ("problem", "entry_point", "signature", "name", "helpers", "them")
+
+
+def helper_names(num_agents: int) -> tuple[str, ...]:
+    """Names of the helpers of a team: N − 1 of ``aux``, ``aux2``, …"""
+    return tuple("aux" if i == 0 else f"aux{i + 1}" for i in range(num_agents - 1))
+
+
+def roles(num_agents: int) -> tuple[str, ...]:
+    """Names of the agents in their order: aux, aux2, …, main."""
+    return (*helper_names(num_agents), "main")
+
+
+def signature(prompt: str, entry_point: str) -> str:
+    """The entry point's ``def …:`` line(s) in a prompt, on one line.
+
+    Raises ValueError where it does not hold one.
+    """
+    pattern = rf"^(?:async\s+)?def\s+{re.escape(entry_point)}\s*\("
+    starts = list(re.finditer(pattern, prompt, re.MULTILINE))
+    if not starts:
+        raise ValueError(
+            f"its prompt has no line `def {entry_point}(…):`; check `prompt` and `entry_point`"
+        )
+    lines = prompt[starts[-1].start() :].split("\n")
+    for count in range(1, len(lines) + 1):  # a signature may run over several lines
+        source = "\n".join(lines[:count])
+        try:
+            function = ast.parse(source + " pass" if source.rstrip().endswith(":") else source)
+        except SyntaxError:
+            continue
+        definition = function.body[0]
+        if isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
+            definition.body, definition.decorator_list = [ast.Pass()], []
+            return ast.unparse(definition).split("\n")[0]
+    raise ValueError(f"the signature of `{entry_point}` in its prompt is not valid Python")
+
+
+def templates(num_agents: int) -> tuple[str, ...]:
+    """Each agent's template: the helpers', then main's."""
+    if num_agents == 1:
+        return (SINGLE,)
+    return (*[HELPER] * (num_agents - 1), MAIN)
+
+
+def values(problem: str, head: str, entry_point: str, num_agents: int) -> list[dict[str, str]]:
+    """For each agent, what stands for each of ``FIELDS``; ``head``: the entry point's signature."""
+    names = helper_names(num_agents)
+    calls = [f"`{name}(...)`" for name in names]
+    listed = "".join(calls) if len(calls) < 2 else f"{', '.join(calls[:-1])} and {calls[-1]}"
+    shared = {
+        "problem": problem.strip("\n"),
+        "entry_point": entry_point,
+        "signature": head,
+        "helpers": f"{listed} exists" if len(names) == 1 else f"{listed} exist",
+        "them": "it" if len(names) == 1 else "them",
+    }
+    return [shared | {"name": name} for name in (*names, entry_point)]

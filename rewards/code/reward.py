@@ -1,0 +1,310 @@
+"""The aux/main collaboration reward: at most 4.0 with a helper, at most 2.1 alone.
+
+==========================  =====  =============================================================
+aux defined                 +0.4   its text holds ``def aux(…)`` with a ``return`` of something
+main defined                +0.6   likewise for the entry point; if not, scoring stops here
+syntax                      +0.5   preamble + aux + main compiles; if not, scoring stops here
+tests                       +1.0   times the share of tests passed
+main uses aux               +0.5   a test passed, aux is there and main calls it
+not a thin wrapper          +1.0   as above, and main does not just return aux's result
+aux result ignored          −0.5   as above, and main calls aux for nothing
+==========================  =====  =============================================================
+
+With several helpers the 0.4 is split equally and the 0.5 is earned by the share called.
+
+``bonus="share"`` multiplies the last three by the share of tests passed. ``need_bonus`` gives them
+to programs alone that pass all tests and no longer do when a helper's results are replaced.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from operator import itemgetter
+from typing import Literal
+
+from comlrl.types import JointAction, Reward, Score, Task
+from rewards.code.breakdown import RewardBreakdown, SyntaxProblem
+from rewards.code.program import (
+    Contribution,
+    compile_program,
+    contribution,
+    imported_names,
+    join,
+    preamble,
+)
+from rewards.code.prompts import helper_names
+from rewards.code.usage import MainUse, main_use
+from rewards.sandbox.another import NAME as REPLACE
+from rewards.sandbox.another import REPLACEMENTS
+from rewards.sandbox.checks import TestError, split_check
+from rewards.sandbox.outcome import TestOutcome
+from rewards.sandbox.pool import Job, Pool
+
+AUX_DEFINED = 0.4
+MAIN_DEFINED = 0.6
+SYNTAX = 0.5
+TESTS = 1.0
+USES_AUX = 0.5
+NOT_WRAPPER = 1.0
+AUX_IGNORED = -0.5
+
+CACHED = 4096  # texts, programs and outcomes remembered: more than a training step holds
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """What is known of a joint action before its program runs."""
+
+    names: tuple[str, ...]  # helpers, then the entry point
+    parts: tuple[Contribution | None, ...]  # likewise
+    program: str = ""
+    problem: SyntaxProblem | None = None
+    given: tuple[tuple[str, ...], str] = ((), "")  # the prompt's imports and functions
+    job: Job | None = None  # None: scoring stops before the tests
+
+    @property
+    def helpers(self) -> tuple[str, ...]:
+        return self.names[:-1]
+
+    @property
+    def defined(self) -> tuple[str, ...]:
+        pairs = zip(self.names, self.parts, strict=True)
+        return tuple(name for name, part in pairs if part is not None and part.function.returns)
+
+
+def greatest_reward(num_agents: int) -> float:
+    """4.0 for a team; one agent, without helpers, earns at most 2.1."""
+    alone = MAIN_DEFINED + SYNTAX + TESTS
+    return alone if num_agents == 1 else AUX_DEFINED + alone + USES_AUX + NOT_WRAPPER
+
+
+class CodeReward(Reward):
+    """Scores joint actions by running them against their tasks' tests, in a sandbox.
+
+    Sandbox workers start at the first call and serve until ``close``. ``score`` may be called
+    from any thread; calls take turns. A program is run once for all joint actions that share it.
+
+    Args:
+        workers: sandbox processes that run side by side; None: the CPU cores.
+        timeout: seconds of wall-clock time for each test; after three timeouts a program's
+            other tests are not run and count as failed.
+        memory_mb: address space of the process under test, in MiB.
+        isolation: ``auto``, ``namespaces``, ``bubblewrap``, ``unshare`` or ``limits``.
+        bonus: what the terms of main's use of aux are multiplied by: ``any_test`` 1, ``share`` the
+            share of tests passed.
+        measure_need: whether programs that pass all tests are run again with each helper's results
+            replaced, for ``RewardBreakdown.needed``.
+        need_bonus: helpers that are not needed earn nothing for their use; measures always.
+
+    Raises:
+        SandboxError: isolation that this machine does not offer.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        timeout: float = 10.0,
+        memory_mb: int = 512,
+        isolation: str = "auto",
+        *,
+        bonus: Literal["any_test", "share"] = "any_test",
+        measure_need: bool = False,
+        need_bonus: bool = False,
+    ) -> None:
+        self.bonus, self.measure_need, self.need_bonus = bonus, measure_need, need_bonus
+        self._pool = Pool(workers, timeout, memory_mb, isolation)
+        self._lock = threading.Lock()
+        self._contribution = lru_cache(maxsize=CACHED)(contribution)
+        self._compile = lru_cache(maxsize=CACHED)(compile_program)
+        self._preamble = lru_cache(maxsize=CACHED)(preamble)
+        self._outcomes: dict[Job, tuple[TestOutcome, ...]] = {}
+        self._seconds: dict[str, float] = {}  # by the tests' source
+        if isolation != "auto":
+            self._pool.isolation  # noqa: B018  refuses at the door what this machine cannot do
+
+    @property
+    def isolation(self) -> str:
+        """What the sandbox uses: ``bubblewrap``, ``unshare`` or ``limits``."""
+        return self._pool.isolation
+
+    @property
+    def workers(self) -> int:
+        """How many programs run side by side."""
+        return self._pool.size
+
+    def for_evaluation(self) -> CodeReward:
+        """The same reward with ``measure_need``; both have the same workers and outcomes."""
+        view = copy.copy(self)
+        view.measure_need = True
+        return view
+
+    def score(self, actions: Sequence[JointAction]) -> list[Score]:
+        """One score for each joint action, with its breakdown.
+
+        Raises TestError, naming the row, for a task without usable tests.
+        """
+        for task in {id(action.task): action.task for action in actions}.values():
+            try:
+                split_check(task.fields["test"], task.fields["entry_point"])
+            except TestError as error:
+                raise TestError(f"task {task.task_id!r}: {error}; mend its `test`") from None
+        with self._lock:
+            drafts: list[_Draft] = []
+            fresh: dict[Job, None] = {}
+            # What took long before goes first, so that no worker waits for it at the end.
+            order = sorted(range(len(actions)), key=lambda i: -self._slowest(actions[i].task))
+            ordered = [actions[i] for i in order]
+            outcomes = self._pool.run(self._fresh_jobs(ordered, drafts, fresh))
+            self._remember(dict(zip(fresh, outcomes, strict=True)), drafts)
+            if self.measure_need or self.need_bonus:
+                self._run_without_helpers(drafts)
+            breakdowns = [self._breakdown(draft) for draft in drafts]
+        scores = [Score(b.total, b.parts, b.passed_all, b) for b in breakdowns]
+        return [score for _, score in sorted(zip(order, scores, strict=True), key=itemgetter(0))]
+
+    def _run_without_helpers(self, drafts: Sequence[_Draft]) -> None:
+        """Runs what passed all tests with each helper's results replaced."""
+        solved = [draft for draft in dict.fromkeys(drafts) if self._is_solved(draft)]
+        jobs = {j: None for d in solved for pair in self._replaced(d).values() for j in pair}
+        fresh = [job for job in jobs if job not in self._outcomes]
+        self._outcomes.update(zip(fresh, self._pool.run(fresh), strict=True))
+
+    def _is_solved(self, draft: _Draft) -> bool:
+        outcomes = self._outcomes[draft.job] if draft.job is not None else ()
+        return bool(outcomes) and all(outcome.passed for outcome in outcomes)
+
+    def _replaced(self, draft: _Draft) -> dict[str, list[Job]]:
+        """Each helper that is there, with the programs in which its results are replaced."""
+        assert draft.job is not None
+        found = {}
+        for name in draft.helpers:
+            if name in draft.defined:
+                program = self._replacing(draft, name)
+                found[name] = [
+                    replace(draft.job, code=program, replacement=how) for how in REPLACEMENTS
+                ]
+        return found
+
+    def _replacing(self, draft: _Draft, helper: str) -> bytes:
+        parts = [
+            replace(part, source=f"{part.source}\n\n\n{helper} = {REPLACE}({helper})")
+            if part is not None and name == helper
+            else part
+            for name, part in zip(draft.names, draft.parts, strict=True)
+        ]
+        code = self._compile(join(draft.given, parts))
+        assert isinstance(code, bytes)
+        return code
+
+    def _needed(self, draft: _Draft) -> tuple[str, ...] | None:
+        """Helpers whose replaced results make the program fail, whatever replaces them."""
+        if not draft.helpers or not self._is_solved(draft):
+            return None
+        if not (self.measure_need or self.need_bonus):
+            return None
+        return tuple(
+            name
+            for name, jobs in self._replaced(draft).items()
+            if not any(all(o.passed for o in self._outcomes[job]) for job in jobs)
+        )
+
+    def _slowest(self, task: Task) -> float:
+        """Seconds of the slowest of its programs so far."""
+        return self._seconds.get(task.fields["test"], 0.0)
+
+    def _fresh_jobs(
+        self, actions: Sequence[JointAction], drafts: list[_Draft], fresh: dict[Job, None]
+    ) -> Iterator[Job]:
+        """Drafts the actions, and yields each program that is not known yet, once."""
+        for action in actions:
+            draft = self._draft(action)
+            drafts.append(draft)
+            job = draft.job
+            if job is not None and job not in self._outcomes and job not in fresh:
+                fresh[job] = None
+                yield job
+
+    def _remember(self, outcomes: dict[Job, tuple[TestOutcome, ...]], drafts: list[_Draft]) -> None:
+        """Keeps the outcomes; beyond the bound, only those of this call."""
+        self._outcomes.update(outcomes)
+        for job, parts in outcomes.items():
+            seconds = sum(part.seconds for part in parts)
+            self._seconds[job.test] = max(seconds, self._seconds.get(job.test, 0.0))
+        if len(self._outcomes) > CACHED:
+            used = {draft.job for draft in drafts}
+            for job in self._outcomes.keys() - used:
+                del self._outcomes[job]
+
+    def _draft(self, action: JointAction) -> _Draft:
+        """The joint program, as far as level 2 of the table."""
+        task = action.task
+        names = (*helper_names(len(action.completions_N)), task.fields["entry_point"])
+        parts = tuple(
+            self._contribution(text, name, names)
+            for text, name in zip(action.completions_N, names, strict=True)
+        )
+        if parts[-1] is None or not parts[-1].function.returns:
+            return _Draft(names, parts)
+        prompt = self._preamble(task.fields["prompt"], task.fields["entry_point"])
+        program = join(prompt, parts)
+        broken = tuple(source for part in parts if part is not None for source in part.broken)
+        code = self._compile(program, broken)
+        if isinstance(code, SyntaxProblem):
+            return _Draft(names, parts, program, problem=code)
+        job = Job(code, join(prompt, ()), task.fields["test"], task.fields["entry_point"])
+        return _Draft(names, parts, program, given=prompt, job=job)
+
+    def _breakdown(self, draft: _Draft) -> RewardBreakdown:
+        """The table's terms, from the draft and its program's outcomes."""
+        helpers, defined = draft.helpers, draft.defined
+        there = [name for name in helpers if name in defined]
+        has_main = draft.names[-1] in defined
+        main = draft.parts[-1]
+        use = _use(main, there)
+        outcomes = self._outcomes[draft.job] if draft.job is not None else ()
+        passed = sum(outcome.passed for outcome in outcomes)
+        needed = self._needed(draft)
+        used = [name for name in use.called if not self.need_bonus or name in (needed or ())]
+        earns_use = passed > 0 and bool(used)
+        scale = passed / len(outcomes) if self.bonus == "share" and outcomes else 1.0
+        return RewardBreakdown(
+            aux_defined=AUX_DEFINED * len(there) / len(helpers) if helpers else 0.0,
+            main_defined=MAIN_DEFINED if has_main else 0.0,
+            syntax=SYNTAX if draft.job is not None else 0.0,
+            tests=TESTS * passed / len(outcomes) if outcomes else 0.0,
+            uses_aux=scale * USES_AUX * len(used) / len(helpers) if earns_use else 0.0,
+            not_wrapper=scale * NOT_WRAPPER if earns_use and not use.wrapper else 0.0,
+            aux_ignored=scale * AUX_IGNORED if earns_use and use.ignored else 0.0,
+            helpers=helpers,
+            defined=defined,
+            called=use.called,
+            ignored=use.ignored,
+            wrapper=use.wrapper,
+            needed=needed,
+            syntax_error=draft.problem,
+            outcomes=outcomes,
+            program=draft.program,
+            isolation=self.isolation,
+            seconds=sum(outcome.seconds for outcome in outcomes),
+        )
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self._pool.close()
+
+    def __enter__(self) -> CodeReward:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _use(main: Contribution | None, helpers: Sequence[str]) -> MainUse:
+    if main is None:
+        return MainUse()
+    bound = {name for line in main.imports for name in imported_names(line)}
+    return main_use(main.function, [name for name in helpers if name not in bound], main.support)
