@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from comlrl.tasks.prompts import plain_text
 from comlrl.types import (
@@ -21,8 +22,13 @@ SAMPLING = Sampling(1.0, 8)
 Path = tuple[int, ...]  # the joint action taken at each turn before
 
 
+def code_task(task_id: str, prompt: str, test: str, entry_point: str, **extra: Any) -> Task:
+    """A task of the code domain, unchecked; ``extra``: further fields of its row."""
+    return Task(task_id, {"prompt": prompt, "test": test, "entry_point": entry_point} | extra)
+
+
 def task(name: str = "A") -> Task:
-    return Task(name, "def f(x):\n    '''Adds one.'''\n", "def check(candidate): ...", "f")
+    return code_task(name, "def f(x):\n    '''Adds one.'''\n", "def check(candidate): ...", "f")
 
 
 class FakeSampler:
