@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from comlrl.tasks.prompts import plain_text
+from comlrl.tasks.prompts import Prompts, plain_text
 from comlrl.types import (
     Attempt,
     Completion,
     JointAction,
     Message,
     Request,
+    Reward,
     Sampling,
     Score,
     Task,
 )
+from rewards.code.domain import CODE
 
 SEED = 11
 SAMPLING = Sampling(1.0, 8)
+PROMPTS = Prompts(CODE)
 Path = tuple[int, ...]  # the joint action taken at each turn before
 
 
@@ -68,7 +71,7 @@ def parts(text: str) -> tuple[str, Path, int, int]:
     return name, tuple(int(k) for k in path.split(".") if k), int(agent), int(g)
 
 
-class FakeReward:
+class FakeReward(Reward):
     """``value(task, path, generations of the joint action)`` as the reward; counts."""
 
     def __init__(self, value: Callable[[str, Path, Path], float]) -> None:

@@ -9,8 +9,20 @@ from typing import Any
 from comlrl.loop.loop import Loop
 from comlrl.models.loading import build_team
 from comlrl.rollout.grow import Rollout
-from comlrl.types import Attempt, JointAction, LogMark, LogRecord, Sampling, Score, Task, Tree
+from comlrl.types import (
+    Attempt,
+    JointAction,
+    LogMark,
+    LogRecord,
+    Reward,
+    Sampling,
+    Score,
+    Task,
+    Tree,
+)
 from loggers.latents import LatentLogger
+from rewards.code.domain import CODE
+from tests.fakes import PROMPTS, code_task
 from tests.tiny_models import config, folder
 from trainers.launch.assembly import build_sampler
 from trainers.magrpo import MAGRPOTrainer
@@ -20,7 +32,7 @@ from trainers.shppo import SHPPOTrainer
 Value = Callable[[tuple[str, ...]], float]
 
 
-class TextReward:
+class TextReward(Reward):
     """``value`` of the agents' texts; counts what it scored."""
 
     def __init__(self, value: Value) -> None:
@@ -65,7 +77,8 @@ def transition(attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
 
 def tasks(count: int) -> list[Task]:
     source = "def f{0}(x):\n    '''Adds {0}.'''\n"
-    return [Task(f"t{i}", source.format(i), "def check(f): ...", f"f{i}") for i in range(count)]
+    test = "def check(f): ..."
+    return [code_task(f"t{i}", source.format(i), test, f"f{i}") for i in range(count)]
 
 
 def build(
@@ -81,9 +94,9 @@ def build(
     section = cfg.section
     team = build_team(cfg, reference=section.kl_coef > 0, device="cpu")
     _, sampler = build_sampler(cfg, team)
-    rollout = Rollout(sampler, TextReward(value), transition, seed=cfg.seed)
-    logger = Recorder(LatentLogger(run_dir / "latents.jsonl"))
-    loop = Loop(section, tasks(count), run_dir=run_dir, logger=logger, seed=cfg.seed)
+    rollout = Rollout(sampler, TextReward(value), transition, PROMPTS, seed=cfg.seed)
+    logger = Recorder(LatentLogger(run_dir / "latents.jsonl", CODE))
+    loop = Loop(section, tasks(count), domain=CODE, run_dir=run_dir, logger=logger, seed=cfg.seed)
     sampling = Sampling(1.0, section.max_new_tokens)
     if algorithm == "magrpo":
         return MAGRPOTrainer(section, team, rollout, loop, sampling)

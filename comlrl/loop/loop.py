@@ -53,10 +53,10 @@ class Loop:
         best: BestModel | None = None,
     ) -> None:
         """``section``: the algorithm's keys. ``domain``: measures the trees. ``progress``: is told
-        what the run is doing. ``evaluate``: trees and metrics of the present policy; None: never. ``seed``: of the order
-        of the tasks, and of what draws from global generators (dropout). ``signals``: None: none
-        are heeded. ``standing``: metrics that go into every record; asked on all processes.
-        ``best``: is offered the weights of every evaluation."""
+        what the run is doing. ``evaluate``: trees and metrics of the present policy; None: never.
+        ``seed``: of the order of the tasks, and of what draws from global generators (dropout).
+        ``signals``: None: none are heeded. ``standing``: metrics that go into every record; asked
+        on all processes. ``best``: is offered the weights of every evaluation."""
         self.section, self.tasks, self.domain = section, tasks, domain
         self.run_dir, self.logger, self.evaluate = run_dir, logger, evaluate
         self.seed, self.signals, self.standing = seed, signals or Signals(), standing

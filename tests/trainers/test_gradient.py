@@ -19,7 +19,7 @@ from comlrl.rollout.generation import Generator
 from comlrl.rollout.grow import Rollout
 from comlrl.types import Sampling, Span, Tree
 from comlrl.update import accumulate
-from tests.fakes import SEED, FakeReward, FakeTransition, task
+from tests.fakes import PROMPTS, SEED, FakeReward, FakeTransition, task
 from tests.tiny_models import PAD, STOPS, config, folder, team
 from trainers.configs import MAGRPOConfig
 from trainers.magrpo import MAGRPOTrainer
@@ -40,7 +40,9 @@ class RealReward(FakeReward):
 
 
 def grown(agents: Team, section: MAGRPOConfig, names: str = "AB") -> list[Tree]:
-    rollout = Rollout(Generator(agents), RealReward(lambda *_: 0.0), FakeTransition(), seed=SEED)
+    rollout = Rollout(
+        Generator(agents), RealReward(lambda *_: 0.0), FakeTransition(), PROMPTS, seed=SEED
+    )
     return rollout.grow([task(name) for name in names], section.shape, SAMPLING, ("train", 1))
 
 

@@ -17,6 +17,7 @@ from comlrl.preferences.candidates import CandidateSet, JointCandidate
 from comlrl.preferences.pairs import Pair, TaskPairs
 from comlrl.processes.statistics import Sums
 from comlrl.types import Completion, Message, Sampling
+from rewards.code.domain import CODE
 from tests.fakes import task
 from tests.runs import state
 from tests.tiny_models import EOS, config, prompt, team
@@ -67,7 +68,7 @@ def trainer(folder: Path, agents, *, train=TASKS, held_out=(), evaluate=None, **
     section = config("madpo", num_agents=AGENTS, max_steps=None, **keys).section
     section = replace(section, num_train_epochs=keys.get("num_train_epochs", 1))
     tasks = [task(t.task_id) for t in train]
-    loop = Loop(section, tasks, run_dir=folder, logger=Recorder(), evaluate=evaluate)
+    loop = Loop(section, tasks, domain=CODE, run_dir=folder, logger=Recorder(), evaluate=evaluate)
     made = MADPOTrainer(section, agents, loop, SAMPLING, Kept(train, held_out))
     made._prepare()
     return made

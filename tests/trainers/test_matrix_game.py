@@ -53,7 +53,7 @@ def play(actions_NG: torch.Tensor, payoff: Payoff) -> Tree:
     joint = tuple((g,) * len(turns) for g in range(len(rewards)))
     scores = tuple(Score(r) for r in rewards)
     node = Node(1, -1, -1, turns, joint, scores, rewards)
-    return Tree(Task("game", "", "", "f"), (node,), "align", None)
+    return Tree(Task("game"), (node,), "align", None)
 
 
 def expected(logits_NA: Sequence[torch.Tensor], payoff: Payoff) -> float:

@@ -7,9 +7,9 @@ import pytest
 from comlrl.evaluation import baselines
 from comlrl.evaluation.estimates import evaluate, repeat
 from comlrl.rollout.grow import Rollout
-from comlrl.tasks.prompts import first_prompts, plain_text
+from comlrl.tasks.prompts import plain_text
 from comlrl.types import Shape
-from tests.fakes import SAMPLING, SEED, FakeReward, FakeSampler, FakeTransition, task
+from tests.fakes import PROMPTS, SAMPLING, SEED, FakeReward, FakeSampler, FakeTransition, task
 
 TASKS = [task("A"), task("B")]
 
@@ -17,7 +17,7 @@ TASKS = [task("A"), task("B")]
 def _rollout(sampler: FakeSampler | None = None) -> Rollout:
     reward = FakeReward(lambda name, path, generations: 1.0 + (name == "B"))
     return Rollout(
-        sampler or FakeSampler(), reward, FakeTransition(), seed=SEED,
+        sampler or FakeSampler(), reward, FakeTransition(), PROMPTS, seed=SEED,
         process=lambda value: value - 1,
     )  # fmt: skip
 
@@ -47,7 +47,7 @@ def test_sequential_shows_each_agent_what_those_before_it_wrote():
     tree, _ = repeat(baselines.build("sequential", _rollout(sampler), 3, SAMPLING), TASKS)
     aux, aux2, main = _read(tree, 0)
     wrote = _wrote(tree, 0)
-    assert aux == plain_text_of(first_prompts(TASKS[0], 3)[0])
+    assert aux == plain_text_of(PROMPTS.first(TASKS[0], 3)[0])
     assert f"`aux` is:\n{wrote[0]}" in aux2 and wrote[2] not in aux2
     assert f"`aux` is:\n{wrote[0]}" in main and f"`aux2` is:\n{wrote[1]}" in main
     assert sampler.calls == [[2, 0, 0], [0, 2, 0], [0, 0, 2]]  # one call an agent, for both tasks

@@ -10,13 +10,29 @@ from pathlib import Path
 import pytest
 import torch
 
-from comlrl.builtin import conventions
-from comlrl.evaluation.metrics import task_reward, tree_metrics
-from comlrl.types import RewardBreakdown, Score, Task, TestOutcome, Tree
+from comlrl.evaluation import metrics as metrics_module
+from comlrl.evaluation.metrics import task_reward
+from comlrl.types import Score, Tree
 from loggers.report.run_data import Run, read_run
+from rewards.code.breakdown import RewardBreakdown
+from rewards.code.domain import CODE
+from rewards.sandbox.outcome import TestOutcome
+from tests.fakes import code_task
 from tests.made_runs import TASK, agent_turn, make_run, node, tree
 from tests.runs import ALGORITHMS, Zygote, small_of
 from tests.tiny_trainers import build
+
+
+def tree_metrics(trees):
+    return metrics_module.tree_metrics(trees, CODE)
+
+
+def scored(found: RewardBreakdown, value: float | None = None) -> Score:
+    """The score of a breakdown; ``value``: a reward model's, in its place."""
+    earned = None if value is None else found.total
+    value = found.total if value is None else value
+    return Score(value, found.parts, found.passed_all, found, earned)
+
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -80,7 +96,7 @@ def test_breakdowns():
     )  # fmt: skip
     broken = RewardBreakdown(0.4, 0.6, helpers=("aux",), defined=("aux", "f"))
     empty = RewardBreakdown(helpers=("aux",))
-    scores = [Score(b.total, b) for b in (good, half, broken, empty)]
+    scores = [scored(b) for b in (good, half, broken, empty)]
     metrics = tree_metrics([tree(node(scores))])
     assert metrics["reward_mean"] == pytest.approx((4.0 + 2.0 + 1.0 + 0.0) / 4)
     expected = {
@@ -101,7 +117,7 @@ def test_helpers_are_counted_singly():
     team = RewardBreakdown(
         helpers=("aux", "aux2"), defined=("aux", "f"), called=("aux", "aux2"), ignored=("aux2",)
     )
-    metrics = tree_metrics([tree(node([Score(0.0, team)]))])
+    metrics = tree_metrics([tree(node([scored(team, 0.0)]))])
     assert metrics["aux_defined_rate"] == 0.5
     assert (metrics["aux_called_rate"], metrics["aux_ignored_rate"]) == (1.0, 0.5)
 
@@ -111,21 +127,21 @@ def test_need_is_of_solved_programs():
     both = RewardBreakdown(**team, needed=("aux", "aux2"))
     one, none = RewardBreakdown(**team, needed=("aux2",)), RewardBreakdown(**team, needed=())
     unsolved = RewardBreakdown(**team)
-    metrics = tree_metrics([tree(node([Score(0.0, b) for b in (both, one, none, unsolved)]))])
+    metrics = tree_metrics([tree(node([scored(b, 0.0) for b in (both, one, none, unsolved)]))])
     assert metrics["aux_needed_rate"] == pytest.approx((1 + 0.5 + 0) / 3)
-    assert "aux_needed_rate" not in tree_metrics([tree(node([Score(0.0, unsolved)]))])
+    assert "aux_needed_rate" not in tree_metrics([tree(node([scored(unsolved, 0.0)]))])
 
 
 def test_a_lone_agent_has_no_aux_metrics():
     alone = RewardBreakdown(main_defined=0.6, defined=("f",))
-    metrics = tree_metrics([tree(node([Score(0.6, alone)], agents=[agent_turn(["x"])]))])
+    metrics = tree_metrics([tree(node([scored(alone)], agents=[agent_turn(["x"])]))])
     assert not [name for name in metrics if "aux_" in name and not name.startswith("reward/")
                 and not name.startswith("turn_1/reward/")]  # fmt: skip
 
 
 def test_model_scores_are_told_from_task_rewards():
     breakdown = RewardBreakdown(main_defined=0.6)
-    metrics = tree_metrics([tree(node([Score(-1.5, breakdown)]))])
+    metrics = tree_metrics([tree(node([scored(breakdown, -1.5)]))])
     assert (metrics["reward_mean"], metrics["task_reward_mean"]) == (-1.5, 0.6)
 
 
@@ -141,14 +157,14 @@ def test_completions():
 
 
 def test_conventions():
-    task = Task("c", "", "", "f", {"stages": "filter_map_reduce"})
+    task = code_task("c", "", "", "f", stages="filter_map_reduce")
     aux = agent_turn([
         "def aux(xs):\n    return [x for x in xs if x > 3]\n",
         "def aux(x):\n    return x > 3\n",
         "no code",
     ])  # fmt: skip
     main = agent_turn(["def f(xs):\n    return sum([x * 2 for x in aux(xs)])\n"] * 3)
-    metrics = tree_metrics([tree(node([0.0] * 3, agents=[aux, main]), task=task)], conventions)
+    metrics = tree_metrics([tree(node([0.0] * 3, agents=[aux, main]), task=task)])
     told = {name: value for name, value in metrics.items() if name.startswith("convention")}
     assert told == pytest.approx({
         "convention/aux/filter": 1 / 3, "convention/aux/test": 1 / 3, "convention/aux/none": 1 / 3,
@@ -289,7 +305,7 @@ def test_names_that_depend_on_the_clock_say_so():
 
 def _timed(seconds: float) -> Tree:
     breakdown = RewardBreakdown(outcomes=(_outcome(True),), seconds=seconds)
-    return tree(node([Score(0.0, breakdown)]), task=TASK)
+    return tree(node([scored(breakdown, 0.0)]), task=TASK)
 
 
 @pytest.fixture(scope="module")

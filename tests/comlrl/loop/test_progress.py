@@ -14,6 +14,7 @@ from comlrl.loop.progress import Ahead, Progress
 from comlrl.loop.steps import Gathered
 from comlrl.types import Task
 from loggers import Loggers
+from rewards.code.domain import CODE
 
 
 class Clock:
@@ -81,10 +82,11 @@ def loop(run_dir: Path = Path(), **section: Any) -> Loop:
         "batch_size": 2, "num_train_epochs": 2, "max_steps": None, "max_env_steps": None,
         "eval_interval": 4, "save_steps": 0, "save_total_limit": None, "logging_steps": 1,
     }  # fmt: skip
-    tasks = [Task(f"t{i}", "", "", "f") for i in range(6)]
+    tasks = [Task(f"t{i}") for i in range(6)]
     return Loop(
         SimpleNamespace(**(keys | section)),
         tasks,
+        domain=CODE,
         run_dir=run_dir,
         logger=Loggers([]),
         evaluate=lambda: ([], {}),

@@ -23,7 +23,8 @@ from comlrl.preferences.collector import Collector
 from comlrl.preferences.pairs import Pair, TaskPairs, hold_out, select_pairs
 from comlrl.rollout.grow import Rollout
 from comlrl.types import Completion, Message
-from tests.fakes import SAMPLING, SEED, FakeReward, FakeSampler, FakeTransition, task
+from rewards.code.domain import CODE
+from tests.fakes import PROMPTS, SAMPLING, SEED, FakeReward, FakeSampler, FakeTransition, task
 from tests.tiny_trainers import Recorder
 from trainers.configs import MADPOConfig
 
@@ -182,8 +183,8 @@ def two_tasks_at_once(monkeypatch):
 def collector(folder: Path, *, stop=None, resume=False, section=SECTION, names="ABCDE"):
     folder.mkdir(exist_ok=True)
     sampler, scored = Stopping(stop), FakeReward(reward)
-    rollout = Rollout(sampler, scored, FakeTransition(), seed=SEED)
-    loop = Loop(section, [task(n) for n in names], run_dir=folder, logger=Recorder())
+    rollout = Rollout(sampler, scored, FakeTransition(), PROMPTS, seed=SEED)
+    loop = Loop(section, [task(n) for n in names], domain=CODE, run_dir=folder, logger=Recorder())
     made = Collector(section, rollout, loop, SAMPLING, seed=SEED, resume=resume)
     return made, sampler, loop
 

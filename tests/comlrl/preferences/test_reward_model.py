@@ -21,9 +21,8 @@ from comlrl.preferences.pairs import Pair, TaskPairs
 from comlrl.preferences.reward_model import Facts, ModelReward, RewardModel, load
 from comlrl.preferences.reward_training import Fit, RewardBase, TextPair, train
 from comlrl.preferences.text_states import last_states, shared_rows
-from comlrl.tasks.prompts import first_prompts
-from comlrl.types import Completion, JointAction, Message, RewardBreakdown, Score
-from tests.fakes import task
+from comlrl.types import Completion, JointAction, Message, Reward, Score
+from tests.fakes import PROMPTS, task
 from tests.tiny_models import EOS, folder
 
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
@@ -266,11 +265,11 @@ def test_the_same_seed_gives_the_same_model(tmp_path):
     assert one.raw(["p\nao\n"]) != other.raw(["p\nao\n"])
 
 
-class TaskReward:
+class TaskReward(Reward):
     closed = False
 
     def score(self, actions):
-        return [Score(1.0, RewardBreakdown(program=str(n))) for n, _ in enumerate(actions)]
+        return [Score(1.0, facts=str(n)) for n, _ in enumerate(actions)]
 
     def close(self):
         self.closed = True
@@ -284,15 +283,15 @@ class Lengths:
         return [float(len(text)) for text in texts]
 
 
-def test_the_score_is_the_models_and_the_breakdown_the_tasks():
+def test_the_score_is_the_models_and_the_facts_the_tasks():
     checked = TaskReward()
-    reward = ModelReward(checked)
+    reward = ModelReward(checked, PROMPTS)
     reward.model = Lengths()  # type: ignore[assignment]
     found = reward.score([JointAction(task(), ("x", "yy")), JointAction(task(), ("", "zzz"))])
-    aux, main = first_prompts(task(), 2)
+    aux, main = PROMPTS.first(task(), 2)
     texts = [joint_text((aux, main), ("x", "yy")), joint_text((aux, main), ("", "zzz"))]
     assert reward.model.texts == texts
     assert [score.value for score in found] == [float(len(text)) for text in texts]
-    assert [score.breakdown.program for score in found] == ["0", "1"]
+    assert [score.facts for score in found] == ["0", "1"]
     reward.close()
     assert checked.closed

@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rewards.code.domain import CODE
 from tests import tiny_models
 from tests.runs import (
     ALGORITHMS,
@@ -107,7 +108,7 @@ def update(folder: str, model: str, tasks: int, train_batch_size: int | None) ->
     from comlrl.processes import distributed
     from comlrl.rollout.grow import Rollout
     from comlrl.types import Sampling
-    from tests.fakes import FakeTransition, task
+    from tests.fakes import PROMPTS, FakeTransition, task
     from tests.tiny_trainers import Recorder
     from trainers.magrpo import MAGRPOTrainer
 
@@ -119,9 +120,9 @@ def update(folder: str, model: str, tasks: int, train_batch_size: int | None) ->
     )  # fmt: skip
     team, section = build_team(config), config.section
     sampling = Sampling(1.0, 16)
-    rollout = Rollout(Bytes(team), Length(), FakeTransition(), seed=1)
+    rollout = Rollout(Bytes(team), Length(), FakeTransition(), PROMPTS, seed=1)
     named, logger = [task(f"task_{i}") for i in range(tasks)], Recorder()
-    loop = Loop(section, named, run_dir=Path(folder), logger=logger)
+    loop = Loop(section, named, domain=CODE, run_dir=Path(folder), logger=logger)
     trainer = MAGRPOTrainer(section, team, rollout, loop, sampling)
     trainer.train()
     flat = {

@@ -14,7 +14,7 @@ from comlrl.rollout import generation
 from comlrl.rollout.generation import Generator
 from comlrl.rollout.grow import Rollout
 from comlrl.types import Completion, Message, Request, Sampling, Shape
-from tests.fakes import FakeReward, FakeTransition, task
+from tests.fakes import PROMPTS, FakeReward, FakeTransition, task
 from tests.tiny_models import EOS, STOPS, config, folder, prompt, team
 
 KINDS = ["qwen2", "llama", "gpt2", "mistral"]
@@ -219,7 +219,7 @@ def rollout(generator: Generator) -> Rollout:
         def _one(self, action):
             return sum(map(len, action.completions_N)) % 5
 
-    return Rollout(generator, Reward(lambda *_: 0.0), FakeTransition(), seed=3)
+    return Rollout(generator, Reward(lambda *_: 0.0), FakeTransition(), PROMPTS, seed=3)
 
 
 @pytest.mark.parametrize(

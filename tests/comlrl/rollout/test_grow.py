@@ -12,9 +12,17 @@ import pytest
 from comlrl.keyed import uniforms
 from comlrl.rollout.grow import History, Rollout
 from comlrl.tasks.history import PromptTooLongError
-from comlrl.tasks.prompts import first_prompts
 from comlrl.types import Message, Shape, Tree
-from tests.fakes import SAMPLING, SEED, FakeReward, FakeSampler, FakeTransition, parts, task
+from tests.fakes import (
+    PROMPTS,
+    SAMPLING,
+    SEED,
+    FakeReward,
+    FakeSampler,
+    FakeTransition,
+    parts,
+    task,
+)
 
 KEY = ("train", 3)
 
@@ -36,7 +44,7 @@ class Grown:
         self.reward = FakeReward(value)
         self.transition = FakeTransition()
         self.rollout = Rollout(
-            self.sampler, self.reward, self.transition, seed=SEED,
+            self.sampler, self.reward, self.transition, PROMPTS, seed=SEED,
             history=history or History(), process=process,
         )  # fmt: skip
         self.trees = self.rollout.grow([task(n) for n in names], shape, SAMPLING, KEY)
@@ -144,7 +152,7 @@ def test_every_completion_has_a_key_of_its_own():
             seen.append(key)
             return super()._completion(key, sampling)
 
-    rollout = Rollout(Recording(), FakeReward(lambda *_: 0.0), FakeTransition(), seed=SEED)
+    rollout = Rollout(Recording(), FakeReward(lambda *_: 0.0), FakeTransition(), PROMPTS, seed=SEED)
     for step in (1, 2):
         rollout.grow([task("A"), task("B")], Shape(2, 2, 2, "cross"), SAMPLING, ("train", step))
     # 2 steps · 2 tasks · (1 + 4) nodes · 2 agents · 2 generations
@@ -226,7 +234,7 @@ def test_nothing_is_asked_once_all_branches_have_ended():
 
 def test_each_agent_reads_its_own_past_alone():
     tree = Grown(Shape(2, 3, 2)).trees[0]
-    told = first_prompts(task(), 2)
+    told = PROMPTS.first(task(), 2)
     for agent in range(2):
         assert tree.nodes[0].agents_N[agent].prompt == (Message("user", told[agent]),)
         # Node 4 is reached by joint actions 0, then 1.
@@ -243,7 +251,7 @@ def test_each_agent_reads_its_own_past_alone():
 def test_history_last_shows_what_was_asked_for():
     tree = Grown(Shape(2, 3, 2), history=History("last", True, True)).trees[0]
     assert tree.nodes[4].agents_N[1].prompt == (
-        Message("user", first_prompts(task(), 2)[1]),
+        Message("user", PROMPTS.first(task(), 2)[1]),
         Message("assistant", "A|0|1|1"),
         Message("user", "feedback on A|0|1|1 at 2"),
     )

@@ -57,7 +57,7 @@ def tree(rewards: list[float], later: dict[int, float] | None = None, tokens: in
 
     nodes = [node(1, -1, -1, rewards)]
     nodes += [node(2, 0, action, [value]) for action, value in (later or {}).items()]
-    return Tree(Task("t", "", "", "f"), tuple(nodes), "align", None)
+    return Tree(Task("t"), tuple(nodes), "align", None)
 
 
 def per_token(values: dict[int, list[float]]) -> PerToken:

@@ -19,10 +19,12 @@ import evaluate as script
 from comlrl.config.sections import ConfigError, DistributedConfig
 from comlrl.evaluation.estimates import estimates, pass_at_k, task_rows
 from comlrl.evaluation.intervals import bootstrap_interval
-from comlrl.evaluation.metrics import tree_metrics
 from comlrl.loop import checkpoint
 from comlrl.models.loading import build_team
-from comlrl.types import JointAction, RewardBreakdown, Score
+from comlrl.types import JointAction, Reward, Score
+from rewards.code.breakdown import RewardBreakdown
+from rewards.code.domain import CODE
+from tests.fakes import code_task
 from tests.made_runs import TASK, node, tree
 from tests.runs import state
 from trainers.configs import SECTIONS
@@ -331,12 +333,12 @@ def _chain(task_id: str, *rewards: float):
         node([Score(r)], turn=t + 1, parent=t - 1, parent_action=0 if t else -1)
         for t, r in enumerate(rewards)
     ]
-    return tree(*nodes, task=type(TASK)(task_id, TASK.prompt, TASK.test, TASK.entry_point))
+    return tree(*nodes, task=dataclasses.replace(TASK, task_id=task_id))
 
 
 def test_estimates_weigh_a_turn_by_the_chains_that_reached_it():
     trees = [_chain("a", 1.0, 3.0), _chain("a", 2.0), _chain("b", 1.0, 0.0), _chain("b", 1.0, 0.0)]
-    metrics, intervals = estimates(trees, tree_metrics, (1,))
+    metrics, intervals = estimates(trees, CODE, (1,))
     assert metrics["turn_2/reward_mean"] == 1.0  # (3 + 0 + 0) / 3
     # Tasks drawn twice: a and a → 3, a and b → (3 + 0 + 0) / 3 = 1, b and b → 0.
     assert intervals["turn_2/reward_mean"] == (0.0, 3.0)
@@ -348,11 +350,11 @@ def test_estimates_weigh_a_turn_by_the_chains_that_reached_it():
 def test_estimates_weigh_need_by_solved_chains():
     def chain(task_id: str, needed: tuple[str, ...] | None):
         breakdown = RewardBreakdown(helpers=("aux",), needed=needed)
-        task = type(TASK)(task_id, TASK.prompt, TASK.test, TASK.entry_point)
-        return tree(node([Score(0.0, breakdown)]), task=task)
+        task = dataclasses.replace(TASK, task_id=task_id)
+        return tree(node([Score(0.0, facts=breakdown)]), task=task)
 
     trees = [chain("a", ("aux",)), chain("a", None), chain("b", None), chain("b", None)]
-    metrics, intervals = estimates(trees, tree_metrics, (1,))
+    metrics, intervals = estimates(trees, CODE, (1,))
     # one solved chain in all; tasks drawn without it say nothing
     assert metrics["aux_needed_rate"] == 1.0
     assert intervals["aux_needed_rate"] == intervals["turn_1/aux_needed_rate"] == (1.0, 1.0)
@@ -362,19 +364,19 @@ def test_estimates_weigh_need_by_solved_chains():
 def test_an_evaluation_measures_need_and_training_does_not(strategy):
     plan = script.make_plan(script.parse_arguments(["--config", QUICK, *FEW, "sandbox.workers=1"]))
     config = dataclasses.replace(plan.config, distributed=DistributedConfig(strategy))
-    task = dataclasses.replace(TASK, test="def check(c):\n    assert c(3) == 9\n", entry_point="f")
+    task = code_task("t", "def f(x): ...", "def check(c):\n    assert c(3) == 9\n", "f")
     helper, main = "def aux(x):\n    return x * x\n", "def f(x):\n    return aux(x)\n"
     training, evaluation = build_rewards(config)
     try:
         for reward, needed in ((training, None), (evaluation, ("aux",)), (training, None)):
             (score,) = reward.score([JointAction(task, (helper, main))])
-            assert score.breakdown is not None and score.breakdown.passed_all
-            assert score.breakdown.needed == needed
+            assert score.passed
+            assert score.facts.needed == needed
     finally:
         training.close()
 
 
-class Constant:
+class Constant(Reward):
     """A user's own reward: it has nothing but what ``comlrl.types.Reward`` asks for."""
 
     def score(self, actions):
