@@ -70,7 +70,7 @@ def test_discussion_shows_the_drafts_of_the_others_once():
     drafts, told = _wrote(tree, 0), [turn.prompt[-1].content for turn in tree.nodes[1].agents_N]
     for i, text in enumerate(told):
         assert [draft in text for draft in drafts] == [j != i for j in range(3)]
-    assert "Revise your `f`" in told[2] and "Revise your `aux2`" in told[1]
+    assert "a revised `f`" in told[2] and "a revised `aux2`" in told[1]
     # The agent's own draft is its own past answer, not something that it is told.
     assert tree.nodes[1].agents_N[2].prompt[-2].content == drafts[2]
     assert "feedback" not in "".join(told)  # the external mode has no say
