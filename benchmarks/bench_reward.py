@@ -37,10 +37,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from rewards.program import contribution, join, preamble
-
 from comlrl.types import JointAction, Task
-from rewards.code_rewards import CodeReward
+from rewards.code.program import contribution, join, preamble
+from rewards.code.reward import CodeReward
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT.parent / "shared" / "data" / "HumanEval.jsonl"
@@ -52,14 +51,20 @@ ENDLESS = "def loop(x):\n    while True:\n        x += {number}\n    return x\n"
 
 def load(path: Path) -> tuple[list[Task], list[str]]:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    tasks = [Task(r["task_id"], r["prompt"], r["test"], r["entry_point"]) for r in rows]
+    tasks = [Task(r["task_id"], r) for r in rows]
     return tasks, [r["prompt"] + r["canonical_solution"] for r in rows]
+
+
+def made(entry_point: str, tests: str) -> Task:
+    """A task without words; ``tests`` call the function ``f``."""
+    fields = {"prompt": "", "test": f"def check(f):\n{tests}", "entry_point": entry_point}
+    return Task(entry_point, fields)
 
 
 def vary(task: Task, text: str, number: int) -> str:
     """The same program with one more default argument: other code, same behaviour."""
     tree = ast.parse(text)
-    function = next(n for n in tree.body if getattr(n, "name", "") == task.entry_point)
+    function = next(n for n in tree.body if getattr(n, "name", "") == task.fields["entry_point"])
     assert isinstance(function, ast.FunctionDef)
     function.args.kwonlyargs.append(ast.arg("variant"))
     function.args.kw_defaults.append(ast.Constant(number))
@@ -75,14 +80,15 @@ def run_plainly(tasks: list[Task], texts: list[str]) -> list[float]:
     signal.signal(signal.SIGALRM, expire)
     shares = []
     for task, text in zip(tasks, texts, strict=True):
-        part = contribution(text, task.entry_point, (task.entry_point,))
-        program = join(preamble(task.prompt, task.entry_point), [part])
+        name = task.fields["entry_point"]
+        part = contribution(text, name, (name,))
+        program = join(preamble(task.fields["prompt"], name), [part])
         ast.parse(program)
         names: dict = {}
         random.seed(0)
         exec(program, names)
-        names["candidate"] = names[task.entry_point]
-        passed, tests = 0, check_body(task.test)
+        names["candidate"] = names[name]
+        passed, tests = 0, check_body(task.fields["test"])
         for statement in tests:
             signal.alarm(10)
             try:
@@ -108,7 +114,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 def cost(isolation: str, programs: int = 1000) -> None:
     """Prints milliseconds of CPU for one program: judge, fork, program and its end."""
-    task = Task("cost", "", "def check(f):\n" + "    assert f(3) == 9\n" * 5, "f")
+    task = made("f", "    assert f(3) == 9\n" * 5)
 
     def used(count: int, workers: int) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -188,7 +194,7 @@ def measure(name: str, pairs: list[tuple[Task, str]], rounds: int, reward: CodeR
 
 
 def loop_forever(number: int, timeout: float, isolation: str) -> None:
-    task = Task("loop", "", "def check(f):\n" + "    assert f(1) == 1\n" * 7, "loop")
+    task = made("loop", "    assert f(1) == 1\n" * 7)
     texts = [ENDLESS.format(number=n) for n in range(number)]
     with CodeReward(timeout=timeout, isolation=isolation) as reward:
         reward.score([JointAction(task, ("def loop(x):\n    return x\n",))])

@@ -79,12 +79,11 @@ def ours(arguments: argparse.Namespace, *overrides: str, algorithm: str = "magrp
 def peer_job(arguments: argparse.Namespace, tasks: int) -> dict:
     """The description that ``peer_runner.py`` reads."""
     sys.path.insert(0, str(ROOT))
-    from comlrl.tasks.prompts import first_prompts
-    from comlrl.types import Task
+    from comlrl.tasks.prompts import Prompts
+    from rewards.code.domain import CODE
 
     lines = (ROOT / "comlrl/builtin/coopmini/train.jsonl").read_text().splitlines()[:tasks]
     rows = [json.loads(line) for line in lines]
-    problems = [Task("", row["prompt"], row["test"], row["entry_point"]) for row in rows]
     return {
         "seed": 0,
         "threads": os.cpu_count(),
@@ -96,11 +95,11 @@ def peer_job(arguments: argparse.Namespace, tasks: int) -> dict:
         "model": str(MODEL),
         "tasks": [
             {
-                "prompts": list(first_prompts(problem, 2)),
-                "test": problem.test,
-                "entry_point": problem.entry_point,
+                "prompts": list(Prompts(CODE).first(CODE.task("", row), 2)),
+                "test": row["test"],
+                "entry_point": row["entry_point"],
             }
-            for problem in problems
+            for row in rows
         ],
     }  # fmt: skip
 

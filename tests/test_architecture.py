@@ -156,6 +156,19 @@ def test_no_circle_of_packages():
     assert _circles(graph) == []
 
 
+def test_the_code_domain_is_known_to_few():
+    """Its own reward as functions, who builds a run, and tools; the sandbox runs whatever it is
+    given."""
+    users = {m for m, others in OWN.items() if any(_room(o, ["rewards.code"]) for o in others)}
+    assert {_room(m, FLOORS) for m in users} <= {
+        "rewards",
+        "trainers.launch",
+        "benchmarks",
+        "tools",
+    }
+    assert {_room(m, ["rewards.sandbox"]) for m in users} == {None}
+
+
 def test_wandb_is_imported_in_loggers_alone():
     users = {m for m, names in THIRD.items() if any(n.split(".")[0] == "wandb" for n in names)}
     assert {_room(module, FLOORS) for module in users} == {"loggers"}

@@ -44,7 +44,7 @@ def make_tree(mode: str) -> Tree:
 
     root, children = REWARDS[mode]
     nodes = [node(1, -1, -1, root)] + [node(2, 0, k, r) for k, r in enumerate(children)]
-    return Tree(Task("", "", "", ""), tuple(nodes), mode, None)  # type: ignore[arg-type]
+    return Tree(Task(""), tuple(nodes), mode, None)  # type: ignore[arg-type]
 
 
 def text(

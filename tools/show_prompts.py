@@ -21,10 +21,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import external
 from comlrl.config.sections import ExternalConfig
 from comlrl.tasks.history import Exchange, next_prompt
-from comlrl.tasks.prompts import first_prompts, helper_names, plain_text
+from comlrl.tasks.prompts import Prompts, plain_text
 from comlrl.types import Attempt, JointAction, Message, Task
-from rewards.code_rewards import CodeReward
+from rewards.code.domain import CODE
+from rewards.code.reward import CodeReward
 
+MODES = (*CODE.modes(), *external.GENERAL)
 COOPMINI = Path(__file__).parents[1] / "comlrl" / "builtin" / "coopmini" / "eval.jsonl"
 
 
@@ -37,7 +39,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--completions", type=Path, nargs="+", action="append", required=True, metavar="FILE"
     )
-    parser.add_argument("--mode", nargs="+", choices=external.MODES, default=external.MODES[:-1])
+    parser.add_argument("--mode", nargs="+", choices=MODES, default=MODES[:-1])
     parser.add_argument("--sandbox-slice", default="1", help="a whole number or all")
     parser.add_argument("--history", choices=("full", "last"), default="full")
     parser.add_argument("--original-prompt", action="store_true")
@@ -54,7 +56,7 @@ def section(options: argparse.Namespace, mode: str) -> ExternalConfig:
     """The ``external`` section that the options stand for."""
     n = options.sandbox_slice
     return ExternalConfig(
-        mode=mode,  # type: ignore[arg-type]  # argparse has checked it
+        mode=mode,
         sandbox_slice=int(n) if n.lstrip("+-").isdigit() else n,
         expert_model=options.expert_model,
         expert_base_url=options.expert_base_url,
@@ -69,8 +71,7 @@ def find_task(data: Path, wanted: str) -> Task:
     rows = [json.loads(line) for line in data.read_text().splitlines() if line.strip()]
     for index, row in enumerate(rows):
         if wanted in (str(index), row.get("task_id")):
-            name = row.get("task_id", str(index))
-            return Task(name, row["prompt"], row["test"], row["entry_point"])
+            return CODE.task(row.get("task_id", str(index)), row)
     raise ValueError(f"--task: {wanted!r} is not among the {len(rows)} rows of {data}")
 
 
@@ -82,7 +83,7 @@ def attempts_of(task: Task, turns: Sequence[Sequence[Path]]) -> list[Attempt]:
     with CodeReward(workers=1) as reward:
         scores = reward.score([JointAction(task, completions) for completions in texts])
     return [
-        Attempt(task, completions, score.breakdown, turn)
+        Attempt(task, completions, score, turn)
         for turn, (completions, score) in enumerate(zip(texts, scores, strict=True), 1)
     ]
 
@@ -91,13 +92,14 @@ def prompts_by_turn(
     attempts: Sequence[Attempt], settings: ExternalConfig
 ) -> list[tuple[tuple[Message, ...], ...]]:
     """Each agent's prompt at turn 1, and at the turn after each attempt."""
-    first = first_prompts(attempts[0].task, len(attempts[0].completions_N))
-    told_T = [first, *external.build(settings)(attempts)]
-    prompts: list[tuple[tuple[Message, ...], ...]] = [
+    prompts = Prompts(CODE)
+    first = prompts.first(attempts[0].task, len(attempts[0].completions_N))
+    told_T = [first, *external.build(settings, prompts)(attempts)]
+    prompts_T: list[tuple[tuple[Message, ...], ...]] = [
         tuple((Message("user", text),) for text in first)
     ]
     for turn in range(1, len(told_T)):
-        prompts.append(
+        prompts_T.append(
             tuple(
                 next_prompt(
                     [Exchange(told_T[t][i], attempts[t].completions_N[i]) for t in range(turn)],
@@ -109,12 +111,12 @@ def prompts_by_turn(
                 for i in range(len(first))
             )
         )
-    return prompts
+    return prompts_T
 
 
 def show(mode: str, task: Task, prompts_T: Sequence[Sequence[Sequence[Message]]]) -> None:
     for turn, prompts_N in enumerate(prompts_T, 1):
-        names = (*helper_names(len(prompts_N)), task.entry_point)
+        names = CODE.parts(task, len(prompts_N))
         for name, prompt in zip(names, prompts_N, strict=True):
             roles = ", ".join(message.role for message in prompt)
             print(f"════ {mode} · turn {turn} · {name} ({roles})\n{plain_text(prompt)}")
@@ -125,8 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         attempts = attempts_of(find_task(options.data, options.task), options.completions)
         for attempt in attempts:
-            assert attempt.breakdown is not None
-            print(f"════ reward of turn {attempt.turn}: {attempt.breakdown.total:.2f}")
+            print(f"════ reward of turn {attempt.turn}: {attempt.score.value:.2f}")
         for mode in options.mode:
             show(mode, attempts[0].task, prompts_by_turn(attempts, section(options, mode)))
     except (OSError, ValueError) as error:

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
 
 import pytest
-from external.diagnosis import ExternalError
 
 import external
-from comlrl.types import Attempt, Task
+from comlrl.config.sections import ConfigError, ExternalConfig
+from comlrl.tasks.prompts import Prompts
+from comlrl.types import Attempt, Score
 from external.expert_edits import (
     MAX_BODY,
     MAX_EDIT,
@@ -25,9 +25,16 @@ from external.expert_edits import (
     split_edits,
 )
 from external.plain import Plain
+from rewards.code.domain import CODE
+from tests.fakes import code_task
 
-TASK = Task("T/7", "def top(xs):\n    '''The largest of xs.'''\n", "def check(c): SECRET", "top")
-ATTEMPT = Attempt(TASK, ("def aux(xs):\n    return xs", "def top(xs):\n    return 0"), None, 1)
+TASK = code_task(
+    "T/7", "def top(xs):\n    '''The largest of xs.'''\n", "def check(c): SECRET", "top"
+)
+TEXTS = ("def aux(xs):\n    return xs", "def top(xs):\n    return 0")
+ATTEMPT = Attempt(TASK, TEXTS, Score(1.5), 1)
+PROMPTS = Prompts(CODE)
+PLAIN = Plain(PROMPTS)
 AGREED = "Write a revised `{}`, code only: no fences, prose, tests or examples.\n"
 
 
@@ -73,7 +80,7 @@ def send(handler: BaseHTTPRequestHandler, body: bytes, status: int = 200) -> Non
 
 
 def expert(url: str, on_error: str = "stop", **settings: object) -> ExpertEdits:
-    return ExpertEdits("any", url, on_error, Plain(), backoff=0.01, **settings)  # type: ignore
+    return ExpertEdits(PROMPTS, "any", url, on_error, PLAIN, backoff=0.01, **settings)  # type: ignore
 
 
 def test_each_agent_reads_the_edits_to_its_own_function() -> None:
@@ -95,7 +102,7 @@ def test_each_agent_reads_the_edits_to_its_own_function() -> None:
     (sent,) = seen
     assert sent["model"] == "any" and sent["max_tokens"] == 1024
     question = sent["messages"][0]["content"]
-    assert question == request(ATTEMPT)
+    assert question == request(PROMPTS, ATTEMPT)
     assert "SECRET" not in question  # the tests stay here
     assert ATTEMPT.completions_N[0] in question and ATTEMPT.completions_N[1] in question
 
@@ -173,7 +180,7 @@ def test_an_expert_that_cannot_be_had(kind: str) -> None:
         assert said in str(caught.value) and "'T/7'" in str(caught.value)
         assert len(counted) == requests
         mode = expert(url, on_error="plain", timeout=seconds, retries=0)
-        assert mode([ATTEMPT, ATTEMPT]) == Plain()([ATTEMPT, ATTEMPT])
+        assert mode([ATTEMPT, ATTEMPT]) == PLAIN([ATTEMPT, ATTEMPT])
         assert mode.fallbacks.count == 2
 
 
@@ -183,7 +190,7 @@ def test_a_server_that_is_down() -> None:
     with pytest.raises(ExpertError, match=r"APIConnectionError.*\(2 requests\)"):
         expert(url, retries=1)([ATTEMPT])
     mode = expert(url, on_error="plain", retries=0)
-    assert mode([ATTEMPT]) == Plain()([ATTEMPT])
+    assert mode([ATTEMPT]) == PLAIN([ATTEMPT])
     assert mode.fallbacks.count == 1
 
 
@@ -202,7 +209,9 @@ def test_requests_in_flight_are_bounded_and_answers_stay_in_order() -> None:
             now -= 1
         send(handler, completion(f"[top]\nnumber {number}"))
 
-    attempts = [Attempt(TASK, (f"def top(xs):\n    return {i}\n",), None, 1) for i in range(9)]
+    attempts = [
+        Attempt(TASK, (f"def top(xs):\n    return {i}\n",), Score(0.0), 1) for i in range(9)
+    ]
     with serving(answer) as url:
         texts = expert(url, max_in_flight=3)(attempts)
     assert [f"number {i}\n" in text for i, (text,) in enumerate(texts)] == [True] * 9
@@ -252,12 +261,9 @@ def test_keys_go_to_their_own_provider(
 
 def test_settings_that_cannot_work_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DEEPSEEK_API_KEY", raising=False)
-    section = SimpleNamespace(
-        mode="expert_edits", sandbox_slice=1, expert_model="deepseek-coder", expert_base_url=None,
-        on_error="stop", history="full", previous_response=True,
-    )  # fmt: skip
-    with pytest.raises(ExternalError, match="DEEPSEEK_API_KEY; set it"):
-        external.build(section)
-    section.expert_model = "my-model"
-    with pytest.raises(ExternalError, match=r"external\.expert_base_url: null"):
-        external.build(section)
+    section = ExternalConfig(mode="expert_edits", expert_model="deepseek-coder")
+    with pytest.raises(ConfigError, match="DEEPSEEK_API_KEY; set it"):
+        external.build(section, PROMPTS)
+    section = ExternalConfig(mode="expert_edits", expert_model="my-model")
+    with pytest.raises(ConfigError, match=r"external\.expert_base_url: null"):
+        external.build(section, PROMPTS)

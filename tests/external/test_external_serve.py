@@ -12,13 +12,15 @@ import urllib.request
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from external.diagnosis import instruction
 
 import external
-from comlrl.types import Attempt, Task
+from comlrl.config.sections import ExternalConfig
+from comlrl.tasks.prompts import Prompts
+from comlrl.types import Attempt, Score
+from rewards.code.domain import CODE
+from tests.fakes import code_task
 
 # The server finds where an answer of this kind of model starts by ChatML's marks.
 CHAT = (
@@ -127,15 +129,14 @@ def served_model(tmp_path: Path) -> Iterator[tuple[str, str]]:
 
 def test_edits_of_a_served_model_reach_every_agent(served_model: tuple[str, str]) -> None:
     url, model = served_model
-    section = SimpleNamespace(
-        mode="expert_edits", sandbox_slice=1, expert_model=model, expert_base_url=url,
-        on_error="stop", history="full", previous_response=True,
-    )  # fmt: skip
-    task = Task("T/1", "def top(xs):\n    '''The largest of xs.'''\n", "", "top")
+    section = ExternalConfig(mode="expert_edits", expert_model=model, expert_base_url=url)
+    task = code_task("T/1", "def top(xs):\n    '''The largest of xs.'''\n", "", "top")
     texts = ("def aux(xs):\n    return xs\n", "def top(xs):\n    return 0\n")
-    transition = external.build(section)
-    answers = transition([Attempt(task, texts, None, 1), Attempt(task, texts[1:], None, 1)])
-    aux = f"Feedback:\nAn expert proposes for `aux`:\nSort `xs` first.\n{instruction('aux')}"
-    top = f"Feedback:\nAn expert proposes for `top`:\nTake the last of them.\n{instruction('top')}"
+    transition = external.build(section, Prompts(CODE))
+    attempts = [Attempt(task, written, Score(0.0), 1) for written in (texts, texts[1:])]
+    answers = transition(attempts)
+    again = "Write a revised `{}`, code only: no fences, prose, tests or examples.\n"
+    aux = f"Feedback:\nAn expert proposes for `aux`:\nSort `xs` first.\n{again.format('aux')}"
+    top = f"Feedback:\nAn expert proposes for `top`:\nTake the last of them.\n{again.format('top')}"
     assert answers == [(aux, top), (top,)]
     assert transition.fallbacks.count == 0

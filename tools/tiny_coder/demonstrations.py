@@ -22,9 +22,12 @@ from comlrl.builtin.problems import (
     helper_source,
     main_source,
 )
-from comlrl.tasks.prompts import first_prompts, helper_names, plain_text
+from comlrl.tasks.prompts import Prompts, plain_text
 from comlrl.types import Message, Task
+from rewards.code.domain import CODE
+from rewards.code.prompts import helper_names
 
+PROMPTS = Prompts(CODE)
 TEAM_SIZES = {1: 0.18, 2: 0.64, 3: 0.11, 4: 0.07}
 CONVENTION_WEIGHTS = (6, 4, 3, 3, 3)  # in the order of Problem.conventions
 WRONG_OPERATION = 0.15
@@ -101,9 +104,10 @@ def demonstrations(
         problem, task = draw_task(rng, exclude)
         team = draw_team(rng)
         agent = draw_agent(rng, team)
-        name = (*helper_names(team), task.entry_point)[agent]
-        prompt = plain_text((Message("user", first_prompts(task, team)[agent]),))
-        plans = [draw_plan(rng, problem, task.entry_point, team, agent) for _ in range(answers)]
+        name = CODE.parts(task, team)[agent]
+        prompt = plain_text((Message("user", PROMPTS.first(task, team)[agent]),))
+        entry_point = task.fields["entry_point"]
+        plans = [draw_plan(rng, problem, entry_point, team, agent) for _ in range(answers)]
         yield Demonstration(
             prompt, tuple(slip(rng, plan.source(), name, slips=slips) for plan in plans)
         )
@@ -117,8 +121,9 @@ def draw_task(rng: random.Random, exclude: Collection[str], tests: int = 0) -> t
         cases = None if problem.key in exclude else find_cases(problem, rng, sizes)
         if cases:
             name = rng.choice(ENTRY_POINTS)
-            prompt = prompt_text(problem, name, cases[:2])
-            return problem, Task("pretraining", prompt, check_text(cases[2:]), name)
+            fields = {"prompt": prompt_text(problem, name, cases[:2]), "entry_point": name}
+            fields["test"] = check_text(cases[2:])
+            return problem, Task("pretraining", fields)
 
 
 def draw_team(rng: random.Random) -> int:

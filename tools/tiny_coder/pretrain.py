@@ -18,16 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from external.level_feedback import LevelFeedback
-from external.level_passed import LevelPassed
-from external.passed import Passed
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from comlrl.builtin import TINY_CODER
 from comlrl.builtin.make_coopmini import shipped_operations
 from external.plain import Plain
-from rewards.code_rewards import CodeReward
-from tools.tiny_coder.demonstrations import CARELESS, SLIPS, Demonstration, demonstrations
+from rewards.code.level_feedback import LevelFeedback
+from rewards.code.level_passed import LevelPassed
+from rewards.code.passed import Passed
+from rewards.code.reward import CodeReward
+from tools.tiny_coder.demonstrations import CARELESS, PROMPTS, SLIPS, Demonstration, demonstrations
 from tools.tiny_coder.revisions import revisions
 from tools.tiny_coder.tokenizer import MAX_LENGTH, train_tokenizer
 
@@ -42,11 +42,11 @@ EMBEDDINGS = 1216  # above the tokenizer's size: room for tokens that loaders ad
 LENGTH_STEP = 32  # rows' lengths are multiples of it: few shapes, for which memory is kept
 LOG_EVERY = 50  # steps
 MODES = (  # external modes, and how often each is met
-    (LevelFeedback(1), 0.4),
-    (LevelFeedback(None), 0.1),
-    (LevelPassed(1), 0.15),
-    (Passed(1), 0.15),
-    (Plain(), 0.2),
+    (LevelFeedback(PROMPTS, 1), 0.4),
+    (LevelFeedback(PROMPTS, None), 0.1),
+    (LevelPassed(PROMPTS, 1), 0.15),
+    (Passed(PROMPTS, 1), 0.15),
+    (Plain(PROMPTS), 0.2),
 )
 
 

@@ -14,9 +14,12 @@ from dataclasses import dataclass, field, replace
 
 from comlrl.builtin.problems import Problem
 from comlrl.tasks.history import Exchange, next_prompt
-from comlrl.tasks.prompts import first_prompts, helper_names, plain_text
+from comlrl.tasks.prompts import plain_text
 from comlrl.types import Attempt, JointAction, Score, Task, Transition
+from rewards.code.prompts import helper_names
+from rewards.code.reward import greatest_reward
 from tools.tiny_coder.demonstrations import (
+    PROMPTS,
     WRONG_OPERATION,
     Answer,
     Demonstration,
@@ -93,12 +96,13 @@ def _begin(
     """A fresh task and a first attempt at it."""
     problem, task = draw_task(rng, exclude, _TESTS)
     team = draw_team(rng)
-    plans = [draw_plan(rng, problem, task.entry_point, team, agent) for agent in range(team)]
+    entry_point = task.fields["entry_point"]
+    plans = [draw_plan(rng, problem, entry_point, team, agent) for agent in range(team)]
     share = 1.0
     if rng.random() < AGREEING:
         share = 0.0
         helpers = [replace(plan, problem=problem) for plan in plans[:-1]]
-        plans = [*helpers, Plan(problem, task.entry_point, helpers=_followed(helpers))]
+        plans = [*helpers, Plan(problem, entry_point, helpers=_followed(helpers))]
     texts = [_cut(slip(rng, plan.source(), plan.name, share)) for plan in plans]
     return _Episode(
         problem,
@@ -108,7 +112,7 @@ def _begin(
         rng.choices([mode for mode, _ in modes], [weight for _, weight in modes])[0],
         rng.random() < LAST_ONLY,
         rng.choices(list(TURNS), list(TURNS.values()))[0],
-        prompts_N=list(first_prompts(task, team)),
+        prompts_N=list(PROMPTS.first(task, team)),
         pasts_N=[[] for _ in range(team)],
     )
 
@@ -116,12 +120,11 @@ def _begin(
 def _hear(episode: _Episode, scored: Score, turn: int) -> tuple[str, ...]:
     """Takes the attempt into each agent's past; what each is told about it."""
     task, texts = episode.task, tuple(episode.texts_N)
-    feedback_N = episode.transition([Attempt(task, texts, scored.breakdown, turn)])[0]
+    feedback_N = episode.transition([Attempt(task, texts, scored, turn)])[0]
     for past, prompt, text in zip(episode.pasts_N, episode.prompts_N, texts, strict=True):
         past.append(Exchange(prompt, text))
     episode.prompts_N = list(feedback_N)
-    best = 4.0 if len(texts) > 1 else 2.1
-    episode.perfect = scored.value > best - 1e-6
+    episode.perfect = scored.value > greatest_reward(len(texts)) - 1e-6
     return feedback_N
 
 

@@ -9,14 +9,14 @@ import subprocess
 import sys
 
 import pytest
-from comlrl.builtin.conventions import convention, expected_convention
 
 from comlrl.builtin import COOPMINI
 from comlrl.builtin.make_coopmini import make_rows, shipped_operations, write_shipped
 from comlrl.builtin.operations import DOMAINS, REDUCTIONS, Operation
 from comlrl.builtin.problems import CONVENTIONS, Problem, helper_source, main_source
-from comlrl.tasks.prompts import first_prompts
-from comlrl.types import Task
+from comlrl.tasks.prompts import Prompts
+from rewards.code.conventions import convention, expected_convention
+from rewards.code.domain import CODE
 from tools.tiny_coder.demonstrations import demonstrations
 
 
@@ -148,8 +148,8 @@ def test_too_many_problems_are_refused_in_one_line():
 
 def test_prompts_are_short():
     for row in ROWS:
-        task = Task(row["task_id"], row["prompt"], row["test"], row["entry_point"])
-        assert all(len(prompt) < 600 for prompt in first_prompts(task, 2))
+        task = CODE.task(row["task_id"], row)
+        assert all(len(prompt) < 600 for prompt in Prompts(CODE).first(task, 2))
 
 
 def _everything_but(count: int) -> set[str]:

@@ -11,10 +11,11 @@ import torch
 
 from comlrl.builtin import COOPMINI, TINY_CODER
 from comlrl.builtin.make_coopmini import shipped_operations
-from comlrl.tasks.prompts import first_prompts, plain_text
+from comlrl.tasks.prompts import plain_text
 from comlrl.types import JointAction, Message, Task
-from rewards.code_rewards import CodeReward
+from rewards.code.reward import CodeReward
 from tools.tiny_coder.demonstrations import (
+    PROMPTS,
     SLIPS,
     Answer,
     Demonstration,
@@ -50,7 +51,7 @@ def model():
 
 def tasks(split: str) -> list[Task]:
     rows = [json.loads(line) for line in COOPMINI[split].read_text().splitlines()]
-    return [Task(r["task_id"], r["prompt"], r["test"], r["entry_point"]) for r in rows]
+    return [Task(r["task_id"], r) for r in rows]
 
 
 def test_sizes(model, tokenizer):
@@ -70,7 +71,7 @@ def test_special_tokens(tokenizer):
 def test_tokens_give_the_text_back(tokenizer):
     texts = ["", "def f(x):\n\treturn 'é – 漢字'\r\n  # 123456", "\n\n    \n"]
     for task in tasks("eval"):
-        texts += first_prompts(task, 3)
+        texts += PROMPTS.first(task, 3)
     for text in texts:
         ids = tokenizer(text)["input_ids"]
         assert tokenizer.decode(ids, skip_special_tokens=True) == text
@@ -81,7 +82,7 @@ def test_prompts_are_short_in_tokens(tokenizer):
     lengths = [
         len(tokenizer(prompt)["input_ids"])
         for task in tasks("eval")
-        for prompt in first_prompts(task, 2)
+        for prompt in PROMPTS.first(task, 2)
     ]
     assert sum(lengths) / len(lengths) < 110
 
@@ -165,7 +166,7 @@ def test_revisions_are_seeded_and_show_every_mode():
 def test_it_knows_how_to_write_code(model, tokenizer):
     """Greedy solo answers to unseen problems, on a quarter of the eval split."""
     chosen = tasks("eval")[::4]
-    prompts = [plain_text((Message("user", first_prompts(task, 1)[0]),)) for task in chosen]
+    prompts = [plain_text((Message("user", PROMPTS.first(task, 1)[0]),)) for task in chosen]
     batch = tokenizer(prompts, return_tensors="pt", padding=True, return_token_type_ids=False)
     tokens = model.generate(**batch, do_sample=False, max_new_tokens=56)
     texts = tokenizer.batch_decode(

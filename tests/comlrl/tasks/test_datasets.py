@@ -11,7 +11,7 @@ import pytest
 from comlrl.builtin import COOPMINI
 from comlrl.config.sections import ConfigError, DatasetConfig
 from comlrl.tasks.datasets import load_tasks, split_size
-from rewards.sandbox.checks import check_task
+from rewards.code.domain import CODE
 
 
 def rows(count: int) -> list[dict]:
@@ -34,17 +34,14 @@ def jsonl(folder: Path, items: list[dict], name: str = "test.jsonl") -> str:
 
 
 def ids(name: str, split: str, **keys) -> list[str]:
-    return [task.task_id for task in load_tasks(DatasetConfig(name, **keys), split)]
+    return [task.task_id for task in load_tasks(DatasetConfig(name, **keys), split, CODE)]
 
 
 @pytest.mark.parametrize(("name", "count"), [("HumanEval", 164), ("CoopHumanEval", 82)])
 def test_real_problems(shared_data, name, count):
     file = shared_data / f"{name}.jsonl"
-    tasks = load_tasks(DatasetConfig(str(file)), "test", check=check_task)
-    raw = [json.loads(line) for line in file.open()]
-    assert [(t.prompt, t.test, t.entry_point) for t in tasks] == [
-        (row["prompt"], row["test"], row["entry_point"]) for row in raw
-    ]
+    tasks = load_tasks(DatasetConfig(str(file)), "test", CODE)
+    assert [task.fields for task in tasks] == [json.loads(line) for line in file.open()]
     assert len({task.task_id for task in tasks}) == count
 
 
@@ -98,9 +95,9 @@ def test_the_builtin_is_sliced_alike():
     assert ids("builtin:coopmini", "train") == everything
 
 
-def test_other_columns_are_kept(sources):
+def test_all_columns_are_kept(sources):
     for form, source in sources.items():
-        assert load_tasks(DatasetConfig(source), "test[3:4]")[0].extra == {"level": 3}, form
+        assert load_tasks(DatasetConfig(source), "test[3:4]", CODE)[0].fields == rows(6)[3], form
 
 
 def test_names_are_made_where_there_are_none_and_made_unique(tmp_path):
@@ -114,9 +111,9 @@ BAD = [
     ({"prompt": None}, "prompt"),
     ({"prompt": "  "}, "prompt"),
     ({"entry_point": 3}, "entry_point"),
-    ({"entry_point": "g"}, "T/1"),
-    ({"test": "def check(candidate):\n    assert candidate("}, "T/1"),
-    ({"test": "def verify(candidate):\n    assert candidate(1)"}, "T/1"),
+    ({"entry_point": "g"}, "`def g(…):`"),
+    ({"test": "def check(candidate):\n    assert candidate("}, "its test does not compile"),
+    ({"test": "def verify(candidate):\n    assert candidate(1)"}, "defines no `check"),
 ]
 
 
@@ -129,13 +126,13 @@ def test_a_bad_row_is_named_or_skipped(tmp_path, change, named):
         items[1].pop("entry_point")
     file = jsonl(tmp_path, items)
     with pytest.raises(ConfigError) as error:
-        load_tasks(DatasetConfig(file), "test", check=check_task)
+        load_tasks(DatasetConfig(file), "test", CODE)
     line = str(error.value)
     assert "\n" not in line and named in line and "on_bad_row=skip" in line
-    assert "row 1" in line or "'T/1'" in line
+    assert line.startswith(f"dataset.name: '{file}' split 'test': row 1 ('T/1'): ")
     told: list[str] = []
     section = DatasetConfig(file, on_bad_row="skip")
-    kept = load_tasks(section, "test", check=check_task, warn=told.append)
+    kept = load_tasks(section, "test", CODE, warn=told.append)
     assert [task.task_id for task in kept] == ["T/0", "T/2"]
     assert len(told) == 1 and named in told[0]
 
@@ -160,7 +157,7 @@ def test_only_bad_rows_is_an_empty_split(tmp_path):
     items = [row | {"test": ""} for row in rows(2)]
     section = DatasetConfig(jsonl(tmp_path, items), on_bad_row="skip")
     with pytest.raises(ConfigError, match="no usable row"):
-        load_tasks(section, "test", warn=lambda line: None)
+        load_tasks(section, "test", CODE, warn=lambda line: None)
 
 
 def test_what_is_not_there_is_named(tmp_path):

@@ -1,97 +1,65 @@
-"""What each agent reads at turn 1, word by word, and the signatures of real problems."""
+"""A domain's templates and the user's own in their places, filled with a task's fields."""
 
 from __future__ import annotations
 
-import ast
-import json
-from pathlib import Path
+from collections.abc import Mapping
 
 import pytest
 
-from comlrl.tasks.prompts import PromptError, first_prompts, helper_names, plain_text, signature
-from comlrl.types import Message, Task
-
-GOLDEN = Path(__file__).parents[2] / "golden" / "prompts.txt"
-PICK = '''def pick(a: int, b: int) -> int:
-    """The larger one.
-    >>> pick(1, 2)
-    2
-    """
-'''
+from comlrl.tasks.prompts import Prompts, plain_text
+from comlrl.types import Attempt, Domain, Message, Score, Task
 
 
-def task(prompt: str, entry_point: str = "pick", task_id: str = "Row/7") -> Task:
-    return Task(task_id, prompt, "def check(candidate): assert candidate(1, 2) == 2", entry_point)
+class Duet(Domain):
+    """Two voices of one song."""
+
+    fields = ("title", "voice")
+    revision = "Sing {voice} of {title} again.\n"
+
+    def roles(self, num_agents: int) -> tuple[str, ...]:
+        return ("high", "low")[:num_agents]
+
+    def templates(self, num_agents: int) -> tuple[str, ...]:
+        return ("{title}: sing {voice}.\n",) * num_agents
+
+    def values(self, task: Task, num_agents: int) -> tuple[Mapping[str, str], ...]:
+        names = self.roles(num_agents)
+        return tuple({"title": task.fields["title"], "voice": f"the {name} one"} for name in names)
 
 
-def test_every_word_of_one_to_four_agents():
-    parts = []
-    for count in range(1, 5):
-        names = (*helper_names(count), "main")
-        for name, text in zip(names, first_prompts(task(PICK), count), strict=True):
-            parts.append(f"#### {count} agent{'s' if count > 1 else ''}: {name}\n{text}")
-    assert "\n".join(parts) == GOLDEN.read_text()
+SONG = Task("s", {"title": "{Braces} {0} %s"})
+ATTEMPT = Attempt(SONG, ("la", "lo"), Score(0.5), 1)
 
 
-def test_helpers_are_numbered_from_the_second_on():
-    assert helper_names(1) == ()
-    assert helper_names(4) == ("aux", "aux2", "aux3")
+def test_each_agent_reads_its_template_with_the_tasks_values():
+    prompts = Prompts(Duet())
+    title = "{Braces} {0} %s"  # as it stands
+    assert prompts.first(SONG, 2) == (
+        f"{title}: sing the high one.\n",
+        f"{title}: sing the low one.\n",
+    )
+    assert prompts.first(SONG, 1) == (f"{title}: sing the high one.\n",)
+    assert prompts.revision_N(ATTEMPT) == (
+        f"Sing the high one of {title} again.\n",
+        f"Sing the low one of {title} again.\n",
+    )
+    assert prompts.parts(ATTEMPT) == ("high", "low")  # where a domain names no parts: its roles
+    assert prompts.opening == ()
 
 
-def test_braces_in_a_problem_stay_as_they_are():
-    problem = "import os\n\ndef pick(a):\n    '''{a} {{b}} %s {0}'''\n"
-    for text in first_prompts(task(problem), 2):
-        assert text.startswith(problem)
+def test_the_users_own_stand_in_the_domains_places():
+    own = {"low": "Hum {voice}.", "revision": "Once more, {voice}!", "system": "You {sing}."}
+    prompts = Prompts(Duet(), own)
+    assert prompts.first(SONG, 2)[0] == Prompts(Duet()).first(SONG, 2)[0]
+    assert prompts.first(SONG, 2)[1] == "Hum the low one."
+    assert prompts.revision_N(ATTEMPT) == ("Once more, the high one!", "Once more, the low one!")
+    assert prompts.opening == (Message("system", "You {sing}."),)  # no template
+    assert prompts.texts(SONG, 2)[1] == "You {sing}.\nHum the low one."
 
 
-@pytest.mark.parametrize(
-    ("prompt", "expected"),
-    [
-        ("def pick(a, b=(1, 2), *c, d: 'x' = None, **e):\n    pass\n",
-         "def pick(a, b=(1, 2), *c, d: 'x'=None, **e):"),
-        ("def pick(\n    a: int,\n    b: dict[str, int] = {},\n) -> list[int]:\n    '''x'''\n",
-         "def pick(a: int, b: dict[str, int]={}) -> list[int]:"),
-        ("async def pick(a):\n    '''x'''\n", "async def pick(a):"),
-        ("def pick(a): return a\n", "def pick(a):"),
-        ("def pick(a):  # why\n    '''x'''\n", "def pick(a):"),
-        ("def picks(a):\n    return a\n\ndef pick(b):\n", "def pick(b):"),
-        ("def pick(a):\n    return a\n\ndef pick(b):\n    '''x'''\n", "def pick(b):"),
-        ("@cache\ndef pick(a):\n    '''x'''\n", "def pick(a):"),
-    ],
-)  # fmt: skip
-def test_a_signature_is_read_onto_one_line(prompt, expected):
-    assert signature(task(prompt)) == expected
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    ["Write a function that picks.", "def picks(a):\n    pass\n", "x = '''\n  def pick(a):'''\n",
-     "def pick(a:\n    pass\n", "def pick(a b):\n    pass\n"],
-)  # fmt: skip
-def test_a_row_without_a_signature_is_named(prompt):
-    for read in (signature, lambda t: first_prompts(t, 2), lambda t: first_prompts(t, 1)):
-        with pytest.raises(PromptError, match="'Row/7'"):
-            read(task(prompt))
-
-
-@pytest.mark.parametrize(("name", "count"), [("HumanEval", 164), ("CoopHumanEval", 82)])
-def test_real_problems(shared_data, name, count):
-    rows = [json.loads(line) for line in (shared_data / f"{name}.jsonl").open()]
-    assert len(rows) == count
-    for row in rows:
-        problem = task(row["prompt"], row["entry_point"], row["task_id"])
-        read = ast.parse(signature(problem) + " pass").body[0]
-        assert "\n" not in signature(problem)
-        # The prompt is a stub with a docstring: Python itself says what its signature is.
-        stub = [
-            each
-            for each in ast.parse(row["prompt"]).body
-            if isinstance(each, ast.FunctionDef) and each.name == row["entry_point"]
-        ][-1]
-        assert ast.dump(read.args) == ast.dump(stub.args)
-        assert ast.dump(read.returns or stub) == ast.dump(stub.returns or stub)
-        for text in first_prompts(problem, 3):
-            assert row["prompt"].strip("\n") in text
+def test_as_many_roles_as_templates():
+    with pytest.raises(ValueError, match=r"longer|shorter"):
+        Prompts(Duet()).first(SONG, 3)
 
 
 def test_a_conversation_as_plain_text_has_one_empty_line_between_messages():

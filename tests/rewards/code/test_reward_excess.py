@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from rewards.excess import MAX_DEPTH
-from rewards.extraction import extract
-from rewards.program import compile_program, contribution, join
-from rewards.usage import main_use
 
-from comlrl.types import SyntaxProblem
+from rewards.code.breakdown import SyntaxProblem
+from rewards.code.excess import MAX_DEPTH
+from rewards.code.extraction import extract
+from rewards.code.program import compile_program, contribution, join
+from rewards.code.usage import main_use
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def nested_finally(depth: int) -> str:
@@ -38,7 +38,7 @@ EXCESSIVE = {
 READ = """
 import resource, sys, time
 resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
-from rewards.program import compile_program, contribution, join
+from rewards.code.program import compile_program, contribution, join
 part = contribution(sys.stdin.read(), "f", ("aux", "f"))
 code = compile_program(join(((), ""), [part]), part.broken) if part else None
 # Not ru_maxrss, which holds that of the process that forked this one.

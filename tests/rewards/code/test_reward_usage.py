@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from rewards.extraction import extract
-from rewards.usage import main_use
+
+from rewards.code.extraction import extract
+from rewards.code.usage import main_use
 
 
 def use(source: str, helpers=("aux",)):

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from comlrl.types import JointAction, Task
-from rewards.code_rewards import CodeReward
+from comlrl.types import JointAction
+from rewards.code.reward import CodeReward
 from rewards.sandbox.confine import FIRST_UID
 from rewards.sandbox.launch import failure
+from tests.fakes import code_task
 
 SECTIONS = Path(__file__).with_name("adversaries.txt").read_text().split("\n==== ")[1:]
 PROGRAMS = dict(section.split("\n", 1) for section in SECTIONS)
@@ -27,7 +28,7 @@ def check(candidate):
     assert candidate(0) == 5, "five"
 """
 ANSWER = "def answer(x):\n    return x * x + 5 + {0} - {0}\n"
-TASK = Task("adversary", "def answer(x):\n    '''A secret function of x.'''\n", TEST, "answer")
+TASK = code_task("adversary", "def answer(x):\n    '''A secret function of x.'''\n", TEST, "answer")
 
 
 class Results:
@@ -101,11 +102,11 @@ def test_adversary(results, name):
     if results.level == "limits" and os.getuid() != 0 and name == "find_repository":
         pytest.skip("limits alone do not hide files on every kernel")
     adverse, honest = results.adverse[name], results.honest[name]
-    assert adverse.breakdown.tests == 0.0
+    assert adverse.facts.tests == 0.0
     assert adverse.value == pytest.approx(1.1)  # main defined 0.6, syntax 0.5
-    assert len(adverse.breakdown.outcomes) == 4
-    assert all(outcome.error_type for outcome in adverse.breakdown.outcomes)
-    assert sum(outcome.timed_out for outcome in adverse.breakdown.outcomes) <= 4
+    assert len(adverse.facts.outcomes) == 4
+    assert all(outcome.error_type for outcome in adverse.facts.outcomes)
+    assert sum(outcome.timed_out for outcome in adverse.facts.outcomes) <= 4
     assert honest.value == pytest.approx(2.1), honest.breakdown.outcomes
 
 
@@ -122,4 +123,4 @@ def test_none_outlives_its_time(results):
     """Three timeouts a program at most, over the workers, and half as much again for the rest."""
     assert results.seconds < 1.5 * 3 * TIMEOUT * len(PROGRAMS) / WORKERS
     for name, score in results.adverse.items():
-        assert score.breakdown.seconds < 4 * (TIMEOUT + 2.0), name
+        assert score.facts.seconds < 4 * (TIMEOUT + 2.0), name

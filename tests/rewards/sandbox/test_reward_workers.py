@@ -13,17 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from comlrl.types import JointAction, Task
-from rewards.code_rewards import CodeReward
+from comlrl.types import JointAction
+from rewards.code.reward import CodeReward
 from rewards.sandbox import launch, pool
 from rewards.sandbox.launch import SandboxError
+from tests.fakes import code_task
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ECHO = "def f(*values, **named):\n    return values[0] if values else named\n"
 
 
 def actions(*programs: str) -> list[JointAction]:
-    task = Task("t", "", "def check(candidate):\n    assert candidate(2) == 4\n", "f")
+    task = code_task("t", "", "def check(candidate):\n    assert candidate(2) == 4\n", "f")
     return [JointAction(task, (program,)) for program in programs]
 
 
@@ -74,7 +75,7 @@ def test_an_interrupted_call_leaves_nothing_behind():
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):
-    monkeypatch.setattr("rewards.code_rewards.CACHED", 8)
+    monkeypatch.setattr("rewards.code.reward.CACHED", 8)
     with CodeReward(workers=1) as reward:
         for start in range(0, 40, 5):
             reward.score(actions(*squares(40)[start : start + 5]))
@@ -99,7 +100,7 @@ def test_a_dead_worker_is_replaced_and_only_its_program_fails():
         scores = reward.score(actions(slow, slow.replace("x * x", "x ** 2"), *squares(20)))
         assert reward._pool._workers[0].process.pid != victim
     assert sorted(s.value for s in scores[:2]) == [pytest.approx(1.1), pytest.approx(2.1)]
-    died = next(s for s in scores[:2] if s.value < 2).breakdown.outcomes[0]
+    died = next(s for s in scores[:2] if s.value < 2).facts.outcomes[0]
     assert died.error_type == "Died"
     assert all(s.value == pytest.approx(2.1) for s in scores[2:])
 
@@ -127,12 +128,12 @@ def test_a_dead_sandbox_is_replaced_unnoticed():
 
 def test_a_test_that_never_ends_ends_its_worker_alone():
     """A C loop in a test cannot be interrupted; the CPU clock ends the tests' process."""
-    endless = Task(
+    endless = code_task(
         "t", "", "def check(candidate):\n    assert sum(range(10**12)) == candidate(1)\n", "f"
     )
     with CodeReward(workers=2, timeout=0.2) as reward:
         scores = reward.score([JointAction(endless, (ECHO,)), *actions(*squares(10))])
-    assert scores[0].breakdown.outcomes[0].error_type == "Died"
+    assert scores[0].facts.outcomes[0].error_type == "Died"
     assert all(s.value == pytest.approx(2.1) for s in scores[1:])
 
 
@@ -163,10 +164,11 @@ def test_workers_end_with_the_trainer():
     """The trainer is killed without a chance to clean up."""
     program = """
 import os, sys
-from rewards.code_rewards import CodeReward
+from rewards.code.reward import CodeReward
 from comlrl.types import JointAction, Task
 reward = CodeReward(workers=2)
-task = Task("t", "", "def check(c):\\n    assert c(1) == 1", "f")
+fields = {"prompt": "", "test": "def check(c):\\n    assert c(1) == 1", "entry_point": "f"}
+task = Task("t", fields)
 reward.score([JointAction(task, ("def f(x): return x",))])
 print(*[worker.process.pid for worker in reward._pool._workers], flush=True)
 os.kill(os.getpid(), 9)
@@ -222,7 +224,7 @@ def test_limits_alone_warn_once(without_namespaces):
     said = "without namespaces.*apt.*dnf.*conda.*without Landlock"
     with pytest.warns(RuntimeWarning, match=said) as seen:
         with CodeReward(workers=1) as reward:
-            assert reward.score(actions(*squares(1)))[0].breakdown.isolation == "limits"
+            assert reward.score(actions(*squares(1)))[0].facts.isolation == "limits"
         assert CodeReward(workers=1).isolation == "limits"
     assert len(seen) == 1
 
@@ -284,7 +286,7 @@ if not os.access(ROOT, os.X_OK): sys.exit("skip: the repository is out of others
 if os.system(PROBE): sys.exit("skip: a plain user may not start this level here")
 sys.path.insert(0, ROOT)
 from comlrl.types import JointAction, Task
-from rewards.code_rewards import CodeReward
+from rewards.code.reward import CodeReward
 libc = ctypes.CDLL(None)
 memory = libc.shmget(0, 4096, 0o1600)
 with tempfile.NamedTemporaryFile("w") as canary, CodeReward(1, 2.0, 256, LEVEL) as reward:
@@ -293,12 +295,13 @@ with tempfile.NamedTemporaryFile("w") as canary, CodeReward(1, 2.0, 256, LEVEL) 
     reach = REACH.replace("CANARY", canary.name).replace("PARENT", str(os.getpid()))
     reach = reach.replace("MEMORY", str(memory))
     def score(text, test):
-        task = Task("t", "", "def check(candidate):\\n    assert " + test, "f")
+        test = "def check(candidate):\\n    assert " + test
+        task = Task("t", {"prompt": "", "test": test, "entry_point": "f"})
         return reward.score([JointAction(task, (text,))])[0]
     texts = ["def f(x):\\n    return x * x + %d - %d\\n" % (n, n) for n in range(3)]
     texts[1:1] = ["def f(x):\\n    while True: pass\\n    return x\\n"]
     print("honest", [round(score(text, "candidate(3) == 9").value, 3) for text in texts])
-    (outcome,) = score(reach, "candidate(3) == []").breakdown.outcomes
+    (outcome,) = score(reach, "candidate(3) == []").facts.outcomes
     print("reached", outcome.actual if outcome.error_type else [], outcome.message)
     canary.seek(0, 2)
     print("left", canary.tell(), os.stat(canary.name).st_size)

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comlrl.types import JointAction, Task
-from rewards.code_rewards import CodeReward
+from comlrl.types import JointAction
+from rewards.code.reward import CodeReward
 from rewards.sandbox import wire
+from tests.fakes import code_task
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +27,8 @@ def reward():
 def outcomes(reward, program: str, *checks: str):
     """Outcomes of a program for ``f`` against the statements of a check."""
     body = "".join(f"    {line}\n" for check in checks for line in check.split("\n"))
-    task = Task("t", "", f"def check(candidate):\n{body}", "f")
-    return reward.score([JointAction(task, (program,))])[0].breakdown.outcomes
+    task = code_task("t", "", f"def check(candidate):\n{body}", "f")
+    return reward.score([JointAction(task, (program,))])[0].facts.outcomes
 
 
 ECHO = "def f(*values, **named):\n    return values[0] if values else named\n"
@@ -221,7 +222,7 @@ def test_the_tests_names_do_not_reach_the_prompts_helpers(reward):
     prompt = "def show(x):\n    return str(x)\n\ndef f(x):\n    '''Doc.'''\n"
     test = "def check(candidate):\n    str = 'mine'\n    assert candidate(1) == show(1)\n"
     score = reward.score(
-        [JointAction(Task("t", prompt, test, "f"), ("def f(x):\n    return show(x)\n",))]
+        [JointAction(code_task("t", prompt, test, "f"), ("def f(x):\n    return show(x)\n",))]
     )
     assert score[0].value == pytest.approx(2.1)
 

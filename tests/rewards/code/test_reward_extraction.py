@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rewards.extraction import extract
-from rewards.program import compile_program, contribution, join, preamble
-from rewards.usage import main_use
 
-from comlrl.types import SyntaxProblem
+from rewards.code.breakdown import SyntaxProblem
+from rewards.code.extraction import extract
+from rewards.code.program import compile_program, contribution, join, preamble
+from rewards.code.usage import main_use
 
 FUNCTIONS = {
     "plain": "def aux(x):\n    return x + 1",
@@ -270,13 +270,13 @@ def test_strings_are_taken_to_the_letter():
 
 def test_what_python_warns_of_in_programs_is_not_printed():
     program = "x = 'a'(1) if 0 else 2"  # SyntaxWarning: 'str' object is not callable
-    ours = f"from rewards.program import compile_program as c; c({program!r})"
+    ours = f"from rewards.code.program import compile_program as c; c({program!r})"
     plain = f"compile({program!r}, 'p', 'exec')"
     assert "SyntaxWarning" in _stderr(plain)
     assert _stderr(ours) == ""
 
 
 def _stderr(code: str) -> str:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     command = [sys.executable, "-c", code]
     return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stderr

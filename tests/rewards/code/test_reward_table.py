@@ -10,7 +10,9 @@ import re
 import pytest
 
 from comlrl.types import JointAction, Task
-from rewards.code_rewards import CodeReward, execution_breakdowns_aux, execution_reward_aux
+from rewards.code.reward import CodeReward
+from rewards.code_rewards import execution_breakdowns_aux, execution_reward_aux
+from tests.fakes import code_task
 
 VARIANTS = {
     # main 0.6 + syntax 0.5 + tests 1.0; without a second agent there is no more to earn
@@ -41,7 +43,7 @@ class Problem:
 
     def __init__(self, row: dict) -> None:
         self.name = row["entry_point"]
-        self.task = Task(row["task_id"], row["prompt"], row["test"], self.name)
+        self.task = Task(row["task_id"], row)
         self.solution = row["prompt"] + row["canonical_solution"]
         functions = [n for n in ast.parse(self.solution).body if isinstance(n, ast.FunctionDef)]
         function = next(f for f in functions if f.name == self.name)
@@ -116,11 +118,11 @@ def test_the_same_program_always_gets_the_same_score(problems):
     seen = []
     for _ in range(2):
         with CodeReward(workers=1) as reward:
-            seen.append([[o.actual for o in s.breakdown.outcomes] for s in reward.score(actions)])
+            seen.append([[o.actual for o in s.facts.outcomes] for s in reward.score(actions)])
     assert seen[0] == seen[1]
 
 
-TASK = Task(
+TASK = code_task(
     "t",
     "",
     "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(3) == 9\n",
@@ -170,7 +172,7 @@ def test_only_what_the_definition_needs_is_taken(reward):
     )
     score = reward.score([JointAction(TASK, (text,))])[0]
     assert score.value == pytest.approx(2.1)
-    program = score.breakdown.program
+    program = score.facts.program
     assert "missing_module" not in program and "unused" not in program and "1 / 0" not in program
 
 
@@ -183,7 +185,7 @@ def test_future_imports_come_first(reward):
 def test_breakdown_tells_the_facts(reward):
     main = "def f(x):\n    y = aux(x)\n    if x == 3:\n        return [][0]\n    return y + 1\n"
     score = reward.score([JointAction(TASK, (AUX, main))])[0]
-    breakdown = score.breakdown
+    breakdown = score.facts
     first, second = breakdown.outcomes
     assert score.value == breakdown.total == pytest.approx(0.4 + 0.6 + 0.5)
     assert (first.error_type, first.expected, first.actual) == ("AssertionError", "4", "5")
@@ -202,7 +204,7 @@ def test_breakdown_tells_the_facts(reward):
 def test_syntax_error_is_located(reward):
     breakdown = reward.score(
         [JointAction(TASK, (AUX, "def f(x):\n    y = aux(x)\n    return y +\n"))]
-    )[0].breakdown
+    )[0].facts
     line = breakdown.program.split("\n")[breakdown.syntax_error.line - 1]
     assert line.strip() == "return y +" == breakdown.syntax_error.text.strip()
 
@@ -213,7 +215,7 @@ def test_stable_function():
         "def f(x):\n    y = aux(x)\n    return y * 1\n",
         "no",
     ]
-    tests = [TASK.test] * 3
+    tests = [TASK.fields["test"]] * 3
     assert execution_reward_aux([AUX] * 3, mains, tests, ["f"] * 3) == pytest.approx(
         [3.0, 4.0, 0.4]
     )

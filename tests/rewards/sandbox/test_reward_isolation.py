@@ -9,8 +9,9 @@ from __future__ import annotations
 import pytest
 
 from comlrl.types import JointAction, Task
-from rewards.code_rewards import CodeReward
+from rewards.code.reward import CodeReward
 from rewards.sandbox.launch import LEVELS, failure
+from tests.fakes import code_task
 
 
 @pytest.fixture(scope="module", params=LEVELS)
@@ -21,13 +22,13 @@ def level(request) -> str:
 
 
 TEST = "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(3) == 9\n"
-TASK = Task("t", "", TEST, "f")
+TASK = code_task("t", "", TEST, "f")
 HONEST = "def f(x):\n    return x * x + {0} - {0}\n"
 
 
 def breakdowns(reward: CodeReward, task: Task, *programs: str):
     scores = reward.score([JointAction(task, (program,)) for program in programs])
-    return [score.breakdown for score in scores]
+    return [score.facts for score in scores]
 
 
 # Each changes something in its process that would fail the next program there, and answers rightly.
@@ -84,11 +85,12 @@ def test_no_program_draws_along_with_the_tests(level):
     seeds += [f"random.seed({n})" for n in (1, 42, "'0'")]
     programs = [DRAWN.format(seed=seed) for seed in seeds]
     with CodeReward(1, 2.0, 512, level) as reward:
-        found = breakdowns(reward, Task("t", "", RANDOM, "f"), *programs)
+        found = breakdowns(reward, code_task("t", "", RANDOM, "f"), *programs)
         assert [b.tests for b in found] == [pytest.approx(0.5)] * len(programs)
         known = RANDOM.replace("import random", "import random; random.seed(0)")
         drawing = DRAWN.format(seed="random.seed(0)")
-        assert breakdowns(reward, Task("t", "", known, "f"), drawing)[0].tests == 1.0  # the control
+        (control,) = breakdowns(reward, code_task("t", "", known, "f"), drawing)
+        assert control.tests == 1.0
 
 
 STOPPED = """
@@ -105,10 +107,11 @@ def check(candidate):
 def test_what_ends_an_iteration_passes_no_test(level, error):
     program = f"def f(x):\n    class Own(StopIteration): pass\n    raise {error}(1)\n    return 1\n"
     with CodeReward(1, 2.0, 512, level) as reward:
-        (found,) = breakdowns(reward, Task("t", "", STOPPED, "f"), program)
+        (found,) = breakdowns(reward, code_task("t", "", STOPPED, "f"), program)
         assert found.tests == 0.0
         assert {o.error_type for o in found.outcomes} == {"RuntimeError"}
-        (control,) = breakdowns(reward, Task("t", "", STOPPED, "f"), "def f(x):\n    return 0\n")
+        task = code_task("t", "", STOPPED, "f")
+        (control,) = breakdowns(reward, task, "def f(x):\n    return 0\n")
         assert control.tests == pytest.approx(2 / 5)  # tests that can be passed
 
 
@@ -135,7 +138,7 @@ def test_scores_repeat_in_fresh_pools(level):
     test = "def check(candidate):\n" + "".join(
         f"    assert candidate(1)[{i}] == 1\n" for i in range(12)
     )
-    task, seen = Task("t", "", test, "f"), []
+    task, seen = code_task("t", "", test, "f"), []
     for pool in range(5):
         with CodeReward(1 + pool % 2, 0.3, 512, level) as reward:
             breakdowns(reward, TASK, *noise[:pool])
@@ -180,5 +183,5 @@ def f(x):
 """
     test = "def check(candidate):\n    assert candidate(0) == 4\n"
     with CodeReward(1, 2.0, 512, level) as reward:
-        (found,) = breakdowns(reward, Task("t", "", test, "f"), program)
+        (found,) = breakdowns(reward, code_task("t", "", test, "f"), program)
     assert found.tests == 1.0, found.outcomes

@@ -9,10 +9,11 @@ from fractions import Fraction
 
 import pytest
 
-from comlrl.types import JointAction, Task
-from rewards.code_rewards import CodeReward
+from comlrl.types import JointAction
+from rewards.code.reward import CodeReward
 from rewards.sandbox.another import another
-from tests.rewards.test_reward_table import Problem
+from tests.fakes import code_task
+from tests.rewards.code.test_reward_table import Problem
 
 VALUES = [
     True, 0, 1, 2, -3, 10**30, 0.5, 1.0, float("inf"), 1j, "", "a", "12", "((", b"", b"ab",
@@ -59,7 +60,7 @@ def test_all_of_humaneval(problems):
     assert len(thin) == 164
     with CodeReward(workers=2, measure_need=True) as reward:
         scores = reward.score([*thin, *show])
-        needed = [score.breakdown.needed for score in scores]
+        needed = [score.facts.needed for score in scores]
         free = [p.name for p, n in zip(problems, needed[:164], strict=True) if n != ("aux",)]
         assert free == []
         assert set(needed[164:]) == {()}
@@ -73,14 +74,14 @@ def test_all_of_humaneval(problems):
 TEST = "def check(candidate):\n" + "".join(
     f"    assert candidate({x}) == {x * x + 1}\n" for x in (2, 3, 4, 5)
 )
-TASK = Task("t", "", TEST, "f")
+TASK = code_task("t", "", TEST, "f")
 SQUARE = "def aux(x):\n    return x * x\n"
 
 
 def scored(aux: str | tuple[str, ...], main: str, **settings):
     helpers = (aux,) if isinstance(aux, str) else aux
     with CodeReward(workers=1, timeout=0.5, **settings) as reward:
-        return reward.score([JointAction(TASK, (*helpers, main))])[0].breakdown
+        return reward.score([JointAction(TASK, (*helpers, main))])[0].facts
 
 
 @pytest.mark.parametrize(

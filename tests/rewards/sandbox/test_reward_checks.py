@@ -6,8 +6,10 @@ import json
 
 import pytest
 
-from comlrl.types import Task
-from rewards.sandbox.checks import TestError, check_task, split_check
+from comlrl.types import JointAction, Task
+from rewards.code.domain import CODE
+from rewards.code.reward import CodeReward
+from rewards.sandbox.checks import TestError, split_check
 
 
 def sources(body: str, entry_point: str = "f", module: str = "") -> list[str]:
@@ -77,9 +79,13 @@ def test_other_parameter_names_and_a_return():
     ],
 )
 def test_useless_tests_name_the_row(test, says):
-    with pytest.raises(TestError, match=says) as error:
-        check_task(Task("Row/7", "", test, "f"))
-    assert "'Row/7'" in str(error.value) and "\n" not in str(error.value)
+    """The domain says what is wrong with which field, the reward with which task."""
+    row = {"prompt": "def f():\n    pass\n", "test": test, "entry_point": "f"}
+    with pytest.raises(TestError, match=f"{says}.*; mend its `test`$"):
+        CODE.task("Row/7", row)
+    with CodeReward(workers=1) as reward, pytest.raises(TestError, match=says) as error:
+        reward.score([JointAction(Task("Row/7", row), ("def f(): return 1",))])
+    assert "task 'Row/7'" in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["HumanEval", "CoopHumanEval"])
@@ -87,8 +93,7 @@ def test_every_row_has_tests(shared_data, name):
     counts = {}
     for line in (shared_data / f"{name}.jsonl").read_text().splitlines():
         row = json.loads(line)
-        task = Task(row["task_id"], row["prompt"], row["test"], row["entry_point"])
-        counts[row["task_id"]] = len(check_task(task).tests)
+        counts[row["task_id"]] = len(split_check(row["test"], row["entry_point"]).tests)
     assert min(counts.values()) >= 1
     if name == "HumanEval":
         # read off the file: loops that assert in 32, 38, 44, 50 and 53
