@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from comlrl.files import replace
 from comlrl.types import Domain, Logger, LogMark, LogRecord, Tree
 from loggers.console import ConsoleLogger
 from loggers.environment import write_environment
@@ -53,14 +55,15 @@ def build(
 ) -> Loggers:
     """The loggers that a run's configuration asks for.
 
-    ``config``: a ``comlrl.config.sections.Config``; ``domain``: what says how its scores are
-    shown; ``progress``: what the console tells of the
-    run beside its records. ``resume``: a W&B run goes on. Nothing in ``run_dir`` is changed
-    before the loggers' ``begin``.
+    ``config``: a ``comlrl.config.sections.Config``; ``domain``: what the team works on, which
+    names its agents and describes its scores; ``progress``: what the console tells of the run
+    beside its records. ``resume``: a W&B run goes on. No log in ``run_dir`` is changed before the
+    loggers' ``begin``.
     """
     run_dir = Path(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     write_environment(run_dir / "environment.json")
+    write_domain(run_dir / "domain.json", config, domain)
     loggers: list[Logger] = [
         JsonlLogger(run_dir / "metrics.jsonl"),
         SampleLogger(run_dir / "samples.jsonl", domain),
@@ -80,3 +83,15 @@ def build(
     # Last: what the others have to say at their start stands above the live table.
     loggers.append(ConsoleLogger(progress, title=run_dir.name))
     return Loggers(loggers)
+
+
+def write_domain(path: Path, config: Any, domain: Domain) -> None:
+    """``domain.json``: what a report must know of the domain, whose own module it never imports."""
+    agents = config.section.num_agents
+    greatest = None if config.reward.target else domain.greatest_reward(agents)
+    facts = {
+        "domain": config.domain,
+        "roles": list(domain.roles(agents)),
+        "greatest_reward": greatest,
+    }
+    replace(path, json.dumps(facts, indent=2) + "\n")

@@ -7,7 +7,6 @@ from typing import Any
 
 import yaml
 
-from comlrl.tasks.prompts import roles
 from loggers.report.run_data import Run, read_run
 from loggers.tables import table
 
@@ -47,7 +46,7 @@ def write_model_card(run_dir: str | Path, method: str = "") -> Path:
         text = card(run, place, method)
         for file in (run.path / "model_card.md", place / "README.md"):  # the last one's stays
             file.write_text(text, encoding="utf-8")
-        for folder, role in zip(folders, _roles(place, folders), strict=True):
+        for folder, role in zip(folders, _roles(run, place, folders), strict=True):
             said = _agent_card(run, folder, role)
             (place / folder / "README.md").write_text(said, encoding="utf-8")
     return run.path / "model_card.md"
@@ -58,7 +57,9 @@ def card(run: Run, place: Path, method: str = "") -> str:
     how to use it, what to beware of."""
     folders = sorted(folder.name for folder in place.glob("agent_*"))
     section = run.config.get(run.algorithm, {})
-    agents = [[f"`{f}`", role] for f, role in zip(folders, _roles(place, folders), strict=True)]
+    agents = [
+        [f"`{f}`", role] for f, role in zip(folders, _roles(run, place, folders), strict=True)
+    ]
     if _shared(place):
         agents.append(["`heterogeneous`", "what tells the agents apart"])
     count = section.get("num_agents", len(folders))
@@ -100,7 +101,7 @@ def snippet(run: Run, place: Path) -> str:
     if _shared(place):
         return SHARED.format(run=str(run.path if place.name == "final_model" else place))
     folders = sorted(folder.name for folder in place.glob("agent_*"))
-    named, lora = _roles(place, folders), run.config.get("lora", {}).get("enabled")
+    named, lora = _roles(run, place, folders), run.config.get("lora", {}).get("enabled")
     bases = run.config.get("agents") or [run.config["agent_model"]["name"]] * len(folders)
     told = ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
     if lora:
@@ -182,5 +183,7 @@ def _shared(place: Path) -> bool:
     return (place / "heterogeneous").is_dir()
 
 
-def _roles(place: Path, folders: list[str]) -> tuple[str, ...]:
-    return ("every agent",) if _shared(place) else roles(len(folders))
+def _roles(run: Run, place: Path, folders: list[str]) -> tuple[str, ...]:
+    if _shared(place):
+        return ("every agent",)
+    return tuple(run.role(agent) for agent in range(len(folders)))

@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from comlrl.evaluation.metrics import REWARD_PARTS
-
 SHOWN = (
-    "reward_mean",
-    *(f"reward/{part}" for part in REWARD_PARTS),
     "test_fraction",
     "syntax_rate",
     "aux_called_rate",
@@ -45,6 +41,7 @@ def evaluation_table(result: Mapping[str, Any]) -> str:
     metrics, intervals = result["metrics"], result["intervals"]
     names = [name for name in metrics if name.startswith("pass@")]
     names += [f"turn_{t}/reward_mean" for t in range(1, result["num_turns"] + 1)][:-1]
+    names += ["reward_mean", *(name for name in metrics if name.startswith("reward/"))]
     names += [name for name in SHOWN if name in metrics]
     rows = [[n, metrics[n], _interval(intervals.get(n))] for n in names if n in metrics]
     cost = [[name, value] for name, value in result["budget"].items()]

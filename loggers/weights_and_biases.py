@@ -15,16 +15,16 @@ from typing import Any
 
 import wandb
 
-from comlrl.types import LogMark, LogRecord, Tree
+from comlrl.types import Domain, LogMark, LogRecord, Tree
 from loggers.samples import sample
 
 CONNECT_SECONDS = 20  # then offline
 FINISH_SECONDS = 60  # then what is not uploaded stays on disk
 TABLE_ROWS = 16  # episodes of an evaluation that go to the table
-COLUMNS = ("env_step", "task", "prompt", "completions", "program", "reward", "tests passed")
+COLUMNS = ("env_step", "task", "problem", "completions", "program", "reward", "tests passed")
 
 
-def connect(config: Any, run_dir: Path, resume: bool) -> WandbLogger | None:
+def connect(config: Any, domain: Domain, run_dir: Path, resume: bool) -> WandbLogger | None:
     """The logger that ``config.wandb`` asks for; None, with one line saying why, where it is off.
 
     ``config``: ``comlrl.config.sections.Config`` with its ``wandb`` section present.
@@ -41,11 +41,11 @@ def connect(config: Any, run_dir: Path, resume: bool) -> WandbLogger | None:
         except (wandb.Error, OSError) as error:
             mode = _unreachable(error)
     try:
-        return WandbLogger(config, run_dir, resume, mode)
+        return WandbLogger(config, domain, run_dir, resume, mode)
     except wandb.Error as error:
         if mode == "offline":
             raise
-        return WandbLogger(config, run_dir, resume, _unreachable(error))
+        return WandbLogger(config, domain, run_dir, resume, _unreachable(error))
 
 
 class WandbLogger:
@@ -54,8 +54,8 @@ class WandbLogger:
     Raises wandb.Error where a run cannot be started.
     """
 
-    def __init__(self, config: Any, run_dir: Path, resume: bool, mode: str) -> None:
-        section = config.wandb
+    def __init__(self, config: Any, domain: Domain, run_dir: Path, resume: bool, mode: str) -> None:
+        section, self._domain = config.wandb, domain
         folder = Path(section.dir) if section.dir else run_dir
         folder.mkdir(parents=True, exist_ok=True)
         known = run_id(run_dir) if resume else None
@@ -98,12 +98,12 @@ class WandbLogger:
             return
         table = wandb.Table(columns=list(COLUMNS))
         for tree in trees[:TABLE_ROWS]:
-            episode = sample(record, tree)
+            episode = sample(record, tree, self._domain)
             outcomes = episode.get("outcomes", [])
             table.add_data(
                 record.step,
                 episode["task_id"],
-                episode["prompt"],
+                episode["problem"],
                 "\n\n".join(
                     f"# {role}\n{text}"
                     for role, text in zip(episode["roles_N"], episode["completions_N"], strict=True)

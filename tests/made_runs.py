@@ -6,6 +6,8 @@ import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import yaml
 
@@ -17,19 +19,25 @@ from comlrl.types import (
     LogRecord,
     Message,
     Node,
-    RewardBreakdown,
     Score,
-    SyntaxProblem,
     Task,
-    TestOutcome,
     Tree,
 )
-from loggers import Loggers
+from loggers import Loggers, write_domain
 from loggers.episodes import EpisodeLogger
 from loggers.jsonl import JsonlLogger
 from loggers.samples import SampleLogger
+from rewards.code.breakdown import RewardBreakdown, SyntaxProblem
+from rewards.code.domain import CODE
+from rewards.sandbox.outcome import TestOutcome
 
-TASK = Task("T/0", "def f(xs):\n    pass\n", "def check(candidate): ...", "f")
+
+def code_task(name: str, prompt: str, test: str = "", **columns: str) -> Task:
+    """A row of the code domain, unchecked; its entry point is ``f``."""
+    return Task(name, {"prompt": prompt, "test": test, "entry_point": "f", **columns})
+
+
+TASK = code_task("T/0", "def f(xs):\n    pass\n", "def check(candidate): ...")
 
 
 def agent_turn(texts: Sequence[str], *, finished: bool = True, prompt: str = "do") -> AgentTurn:
@@ -63,6 +71,11 @@ def node(
     )
 
 
+def code_score(found: RewardBreakdown) -> Score:
+    """What the code reward makes of its findings."""
+    return Score(found.total, found.parts, found.passed_all, found)
+
+
 def tree(*nodes: Node, task: Task = TASK) -> Tree:
     return Tree(task, tuple(nodes), "align", None)
 
@@ -87,18 +100,19 @@ def problem(index: int) -> Task:
     """One of twelve small tasks on lists of integers, as CoopMini has them."""
     (op, words), (end, verb) = OPERATIONS[index % 3], ENDS[index // 3 % 4]
     prompt = f'def f(xs):\n    """{verb} of numbers {words}, each doubled.\n    """\n'
-    return Task(
+    return code_task(
         f"mini/{index}",
         prompt,
         "def check(candidate):\n    assert candidate([1, 5, 9]) == 28\n",
-        "f",
-        {"op": op, "end": end, "stages": "filter_map_reduce"},
+        op=op,
+        end=end,
+        stages="filter_map_reduce",
     )
 
 
 def played(task: Task, skill: float, rng: random.Random, generations: int, turn: int = 1) -> Node:
     """A node whose agents agree on ``filter`` and write what runs the more, the higher skill."""
-    values = {"op": task.extra["op"], "end": task.extra["end"]}
+    values = {"op": task.fields["op"], "end": task.fields["end"]}
     kinds = list(AUX)
     aux, main, scores = [], [], []
     for _ in range(generations):
@@ -121,7 +135,7 @@ def _score(aux: str, main: str, agree: bool, slip: bool, rng: random.Random) -> 
         broken = RewardBreakdown(
             main_defined=0.6, defined=("aux", "f"), syntax_error=problem, **base
         )
-        return Score(broken.total, broken)
+        return code_score(broken)
     outcomes = tuple(
         TestOutcome(f"assert candidate({[i, i + 4, 9]}) == {28 + i}", True)
         if agree or rng.random() < 0.2
@@ -150,22 +164,20 @@ def _score(aux: str, main: str, agree: bool, slip: bool, rng: random.Random) -> 
         seconds=0.01,
         **base,
     )
-    return Score(breakdown.total, breakdown)
+    return code_score(breakdown)
 
 
 def make_run(
     folder: Path, *, seed: int = 1, updates: int = 40, algorithm: str = "magrpo", turns: int = 1
 ) -> Path:
     """A run directory as a training leaves it, its numbers drawn from a growing skill."""
-    from comlrl.builtin import conventions
-
     folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(seed)
     loggers = Loggers(
         [
             JsonlLogger(folder / "metrics.jsonl"),
-            SampleLogger(folder / "samples.jsonl"),
-            EpisodeLogger(folder / "episodes.jsonl"),
+            SampleLogger(folder / "samples.jsonl", CODE),
+            EpisodeLogger(folder / "episodes.jsonl", CODE),
         ]
     )
     loggers.begin(LogMark())
@@ -182,13 +194,13 @@ def make_run(
         skill = min(0.97, 0.1 + 0.9 * update / updates)
         if update % (updates // 5) == 0:
             trees = [grow(problem(i), skill * (i != 7), 1) for i in range(12)]
-            record = LogRecord(update * 32, update, 0, "eval", tree_metrics(trees, conventions))
+            record = LogRecord(update * 32, update, 0, "eval", tree_metrics(trees, CODE))
             loggers.episodes(record, trees)
             loggers.log(record)
             evaluated.append(dict(record.metrics))
         if update < updates:
             trees = [grow(problem(rng.randrange(12)), skill, 8) for _ in range(4)]
-            metrics = tree_metrics(trees, conventions) | trainer_metrics(skill, rng)
+            metrics = tree_metrics(trees, CODE) | trainer_metrics(skill, rng)
             record = LogRecord((update + 1) * 32, update + 1, 0, "train", metrics)
             loggers.episodes(record, trees)
             loggers.log(record)
@@ -237,6 +249,7 @@ def _write_rest(
     evaluated: list[dict[str, float]],
 ) -> None:
     config = {
+        "domain": "code",
         "agent_model": {"name": "builtin:tiny-coder", "temperature": 1.0},
         "dataset": {"name": "builtin:coopmini"},
         "seed": seed,
@@ -260,3 +273,17 @@ def _write_rest(
         "distributed": {"world_size": 1, "weights_in_sync": True},
     }
     (folder / "summary.json").write_text(json.dumps(summary))
+    write_domain(folder / "domain.json", settings(2), CODE)
+
+
+def settings(num_agents: int = 2, **sections: Any) -> SimpleNamespace:
+    """Of a configuration, what the loggers read."""
+    known = {
+        "domain": "code",
+        "reward": SimpleNamespace(target=None),
+        "section": SimpleNamespace(num_agents=num_agents),
+        "output": SimpleNamespace(verbose=False),
+        "wandb": None,
+        "to_dict": lambda: {"seed": 1},
+    }
+    return SimpleNamespace(**known | sections)

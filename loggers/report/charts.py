@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from comlrl.evaluation.metrics import REWARD_PARTS
 from loggers.report.lines import AGENT, filled, learning_series, of_agents, reward_ceiling, smooth
 from loggers.report.run_data import Run
 from loggers.report.svg import (
@@ -97,18 +96,13 @@ def _learning(run: Run) -> Section:
 def _parts(run: Run) -> Section:
     charts = []
     for phase, title in (("train", "training"), ("eval", "held-out tasks")):
-        present = [
-            (i, part)
-            for i, part in enumerate(REWARD_PARTS)
-            if any(run.series(phase, f"reward/{part}")[1])
+        parts = [
+            Series(part.replace("_", " "), *filled(run, phase, f"reward/{part}", smoothly=True), i)
+            for i, part in enumerate(run.reward_parts)
         ]
-        if len(run.series(phase, "reward/tests")[0]) > 1:
-            parts = [
-                Series(part.replace("_", " "), *smooth(run, phase, f"reward/{part}"), colour)
-                for colour, part in present
-            ]
-            if parts:
-                charts.append(stacked_chart(f"Parts of the reward, {title}", parts))
+        parts = [part for part in parts if any(part.ys_X)]
+        if parts and len(parts[0].xs_X) > 1:
+            charts.append(stacked_chart(f"Parts of the reward, {title}", parts))
     return Section("What the reward is made of", tuple(charts))
 
 

@@ -140,7 +140,7 @@ def grouped(runs: Sequence[Run], labels: Sequence[str] | None = None) -> list[Gr
 
 def _setting(run: Run) -> str:
     """Everything in which seeds of one setting agree, as text."""
-    held_out = sorted({(s["task_id"], s["prompt"]) for s in run.samples if s["phase"] == "eval"})
+    held_out = sorted({(s["task_id"], s["problem"]) for s in run.samples if s["phase"] == "eval"})
     return json.dumps([run.algorithm, _settings(run), held_out], sort_keys=True)
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from comlrl.evaluation.metrics import REWARD_PARTS
-from loggers.report.lines import learning_series, reward_ceiling
+from loggers.report.lines import filled, learning_series, reward_ceiling
 from loggers.report.run_data import Run
 from loggers.report.svg import smoothed
 
@@ -63,20 +62,20 @@ def _learning(axis: Axes, run: Run) -> None:
 
 
 def _parts(axis: Axes, run: Run) -> None:
-    phase = "train" if run.series("train", "reward/tests")[0] else "eval"
-    xs, _ = run.series(phase, "reward/tests")
-    parts = [(i, p, run.series(phase, f"reward/{p}")[1]) for i, p in enumerate(REWARD_PARTS)]
-    parts = [(i, p, smoothed(ys, max(1, len(ys) // 20))) for i, p, ys in parts if any(ys)]
+    phase = "train" if any(name.startswith("reward/") for name in run.names("train")) else "eval"
+    parts = [
+        (
+            COLOURS[i % len(COLOURS)],
+            part.replace("_", " "),
+            *filled(run, phase, f"reward/{part}", True),
+        )
+        for i, part in enumerate(run.reward_parts)
+    ]
     for sign in (1, -1):
-        layers = [(i, p, ys) for i, p, ys in parts if sign * sum(ys) > 0]
+        layers = [part for part in parts if sign * sum(part[3]) > 0]
         if layers:
-            axis.stackplot(
-                xs,
-                *[ys for _, _, ys in layers],
-                labels=[p.replace("_", " ") for _, p, _ in layers],
-                colors=[COLOURS[i] for i, _, _ in layers],
-                alpha=0.85,
-            )
+            colours, labels, steps, ys = zip(*layers, strict=True)
+            axis.stackplot(steps[0], *ys, labels=labels, colors=colours, alpha=0.85)
     axis.set_title("Parts of the reward", fontsize=10)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 
-from comlrl.tasks.prompts import roles
 from loggers.report.run_data import Run
 from loggers.report.svg import BLUE, ORANGE, Series, smoothed
 
@@ -61,19 +60,14 @@ def _margins(run: Run, count: int) -> list[float]:
 
 
 def reward_ceiling(run: Run) -> float | None:
-    """4.0 for a team, 2.1 for one agent, where rewards are the code reward's."""
-    names = {*run.names("eval"), *run.names("train")}
-    if "reward/tests" not in names:
-        return None
-    return 4.0 if "aux_called_rate" in names else 2.1
+    """The most that the reward gives, where that is known."""
+    return run.domain.get("greatest_reward")
 
 
 def of_agents(run: Run, base: str) -> list[tuple[str, str]]:
     """(role, name) of a metric that each agent has."""
-    names = {*run.names("train"), *run.names("eval")}
-    team = roles(1 + max((int(m[1]) for name in names if (m := AGENT.match(name))), default=0))
     found = [(m, name) for name in run.names("train") if (m := AGENT.match(name))]
-    return [(team[int(m[1])], name) for m, name in found if m[2] == base]
+    return [(run.role(int(m[1])), name) for m, name in found if m[2] == base]
 
 
 def smooth(run: Run, phase: str, name: str) -> tuple[list[float], list[float]]:
@@ -81,10 +75,11 @@ def smooth(run: Run, phase: str, name: str) -> tuple[list[float], list[float]]:
     return xs, smoothed(ys, max(1, len(ys) // 20))
 
 
-def filled(run: Run, phase: str, name: str) -> tuple[list[float], list[float]]:
+def filled(
+    run: Run, phase: str, name: str, smoothly: bool = False
+) -> tuple[list[float], list[float]]:
     """A share at every record of the phase; 0 where the record does not have it."""
     records = [r for r in run.records if r["phase"] == phase]
-    return (
-        [float(r["step"]) for r in records],
-        [float(r["metrics"].get(name) or 0.0) for r in records],
-    )
+    ys = [float(r["metrics"].get(name) or 0.0) for r in records]
+    window = max(1, len(ys) // 20) if smoothly else 1
+    return [float(r["step"]) for r in records], smoothed(ys, window)

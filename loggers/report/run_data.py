@@ -32,6 +32,22 @@ class Run:
     samples: tuple[dict[str, Any], ...]
     latents: tuple[dict[str, Any], ...]  # SHPPO: {"step", "turn", "role", "mu"}
     preferences: dict[str, Any]  # MADPO, MARLHF: preferences_summary.json
+    domain: dict[str, Any]  # domain.json
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """What the agents are called; empty where nobody knows."""
+        sampled = self.samples[0].get("roles_N", ()) if self.samples else ()
+        return tuple(self.domain.get("roles") or sampled)
+
+    def role(self, agent: int) -> str:
+        return self.roles[agent] if agent < len(self.roles) else f"agent {agent}"
+
+    @property
+    def reward_parts(self) -> list[str]:
+        """What the reward is the sum of, in its own order; empty where it has no parts."""
+        names = dict.fromkeys((*self.names("train"), *self.names("eval")))
+        return [name.removeprefix("reward/") for name in names if name.startswith("reward/")]
 
     @property
     def algorithm(self) -> str:
@@ -107,6 +123,7 @@ def _read(path: Path) -> Run:
         samples=_lines(path / "samples.jsonl"),
         latents=_lines(path / "latents.jsonl"),
         preferences=_json(path / "preferences_summary.json"),
+        domain=_json(path / "domain.json"),
     )
 
 

@@ -13,7 +13,6 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer, YamlLexer
 
-from comlrl.tasks.prompts import roles
 from loggers.report.run_data import Run
 
 _FORMAT = HtmlFormatter(nowrap=True)
@@ -26,7 +25,6 @@ class Episode:
 
     sample: dict[str, Any]
     before: dict[str, Any] | None
-    roles_N: tuple[str, ...]
     answer: int = 1  # which one, where tasks are answered several times
 
     @property
@@ -58,10 +56,7 @@ def episodes(run: Run) -> list[Episode]:
     """All of the last evaluation (without any: of training): those that gained most come first."""
     first, last = run.passes()
     before = dict(_numbered(first))
-    found = [
-        Episode(sample, before.get(key), roles(len(sample["completions_N"])), key[1])
-        for key, sample in _numbered(last)
-    ]
+    found = [Episode(sample, before.get(key), key[1]) for key, sample in _numbered(last)]
     return sorted(found, key=lambda e: (-e.gain, e.sample["reward_task_mean"]))
 
 

@@ -17,13 +17,16 @@ from rich.console import Console
 import loggers
 from comlrl.files import read_lines
 from comlrl.loop.progress import Ahead, Progress
-from comlrl.types import Logger, LogMark, LogRecord, RewardBreakdown, Score, Task, TestOutcome
+from comlrl.types import Logger, LogMark, LogRecord
 from loggers.console import ConsoleLogger, clock
 from loggers.episodes import EpisodeLogger
 from loggers.jsonl import JsonlLogger
 from loggers.samples import SampleLogger
+from rewards.code.breakdown import RewardBreakdown
+from rewards.code.domain import CODE
+from rewards.sandbox.outcome import TestOutcome
 from tests.comlrl.loop.test_progress import Clock
-from tests.made_runs import agent_turn, node, tree
+from tests.made_runs import agent_turn, code_score, code_task, node, settings, tree
 
 ROOT = Path(__file__).parents[2]
 L = TypeVar("L", bound=Logger)
@@ -88,14 +91,15 @@ def test_damage_within_a_file_is_named(tmp_path):
 
 def scored_tree(task_id: str, *rewards: float):
     outcomes = (TestOutcome("assert candidate(1) == 2", False, actual="3", expected="2"),)
-    scores = [Score(r, RewardBreakdown(tests=r, outcomes=outcomes, program="p")) for r in rewards]
+    found = [RewardBreakdown(tests=r, outcomes=outcomes, program="p") for r in rewards]
+    scores = list(map(code_score, found))
     agents = [agent_turn([f"{role}{k}" for k in range(len(rewards))]) for role in ("aux", "main")]
-    return tree(node(scores, agents=agents), task=Task(task_id, "prompt", "", "f"))
+    return tree(node(scores, agents=agents), task=code_task(task_id, "prompt"))
 
 
 def test_samples_keep_the_first_and_the_latest_evaluation(tmp_path):
     path = tmp_path / "samples.jsonl"
-    logger = begun(SampleLogger(path))
+    logger = begun(SampleLogger(path, CODE))
     for update in (0, 5, 10):
         logger.episodes(record(update, "eval"), [scored_tree("a", update), scored_tree("b", 1, 3)])
     kept = lines(path)
@@ -107,10 +111,10 @@ def test_samples_keep_the_first_and_the_latest_evaluation(tmp_path):
 
 def test_samples_survive_a_resume(tmp_path):
     path = tmp_path / "samples.jsonl"
-    logger = begun(SampleLogger(path))
+    logger = begun(SampleLogger(path, CODE))
     for update in (0, 5, 10):
         logger.episodes(record(update, "eval"), [scored_tree("a", update)])
-    resumed = begun(SampleLogger(path), update=7)
+    resumed = begun(SampleLogger(path, CODE), update=7)
     assert [s["update"] for s in lines(path)] == [0]
     resumed.episodes(record(8, "eval"), [scored_tree("a", 1)])
     assert [s["update"] for s in lines(path)] == [0, 8]
@@ -120,16 +124,16 @@ def test_samples_of_several_turns_follow_one_path(tmp_path):
     grown = tree(
         node([1.0, 2.0]),
         node([0.0, 3.0], turn=2, parent=0, parent_action=1),
-        task=Task("a", "prompt", "", "f"),
+        task=code_task("a", "prompt"),
     )
-    logger = begun(SampleLogger(tmp_path / "samples.jsonl"))
+    logger = begun(SampleLogger(tmp_path / "samples.jsonl", CODE))
     logger.episodes(record(1, "eval"), [grown])
     (kept,) = lines(tmp_path / "samples.jsonl")
     assert (kept["turn"], kept["rewards_T"]) == (2, [2.0, 0.0])
 
 
 def test_without_evaluation_training_episodes_are_kept(tmp_path):
-    logger = begun(SampleLogger(tmp_path / "samples.jsonl"))
+    logger = begun(SampleLogger(tmp_path / "samples.jsonl", CODE))
     for update in range(3):
         logger.episodes(record(update), [scored_tree(f"t{update}", 1.0)])
     logger.close()
@@ -138,7 +142,7 @@ def test_without_evaluation_training_episodes_are_kept(tmp_path):
 
 def test_episodes_hold_everything_and_rotate(tmp_path):
     path = tmp_path / "episodes.jsonl"
-    logger = begun(EpisodeLogger(path, rotate_bytes=1000))
+    logger = begun(EpisodeLogger(path, CODE, rotate_bytes=1000))
     for update in range(4):
         logger.episodes(record(update), [scored_tree("a", 1.0, 2.0)])
     logger.close()
@@ -151,10 +155,10 @@ def test_episodes_hold_everything_and_rotate(tmp_path):
     assert first["roles_N"] == ["aux", "main"]
     assert first["prompts_N"][0] == [{"role": "user", "content": "do"}]
     assert (first["reward"], first["processed_reward"], first["program"]) == (2.0, 1.0, "p")
-    begun(EpisodeLogger(path, rotate_bytes=1000), update=1).close()
+    begun(EpisodeLogger(path, CODE, rotate_bytes=1000), update=1).close()
     kept = [line for file in tmp_path.glob("episodes*") for line in lines(file)]
     assert {line["update"] for line in kept} == {0, 1}
-    begun(EpisodeLogger(path)).close()  # a new run: nothing of the old one is left
+    begun(EpisodeLogger(path, CODE)).close()  # a new run: nothing of the old one is left
     assert [file.name for file in tmp_path.glob("episodes*")] == ["episodes.jsonl"]
 
 
@@ -235,24 +239,22 @@ def test_tensorboard_scalars(tmp_path):
     assert events.Scalars("eval/reward_mean") == []
 
 
-def settings(wandb=None, verbose=False):
-    return SimpleNamespace(
-        output=SimpleNamespace(verbose=verbose), wandb=wandb, to_dict=lambda: {"seed": 1}
-    )
-
-
 def test_build_gives_what_the_configuration_asks_for(tmp_path, capsys):
     progress = Progress()
     progress.ahead = Ahead(0, 3)
-    built = begun(loggers.build(settings(verbose=True), tmp_path / "run", progress))
+    asked = settings(output=SimpleNamespace(verbose=True))
+    built = begun(loggers.build(asked, CODE, tmp_path / "run", progress))
     built.log(record(1))
     built.episodes(record(1), [scored_tree("a", 1.0)])
     built.close()
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"metrics.jsonl", "samples.jsonl", "episodes.jsonl", "environment.json"} <= names
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["python"]
+    assert json.loads((tmp_path / "run" / "domain.json").read_text()) == {
+        "domain": "code", "roles": ["aux", "main"], "greatest_reward": 4.0
+    }  # fmt: skip
     assert "train 1/3" in capsys.readouterr().out
-    again = loggers.build(settings(verbose=True), tmp_path / "run", progress, resume=True)
+    again = loggers.build(asked, CODE, tmp_path / "run", progress, resume=True)
     begun(again, lines=0, update=0).close()
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == ""
     assert (tmp_path / "run" / "episodes.jsonl").read_text() == ""
@@ -266,11 +268,13 @@ from typing import TypeVar
 import loggers
 from comlrl.loop.progress import Progress
 from comlrl.types import LogMark
-from tests.loggers.test_loggers import record, scored_tree, settings
+from rewards.code.domain import CODE
+from tests.loggers.test_loggers import record, scored_tree
+from tests.made_runs import settings
 mode, folder, resume = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "resume"
 section = SimpleNamespace(project="comlrl-test", entity=None, name=None, dir=None, tags=["t"],
                           mode=None if mode == "default" else mode)
-run = loggers.build(settings(section), folder, Progress(), resume=resume)
+run = loggers.build(settings(wandb=section), CODE, folder, Progress(), resume=resume)
 run.begin(LogMark(int(resume), 100, 100))
 run.log(record(1))
 run.episodes(record(1, "eval"), [scored_tree("a", 1.0)])

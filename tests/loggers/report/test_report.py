@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from comlrl.evaluation.intervals import bootstrap_interval
 from comlrl.types import LogMark, LogRecord
+from loggers import write_domain
 from loggers.jsonl import JsonlLogger
 from loggers.report.charts import sections
 from loggers.report.comparison import curve, grouped, write_comparison
@@ -25,7 +26,8 @@ from loggers.report.run_data import ReportError, Run, read_run
 from loggers.report.sample_episodes import episodes, python
 from loggers.report.svg import label, smoothed, ticks
 from loggers.report.write import main, render, write_report
-from tests.made_runs import make_run
+from rewards.code.domain import CODE
+from tests.made_runs import make_run, settings
 
 ROOT = Path(__file__).parents[3]
 
@@ -155,7 +157,7 @@ def test_every_episode_of_the_last_evaluation_can_be_filtered(run_dir):
     page = Page((run_dir / "report.html").read_text())
     told = [(e["data-task"], float(e["data-reward"]), e["data-passed"]) for e in page.episodes]
     assert told == [
-        (e.sample["task_id"], e.sample["reward"], str(int(e.sample["passed_all"]))) for e in shown
+        (e.sample["task_id"], e.sample["reward"], str(int(e.sample["passed"]))) for e in shown
     ]
     assert {"0", "1"} == {passed for _, _, passed in told}
 
@@ -163,8 +165,8 @@ def test_every_episode_of_the_last_evaluation_can_be_filtered(run_dir):
 def test_tasks_answered_several_times(tmp_path):
     folder = _log(tmp_path, reward_mean=[0.1, 0.9])
     lines = [
-        {"update": update, "phase": "eval", "task_id": "a", "prompt": "", "reward": reward,
-         "reward_task_mean": reward, "completions_N": ["x"], "turn": 1}
+        {"update": update, "phase": "eval", "task_id": "a", "problem": "", "roles_N": ["main"],
+         "reward": reward, "reward_task_mean": reward, "completions_N": ["x"], "turn": 1}
         for update, rewards in ((0, [1.0, 2.0]), (9, [4.0, 3.0])) for reward in rewards
     ]  # fmt: skip
     (folder / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -199,6 +201,7 @@ def test_agents_are_named_by_their_roles(tmp_path):
         loss=[3.0, 4.0],
         training_step=[1.0, 2.0],
     )
+    write_domain(tmp_path / "domain.json", settings(3), CODE)
     charts = {c.title: c for s in sections(read_run(tmp_path)) for c in s.charts}
     assert charts["Lengths in tokens"].legend == (("aux", 0), ("aux2", 1), ("main", 2))
     assert charts["loss"].legend == (("aux2", 0), ("all agents", 1))
@@ -332,7 +335,7 @@ def test_only_seeds_of_one_setting_are_merged(tmp_path):
     assert together(first, read_run(other.path)) == [1, 1]
     assert together(run("e", 2, config=""), run("f", 3, config="")) == [1, 1]
     assert together(first, run("g", 2, config="reward: {target: x.y:Z}\n")) == [1, 1]
-    changed = {"phase": "eval", "task_id": "new", "prompt": "", "update": 0}
+    changed = {"phase": "eval", "task_id": "new", "problem": "", "update": 0}
     assert together(first, run("h", 2, samples=json.dumps(changed) + "\n")) == [1, 1]
 
 
@@ -410,7 +413,7 @@ def browse(profile: Path, page: Path, width: int, *options: str) -> str:
     ("chosen", "kept"),
     [
         ({"task": " MINI/1 "}, lambda s: s["task_id"] in ("mini/1", "mini/10", "mini/11")),
-        ({"passed": "0"}, lambda s: not s["passed_all"]),
+        ({"passed": "0"}, lambda s: not s["passed"]),
         ({"low": "1.1", "high": "3.9"}, lambda s: 1.1 <= s["reward"] <= 3.9),
         ({"order": "reward"}, lambda s: True),
     ],
