@@ -30,14 +30,9 @@ from loggers.samples import SampleLogger
 from rewards.code.breakdown import RewardBreakdown, SyntaxProblem
 from rewards.code.domain import CODE
 from rewards.sandbox.outcome import TestOutcome
+from tests.fakes import code_task
 
-
-def code_task(name: str, prompt: str, test: str = "", **columns: str) -> Task:
-    """A row of the code domain, unchecked; its entry point is ``f``."""
-    return Task(name, {"prompt": prompt, "test": test, "entry_point": "f", **columns})
-
-
-TASK = code_task("T/0", "def f(xs):\n    pass\n", "def check(candidate): ...")
+TASK = code_task("T/0", "def f(xs):\n    pass\n", "def check(candidate): ...", "f")
 
 
 def agent_turn(texts: Sequence[str], *, finished: bool = True, prompt: str = "do") -> AgentTurn:
@@ -104,6 +99,7 @@ def problem(index: int) -> Task:
         f"mini/{index}",
         prompt,
         "def check(candidate):\n    assert candidate([1, 5, 9]) == 28\n",
+        "f",
         op=op,
         end=end,
         stages="filter_map_reduce",

@@ -26,7 +26,8 @@ from rewards.code.breakdown import RewardBreakdown
 from rewards.code.domain import CODE
 from rewards.sandbox.outcome import TestOutcome
 from tests.comlrl.loop.test_progress import Clock
-from tests.made_runs import agent_turn, code_score, code_task, node, settings, tree
+from tests.fakes import code_task
+from tests.made_runs import agent_turn, code_score, node, settings, tree
 
 ROOT = Path(__file__).parents[2]
 L = TypeVar("L", bound=Logger)
@@ -94,7 +95,7 @@ def scored_tree(task_id: str, *rewards: float):
     found = [RewardBreakdown(tests=r, outcomes=outcomes, program="p") for r in rewards]
     scores = list(map(code_score, found))
     agents = [agent_turn([f"{role}{k}" for k in range(len(rewards))]) for role in ("aux", "main")]
-    return tree(node(scores, agents=agents), task=code_task(task_id, "prompt"))
+    return tree(node(scores, agents=agents), task=code_task(task_id, "prompt", "", "f"))
 
 
 def test_samples_keep_the_first_and_the_latest_evaluation(tmp_path):
@@ -124,7 +125,7 @@ def test_samples_of_several_turns_follow_one_path(tmp_path):
     grown = tree(
         node([1.0, 2.0]),
         node([0.0, 3.0], turn=2, parent=0, parent_action=1),
-        task=code_task("a", "prompt"),
+        task=code_task("a", "prompt", "", "f"),
     )
     logger = begun(SampleLogger(tmp_path / "samples.jsonl", CODE))
     logger.episodes(record(1, "eval"), [grown])
