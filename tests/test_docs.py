@@ -255,25 +255,27 @@ def environment() -> dict[str, str]:
 def test_rows_of_the_cookbook_are_tasks(place, monkeypatch):
     from comlrl.config.sections import DatasetConfig
     from comlrl.tasks.datasets import load_tasks
-    from rewards.sandbox.checks import check_task
+    from rewards.code.domain import CODE
 
     monkeypatch.chdir(place)
     section = DatasetConfig(name="my_tasks.jsonl")
-    tasks = [
-        t for s in ("train[1:]", "train[:1]") for t in load_tasks(section, s, check=check_task)
-    ]
+    tasks = [t for s in ("train[1:]", "train[:1]") for t in load_tasks(section, s, CODE)]
     assert [task.task_id for task in tasks] == ["mine/1", "mine/0"]
 
 
 def test_mode_of_the_cookbook_says_what_it_should():
-    from comlrl.types import Attempt, RewardBreakdown, TestOutcome
-    from tests.made_runs import TASK
+    from comlrl.tasks.prompts import Prompts
+    from comlrl.types import Attempt, Score
+    from rewards.code.breakdown import RewardBreakdown
+    from rewards.code.domain import CODE
+    from rewards.sandbox.outcome import TestOutcome
+    from tests.fakes import task
 
     scope: dict[str, Callable] = {}
-    exec(programs("cookbook.md")["external/count.py"], scope)
+    exec(programs("cookbook.md")["rewards/code/count.py"], scope)
     outcomes = (TestOutcome("assert a", True), TestOutcome("assert b", False))
-    attempt = Attempt(TASK, ("", ""), RewardBreakdown(outcomes=outcomes), 1)
-    (texts,) = scope["Count"]()([attempt])
+    score = Score(1.5, facts=RewardBreakdown(outcomes=outcomes))
+    (texts,) = scope["Count"](Prompts(CODE))([Attempt(task(), ("", ""), score, 1)])
     assert len(texts) == 2 and "1 of 2 tests passed." in texts[0] and "`aux`" in texts[0]
 
 

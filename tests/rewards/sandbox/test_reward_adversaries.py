@@ -107,7 +107,7 @@ def test_adversary(results, name):
     assert len(adverse.facts.outcomes) == 4
     assert all(outcome.error_type for outcome in adverse.facts.outcomes)
     assert sum(outcome.timed_out for outcome in adverse.facts.outcomes) <= 4
-    assert honest.value == pytest.approx(2.1), honest.breakdown.outcomes
+    assert honest.value == pytest.approx(2.1), honest.facts.outcomes
 
 
 def test_no_trace_is_left(results):
