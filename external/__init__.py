@@ -27,6 +27,15 @@ def default_mode(prompts: Prompts) -> str:
     return next(iter(prompts.domain.modes()), "plain")
 
 
+def check_mode(external: ExternalConfig, prompts: Prompts) -> str:
+    """``external.mode`` by name; raises ConfigError for one that is not known."""
+    known = (*prompts.domain.modes(), *GENERAL)
+    mode = external.mode or default_mode(prompts)
+    if mode not in known:
+        raise ConfigError(f"external.mode: {mode!r} is not a mode; use one of {', '.join(known)}")
+    return mode
+
+
 def build(
     external: ExternalConfig, prompts: Prompts, fallbacks: Fallbacks | None = None
 ) -> Transition:
@@ -34,8 +43,7 @@ def build(
 
     ``fallbacks`` counts the attempts that were answered in an expert's place.
     """
-    own = prompts.domain.modes()
-    mode = external.mode or default_mode(prompts)
+    mode = check_mode(external, prompts)
     if mode == "expert_edits":
         from external.expert_edits import ExpertEdits
 
@@ -47,11 +55,7 @@ def build(
             plain=_made(Plain, external, prompts),
             fallbacks=fallbacks,
         )
-    if mode == "plain" or mode in own:
-        return _made(own.get(mode, Plain), external, prompts)
-    raise ConfigError(
-        f"external.mode: {mode!r} is not a mode; use one of {', '.join((*own, *GENERAL))}"
-    )
+    return _made(prompts.domain.modes().get(mode, Plain), external, prompts)
 
 
 def _made(mode: Any, external: ExternalConfig, prompts: Prompts) -> Transition:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import external
 from comlrl.config.sections import Config, ConfigError
 from trainers.configs import (
     ActorCriticConfig,
@@ -16,6 +17,7 @@ from trainers.configs import (
     top_k,
     top_p,
 )
+from trainers.launch.work import load_prompts
 
 
 def validate(config: Config) -> None:
@@ -39,6 +41,7 @@ def validate(config: Config) -> None:
             "set lora.dropout=0"
         )
     _shared(config)
+    external.check_mode(config.external, load_prompts(config))
 
 
 def _ranges(name: str, section: CommonConfig) -> None:

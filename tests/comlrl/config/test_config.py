@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from comlrl.config.loader import Loader
-from comlrl.config.sections import ConfigError, reward_arguments
+from comlrl.config.sections import ConfigError
 from trainers.configs import sections_of
 from trainers.launch.command_line import parse_arguments, resolve
 from trainers.launch.relations import validate
+from trainers.launch.work import build_reward
 
 ROOT = Path(__file__).parents[3]
 REST = "the gradient is of the whole policy"
@@ -247,6 +248,7 @@ REFUSED = [  # overrides → what the line must name
     (["agents=[a,b,c]"], ["agents", "num_agents=2"]),
     (["lora.r=0"], ["lora.r", "0"]),
     (["sandbox.timeout=0"], ["sandbox.timeout", "0"]),
+    (["external.mode=loud"], ["external.mode", "'loud'", "level_feedback", "expert_edits"]),
     (["external.sandbox_slice=some"], ["external.sandbox_slice", "'some'", "'all'"]),
     (["agent_model.max_length=32"], ["agent_model.max_length", "32", "max_new_tokens=48"]),
     (["agent_model.torch_dtype=int8"], ["agent_model.torch_dtype", "'int8'", "bfloat16"]),
@@ -390,8 +392,9 @@ def test_arguments_of_the_reward_are_strict(item, said):
 
 def test_arguments_of_the_reward():
     overrides = ["reward.arguments.bonus=share", "reward.arguments.need_bonus=true"]
-    found = reward_arguments(parse("--override", *overrides)[0].reward)
-    assert (found.bonus, found.measure_need, found.need_bonus) == ("share", False, True)
+    with build_reward(parse("--override", *overrides)[0]) as found:
+        assert (found.bonus, found.measure_need, found.need_bonus) == ("share", False, True)
+        assert found.for_evaluation().measure_need and not found.measure_need
     grpo = QUICKSTART.replace("magrpo", "grpo")
     with pytest.raises(ConfigError, match="'share' has no effect on an agent without helpers"):
         parse("--override", *overrides, algorithm="grpo", file=grpo)
