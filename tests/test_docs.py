@@ -75,9 +75,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working folder: the repository's files, the cookbook's, and small runs."""
     folder = tmp_path_factory.mktemp("docs")
     for path in ROOT.iterdir():
-        if path.name not in ("outputs", "runs", "external", ".git", ".venv", ".venv-peer"):
+        if path.name not in ("outputs", "runs", ".git", ".venv", ".venv-peer"):
             (folder / path.name).symlink_to(path)
-    (folder / "external").mkdir()
     for name, body in programs("cookbook.md").items():
         (folder / name).write_text(body)
     first = (ROOT / "comlrl/builtin/coopmini/eval.jsonl").read_text().splitlines()[0]
@@ -272,7 +271,7 @@ def test_mode_of_the_cookbook_says_what_it_should():
     from tests.fakes import task
 
     scope: dict[str, Callable] = {}
-    exec(programs("cookbook.md")["rewards/code/count.py"], scope)
+    exec(programs("cookbook.md")["count.py"], scope)
     outcomes = (TestOutcome("assert a", True), TestOutcome("assert b", False))
     score = Score(1.5, facts=RewardBreakdown(outcomes=outcomes))
     (texts,) = scope["Count"](Prompts(CODE))([Attempt(task(), ("", ""), score, 1)])
