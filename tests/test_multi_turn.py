@@ -10,6 +10,7 @@ import pytest
 
 from comlrl.evaluation.metrics import tree_metrics
 from comlrl.types import Message, Shape
+from rewards.code.domain import CODE
 from tests.comlrl.rollout.test_grow import Grown
 from tests.made_runs import agent_turn, node, tree
 from tests.runs import ROOT, metrics
@@ -62,7 +63,8 @@ def test_prompts_that_lost_old_turns_are_counted():
                 node([0.0, 0.0], agents=[cut, whole], turn=2, parent=0, parent_action=0),
                 node([0.0, 0.0], agents=[whole, whole], turn=2, parent=0, parent_action=1),
             )
-        ]
+        ],
+        CODE,
     )
     assert found["agent_0/history_dropped_share"] == 0.5
     assert found["agent_1/history_dropped_share"] == 0.0
@@ -72,11 +74,11 @@ def test_prompts_that_lost_old_turns_are_counted():
 
 def test_a_shortened_tree_says_so_in_its_metrics():
     full = Grown(Shape(2, 3, 2, "align", "best")).trees
-    assert tree_metrics(full)["history_dropped_share"] == 0.0
+    assert tree_metrics(full, CODE)["history_dropped_share"] == 0.0
     longest = len(full[0].nodes[2].agents_N[0].prompt_ids)
     cut = Grown(Shape(2, 3, 2, "align", "best"), max_length=longest + 7).trees  # one short
-    assert tree_metrics(cut)["turn_2/history_dropped_share"] == 0.0
-    assert tree_metrics(cut)["turn_3/history_dropped_share"] > 0.0
+    assert tree_metrics(cut, CODE)["turn_2/history_dropped_share"] == 0.0
+    assert tree_metrics(cut, CODE)["turn_3/history_dropped_share"] > 0.0
     # What was left out are old turns: the newest response is whole in every prompt.
     for agent in range(2):
         said = full[0].nodes[2].agents_N[agent].prompt[-2:]
