@@ -11,7 +11,7 @@ import yaml
 from comlrl.config.sections import ConfigError
 from comlrl.evaluation.metrics import order_agreement
 from comlrl.preferences.pairs import Pair, TaskPairs
-from comlrl.types import RewardBreakdown, Score, Tree
+from comlrl.types import Score, Tree
 from tests.comlrl.preferences.test_collector import candidates
 from tests.made_runs import TASK, node
 from tests.runs import ROOT, Zygote, metrics
@@ -87,8 +87,8 @@ def test_agreement_counts_siblings_that_the_task_tells_apart():
     The pair of equal rewards does not count; of the other five, 0 < 0.5 twice is ordered rightly
     (0 < 1, 0 < 2), and the three with the last, whose score is the lowest, wrongly: 2 of 5.
     """
-    known = [RewardBreakdown(syntax=r) for r in (0.0, 0.5, 0.5, 1.0)]
-    scores = [Score(v, b) for v, b in zip((0.0, 1.0, 2.0, -1.0), known, strict=True)]
+    earned = (0.0, 0.5, 0.5, 1.0)
+    scores = [Score(v, earned=r) for v, r in zip((0.0, 1.0, 2.0, -1.0), earned, strict=True)]
     tree = Tree(TASK, (node(scores),), "align", None)
     assert order_agreement([tree]) == {"reward_model/order_agreement": 2 / 5}
     alike = Tree(TASK, (node(scores[1:3]),), "align", None)
