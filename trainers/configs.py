@@ -74,6 +74,11 @@ class CommonConfig:
         """Whether the policy that training starts from is asked."""
         return self.kl_coef > 0
 
+    @property
+    def takes_ratios(self) -> bool:
+        """Whether the policy is compared with the one that sampled."""
+        return False
+
 
 @dataclass(frozen=True)
 class MAGRPOConfig(CommonConfig):
@@ -85,6 +90,12 @@ class MAGRPOConfig(CommonConfig):
     # return of a greedy rollout, nothing
     advantage: Literal["mean", "rloo", "max", "greedy", "raw"] = "mean"
     advantage_normalization: bool = False  # divide by the siblings' standard deviation
+    update_epochs: int = 1  # passes over a step's nodes; 1: each sample is used once, as published
+    clip_range: float = 0.2  # of the importance ratio around 1, which several passes have
+
+    @property
+    def takes_ratios(self) -> bool:
+        return self.update_epochs > 1
 
 
 @dataclass(frozen=True)
@@ -170,6 +181,10 @@ class ActorCriticConfig(CommonConfig):
     normalize_advantages: bool = True  # to mean 0 and standard deviation 1 within a step
 
     chains: ClassVar[bool] = True
+
+    @property
+    def takes_ratios(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,24 @@ Objective of agent i, over the nodes of an update, with its G completions y_ig a
     Â_ig = R_ig − mean_g R_ig,   R_ig = mean of R_k over the joint actions k that contain y_ig
     R_k(t) = r_k + γ · mean over the joint returns of k's child
 
+With ``update_epochs`` above 1 a step's nodes are gone over as often, and Â log π becomes PPO's
+min(ρ Â, clip(ρ, 1 ± ε) Â), ρ = π_i / π_i,old token by token (arXiv 1707.06347, eq. 7). π_old is the
+policy that sampled, read by the first pass itself, so that the first update's ratios are exactly
+1 and its gradient is L_i's.
+
 Departures from the paper: no division by the siblings' standard deviation unless asked for; no
-importance ratio and no clip, as each sample is used once (strictly on-policy); with ``handoff``
+importance ratio and no clip where each sample is used once (strictly on-policy); with ``handoff``
 the future's return is added to every joint action of a node (``comlrl/credit/returns.py``);
-``train_batch_size`` below the step's nodes makes several updates from one sampling, of like size
-and each over its own |nodes|. The entropy that is logged is the estimate −log π of the samples.
+``train_batch_size`` below the step's nodes makes several updates of a pass, of like size and each
+over its own |nodes|. The entropy that is logged is the estimate −log π of the samples.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -32,16 +39,26 @@ from comlrl.processes import distributed
 from comlrl.processes.statistics import Sums, agent_means
 from comlrl.rollout.grow import Greedy, Rollout
 from comlrl.types import AgentTurn, Part, Row, Sampling, TokenBatch, Tree
-from comlrl.update.accumulate import accumulate
+from comlrl.update.accumulate import accumulate, measure_all
+from comlrl.update.clipped import ratio_sums
 from comlrl.update.lanes import side_by_side
-from comlrl.update.losses import k3_kl, policy_gradient
+from comlrl.update.losses import clipped_policy, k3_kl, policy_gradient
 from comlrl.update.minibatches import like_parts
 from comlrl.update.optimizer import optimizer_of
+from comlrl.update.per_token import PerToken
 from trainers.configs import MAGRPOConfig
 
 
+@dataclass(frozen=True, slots=True)
+class Before:
+    """Log-probabilities of one agent's tokens of a step before its first update."""
+
+    policy: PerToken = field(default_factory=PerToken)
+    reference: PerToken = field(default_factory=PerToken)
+
+
 class MAGRPOTrainer:
-    """Grow trees, credit them, update every agent once; nothing else."""
+    """Grow trees, credit them, update every agent; nothing else."""
 
     def __init__(
         self,
@@ -73,36 +90,50 @@ class MAGRPOTrainer:
         gathered = self.loop.gather(step, trees, greedy)
         sums_N = [Sums() for _ in self.team.agents]
         parts = self._parts(trees, self._credit(trees, greedy, sums_N))
-        if len(parts) > 1 and step.index == 1 and distributed.is_main():
+        if (
+            len(parts) > 1
+            and not self.section.takes_ratios
+            and step.index == 1
+            and distributed.is_main()
+        ):
             print(
                 f"notice: {len(parts)} updates from one sampling (train_batch_size="
                 f"{self.section.train_batch_size}): not strictly on-policy"
             )
+        before_N = [Before() for _ in self.team.agents]
+        if self.section.takes_ratios:
+            self._measure(parts[1:], before_N)
+        updates = parts * self.section.update_epochs
         norms_UN = [
-            self._update(part, sums_N, gathered.span.at(u, len(parts)))
-            for u, part in enumerate(parts)
+            self._update(part, before_N, sums_N, gathered.span.at(u, len(updates)))
+            for u, part in enumerate(updates)
         ]
         nodes = sum(len(tree.nodes) for tree in gathered.trees)
         metrics = self._metrics(sums_N, norms_UN, nodes)
-        self.loop.record(step, gathered, updates=len(parts), metrics=metrics)
+        self.loop.record(step, gathered, updates=len(updates), metrics=metrics)
 
     def _metrics(
         self, sums_N: Sequence[Sums], norms_UN: Sequence[Sequence[float]], nodes: int
     ) -> dict[str, float]:
         """What the log wants beside the trees': of each agent, and the mean over the agents."""
-        told_N = []
+        told_N, passes = [], self.section.update_epochs
         for sums, norms_U in zip(sums_N, zip(*norms_UN, strict=True), strict=True):
-            of = sums.everyone().of
+            whole = sums.everyone()
+            of = whole.of
             count, tokens = max(1, of["completions"]), max(1, of["tokens"])
             variance = of["advantage_squared"] / count - (of["advantage"] / count) ** 2
             told = {
-                "loss": of["loss"] / max(1, nodes),
+                "loss": of["loss"] / max(1, nodes * passes),
                 "entropy": -of["logprob"] / tokens,
                 "zero_advantage_share": of["zeros"] / count,
                 "advantage_std": math.sqrt(max(0.0, variance)),
             }
             if self.section.kl_coef > 0:
-                told["kl"] = of["kl"] / tokens
+                told["kl"] = of["kl"] / (tokens * passes)
+            if self.section.takes_ratios:
+                ratios = of["ratios"] or math.nan  # none where all returns are equal
+                told |= {name: of[name] / ratios for name in ("clip_fraction", "approx_kl")}
+                told["ratio_max"] = whole.maxima.get("ratio_max", math.nan)
             told_N.append(told | {"gradient_norm": max(norms_U)})
         return agent_means(told_N) | {"learning_rate": self.optimizers[0].learning_rate}
 
@@ -120,6 +151,7 @@ class MAGRPOTrainer:
         """For each node one row for each agent, weighted Â · w_t / G; None where Â is all zero."""
         weights = self.section.turn_gradient_weights or [1.0] * self.section.num_turns
         nodes: list[list[Row | None]] = []
+        numbers = itertools.count()
         for b, tree in enumerate(trees):
             returns = joint_returns(tree, self.section.discount)
             for s, node in enumerate(tree.nodes):
@@ -136,14 +168,22 @@ class MAGRPOTrainer:
                     sums.absorb(_sums_of(turn, advantages))
                     scale = weights[node.turn - 1] / len(advantages)
                     ids = tuple(c.token_ids for c in turn.completions_G)
-                    rows.append(self._row(turn.prompt_ids, ids, [scale * a for a in advantages]))
+                    row = self._row(turn.prompt_ids, ids, [scale * a for a in advantages], numbers)
+                    rows.append(row)
                 nodes.append(rows)
         return nodes
 
     def _row(
-        self, prompt: tuple[int, ...], ids: tuple[tuple[int, ...], ...], weights: Sequence[float]
+        self,
+        prompt: tuple[int, ...],
+        ids: tuple[tuple[int, ...], ...],
+        weights: Sequence[float],
+        numbers: Iterator[int],
     ) -> Row | None:
-        """Completions without advantage have no gradient unless the KL gives them one."""
+        """Completions without advantage have no gradient unless the KL gives them one.
+
+        ``numbers``: one for each completion of the step.
+        """
         keep = [g for g, w in enumerate(weights) if ids[g] and (w or self.section.kl_coef > 0)]
         if not keep:
             return None
@@ -151,7 +191,7 @@ class MAGRPOTrainer:
             prompt,
             tuple(ids[g] for g in keep),
             tuple(weights[g] for g in keep),
-            tuple(keep),
+            tuple(itertools.islice(numbers, len(keep))),
         )
 
     def _parts(
@@ -165,14 +205,39 @@ class MAGRPOTrainer:
             for part in like_parts(total, self.section.train_batch_size)
         ]
 
+    def _measure(
+        self, parts: Sequence[Sequence[Sequence[Row | None]]], before_N: Sequence[Before]
+    ) -> None:
+        """Old log-probabilities of what other nodes' updates come before, batched as there."""
+
+        def measure(index: int) -> None:
+            with self.team.acting(index) as agent:
+                for part in parts:
+                    measure_all(
+                        agent,
+                        _rows_of(part, index),
+                        lambda batch: before_N[index].policy.put(batch, self._said(agent, batch)),
+                        self.team.side_by_side,
+                    )
+
+        jobs = [partial(measure, index) for index in range(len(self.team))]
+        side_by_side(jobs, self.team.device, self.team.side_by_side)
+
+    def _said(self, agent: Agent, batch: TokenBatch) -> torch.Tensor:
+        return action_logprobs(agent, batch, self.sampling.temperature).logprob_A
+
     def _update(
-        self, nodes: Sequence[Sequence[Row | None]], sums_N: Sequence[Sums], progress: float
+        self,
+        nodes: Sequence[Sequence[Row | None]],
+        before_N: Sequence[Before],
+        sums_N: Sequence[Sums],
+        progress: float,
     ) -> list[float]:
         """One optimizer step of every agent on these nodes; each agent's gradient norm."""
         count = int(distributed.total(len(nodes)))
         jobs = [
-            partial(self._gradients, index, [rows[index] for rows in nodes], count)
-            for index in range(len(self.team))
+            partial(self._gradients, index, _rows_of(nodes, index), count, before)
+            for index, before in enumerate(before_N)
         ]
         for sums, own in zip(
             sums_N, side_by_side(jobs, self.team.device, self.team.side_by_side), strict=True
@@ -180,34 +245,49 @@ class MAGRPOTrainer:
             sums.absorb(own)
         return [optimizer.step(progress) for optimizer in self.optimizers]
 
-    def _gradients(self, index: int, rows: Sequence[Row | None], nodes: int) -> Sums:
+    def _gradients(self, index: int, rows: Sequence[Row], nodes: int, before: Before) -> Sums:
         """The agent's gradients of L_i over an update of ``nodes`` nodes; sums for the log."""
         sums = Sums()
         self.optimizers[index].zero()
         with self.team.acting(index) as agent:
             accumulate(
                 agent,
-                [row for row in rows if row is not None],
-                lambda batch: self._loss(agent, batch, nodes),
+                rows,
+                lambda batch: self._loss(agent, batch, nodes, before),
                 sums,
                 concurrent=self.team.side_by_side,
             )
         return sums
 
-    def _loss(self, agent: Agent, batch: TokenBatch, nodes: int) -> tuple[torch.Tensor, Sums]:
+    def _loss(
+        self, agent: Agent, batch: TokenBatch, nodes: int, before: Before
+    ) -> tuple[torch.Tensor, Sums]:
         """This micro-batch's part of L_i (a sum over its rows), and its sums for the log."""
-        said = action_logprobs(agent, batch, self.sampling.temperature)
-        mask = batch.action_mask_RL
-        weight_A = batch.weight_RL[mask].to(said.logprob_A.device, said.logprob_A.dtype)
-        loss, sums = policy_gradient(said.logprob_A, weight_A / nodes), Sums()
-        if self.section.kl_coef > 0:
-            with torch.no_grad(), self.team.reference(agent.index) as reference:
-                before = action_logprobs(reference, batch, self.sampling.temperature).logprob_A
-            kl_A = k3_kl(said.logprob_A, before)
-            loss = loss + self.section.kl_coef * kl_A.sum() / (nodes * self.section.num_generations)
+        section, logprob_A, sums = self.section, self._said(agent, batch), Sums()
+        weight_A = batch.weight_RL[batch.action_mask_RL].to(logprob_A.device, logprob_A.dtype)
+        if self.section.takes_ratios:
+            old_A = before.policy.once(batch, lambda: logprob_A)
+            loss = clipped_policy(logprob_A, old_A, weight_A / nodes, section.clip_range).sum()
+            sums.add(ratios=len(logprob_A))
+            sums.absorb(ratio_sums(logprob_A, old_A, section.clip_range))
+        else:
+            loss = policy_gradient(logprob_A, weight_A / nodes)
+        if section.kl_coef > 0:
+            kl_A = k3_kl(logprob_A, before.reference.once(batch, lambda: self._start(agent, batch)))
+            loss = loss + section.kl_coef * kl_A.sum() / (nodes * section.num_generations)
             sums.add(kl=kl_A)
         sums.add(loss=nodes * float(loss.detach()))
         return loss, sums
+
+    def _start(self, agent: Agent, batch: TokenBatch) -> torch.Tensor:
+        """What the reference says."""
+        with torch.no_grad(), self.team.reference(agent.index) as reference:
+            return self._said(reference, batch)
+
+
+def _rows_of(nodes: Sequence[Sequence[Row | None]], index: int) -> list[Row]:
+    """An agent's, of the nodes that teach it something."""
+    return [row for rows in nodes if (row := rows[index]) is not None]
 
 
 def _sums_of(turn: AgentTurn, advantages: Sequence[float]) -> Sums:

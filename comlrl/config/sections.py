@@ -18,7 +18,8 @@ class AgentModelConfig:
     """The base model of homogeneous agents, and how every agent samples."""
 
     name: str = "builtin:tiny-coder"  # builtin:tiny-coder, a hub name or a local folder
-    # auto: bfloat16 on GPUs that have it and, of frozen bases, on CPUs with AMX; else float32
+    # auto: bfloat16 on GPUs that have it and, of frozen bases, on CPUs that are faster in it (with
+    # AMX, or AMD's with AVX-512 bfloat16); else float32
     torch_dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     # which of transformers' attention kernels
     attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"

@@ -116,16 +116,8 @@ class ClippedPolicy:
         section, old_A = self.section, self.logprob.get(batch)
         advantage_A = self.advantage.get(batch)
         loss_A = clipped_policy(said.logprob_A, old_A, advantage_A, section.clip_range)
-        with torch.no_grad():
-            ratio_A = (said.logprob_A - old_A).exp()
-            told.add(
-                tokens=torch.ones_like(ratio_A),
-                policy_loss=loss_A,
-                clip_fraction=((ratio_A - 1).abs() > section.clip_range).float(),
-                # Samples are the old policy's: KL(old ‖ new).
-                approx_kl=k3_kl(old_A, said.logprob_A),
-            )
-            told.reach(ratio_max=float(ratio_A.max()) if len(ratio_A) else 0.0)
+        told.add(tokens=len(loss_A), policy_loss=loss_A)
+        told.absorb(ratio_sums(said.logprob_A, old_A, section.clip_range))
         loss_A = loss_A * batch.weight_RL[batch.action_mask_RL].to(loss_A)
         if section.entropy_coef > 0:
             assert said.entropy_A is not None
@@ -134,6 +126,18 @@ class ClippedPolicy:
         if self.kl_in_loss > 0:
             loss_A = loss_A + self.kl_in_loss * k3_kl(said.logprob_A, self.reference.get(batch))
         return loss_A
+
+
+@torch.no_grad()
+def ratio_sums(logprob_A: torch.Tensor, old_A: torch.Tensor, clip_range: float) -> Sums:
+    """What the log wants of importance ratios: how many are clipped, KL(old ‖ new), the largest."""
+    ratio_A = (logprob_A - old_A).exp()
+    sums = Sums(
+        clip_fraction=((ratio_A - 1).abs() > clip_range).float(),
+        approx_kl=k3_kl(old_A, logprob_A),  # the samples are the old policy's
+    )
+    sums.reach(ratio_max=float(ratio_A.max()) if len(ratio_A) else 0.0)
+    return sums
 
 
 def run_epochs(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from comlrl.credit.advantages import gae
@@ -26,6 +28,13 @@ class PerToken:
         completion_A = batch.completion_RL[batch.action_mask_RL]
         numbers = torch.unique_consecutive(completion_A)
         return torch.cat([self.of_completion[number] for number in numbers.tolist()])
+
+    def once(self, batch: TokenBatch, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """``get``; for tokens that have no number yet, what ``make`` gives, which is kept."""
+        numbers = set(batch.completion_RL[batch.action_mask_RL].tolist())
+        if not numbers <= self.of_completion.keys():
+            self.put(batch, make())
+        return self.get(batch)
 
     def flat(self) -> torch.Tensor:
         """All of them, by the completions' numbers."""

@@ -6,7 +6,7 @@ recursion, runs one unpadded sequence through the model at a time and calls back
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -19,6 +19,7 @@ from comlrl.rollout.generation import Generator
 from comlrl.rollout.grow import Rollout
 from comlrl.types import Sampling, Span, Tree
 from comlrl.update import accumulate
+from comlrl.update.minibatches import like_parts
 from tests.fakes import PROMPTS, SEED, FakeReward, FakeTransition, task
 from tests.tiny_models import PAD, STOPS, config, folder, team
 from trainers.configs import MAGRPOConfig
@@ -46,8 +47,11 @@ def grown(agents: Team, section: MAGRPOConfig, names: str = "AB") -> list[Tree]:
     return rollout.grow([task(name) for name in names], section.shape, SAMPLING, ("train", 1))
 
 
-def fast(agents: Team, section: MAGRPOConfig, trees: Sequence[Tree]) -> list[list[torch.Tensor]]:
-    """Each agent's gradient at each optimizer step, as the trainer makes them."""
+def fast(
+    agents: Team, section: MAGRPOConfig, trees: Sequence[Tree], move: float = 0.0
+) -> list[list[torch.Tensor]]:
+    """Each agent's gradient at each optimizer step, as the trainer makes them; a step goes
+    ``move`` far against it."""
     found: list[list[torch.Tensor]] = [[] for _ in agents.agents]
 
     class Loop:
@@ -71,7 +75,9 @@ def fast(agents: Team, section: MAGRPOConfig, trees: Sequence[Tree]) -> list[lis
                 parameter.grad = None
 
         def step(self, progress: float) -> float:
-            found[self.agent.index].append(flat(self.agent))
+            gradient = flat(self.agent)
+            found[self.agent.index].append(gradient)
+            shift(self.agent, -move * gradient / gradient.norm())
             self.zero()
             return 0.0
 
@@ -91,6 +97,14 @@ def flat(agent) -> torch.Tensor:
     )
 
 
+@torch.no_grad()
+def shift(agent, by: torch.Tensor) -> None:
+    """Add to an agent's weights, flat as its gradients are."""
+    sizes = [p.numel() for p in agent.parameters()]
+    for parameter, part in zip(agent.parameters(), by.split(sizes), strict=True):
+        parameter.add_(part.view_as(parameter))
+
+
 def joint_return(tree: Tree, index: int, k: int) -> float:
     """R_k(t) = r_k + γ · mean over the joint returns of k's child."""
     node, children = tree.nodes[index], tree.children(index)
@@ -102,15 +116,38 @@ def joint_return(tree: Tree, index: int, k: int) -> float:
     return node.rewards_K[k] + DISCOUNT * future
 
 
-def plain(agents: Team, section: MAGRPOConfig, trees: Sequence[Tree], index: int) -> torch.Tensor:
-    """The gradient of L_i = −(1/|nodes|) Σ w_t (1/G) Σ_g Â_ig Σ log π + β k3, term by term."""
-    nodes = sum(len(tree.nodes) for tree in trees)
+def said_of(agents: Team, trees: Sequence[Tree], index: int) -> dict[tuple, torch.Tensor]:
+    """log π of every token that an agent has sampled, by tree, node and generation."""
+    with torch.no_grad(), agents.acting(index) as agent:
+        return {
+            (b, s, g): _logprobs(agent, node.agents_N[index].prompt_ids, completion.token_ids)
+            for b, tree in enumerate(trees)
+            for s, node in enumerate(tree.nodes)
+            for g, completion in enumerate(node.agents_N[index].completions_G)
+        }
+
+
+def plain(
+    agents: Team,
+    section: MAGRPOConfig,
+    trees: Sequence[Tree],
+    index: int,
+    old: Mapping[tuple, torch.Tensor] | None = None,
+    part: range | None = None,
+) -> torch.Tensor:
+    """The gradient of L_i = −(1/|nodes|) Σ w_t (1/G) Σ_g Â_ig Σ log π + β k3, term by term; with
+    ``old``, of Σ min(ρ Â, clip(ρ, 1 ± ε) Â) in place of Â Σ log π. ``part``: of these nodes."""
+    part = part or range(sum(len(tree.nodes) for tree in trees))
+    nodes, number = len(part), -1
     weights = section.turn_gradient_weights or [1.0] * section.num_turns
     with agents.acting(index) as agent:
         for parameter in agent.parameters():
             parameter.grad = None
-        for tree in trees:
+        for b, tree in enumerate(trees):
             for at, node in enumerate(tree.nodes):
+                number += 1
+                if number not in part:
+                    continue
                 said = node.agents_N[index]
                 count = len(said.completions_G)
                 returns = []
@@ -119,9 +156,14 @@ def plain(agents: Team, section: MAGRPOConfig, trees: Sequence[Tree], index: int
                     returns.append(sum(joint_return(tree, at, k) for k in own) / len(own))
                 for g, completion in enumerate(said.completions_G):
                     advantage = returns[g] - sum(returns) / count
-                    scale = weights[node.turn - 1] * advantage / (count * nodes)
+                    scale = weights[node.turn - 1] / (count * nodes)
                     logprobs = _logprobs(agent, said.prompt_ids, completion.token_ids)
-                    loss = -scale * logprobs.sum()
+                    earned = advantage * logprobs
+                    if old is not None:
+                        ratio, most = (logprobs - old[b, at, g]).exp(), section.clip_range
+                        near = ratio.clip(1 - most, 1 + most)
+                        earned = torch.minimum(advantage * ratio, advantage * near)
+                    loss = -scale * earned.sum()
                     if section.kl_coef:
                         with torch.no_grad(), agent.peft.disable_adapter():
                             before = _logprobs(agent, said.prompt_ids, completion.token_ids)
@@ -183,6 +225,45 @@ def test_the_batched_gradient_is_the_sum_of_single_losses(case, monkeypatch):
         monkeypatch.setattr(accumulate, "lanes", lambda device, threads=threads: threads)
         for (gradient,), one_by_one in zip(fast(agents, section, trees), expected, strict=True):
             assert relative(gradient, one_by_one) < 1e-9
+
+
+REUSE = {
+    "turns": {"num_turns": 2},
+    "parts": {"num_turns": 2, "train_batch_size": 3},
+    "cross": {"joint_mode": "cross", "num_generations": 2},
+    "divergence": {"num_turns": 2, "kl_coef": 0.3, "turn_gradient_weights": [1.2, 0.8]},
+    "three agents": {"num_agents": 3},
+    "one agent": {"num_agents": 1, "algorithm": "grpo", "num_turns": 2},
+    "all weights": {"lora__enabled": False},
+    "a window": {"kind": "mistral", "num_turns": 2},
+}
+
+
+@pytest.mark.parametrize("case", REUSE)
+def test_later_passes_follow_the_clipped_ratio(case, monkeypatch):
+    """Three passes, each from where the one before has led, against the loss written out."""
+    keys = dict(REUSE[case]) | {"update_epochs": 3}
+    agents, moved = team(keys.pop("kind", "qwen2"), discount=DISCOUNT, **keys), 0.3
+    section = config(discount=DISCOUNT, **keys).section
+    trees = grown(agents, section)
+    total = sum(len(tree.nodes) for tree in trees)
+    parts = like_parts(total, section.train_batch_size) * 3
+    old = [said_of(agents, trees, index) for index in range(len(agents))]
+    monkeypatch.setitem(accumulate.MICRO_BATCH_TOKENS, "cpu", 150)
+    monkeypatch.setattr(accumulate, "lanes", lambda device: 2)
+    for index, gradients in enumerate(fast(agents, section, trees, moved)):
+        assert len(gradients) == len(parts)
+        agent, ratios = agents.agents[index], []
+        for gradient in reversed(gradients):  # back to the weights that sampled
+            shift(agent, moved * gradient / gradient.norm())
+        for part, gradient in zip(parts, gradients, strict=True):
+            expected = plain(agents, section, trees, index, old[index], part)
+            assert relative(gradient, expected) < 1e-9
+            shift(agent, -moved * gradient / gradient.norm())
+            now = said_of(agents, trees, index)
+            ratios += [(now[at] - old[index][at]).exp() for at in now]
+        clipped = ((torch.cat(ratios) - 1).abs() > section.clip_range).double().mean()
+        assert 0.05 < clipped < 0.95  # some are cut off, and some are not
 
 
 def test_checkpointing_recomputes_each_layer_in_the_update_and_nowhere_else():

@@ -114,7 +114,8 @@ def small(folder: Path, **keys) -> list[str]:
     items = [f"marlhf.{name}={json.dumps(value)}" for name, value in given.items()]
     return [
         "--config", CONFIG, "--override", f"output.dir={folder}", "lora.r=4",
-        "dataset.train_split=train[:24]", "magrpo.lr_scheduler=constant", *items,
+        "dataset.train_split=train[:24]", "magrpo.lr_scheduler=constant",
+        "magrpo.update_epochs=2", *items,
     ]  # fmt: skip
 
 
@@ -137,6 +138,8 @@ def test_a_whole_run(whole):
     assert [line["step"] for line in lines if line["phase"] == "train"] == [96, 104, 112]
     steps = [line["metrics"] for line in lines if line["phase"] == "train"][1:]
     assert all("task_reward_mean" in m and m["reward_mean"] != m["task_reward_mean"] for m in steps)
+    assert all(m["ratio_max"] > 1 for m in steps)  # the online stage goes over its samples twice
+    assert [line["update"] for line in lines if line["phase"] == "train"][1:] == [2, 4]
     evaluations = [line["metrics"] for line in lines if line["phase"] == "eval"]
     assert len(evaluations) == 2
     for found in evaluations:  # the task's reward, and the model's beside it

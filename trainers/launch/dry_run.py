@@ -205,7 +205,7 @@ def _online(config: Config, section: Any, tasks: int | None) -> list[str]:
     calls = decoders * turns
     if getattr(section, "advantage", None) == "greedy":  # a greedy chain from every state
         calls += decoders * turns * (turns + 1) // 2
-    updates = math.ceil(nodes / (section.train_batch_size or nodes))
+    parts = math.ceil(nodes / (section.train_batch_size or nodes))
     greedy = actions - size * tree.joint_actions
     completions = size * tree.completions + greedy * section.num_agents
     rows: Mapping[str, int] = {
@@ -217,7 +217,7 @@ def _online(config: Config, section: Any, tasks: int | None) -> list[str]:
         "sampled tokens ≤": completions * section.max_new_tokens,
     }
     if not section.chains:
-        rows = {**rows, "optimizer updates ≤": updates}
+        rows = {**rows, "optimizer updates ≤": parts * section.update_epochs}
     run = f"{section.num_train_epochs} epochs" if steps is None else f"{steps:,} steps"
     lines = ["", f"{'':<22}{'a training step':>18}{f'the run, {run}':>26}"]
     for label, each in rows.items():
@@ -225,9 +225,9 @@ def _online(config: Config, section: Any, tasks: int | None) -> list[str]:
         if label == "tasks" and whole is not None and tasks is not None:
             whole = _tasks_seen(steps or 0, size, tasks)
         lines.append(f"{label:<22}{_number(each):>18}{_number(whole):>26}")
-    if not section.chains and updates > 1:
+    if not section.takes_ratios and parts > 1:
         lines.append(
-            f"notice: up to {updates} updates from one sampling (train_batch_size="
+            f"notice: up to {parts} updates from one sampling (train_batch_size="
             f"{section.train_batch_size}): not strictly on-policy"
         )
     return lines

@@ -135,6 +135,11 @@ TABLE = (
         lambda c, s: getattr(s, "ppo_epochs", None) == 1 and s.train_batch_size is None,
         "the only update of a step is that of the policy that sampled: its ratio is 1",
     ),
+    Idle(
+        "<algo>.clip_range",
+        lambda c, s: not s.takes_ratios,
+        "update_epochs=1: each sample is used once, without a ratio",
+    ),
     Idle("agent_model.name", lambda c, s: c.agents is not None, "agents names every model"),
     *(
         Idle(

@@ -35,10 +35,10 @@ def validate(config: Config) -> None:
                 f"{key}: {list(given)} has {len(given)} entries for "
                 f"{config.algorithm}.num_agents={team}; give one for each agent"
             )
-    if online_section(config).chains and config.lora.dropout > 0:
+    if online_section(config).takes_ratios and config.lora.dropout > 0:
         raise ConfigError(
-            f"lora.dropout: {config.lora.dropout} would make the first PPO ratio differ from 1; "
-            "set lora.dropout=0"
+            f"lora.dropout: {config.lora.dropout} would be part of the importance ratio, which "
+            "compares the policy with the one that sampled; set lora.dropout=0"
         )
     _shared(config)
     external.check_mode(config.external, load_prompts(config))
@@ -55,7 +55,7 @@ def _ranges(name: str, section: CommonConfig) -> None:
         "ppo_epochs": 1, "latent_dim": 1, "latent_hidden": 1, "heterogeneous_rank": 1,
         "entropy_coef": 0, "lambda_e": 0, "lambda_d": 0, "kl_horizon": 1,
         "reward_num_train_epochs": 1, "reward_train_batch_size": 1, "reward_max_length": 8,
-        "reward_margin": 0, "discount": 0,
+        "reward_margin": 0, "discount": 0, "update_epochs": 1,
     }  # fmt: skip
     above_zero = (
         "learning_rate", "max_grad_norm", "dpo_beta", "clip_range", "value_learning_rate",

@@ -74,6 +74,24 @@ def test_adapters_of_a_coarse_base_are_float32():
     assert {p.dtype for p in agents.agents[1].parameters()} == {torch.float32}
 
 
+@pytest.mark.parametrize(
+    ("cpu", "fast"),
+    [
+        ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_bf16": True}, True),
+        ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_bf16": False}, False),
+        ({"cpu_name": "AMD EPYC", "avx512_bf16": True, "amx_bf16": False}, True),
+        ({"cpu_name": "AMD EPYC", "avx512_bf16": False}, False),
+        ({"architecture": "arm64"}, False),
+    ],
+)
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_frozen_base_has_the_precision_that_its_cpu_is_fast_at(cpu, fast, frozen, monkeypatch):
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: cpu)
+    agent = built(agent_model__torch_dtype="auto", lora__enabled=frozen).agents[0]
+    expected = torch.bfloat16 if fast and frozen else torch.float32
+    assert agent.model.get_output_embeddings().weight.dtype == expected
+
+
 def test_all_weights_are_those_of_separate_copies():
     agents = built(lora__enabled=False)
     assert agents.full and not agents.shared_base

@@ -101,7 +101,7 @@ def tiny_model() -> str:
     return str(tiny_models.folder("qwen2"))
 
 
-def update(folder: str, model: str, tasks: int, train_batch_size: int | None) -> None:
+def update(folder: str, model: str, tasks: int, train_batch_size: int | None, passes: int) -> None:
     """Grow the trees of ``tasks`` tasks and update a team; rank 0 saves the weights."""
     from comlrl.loop.loop import Loop
     from comlrl.models.loading import build_team
@@ -116,6 +116,7 @@ def update(folder: str, model: str, tasks: int, train_batch_size: int | None) ->
     config = tiny_models.config(
         num_turns=2, num_generations=3, batch_size=5, max_steps=2, num_train_epochs=None,
         train_batch_size=train_batch_size, early_termination_threshold=0.5, kl_coef=0.1,
+        update_epochs=passes, learning_rate=1e-2,
         agent_model__name=model, agent_model__torch_dtype="float64",
     )  # fmt: skip
     team, section = build_team(config), config.section
@@ -177,24 +178,27 @@ class Length:
     def close(self) -> None: ...
 
 
+UPDATES = [(None, 1), (4, 1), (4, 2)]  # train_batch_size, update_epochs
+
+
 @pytest.fixture(scope="module")
-def alone(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> dict[int | None, Path]:
-    """What one process comes to, for each ``train_batch_size``."""
-    folders: dict[int | None, Path] = {}
-    for size in (None, 4):
-        folders[size] = tmp_path_factory.mktemp("alone")
-        together(zygote, 1, "update", str(folders[size]), tiny_model(), 5, size)
+def alone(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Path]:
+    """What one process comes to, for each of ``UPDATES``."""
+    folders = {}
+    for updates in UPDATES:
+        folders[updates] = tmp_path_factory.mktemp("alone")
+        together(zygote, 1, "update", str(folders[updates]), tiny_model(), 5, *updates)
     return folders
 
 
-@pytest.mark.parametrize("train_batch_size", [None, 4])
+@pytest.mark.parametrize("updates", UPDATES, ids=str)
 @pytest.mark.parametrize("size", [2, 3])
 def test_k_processes_update_as_one(
-    zygote: Zygote, alone: dict[int | None, Path], size: int, train_batch_size: int | None
+    zygote: Zygote, alone: dict[Any, Path], size: int, updates: tuple[int | None, int]
 ) -> None:
     """Five tasks over 2 or 3 processes, trees of uneven size, over two steps of every agent."""
-    folder = alone[train_batch_size]
-    together(zygote, size, "update", str(folder), tiny_model(), 5, train_batch_size)
+    folder = alone[updates]
+    together(zygote, size, "update", str(folder), tiny_model(), 5, *updates)
     one, many = (load_file(f"{folder}/{n}.safetensors") for n in (1, size))
     assert one.keys() == many.keys()
     for name in one:
@@ -206,12 +210,13 @@ def test_k_processes_update_as_one(
         for name, value in before.items():
             assert after[name] == pytest.approx(value, rel=1e-4, abs=1e-7), name
     assert logs[0][0]["tasks"] == 5 and logs[0][0]["gradient_norm"] > 0
+    assert updates[1] == 1 or logs[0][1]["ratio_max"] > 1
 
 
 def test_more_processes_than_tasks(zygote: Zygote, tmp_path: Path) -> None:
     """The third process has nothing to grow and takes part all the same."""
     for size in (1, 3):
-        together(zygote, size, "update", str(tmp_path), tiny_model(), 2, None)
+        together(zygote, size, "update", str(tmp_path), tiny_model(), 2, None, 2)
     one, many = (load_file(str(tmp_path / f"{n}.safetensors")) for n in (1, 3))
     for name in one:
         torch.testing.assert_close(many[name], one[name], rtol=1e-5, atol=1e-7)

@@ -172,6 +172,14 @@ def test_the_counts_of_a_published_run():
     assert "5.6 GiB" in text  # 3e9 parameters × 2 bytes / 2³⁰ = 5.59
 
 
+def test_passes_multiply_the_updates(capsys):
+    items = ["magrpo.update_epochs=3", "magrpo.train_batch_size=4"]
+    _, out, _ = dry_run(capsys, *items, config="magrpo_he_config")
+    (line,) = [line for line in out.splitlines() if line.startswith("optimizer updates")]
+    assert line.split()[-2:] == ["6", "4,680"]  # 5 nodes are 2 parts; 3 passes; 780 steps
+    assert "on-policy" not in out  # their ratio tells how far the policy has gone
+
+
 def dry_run(capsys, *overrides: str, config: str = "magrpo_quickstart") -> tuple[int, str, str]:
     """Exit code, what was printed, and what was refused."""
     file = ROOT / "configs" / f"{config}.yaml"

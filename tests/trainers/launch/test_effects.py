@@ -76,6 +76,7 @@ IN_VAIN = [  # file, what is said, of it in vain
     ),
     ("marlhf", "marlhf.rl_algorithm=ppo magrpo.advantage=max", "magrpo.advantage"),
     ("marlhf", "ppo.clip_range=0.3", "ppo.clip_range"),
+    ("magrpo", "magrpo.update_epochs=1 magrpo.clip_range=0.3", "magrpo.clip_range"),
     ("ppo", "ppo.kl_horizon=3", "ppo.kl_horizon"),
     ("ppo", "ppo.ppo_epochs=1 ppo.target_kl=0.1", "ppo.target_kl"),
     ("ppo", "ppo.ppo_epochs=1 ppo.train_batch_size=null ppo.clip_range=0.3", "ppo.clip_range"),
@@ -103,6 +104,7 @@ def test_what_is_said_in_vain_is_told(name, overrides, key):
         ("mt_magrpo", "external.mode=expert_edits external.expert_model=gpt-5"),
         ("magrpo", "magrpo.discount=0.9"),  # the default, said
         ("magrpo", "magrpo.joint_mode=cross lora.alpha=3"),
+        ("marlhf", "magrpo.update_epochs=2 magrpo.clip_range=0.3"),
         ("mt_magrpo", "magrpo.early_termination_threshold=0 reward_processor.shift=-4"),
         ("magrpo", "reward_processor.scale_factor=2"),
         ("ppo", "ppo.gae_lambda=0.5 ppo.gamma_token=0.9 reward_processor.shift=-4"),
