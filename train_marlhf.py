@@ -37,14 +37,16 @@ def build(run: Run) -> Trainer:
 def online_trainer(run: Run, reward: ModelReward) -> Trainer:
     """The sibling that ``rl_algorithm`` names, on a rollout scored by the reward model."""
     from trainers.configs import online_section
-    from trainers.launch.assembly import build_rollout
+    from trainers.launch.assembly import build_critic_team, build_rollout
     from trainers.magrpo import MAGRPOTrainer
     from trainers.ppo import PPOTrainer
 
     section = online_section(run.config)
     rollout = build_rollout(run.config, run.generator, reward)
-    trainer: Any = PPOTrainer if section.chains else MAGRPOTrainer
-    return trainer(section, run.team, rollout, run.loop, run.sampling, beside=reward.of_evaluation)
+    made = (section, run.team, rollout, run.loop, run.sampling, reward.of_evaluation)
+    if not section.chains:
+        return MAGRPOTrainer(*made)
+    return PPOTrainer(*made, critic_team=build_critic_team(run.config, run.team))
 
 
 def reward_base(run: Run) -> Any:

@@ -24,7 +24,7 @@ from loggers.latents import LatentLogger
 from rewards.code.domain import CODE
 from tests.fakes import PROMPTS, code_task
 from tests.tiny_models import config, folder
-from trainers.launch.assembly import build_sampler
+from trainers.launch.assembly import build_critic_team, build_sampler
 from trainers.magrpo import MAGRPOTrainer
 from trainers.ppo import PPOTrainer
 from trainers.shppo import SHPPOTrainer
@@ -101,7 +101,8 @@ def build(
     if algorithm == "magrpo":
         return MAGRPOTrainer(section, team, rollout, loop, sampling)
     if algorithm == "ppo":
-        return PPOTrainer(section, team, rollout, loop, sampling)
+        critics = build_critic_team(cfg, team)
+        return PPOTrainer(section, team, rollout, loop, sampling, critic_team=critics)
     return SHPPOTrainer(section, team, sampler.policy, rollout, loop, sampling)
 
 

@@ -51,7 +51,7 @@ class CommonConfig:
 
     # What an algorithm is like, for those who must not ask for its name.
     chains: ClassVar[bool] = False  # rollouts: G samples at turn 1, one at each turn after it
-    shared_policy: ClassVar[bool] = False  # all agents act by one, told apart by their latents
+    heterogeneous: ClassVar[bool] = False  # one policy, whose agents are told apart by latents
     trained_online: ClassVar[bool] = True  # samples come from the policy as it moves
     fits_reward_model: ClassVar[bool] = False  # before its online stage
     paper: ClassVar[str] = ""
@@ -78,6 +78,16 @@ class CommonConfig:
     def takes_ratios(self) -> bool:
         """Whether the policy is compared with the one that sampled."""
         return False
+
+    @property
+    def one_policy(self) -> bool:
+        """Whether all agents act by one policy, so that their number may change."""
+        return self.heterogeneous
+
+    @property
+    def policies(self) -> int:
+        """How many are trained: one for each agent, or one for all."""
+        return 1 if self.one_policy else self.num_agents
 
 
 @dataclass(frozen=True)
@@ -189,16 +199,29 @@ class ActorCriticConfig(CommonConfig):
 
 @dataclass(frozen=True)
 class PPOConfig(ActorCriticConfig):
-    """Proximal policy optimization, token by token."""
+    """Proximal policy optimization; with several agents IPPO or MAPPO."""
 
     paper: ClassVar[str] = "PPO (arXiv 1707.06347)"
 
     num_agents: int = 1
-    # a value head for each agent, or one V of all prompts
-    critic: Literal["independent", "centralized"] = "independent"
+    critic: Literal["independent", "centralized"] = "independent"  # V reads its agent's, or all
+    granularity: Literal["token", "turn"] = "token"  # what one value and one advantage are of
+    kl_in: Literal["reward", "loss"] = "reward"  # where kl_coef is paid
+    # language model that reads histories for V; null: a small head on the policy's own states
+    critic_model: str | None = None
+    shared_policy: bool = False  # all agents act by one adapter, told apart by their prompts
     gamma_token: float = 1.0  # between the tokens of a turn
     kl_target: float | None = None  # mean KL of a token that kl_coef adapts to; null: fixed
     kl_horizon: int = 10000  # joint actions over which kl_coef may grow by a fifth
+
+    @property
+    def one_policy(self) -> bool:
+        return self.shared_policy
+
+    @property
+    def critics(self) -> int:
+        """A critic for each policy, or one for the team."""
+        return 1 if self.critic == "centralized" else self.policies
 
 
 @dataclass(frozen=True)
@@ -217,7 +240,7 @@ class SHPPOConfig(ActorCriticConfig):
     latent_learning_rate: float = 1e-3  # of the encoder
     inference_learning_rate: float = 1e-3  # of the inference net
 
-    shared_policy: ClassVar[bool] = True
+    heterogeneous: ClassVar[bool] = True
 
 
 SECTIONS: dict[str, type] = {
@@ -263,6 +286,20 @@ def share_common_keys(config: Config, given: Mapping[str, str]) -> Config:
         values[key] = getattr(own if wins else online, key)
     shared = {"marlhf": replace(own, **values), name: replace(online, **values)}
     return replace(config, sections={**config.sections, **shared})
+
+
+def split_older_critic(config: Config, given: Mapping[str, str]) -> tuple[Config, list[str]]:
+    """``critic: centralized`` alone is of files in which it meant three things: values of turns,
+    and the KL in the loss, as well. Also the notices."""
+    section = config.sections.get("ppo")
+    older = {"granularity": "turn", "kl_in": "loss"}
+    meant = {key: value for key, value in older.items() if f"ppo.{key}" not in given}
+    if section is None or section.critic != "centralized" or "granularity" not in meant:
+        return config, []
+    read = replace(section, **meant)
+    said = " and ".join(f"{key}: {value}" for key, value in meant.items())
+    notice = f"ppo.critic: centralized is read with {said}, as it used to mean"
+    return replace(config, sections={**config.sections, "ppo": read}), [notice]
 
 
 SINGLE_TURN_KEYS = ("num_turns", "joint_mode", "handoff")  # have one value, each in its section

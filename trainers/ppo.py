@@ -1,32 +1,41 @@
-"""PPO for language agents (arXiv 1707.06347); with num_agents > 1 independent PPO or MAPPO.
+"""PPO for language agents (arXiv 1707.06347); with num_agents > 1 IPPO (2011.09533) or MAPPO
+(2103.01955), and with turns as the unit actor-critics as in CoLLM (2601.21972).
 
-Objective of agent i over the tokens a of a minibatch, ρ_a = π_i(a) / π_i,old(a):
+Objective of a policy π over the tokens a of a minibatch, ρ_a = π(a) / π_old(a):
 
-    L_i = −mean_a w_t min(ρ_a Â_a, clip(ρ_a, 1 ± ε) Â_a) − c_H · mean_a H_a
-    V's: mean_a ½ max((V_a − R_a)², (clip(V_a, V_old,a ± ε_v) − R_a)²)
+    L = −mean_a w_t min(ρ_a Â_a, clip(ρ_a, 1 ± ε) Â_a) − c_H · mean_a H_a  [+ kl_coef · mean_a k3_a]
+    V's: mean ½ max((V − R)², (clip(V, V_old ± ε_v) − R)²)
 
-``critic: independent``: V_i is a value head on agent i's last hidden state. A turn's reward comes
-with its last token, every token pays kl_coef · (log π_old − log π_ref), and Â is GAE over all the
-tokens of a chain: γ is gamma_token within a turn and discount, once, between turns; a chain ends
-with its task. R = Â + V_old.
+Three choices, each a key:
 
-``critic: centralized`` (MAPPO, arXiv 2103.01955): one V(s_t) for each turn on all agents' prompts;
-GAE over turns, and a turn's Â goes to all tokens that all agents wrote in it. There the KL to the
-reference is a k3 term in the loss, as one reward of the team cannot tell whose tokens strayed.
+- ``critic``, what V reads: ``independent``, what its own agent reads; ``centralized``, what all do.
+- ``granularity``, what one value and one advantage are of: each ``token``, with γ gamma_token
+  within a turn and discount, once, between turns; or a whole ``turn``, whose Â goes to all of its
+  tokens. A turn's reward comes with its end; Â is GAE along a chain, which ends with its task;
+  R = Â + V_old. Centralized values are of turns: within one, agents do not see each other's tokens.
+- ``kl_in``, where kl_coef is paid: off the ``reward``, kl_coef · (log π_old − log π_ref) of each
+  token, summed up where values are of turns, and over all agents where they are centralized; or as
+  a k3 term in the ``loss``.
 
-Old log-probabilities and values come from one pass over the first epoch's own minibatches, so
-that the first minibatch's ratios are exactly 1. Rollouts are chains: G samples at turn 1, one at
-each turn after it.
+V is a small head on the policy's hidden states (of the token, or their mean over a turn's prompts),
+or with ``critic_model`` a language model with an adapter of its own and a scalar head, which reads
+the histories themselves. With ``shared_policy`` all agents act by one policy, which learns from the
+samples of all, and an independent critic is one for all; they are told apart by their prompts.
 
-Departures: the value head does not train the policy (its input's gradient is stopped), so that
-it has its own optimizer and no coefficient; advantages are standardized over the step's tokens of
-an agent (``normalize_advantages``). Where ``entropy_coef`` is 0 the entropy that is logged is the
-estimate −log π of the samples.
+Old log-probabilities and values are taken of all policies before the first update, over the first
+epoch's own minibatches, so that the first minibatch's ratios are exactly 1. Rollouts are chains: G
+samples at turn 1, one at each turn after it.
+
+Departures: small heads do not train the policy (their input's gradient is stopped), so that each
+critic has its own optimizer and no coefficient; advantages are standardized over the step's tokens
+of a policy (``normalize_advantages``). Where ``entropy_coef`` is 0 the entropy that is logged is
+the estimate −log π of the samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -34,25 +43,27 @@ from comlrl.credit.chains import Chains, chains_of
 from comlrl.loop.loop import Beside, Loop
 from comlrl.loop.steps import Step
 from comlrl.models.agent import Agent
-from comlrl.models.critics import TeamCritic, TokenCritic, hidden_width, observations
+from comlrl.models.critics import (
+    LanguageCritic,
+    TeamCritic,
+    TokenCritic,
+    hidden_width,
+    observations,
+)
 from comlrl.models.logprobs import ActionLogprobs, action_logprobs
 from comlrl.models.team import Team
 from comlrl.processes import distributed
-from comlrl.processes.statistics import (
-    Sums,
-    agent_means,
-    explained_variance,
-    moments,
-    standardized,
-)
+from comlrl.processes.statistics import Sums, agent_means, moments, standardized
 from comlrl.rollout.grow import Rollout
-from comlrl.types import Part, Sampling, Span, TokenBatch
+from comlrl.types import Part, Row, Sampling, Span, TokenBatch
 from comlrl.update.clipped import ClippedPolicy, run_epochs
-from comlrl.update.losses import clipped_value
 from comlrl.update.minibatches import minibatches, passes
 from comlrl.update.optimizer import optimizer_of
-from comlrl.update.per_token import PerToken, token_advantages, turn_advantages
+from comlrl.update.per_token import PerToken
+from comlrl.update.values import LanguageReader, PooledReader, StepValues, history_rows
 from trainers.configs import PPOConfig
+
+Critic = TokenCritic | TeamCritic | LanguageCritic
 
 
 class KLCoefficient:
@@ -74,46 +85,21 @@ class KLCoefficient:
         self.value = float(tensors["value"])
 
 
-class OwnCritic:
-    """One agent's value head in one training step: GAE over tokens, and its clipped loss."""
+@dataclass
+class Improvement:
+    """One policy in one training step: what those who act by it said."""
 
-    def __init__(self, section: PPOConfig, critic: torch.nn.Module) -> None:
-        self.section, self.critic = section, critic
-        self.value, self.returns = PerToken(), PerToken()  # of before the update
+    rows_S: list[list[Row]]  # of each state
+    policy: ClippedPolicy
+    values: StepValues  # of the critic that credits it
+    metrics: dict[str, float]
 
-    def see(self, batch: TokenBatch, said: ActionLogprobs) -> None:
-        self.value.put(batch, self.critic(said.hidden_AD))
-
-    def credit(self, policy: ClippedPolicy, chains: Chains, kl_coef: float) -> dict[str, float]:
-        """Advantages into the policy; what the log wants."""
-        section, penalty = self.section, None
-        if section.kl_coef > 0:
-            log_ratio = policy.logprob.flat() - policy.reference.flat()
-            penalty = policy.logprob.like(kl_coef * log_ratio)
-        policy.advantage, self.returns = token_advantages(
-            chains,
-            self.value,
-            penalty,
-            gamma_token=section.gamma_token,
-            discount=section.discount,
-            gae_lambda=section.gae_lambda,
-        )
-        return {"explained_variance": explained_variance(self.value.flat(), self.returns.flat())}
-
-    def loss(self, batch: TokenBatch, said: ActionLogprobs, sums: Sums) -> torch.Tensor:
-        """½ max((V − R)², (clip(V, V_old ± ε_v) − R)²) of each token."""
-        loss_A = clipped_value(
-            self.critic(said.hidden_AD),
-            self.value.get(batch),
-            self.returns.get(batch),
-            self.section.value_clip_range,
-        )
-        sums.add(value_loss=loss_A)
-        return loss_A
+    def rows(self, states: Sequence[int]) -> list[Row]:
+        return [row for s in states for row in self.rows_S[s]]
 
 
 class PPOTrainer:
-    """Grow chains, credit their tokens, improve each agent for some epochs."""
+    """Grow chains, value and credit them, improve each policy for some epochs, and the critics."""
 
     def __init__(
         self,
@@ -123,14 +109,17 @@ class PPOTrainer:
         loop: Loop,
         sampling: Sampling,
         beside: Beside | None = None,
+        critic_team: Team | None = None,
     ) -> None:
-        """``beside``: more metrics of each evaluation's trees."""
+        """``beside``: more metrics of each evaluation's trees. ``critic_team``: the language models
+        of ``critic_model``, one for each critic."""
         self.section, self.team, self.rollout, self.loop = section, team, rollout, loop
         self.sampling, self.beside, self.kl = sampling, beside, KLCoefficient(section)
         self.weight_T = section.turn_gradient_weights or [1.0] * section.num_turns
+        self.critic_team = critic_team
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rollout.seed)
-            self.critics = self._critics()
+            self.critics = [self._critic(index) for index in range(section.critics)]
         self.optimizers = [
             optimizer_of(section, agent.parameters(), section.learning_rate, agent.index)
             for agent in team.agents
@@ -140,17 +129,12 @@ class PPOTrainer:
             for index, critic in enumerate(self.critics)
         ]
 
-    def _critics(self) -> list[torch.nn.Module]:
-        """A value head for each agent, or one critic for the team."""
-        made: list[torch.nn.Module] = []
-        for agent in self.team.agents[: 1 if self._centralized else None]:
-            kind = TeamCritic if self._centralized else TokenCritic
-            made.append(kind(hidden_width(agent)).to(agent.device))
-        return made
-
-    @property
-    def _centralized(self) -> bool:
-        return self.section.critic == "centralized"
+    def _critic(self, index: int) -> Critic:
+        if self.critic_team is not None:
+            return LanguageCritic(self.critic_team.agents[index])
+        agent = self.team.agents[index]
+        kind = TokenCritic if self.section.granularity == "token" else TeamCritic
+        return kind(hidden_width(agent)).to(agent.device)
 
     def train(self) -> None:
         for step in self.loop.steps(self, self.beside):
@@ -173,73 +157,148 @@ class PPOTrainer:
         self.loop.record(step, gathered, updates=int(metrics.pop("updates")), metrics=metrics)
 
     def _improve(self, chains: Chains, step: int, span: Span) -> dict[str, float]:
-        """Update every agent, then the team's critic; metrics bare (means) and of each agent."""
-        of_team: dict[str, float] = {}
-        turn_advantage_C = None
-        if self._centralized:
-            state_SND = self._states(chains)
-            with torch.no_grad():
-                value_S = self.critics[0](state_SND)
-            turn_advantage_C, return_C = turn_advantages(
-                chains, value_S, self.section.discount, self.section.gae_lambda
+        """Measure all policies and credit them, then update them and the critics; metrics bare
+        (means) and of each agent."""
+        values = self._values(chains)
+        policies = [self._measured(index, chains, values, step) for index in range(len(self.team))]
+        told = self._credit(chains, policies, values)
+        for index, one in enumerate(policies):
+            one.metrics |= self._standardize(one.policy)
+            with self.team.acting(index):
+                one.metrics |= self._update(index, one, chains, step, span)
+        size, epochs = self.section.train_batch_size, self.section.ppo_epochs
+        key = (self.rollout.seed, "critic", step)
+        for own, metrics, optimizer in zip(values, told, self.critic_optimizers, strict=True):
+            if own.reader is not None:
+                parts = passes(chains.states_B, size, epochs, key, span)
+                metrics["value_loss"] = own.learn(optimizer, parts)
+        of_team = told[0] if self._centralized else {}
+        if not self._centralized:
+            for one, metrics in zip(policies, told, strict=True):
+                one.metrics |= metrics
+        of_team["updates"] = max(one.metrics.pop("updates") for one in policies)
+        return agent_means([one.metrics for one in policies]) | of_team
+
+    @property
+    def _centralized(self) -> bool:
+        return self.section.critic == "centralized"
+
+    def _acting(self, index: int) -> Sequence[int]:
+        """The agents that act by a policy, or of whom an independent critic is."""
+        everyone = range(self.section.num_agents)
+        return everyone if self.section.shared_policy else everyone[index : index + 1]
+
+    def _valued(self, index: int) -> Sequence[int]:
+        """The agents whom a critic credits."""
+        return range(self.section.num_agents) if self._centralized else self._acting(index)
+
+    def _values(self, chains: Chains) -> list[StepValues]:
+        """Each critic's values of the step, and what it reads where it has passes of its own."""
+        seen_SND = None
+        if self.section.granularity == "turn" and self.critic_team is None:
+            seen_SND = self._observations(chains)
+        return [
+            StepValues(
+                self.section,
+                self._reader(index, chains, seen_SND),
+                critic if isinstance(critic, TokenCritic) else None,
             )
-            of_team["explained_variance"] = explained_variance(
-                value_S[torch.tensor(chains.state_C)], return_C
-            )
-        of_agents = []
-        for index in range(len(self.team)):
-            with self.team.acting(index) as agent:
-                of_agents.append(self._improve_agent(agent, chains, step, turn_advantage_C, span))
-        if self._centralized:
-            of_team["value_loss"] = self._improve_critic(
-                chains, state_SND, value_S, return_C, step, span
-            )
-        of_team["updates"] = max(one.pop("updates") for one in of_agents)
-        return agent_means(of_agents) | of_team
+            for index, critic in enumerate(self.critics)
+        ]
 
-    def _improve_agent(
-        self,
-        agent: Agent,
-        chains: Chains,
-        step: int,
-        turn_advantage_C: torch.Tensor | None,
-        span: Span,
-    ) -> dict[str, float]:
-        """Some epochs of clipped updates of one agent and, unless centralized, its critic."""
-        section, states, size = self.section, chains.states_B, self.section.train_batch_size
-        key, temperature = (self.rollout.seed, "minibatches", step), self.sampling.temperature
-        rows_S = chains.rows(agent.index, self.weight_T)
+    def _reader(
+        self, index: int, chains: Chains, seen_SND: torch.Tensor | None
+    ) -> PooledReader | LanguageReader | None:
+        """What a critic with passes of its own reads; None: it is a head in the policy's passes."""
+        critic, agents, team = self.critics[index], self._valued(index), self.section.num_agents
+        groups = [agents] if self._centralized else [[agent] for agent in agents]
+        if isinstance(critic, LanguageCritic):
+            assert self.critic_team is not None
+            rows_S = chains.rows(agents, self.weight_T, team)
+            if self.section.granularity == "turn":
+                rows_S = history_rows(critic.agent, chains, groups, team)
+            return LanguageReader(critic, self.critic_team, rows_S)
+        if isinstance(critic, TeamCritic):
+            assert seen_SND is not None
+            return PooledReader(critic, chains, seen_SND, groups)
+        return None
 
-        def said(batch: TokenBatch) -> ActionLogprobs:
-            return action_logprobs(agent, batch, temperature, entropy=section.entropy_coef > 0)
+    def _measured(
+        self, index: int, chains: Chains, values: Sequence[StepValues], step: int
+    ) -> Improvement:
+        """What a policy, its reference and a head on its states say of the samples."""
+        section, temperature = self.section, self.sampling.temperature
+        own = values[0 if self._centralized else index]
+        key = (self.rollout.seed, "minibatches", step, 0)
+        rows_S = chains.rows(self._acting(index), self.weight_T, section.num_agents)
+        with self.team.acting(index) as agent:
 
-        def said_at_start(start: Agent, batch: TokenBatch) -> ActionLogprobs:
-            return action_logprobs(start, batch, temperature)
+            def said(batch: TokenBatch) -> ActionLogprobs:
+                return action_logprobs(agent, batch, temperature, entropy=section.entropy_coef > 0)
 
-        kl_in_loss = self.kl.value if self._centralized and section.kl_coef > 0 else 0.0
-        policy = ClippedPolicy(section, self.team, agent, said, said_at_start, kl_in_loss)
-        own = None if self._centralized else OwnCritic(section, self.critics[agent.index])
-        first = [[rows_S[s] for s in chosen] for chosen in minibatches(states, size, (*key, 0))]
-        metrics = policy.measure(first, None if own is None else own.see)
+            def said_at_start(start: Agent, batch: TokenBatch) -> ActionLogprobs:
+                return action_logprobs(start, batch, temperature)
+
+            kl_in_loss = self.kl.value if section.kl_in == "loss" and section.kl_coef > 0 else 0.0
+            policy = ClippedPolicy(section, self.team, agent, said, said_at_start, kl_in_loss)
+            one = Improvement(rows_S, policy, own, {})
+            first = minibatches(chains.states_B, section.train_batch_size, key)
+            see = None if own.head is None else own.see
+            one.metrics |= policy.measure([one.rows(states) for states in first], see)
         if section.kl_coef > 0:
-            metrics["kl_coef"] = self.kl.value
-        optimizers = [self.optimizers[agent.index]]
-        if own is None:
-            assert turn_advantage_C is not None
-            policy.credit_turns(turn_advantage_C)
-        else:
-            metrics |= own.credit(policy, chains, self.kl.value)
-            optimizers.append(self.critic_optimizers[agent.index])
-        metrics |= self._standardize(policy)
+            one.metrics["kl_coef"] = self.kl.value
+        return one
 
-        value_loss = None if own is None else own.loss
+    def _credit(
+        self, chains: Chains, policies: Sequence[Improvement], values: Sequence[StepValues]
+    ) -> list[dict[str, float]]:
+        """Advantages into the policies; what the log wants of each critic."""
+        team, told = self.section.num_agents, []
+        penalty = self._penalty(policies)
+        for index, own in enumerate(values):
+            numbered = chains.numbered(self._valued(index), team)
+            advantage = own.credit(numbered, lambda n: chains.reward_C[n // team], penalty)
+            for one in policies:
+                if one.values is own:
+                    one.policy.credit(advantage)
+            told.append({"explained_variance": own.explained_variance()})
+        return told
+
+    def _penalty(self, policies: Sequence[Improvement]) -> PerToken | None:
+        """What the rewards lose: kl_coef · (log π_old − log π_ref), of tokens, or summed up over a
+        completion (independent) or over all agents' (centralized)."""
+        section, team, paid = self.section, self.section.num_agents, PerToken()
+        if section.kl_in == "loss" or section.kl_coef == 0:
+            return None
+        for one in policies:
+            old, reference = one.policy.logprob.of_completion, one.policy.reference.of_completion
+            for number, of_completion in old.items():
+                paid.of_completion[number] = self.kl.value * (of_completion - reference[number])
+        if section.granularity == "token":
+            return paid
+        whole, of_turn = PerToken(), paid.of_completion
+        for number, own in of_turn.items():
+            first = number - number % team
+            others = range(first, first + team) if self._centralized else ()
+            parts = [of_turn[n].to(own) for n in others] or [own]
+            whole.of_completion[number] = torch.stack([part.sum() for part in parts]).sum()[None]
+        return whole
+
+    def _update(
+        self, index: int, one: Improvement, chains: Chains, step: int, span: Span
+    ) -> dict[str, float]:
+        """Some epochs of clipped updates of a policy, and of a head on its states."""
+        section, optimizers, value_loss = self.section, [self.optimizers[index]], None
+        if one.values.head is not None:
+            optimizers.append(self.critic_optimizers[index])
+            value_loss = one.values.shared_loss
 
         def update(chosen: list[int], sums: Sums, progress: float) -> float:
-            rows = [rows_S[s] for s in chosen]
-            return policy.update(rows, optimizers, sums, progress, value_loss)
+            return one.policy.update(one.rows(chosen), optimizers, sums, progress, value_loss)
 
-        epochs = passes(states, size, section.ppo_epochs, key, span)
-        return metrics | run_epochs(epochs, section.target_kl, update)
+        key = (self.rollout.seed, "minibatches", step)
+        epochs = passes(chains.states_B, section.train_batch_size, section.ppo_epochs, key, span)
+        return run_epochs(epochs, section.target_kl, update)
 
     def _standardize(self, policy: ClippedPolicy) -> dict[str, float]:
         """Advantages over the step's tokens as they are trained on; their first moments."""
@@ -250,43 +309,12 @@ class PPOTrainer:
         return {"advantage_mean": mean, "advantage_std": deviation}
 
     @torch.no_grad()
-    def _states(self, chains: Chains) -> torch.Tensor:
+    def _observations(self, chains: Chains) -> torch.Tensor:
         """What each agent reads in each state, as its own policy pools it; (S, N, width)."""
         of_agents = []
         for index in range(len(self.team)):
             with self.team.acting(index) as agent:
-                prompts = [node.agents_N[index].prompt_ids for node in chains.nodes_S]
-                of_agents.append(observations(agent, prompts).to(self.team.agents[0].device))
+                for i in self._acting(index):
+                    prompts = [node.agents_N[i].prompt_ids for node in chains.nodes_S]
+                    of_agents.append(observations(agent, prompts).to(self.team.device))
         return torch.stack(of_agents, dim=1)
-
-    def _improve_critic(
-        self,
-        chains: Chains,
-        state_SND: torch.Tensor,
-        old_S: torch.Tensor,
-        return_C: torch.Tensor,
-        step: int,
-        span: Span,
-    ) -> float:
-        """The team's V on its own epochs of minibatches of states; the mean value loss."""
-        critic, optimizer, section = self.critics[0], self.critic_optimizers[0], self.section
-        key = (self.rollout.seed, "critic", step)
-        total, count = 0.0, 0
-        size, epochs = section.train_batch_size, section.ppo_epochs
-        for one_pass in passes(chains.states_B, size, epochs, key, span):
-            for chosen, progress in one_pass.minibatches:
-                numbers = [c for s in chosen for c in chains.actions_S[s]]
-                states = torch.tensor([chains.state_C[c] for c in numbers], dtype=torch.long)
-                loss_C = clipped_value(
-                    critic(state_SND[states]),
-                    old_S[states],
-                    return_C[torch.tensor(numbers, dtype=torch.long)],
-                    section.value_clip_range,
-                )
-                everyone = max(1, int(distributed.total(len(numbers))))
-                optimizer.zero()
-                (loss_C.sum() / everyone).backward()
-                optimizer.step(progress)
-                total += distributed.total(float(loss_C.detach().sum()))
-                count += everyone
-        return total / count

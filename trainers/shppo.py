@@ -60,7 +60,7 @@ from comlrl.update.losses import (
 )
 from comlrl.update.minibatches import Pass, minibatches, passes
 from comlrl.update.optimizer import optimizer_of
-from comlrl.update.per_token import turn_advantages
+from comlrl.update.per_token import by_number, turn_advantages
 from trainers.configs import SHPPOConfig
 
 
@@ -171,7 +171,7 @@ class SHPPOTrainer:
     def _improve(self, samples: Samples, step: int, span: Span) -> dict[str, float]:
         """The epochs; what the log wants."""
         section, key = self.section, (self.rollout.seed, "minibatches", step)
-        rows_SN = self._rows(samples.chains)
+        rows_SN = samples.chains.rows(range(self._agents), self.weight_T, self._agents)
         states, size = samples.chains.states_B, section.train_batch_size
 
         def rows(chosen: Sequence[int]) -> list[Row]:
@@ -190,7 +190,7 @@ class SHPPOTrainer:
         advantage_C = samples.advantage_C
         if section.normalize_advantages:
             advantage_C = standardized(advantage_C)
-        policy.credit_turns(advantage_C, self._agents)
+        policy.credit(by_number(advantage_C), self._agents)
         losses = []
 
         def update(chosen: list[int], sums: Sums, progress: float) -> float:
@@ -206,14 +206,6 @@ class SHPPOTrainer:
         epochs = passes(states, size, section.ppo_epochs, key, span)
         metrics |= run_epochs(epochs, section.target_kl, update, after)
         return metrics | {"value_loss": sum(losses) / len(losses)}
-
-    def _rows(self, chains: Chains) -> list[list[Row]]:
-        """The rows of all agents, state by state; completions are numbered c · N + agent."""
-        of_agents = []
-        for i in range(self._agents):
-            numbers = range(i, len(chains.reward_C) * self._agents, self._agents)
-            of_agents.append(chains.rows(i, self.weight_T, numbers))
-        return [list(rows) for rows in zip(*of_agents, strict=True)]
 
     def _logprobs(
         self, agent: Agent, layer: HeterogeneousLayer, samples: Samples, batch: TokenBatch

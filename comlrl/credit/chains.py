@@ -31,19 +31,24 @@ class Chains:
         ends = [*starts[1:], len(self.parent_S)]
         return [end - start for start, end in zip(starts, ends, strict=False)]
 
-    def rows(
-        self, agent: int, weight_T: Sequence[float], number_C: Sequence[int] | None = None
-    ) -> list[Row]:
-        """For each state the agent's row: its completions, weighted by the turn's ``weight_T``
-        and numbered ``number_C`` (None: as their joint actions)."""
-        number_C = number_C or range(len(self.reward_C))
-        rows = []
+    def numbered(self, agents: Sequence[int], team: int) -> list[list[int]]:
+        """Chains of these agents' completions, by their numbers (``rows``)."""
+        return [[c * team + i for c in chain] for i in agents for chain in self.chains]
+
+    def rows(self, agents: Sequence[int], weight_T: Sequence[float], team: int) -> list[list[Row]]:
+        """For each state a row of each of these agents: its completions, weighted by the turn's
+        ``weight_T``. Agent i's of joint action c has the number c · ``team`` + i."""
+        rows_S = []
         for node, actions in zip(self.nodes_S, self.actions_S, strict=True):
-            turn = node.agents_N[agent]
-            ids = tuple(completion.token_ids for completion in turn.completions_G)
-            weights = (weight_T[node.turn - 1],) * len(ids)
-            rows.append(Row(turn.prompt_ids, ids, weights, tuple(number_C[c] for c in actions)))
-        return rows
+            rows = []
+            for agent in agents:
+                turn = node.agents_N[agent]
+                ids = tuple(completion.token_ids for completion in turn.completions_G)
+                weights = (weight_T[node.turn - 1],) * len(ids)
+                numbers = tuple(c * team + agent for c in actions)
+                rows.append(Row(turn.prompt_ids, ids, weights, numbers))
+            rows_S.append(rows)
+        return rows_S
 
 
 def chains_of(trees: Sequence[Tree]) -> Chains:

@@ -1,14 +1,15 @@
-"""Critics: a value for each token of one agent, or one for each turn of a whole team."""
+"""Critics: small heads on the policies' states, and language models of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
 from comlrl.models.agent import Agent
 from comlrl.models.fast.packed_attention import Packed
+from comlrl.models.logprobs import action_states
 from comlrl.models.rows import pack, row_groups
 from comlrl.types import Row, TokenBatch
 
@@ -37,7 +38,7 @@ class TokenCritic(nn.Module):
 
 
 class TeamCritic(nn.Module):
-    """The centralized V(s) on what all agents read, a set of any size.
+    """V(s) on what the agents of a set read: all of them (centralized), or one (independent).
 
     V(s) = ρ(mean_i φ(LN(o_i))),   o_i = masked mean of hidden states over agent i's prompt
     """
@@ -54,6 +55,33 @@ class TeamCritic(nn.Module):
     def forward(self, observation_SND: torch.Tensor) -> torch.Tensor:
         """(S, N, width) → (S,)."""
         return self.together(self.each(observation_SND).mean(1))[:, 0]
+
+
+class LanguageCritic:
+    """V of a language model: a scalar head on its hidden states. What it trains is the agent's
+    (LoRA, or all weights) and the head."""
+
+    def __init__(self, agent: Agent) -> None:
+        """``agent``: of a team of critics."""
+        self.agent = agent
+        self.head = zero(nn.Linear(hidden_width(agent), 1)).to(agent.device)
+
+    def __call__(self, batch: TokenBatch) -> torch.Tensor:
+        """V where each action of the batch is chosen, (A,)."""
+        hidden_AD, _ = action_states(self.agent, batch)
+        return self.head(hidden_AD.float())[:, 0]
+
+    def parameters(self) -> list[nn.Parameter]:
+        return [*self.agent.parameters(), *self.head.parameters()]
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        head = {f"head.{name}": tensor for name, tensor in self.head.state_dict().items()}
+        return self.agent.state_tensors() | head
+
+    def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        own = self.agent.state_tensors()
+        self.agent.load_tensors({name: tensors[name] for name in own})
+        self.head.load_state_dict({n: tensors[f"head.{n}"] for n in self.head.state_dict()})
 
 
 def zero(layer: nn.Linear) -> nn.Linear:

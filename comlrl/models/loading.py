@@ -22,14 +22,20 @@ from comlrl.models.team import Team
 BUILTIN_MODELS = {"builtin:tiny-coder": TINY_CODER}
 
 
-def build_team(config: Config, *, reference: bool = False, device: str | None = None) -> Team:
+def build_team(
+    config: Config,
+    *,
+    reference: bool = False,
+    device: str | None = None,
+    count: int | None = None,
+) -> Team:
     """Load the models. ``reference``: keep a frozen copy of what the run starts from, where that
-    is not the base with the adapter off.
+    is not the base with the adapter off. ``count``: of how many (None: of the policies).
 
     Where agents share one policy the team is one, whatever the number of agents that act by it.
     Raises ConfigError where a model cannot be had.
     """
-    count = 1 if config.section.shared_policy else config.section.num_agents
+    count = count or config.section.policies
     device = device or default_device()
     elsewhere = config.init_from is not None
     torch.manual_seed(config.seed)  # LoRA's A matrices are drawn at random

@@ -47,10 +47,17 @@ def action_logprobs(
     ``head`` (SHPPO) changes the hidden states, given ``head_input_A`` (A, latent_dim), before the
     language-model head.
     """
+    hidden_AD, targets_A = action_states(agent, batch)
+    chosen = hidden_AD if head is None else head(hidden_AD, head_input_A)  # type: ignore[arg-type]
+    logprob, entropies = _head(agent, chosen, targets_A, temperature, entropy)
+    return ActionLogprobs(logprob, entropies if entropy else None, hidden_AD)
+
+
+def action_states(agent: Agent, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """The last hidden states in which the A actions of a batch are chosen, and the actions."""
     if agent.fast is not None and agent.fast.learning:
         packed = Packed(batch, agent.device, agent.fast.step)
-        hidden_AD = agent.fast.packed(packed, packed.chooser_A)
-        return _said(agent, hidden_AD, packed.targets_A, temperature, entropy, head, head_input_A)
+        return agent.fast.packed(packed, packed.chooser_A), packed.targets_A
     device = agent.device
     if packable(agent):
         visible = attention_mask(batch.segment_RL.to(device))
@@ -71,22 +78,7 @@ def action_logprobs(
     )
     row, column = batch.action_mask_RL.nonzero(as_tuple=True)
     hidden_AD = hidden_RLD[row.to(device), batch.previous_RL[row, column].to(device)]
-    targets = batch.token_ids_RL[row, column].to(device)
-    return _said(agent, hidden_AD, targets, temperature, entropy, head, head_input_A)
-
-
-def _said(
-    agent: Agent,
-    hidden_AD: torch.Tensor,
-    targets_A: torch.Tensor,
-    temperature: float,
-    entropy: bool,
-    head: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None,
-    head_input_A: torch.Tensor | None,
-) -> ActionLogprobs:
-    chosen = hidden_AD if head is None else head(hidden_AD, head_input_A)  # type: ignore[arg-type]
-    logprob, entropies = _head(agent, chosen, targets_A, temperature, entropy)
-    return ActionLogprobs(logprob, entropies if entropy else None, hidden_AD)
+    return hidden_AD, batch.token_ids_RL[row, column].to(device)
 
 
 def _head(

@@ -41,6 +41,10 @@ class Team:
     def __len__(self) -> int:
         return len(self.agents)
 
+    def of(self, index: int) -> Agent:
+        """Who acts in an agent's place: itself, or the one policy of all."""
+        return self.agents[0 if len(self.agents) == 1 else index]
+
     @property
     def device(self) -> torch.device:
         """Where the first agent is."""
@@ -76,7 +80,7 @@ class Team:
 
         With a router this holds for the calling thread alone.
         """
-        agent = self.agents[index]
+        agent = self.of(index)
         if agent.router is not None:
             with agent.router.only(agent.adapter):
                 yield agent

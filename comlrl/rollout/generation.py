@@ -45,7 +45,7 @@ class Generator:
         self.tokens = 0  # sampled so far
 
     def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
-        return tuple(self.team.agents[agent].encode(prompt))
+        return tuple(self.team.of(agent).encode(prompt))
 
     def fits(self, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
         return len(prompt_ids) + sampling.max_new_tokens <= self.max_length
@@ -77,7 +77,7 @@ class Generator:
         ]
         if not flat:
             return [[] for _ in requests_N]
-        model = self.team.agents[agents[0]].model
+        model = self.team.of(agents[0]).model
         results: dict[int, tuple[Completion, ...]] = {}
         chunks = list(self._chunks([request for _, request in flat], sampling))
         self.calls += len(chunks)
@@ -94,13 +94,13 @@ class Generator:
     def _complete(
         self, owned: Sequence[tuple[int, Request]], sampling: Sampling, shared: bool
     ) -> list[tuple[Completion, ...]]:
-        agent = self.team.agents[owned[0][0]]
+        agent = self.team.of(owned[0][0])
         requests = [request for _, request in owned]
         prompts = [request.prompt_ids for request in requests]
         prompt_of_row = torch.tensor([p for p, r in enumerate(requests) for _ in r.keys_G])
         prompt_of_row = prompt_of_row.to(agent.device)
         draw = _Draw(agent, requests, sampling, self.head, prompt_of_row)
-        adapters = [self.team.agents[owner].adapter for owner, _ in owned]
+        adapters = [self.team.of(owner).adapter for owner, _ in owned]
         lengths = torch.tensor([len(p) for p in prompts], device=agent.device)
         cache = prefix_cache.SharedPrefixCache(lengths, sampling.max_new_tokens)
         fast, router = agent.fast, agent.router

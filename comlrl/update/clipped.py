@@ -69,12 +69,12 @@ class ClippedPolicy:
             metrics["kl"] = moments(old - self.reference.flat())[1]
         return metrics
 
-    def credit_turns(self, advantage_C: torch.Tensor, agents: int = 1) -> None:
-        """A turn's advantage to every token of it; completion c · ``agents`` + i is joint action
-        c's."""
+    def credit(self, advantage: PerToken, per: int = 1) -> None:
+        """Each completion takes the advantages of its own tokens, or one for all of them, which
+        may be that of ``per`` completions: numbers c · per … c · per + per − 1 take number c's."""
         for number, old_A in self.logprob.of_completion.items():
-            spread_A = advantage_C[number // agents].to(old_A).expand(len(old_A))
-            self.advantage.of_completion[number] = spread_A
+            own = advantage.of_completion[number // per].to(old_A)
+            self.advantage.of_completion[number] = own.expand(len(old_A))
 
     def update(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -12,7 +12,8 @@ from comlrl.types import TokenBatch
 
 
 class PerToken:
-    """A number for each token of each completion, found again however rows are batched."""
+    """A number for each token of each completion, found again however rows are batched; or one for
+    all tokens of a completion."""
 
     def __init__(self) -> None:
         self.of_completion: dict[int, torch.Tensor] = {}
@@ -25,9 +26,11 @@ class PerToken:
 
     def get(self, batch: TokenBatch) -> torch.Tensor:
         """(A,), in the batch's order of actions."""
-        completion_A = batch.completion_RL[batch.action_mask_RL]
-        numbers = torch.unique_consecutive(completion_A)
-        return torch.cat([self.of_completion[number] for number in numbers.tolist()])
+        return self.at(completions(batch))
+
+    def at(self, numbers: Sequence[int]) -> torch.Tensor:
+        """Those of these completions, one behind the other."""
+        return torch.cat([self.of_completion[number] for number in numbers])
 
     def once(self, batch: TokenBatch, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         """``get``; for tokens that have no number yet, what ``make`` gives, which is kept."""
@@ -49,8 +52,21 @@ class PerToken:
         return other
 
 
-def token_advantages(
-    chains: Chains,
+def completions(batch: TokenBatch) -> list[int]:
+    """The numbers of a batch's completions, in the order of its actions."""
+    return torch.unique_consecutive(batch.completion_RL[batch.action_mask_RL]).tolist()
+
+
+def by_number(value_C: torch.Tensor) -> PerToken:
+    """One number for all tokens of completion c = 0 … C − 1."""
+    numbers = PerToken()
+    numbers.of_completion.update(enumerate(value_C.split(1)))
+    return numbers
+
+
+def advantages_of(
+    chains: Sequence[Sequence[int]],
+    reward: Callable[[int], float],
     value: PerToken,
     penalty: PerToken | None,
     *,
@@ -58,14 +74,15 @@ def token_advantages(
     discount: float,
     gae_lambda: float,
 ) -> tuple[PerToken, PerToken]:
-    """GAE over an agent's tokens along each chain; advantages, and returns A + V.
+    """GAE along chains of completions, over their tokens or, where each has one value, over turns;
+    advantages, and returns A + V.
 
-    A turn's reward comes with its last token; ``penalty`` is taken off at every token. γ is
-    ``gamma_token`` within a turn and ``discount``, once, between a turn's last token and the next
-    turn's first.
+    A turn's ``reward`` (of the completion's number) comes with its last token; ``penalty`` is taken
+    off at every token. γ is ``gamma_token`` within a turn and ``discount``, once, between a turn's
+    last token and the next turn's first.
     """
     advantages, returns = PerToken(), PerToken()
-    for chain in chains.chains:
+    for chain in chains:
         values = [value.of_completion[c] for c in chain]
         lengths = [len(part) for part in values]
         values_L = torch.cat(values)
@@ -76,7 +93,7 @@ def token_advantages(
         last = -1
         for c, length in zip(chain, lengths, strict=True):
             last += length
-            rewards_L[last] += chains.reward_C[c]
+            rewards_L[last] += reward(c)
             discounts_L[last] = discount
         advantages_L = gae(rewards_L, values_L, discounts_L, gae_lambda)
         advantages.of_completion.update(zip(chain, advantages_L.split(lengths), strict=True))

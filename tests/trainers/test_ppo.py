@@ -13,17 +13,31 @@ import torch
 
 from comlrl.credit.chains import chains_of
 from comlrl.loop import checkpoint
-from comlrl.models.critics import TeamCritic, TokenCritic, observations
-from comlrl.models.logprobs import action_logprobs
-from comlrl.models.rows import pack
-from comlrl.update.clipped import ClippedPolicy
+from comlrl.models.critics import LanguageCritic, TeamCritic, TokenCritic, observations
 from comlrl.update.optimizer import AgentOptimizer
 from tests.runs import state
-from tests.tiny_models import prompt, team
+from tests.tiny_models import folder, prompt, team
 from tests.tiny_trainers import build, grown, share_of_letters
-from trainers.ppo import OwnCritic
 
 ROOT = Path(__file__).parents[2]
+IPPO, MAPPO = {"critic": "independent"}, {"critic": "centralized", "granularity": "turn"}
+TURN, LOSS = {"granularity": "turn"}, {"kl_in": "loss"}
+SHARED, MODEL = {"shared_policy": True}, {"critic_model": "llama"}
+COMBINATIONS = {
+    "ippo": IPPO, "ippo, kl in the loss": IPPO | LOSS, "ippo by turns": IPPO | TURN,
+    "ippo by turns, kl in the loss": IPPO | TURN | LOSS, "mappo": MAPPO,
+    "mappo, kl in the loss": MAPPO | LOSS, "shared ippo": IPPO | SHARED,
+    "shared ippo by turns": IPPO | TURN | SHARED, "shared mappo": MAPPO | SHARED,
+    "ippo by a model": IPPO | MODEL, "ippo by turns by a model": IPPO | TURN | MODEL,
+    "mappo by a model": MAPPO | MODEL, "shared ippo by a model": IPPO | SHARED | MODEL,
+    "shared mappo by a model": MAPPO | SHARED | LOSS | MODEL,
+}  # fmt: skip
+
+
+def combination(name):
+    """Its keys; a language-model critic is one of another family than the agents'."""
+    keys = dict(COMBINATIONS[name])
+    return keys | ({"critic_model": str(folder("llama"))} if "critic_model" in keys else {})
 
 
 def metrics_of(trainer):
@@ -35,12 +49,12 @@ def last(trainer):
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2", "mistral"])
-@pytest.mark.parametrize("critic", ["independent", "centralized"])
-def test_first_ratios_are_exactly_one(kind, critic, tmp_path):
+@pytest.mark.parametrize("keys", [IPPO, MAPPO, IPPO | SHARED], ids=str)
+def test_first_ratios_are_exactly_one(kind, keys, tmp_path):
     """One epoch of one minibatch: no update lies between the old and the new pass."""
     trainer = build(
-        "ppo", tmp_path, share_of_letters, kind=kind, num_agents=2, critic=critic, num_turns=2,
-        ppo_epochs=1, max_steps=2, learning_rate=1e-2,
+        "ppo", tmp_path, share_of_letters, kind=kind, num_agents=2, num_turns=2,
+        ppo_epochs=1, max_steps=2, learning_rate=1e-2, **keys,
     )  # fmt: skip
     trainer.train()
     for metrics in trainer.loop.logger.metrics():
@@ -108,88 +122,134 @@ def test_observations_are_masked_means_whatever_the_batch():
         torch.testing.assert_close(found[index], alone.float(), rtol=1e-4, atol=1e-5)
 
 
-def clipped(trainer, index):
-    """One agent's policy in a step, as the trainer makes it."""
-    agent, temperature = trainer.team.agents[index], trainer.sampling.temperature
-
-    def said(batch):
-        return action_logprobs(agent, batch, temperature)
-
-    def said_at_start(start, batch):
-        return action_logprobs(start, batch, temperature)
-
-    return ClippedPolicy(trainer.section, trainer.team, agent, said, said_at_start)
-
-
-def test_credit_of_a_step_is_what_the_equations_say(tmp_path):
-    """The trainer's advantages against a plain recomputation from the trees."""
-    trainer = build(
-        "ppo", tmp_path, share_of_letters, num_turns=2, kl_coef=0.3, normalize_advantages=False,
-        gamma_token=0.9, gae_lambda=0.8, discount=0.5, agent_model__torch_dtype="float64",
-    )  # fmt: skip
-    agent = trainer.team.agents[0]
-    for layer in trainer.critics[0].layers[-1:]:
-        torch.nn.init.normal_(layer.weight)
-    with torch.no_grad():
-        for parameter in agent.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+def credited(trainer):
+    """Its first step's chains, and its policies with the advantages that the trainer gives."""
     chains = chains_of(grown(trainer))
-    rows = chains.rows(0, trainer.weight_T)
-    policy = clipped(trainer, 0)
-    own = OwnCritic(trainer.section, trainer.critics[0])
-    policy.measure([rows], own.see)
-    own.credit(policy, chains, 0.3)
+    values = trainer._values(chains)
+    policies = [trainer._measured(p, chains, values, 1) for p in range(len(trainer.team))]
+    trainer._credit(chains, policies, values)
+    return chains, policies
+
+
+def stirred(trainer):
+    """The same with policies away from their reference and critics that say more than 0."""
+    torch.manual_seed(0)
+    for critic in trainer.critics:
+        modules = critic.head if isinstance(critic, LanguageCritic) else critic
+        last = [m for m in modules.modules() if isinstance(m, torch.nn.Linear)][-1]
+        torch.nn.init.normal_(last.weight)
+    teams = [trainer.team, trainer.critic_team] if trainer.critic_team else [trainer.team]
+    with torch.no_grad():
+        for agent in (agent for one in teams for agent in one.agents):
+            for parameter in agent.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return trainer
+
+
+@torch.no_grad()
+def states(agent, prompt_ids, ids=()):
+    """Last hidden states of one unpadded sequence, (tokens, width)."""
+    return agent.hidden(input_ids=torch.tensor([[*prompt_ids, *ids]]), use_cache=False)[0]
+
+
+@torch.no_grad()
+def plain_logprobs(trainer, policy, prompt_ids, ids, reference=False):
+    team = trainer.team
+    with team.reference(policy) if reference else team.acting(policy) as agent:
+        logits = agent.logits(states(agent, prompt_ids, ids)[len(prompt_ids) - 1 : -1]).double()
+        return logits.log_softmax(-1).gather(-1, torch.tensor(ids)[:, None])[:, 0]
+
+
+@torch.no_grad()
+def plain_values(trainer, i, node, ids):
+    """What agent i's critic says of a state: of each token of a completion, or of the turn."""
+    section, everyone = trainer.section, range(trainer.section.num_agents)
+    centralized = section.critic == "centralized"
+    policy = 0 if section.shared_policy else i
+    critic = trainer.critics[0 if centralized else policy]
+    own = node.agents_N[i].prompt_ids
+    read = [node.agents_N[j].prompt_ids for j in (everyone if centralized else [i])]
+    if isinstance(critic, LanguageCritic):
+        joined = tuple(token for part in read for token in part)
+        with trainer.critic_team.acting(critic.agent.index) as agent:
+            if section.granularity == "turn":
+                return critic.head(states(agent, joined)[-1:].float())[:, 0]
+            return critic.head(states(agent, own, ids)[len(own) - 1 : -1].float())[:, 0]
+    if section.granularity == "token":
+        with trainer.team.acting(policy) as agent:
+            return critic(states(agent, own, ids)[len(own) - 1 : -1])
+    seen = []
+    for j, part in zip(everyone if centralized else [i], read, strict=True):
+        with trainer.team.acting(0 if section.shared_policy else j) as agent:
+            seen.append(states(agent, part).mean(0).float())
+    return critic(torch.stack(seen)[None])
+
+
+def plain_advantages(trainer, chains, i):
+    """Agent i's advantages, number by number, from the equations alone."""
+    section, expected = trainer.section, {}
+    policy = 0 if section.shared_policy else i
     for chain in chains.chains:
-        rewards, values, discounts = [], [], []
+        rewards, values, discounts, places = [], [], [], []
         for c in chain:
-            row = next(row for row in rows if c in row.indices)
-            one = pack(
-                [type(row)(row.prompt_ids, (row.completions[row.indices.index(c)],), (1.0,), (c,))],
-                0,
-            )
-            with torch.no_grad():
-                said = action_logprobs(agent, one, 1.0)
-                with trainer.team.reference(0) as base:
-                    reference = action_logprobs(base, one, 1.0).logprob_A
-            penalty = 0.3 * (said.logprob_A - reference)
-            rewards += [-p for p in penalty.tolist()]
+            node = chains.nodes_S[chains.state_C[c]]
+            g = chains.actions_S[chains.state_C[c]].index(c)
+
+            def paid(j, node=node, g=g):
+                of_policy = 0 if section.shared_policy else j
+                turn = node.agents_N[j]
+                said = (of_policy, turn.prompt_ids, turn.completions_G[g].token_ids)
+                before = plain_logprobs(trainer, *said, reference=True)
+                return section.kl_coef * (plain_logprobs(trainer, *said) - before)
+
+            ids = node.agents_N[i].completions_G[g].token_ids
+            value = plain_values(trainer, i, node, ids).tolist()
+            cost = [0.0] * len(value)
+            if section.kl_in == "reward" and section.granularity == "token":
+                cost = paid(i).tolist()
+            elif section.kl_in == "reward":
+                whose = range(section.num_agents) if section.critic == "centralized" else [i]
+                cost = [float(sum(paid(j).sum() for j in whose))]
+            places += [(c, len(ids))] * len(value)
+            rewards += [-part for part in cost]
             rewards[-1] += chains.reward_C[c]
-            values += trainer.critics[0](said.hidden_AD).tolist()
-            discounts += [0.9] * (len(penalty) - 1) + [0.5]
+            values += value
+            discounts += [section.gamma_token] * (len(value) - 1) + [section.discount]
         following = [*values[1:], 0.0]
         deltas = [
             r + d * f - v for r, d, f, v in zip(rewards, discounts, following, values, strict=True)
         ]
-        expected = [
-            sum(
-                math.prod(0.8 * d for d in discounts[i:j]) * deltas[j]
-                for j in range(i, len(deltas))
+        for at, (c, count) in enumerate(places):
+            advantage = sum(
+                math.prod(section.gae_lambda * d for d in discounts[at:end]) * deltas[end]
+                for end in range(at, len(deltas))
             )
-            for i in range(len(deltas))
-        ]
-        found = torch.cat([policy.advantage.of_completion[c] for c in chain])
-        torch.testing.assert_close(
-            found.double(), torch.tensor(expected).double(), rtol=1e-4, atol=1e-5
+            number = c * section.num_agents + i
+            by_turn = section.granularity == "turn"
+            expected.setdefault(number, []).extend([advantage] * (count if by_turn else 1))
+    assert policy < len(trainer.team)
+    return expected
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_credit_of_a_step_is_what_the_equations_say(name, tmp_path):
+    """The trainer's advantages against a plain recomputation from the trees."""
+    trainer = stirred(
+        build(
+            "ppo", tmp_path, share_of_letters, num_agents=2, num_turns=2, kl_coef=0.3,
+            normalize_advantages=False, gamma_token=0.9, gae_lambda=0.8, discount=0.5,
+            max_new_tokens=6, agent_model__torch_dtype="float64", **combination(name),
         )
-
-
-def test_centralized_credit_is_one_number_for_all_tokens_of_all_agents(tmp_path):
-    trainer = build(
-        "ppo", tmp_path, share_of_letters, num_agents=2, critic="centralized", num_turns=2,
-        normalize_advantages=False,
     )  # fmt: skip
-    chains = chains_of(grown(trainer))
-    advantage_C = torch.arange(len(chains.reward_C)).float()
-    for index in range(2):
-        policy = clipped(trainer, index)
-        with trainer.team.acting(index):
-            policy.measure([chains.rows(index, trainer.weight_T)])
-        policy.credit_turns(advantage_C)
-        assert sorted(policy.advantage.of_completion) == list(range(len(chains.reward_C)))
-        for c, tokens in policy.advantage.of_completion.items():
-            assert tokens.tolist() == [float(c)] * len(policy.logprob.of_completion[c])
-    (critic,) = trainer.critics  # there are no value heads
-    assert isinstance(critic, TeamCritic)
+    chains, policies = credited(trainer)
+    found = {}
+    for one in policies:
+        found |= one.policy.advantage.of_completion
+    expected = plain_advantages(trainer, chains, 0) | plain_advantages(trainer, chains, 1)
+    assert found.keys() == expected.keys()
+    for number, advantage in expected.items():
+        wanted = torch.tensor(advantage).double()
+        torch.testing.assert_close(found[number].double(), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_kl_coef_goes_to_its_target(tmp_path):
@@ -214,13 +274,13 @@ def test_the_entropy_bonus_keeps_the_policy_open(algorithm, tmp_path):
     assert entropy[0] + 0.3 < entropy[-1] <= 5.71
 
 
-@pytest.mark.parametrize("critic", ["independent", "centralized"])
-def test_the_kl_leads_back_to_the_reference(critic, tmp_path):
+@pytest.mark.parametrize("keys", [IPPO, MAPPO, MAPPO | LOSS, IPPO | TURN], ids=str)
+def test_the_kl_leads_back_to_the_reference(keys, tmp_path):
     """Nothing else is rewarded, and the policy starts away from the base."""
     trainer = build(
-        "ppo", tmp_path, lambda texts: 0.0, critic=critic, kl_coef=1.0, max_steps=8, ppo_epochs=3,
+        "ppo", tmp_path, lambda texts: 0.0, kl_coef=1.0, max_steps=8, ppo_epochs=3,
         learning_rate=3e-3, num_generations=48, max_new_tokens=8, value_learning_rate=1e-2,
-        value_clip_range=None, normalize_advantages=False,
+        value_clip_range=None, normalize_advantages=False, **keys,
     )  # fmt: skip
     torch.manual_seed(0)
     with torch.no_grad():
@@ -294,11 +354,11 @@ def test_warm_up_counts_updates_and_the_schedule_begins_behind_it(tmp_path, monk
     assert rates(trainer, monkeypatch)[0] == pytest.approx([0.5, 1.0, 1.0, 0.75, 0.5, 0.25])
 
 
-@pytest.mark.parametrize("critic", ["independent", "centralized"])
-def test_epochs_and_minibatches_share_a_steps_progress(critic, tmp_path, monkeypatch):
+@pytest.mark.parametrize("keys", [IPPO, MAPPO], ids=str)
+def test_epochs_and_minibatches_share_a_steps_progress(keys, tmp_path, monkeypatch):
     trainer = build(
         "ppo", tmp_path, share_of_letters, lr_scheduler="cosine", train_batch_size=1, max_steps=2,
-        ppo_epochs=3, critic=critic,
+        ppo_epochs=3, **keys,
     )  # fmt: skip
     # 2 steps · 3 epochs · 2 minibatches, of the policy and of the critic.
     expected = [0.5 * (1 + math.cos(math.pi * k / 12)) for k in range(12)]
@@ -324,11 +384,14 @@ def test_every_optimizer_of_shppo_comes_to_the_end(tmp_path, monkeypatch):
     assert rates(trainer, monkeypatch) == expected
 
 
+RESUMED = ["ippo", "mappo", "ippo by turns", "shared mappo by a model", "ippo by a model"]
+
+
 @pytest.mark.parametrize(
     ("algorithm", "more"),
     [
-        ("magrpo", {}), ("magrpo", {"update_epochs": 2}), ("ppo", {"ppo_epochs": 2}),
-        ("shppo", {"ppo_epochs": 2}),
+        ("magrpo", {}), ("magrpo", {"update_epochs": 2}), ("shppo", {"ppo_epochs": 2}),
+        *(("ppo", {"ppo_epochs": 2, "name": name}) for name in RESUMED),
     ],
 )  # fmt: skip
 def test_a_resumed_run_goes_on_to_the_same_bits(algorithm, more, tmp_path, monkeypatch):
@@ -337,7 +400,8 @@ def test_a_resumed_run_goes_on_to_the_same_bits(algorithm, more, tmp_path, monke
         "max_steps": 4, "lr_scheduler": "linear", "warmup_steps": 3, "train_batch_size": 2,
     }  # fmt: skip
     keys |= more
-    keys |= {"kl_target": 0.01, "kl_horizon": 10} if algorithm == "ppo" else {}
+    if algorithm == "ppo":
+        keys |= {"kl_target": 0.01, "kl_horizon": 10} | combination(keys.pop("name"))
     whole = build(algorithm, tmp_path / "whole", share_of_letters, **keys)
     whole.train()
     first = build(algorithm, tmp_path / "parts", share_of_letters, **keys)
@@ -363,12 +427,13 @@ def test_a_resumed_run_goes_on_to_the_same_bits(algorithm, more, tmp_path, monke
         assert lines[0] == lines[1]
 
 
-@pytest.mark.parametrize("critic", ["independent", "centralized"])
-def test_a_team_learns(critic, tmp_path):
+@pytest.mark.parametrize("name", ["ippo", "ippo by turns", "mappo", "shared mappo",
+                                  "ippo by a model", "mappo by a model"])  # fmt: skip
+def test_a_team_learns(name, tmp_path):
     trainer = build(
-        "ppo", tmp_path, share_of_letters, num_agents=2, critic=critic, max_steps=15,
-        num_generations=16, learning_rate=2e-2, ppo_epochs=2, max_new_tokens=8,
-        value_learning_rate=1e-2, value_clip_range=None,
+        "ppo", tmp_path, share_of_letters, num_agents=2, max_steps=15, num_generations=16,
+        learning_rate=2e-2, ppo_epochs=2, max_new_tokens=8, value_learning_rate=1e-2,
+        value_clip_range=None, **combination(name),
     )  # fmt: skip
     trainer.train()
     rewards = [metrics["reward_mean"] for metrics in trainer.loop.logger.metrics()]

@@ -14,6 +14,7 @@ from comlrl.credit.chains import chains_of
 from comlrl.models.latent_networks import HeterogeneousPolicy
 from comlrl.processes.statistics import Sums
 from comlrl.update.clipped import ClippedPolicy
+from comlrl.update.per_token import by_number
 from tests.runs import state
 from tests.tiny_models import folder
 from tests.tiny_trainers import build, grown, share_of_letters
@@ -30,14 +31,15 @@ def samples_of(trainer):
 
 def measured(trainer, samples):
     """The policy of a step, which knows what it said before, and all of the step's rows."""
-    rows = [row for of_state in trainer._rows(samples.chains) for row in of_state]
+    rows_S = samples.chains.rows(range(2), trainer.weight_T, 2)
+    rows = [row for rows in rows_S for row in rows]
     policy = ClippedPolicy(
         trainer.section, trainer.team, trainer.agent,
         lambda batch: trainer._logprobs(trainer.agent, trainer.policy.layer, samples, batch),
         lambda start, batch: trainer._logprobs(start, trainer.start_layer, samples, batch),
     )  # fmt: skip
     policy.measure([rows])
-    policy.credit_turns(samples.advantage_C, trainer.section.num_agents)
+    policy.credit(by_number(samples.advantage_C), trainer.section.num_agents)
     return policy, rows
 
 

@@ -9,18 +9,19 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comlrl.config.sections import Config, ConfigError
-from trainers.configs import SECTIONS, sampling
+from trainers.configs import SECTIONS, online_name, online_section, sampling
 from trainers.launch.work import build_reward, load_domain, load_prompts
 
 if TYPE_CHECKING:
     from comlrl.loop.interrupts import Signals
     from comlrl.loop.loop import Loop
     from comlrl.loop.resume import Start
+    from comlrl.models.agent import Agent
     from comlrl.models.latent_networks import HeterogeneousPolicy
     from comlrl.models.team import Team
     from comlrl.rollout.generation import Generator
@@ -153,6 +154,38 @@ def assemble(
     )  # fmt: skip
 
 
+def build_critic_team(config: Config, team: Team) -> Team | None:
+    """The language models of ``critic_model``, one for each critic; None: there are none.
+
+    Raises ConfigError where one cannot be had, or cannot read what the agents wrote.
+    """
+    from comlrl.models.loading import build_team
+
+    section, key = online_section(config), f"{online_name(config)}.critic_model"
+    name = getattr(section, "critic_model", None)
+    if name is None:
+        return None
+    own = replace(config.agent_model, name=name)
+    alone = replace(config, agent_model=own, agents=None, agent_devices=None, init_from=None)
+    try:
+        critics = build_team(alone, count=section.critics)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("agent_model.name", key)) from error
+    read = _words(critics.agents[0])
+    if section.granularity == "token" and any(_words(agent) != read for agent in team.agents):
+        raise ConfigError(
+            f"{key}: '{name}' has another tokenizer than the agents, whose tokens it is to value; "
+            f"give a model of theirs, or {online_name(config)}.granularity=turn"
+        )
+    return critics
+
+
+def _words(agent: Agent) -> dict[str, int]:
+    """The tokens of text of an agent's tokenizer."""
+    special = set(agent.tokenizer.all_special_tokens)
+    return {word: i for word, i in agent.tokenizer.get_vocab().items() if word not in special}
+
+
 def saver(team: Team, sampler: Sampler) -> Callable[[Path], None]:
     """What writes the agents into a folder: their models, and what SHPPO tells them apart by."""
     from comlrl.processes import distributed
@@ -185,7 +218,7 @@ def build_sampler(config: Config, team: Team) -> tuple[Generator, Generator | La
 
     section = config.section
     length = context_length(config, team)
-    if not section.shared_policy:
+    if not section.heterogeneous:
         generator = Generator(team, config.generation.max_batch_tokens, length)
         return generator, generator
     from comlrl.models.critics import hidden_width

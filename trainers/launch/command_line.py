@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from comlrl.config.loader import Loader, Setting, load_yaml, parse_override, parse_value
 from comlrl.config.sections import Config, ConfigError
-from trainers.configs import SECTIONS, sections_of, share_common_keys
+from trainers.configs import SECTIONS, sections_of, share_common_keys, split_older_critic
 from trainers.launch.effects import without_effect
 from trainers.launch.relations import shift_notice, truncation_notice, validate
 
@@ -95,9 +95,10 @@ def resolve(algorithm: str, arguments: argparse.Namespace) -> tuple[Config, list
                 loader.set(Setting(f"{algorithm}.{other}", None, f"--{flag}"))
     for item in arguments.override:
         loader.set(parse_override(item))
-    config = share_common_keys(loader.build(), loader.given)
+    config, older = split_older_critic(loader.build(), loader.given)
+    config = share_common_keys(config, loader.given)
     validate(config)
-    notices = loader.notices + truncation_notice(config) + shift_notice(config)
+    notices = loader.notices + older + truncation_notice(config) + shift_notice(config)
     return config, notices + without_effect(config, loader.given)
 
 

@@ -287,7 +287,7 @@ def _evaluations(config: Config, tasks: int | None) -> list[str]:
 def _memory(config: Config) -> list[str]:
     """Weights, what training adds, and the cache; activations come on top."""
     width = BYTES[config.agent_model.torch_dtype]
-    count = 1 if config.section.shared_policy else config.section.num_agents  # one for all agents
+    count = config.section.policies
     dtype = config.agent_model.torch_dtype.replace("auto", "bfloat16 (on a CPU float32: twice)")
     names = _names(config)
     sizes = [model_size(name, config.lora) for name in names]
@@ -315,11 +315,30 @@ def _memory(config: Config) -> list[str]:
     slots = _cache_slots(config)
     cache = _times(max((s.cache for s in sizes if s.cache), default=None), slots * width)
     lines.append(_memory_line("generation cache ≤", cache, f"{_number(slots)} tokens at once"))
+    lines += _critics(config, configs.online_section(config))
     if config.section.fits_reward_model and config.section.reward_model is None:
         base = model_size(config.section.reward_model_name or names[-1], config.lora).parameters
         share = 1 if config.section.reward_freeze_backbone else 4
         lines.append(_memory_line("reward model ≤", _times(base, share * width), "while trained"))
     return [*lines, "Activations of the update's micro-batches come on top."]
+
+
+def _critics(config: Config, section: Any) -> list[str]:
+    """Of PPO's language-model critics: weights held once, what each trains and, where adapters
+    are off, everything of each."""
+    name = getattr(section, "critic_model", None)
+    if name is None:
+        return []
+    size, count = model_size(name, config.lora), section.critics
+    weights = _times(size.parameters, BYTES[config.agent_model.torch_dtype])
+    many = f"{count} critic{'s' if count > 1 else ''}"
+    if not config.lora.enabled:
+        return [_memory_line("critic model", _times(weights, 4 * count), f"{many} with Adam")]
+    adapters = _times(size.adapter, count * ADAPTER_BYTES)
+    return [
+        _memory_line("critic model", weights, f"{name}, beside the agents' own"),
+        _memory_line("critic adapters", adapters, f"{many} in float32 with Adam's moments"),
+    ]
 
 
 def _cache_slots(config: Config) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from comlrl.config.sections import Config, ConfigError
 from comlrl.tasks.datasets import FILE_KINDS
-from trainers.configs import PreferenceConfig
+from trainers.configs import PreferenceConfig, online_name, online_section
 from trainers.launch.assembly import (
     context_length,
     fitting,
@@ -94,6 +94,9 @@ def _agents(config: Config, unchecked: list[str]) -> list[Agent]:
     found = {name: _agent(config, key, name, unchecked) for name in dict.fromkeys(names)}
     if config.section.fits_reward_model and config.section.reward_model_name not in (None, *names):
         _agent(config, "marlhf.reward_model_name", config.section.reward_model_name, unchecked)
+    online = online_section(config)
+    if getattr(online, "critic_model", None) is not None:
+        _agent(config, f"{online_name(config)}.critic_model", online.critic_model, unchecked)
     agents = [found[name] for name in names]
     return [] if None in agents else [agent for agent in agents if agent is not None]
 

@@ -120,6 +120,8 @@ TABLE = (
         lambda c, s: c.section.fits_reward_model and online_name(c) != "ppo",
         "only marlhf.rl_algorithm=ppo reads it",
     ),
+    Idle("<algo>.shared_policy", lambda c, s: s.num_agents == 1, "one agent has one policy"),
+    Idle("<algo>.kl_in", lambda c, s: s.kl_coef == 0, "kl_coef=0: no KL is paid"),
     Idle(
         "<algo>.kl_horizon",
         lambda c, s: getattr(s, "kl_target", None) is None,
@@ -174,8 +176,8 @@ def without_effect(config: Config, given: Mapping[str, str]) -> list[str]:
 
 
 def _by_token(section: Any) -> bool:
-    """PPO's values are of tokens unless its critic is centralized; SHPPO's are of turns."""
-    return getattr(section, "critic", None) == "independent"
+    """PPO's values are of tokens or of turns; SHPPO's are of turns."""
+    return getattr(section, "granularity", None) == "token"
 
 
 def _keys(config: Config, row: Idle) -> Iterator[str]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from comlrl.config.loader import Loader, Setting, load_yaml, parse_override
 from comlrl.config.sections import Config, ConfigError
-from trainers.configs import SECTIONS, sections_of, share_common_keys
+from trainers.configs import SECTIONS, sections_of, share_common_keys, split_older_critic
 from trainers.launch import initial, weights
 from trainers.launch.command_line import Parser
 from trainers.launch.relations import validate
@@ -61,8 +61,10 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
         initial.check(config, SECTIONS)
     if len(teams) > 1 and config.section.num_agents < 2:
         raise ConfigError("--cross-play: these runs have one agent each; give teams")
-    if len(teams) > 1 and config.section.shared_policy:
-        raise ConfigError("--cross-play: SHPPO's agents are one policy; give runs of another")
+    if len(teams) > 1 and config.section.one_policy:
+        raise ConfigError(
+            "--cross-play: the agents of these runs act by one policy; give runs of others"
+        )
     return Plan(
         config,
         str(file),
@@ -149,7 +151,8 @@ def resolve(file: str, teams: Sequence[Trained], arguments: argparse.Namespace) 
         loader.set(Setting(key, arguments.num_agents, "--num-agents"))
     for item in arguments.override:
         loader.set(parse_override(item))
-    config = share_common_keys(loader.build(), loader.given)
+    config, _ = split_older_critic(loader.build(), loader.given)
+    config = share_common_keys(config, loader.given)
     _check_size(config, own_size, teams)
     validate(config)
     for notice in loader.notices:
@@ -174,11 +177,11 @@ def _check_pairing(teams: Sequence[Trained], said: Sequence[Sequence[Setting]]) 
 
 def _check_size(config: Config, own: int, teams: Sequence[Trained]) -> None:
     size = config.section.num_agents
-    trained_apart = any(team.model is None for team in teams) and not config.section.shared_policy
+    trained_apart = any(team.model is None for team in teams) and not config.section.one_policy
     if trained_apart and size != own:
         raise ConfigError(
-            f"num_agents: {size}, but these weights are of {own} agents; only a team trained by "
-            "SHPPO acts with another number"
+            f"num_agents: {size}, but these weights are of {own} agents; only a team of one policy "
+            "(SHPPO, ppo.shared_policy) acts with another number"
         )
 
 

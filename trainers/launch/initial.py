@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from comlrl.builtin import TINY_CODER
 from comlrl.config.loader import load_yaml
 from comlrl.config.sections import Config, ConfigError
+from trainers.configs import online_name, online_section
 from trainers.launch import weights
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ def check_models(config: Config) -> None:
     section = config.section
     if section.fits_reward_model and section.reward_model_name is not None:
         named.append((f"{config.algorithm}.reward_model_name", section.reward_model_name))
+    online = online_section(config)
+    if getattr(online, "critic_model", None) is not None:
+        named.append((f"{online_name(config)}.critic_model", online.critic_model))
     for key, name in named:
         folder = Path(name)
         if (folder / ADAPTER).is_file():
@@ -89,7 +93,7 @@ def begin(config: Config, algorithms: Mapping[str, Any], team: Team, sampler: Sa
         held = {agent.adapter: held["agent_0"] for agent in team.agents}
     try:
         team.begin_with(held)
-        if networks is not None and config.section.shared_policy:
+        if networks is not None and config.section.heterogeneous:
             sampler.policy.load_state_dict(networks)  # type: ignore[attr-defined]
     except (ConfigError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
@@ -117,9 +121,10 @@ def _source(config: Config, algorithms: Mapping[str, Any]) -> Source:
     said = weights.of_run(load_yaml(place.config_file), algorithms)
     r = said.get("lora.r", 16)
     alpha = said.get("lora.alpha")
-    count = 1 if said["shared"] else said["num_agents"]
+    one = said["heterogeneous"] or said.get("shared_policy")
+    count = 1 if one else said["num_agents"]
     bases = said["agents"] or [said["agent_model.name"]] * count
-    sizes = {key: said[key] for key in weights.SIZES.values()} if said["shared"] else None
+    sizes = {key: said[key] for key in weights.SIZES.values()} if said["heterogeneous"] else None
     rank = (r, float(2 * r if alpha is None else alpha))
     return Source(
         name, place, said.get("lora.enabled", True), (rank,) * count, tuple(bases), count, sizes
@@ -168,15 +173,15 @@ def _check_source(config: Config, source: Source) -> list[str]:
             raise ConfigError(f"{where} has adapters of rank {rank}; set lora.r={rank}")
         if scale != alpha:
             raise ConfigError(f"{where} has adapters of alpha {scale:g}; set lora.alpha={scale:g}")
-    wanted = 1 if config.section.shared_policy else section.num_agents
+    wanted = section.policies
     if source.agents not in (1, wanted):
-        shared = " with one policy" if config.section.shared_policy else ""
+        shared = " with one policy" if section.one_policy else ""
         raise ConfigError(
             f"{where} has {source.agents} agents, and {config.algorithm}.num_agents="
             f"{section.num_agents}{shared}; give the folder of one of them, e.g. "
             f"{source.name}/final_model/agent_{source.agents - 1}, and all start from that"
         )
-    if config.section.shared_policy and source.sizes is not None:
+    if section.heterogeneous and source.sizes is not None:
         for key, size in source.sizes.items():
             if getattr(section, key) != size:
                 raise ConfigError(f"{where} has networks of another size; set shppo.{key}={size}")
@@ -187,7 +192,7 @@ def _notices(config: Config, source: Source, wanted: int) -> list[str]:
     where, said = f"init_from: '{source.name}'", []
     if source.agents < wanted:
         said.append(f"{where} has one agent, from which all {wanted} start")
-    if not config.section.shared_policy and source.sizes is not None:
+    if not config.section.heterogeneous and source.sizes is not None:
         said.append(f"{where} is of SHPPO; its adapter is taken, its networks are not")
     own = config.agents or (config.agent_model.name,)
     for theirs in dict.fromkeys(source.bases):

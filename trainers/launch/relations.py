@@ -123,15 +123,35 @@ def _actor_critic(name: str, section: ActorCriticConfig, config: Config) -> None
             f"{name}.handoff: '{section.handoff}'; rollouts are chains, so that every sample is "
             "followed: give null"
         )
-    if isinstance(section, PPOConfig) and section.kl_target is not None and section.kl_coef == 0:
+    if section.one_policy and config.agents is not None:
+        raise ConfigError(
+            f"agents: {list(config.agents)}; these agents share one policy: give "
+            "agent_model.name, and agents=null"
+        )
+    if isinstance(section, PPOConfig):
+        _ppo(name, section, config)
+
+
+def _ppo(name: str, section: PPOConfig, config: Config) -> None:
+    if section.critic == "centralized" and section.granularity == "token":
+        raise ConfigError(
+            f"{name}.granularity: token with {name}.critic=centralized; what all agents read "
+            f"changes from turn to turn, not within one: give {name}.granularity=turn"
+        )
+    if section.kl_target is not None and section.kl_coef == 0:
         raise ConfigError(
             f"{name}.kl_target: {section.kl_target} adapts kl_coef by factors, and 0 stays 0; "
             f"give {name}.kl_coef above 0"
         )
-    if section.shared_policy and config.agents is not None:
+    if section.critic_model is not None and config.distributed.strategy == "fsdp":
         raise ConfigError(
-            f"agents: {list(config.agents)}; SHPPO's agents share one policy: give "
-            "agent_model.name, and agents=null"
+            f"{name}.critic_model: '{section.critic_model}' with distributed.strategy=fsdp, which "
+            "would hold it whole in every process; set distributed.strategy=replicate"
+        )
+    if section.shared_policy and name != config.algorithm:
+        raise ConfigError(
+            f"{name}.shared_policy: true with {config.algorithm}, whose candidates come from "
+            f"policies of their own; give false"
         )
 
 

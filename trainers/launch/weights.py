@@ -105,33 +105,46 @@ def settings(
     if trained.config_file is not None:
         said |= of_run(load_yaml(trained.config_file), algorithms)
     if trained.final_model is not None:
-        said |= _from_folder(trained.final_model)
-    if said.pop("shared") != algorithms[algorithm].shared_policy:
-        sharing = next(name for name, section in algorithms.items() if section.shared_policy)
-        needed = "another algorithm" if algorithm == sharing else sharing
+        said |= _from_folder(trained.final_model) | {
+            key: said[key] for key in ("num_agents",) if said.get("shared_policy")
+        }
+    fitting = [name for name, section in algorithms.items() if _fits(said, section)]
+    if algorithm not in fitting:
+        needed = "another algorithm" if len(fitting) > 1 else fitting[0]
         raise ConfigError(
             f"--config: its section is `{algorithm}`, and the weights of '{trained.name}' need "
             f"that of {needed}; leave --config out, or give the run's own"
         )
-    own = ("num_agents", *SIZES.values())
+    said.pop("heterogeneous")
+    if not hasattr(algorithms[algorithm], "shared_policy"):
+        said.pop("shared_policy", None)
+    own = ("num_agents", "shared_policy", *SIZES.values())
     return [Setting(f"{algorithm}.{k}" if k in own else k, v, source) for k, v in said.items()]
 
 
+def _fits(said: Mapping[str, Any], section: Any) -> bool:
+    """Whether an algorithm's agents can act by weights of which this is said."""
+    if said["heterogeneous"] or section.heterogeneous:
+        return said["heterogeneous"] == section.heterogeneous
+    return not said.get("shared_policy") or hasattr(section, "shared_policy")
+
+
 def of_run(tree: Mapping[str, Any], algorithms: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run's configuration says of its weights: key → value, and whether they are shared."""
+    """What a run's configuration says of its weights: key → value, and whether they are one
+    policy, told apart by latents (``heterogeneous``)."""
     model, lora = tree.get("agent_model") or {}, tree.get("lora") or {}
     said = {f"agent_model.{key}": model[key] for key in MODEL_KEYS if key in model}
     said |= {f"lora.{key}": value for key, value in lora.items()}
     algorithm = run_algorithm(tree, algorithms, "config.yaml")
-    section, shared = tree[algorithm], algorithms[algorithm].shared_policy
-    own = ("num_agents", *(SIZES.values() if shared else ()))
+    section, heterogeneous = tree[algorithm], algorithms[algorithm].heterogeneous
+    own = ("num_agents", "shared_policy", *(SIZES.values() if heterogeneous else ()))
     said |= {key: section[key] for key in own if key in section}
-    return said | {"agents": tree.get("agents"), "shared": shared}
+    return said | {"agents": tree.get("agents"), "heterogeneous": heterogeneous}
 
 
 def _from_folder(folder: Path) -> dict[str, Any]:
     sizes = folder / SHARED / "config.json"
-    said: dict[str, Any] = {"shared": sizes.is_file()}
+    said: dict[str, Any] = {"heterogeneous": sizes.is_file()}
     if sizes.is_file():
         held = json.loads(sizes.read_text())
         said |= {key: held[name] for name, key in SIZES.items()}

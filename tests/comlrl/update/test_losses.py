@@ -27,7 +27,7 @@ from comlrl.update.losses import (
     latent_loss,
 )
 from comlrl.update.minibatches import minibatches
-from comlrl.update.per_token import PerToken, token_advantages, turn_advantages
+from comlrl.update.per_token import PerToken, advantages_of, turn_advantages
 
 
 def doubles(*values: float) -> torch.Tensor:
@@ -58,6 +58,11 @@ def tree(rewards: list[float], later: dict[int, float] | None = None, tokens: in
     nodes = [node(1, -1, -1, rewards)]
     nodes += [node(2, 0, action, [value]) for action, value in (later or {}).items()]
     return Tree(Task("t"), tuple(nodes), "align", None)
+
+
+def rewards_of(chains):
+    """The reward of a completion of one agent alone."""
+    return lambda number: chains.reward_C[number]
 
 
 def per_token(values: dict[int, list[float]]) -> PerToken:
@@ -164,9 +169,10 @@ def test_token_advantages_cross_turns_once_and_never_tasks():
     chains = chains_of([tree([1.0], {0: 2.0}, tokens=2), tree([8.0], tokens=2)])
     assert chains.chains == ((0, 1), (2,))
     value = per_token({0: [0.1, 0.2], 1: [0.3, 0.4], 2: [0.5, 0.6]})
-    advantage, returns = token_advantages(
-        chains, value, None, gamma_token=1.0, discount=0.5, gae_lambda=0.5
-    )
+    advantage, returns = advantages_of(
+        chains.chains, rewards_of(chains), value, None, gamma_token=1.0, discount=0.5,
+        gae_lambda=0.5,
+    )  # fmt: skip
     # Backwards: δ3 = 2 − 0.4 = 1.6; δ2 = 0.4 − 0.3 = 0.1, A2 = 0.1 + 0.5 · 1.6 = 0.9.
     # The edge between the turns is discounted once: δ1 = 1 + 0.5 · 0.3 − 0.2 = 0.95,
     # A1 = 0.95 + 0.5 · 0.5 · 0.9 = 1.175; δ0 = 0.2 − 0.1 = 0.1, A0 = 0.1 + 0.5 · 1.175 = 0.6875.
@@ -179,16 +185,34 @@ def test_token_advantages_cross_turns_once_and_never_tasks():
 
 def test_token_advantages_pay_for_the_divergence_token_by_token():
     chains = chains_of([tree([1.0], tokens=3)])
-    advantage, _ = token_advantages(
-        chains,
-        per_token({0: [0, 0, 0]}),
-        per_token({0: [0.1, 0.2, 0.3]}),
-        gamma_token=1.0,
-        discount=0.9,
-        gae_lambda=1.0,
-    )
+    keys = {"gamma_token": 1.0, "discount": 0.9, "gae_lambda": 1.0}
+    value, penalty = per_token({0: [0, 0, 0]}), per_token({0: [0.1, 0.2, 0.3]})
+    advantage, _ = advantages_of(chains.chains, rewards_of(chains), value, penalty, **keys)
     # V = 0, λ = 1: what is still to come: 1 − 0.6, 1 − 0.5, 1 − 0.3
     torch.testing.assert_close(advantage.of_completion[0], doubles(0.4, 0.5, 0.7))
+
+
+def test_one_value_for_each_turn_makes_the_advantages_those_of_turns():
+    """The main of a team of two (numbers 1, 3, 5, 7), whose divergence is paid for by the turn."""
+    chains = chains_of([tree([1.0, 3.0], {0: 2.0, 1: 5.0}, tokens=3)])
+    numbered = chains.numbered([1], 2)
+    assert numbered == [[1, 5], [3, 7]]
+    value = per_token({1: [1], 3: [1], 5: [2], 7: [3]})
+    penalty = per_token({1: [0.5], 3: [0.5], 5: [0], 7: [1]})
+    advantage, returns = advantages_of(
+        numbered, lambda n: chains.reward_C[n // 2], value, penalty, gamma_token=0.1, discount=0.5,
+        gae_lambda=0.5,
+    )  # fmt: skip
+    # First: 2 − 2 = 0, then 1 − 0.5 + 0.5 · 2 − 1 + 0.25 · 0 = 0.5; gamma_token is not in it.
+    # Second: 5 − 1 − 3 = 1, then 3 − 0.5 + 0.5 · 3 − 1 + 0.25 · 1 = 3.25.
+    expected = {1: 0.5, 5: 0.0, 3: 3.25, 7: 1.0}
+    assert {n: float(a) for n, a in advantage.of_completion.items()} == expected
+    assert {n: float(r) for n, r in returns.of_completion.items()} == {1: 1.5, 5: 2, 3: 4.25, 7: 4}
+    # All tokens of a turn take its advantage.
+    policy = ClippedPolicy(None, None, None, None, None)  # type: ignore[arg-type]
+    policy.logprob = per_token({n: [0.0] * 3 for n in expected})
+    policy.credit(advantage)
+    assert policy.advantage.of_completion[3].tolist() == [3.25] * 3
 
 
 def test_turn_advantages_by_hand():

@@ -1,0 +1,223 @@
+"""A critic in one training step: its values before the update, the returns that it is to learn,
+and its passes over them. Values are numbered as the completions are that they credit: one for each
+token, or one for the turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from comlrl.credit.chains import Chains
+from comlrl.models.agent import Agent
+from comlrl.models.critics import LanguageCritic, TeamCritic, TokenCritic
+from comlrl.models.logprobs import ActionLogprobs
+from comlrl.models.team import Team
+from comlrl.processes import distributed
+from comlrl.processes.statistics import Sums, explained_variance
+from comlrl.types import NonFiniteError, Row, TokenBatch
+from comlrl.update.accumulate import accumulate, measure_all
+from comlrl.update.losses import clipped_value
+from comlrl.update.minibatches import Pass
+from comlrl.update.optimizer import AgentOptimizer
+from comlrl.update.per_token import PerToken, advantages_of, completions
+
+# Numbers and their values → a sum over them, and sums for the log.
+Loss = Callable[[Sequence[int], torch.Tensor], tuple[torch.Tensor, Sums]]
+
+
+class Reader(Protocol):
+    """A critic with passes of its own, and what it reads of a step's states."""
+
+    def measure(self) -> PerToken:
+        """All values, without gradients."""
+
+    def numbers(self, states: Sequence[int]) -> list[int]:
+        """What is valued in these states."""
+
+    def backward(self, states: Sequence[int], loss: Loss) -> Sums:
+        """Add the gradients of a loss on the values of these states."""
+
+
+class StepValues:
+    """One critic's values of one training step, and what they are to become.
+
+    ½ max((V − R)², (clip(V, V_old ± ε_v) − R)²)   on each of them
+    """
+
+    def __init__(self, section: Any, reader: Reader | None, head: TokenCritic | None) -> None:
+        """``section``: a ``PPOConfig``. Either of the others: a critic with passes of its own, or a
+        head on the policy's states, in the passes of its update (``see``, ``shared_loss``)."""
+        self.section, self.reader, self.head = section, reader, head
+        self.value, self.returns = PerToken(), PerToken()  # of before the update
+
+    def see(self, batch: TokenBatch, said: ActionLogprobs) -> None:
+        """Take the head's values of what the policy says before its update."""
+        assert self.head is not None
+        self.value.put(batch, self.head(said.hidden_AD))
+
+    def credit(
+        self,
+        chains: Sequence[Sequence[int]],
+        reward: Callable[[int], float],
+        penalty: PerToken | None,
+    ) -> PerToken:
+        """Advantages by GAE along chains of numbers; ``penalty`` is taken off the rewards."""
+        if self.reader is not None:
+            self.value = self.reader.measure()
+        section = self.section
+        advantage, self.returns = advantages_of(
+            chains,
+            reward,
+            self.value,
+            penalty,
+            gamma_token=section.gamma_token,
+            discount=section.discount,
+            gae_lambda=section.gae_lambda,
+        )
+        return advantage
+
+    def explained_variance(self) -> float:
+        return explained_variance(self.value.flat(), self.returns.flat())
+
+    def shared_loss(self, batch: TokenBatch, said: ActionLogprobs, sums: Sums) -> torch.Tensor:
+        """The head's loss of each token, in the policy's own pass."""
+        assert self.head is not None
+        loss_A = self._loss(completions(batch), self.head(said.hidden_AD))
+        sums.add(value_loss=loss_A)
+        return loss_A
+
+    def learn(self, optimizer: AgentOptimizer, epochs: Iterable[Pass]) -> float:
+        """The reader's own passes over minibatches of states; the mean loss of a value."""
+        total, count = 0.0, 0
+        try:
+            for one in epochs:
+                for states, progress in one.minibatches:
+                    optimizer.zero()
+                    loss, values = self._backward(states)
+                    optimizer.step(progress)
+                    total, count = total + loss, count + values
+        except NonFiniteError as error:
+            text = f"in the critic, whose rate is value_learning_rate, {error}"
+            raise NonFiniteError(text, error.batch, error.agent) from error
+        return total / count
+
+    def _backward(self, states: Sequence[int]) -> tuple[float, int]:
+        """Gradients of the mean loss over a minibatch; the sum of it, and of how many values."""
+        assert self.reader is not None
+        own = sum(len(self.value.of_completion[n]) for n in self.reader.numbers(states))
+        count = max(1, int(distributed.total(own)))
+
+        def loss(numbers: Sequence[int], value_A: torch.Tensor) -> tuple[torch.Tensor, Sums]:
+            loss_A = self._loss(numbers, value_A)
+            return loss_A.sum() / count, Sums(loss=loss_A)
+
+        sums = self.reader.backward(states, loss)
+        return distributed.total(sums.of["loss"]), count
+
+    def _loss(self, numbers: Sequence[int], value_A: torch.Tensor) -> torch.Tensor:
+        old, returns = self.value.at(numbers), self.returns.at(numbers)
+        return clipped_value(value_A, old, returns, self.section.value_clip_range)
+
+
+class PooledReader:
+    """A small critic of turns, on what the policies pooled of their prompts."""
+
+    def __init__(
+        self,
+        critic: TeamCritic,
+        chains: Chains,
+        seen_SND: torch.Tensor,
+        groups: Sequence[Sequence[int]],
+    ) -> None:
+        """``seen_SND``: of each agent's prompt in each state. ``groups``: agents whose prompts are
+        read together, for a value that they have in common."""
+        team, count = seen_SND.shape[1], len(groups)
+        self.critic = critic
+        self.seen_VND = seen_SND[:, [list(group) for group in groups]].flatten(0, 1)
+        self.views_S = [  # the numbers that start in a state, and each one's view
+            [
+                (c * team + i, s * count + v)
+                for c in own
+                for v, group in enumerate(groups)
+                for i in group
+            ]
+            for s, own in enumerate(chains.actions_S)
+        ]
+
+    def measure(self) -> PerToken:
+        states, value = range(len(self.views_S)), PerToken()
+        with torch.no_grad():
+            parts = self._values(states).split(1)
+        value.of_completion.update(zip(self.numbers(states), parts, strict=False))
+        return value
+
+    def numbers(self, states: Sequence[int]) -> list[int]:
+        return [number for s in states for number, _ in self.views_S[s]]
+
+    def backward(self, states: Sequence[int], loss: Loss) -> Sums:
+        numbers = self.numbers(states)
+        if not numbers:  # a process may have no part of a minibatch
+            return Sums()
+        value, told = loss(numbers, self._values(states))
+        value.backward()
+        return told
+
+    def _values(self, states: Sequence[int]) -> torch.Tensor:
+        views = [view for s in states for _, view in self.views_S[s]]
+        return self.critic(self.seen_VND[torch.tensor(views, dtype=torch.long)])
+
+
+class LanguageReader:
+    """A language model that reads rows: V where each of their completions' tokens is chosen."""
+
+    def __init__(self, critic: LanguageCritic, team: Team, rows_S: Sequence[Sequence[Row]]) -> None:
+        """``team``: of the critics. ``rows_S``: of each state, numbered."""
+        self.critic, self.team, self.rows_S = critic, team, rows_S
+
+    def measure(self) -> PerToken:
+        value = PerToken()
+        with self.team.acting(self.critic.agent.index) as agent:
+            rows = [row for rows in self.rows_S for row in rows]
+            concurrent = self.team.side_by_side
+            measure_all(agent, rows, lambda batch: value.put(batch, self.critic(batch)), concurrent)
+        return value
+
+    def numbers(self, states: Sequence[int]) -> list[int]:
+        return [number for s in states for row in self.rows_S[s] for number in row.indices]
+
+    def backward(self, states: Sequence[int], loss: Loss) -> Sums:
+        told = Sums()
+        with self.team.acting(self.critic.agent.index) as agent:
+            accumulate(
+                agent,
+                [row for s in states for row in self.rows_S[s]],
+                lambda batch: loss(completions(batch), self.critic(batch)),
+                told,
+                parameters=self.critic.parameters(),
+                concurrent=self.team.side_by_side,
+            )
+        return told
+
+
+def history_rows(
+    critic: Agent, chains: Chains, groups: Sequence[Sequence[int]], team: int
+) -> list[list[Row]]:
+    """What a language model reads for one value of each turn: for each state and group of agents
+    their histories, one behind the other, and a token for each completion to be valued, which is
+    chosen where they end. Where histories are too long for the model their last tokens are read.
+    """
+    rows_S = []
+    for node, actions in zip(chains.nodes_S, chains.actions_S, strict=True):
+        rows = []
+        for group in groups:
+            room = (critic.context_length - 1) // len(group)
+            read = [critic.encode(node.agents_N[i].prompt)[-room:] for i in group]
+            numbers = tuple(c * team + i for c in actions for i in group)
+            ends = ((critic.stop_ids[0],),) * len(numbers)
+            history = tuple(token for ids in read for token in ids)
+            rows.append(Row(history, ends, (1.0,) * len(numbers), numbers))
+        rows_S.append(rows)
+    return rows_S
