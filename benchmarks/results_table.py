@@ -25,8 +25,8 @@ from loggers.tables import table
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICKSTARTS = {
-    "magrpo": "magrpo", "mt_magrpo": "magrpo", "grpo": "grpo", "ppo": "ppo", "shppo": "shppo",
-    "madpo": "madpo", "marlhf": "marlhf",
+    "magrpo": "magrpo", "mt_magrpo": "magrpo", "grpo": "grpo", "ppo": "ppo", "ippo": "ppo",
+    "mappo": "ppo", "shppo": "shppo", "madpo": "madpo", "marlhf": "marlhf",
 }  # fmt: skip
 
 

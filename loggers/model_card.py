@@ -186,4 +186,6 @@ def _shared(place: Path) -> bool:
 def _roles(run: Run, place: Path, folders: list[str]) -> tuple[str, ...]:
     if _shared(place):
         return ("every agent",)
+    if run.config.get(run.algorithm, {}).get("shared_policy"):
+        return ("everyone",)
     return tuple(run.role(agent) for agent in range(len(folders)))

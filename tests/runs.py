@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from comlrl.loop.checkpoint import tensors_of
+from trainers.configs import SECTIONS
+from trainers.launch.weights import run_algorithm
 
 ROOT = Path(__file__).parent.parent
 CLOCK = ("time", "second", "memory")  # parts of names of what depends on the clock or the machine
@@ -26,6 +29,11 @@ SMALL = {
     "num_generations": 2, "batch_size": 2, "max_steps": 4, "num_train_epochs": None,
     "max_new_tokens": 6, "eval_interval": 2, "eval_num_samples": 2, "save_steps": 1,
 }  # fmt: skip
+
+
+def algorithm_of(path: Path) -> str:
+    """The algorithm whose section a shipped file has, not being one that another reads."""
+    return run_algorithm(yaml.safe_load(path.read_text()), SECTIONS, str(path))
 
 
 def small(algorithm: str, folder: Path, **section: Any) -> list[str]:

@@ -18,11 +18,16 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
 
 from tests import tiny_models
-from tests.runs import ROOT, Zygote
-from trainers.configs import SECTIONS
+from tests.runs import ROOT, Zygote, algorithm_of
 
 SHIPPED = sorted(p for kind in ("he", "che", "mbpp") for p in ROOT.glob(f"configs/*_{kind}_*.yaml"))
-DEFAULT = ("mt_magrpo_he", "grpo_mbpp", "madpo_he", "shppo_che")  # the others are slow in all
+DEFAULT = (
+    "mt_magrpo_he",
+    "grpo_mbpp",
+    "madpo_he",
+    "shppo_che",
+    "mappo_he",
+)  # the others are slow in all
 HELPERS = 40  # tokens that are a whole helper: some answers earn something, and not all the same
 
 
@@ -84,12 +89,14 @@ def test_there_are_twenty_two() -> None:
 def test_a_shipped_configuration_leaves_weights_that_evaluate(
     path: Path, zygote: Zygote, shared_data: Path, tmp_path: Path
 ) -> None:
-    algorithm = next(name for name in SECTIONS if name in path.stem.split("_"))
+    algorithm = algorithm_of(path)
     rows = tmp_path / "test.jsonl"
     source = "CoopHumanEval.jsonl" if "_che_" in path.stem else "HumanEval.jsonl"
     shutil.copy(shared_data / source, rows)
     run = tmp_path / "run"
     arguments = ["--config", str(path), "--override", *overrides(algorithm, rows, run)]
+    if "critic_model" in path.read_text():
+        arguments.append(f"{algorithm}.critic_model={model()}")
     process = zygote.run(algorithm, arguments)
     assert process.wait() == 0, process.output
     assert "leaves no weights" not in process.output

@@ -204,7 +204,8 @@ class PPOConfig(ActorCriticConfig):
     paper: ClassVar[str] = "PPO (arXiv 1707.06347)"
 
     num_agents: int = 1
-    critic: Literal["independent", "centralized"] = "independent"  # V reads its agent's, or all
+    # what V reads: what its own agent reads, or what all agents do
+    critic: Literal["independent", "centralized"] = "independent"
     granularity: Literal["token", "turn"] = "token"  # what one value and one advantage are of
     kl_in: Literal["reward", "loss"] = "reward"  # where kl_coef is paid
     # language model that reads histories for V; null: a small head on the policy's own states

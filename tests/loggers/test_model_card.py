@@ -81,13 +81,14 @@ CARDS = {
     "whole models": {"lora__enabled": False, "output__save_final_model": True},
     "builtin": {"agent_model__name": "builtin:tiny-coder"},
     "shppo": {},
+    "ppo": {"num_agents": 2, "shared_policy": True},
 }
 
 
 @pytest.mark.parametrize("kind", CARDS)
 def test_the_snippet_loads_what_was_trained(kind: str, tmp_path: Path) -> None:
     """In a process of its own; its numbers are those of the team that was saved."""
-    algorithm = "shppo" if kind == "shppo" else "magrpo"
+    algorithm = kind if "ppo" in kind else "magrpo"
     keys = {"agent_model__name": str(tiny_models.folder("qwen2"))} | CARDS[kind]
     config = tiny_models.config(algorithm, agent_model__torch_dtype="float32", **keys)
     team = build_team(config, device="cpu")
@@ -112,15 +113,15 @@ def test_the_snippet_loads_what_was_trained(kind: str, tmp_path: Path) -> None:
         expected = [said[0].text for (said,) in sampler.sample(requests, Sampling(0.0, 64))]
         assert json.loads(_run(code + "import json; print(json.dumps(answers))")) == expected
         return
-    names = {name: name for name in ("aux", "main")}
-    if kind in ("adapters", "builtin"):
+    names = {name: name for name in (("everyone",) if kind == "ppo" else ("aux", "main"))}
+    if kind in ("adapters", "builtin", "ppo"):
         names = {name: f"(team.set_adapter('{name}'), team)[1]" for name in names}
     code += "import json, torch\ntorch.set_grad_enabled(False)\n"
     code += "".join(
         f"print(json.dumps({model}(torch.tensor([{ids}])).logits[0, -1, :8].tolist()))\n"
         for model in names.values()
     )
-    found = [json.loads(line) for line in _run(code).splitlines()[-2:]]
+    found = [json.loads(line) for line in _run(code).splitlines()[-len(names) :]]
     for index, said in enumerate(found):
         with torch.no_grad(), team.acting(index) as agent:
             own = agent.logits(agent.hidden(input_ids=torch.tensor([ids])))[0, -1, :8]

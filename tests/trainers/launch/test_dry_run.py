@@ -12,7 +12,8 @@ from comlrl.builtin import COOPMINI, TINY_CODER
 from comlrl.config.loader import Loader
 from comlrl.config.sections import Config
 from rewards.sandbox import launch
-from trainers.configs import SECTIONS, MAGRPOConfig, PPOConfig, sections_of
+from tests.runs import algorithm_of
+from trainers.configs import MAGRPOConfig, PPOConfig, sections_of
 from trainers.launch.dry_run import (
     count_tasks,
     describe,
@@ -29,7 +30,7 @@ SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
 
 
 def load(path: Path) -> Config:
-    algorithm = next(name for name in SECTIONS if name in path.stem.split("_"))
+    algorithm = algorithm_of(path)
     loader = Loader(algorithm, sections_of(algorithm))
     loader.read(path)
     config = loader.build()
@@ -183,7 +184,7 @@ def test_passes_multiply_the_updates(capsys):
 def dry_run(capsys, *overrides: str, config: str = "magrpo_quickstart") -> tuple[int, str, str]:
     """Exit code, what was printed, and what was refused."""
     file = ROOT / "configs" / f"{config}.yaml"
-    algorithm = next(name for name in SECTIONS if name in config.split("_"))
+    algorithm = algorithm_of(file)
     arguments = ["--config", str(file), "--dry-run", "--override", *overrides]
     code = main(algorithm, lambda run: pytest.fail("built a trainer"), arguments)
     captured = capsys.readouterr()

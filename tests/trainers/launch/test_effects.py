@@ -7,16 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.runs import algorithm_of
 from trainers.configs import SECTIONS
 from trainers.launch.command_line import parse_arguments, resolve
 from trainers.launch.effects import TABLE, _keys
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
-
-
-def algorithm_of(path: Path) -> str:
-    return next(name for name in SECTIONS if name in path.stem.split("_"))
 
 
 def told(file: Path, *overrides: str) -> list[str]:

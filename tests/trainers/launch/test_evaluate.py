@@ -184,7 +184,7 @@ def test_shppos_weights_need_its_section(runs, shppo_run, tmp_path, capsys):
     assert script.main(arguments) == 2
     assert "its section is `magrpo`" in capsys.readouterr().err
     assert script.main(["--cross-play", str(shppo_run), str(shppo_run)]) == 2
-    assert "SHPPO's agents are one policy" in capsys.readouterr().err
+    assert "act by one policy" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import yaml
 
 from comlrl.config.loader import Loader
 from comlrl.update.minibatches import like_parts
+from tests.runs import algorithm_of
 from trainers.configs import SECTIONS, MAGRPOConfig, online_section, sections_of
 from trainers.launch.command_line import parse_arguments, resolve
 from trainers.launch.dry_run import describe, growth
@@ -20,10 +21,6 @@ from trainers.launch.relations import validate
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
-
-
-def algorithm_of(path: Path) -> str:
-    return next(name for name in SECTIONS if name in path.stem.split("_"))
 
 
 def load(path: Path, algorithm: str) -> Any:
@@ -100,6 +97,9 @@ PUBLISHED = {
     "mt_grpo_he": (6, 2e-5, 0.8, 0.95, 2.1, 0, 2),
     "mt_grpo_che": (8, 2e-5, 0.8, 0.95, 2.1, 0, 2),
     "mt_grpo_mbpp": (8, 2e-5, 0.8, 0.95, 2.1, 0, 2),
+    **dict.fromkeys(
+        ("ippo_he", "ippo_che", "mappo_he", "mappo_che"), (80, 5e-6, 0.6, 0.6, -0.2, -4, 4)
+    ),
 }
 SPLITS = {
     "he": ("openai/openai_humaneval", "test[33:163]", "test[:32]"),
@@ -139,10 +139,22 @@ def test_published_settings(name):
     assert config.reward_processor.shift == shift
     tree = growth(section).nodes
     assert section.batch_size * tree == max(nodes, tree)
-    assert (section.num_turns, section.num_generations, section.max_new_tokens) == (2, 4, 256)
-    assert (section.discount, section.eval_interval, section.eval_num_samples) == (0.9, 4, 4)
-    assert section.logging_steps == 50 and not section.advantage_normalization
-    assert section.num_agents == (2 if section is config.sections.get("magrpo") else 1)
+    assert (section.num_turns, section.max_new_tokens) == (2, 256)
+    assert (section.discount, section.eval_num_samples) == (0.9, 4)
+    assert section.num_agents == (1 if "grpo" in name.split("_") else 2)
+    if section.chains:  # published: an evaluation every 40 tasks, of which a step has two
+        assert (section.num_generations, section.eval_interval, section.logging_steps) == (
+            1,
+            20,
+            10,
+        )
+        assert section.value_learning_rate == section.learning_rate
+        assert section.critic_model == config.agent_model.name
+        centralized = (section.critic, section.granularity) == ("centralized", "turn")
+        assert centralized == name.startswith("mappo")
+    else:
+        assert (section.num_generations, section.eval_interval) == (4, 4)
+        assert section.logging_steps == 50 and not section.advantage_normalization
     data = config.dataset
     assert (data.name, data.train_split, data.eval_split) == SPLITS[name.rsplit("_", 1)[1]]
     assert config.agent_model.name == "Qwen/Qwen2.5-Coder-3B"
