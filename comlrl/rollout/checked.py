@@ -1,0 +1,103 @@
+"""What a user's own reward and external mode give back, checked before anything learns from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from comlrl.config.targets import Target, TargetError
+from comlrl.types import Attempt, JointAction, Reward, Score, Transition
+
+TOLERANCE = 1e-6  # of the sum of a score's parts, relative
+
+
+class CheckedReward(Reward):
+    """A user's reward, which may give plain numbers, and need not have ``close`` or
+    ``for_evaluation``.
+
+    Raises TargetError where it raises, or gives what are no scores.
+    """
+
+    def __init__(self, reward: Any, target: Target) -> None:
+        self.reward, self.target = reward, target
+
+    def score(self, actions: Sequence[JointAction]) -> list[Score]:
+        with self.target.calling():
+            given = self.reward.score(actions)
+            found = list(given) if isinstance(given, Iterable) else None
+        if found is None or len(found) != len(actions):
+            count = _shown(given) if found is None else f"{len(found)} scores"
+            raise TargetError(
+                f"{self.target} gave {count} for {len(actions)} joint actions; give a list with "
+                "one score for each, in their order"
+            )
+        return [self._score(*pair) for pair in zip(found, actions, strict=True)]
+
+    def _score(self, given: Any, action: JointAction) -> Score:
+        where = f"{self.target} gave task '{action.task.task_id}'"
+        score = given if isinstance(given, Score) else Score(_number(given))
+        if not all(map(math.isfinite, map(_number, (score.task_value, *score.parts.values())))):
+            what = "as a score or part" if isinstance(given, Score) else "as a score"
+            raise TargetError(f"{where} {_shown(given)} {what}; give finite numbers")
+        total = math.fsum(score.parts.values())
+        if score.parts and abs(total - score.task_value) > TOLERANCE * max(1.0, abs(total)):
+            raise TargetError(
+                f"{where} {score.task_value:g}, and parts that sum to {total:g}; give parts that "
+                "sum to the value"
+            )
+        if score.passed not in (None, False, True):
+            raise TargetError(
+                f"{where} passed={_shown(score.passed)}; give true, false or, where there is no "
+                "passing, None"
+            )
+        return replace(score, value=float(score.value))
+
+    def for_evaluation(self) -> Reward:
+        if not hasattr(self.reward, "for_evaluation"):
+            return self
+        with self.target.calling():
+            return CheckedReward(self.reward.for_evaluation(), self.target)
+
+    def close(self) -> None:
+        if hasattr(self.reward, "close"):
+            with self.target.calling():
+                self.reward.close()
+
+
+class CheckedTransition:
+    """A user's external mode. Raises TargetError where it raises, or gives what are no texts."""
+
+    def __init__(self, transition: Transition, target: Target) -> None:
+        self.transition, self.target = transition, target
+
+    def __call__(self, attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
+        with self.target.calling():
+            told = [tuple(texts) for texts in self.transition(attempts)]
+        if len(told) != len(attempts):
+            raise TargetError(
+                f"{self.target} answered {len(told)} of {len(attempts)} attempts; answer each"
+            )
+        for attempt, texts in zip(attempts, told, strict=True):
+            agents = len(attempt.completions_N)
+            if len(texts) != agents or not all(isinstance(text, str) for text in texts):
+                raise TargetError(
+                    f"{self.target} gave {_shown(texts)} to {agents} agents; give each a text"
+                )
+        return told
+
+
+def _number(value: Any) -> float:
+    """A number, or an array's only one; not a number for anything else."""
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):  # an array of several
+        return math.nan
+
+
+def _shown(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."

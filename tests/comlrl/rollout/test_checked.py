@@ -1,0 +1,124 @@
+"""A user's reward and mode: what they give back is checked, what they raise is told in a line."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from comlrl.config.targets import Target, TargetError
+from comlrl.rollout.checked import CheckedReward, CheckedTransition
+from comlrl.types import Attempt, JointAction, Score, Task
+
+ACTIONS = [JointAction(Task(f"task/{i}", {}), ("a", "b")) for i in range(2)]
+ATTEMPTS = [Attempt(a.task, a.completions_N, Score(1.0), 1) for a in ACTIONS]
+TARGET = Target("reward.target", "mine:R", None, ())
+
+
+class Fixed:
+    """Gives, or raises, what it was made with."""
+
+    def __init__(self, given):
+        self.given = given
+
+    def score(self, actions):
+        if isinstance(self.given, Exception):
+            raise self.given
+        return self.given
+
+    __call__ = score
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [1, 0.5],
+        (True, 0.5),
+        np.array([1.0, 0.5]),
+        torch.tensor([1.0, 0.5]),
+        [Score(1.0, {"a": 0.25, "b": 0.75}, True), Score(0.5, passed=False)],
+        [Score(1.0), 0.5],
+        [Score(9.0, {"a": 1.0}, earned=1.0), 0.5],  # trained on a reward model's
+    ],
+)
+def test_numbers_and_scores(given):
+    scores = CheckedReward(Fixed(given), TARGET).score(ACTIONS)
+    assert [score.task_value for score in scores] == [1.0, 0.5]
+    assert all(type(score.value) is float for score in scores)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (None, "gave None for 2 joint actions; give a list with one score for each"),
+        (3.0, "gave 3.0 for 2 joint actions"),
+        ([1.0], "gave 1 scores for 2 joint actions; give a list with one score for each"),
+        ([1.0, 2.0, 3.0], "gave 3 scores for 2 joint actions"),
+        ([1.0, math.nan], "gave task 'task/1' nan as a score; give finite numbers"),
+        ([math.inf, 1.0], "gave task 'task/0' inf as a score"),
+        ([1.0, "2"], "gave task 'task/1' '2' as a score"),
+        ([1.0, None], "gave task 'task/1' None as a score"),
+        ([1.0, [2.0, 3.0]], "gave task 'task/1' [2.0, 3.0] as a score"),
+        ([torch.zeros(2), 1.0], "gave task 'task/0' tensor([0., 0.]) as a score"),
+        (
+            [Score(1.0, {"a": math.nan}), 1.0],
+            "gave task 'task/0' Score(value=1.0, parts={'a': nan}",
+        ),
+        (
+            [Score(1.0, {"a": 0.5, "b": 0.25}), 1.0],
+            "gave task 'task/0' 1, and parts that sum to 0.75; give parts that sum to the value",
+        ),
+        ([Score(1.0, passed="yes"), 1.0], "gave task 'task/0' passed='yes'; give true, false or"),
+        (KeyError("x"), "raised KeyError: 'x' ("),
+    ],
+)
+def test_what_is_no_score(given, message):
+    with pytest.raises(TargetError) as raised:
+        CheckedReward(Fixed(given), TARGET).score(ACTIONS)
+    assert str(raised.value).startswith(f"reward.target: 'mine:R' {message}")
+    assert "\n" not in str(raised.value)
+
+
+def test_close_and_for_evaluation_may_be_left_out():
+    reward = CheckedReward(Fixed([1.0, 2.0]), TARGET)
+    reward.close()
+    assert reward.for_evaluation() is reward
+
+
+def test_close_and_for_evaluation_where_they_are():
+    class Whole(Fixed):
+        closed = 0
+
+        def for_evaluation(self):
+            return Fixed([7.0, 8.0])
+
+        def close(self):
+            self.closed += 1
+
+    reward = CheckedReward(whole := Whole([1.0, 2.0]), TARGET)
+    assert [s.value for s in reward.for_evaluation().score(ACTIONS)] == [7.0, 8.0]
+    reward.close()
+    assert whole.closed == 1
+
+
+def test_texts():
+    told = CheckedTransition(Fixed([["x", "y"], ("z", "")]), TARGET)(ATTEMPTS)
+    assert told == [("x", "y"), ("z", "")]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([("x", "y")], "answered 1 of 2 attempts; answer each"),
+        ([("x", "y"), ("z",)], "gave ('z',) to 2 agents; give each a text"),
+        ([("x", "y"), ("z", None)], "gave ('z', None) to 2 agents"),
+        (None, "raised TypeError: 'NoneType' object is not iterable"),
+        (ZeroDivisionError(), "raised ZeroDivisionError ("),
+    ],
+)
+def test_what_are_no_texts(given, message):
+    with pytest.raises(TargetError) as raised:
+        CheckedTransition(Fixed(given), TARGET)(ATTEMPTS)
+    assert str(raised.value).startswith(f"reward.target: 'mine:R' {message}")
