@@ -16,6 +16,7 @@ from typing import Any
 from comlrl.config.sections import ConfigError
 from comlrl.config.user_modules import (
     Source,
+    forget,
     is_beside,
     is_taken,
     serve,
@@ -88,6 +89,7 @@ def _imported(given: str, name: str, folder: Path, sources: Iterable[Source]) ->
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
+        forget(source.module for source in sources)
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             beside = [file.stem for file in folder.glob("*.py")]
             mend = near(name, beside, "there are {} beside it")
@@ -97,7 +99,15 @@ def _imported(given: str, name: str, folder: Path, sources: Iterable[Source]) ->
             ) from error
         raise ConfigError(f"{given}: importing it raised {told(error, sources)}") from error
     except (Exception, SystemExit) as error:
+        forget(source.module for source in sources)
         raise ConfigError(f"{given}: importing it raised {told(error, sources)}") from error
+
+
+def check_class(target: Target, protocol: type, methods: Iterable[str]) -> None:
+    """``check_methods`` of a class. Raises ConfigError where it is none."""
+    if not isinstance(target.found, type):
+        raise ConfigError(f"{target} is no class; give one")
+    check_methods(target, protocol, methods)
 
 
 def check_methods(target: Target, protocol: type, methods: Iterable[str]) -> None:
@@ -106,22 +116,28 @@ def check_methods(target: Target, protocol: type, methods: Iterable[str]) -> Non
 
     What is inherited from ``protocol`` itself, which only says what it is for, is lacking.
     """
+    is_class = isinstance(target.found, type)
+    places = [*([] if is_class else [target.found]), *inspect.getmro(_class(target.found))]
     for name in methods:
-        said = getattr(protocol, name)
-        method = getattr(target.found, name, None)
-        form = ", ".join(list(inspect.signature(said).parameters)[1:])
-        if not callable(method) or getattr(method, "__func__", method) is said:
-            raise ConfigError(f"{target} has no method `{name}({form})`; give it one")
-        raw = inspect.getattr_static(target.found, name)
-        unbound = isinstance(target.found, type) and inspect.isfunction(raw)
+        form = list(inspect.signature(getattr(protocol, name)).parameters)[1:]
+        shown = f"{name}({', '.join(form)})"
+        place = next((p for p in places if name in getattr(p, "__dict__", {})), protocol)
+        method = getattr(place if is_class else target.found, name, None)
+        if place is protocol or not callable(method):
+            raise ConfigError(f"{target} has no method `{shown}`; give it one")
+        unbound = is_class and inspect.isfunction(vars(place)[name])
         try:
-            inspect.signature(method).bind(*form.split(", "), *["self"] * unbound)
+            inspect.signature(method).bind(*form, *["self"] * unbound)
         except TypeError as error:
             raise ConfigError(
-                f"{target}: its `{name}` cannot be called as {name}({form}): {error}"
+                f"{target}: its `{name}` is not called as {shown}: {error}"
             ) from error
         except ValueError:  # written in another language: it has no signature
             continue
+
+
+def _class(found: Any) -> type:
+    return found if isinstance(found, type) else type(found)
 
 
 def near(name: str, known: Iterable[str], otherwise: str) -> str:

@@ -1,8 +1,9 @@
 """The user's own modules: those beside a YAML file, and their files.
 
 A module beside the file is imported under its plain name and before any of that name on the
-Python path, together with the modules beside it that it imports. Names of Python's and of this
-project's are never taken; nothing else beside the file is served, and no bytecode is left there.
+Python path, together with the modules beside it that it imports, as they were when this process
+first read them. Names of Python's and of this project's are never taken; nothing else beside the
+file is served, and no bytecode is left there.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,8 +59,9 @@ def is_taken(module: str, folder: Path) -> bool:
 
 def sources_beside(module: str, folder: Path) -> tuple[Source, ...]:
     """A module's file beside the YAML file, and those there that it imports, functions' imports
-    included, and so on."""
-    return _reachable(module, folder, True, lambda name: not is_taken(name, folder))
+    included, and so on; what is served already as it was first read."""
+    known = {n: s for f in _finders() if f.folder == folder for n, s in f.sources.items()}
+    return _reachable(module, folder, True, lambda name: not is_taken(name, folder), known)
 
 
 def sources_on_path(module: str) -> tuple[Source, ...]:
@@ -70,21 +72,29 @@ def sources_on_path(module: str) -> tuple[Source, ...]:
         return ()
     path = Path(file).resolve()
     depth = module.count(".") + (path.name == "__init__.py")
-    return _reachable(module, path.parents[depth], False, lambda name: name.split(".")[0] == top)
+    return _reachable(
+        module, path.parents[depth], False, lambda name: name.split(".")[0] == top, {}
+    )
 
 
 def serve(folder: Path, sources: Sequence[Source]) -> None:
-    """Let these be imported. Those of another folder, or of another content, are so no longer."""
+    """Let these be imported; those of another folder are so no longer."""
     new = {source.module: source for source in sources}
     for finder in _finders():
-        known = finder.sources
-        if finder.folder == folder and all(known.get(m, s) == s for m, s in new.items()):
-            new = known | new
+        if finder.folder == folder:
+            new = finder.sources | new
         else:
-            for name in finder.names:
-                sys.modules.pop(name, None)
+            forget(finder.names)
         sys.meta_path.remove(finder)
     sys.meta_path.insert(0, _Finder(folder, new))
+
+
+def forget(modules: Iterable[str]) -> None:
+    """Let them be read anew when they are next asked for."""
+    for name in modules:
+        sys.modules.pop(name, None)
+        for finder in _finders():
+            finder.sources.pop(name, None)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -139,7 +149,11 @@ def _file(module: str, root: Path) -> Path | None:
 
 
 def _reachable(
-    module: str, root: Path, beside: bool, wanted: Callable[[str], bool]
+    module: str,
+    root: Path,
+    beside: bool,
+    wanted: Callable[[str], bool],
+    known: Mapping[str, Source],
 ) -> tuple[Source, ...]:
     """The file of a module and of all that it imports from below ``root``, by name."""
     waiting, found, seen = [module], [], set()
@@ -148,7 +162,8 @@ def _reachable(
             file = _file(name, root) if name not in seen and wanted(name) else None
             seen.add(name)
             if file is not None:
-                found.append(Source(name, root, file, file.read_bytes(), beside))
+                read = Source(name, root, file, file.read_bytes(), beside)
+                found.append(known.get(name, read))
                 waiting += _imported(found[-1])
     return tuple(sorted(found, key=lambda source: source.name))
 
