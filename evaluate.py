@@ -40,11 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         plan = make_plan(parse_arguments(argv))
         plan = dataclasses.replace(plan, teams=tuple(map(weights.pinned, plan.teams)))
         return cross_play(plan) if len(plan.teams) > 1 else evaluate(plan)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         if not is_user_error(error):
             raise
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return getattr(error, "exit_code", 2)
 
 
 @dataclass(frozen=True)

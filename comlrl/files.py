@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 
-def replace(path: str | Path, text: str) -> None:
+def replace(path: str | Path, content: str | bytes) -> None:
     """Write a file so that a reader, or a kill, sees the old one or the new one."""
     partial = Path(path).with_name(f".{Path(path).name}.partial")
-    partial.write_text(text, encoding="utf-8")
+    partial.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
     os.replace(partial, path)
 
 

@@ -6,20 +6,23 @@ for each agent. How a text is put behind an agent's own history is ``comlrl.task
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
-from inspect import signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from comlrl.config.sections import ConfigError
+from comlrl.config.arguments import keywords
+from comlrl.config.sections import ConfigError, ExternalConfig
+from comlrl.config.targets import Target, check_class, load, near
+from comlrl.types import Transition
 from external.plain import Plain
 
 if TYPE_CHECKING:
-    from comlrl.config.sections import ExternalConfig
     from comlrl.tasks.prompts import Prompts
-    from comlrl.types import Transition
     from external.expert_edits import Fallbacks
 
 GENERAL = ("plain", "expert_edits")  # modes for every domain
+OF_EXPERT = ("expert_model", "expert_base_url", "on_error")
 
 
 def default_mode(prompts: Prompts) -> str:
@@ -27,23 +30,18 @@ def default_mode(prompts: Prompts) -> str:
     return next(iter(prompts.domain.modes()), "plain")
 
 
-def check_mode(external: ExternalConfig, prompts: Prompts) -> str:
-    """``external.mode`` by name; raises ConfigError for one that is not known."""
-    known = (*prompts.domain.modes(), *GENERAL)
-    mode = external.mode or default_mode(prompts)
-    if mode not in known:
-        raise ConfigError(f"external.mode: {mode!r} is not a mode; use one of {', '.join(known)}")
-    return mode
-
-
 def build(
-    external: ExternalConfig, prompts: Prompts, fallbacks: Fallbacks | None = None
+    external: ExternalConfig,
+    prompts: Prompts,
+    fallbacks: Fallbacks | None = None,
+    folder: Path = Path(),
 ) -> Transition:
     """The transition of ``external.mode``; raises ConfigError for a wrong setting.
 
-    ``fallbacks`` counts the attempts that were answered in an expert's place.
+    ``fallbacks`` counts the attempts that were answered in an expert's place. ``folder``: that of
+    the YAML file, for a mode of the user's own.
     """
-    mode = check_mode(external, prompts)
+    mode = external.mode or default_mode(prompts)
     if mode == "expert_edits":
         from external.expert_edits import ExpertEdits
 
@@ -52,13 +50,46 @@ def build(
             model=external.expert_model,
             base_url=external.expert_base_url,
             on_error=external.on_error,
-            plain=_made(Plain, external, prompts),
+            plain=Plain(**_given(Plain, external, prompts)),
             fallbacks=fallbacks,
         )
-    return _made(prompts.domain.modes().get(mode, Plain), external, prompts)
+    cls, target = _found(mode, prompts, folder)
+    given = _given(cls, external, prompts)
+    if target is None:
+        return cls(**given)
+    from comlrl.rollout.checked import CheckedTransition
+
+    with target.calling():
+        made = cls(**given)
+    return CheckedTransition(made, target)
 
 
-def _made(mode: Any, external: ExternalConfig, prompts: Prompts) -> Transition:
-    """A mode, made with what its parameters name."""
+def settings_read(external: ExternalConfig, prompts: Prompts, folder: Path) -> set[str]:
+    """The keys of ``external`` that its mode is made with. Raises ConfigError for a mode that
+    there is not, or that cannot be made."""
+    mode = external.mode or default_mode(prompts)
+    if mode == "expert_edits":
+        return {*_given(Plain, external, prompts), *OF_EXPERT}
+    cls, _ = _found(mode, prompts, folder)
+    return set(_given(cls, external, prompts))
+
+
+def _found(
+    mode: str, prompts: Prompts, folder: Path
+) -> tuple[Callable[..., Transition], Target | None]:
+    """A mode's class, and whose it is, if it is the user's own."""
+    if ":" in mode:
+        target = load("external.mode", mode, folder)
+        check_class(target, Transition, ["__call__"])
+        return target.found, target
+    own = prompts.domain.modes()
+    if mode != "plain" and mode not in own:
+        mend = near(mode, (*own, *GENERAL), "there are {}")
+        raise ConfigError(f"external.mode: {mode!r} is not a mode; {mend}")
+    return own.get(mode, Plain), None
+
+
+def _given(cls: Callable[..., Any], external: ExternalConfig, prompts: Prompts) -> dict[str, Any]:
+    """What a mode is made with: what its parameters name."""
     offered = {f.name: getattr(external, f.name) for f in fields(external)} | {"prompts": prompts}
-    return mode(**{name: offered[name] for name in signature(mode).parameters if name in offered})
+    return keywords(cls, "external.mode", {}, offered, "external")

@@ -54,6 +54,7 @@ class Loader:
         self.algorithm = algorithm
         self.algorithm_sections = dict(sections)
         self.sections: dict[str, type] = {**SECTIONS, **sections}
+        self.folder = Path.cwd()  # of the file that was read last
         self.notices: list[str] = []
         self.given: dict[str, str] = {}  # key → source, of everything that was said
         self._values = OmegaConf.create(
@@ -68,6 +69,7 @@ class Loader:
 
     def read(self, path: str | Path) -> None:
         """Take every key of a YAML file."""
+        self.folder = Path(path).absolute().parent
         for key, value in self._leaves(load_yaml(path)):
             self.set(Setting(key, value, str(path)))
 
@@ -115,6 +117,7 @@ class Loader:
             init_from=self._root.init_from,
             wandb=self._section("wandb") if self._wandb else None,
             sections={n: self._section(n) for n in self.algorithm_sections},
+            folder=self.folder,
             **shared,
         )
 
@@ -165,8 +168,8 @@ class Loader:
 
     def _locate(self, key: str, value: Any, setting: Setting) -> tuple[Any, str]:
         section, _, name = key.partition(".")
-        if not name and section in {f.name for f in _fields(Root)}:
-            return self._root, section
+        if section in {f.name for f in _fields(Root)} and (not name or _is_dict(Root, section)):
+            return self._root, key
         known = (
             {f.name for f in _fields(self.sections[section])} if section in self.sections else ()
         )
@@ -186,9 +189,12 @@ class Loader:
 
     def _annotation(self, key: str) -> str:
         section, _, name = key.partition(".")
-        cls = self.sections[section] if name else Root
+        cls: type = Root
+        wanted = section
+        if section in self.sections and name:
+            cls, wanted = self.sections[section], name.partition(".")[0]
         for f in _fields(cls):
-            if f.name == (name.partition(".")[0] or section):
+            if f.name == wanted:
                 return str(f.type)
         return "Any"
 
@@ -225,7 +231,9 @@ def parse_override(item: str) -> Setting:
     key, equals, text = item.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--override: {item!r} is not `key=value`")
-    return Setting(key.strip(), parse_value(text.strip()), "--override")
+    key, text = key.strip(), text.strip()
+    value = text if key.startswith("prompts.") else parse_value(text)  # templates have braces
+    return Setting(key, value, "--override")
 
 
 def parse_value(text: str) -> Any:

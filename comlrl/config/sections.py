@@ -171,6 +171,7 @@ class Config:
     distributed: DistributedConfig
     agent_devices: tuple[str, ...] | None
     sections: Mapping[str, Any]  # the algorithm's section, and MARLHF's RL algorithm's
+    folder: Path = field(default_factory=Path.cwd)  # of the file: modules of its own lie there
 
     @property
     def section(self) -> Any:
@@ -188,7 +189,7 @@ class Config:
         plain = {
             f.name: _plain(getattr(self, f.name))
             for f in dataclasses.fields(self)
-            if f.name not in ("algorithm", "sections")
+            if f.name not in ("algorithm", "sections", "folder")
         }
         return plain | {name: _plain(section) for name, section in self.sections.items()}
 

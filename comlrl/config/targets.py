@@ -46,10 +46,13 @@ class Target:
         return f"{self.key}: '{self.value}'"
 
     @contextlib.contextmanager
-    def calling(self) -> Iterator[None]:
-        """What the user's code raises is told as theirs, with its place: a TargetError."""
+    def calling(self, passing: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+        """What the user's code raises, but for ``passing``, is told as theirs, with its place: a
+        TargetError."""
         try:
             yield
+        except passing:
+            raise
         except Exception as error:
             if getattr(error, "user_error", False) or isinstance(error, ConfigError):
                 raise

@@ -13,12 +13,16 @@ import hashlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from comlrl import files
+
 PROJECT = Path(__file__).resolve().parents[2]
+MODULES = "modules.json"  # of a run: the user's own modules, file → SHA-256
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,28 @@ class Source:
     @property
     def sha256(self) -> str:
         return hashlib.sha256(self.content).hexdigest()
+
+
+def keep(folder: Path, sources: Sequence[Source]) -> None:
+    """Copies of the files that lay beside the YAML, for a run that is to find them again, and the
+    digests of all; nothing where there are none."""
+    for source in sources:
+        if source.beside:
+            file = folder / source.name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            files.replace(file, source.content)
+    if sources:
+        files.replace(folder / MODULES, json.dumps(digests(sources), indent=1) + "\n")
+
+
+def kept(folder: Path) -> dict[str, str]:
+    """The digests that ``keep`` wrote, by file."""
+    file = folder / MODULES
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def digests(sources: Iterable[Source]) -> dict[str, str]:
+    return {source.name: source.sha256 for source in sources}
 
 
 def is_beside(module: str, folder: Path) -> bool:

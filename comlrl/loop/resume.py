@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import yaml
 from comlrl import files
 from comlrl.config.loader import load_yaml
 from comlrl.config.sections import Config, ConfigError
+from comlrl.config.user_modules import MODULES, Source, digests, keep, kept
 from comlrl.loop import checkpoint
 from comlrl.loop.run_directory import (
     CONFIG,
@@ -40,13 +41,14 @@ class Start:
     run_dir: Path
     checkpoint: Path | None  # to go on from; None: a fresh start
     continuing: bool  # what an earlier process left in ``run_dir`` is this run's own
+    sources: Sequence[Source] = ()  # the user's own modules
 
 
-def prepare(config: Config, resume: bool, force: bool) -> Start:
+def prepare(config: Config, resume: bool, force: bool, sources: Sequence[Source] = ()) -> Start:
     """Find and make the run directory and decide what the run goes on from; main process only.
 
-    Raises ConfigError where the directory cannot be written, or holds a run that cannot be gone
-    on with or is of another configuration.
+    ``sources``: the user's own modules. Raises ConfigError where the directory cannot be written,
+    or holds a run that cannot be gone on with or is of another configuration or modules.
     """
     check_free(config, resume)
     folder = find(config, resume)
@@ -55,7 +57,7 @@ def prepare(config: Config, resume: bool, force: bool) -> Start:
         _make_room(folder, config, resume)
     make_writable(folder)
     config = replace(config, output=replace(config.output, dir=str(folder), overwrite=False))
-    changed = _changes(folder / CONFIG, config)
+    changed = _changes(folder, config, sources)
     harmful = [change for change in changed if not change.harmless]
     if harmful and not force:
         raise ConfigError(_refusal(harmful))
@@ -64,7 +66,7 @@ def prepare(config: Config, resume: bool, force: bool) -> Start:
     for change in changed if found is not None else ():
         print(f"notice: resuming with {change}", file=sys.stderr)
     continuing = found is not None or (folder / CONFIG).exists()
-    return Start(config, folder, found, continuing=continuing)
+    return Start(config, folder, found, continuing, sources)
 
 
 def _make_room(folder: Path, config: Config, resume: bool) -> None:
@@ -86,7 +88,9 @@ def _make_room(folder: Path, config: Config, resume: bool) -> None:
 
 
 def write_config(start: Start) -> None:
-    """``config.yaml``, in one step: a kill leaves the old one or the new one."""
+    """``config.yaml``, in one step: a kill leaves the old one or the new one. Before it, copies of
+    the modules beside the file that was given, so that it finds them."""
+    keep(start.run_dir, start.sources)
     files.replace(start.run_dir / CONFIG, yaml.safe_dump(start.config.to_dict(), sort_keys=False))
 
 
@@ -107,10 +111,13 @@ class Change:
         return f"{self.key}: {self.before!r} → {self.now!r}"
 
 
-def _changes(saved: Path, config: Config) -> list[Change]:
-    if not saved.exists():
+def _changes(folder: Path, config: Config, sources: Sequence[Source]) -> list[Change]:
+    """Of the configuration, and of the user's own modules, against those of the run."""
+    if not (folder / CONFIG).exists():
         return []
-    before, now = _flat(load_yaml(saved)), _flat(config.to_dict())
+    before, now = _flat(load_yaml(folder / CONFIG)), _flat(config.to_dict())
+    before |= {f"{MODULES}/{name}": digest[:12] for name, digest in kept(folder).items()}
+    now |= {f"{MODULES}/{name}": digest[:12] for name, digest in digests(sources).items()}
     keys = sorted(before.keys() | now.keys())
     return [Change(k, before.get(k), now.get(k)) for k in keys if before.get(k) != now.get(k)]
 

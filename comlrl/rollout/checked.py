@@ -1,15 +1,18 @@
-"""What a user's own reward and external mode give back, checked before anything learns from it."""
+"""What a user's own domain, reward and external mode give back, checked before anything learns
+from it; what they raise is told in a line."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from comlrl.config.targets import Target, TargetError
-from comlrl.types import Attempt, JointAction, Reward, Score, Transition
+from comlrl.types import Attempt, Domain, JointAction, Reward, Score, Task, Transition
 
+REFUSING = ("task", "roles", "check_arguments")  # methods whose ValueError is a refusal
+METHODS = [name for name in vars(Domain) if name[0] != "_" and callable(getattr(Domain, name))]
 TOLERANCE = 1e-6  # of the sum of a score's parts, relative
 
 
@@ -86,6 +89,36 @@ class CheckedTransition:
                     f"{self.target} gave {_shown(texts)} to {agents} agents; give each a text"
                 )
         return told
+
+
+class CheckedDomain:
+    """A user's domain. Raises TargetError where it raises, or lacks a field's value."""
+
+    def __init__(self, domain: Domain, target: Target) -> None:
+        self._domain, self._target = domain, target
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._domain, name)
+        if name not in METHODS:
+            return found
+
+        def call(*arguments: Any) -> Any:
+            with self._target.calling(passing=ValueError if name in REFUSING else ()):
+                return found(*arguments)
+
+        return call
+
+    def values(self, task: Task, num_agents: int) -> tuple[Mapping[str, str], ...]:
+        with self._target.calling():
+            values_N = tuple(self._domain.values(task, num_agents))
+            missing = [name for v in values_N for name in self._domain.fields if name not in v]
+        if len(values_N) != num_agents or missing:
+            what = f"no `{missing[0]}`" if missing else f"{len(values_N)} values"
+            raise TargetError(
+                f"{self._target} gave {what} for task '{task.task_id}' and {num_agents} agents; "
+                "give each agent a mapping with a value for every field"
+            )
+        return values_N
 
 
 def _number(value: Any) -> float:

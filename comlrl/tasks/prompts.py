@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from comlrl.config.sections import ConfigError
+from comlrl.config.targets import near
 from comlrl.types import Attempt, Domain, Message, Task
 
 SYSTEM, REVISION = "system", "revision"  # keys of ``prompts`` beside the roles
@@ -56,6 +58,44 @@ class Prompts:
     def parts(self, attempt: Attempt) -> tuple[str, ...]:
         """What each agent wrote, by name."""
         return self.domain.parts(attempt.task, len(attempt.completions_N))
+
+
+def check_templates(prompts: Prompts, roles: Sequence[str], num_agents: int) -> None:
+    """Raises ConfigError for one of the user's templates that has no place, or that has a field
+    which the domain does not give."""
+    domain, keys = prompts.domain, (*roles, SYSTEM, REVISION)
+    for key, template in prompts.own.items():
+        if key not in keys:
+            mend = near(key, keys, "there are {}")
+            raise ConfigError(f"prompts.{key}: {_start(template)} is for nobody; {mend}")
+    own = {f"prompts.{key}": text for key, text in prompts.own.items() if key != SYSTEM}
+    given = zip(roles, domain.templates(num_agents), strict=True)
+    theirs = {f"domain: its template for `{role}`": text for role, text in given}
+    theirs["domain: its `revision`"] = domain.revision
+    for key, template in (own | theirs).items():
+        _check_fields(key, template, domain.fields)
+
+
+def _check_fields(key: str, template: str, fields: Sequence[str]) -> None:
+    try:
+        template.format_map(dict.fromkeys(fields, ""))
+    except KeyError as error:
+        name = error.args[0]
+        mend = near(str(name), fields, "there are {}")
+        raise ConfigError(
+            f"{key}: {_start(template)} has an unknown field {{{name}}}; {mend}"
+        ) from error
+    except (ValueError, IndexError, AttributeError, TypeError) as error:
+        known = ", ".join(f"{{{name}}}" for name in fields)
+        raise ConfigError(
+            f"{key}: {_start(template)} cannot be filled in: {error}; its fields are {known}, and "
+            "braces that are meant are doubled"
+        ) from error
+
+
+def _start(template: str) -> str:
+    line = " ".join(template.split())
+    return repr(line if len(line) <= 40 else f"{line[:37]}...")
 
 
 def plain_text(prompt: Sequence[Message]) -> str:

@@ -189,9 +189,10 @@ def curve(runs: Sequence[Run], phase: str, name: str) -> Curve | None:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    """The configuration as dotted keys, without what may differ between seeds."""
+    """The configuration as dotted keys, without what may differ between seeds; and the contents
+    of the user's own modules."""
     kept = {key: value for key, value in run.config.items() if key not in NOT_SETTINGS}
-    return dict(_flat(kept))
+    return dict(_flat(kept)) | {name: digest[:8] for name, digest in run.modules.items()}
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from comlrl.config.user_modules import MODULES
 from comlrl.files import read_lines
 
 SCRIPT = re.compile(r"\btrain_([a-z]+)\.py\b")
@@ -32,6 +33,7 @@ class Run:
     samples: tuple[dict[str, Any], ...]
     latents: tuple[dict[str, Any], ...]  # SHPPO: {"step", "turn", "role", "mu"}
     preferences: dict[str, Any]  # MADPO, MARLHF: preferences_summary.json
+    modules: dict[str, str]  # the user's own modules: file → SHA-256
     domain: dict[str, Any]  # domain.json
 
     @property
@@ -124,6 +126,7 @@ def _read(path: Path) -> Run:
         latents=_lines(path / "latents.jsonl"),
         preferences=_json(path / "preferences_summary.json"),
         domain=_json(path / "domain.json"),
+        modules=_json(path / MODULES),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
+from inspect import signature
 from typing import Any
 
 from comlrl.types import Conventions, Domain, JointAction, Score, Task, Transition
@@ -16,11 +16,6 @@ from rewards.code.reward import CodeReward, greatest_reward
 from rewards.sandbox.checks import TestError, split_check
 
 COLUMNS = ("prompt", "test", "entry_point")
-ARGUMENTS = {  # of the reward, by name: what they may be, the default first
-    "bonus": ("any_test", "share"),
-    "measure_need": (False, True),
-    "need_bonus": (False, True),
-}
 
 
 class CodeDomain(Domain):
@@ -61,19 +56,12 @@ class CodeDomain(Domain):
         return task.fields["prompt"].strip("\n")
 
     def check_arguments(self, arguments: Mapping[str, Any], num_agents: int) -> None:
+        defaults = {p.name: p.default for p in signature(CodeReward).parameters.values()}
         for name, value in arguments.items():
-            key, choices = f"reward.arguments.{name}", ARGUMENTS.get(name)
-            if choices is None:
-                near = get_close_matches(name, ARGUMENTS, 1, 0.5)
-                mend = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(ARGUMENTS)}"
-                raise ValueError(f"{key}: unknown argument, given {value!r}; {mend}")
-            if not any(type(value) is type(choice) and value == choice for choice in choices):
-                listed = " or ".join(str(choice) for choice in choices).lower()
-                raise ValueError(f"{key}: {value!r} is not valid; give {listed}")
-            if num_agents == 1 and value != choices[0]:
+            if num_agents == 1 and name in defaults and value != defaults[name]:
                 raise ValueError(
-                    f"{key}: {value!r} has no effect on an agent without helpers; leave it out, or "
-                    "give num_agents above 1"
+                    f"reward.arguments.{name}: {value!r} has no effect on an agent without "
+                    "helpers; leave it out, or give num_agents above 1"
                 )
 
     def greatest_reward(self, num_agents: int) -> float | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from comlrl.config.sections import Config, ConfigError
 from trainers.configs import SECTIONS, online_name, online_section, sampling
-from trainers.launch.work import build_reward, load_domain, load_prompts
+from trainers.launch.work import build_reward, build_transition, load_domain, load_prompts
 
 if TYPE_CHECKING:
     from comlrl.loop.interrupts import Signals
@@ -307,11 +307,10 @@ def build_rewards(config: Config) -> tuple[Reward, Reward]:
 def build_rollout(
     config: Config, sampler: Any, reward: Reward, fallbacks: Fallbacks | None = None
 ) -> Rollout:
-    import external
     from comlrl.rollout.grow import History, Rollout
 
     told, prompts = config.external, load_prompts(config)
-    transition = external.build(told, prompts, fallbacks)
+    transition = build_transition(config, prompts, fallbacks)
     if config.distributed.strategy == "fsdp":
         from comlrl.rollout.lockstep import FromMain
 

@@ -19,7 +19,7 @@ from trainers.launch.assembly import (
     load_both_splits,
 )
 from trainers.launch.dry_run import model_folder
-from trainers.launch.work import build_reward, load_prompts
+from trainers.launch.work import build_reward, build_transition, load_prompts
 
 if TYPE_CHECKING:
     from comlrl.models.agent import Agent
@@ -32,11 +32,9 @@ WEIGHTS = ("*.safetensors", "*.bin")
 def check(config: Config) -> list[str]:
     """What could not be checked. Raises ConfigError, or a room's error of the user's, for what a
     run would refuse."""
-    import external
-
     unchecked: list[str] = []
     _output(config)
-    external.build(config.external, load_prompts(config))
+    build_transition(config, load_prompts(config))
     build_reward(config).close()
     tasks = _tasks(config, unchecked)
     agents = _agents(config, unchecked)

@@ -12,7 +12,9 @@ from typing import Any
 
 from comlrl.config.sections import SECTIONS as SHARED
 from comlrl.config.sections import Config
+from comlrl.tasks.prompts import REVISION
 from trainers.configs import SECTIONS, MAGRPOConfig, online_name, online_section
+from trainers.launch.work import load_prompts, mode_reads, reward_reads
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,16 @@ TABLE = (
     ),
     Idle(
         "external.sandbox_slice",
-        lambda c, s: s.num_turns > 1 and c.external.mode in ("plain", "expert_edits"),
-        "this external.mode tells nothing of tests",
+        lambda c, s: s.num_turns > 1 and "sandbox_slice" not in mode_reads(c, load_prompts(c)),
+        "this external.mode does not read it",
+    ),
+    *(
+        Idle(
+            f"sandbox.{f.name}",
+            lambda c, s, key=f.name: key not in reward_reads(c),  # type: ignore[misc]
+            "this reward does not read it",
+        )
+        for f in fields(SHARED["sandbox"])
     ),
     Idle(
         "<algo>.joint_mode",
@@ -172,6 +182,8 @@ def without_effect(config: Config, given: Mapping[str, str]) -> list[str]:
             values = ", ".join(f"{key}={_value(config, key)}" for key in said)
             verb = "has" if len(said) == 1 else "have"
             lines.append(f"{values} {verb} no effect: {row.because}")
+    if section.num_turns == 1 and REVISION in config.prompts:
+        lines.append("prompts.revision has no effect: nothing follows a single turn")
     return [line.replace("<algo>", config.algorithm) for line in lines]
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from comlrl.config.loader import Loader, Setting, load_yaml, parse_override
 from comlrl.config.sections import Config, ConfigError
+from comlrl.config.user_modules import kept
 from trainers.configs import SECTIONS, sections_of, share_common_keys, split_older_critic
 from trainers.launch import initial, weights
 from trainers.launch.command_line import Parser
@@ -141,8 +142,12 @@ def resolve(file: str, teams: Sequence[Trained], arguments: argparse.Namespace) 
     loader.read(file)
     said = [weights.settings(team, algorithm, SECTIONS, team.name) for team in teams]
     _check_pairing(teams, said)
+    _check_work(teams, said, [parse_override(item).key for item in arguments.override])
+    given = loader.build()
     for setting in itertools.chain(*said):
         loader.set(setting)
+    for team in teams[:1]:
+        loader.folder = team.run_dir.absolute() if team.run_dir else loader.folder
     for section in sections_of(algorithm):  # the file's number is that of training's evaluations
         loader.set(Setting(f"{section}.eval_num_samples", None, "evaluate.py"))
     own_size = loader.build().section.num_agents
@@ -155,7 +160,7 @@ def resolve(file: str, teams: Sequence[Trained], arguments: argparse.Namespace) 
     config = share_common_keys(config, loader.given)
     _check_size(config, own_size, teams)
     validate(config)
-    for notice in loader.notices:
+    for notice in loader.notices + _work_notices(file, given, teams, said, config):
         print(f"notice: {notice}", file=sys.stderr)
     return config
 
@@ -173,6 +178,56 @@ def _check_pairing(teams: Sequence[Trained], said: Sequence[Sequence[Setting]]) 
                     f"--cross-play: '{team.name}' has {key}={now} and '{teams[0].name}' {first}; "
                     "their agents cannot take each other's place: give runs that are alike in this"
                 )
+
+
+def _check_work(
+    teams: Sequence[Trained], said: Sequence[Sequence[Setting]], overridden: Sequence[str]
+) -> None:
+    """Raises ConfigError for teams that were trained to do different things, where the command
+    line does not say which it is to be."""
+    works = [{s.key: s.value for s in settings if s.key in weights.WORK} for settings in said]
+    for team, work in zip(teams, works, strict=True):
+        for key, now in work.items():
+            first = works[0].get(key)
+            if now != first and not any(o.startswith(key) for o in overridden):
+                raise ConfigError(
+                    f"--cross-play: '{team.name}' was trained with {key}={now!r} and "
+                    f"'{teams[0].name}' with {first!r}; give runs that are alike in this, or say "
+                    f"with --override {key}=… what is to hold for all"
+                )
+    modules = [kept(team.run_dir) if team.run_dir else {} for team in teams]
+    for team, own in zip(teams, modules, strict=True):
+        for name in sorted(own.keys() | modules[0].keys()):
+            if own.get(name) != modules[0].get(name):
+                raise ConfigError(
+                    f"--cross-play: '{team.name}' was trained with another {name} than "
+                    f"'{teams[0].name}'; give runs that are alike in this"
+                )
+
+
+def _work_notices(
+    file: str,
+    given: Config,
+    teams: Sequence[Trained],
+    said: Sequence[Sequence[Setting]],
+    config: Config,
+) -> list[str]:
+    """What a run is evaluated with that it was not trained with, and what of the file is not taken
+    for that."""
+    notices = []
+    for setting in (s for s in (said[0] if said else ()) if s.key in weights.WORK):
+        asked, taken = _value(given, setting.key), _value(config, setting.key)
+        what, name = f"{setting.key}={setting.value!r}", teams[0].name
+        if taken != setting.value:
+            notices.append(f"{setting.key}={taken!r}, and '{name}' was trained with {what}")
+        elif asked != taken:
+            notices.append(f"{what} is taken, as '{name}' was trained; {file} has {asked!r}")
+    return notices
+
+
+def _value(config: Config, key: str) -> Any:
+    head, _, name = key.partition(".")
+    return getattr(getattr(config, head), name) if name else getattr(config, head)
 
 
 def _check_size(config: Config, own: int, teams: Sequence[Trained]) -> None:

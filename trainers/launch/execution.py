@@ -30,6 +30,7 @@ from trainers.launch.assembly import (
     load_both_splits,
 )
 from trainers.launch.command_line import parse_arguments, resolve
+from trainers.launch.work import sources
 
 if TYPE_CHECKING:
     from comlrl.loop.loop import Loop
@@ -95,10 +96,10 @@ def _dry_run(config: Config) -> int:
     try:
         unchecked = check(config)
         print(describe(config))
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         if not is_user_error(error):
             raise
-        return _refuse(error)
+        return _refuse(error, getattr(error, "exit_code", 2))
     for line in unchecked:
         print(f"not checked: {line}")
     return 0
@@ -141,15 +142,15 @@ def execute(
     with contextlib.ExitStack() as opened:
         opened.callback(distributed.stop)
         try:
-            start = distributed.from_main(lambda: prepare(config, resume, force))
+            start = distributed.from_main(lambda: prepare(config, resume, force, sources(config)))
             run, trainer = _open(start, build, signals, force, opened)
             distributed.everyone("open")  # whoever could not open says so here
-        except ValueError as error:
-            if not is_user_error(error):
-                raise
-            return _refuse(error)
         except distributed.PeerFailed as failed:
             return failed.code
+        except (ValueError, RuntimeError) as error:
+            if not is_user_error(error):
+                raise
+            return _refuse(error, getattr(error, "exit_code", 2))
         try:
             trainer.train()
             _finish(run)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import external
 from comlrl.config.sections import Config, ConfigError
 from trainers.configs import (
     ActorCriticConfig,
@@ -17,7 +16,7 @@ from trainers.configs import (
     top_k,
     top_p,
 )
-from trainers.launch.work import load_prompts
+from trainers.launch import work
 
 
 def validate(config: Config) -> None:
@@ -41,7 +40,7 @@ def validate(config: Config) -> None:
             "compares the policy with the one that sampled; set lora.dropout=0"
         )
     _shared(config)
-    external.check_mode(config.external, load_prompts(config))
+    work.check(config)
 
 
 def _ranges(name: str, section: CommonConfig) -> None:

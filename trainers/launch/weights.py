@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from comlrl.types import Sampler
 
 MODEL_KEYS = ("name", "tokenizer_kwargs", "model_kwargs", "special_tokens")
+WORK: dict[str, Any] = {  # what it was trained to do, and the defaults of older files
+    "domain": "code", "prompts": {}, "reward.target": None, "reward.arguments": {},
+}  # fmt: skip
 SHARED = "heterogeneous"  # SHPPO: what tells the agents of one policy apart
 SIZES = {"latent_dim": "latent_dim", "hidden": "latent_hidden", "rank": "heterogeneous_rank"}
 
@@ -131,10 +134,13 @@ def _fits(said: Mapping[str, Any], section: Any) -> bool:
 
 def of_run(tree: Mapping[str, Any], algorithms: Mapping[str, Any]) -> dict[str, Any]:
     """What a run's configuration says of its weights: key → value, and whether they are one
-    policy, told apart by latents (``heterogeneous``)."""
+    policy, told apart by latents (``heterogeneous``); and what they were trained to do."""
     model, lora = tree.get("agent_model") or {}, tree.get("lora") or {}
     said = {f"agent_model.{key}": model[key] for key in MODEL_KEYS if key in model}
     said |= {f"lora.{key}": value for key, value in lora.items()}
+    for key, default in WORK.items():
+        section, _, name = key.rpartition(".")
+        said[key] = ((tree.get(section) or {}) if section else tree).get(name, default)
     algorithm = run_algorithm(tree, algorithms, "config.yaml")
     section, heterogeneous = tree[algorithm], algorithms[algorithm].heterogeneous
     own = ("num_agents", "shared_policy", *(SIZES.values() if heterogeneous else ()))

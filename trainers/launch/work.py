@@ -1,17 +1,25 @@
-"""What a run works on: domain, prompts and reward, from their names in the configuration."""
+"""What a run works on: domain, prompts, reward and mode, from their names in the configuration."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from comlrl.config.sections import Config, ConfigError
+from comlrl.config.arguments import keywords
+from comlrl.config.sections import Config, ConfigError, ExternalConfig
+from comlrl.config.targets import Target, check_class, check_methods, load, near
+from comlrl.config.user_modules import Source
+from comlrl.tasks.prompts import Prompts, check_templates
+from comlrl.types import Domain, Reward
 
 if TYPE_CHECKING:
-    from comlrl.tasks.prompts import Prompts
-    from comlrl.types import Domain, Reward
+    from comlrl.types import Transition
+    from external.expert_edits import Fallbacks
 
 BUILTIN = ("code",)
+NEEDED = ("task", "roles", "templates", "values", "problem")  # of a domain; it inherits the others
 
 
 def load_domain(config: Config) -> Domain:
@@ -20,38 +28,95 @@ def load_domain(config: Config) -> Domain:
         from rewards.code.domain import CODE
 
         return CODE
-    raise ConfigError(
-        f"domain: '{config.domain}' is none; give {', '.join(BUILTIN)} or module:NAME"
-    )
+    from comlrl.rollout.checked import CheckedDomain
+
+    target = _domain_target(config)
+    return CheckedDomain(target.found, target)
 
 
 def load_prompts(config: Config) -> Prompts:
     """The domain's prompts, with those of ``prompts`` in their places. Raises ConfigError."""
-    from comlrl.tasks.prompts import Prompts
-
-    domain = load_domain(config)
-    try:
-        domain.roles(config.section.num_agents)
-        domain.check_arguments(config.reward.arguments, config.section.num_agents)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    return Prompts(domain, config.prompts)
+    return Prompts(load_domain(config), config.prompts)
 
 
 def build_reward(config: Config) -> Reward:
     """The reward, its workers started lazily. Raises ConfigError, and what its class raises."""
-    from inspect import signature
+    cls, target = _reward(config)
+    given = _arguments(config, cls)
+    if target is None:
+        return cls(**given)
+    from comlrl.rollout.checked import CheckedReward
 
-    sandbox = config.sandbox
-    offered = {
-        "workers": sandbox_workers(sandbox.workers),
-        "timeout": sandbox.timeout,
-        "memory_mb": sandbox.memory_mb,
-        "isolation": sandbox.isolation,
-    }
-    made = load_domain(config).reward
-    taken = {name: offered[name] for name in signature(made).parameters if name in offered}
-    return made(**taken, **config.reward.arguments)
+    with target.calling():
+        made = cls(**given)
+    return CheckedReward(made, target)
+
+
+def build_transition(
+    config: Config, prompts: Prompts, fallbacks: Fallbacks | None = None
+) -> Transition:
+    """The external mode. ``fallbacks`` counts the attempts answered in an expert's place."""
+    import external
+
+    section = with_mode(config, prompts)
+    made = external.build(section, prompts, fallbacks, config.folder)
+    if ":" in config.domain and section.mode in prompts.domain.modes():
+        from comlrl.rollout.checked import CheckedTransition
+
+        target = dataclasses.replace(_domain_target(config), key="external.mode")
+        return CheckedTransition(made, target)
+    return made
+
+
+def with_mode(config: Config, prompts: Prompts) -> ExternalConfig:
+    """``external`` with its mode named. Null is the domain's first, which may read what its own
+    reward alone finds, so that with another reward it is ``plain``."""
+    from external import default_mode
+
+    given, other = config.external, config.reward.target is not None
+    default = "plain" if other else default_mode(prompts)
+    return dataclasses.replace(given, mode=given.mode or default)
+
+
+def check(config: Config) -> None:
+    """Refuse what cannot work, before anything heavy loads. Raises ConfigError."""
+    prompts, agents = load_prompts(config), config.section.num_agents
+    try:
+        roles = prompts.domain.roles(agents)
+    except ValueError as error:
+        raise ConfigError(f"{config.algorithm}.num_agents: {agents}; {error}") from error
+    check_templates(prompts, roles, agents)
+    cls, _ = _reward(config)
+    _arguments(config, cls)
+    if config.reward.target is None:
+        try:
+            prompts.domain.check_arguments(config.reward.arguments, agents)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+    mode_reads(config, prompts)
+
+
+def sources(config: Config) -> tuple[Source, ...]:
+    """The files of the user's own modules, by name."""
+    found: dict[str, Source] = {}
+    named = {"domain": config.domain, "reward.target": config.reward.target}
+    for key, value in (named | {"external.mode": config.external.mode}).items():
+        if value is not None and ":" in value:
+            found |= {source.name: source for source in load(key, value, config.folder).sources}
+    return tuple(found[name] for name in sorted(found))
+
+
+def reward_reads(config: Config) -> set[str]:
+    """What the reward is made with, keys of ``sandbox`` among it."""
+    return set(_arguments(config, _reward(config)[0]))
+
+
+def mode_reads(config: Config, prompts: Prompts) -> set[str]:
+    """What the external mode is made with, keys of ``external`` among it. Raises ConfigError for
+    a mode that there is not."""
+    from external import settings_read
+
+    return settings_read(with_mode(config, prompts), prompts, config.folder)
 
 
 def sandbox_workers(workers: int | None) -> int:
@@ -60,3 +125,37 @@ def sandbox_workers(workers: int | None) -> int:
 
     whole = workers or len(os.sched_getaffinity(0))
     return max(1, whole // distributed.local_world_size())
+
+
+def _domain_target(config: Config) -> Target:
+    """A user's own domain, checked."""
+    if ":" not in config.domain:
+        mend = near(config.domain, BUILTIN, "there are {}")
+        raise ConfigError(f"domain: '{config.domain}' is none; {mend} Or give module:NAME")
+    target = load("domain", config.domain, config.folder)
+    check_methods(target, Domain, NEEDED)
+    rest = [name for name in vars(Domain) if callable(getattr(Domain, name)) and name[0] != "_"]
+    for name in (*Domain.__annotations__, *rest):
+        if not hasattr(target.found, name):
+            known = (
+                "name comlrl.types.Domain as the base of its class" if name in rest else "add it"
+            )
+            raise ConfigError(f"{target} has no `{name}`; {known}")
+    return target
+
+
+def _reward(config: Config) -> tuple[Callable[..., Reward], Target | None]:
+    """The class of the reward, and whose it is, if it is the user's own."""
+    if config.reward.target is not None:
+        target = load("reward.target", config.reward.target, config.folder)
+        check_class(target, Reward, ["score"])
+        return target.found, target
+    own = _domain_target(config) if ":" in config.domain else None
+    return load_domain(config).reward, own
+
+
+def _arguments(config: Config, cls: Callable[..., Reward]) -> dict[str, Any]:
+    sandbox = config.sandbox
+    offered = {f.name: getattr(sandbox, f.name) for f in dataclasses.fields(sandbox)}
+    offered["workers"] = sandbox_workers(sandbox.workers)
+    return keywords(cls, "reward.arguments", config.reward.arguments, offered, "sandbox")
