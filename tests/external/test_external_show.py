@@ -20,18 +20,20 @@ def show(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
     (folder / "aux.py").write_text("def aux(n):\n    return n\n")
     (folder / "main.py").write_text("def pick(n):\n    m = aux(n)\n    return m + 1\n")
+    tool = [sys.executable, ROOT / "tools" / "show_prompts.py"]
     return subprocess.run(
-        [sys.executable, ROOT / "tools" / "show_prompts.py", "--data", "rows.jsonl", *options],
+        [*tool, "--override", "dataset.name=rows.jsonl", *options],
         cwd=folder, capture_output=True, text=True,
     )  # fmt: skip
 
 
 def test_every_mode_is_printed_for_every_agent_and_turn(tmp_path: Path) -> None:
-    shown = show(tmp_path, "--completions", "aux.py", "main.py")
+    modes = ("level_feedback", "level_passed", "passed", "plain")
+    shown = show(tmp_path, "--completions", "aux.py", "main.py", "--mode", *modes)
     assert shown.returncode == 0, shown.stderr
     # 0.4 + 0.6 + 0.5 for both definitions and syntax; 3 + 1 ≠ 6, so no test and no aux terms.
     assert "reward of turn 1: 1.50" in shown.stdout
-    for mode in ("level_feedback", "level_passed", "passed", "plain"):
+    for mode in modes:
         for turn in (1, 2):
             for name in ("aux", "pick"):
                 assert f"════ {mode} · turn {turn} · {name} (" in shown.stdout
@@ -39,7 +41,18 @@ def test_every_mode_is_printed_for_every_agent_and_turn(tmp_path: Path) -> None:
     assert "`aux`: used.\nWrite a revised `pick`, code only" in shown.stdout
 
 
+def test_a_configurations_own_prompts_are_printed(tmp_path: Path) -> None:
+    own = ["prompts.system=Be short.", "prompts.aux={problem} Help {entry_point}."]
+    shown = show(tmp_path, *own, "prompts.revision=Once more, {name}.")
+    assert shown.returncode == 0, shown.stderr
+    assert "turn 1 · aux (system, user)\nBe short.\n\ndef pick(n):" in shown.stdout
+    assert "Help pick.\n\n" in shown.stdout and "turn 2" not in shown.stdout
+    own += ["prompts.revision=Once more, {name}.", "--mode", "passed", "--completions"]
+    shown = show(tmp_path, *own, "aux.py", "main.py")
+    assert "level" in shown.stdout and "\nOnce more, pick.\n\n" in shown.stdout
+
+
 def test_a_task_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     shown = show(tmp_path, "--task", "7", "--completions", "aux.py", "main.py")
     assert shown.returncode == 2
-    assert shown.stderr == "error: --task: '7' is not among the 1 rows of rows.jsonl\n"
+    assert shown.stderr == "error: --task: '7' is not among the 1 rows of the split\n"
