@@ -171,7 +171,8 @@ class Config:
     distributed: DistributedConfig
     agent_devices: tuple[str, ...] | None
     sections: Mapping[str, Any]  # the algorithm's section, and MARLHF's RL algorithm's
-    folder: Path = field(default_factory=Path.cwd)  # of the file: modules of its own lie there
+    # of the file: modules of its own lie there
+    folder: Path = field(default_factory=Path.cwd, compare=False)
 
     @property
     def section(self) -> Any:

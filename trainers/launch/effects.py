@@ -7,14 +7,14 @@ default. What contradicts something else is refused by ``validate`` instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from comlrl.config.sections import SECTIONS as SHARED
 from comlrl.config.sections import Config
 from comlrl.tasks.prompts import REVISION
 from trainers.configs import SECTIONS, MAGRPOConfig, online_name, online_section
-from trainers.launch.work import load_prompts, mode_reads, reward_reads
+from trainers.launch.work import load_prompts, mode_reads, reward_reads, with_mode
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,10 @@ TABLE = (
         lambda c, s: s.num_turns > 1 and "sandbox_slice" not in mode_reads(c, load_prompts(c)),
         "this external.mode does not read it",
     ),
-    *(
-        Idle(
-            f"sandbox.{f.name}",
-            lambda c, s, key=f.name: key not in reward_reads(c),  # type: ignore[misc]
-            "this reward does not read it",
-        )
-        for f in fields(SHARED["sandbox"])
+    Idle(
+        "sandbox",
+        lambda c, s: not reward_reads(c) & {f.name for f in fields(c.sandbox)},
+        "this reward runs nothing in it",
     ),
     Idle(
         "<algo>.joint_mode",
@@ -176,7 +173,7 @@ def without_effect(config: Config, given: Mapping[str, str]) -> list[str]:
             continue
         keys = dict.fromkeys(_keys(config, row))
         said = [key for key in keys if key in given and key not in told]
-        said = [key for key in said if _value(config, key) != _default(key)]
+        said = [key for key in said if _value(config, key) != _default(config, key)]
         told |= set(said)
         if said:
             values = ", ".join(f"{key}={_value(config, key)}" for key in said)
@@ -211,6 +208,9 @@ def _value(config: Config, key: str) -> Any:
     return getattr(config.sections.get(head) or getattr(config, head), name)
 
 
-def _default(key: str) -> Any:
+def _default(config: Config, key: str) -> Any:
     head, _, name = key.partition(".")
+    if key == "external.mode" and config.external.mode is not None:  # null means one of them
+        unsaid = replace(config, external=replace(config.external, mode=None))
+        return with_mode(unsaid, load_prompts(config)).mode
     return getattr(_class(head)(), name)

@@ -54,6 +54,11 @@ IN_VAIN = [  # file, what is said, of it in vain
     ("mt_magrpo", "external.expert_model=gpt-5", "external.expert_model"),
     ("mt_magrpo", "external.on_error=plain", "external.on_error"),
     ("mt_magrpo", "external.mode=plain external.sandbox_slice=3", "external.sandbox_slice"),
+    (
+        "magrpo",
+        "reward.target=tests.fakes:FakeReward reward.arguments.value=1 sandbox.timeout=3",
+        "sandbox.timeout",
+    ),
     ("grpo", "grpo.joint_mode=cross", "grpo.joint_mode"),
     ("magrpo", "magrpo.eval_interval=0 magrpo.eval_answers=3", "magrpo.eval_answers"),
     ("magrpo", "lora.enabled=false lora.alpha=3", "lora.alpha"),
