@@ -79,7 +79,7 @@ class ExternalConfig:
 
     # what agents read before a revision (docs/external.md): plain, expert_edits, a mode of the
     # domain's (code: level_feedback, level_passed, passed) or module:Class; null: the domain's
-    # first, or plain
+    # first; plain where it has none, or with a reward.target
     mode: str | None = None
     sandbox_slice: int | str | None = 1  # tests that feedback may show; 0, null, all: every
     expert_model: str = "deepseek-coder"  # of mode expert_edits

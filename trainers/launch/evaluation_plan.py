@@ -17,12 +17,13 @@ from typing import Any
 
 from comlrl.config.loader import Loader, Setting, load_yaml, parse_override
 from comlrl.config.sections import Config, ConfigError
-from comlrl.config.user_modules import kept
+from comlrl.config.user_modules import digests, kept
 from trainers.configs import SECTIONS, sections_of, share_common_keys, split_older_critic
 from trainers.launch import initial, weights
 from trainers.launch.command_line import Parser
 from trainers.launch.relations import validate
 from trainers.launch.weights import Trained
+from trainers.launch.work import sources
 
 PAIRED = ("num_agents", "agents", "name", "enabled", "r")  # agree in teams that are crossed
 BASELINES = ("single", "naive_concat", "sequential", "discussion")  # of comlrl.evaluation.baselines
@@ -215,6 +216,12 @@ def _work_notices(
     """What a run is evaluated with that it was not trained with, and what of the file is not taken
     for that."""
     notices = []
+    used = digests(sources(config))
+    for team in teams:
+        before = kept(team.run_dir) if team.run_dir else {}
+        for name in sorted(used.keys() & before.keys()):
+            if used[name] != before[name]:
+                notices.append(f"{name} is no longer what '{team.name}' was trained with")
     for setting in (s for s in (said[0] if said else ()) if s.key in weights.WORK):
         asked, taken = _value(given, setting.key), _value(config, setting.key)
         what, name = f"{setting.key}={setting.value!r}", teams[0].name

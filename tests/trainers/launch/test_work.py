@@ -200,6 +200,14 @@ def test_a_run_brings_its_work_to_another_file(shared, tmp_path, capsys):
     assert "domain='code', and" in capsys.readouterr().err
 
 
+def test_a_runs_copy_that_was_edited_is_told(shared, tmp_path, capsys):
+    shutil.copytree(shared[1], tmp_path / "run")
+    file = tmp_path / "run" / "share.py"
+    file.write_text(file.read_text() + "# edited\n")
+    evaluate.make_plan(evaluate.parse_arguments(["--checkpoint", str(tmp_path / "run")]))
+    assert "share.py is no longer what '" in capsys.readouterr().err
+
+
 # --------------------------------------------------------------------------------- what is wrong
 
 DOMAIN = "from share import Sharing\n"
