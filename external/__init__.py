@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from comlrl.config.arguments import keywords
 from comlrl.config.sections import ConfigError, ExternalConfig
 from comlrl.config.targets import Target, check_class, load, near
+from comlrl.rollout.checked import CheckedTransition
 from comlrl.types import Transition
 from external.plain import Plain
 
@@ -57,8 +58,6 @@ def build(
     given = _given(cls, external, prompts)
     if target is None:
         return cls(**given)
-    from comlrl.rollout.checked import CheckedTransition
-
     with target.calling():
         made = cls(**given)
     return CheckedTransition(made, target)

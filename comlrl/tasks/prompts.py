@@ -69,7 +69,14 @@ def check_templates(prompts: Prompts, roles: Sequence[str], num_agents: int) -> 
             mend = near(key, keys, "there are {}")
             raise ConfigError(f"prompts.{key}: {_start(template)} is for nobody; {mend}")
     own = {f"prompts.{key}": text for key, text in prompts.own.items() if key != SYSTEM}
-    given = zip(roles, domain.templates(num_agents), strict=True)
+    templates = domain.templates(num_agents)
+    for name, found in (("roles", roles), ("templates", templates)):
+        if len(found) != num_agents or len(set(roles)) != len(roles):
+            raise ConfigError(
+                f"domain: its `{name}` for {num_agents} agents are {list(found)}; give one for "
+                "each agent, and roles that differ"
+            )
+    given = zip(roles, templates, strict=True)
     theirs = {f"domain: its template for `{role}`": text for role, text in given}
     theirs["domain: its `revision`"] = domain.revision
     for key, template in (own | theirs).items():

@@ -35,7 +35,7 @@ from trainers.launch.work import sources
 if TYPE_CHECKING:
     from comlrl.loop.loop import Loop
     from comlrl.loop.resume import Start
-    from comlrl.types import Logger
+    from comlrl.types import Logger, Reward
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
@@ -229,7 +229,7 @@ def _open(
     found = None if start.checkpoint is None else checkpoint.read(start.checkpoint)
     tasks = distributed.from_main(lambda: load_both_splits(start.config))
     run = assemble(start, signals, *tasks, resume=found is not None)
-    opened.callback(run.reward.close)
+    opened.callback(_closing(run.reward))
     opened.callback(_closing(run.loop.logger))
     trainer = build(run)
     if found is not None:
@@ -240,11 +240,13 @@ def _open(
     return run, trainer
 
 
-def _closing(logger: Logger) -> Callable[[], None]:
+def _closing(closed: Logger | Reward) -> Callable[[], None]:
     def close() -> None:
         try:
-            logger.close()
-        except OSError as error:  # a full disk: the error that ended the run is the one to tell
+            closed.close()
+        except (OSError, RuntimeError) as error:  # the error that ended the run is the one to tell
+            if not isinstance(error, OSError) and not is_user_error(error):
+                raise
             print(f"error: {error}", file=sys.stderr)
 
     return close

@@ -11,6 +11,7 @@ from comlrl.config.arguments import keywords
 from comlrl.config.sections import Config, ConfigError, ExternalConfig
 from comlrl.config.targets import Target, check_class, check_methods, load, near
 from comlrl.config.user_modules import Source
+from comlrl.rollout.checked import METHODS, CheckedDomain, CheckedReward, CheckedTransition
 from comlrl.tasks.prompts import Prompts, check_templates
 from comlrl.types import Domain, Reward
 
@@ -28,8 +29,6 @@ def load_domain(config: Config) -> Domain:
         from rewards.code.domain import CODE
 
         return CODE
-    from comlrl.rollout.checked import CheckedDomain
-
     target = _domain_target(config)
     return CheckedDomain(target.found, target)
 
@@ -45,8 +44,6 @@ def build_reward(config: Config) -> Reward:
     given = _arguments(config, cls)
     if target is None:
         return cls(**given)
-    from comlrl.rollout.checked import CheckedReward
-
     with target.calling():
         made = cls(**given)
     return CheckedReward(made, target)
@@ -61,8 +58,6 @@ def build_transition(
     section = with_mode(config, prompts)
     made = external.build(section, prompts, fallbacks, config.folder)
     if ":" in config.domain and section.mode in prompts.domain.modes():
-        from comlrl.rollout.checked import CheckedTransition
-
         target = dataclasses.replace(_domain_target(config), key="external.mode")
         return CheckedTransition(made, target)
     return made
@@ -134,13 +129,13 @@ def _domain_target(config: Config) -> Target:
         raise ConfigError(f"domain: '{config.domain}' is none; {mend} Or give module:NAME")
     target = load("domain", config.domain, config.folder)
     check_methods(target, Domain, NEEDED)
-    rest = [name for name in vars(Domain) if callable(getattr(Domain, name)) and name[0] != "_"]
-    for name in (*Domain.__annotations__, *rest):
+    for name in (*Domain.__annotations__, *METHODS):
         if not hasattr(target.found, name):
-            known = (
-                "name comlrl.types.Domain as the base of its class" if name in rest else "add it"
-            )
-            raise ConfigError(f"{target} has no `{name}`; {known}")
+            mend = "name comlrl.types.Domain as the base of its class, which has it"
+            raise ConfigError(f"{target} has no `{name}`; {mend if name in METHODS else 'add it'}")
+    if isinstance(target.found, type):
+        with target.calling():
+            return dataclasses.replace(target, found=target.found())
     return target
 
 
@@ -150,8 +145,15 @@ def _reward(config: Config) -> tuple[Callable[..., Reward], Target | None]:
         target = load("reward.target", config.reward.target, config.folder)
         check_class(target, Reward, ["score"])
         return target.found, target
-    own = _domain_target(config) if ":" in config.domain else None
-    return load_domain(config).reward, own
+    if ":" not in config.domain:
+        return load_domain(config).reward, None
+    own = _domain_target(config)
+    cls = own.found.reward
+    if isinstance(cls, type):
+        check_methods(
+            dataclasses.replace(own, value=f"{own.value}.reward", found=cls), Reward, ["score"]
+        )
+    return cls, own
 
 
 def _arguments(config: Config, cls: Callable[..., Reward]) -> dict[str, Any]:

@@ -218,6 +218,8 @@ BAD = {
     "bare": DOMAIN + "class Bare:\n    fields, revision, reward = (), '', None\n    task = roles = "
     "templates = values = problem = lambda self, *a: ()\nBARE = Bare()",
     "field": DOMAIN + "class Field(Sharing):\n    revision = '{colour}'\nFIELD = Field()",
+    "mute": DOMAIN + "class Mute(Sharing):\n    reward = dict\nMUTE = Mute()",
+    "one": DOMAIN + "class One(Sharing):\n    def templates(self, n):\n        return ('a',)",
     "pair": DOMAIN + "class Pair(Sharing):\n    def roles(self, n):\n"
     "        raise ValueError('this work is for two')\nPAIR = Pair()",
     "plain": "class Plain:\n    def __init__(self, prompts, model): ...\n"
@@ -229,8 +231,8 @@ BAD = {
     ("override", "line"),
     [
         (
-            "domain=shore:SHARING",
-            r"domain: 'shore:SHARING': there is no module `shore` .*`share`\?",
+            "domain=shares:SHARING",
+            r"domain: 'shares:SHARING': there is no module `shares` .*`share`\?",
         ),
         ("domain=share:Nothing", r"domain: 'share:Nothing': `share` has no `Nothing`; "),
         ("domain=shared", r"domain: 'shared' is none; there are code.* Or give module:NAME"),
@@ -238,6 +240,8 @@ BAD = {
         ("domain=half:HALF", r"domain: 'half:HALF' has no method `roles\(num_agents\)`"),
         ("domain=bare:BARE", r"domain: 'bare:BARE' has no `parts`; name comlrl.types.Domain as"),
         ("domain=field:FIELD", r"domain: its `revision`: '\{colour\}' has an unknown field"),
+        ("domain=mute:MUTE", r"domain: 'mute:MUTE.reward' has no method `score\(actions\)`"),
+        ("domain=one:One", r"domain: its `templates` for 3 agents are \['a'\]; give one for each"),
         ("domain=pair:PAIR", r"magrpo.num_agents: 3; this work is for two"),
         ("reward.target=share:Deel", r"reward.target: 'share:Deel': .* did you mean `Deal`\?"),
         ("reward.target=share:SHARING", r"reward.target: 'share:SHARING' is no class; give one"),
