@@ -299,6 +299,7 @@ class Domain(Protocol):
     def check_arguments(self, arguments: Mapping[str, Any], num_agents: int) -> None:
         """Raises ValueError, in one line that begins with the key, for ``reward.arguments`` that
         have no effect on so many agents."""
+        return
 
     def greatest_reward(self, num_agents: int) -> float | None:
         """The most that its own reward gives; None: not known."""

@@ -169,8 +169,8 @@ def python(words: list[str], request: pytest.FixtureRequest) -> None:
 
         request.getfixturevalue("small_runs")
         assert write.main(arguments) in (0, None)
-    elif name == "comlrl.builtin.make_coopmini":
-        as_program("comlrl.builtin.make_coopmini", arguments)
+    elif name in ("comlrl.builtin.make_coopmini", "comlrl.builtin.make_posts"):
+        as_program(name, arguments)
         assert Path(arguments[-1]).read_text().count("\n") == 20
     elif name == "tools/show_prompts.py":
         as_program(name, arguments)

@@ -48,7 +48,8 @@ class LoraSection:
 class DatasetConfig:
     """Where the problems come from: rows with the columns that the domain reads."""
 
-    name: str = "builtin:coopmini"  # builtin:coopmini, hub name, folder, or .jsonl/.json/.parquet
+    # builtin:coopmini, builtin:posts (writing), a hub name, a folder, or .jsonl/.json/.parquet
+    name: str = "builtin:coopmini"
     type: str | None = None  # a short name for the run directory; null: from the name
     train_split: str = "train"  # e.g. train, test[33:163]
     eval_split: str = "eval"  # held-out tasks, sliced alike
@@ -215,7 +216,7 @@ class Root:
     """Keys that stand at the top of a file, outside any section."""
 
     seed: int = 42  # of everything that is drawn at random
-    domain: str = "code"  # what the team works on: code, or module:NAME (docs/cookbook.md)
+    domain: str = "code"  # what the team works on: code, writing, or module:NAME
     # templates in the place of the domain's, by role; also system, and revision: what feedback
     # ends with
     prompts: dict[str, str] = field(default_factory=dict)

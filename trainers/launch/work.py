@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from comlrl.types import Transition
     from external.expert_edits import Fallbacks
 
-BUILTIN = ("code",)
+BUILTIN = ("code", "writing")
 NEEDED = ("task", "roles", "templates", "values", "problem")  # of a domain; it inherits the others
 
 
@@ -29,6 +29,10 @@ def load_domain(config: Config) -> Domain:
         from rewards.code.domain import CODE
 
         return CODE
+    if config.domain == "writing":
+        from rewards.writing.domain import WRITING
+
+        return WRITING
     target = _domain_target(config)
     return CheckedDomain(target.found, target)
 

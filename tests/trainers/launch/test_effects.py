@@ -92,6 +92,7 @@ IN_VAIN = [  # file, what is said, of it in vain
     ("magrpo", "magrpo.top_p=0.5 agent_model.top_p=0.7", "agent_model.top_p"),
     ("magrpo", "magrpo.top_k=5 agent_model.top_k=7", "agent_model.top_k"),
     ("magrpo", "agents=[a,b] agent_model.name=c", "agent_model.name"),
+    ("magrpo", "domain=writing sandbox.timeout=3", "sandbox.timeout"),
 ]
 
 

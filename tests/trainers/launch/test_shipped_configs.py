@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from comlrl.builtin import TINY_CODER
 from comlrl.config.loader import Loader
 from comlrl.update.minibatches import like_parts
 from tests.runs import algorithm_of
@@ -168,6 +169,31 @@ def test_published_settings(name):
     else:
         assert (section.handoff, section.turn_gradient_weights) == (None, None)
         assert config.external.history == "full"
+
+
+def test_published_settings_of_tldr(tmp_path):
+    from transformers import AutoTokenizer
+
+    config, _ = load(ROOT / "configs/magrpo_tldr_config.yaml", "magrpo")
+    section, data = config.section, config.dataset
+    assert (config.domain, config.agent_model.name) == ("writing", "Qwen/Qwen3-1.7B")
+    assert (data.name, data.train_split, data.eval_split) == (
+        "trl-lib/tldr", "train[:1100]", "test[:1100]"
+    )  # fmt: skip
+    assert section.learning_rate == pytest.approx(10 * 5e-6)  # LoRA: ten times as much
+    assert (section.num_agents, section.num_turns, section.num_generations) == (2, 1, 4)
+    assert (section.num_train_epochs, section.max_new_tokens) == (2, 256)
+    assert section.joint_mode == "align"
+    assert (section.temperature, section.top_p, section.top_k) == (0.7, 0.9, None)
+    assert (section.eval_interval, section.eval_num_samples, section.logging_steps) == (20, 4, 50)
+    assert section.advantage_normalization and section.batch_size == section.train_batch_size == 1
+    assert config.reward_processor.scale_factor == 1 and config.reward_processor.shift == 0
+    # Agents read plain text, whatever template the model's folder has.
+    own = AutoTokenizer.from_pretrained(TINY_CODER, chat_template="{{ messages }}")
+    own.save_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path).chat_template
+    told = config.agent_model.tokenizer_kwargs
+    assert AutoTokenizer.from_pretrained(tmp_path, **told).chat_template is None
 
 
 @pytest.mark.parametrize("benchmark", ["he", "che", "mbpp"])

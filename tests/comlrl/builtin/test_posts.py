@@ -1,0 +1,72 @@
+"""The builtin posts: what the program makes, none of them in both splits, and fresh ones."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from comlrl.builtin import POSTS
+from comlrl.builtin.make_posts import (
+    PEOPLE,
+    TRIED,
+    TROUBLES,
+    make_rows,
+    shipped_situations,
+    write_shipped,
+)
+from rewards.writing.reward import WORDS
+
+
+def read(split: str) -> list[dict]:
+    return [json.loads(line) for line in POSTS[split].read_text().splitlines()]
+
+
+def test_the_shipped_splits_are_what_the_program_makes(tmp_path):
+    paths = {split: tmp_path / f"{split}.jsonl" for split in POSTS}
+    write_shipped(paths)
+    assert all(paths[s].read_bytes() == POSTS[s].read_bytes() for s in POSTS)
+
+
+def test_no_situation_stands_twice():
+    situations = [row["situation"] for split in POSTS for row in read(split)]
+    assert len(set(situations)) == len(situations) == 256 + 64
+    assert shipped_situations() == set(situations)
+
+
+@pytest.mark.parametrize("split", POSTS)
+def test_rows(split):
+    for row in read(split):
+        person, does, tried = row["situation"].split(" | ")
+        title, post, end = row["prompt"].split("\n\n")
+        assert title == f"TITLE: My {person} {does}" and end == "TL;DR:"
+        assert post.startswith(f"POST: My {person} has been ") and tried in post
+        assert WORDS[0] <= len(row["completion"].split()) < len(post.split())
+
+
+def test_fresh_posts(tmp_path):
+    out = tmp_path / "fresh.jsonl"
+    done = subprocess.run(
+        [sys.executable, "-m", "comlrl.builtin.make_posts", "--seed", "7", "--num", "5",
+         "--out", str(out)],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert rows == make_rows(7, 5, shipped_situations()) != make_rows(8, 5, shipped_situations())
+    assert not {row["situation"] for row in rows} & shipped_situations()
+
+
+def test_all_the_posts_there_are(tmp_path):
+    most = len(PEOPLE) * len(TROUBLES) * len(TRIED)
+    assert len(make_rows(0, most)) == most
+    done = subprocess.run(
+        [sys.executable, "-m", "comlrl.builtin.make_posts", "--num", str(most), "--out",
+         str(tmp_path / "none.jsonl")],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2 and not (tmp_path / "none.jsonl").exists()
+    told = f"error: --num {most}: only {most - 320} such posts exist; ask for fewer\n"
+    assert done.stderr == told
