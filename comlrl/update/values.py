@@ -27,6 +27,8 @@ from comlrl.update.per_token import PerToken, advantages_of, completions
 # Numbers and their values → a sum over them, and sums for the log.
 Loss = Callable[[Sequence[int], torch.Tensor], tuple[torch.Tensor, Sums]]
 
+CRITIC = "the critic (its rate is value_learning_rate)"
+
 
 class Reader(Protocol):
     """A critic with passes of its own, and what it reads of a step's states."""
@@ -67,6 +69,8 @@ class StepValues:
         """Advantages by GAE along chains of numbers; ``penalty`` is taken off the rewards."""
         if self.reader is not None:
             self.value = self.reader.measure()
+        if not self.value.flat().isfinite().all():
+            raise NonFiniteError(f"a value of {CRITIC} is no number")
         section = self.section
         advantage, self.returns = advantages_of(
             chains,
@@ -100,8 +104,7 @@ class StepValues:
                     optimizer.step(progress)
                     total, count = total + loss, count + values
         except NonFiniteError as error:
-            text = f"in the critic, whose rate is value_learning_rate, {error}"
-            raise NonFiniteError(text, error.batch, error.agent) from error
+            raise NonFiniteError(f"in {CRITIC}, {error}", error.batch, error.agent) from error
         return total / count
 
     def _backward(self, states: Sequence[int]) -> tuple[float, int]:

@@ -7,6 +7,7 @@ advantages, chains and losses are the project's own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -62,6 +63,29 @@ def expected(logits_NA: Sequence[torch.Tensor], payoff: Payoff) -> float:
     return float(first @ torch.tensor(payoff, dtype=torch.float32) @ second)
 
 
+class Roles:
+    """One policy for both agents, which is told which of them it is: a table of each role, and what
+    they have in common."""
+
+    def __init__(self, actions: int) -> None:
+        self.common = nn.Parameter(torch.zeros(actions))
+        self.of_role = nn.Parameter(0.1 * torch.randn(2, actions))
+        shared = torch.optim.Adam([self.common, self.of_role], lr=0.1)
+        self.optimizers = [shared, shared]
+
+    @property
+    def logits(self) -> list[torch.Tensor]:
+        return list(self.common + self.of_role)
+
+    def sample(self) -> torch.Tensor:
+        return torch.stack(
+            [torch.multinomial(t.detach().softmax(-1), SAMPLES, True) for t in self.logits]
+        )
+
+    def logprob(self, agent: int, actions_G: torch.Tensor) -> torch.Tensor:
+        return self.logits[agent].log_softmax(-1)[actions_G]
+
+
 class Tables:
     """An agent a table of logits."""
 
@@ -93,12 +117,14 @@ def magrpo(payoffs: Sequence[Payoff]) -> float:
     return expected(agents.logits, payoffs[0])
 
 
-def ppo(payoffs: Sequence[Payoff], *, centralized: bool = False) -> float:
+def ppo(
+    payoffs: Sequence[Payoff], *, centralized: bool = False, policy: type[Any] = Tables
+) -> float:
     """``payoffs``: what each agent is paid; a centralized critic sees the first's alone."""
-    agents = Tables(len(payoffs[0]))
+    agents = policy(len(payoffs[0]))
     critics: list[nn.Module] = [TeamCritic(4) for _ in range(1 if centralized else 2)]
     critic_optimizers = [torch.optim.Adam(critic.parameters(), lr=1e-2) for critic in critics]
-    state = torch.ones(1, 2, 4)
+    state = torch.ones(1, 2 if centralized else 1, 4)
     for _ in range(STEPS):
         actions = agents.sample()
         credits = []
@@ -190,8 +216,9 @@ def shppo(payoff: Payoff, *, heterogeneous: bool = True) -> float:
 
 SOLVERS: dict[str, Callable[[], float]] = {
     "magrpo": lambda: magrpo([COORDINATION] * 2),
-    "ppo": lambda: ppo([COORDINATION] * 2),
+    "ippo": lambda: ppo([COORDINATION] * 2),
     "mappo": lambda: ppo([COORDINATION] * 2, centralized=True),
+    "shared mappo": lambda: ppo([COORDINATION] * 2, centralized=True, policy=Roles),
     "shppo": lambda: shppo(COORDINATION),
 }
 

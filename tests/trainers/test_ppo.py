@@ -14,6 +14,7 @@ import torch
 from comlrl.credit.chains import chains_of
 from comlrl.loop import checkpoint
 from comlrl.models.critics import LanguageCritic, TeamCritic, TokenCritic, observations
+from comlrl.types import NonFiniteError
 from comlrl.update.optimizer import AgentOptimizer
 from tests.runs import state
 from tests.tiny_models import folder, prompt, team
@@ -250,6 +251,34 @@ def test_credit_of_a_step_is_what_the_equations_say(name, tmp_path):
     for number, advantage in expected.items():
         wanted = torch.tensor(advantage).double()
         torch.testing.assert_close(found[number].double(), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_a_critic_without_numbers_stops_the_run_and_is_named(name, tmp_path):
+    """Before anything learns from it; and where its own loss is none, with what gave it."""
+    trainer = build(
+        "ppo", tmp_path, share_of_letters, num_agents=2, num_turns=2, max_new_tokens=6,
+        **combination(name),
+    )  # fmt: skip
+    trained = [p for agent in trainer.team.agents for p in agent.parameters()]
+    before = [p.detach().clone() for p in trained]
+    critic = trainer.critics[-1]
+    head = critic.head if isinstance(critic, LanguageCritic) else critic
+    torch.nn.init.constant_(list(head.parameters())[-1], math.nan)
+    with pytest.raises(NonFiniteError, match="value_learning_rate"):
+        trainer.train()
+    for one, other in zip(before, trained, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["mappo", "mappo by a model", "ippo by turns"])
+def test_a_critic_that_flies_off_stops_the_run(name, tmp_path):
+    trainer = build(
+        "ppo", tmp_path, share_of_letters, num_agents=2, max_new_tokens=6, max_steps=4,
+        value_learning_rate=1e30, value_clip_range=None, train_batch_size=1, **combination(name),
+    )  # fmt: skip
+    with pytest.raises(NonFiniteError, match="value_learning_rate"):
+        trainer.train()
 
 
 def test_kl_coef_goes_to_its_target(tmp_path):

@@ -197,6 +197,27 @@ def test_a_shift_without_a_baseline_is_told(items, told):
     assert all(told in notice for notice in notices)
 
 
+OLDER_CRITICS = {  # what is said beside critic=centralized → granularity, kl_in, and what is told
+    (): ("turn", "loss", "granularity: turn and kl_in: loss"),
+    ("ppo.kl_in=reward",): ("turn", "reward", "granularity: turn,"),
+    ("ppo.granularity=turn",): ("turn", "reward", None),
+    ("ppo.granularity=turn", "ppo.kl_in=loss", "ppo.kl_coef=0.1"): ("turn", "loss", None),
+}
+
+
+@pytest.mark.parametrize("said", OLDER_CRITICS, ids=str)
+def test_a_centralized_critic_alone_is_read_as_it_used_to_be(said):
+    granularity, kl_in, told = OLDER_CRITICS[said]
+    file = str(ROOT / "configs/ppo_quickstart.yaml")
+    items = ["ppo.num_agents=2", "ppo.critic=centralized", *said]
+    config, notices = parse("--override", *items, algorithm="ppo", file=file)
+    assert (config.section.granularity, config.section.kl_in) == (granularity, kl_in)
+    assert [n for n in notices if "used to mean" in n] == [
+        n for n in notices if told is not None and told in n
+    ]
+    assert (told is not None) == any("used to mean" in n for n in notices)
+
+
 def test_an_older_spelling_of_another_algorithm(tmp_path):
     file = write(tmp_path, "ppo: {rollout_buffer_size: 8, agent_learning_rate: 1.0e-5}\n")
     config, notices = load(file, "ppo")
@@ -290,6 +311,22 @@ def test_a_mistake_is_refused_in_one_line(items, named):
         ("grpo", ["grpo.update_epochs=0"], ["grpo.update_epochs", "0", "at least 1"]),
         ("grpo", ["grpo.update_epochs=2", "grpo.clip_range=0"], ["grpo.clip_range", "above 0"]),
         ("ppo", ["ppo.joint_mode=cross"], ["ppo.joint_mode", "cross"]),
+        (
+            "ppo",
+            ["ppo.critic=centralized", "ppo.granularity=token"],
+            ["ppo.granularity: token", "ppo.critic=centralized", "ppo.granularity=turn"],
+        ),
+        ("ppo", ["ppo.shared_policy=true", "agents=[a]"], ["agents", "share one policy"]),
+        (
+            "ppo",
+            ["ppo.critic_model=a", "distributed.strategy=fsdp"],
+            ["ppo.critic_model: 'a'", "distributed.strategy=replicate"],
+        ),
+        (
+            "marlhf",
+            ["marlhf.rl_algorithm=ppo", "ppo.shared_policy=true"],
+            ["ppo.shared_policy", "marlhf", "give false"],
+        ),
         ("shppo", ["shppo.gae_lambda=2"], ["shppo.gae_lambda", "2"]),
     ],
 )

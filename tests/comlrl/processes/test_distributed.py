@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -101,7 +102,7 @@ def tiny_model() -> str:
     return str(tiny_models.folder("qwen2"))
 
 
-def update(folder: str, model: str, tasks: int, train_batch_size: int | None, passes: int) -> None:
+def update(folder: str, model: str, tasks: int, algorithm: str, keys: dict[str, Any]) -> None:
     """Grow the trees of ``tasks`` tasks and update a team; rank 0 saves the weights."""
     from comlrl.loop.loop import Loop
     from comlrl.models.loading import build_team
@@ -110,21 +111,27 @@ def update(folder: str, model: str, tasks: int, train_batch_size: int | None, pa
     from comlrl.types import Sampling
     from tests.fakes import PROMPTS, FakeTransition, task
     from tests.tiny_trainers import Recorder
+    from trainers.launch.assembly import build_critic_team
     from trainers.magrpo import MAGRPOTrainer
+    from trainers.ppo import PPOTrainer
 
     distributed.start()
+    if keys.get("critic_model"):
+        keys = {**keys, "critic_model": model}
     config = tiny_models.config(
-        num_turns=2, num_generations=3, batch_size=5, max_steps=2, num_train_epochs=None,
-        train_batch_size=train_batch_size, early_termination_threshold=0.5, kl_coef=0.1,
-        update_epochs=passes, learning_rate=1e-2,
-        agent_model__name=model, agent_model__torch_dtype="float64",
+        algorithm, num_agents=2, num_turns=2, num_generations=3, batch_size=5, max_steps=2,
+        num_train_epochs=None, early_termination_threshold=0.5, kl_coef=0.1, learning_rate=1e-2,
+        agent_model__name=model, agent_model__torch_dtype="float64", **keys,
     )  # fmt: skip
     team, section = build_team(config), config.section
     sampling = Sampling(1.0, 16)
     rollout = Rollout(Bytes(team), Length(), FakeTransition(), PROMPTS, seed=1)
     named, logger = [task(f"task_{i}") for i in range(tasks)], Recorder()
     loop = Loop(section, named, domain=CODE, run_dir=Path(folder), logger=logger)
-    trainer = MAGRPOTrainer(section, team, rollout, loop, sampling)
+    trainer: Any = MAGRPOTrainer(section, team, rollout, loop, sampling)
+    if algorithm == "ppo":
+        critics = build_critic_team(config, team)
+        trainer = PPOTrainer(section, team, rollout, loop, sampling, critic_team=critics)
     trainer.train()
     flat = {
         f"{component}/{name}": tensor
@@ -149,7 +156,7 @@ class Bytes:
         self.team = team
 
     def encode(self, agent: int, prompt: Any) -> tuple[int, ...]:
-        return tuple(self.team.agents[agent].encode(prompt))[-60:]
+        return tuple(self.team.of(agent).encode(prompt))[-60:]
 
     def fits(self, prompt_ids: Any, sampling: Any) -> bool:
         return True
@@ -178,48 +185,62 @@ class Length:
     def close(self) -> None: ...
 
 
-UPDATES = [(None, 1), (4, 1), (4, 2)]  # train_batch_size, update_epochs
+PARTS = {"train_batch_size": 4}
+TURNS = {"granularity": "turn", "ppo_epochs": 2, "train_batch_size": 4}
+UPDATES: dict[str, tuple[str, dict[str, Any]]] = {
+    "magrpo": ("magrpo", {}),
+    "magrpo in parts": ("magrpo", PARTS),
+    "magrpo, two passes": ("magrpo", PARTS | {"update_epochs": 2}),
+    "ippo": ("ppo", PARTS | {"ppo_epochs": 2}),
+    "ippo by turns": ("ppo", TURNS | {"kl_in": "loss"}),
+    "mappo by a model": ("ppo", TURNS | {"critic": "centralized", "critic_model": True}),
+    "shared mappo": ("ppo", TURNS | {"critic": "centralized", "shared_policy": True}),
+}
 
 
 @pytest.fixture(scope="module")
-def alone(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Path]:
-    """What one process comes to, for each of ``UPDATES``."""
-    folders = {}
-    for updates in UPDATES:
-        folders[updates] = tmp_path_factory.mktemp("alone")
-        together(zygote, 1, "update", str(folders[updates]), tiny_model(), 5, *updates)
-    return folders
+def alone(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Where lies what one process comes to, for each of ``UPDATES``."""
+
+    @functools.cache
+    def folder(name: str) -> Path:
+        made = tmp_path_factory.mktemp("alone")
+        together(zygote, 1, "update", str(made), tiny_model(), 5, *UPDATES[name])
+        return made
+
+    return folder
 
 
-@pytest.mark.parametrize("updates", UPDATES, ids=str)
 @pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", UPDATES)
 def test_k_processes_update_as_one(
-    zygote: Zygote, alone: dict[Any, Path], size: int, updates: tuple[int | None, int]
+    zygote: Zygote, alone: Callable[[str], Path], size: int, name: str
 ) -> None:
     """Five tasks over 2 or 3 processes, trees of uneven size, over two steps of every agent."""
-    folder = alone[updates]
-    together(zygote, size, "update", str(folder), tiny_model(), 5, *updates)
+    folder = alone(name)
+    together(zygote, size, "update", str(folder), tiny_model(), 5, *UPDATES[name])
     one, many = (load_file(f"{folder}/{n}.safetensors") for n in (1, size))
     assert one.keys() == many.keys()
-    for name in one:
-        torch.testing.assert_close(many[name], one[name], rtol=1e-5, atol=1e-7)
+    for tensor in one:
+        torch.testing.assert_close(many[tensor], one[tensor], rtol=1e-5, atol=1e-7)
     logs = [json.loads(Path(f"{folder}/{n}.json").read_text()) for n in (1, size)]
     assert len(logs[0]) == len(logs[1]) == 2
     for before, after in zip(*logs, strict=True):
         assert before.keys() == after.keys()
-        for name, value in before.items():
-            assert after[name] == pytest.approx(value, rel=1e-4, abs=1e-7), name
+        for metric, value in before.items():
+            assert after[metric] == pytest.approx(value, rel=1e-4, abs=1e-7), metric
     assert logs[0][0]["tasks"] == 5 and logs[0][0]["gradient_norm"] > 0
-    assert updates[1] == 1 or logs[0][1]["ratio_max"] > 1
+    assert logs[0][1].get("ratio_max", 2.0) > 1
 
 
-def test_more_processes_than_tasks(zygote: Zygote, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["magrpo, two passes", "mappo by a model"])
+def test_more_processes_than_tasks(zygote: Zygote, tmp_path: Path, name: str) -> None:
     """The third process has nothing to grow and takes part all the same."""
     for size in (1, 3):
-        together(zygote, size, "update", str(tmp_path), tiny_model(), 2, None, 2)
+        together(zygote, size, "update", str(tmp_path), tiny_model(), 2, *UPDATES[name])
     one, many = (load_file(str(tmp_path / f"{n}.safetensors")) for n in (1, 3))
-    for name in one:
-        torch.testing.assert_close(many[name], one[name], rtol=1e-5, atol=1e-7)
+    for tensor in one:
+        torch.testing.assert_close(many[tensor], one[tensor], rtol=1e-5, atol=1e-7)
 
 
 # Whole runs

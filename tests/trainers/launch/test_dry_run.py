@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,29 @@ def test_passes_multiply_the_updates(capsys):
     (line,) = [line for line in out.splitlines() if line.startswith("optimizer updates")]
     assert line.split()[-2:] == ["6", "4,680"]  # 5 nodes are 2 parts; 3 passes; 780 steps
     assert "on-policy" not in out  # their ratio tells how far the policy has gone
+
+
+def test_the_memory_of_language_model_critics():
+    """3e9 parameters · 2 bytes beside the agents' own, once, whether one critic or two."""
+    for name, count in (("mappo_he", "1 critic "), ("ippo_che", "2 critics ")):
+        lines = describe(load(ROOT / "configs" / f"{name}_config.yaml")).splitlines()
+        (weights,) = [line for line in lines if line.startswith("critic model")]
+        (adapters,) = [line for line in lines if line.startswith("critic adapters")]
+        assert "5.6 GiB" in weights and count in adapters
+    config = load(ROOT / "configs" / "mappo_quickstart.yaml")
+    section = replace(config.section, critic_model="builtin:tiny-coder", critic="independent")
+    text = describe(replace(config, sections={"ppo": section}))
+    own, critics = (
+        next(
+            line.split()[len(label.split())] for line in text.splitlines() if line.startswith(label)
+        )
+        for label in ("adapters", "critic adapters")
+    )
+    assert own == critics  # as many adapters of as many numbers
+    # all weights: bf16 · 4 of each critic. One for all where the policy is one.
+    shared = replace(section, shared_policy=True)
+    full = replace(config, lora=replace(config.lora, enabled=False), sections={"ppo": shared})
+    assert "1 critic with Adam" in describe(full)
 
 
 def dry_run(capsys, *overrides: str, config: str = "magrpo_quickstart") -> tuple[int, str, str]:
