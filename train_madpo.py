@@ -14,7 +14,13 @@ def build(run: Run) -> Trainer:
     from trainers.madpo import MADPOTrainer
 
     collector = Collector(
-        run.section, run.rollout, run.loop, run.sampling, seed=run.config.seed, resume=run.resume
+        run.section,
+        run.rollout,
+        run.loop,
+        run.sampling,
+        run.loop.course.tasks_of,
+        seed=run.config.seed,
+        resume=run.resume,
     )
     return MADPOTrainer(run.section, run.team, run.loop, run.sampling, collector)
 

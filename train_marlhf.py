@@ -11,6 +11,7 @@ from trainers.launch.execution import main
 
 if TYPE_CHECKING:
     from comlrl.preferences.reward_model import ModelReward
+    from trainers.marlhf import Online
 
 
 def build(run: Run) -> Trainer:
@@ -20,7 +21,13 @@ def build(run: Run) -> Trainer:
 
     seed, reward = run.config.seed, ModelReward(run.reward, run.rollout.prompts)
     collector = Collector(
-        run.section, run.rollout, run.loop, run.sampling, seed=seed, resume=run.resume
+        run.section,
+        run.rollout,
+        run.loop,
+        run.sampling,
+        run.loop.course.tasks_of,
+        seed=seed,
+        resume=run.resume,
     )
     return MARLHFTrainer(
         run.section,
@@ -34,7 +41,7 @@ def build(run: Run) -> Trainer:
     )
 
 
-def online_trainer(run: Run, reward: ModelReward) -> Trainer:
+def online_trainer(run: Run, reward: ModelReward) -> Online:
     """The sibling that ``rl_algorithm`` names, on a rollout scored by the reward model."""
     from trainers.configs import online_section
     from trainers.launch.assembly import build_critic_team, build_rollout
@@ -43,7 +50,7 @@ def online_trainer(run: Run, reward: ModelReward) -> Trainer:
 
     section = online_section(run.config)
     rollout = build_rollout(run.config, run.generator, reward)
-    made = (section, run.team, rollout, run.loop, run.sampling, reward.of_evaluation)
+    made = (section, run.team, rollout, run.loop, run.sampling)
     if not section.chains:
         return MAGRPOTrainer(*made)
     return PPOTrainer(*made, critic_team=build_critic_team(run.config, run.team))

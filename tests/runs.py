@@ -50,9 +50,7 @@ def small_of(algorithm: str, folder: Path) -> list[str]:
     """Any algorithm's smallest run that does everything it ever does."""
     if algorithm not in ("madpo", "marlhf"):
         return small(algorithm, folder)
-    keys = {"preference_num_candidates": 6}
-    if algorithm == "madpo":
-        keys["preference_pairs_per_sample"] = 2
+    keys = {"preference_num_candidates": 6, "num_iterations": 2, "round_tasks": 4}
     arguments = small(algorithm, folder, max_new_tokens=24, **keys)
     arguments.append("dataset.train_split=train[:8]")
     if algorithm == "marlhf":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import signal
 import time
 from functools import partial
@@ -164,6 +165,24 @@ def test_every_algorithm_survives_kills(zygote: Zygote, tmp_path: Path, algorith
     run = zygote.run(algorithm, [*arguments, "--resume"])
     assert run.wait(600) == 0, run.output
     assert_same(folder, tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize("algorithm", ["madpo", pytest.param("marlhf", marks=pytest.mark.slow)])
+def test_rounds_go_on_in_their_middle(zygote: Zygote, tmp_path: Path, algorithm: str) -> None:
+    """Killed in the second of two rounds of two steps, with newer labels than its checkpoint: of
+    the first round's middle, of its end, of the second round's middle."""
+    whole = tmp_path / "undisturbed"
+    more = [f"{algorithm}.save_total_limit=null", f"{algorithm}.replay=all"]
+    run = zygote.run(algorithm, [*small_of(algorithm, whole), *more])
+    assert run.wait(600) == 0, run.output
+    for step in (1, 2, 3):
+        folder = tmp_path / str(step)
+        shutil.copytree(whole, folder)
+        for later in range(step + 1, 5):
+            shutil.rmtree(folder / f"checkpoints/step_{later:06d}")
+        run = zygote.run(algorithm, [*small_of(algorithm, folder), *more, "--resume"])
+        assert run.wait(600) == 0, run.output
+        assert_same(folder, whole)
 
 
 def test_a_finished_run_resumed_further(zygote: Zygote, tmp_path: Path) -> None:

@@ -127,6 +127,12 @@ class PreferenceConfig(CommonConfig):
     pair_selection: Literal["reward_gap", "random", "all"] = "reward_gap"
     preference_holdout: float = 0.1  # share of the tasks whose pairs are kept to measure with
     preferences: str | None = None  # preferences.jsonl (or a run's folder) to read, not sample
+    num_iterations: int = 1  # rounds: candidates of the present policies, labels, learning
+    round_tasks: int | None = None  # tasks labelled in a round; null: all, divided among the rounds
+    # pairs of earlier rounds that are learned from again: none, the last, all, at λ^age each
+    replay: Literal["current", "last_k", "all", "lambda_decay"] = "current"
+    replay_rounds: int | None = None  # earlier rounds of last_k, and at most of lambda_decay
+    replay_lambda: float = 0.5  # λ: weight of a pair of the round before; squared two before, …
     discount: float = 1.0
 
 
@@ -139,7 +145,8 @@ class MADPOConfig(PreferenceConfig):
     )
 
     dpo_beta: float = 0.1  # weight of the joint log-ratio
-    dpo_reference: bool = False  # subtract the reference policy's log-ratio
+    # whose log-ratio is subtracted: the first policies', those at the round's start, nobody's
+    dpo_reference: Literal["start", "round", "none"] = "none"
     label_smoothing: float = 0.0  # share of pairs taken to be the wrong way round
     use_environment_step: bool = True  # x-axis: 2 · pairs trained; false: candidates scored
     train_agents: list[int] | None = None  # null: all; [1]: preference learning on main only
@@ -148,7 +155,7 @@ class MADPOConfig(PreferenceConfig):
 
     @property
     def needs_reference(self) -> bool:
-        return self.dpo_reference or super().needs_reference
+        return self.dpo_reference == "start" or super().needs_reference
 
 
 @dataclass(frozen=True)
@@ -169,10 +176,16 @@ class MARLHFConfig(PreferenceConfig):
     reward_num_train_epochs: int = 1  # passes over the pairs
     reward_train_batch_size: int = 4  # pairs in an update
     reward_max_length: int = 2048  # tokens of a joint text
+    # where a joint text has the prompts: each before its response, or all first, so that they are
+    # read once for all candidates of a task
+    reward_prompts: Literal["each", "first"] = "each"
     # lead asked of a winner's score for each point of task reward that it is better by; 0: any lead
     reward_margin: float = 0.0
     reward_freeze_backbone: bool = False  # train the score head alone
-    reward_min_accuracy: float = 0.55  # on held-out pairs; below it the run stops before RL
+    # on held-out pairs of the first round; below it the run stops before RL
+    reward_min_accuracy: float = 0.55
+    # order agreement of a training step below which its round ends, and the next begins; null: none
+    refit_below: float | None = None
 
     fits_reward_model: ClassVar[bool] = True
 

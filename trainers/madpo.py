@@ -22,68 +22,44 @@ may be split anywhere.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from itertools import groupby
 
 import torch
 
+from comlrl.keyed import order
 from comlrl.loop.loop import Loop
 from comlrl.loop.steps import Gathered, Step
 from comlrl.models.agent import Agent
 from comlrl.models.logprobs import action_logprobs
 from comlrl.models.team import Team
 from comlrl.preferences.collector import Collector
-from comlrl.preferences.pairs import Pair, TaskPairs
+from comlrl.preferences.pairs import Round, TaskPairs
+from comlrl.preferences.reading import (
+    PairBatch,
+    ReferenceValues,
+    Weighted,
+    all_candidates,
+    interleaved,
+    logprobs,
+    rows_of,
+    said_by,
+)
 from comlrl.processes import distributed
 from comlrl.processes.statistics import Sums
-from comlrl.types import Completion, Part, Row, Sampling, TokenBatch
-from comlrl.update.accumulate import accumulate, micro_batches
+from comlrl.types import Part, Sampling, TokenBatch
+from comlrl.update.accumulate import accumulate
 from comlrl.update.lanes import side_by_side
 from comlrl.update.losses import joint_dpo, policy_gradient
 from comlrl.update.minibatches import like_parts
 from comlrl.update.optimizer import optimizer_of
 from trainers.configs import MADPOConfig
 
-ROW_TOKENS = 2048  # completions share a row, and with it the prompt, up to so many tokens of theirs
-
-
-@dataclass
-class PairBatch:
-    """P pairs and the C different candidates that they are made of."""
-
-    candidates_C: list[tuple[TaskPairs, int]] = field(default_factory=list)  # task, its candidate
-    winner_P: list[int] = field(default_factory=list)  # indices into the candidates
-    loser_P: list[int] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, pairs: Sequence[tuple[TaskPairs, Pair]]) -> PairBatch:
-        batch = cls()
-        index: dict[Any, int] = {}
-        for task, pair in pairs:
-            for candidate in (pair.winner, pair.loser):
-                if (task.task_id, candidate) not in index:
-                    index[task.task_id, candidate] = len(index)
-                    batch.candidates_C.append((task, candidate))
-            batch.winner_P.append(index[task.task_id, pair.winner])
-            batch.loser_P.append(index[task.task_id, pair.loser])
-        return batch
-
-    def differences(self, value_C: torch.Tensor) -> torch.Tensor:
-        """Winner's minus loser's value of each pair, shape (P,)."""
-        return value_C[self.winner_P] - value_C[self.loser_P]
-
-    def coefficients(self, weight_P: torch.Tensor) -> torch.Tensor:
-        """∂/∂value_C of Σ weight · difference, shape (C,)."""
-        value_C = torch.zeros(len(self.candidates_C), dtype=weight_P.dtype)
-        value_C.index_add_(0, torch.tensor(self.winner_P, dtype=torch.long), weight_P)
-        value_C.index_add_(0, torch.tensor(self.loser_P, dtype=torch.long), -weight_P)
-        return value_C
-
 
 class MADPOTrainer:
-    """Collect preferences once, then pass over their pairs; nothing is sampled in between."""
+    """Rounds of labelling candidates of the present policies and passing over their pairs."""
 
     def __init__(
         self,
@@ -96,37 +72,67 @@ class MADPOTrainer:
         self.section, self.team, self.loop = section, team, loop
         self.sampling, self.collector = sampling, collector
         self.trained = tuple(section.train_agents or range(len(team)))
-        self.pairs: dict[str, TaskPairs] | None = None  # of the training tasks
-        self.held_out: list[TaskPairs] = []
+        self.round: Round | None = None  # the present one
         self.optimizers = {
             index: optimizer_of(
                 section, team.agents[index].parameters(), section.learning_rate, index
             )
             for index in self.trained
         }
-        self._reference: list[dict[tuple[str, int], float]] = [{} for _ in team.agents]
+        self.reference = ReferenceValues(len(team))
+        self.moved = True  # since the round's start
 
     def train(self) -> None:
-        self._prepare()
+        started, counters = time.monotonic(), self.loop.counters
+        self._begin(self.loop.course.round_of(counters.steps))
+        counters.train_seconds += time.monotonic() - started
         for step in self.loop.steps(self, lambda trees: self._measure()):
             self._step(step)
 
     def parts(self) -> Mapping[str, Part]:
-        return self.team.parts() | {f"optimizer_{i}": o for i, o in self.optimizers.items()}
+        optimizers = {f"optimizer_{i}": o for i, o in self.optimizers.items()}
+        held = {} if self.section.dpo_reference == "none" else {"reference_values": self.reference}
+        return self.team.parts() | optimizers | held
 
-    def _prepare(self) -> None:
-        """The pairs to train on, and those to measure with."""
-        if self.pairs is None:
-            train, self.held_out = self.collector.pairs()
-            self.pairs = {item.task_id: item for item in train}
+    def _begin(self, index: int) -> None:
+        """Label the round's candidates, and read what its pairs are made of by the reference."""
+        self.round = self.collector.round(index)
+        self.moved = self.reference.round == index  # resumed in the middle
+        if self.section.dpo_reference == "none":
+            return
+        read = [self.round, *(earlier for earlier, _ in self.collector.replayed(index))]
+        tasks = [item for each in read for item in (*each.train, *each.held_out)]
+        if not self.moved:
+            self.reference.take(index, self._reference_values(tasks))
+        agents = self.team.agents
+        self.reference.name([said_by(agent, all_candidates(tasks))[0] for agent in agents])
+
+    def _reference_values(self, tasks: Sequence[TaskPairs]) -> list[torch.Tensor]:
+        """log π_ref of each agent's different completions of the tasks, in their order."""
+        first = self.section.dpo_reference == "start"
+        values_N = []
+        for index, agent in enumerate(self.team.agents):
+            said_U, _ = said_by(agent, all_candidates(tasks))
+            groups = [list(group) for _, group in groupby(said_U, key=lambda s: s.prompt_ids)]
+            own = [said for group in distributed.share(groups) for said in group]
+            with (self.team.reference if first else self.team.acting)(index) as reading:
+                value_U = logprobs(reading, own, self.sampling.temperature).tolist()
+            found = dict(zip(own, value_U, strict=True))
+            everything = {s: v for part in distributed.everyone(found) for s, v in part.items()}
+            values_N.append(torch.tensor([everything[s] for s in said_U], dtype=torch.float64))
+        return values_N
 
     def _step(self, step: Step) -> None:
         """Every pair of the step's tasks once; those held out or without pairs teach nothing."""
-        assert self.pairs is not None
-        tasks = [self.pairs[t.task_id] for t in step.tasks if t.task_id in self.pairs]
-        pairs = _interleaved(tasks)
-        scored = sum(len(item.candidates.candidates_K) for item in tasks)
-        env_steps = 2 * len(pairs) if self.section.use_environment_step else scored
+        index = self.loop.course.round_of(step.index - 1)
+        if self.round is None or self.round.index != index:
+            self._begin(index)
+        assert self.round is not None
+        step.clock.lap("label")
+        pairs = self._pairs(step)
+        env_steps = 2 * len(pairs)
+        if not self.section.use_environment_step:
+            env_steps = self._labelled(step)
         span = self.loop.span(env_steps)
         parts = like_parts(len(pairs), self.section.train_batch_size)
         sums = Sums()
@@ -137,11 +143,12 @@ class MADPOTrainer:
         step.clock.lap("update")
         metrics = {
             "preferences/pairs": float(len(pairs)),
+            "preferences/reward_mean": self.round.reward_mean,
             "pairs_per_second": len(pairs) / step.clock.total,
         }
         if pairs:
             metrics |= self._means(sums) | self._of_updates(norms_UN)
-            metrics["preferences/gap_mean"] = sum(pair.gap for _, pair in pairs) / len(pairs)
+            metrics["preferences/gap_mean"] = sum(p.pair.gap for p in pairs) / len(pairs)
         sampled = Gathered((), env_steps, 0, 0, span)  # the collection has counted what it scored
         self.loop.record(step, sampled, updates=len(parts), metrics=metrics)
 
@@ -156,33 +163,58 @@ class MADPOTrainer:
             "learning_rate": self.optimizers[self.trained[0]].learning_rate,
         }
 
-    def _update(
-        self, pairs: Sequence[tuple[TaskPairs, Pair]], sums: Sums, progress: float
-    ) -> list[float]:
+    def _pairs(self, step: Step) -> list[Weighted]:
+        """The step's tasks' pairs, and as large a part of each earlier round's that is replayed."""
+        assert self.round is not None
+        tasks = {t.task_id for t in step.tasks}
+        pairs = interleaved([item for item in self.round.train if item.task_id in tasks])
+        part, parts = self.loop.course.part_of(step.index - 1)
+        for earlier, weight in self.collector.replayed(self.round.index):
+            chosen = order((self.loop.seed, "replay", step.epoch), len(earlier.train))[part::parts]
+            pairs += interleaved([earlier.train[i] for i in sorted(chosen)], weight)
+        return pairs
+
+    def _labelled(self, step: Step) -> int:
+        """Candidates of the step's tasks, in the round's first pass over them."""
+        assert self.round is not None
+        if step.epoch % (self.section.num_train_epochs or step.epoch + 1):
+            return 0
+        tasks = {t.task_id for t in step.tasks}
+        known = [item.candidates for item in self.round.tasks if item.task_id in tasks]
+        return sum(len(item.candidates_K) for item in known)
+
+    def _update(self, pairs: Sequence[Weighted], sums: Sums, progress: float) -> list[float]:
         """One optimizer step of every trained agent; their gradient norms."""
         batch = PairBatch.of(distributed.share(pairs))
         delta_NP = self._deltas(batch)
-        sums.absorb(self._metrics(delta_NP))
+        sums.absorb(self._metrics(batch, delta_NP))
+        whole = sum(item.weight for item in pairs)
         jobs = [
-            partial(self._gradients, index, batch, delta_NP, len(pairs))
-            for index in self.optimizers
+            partial(self._gradients, index, batch, delta_NP, whole) for index in self.optimizers
         ]
         side_by_side(jobs, self.team.device, self.team.side_by_side)
+        self.moved = True
         return [optimizer.step(progress) for optimizer in self.optimizers.values()]
 
-    def _gradients(self, index: int, batch: PairBatch, delta_NP: torch.Tensor, pairs: int) -> None:
+    def _gradients(
+        self, index: int, batch: PairBatch, delta_NP: torch.Tensor, whole: float
+    ) -> None:
         """∇L_i: its coefficients ∂L_i/∂Δ_i at the present Δ, then the backward pass."""
         self.optimizers[index].zero()
         own_P = delta_NP[index].clone().requires_grad_(True)
         others_P = delta_NP.sum(0) - delta_NP[index]
         loss_P = joint_dpo(own_P, others_P, self.section.dpo_beta, self.section.label_smoothing)
-        (weight_P,) = torch.autograd.grad(loss_P.sum() / pairs, own_P)
+        (weight_P,) = torch.autograd.grad((batch.weight_P * loss_P).sum() / whole, own_P)
+        said_U, owner_C = said_by(self.team.agents[index], batch.candidates_C)
         # policy_gradient is −Σ w log π: the coefficient of log π is −w.
-        rows = self._rows(batch, index, (-batch.coefficients(weight_P)).tolist())
+        weight_U = torch.zeros(len(said_U), dtype=weight_P.dtype)
+        weight_U.index_add_(
+            0, torch.tensor(owner_C, dtype=torch.long), -batch.coefficients(weight_P)
+        )
         with self.team.acting(index) as agent:
             accumulate(
                 agent,
-                rows,
+                rows_of(said_U, weight_U.tolist()),
                 lambda packed: self._loss(agent, packed),
                 Sums(),
                 concurrent=self.team.side_by_side,
@@ -199,113 +231,37 @@ class MADPOTrainer:
         jobs = [partial(self._delta, index, batch) for index in range(len(self.team))]
         return torch.stack(side_by_side(jobs, self.team.device, self.team.side_by_side))
 
-    @torch.no_grad()
     def _delta(self, index: int, batch: PairBatch) -> torch.Tensor:
+        if self.section.dpo_reference == "round" and not self.moved:
+            return torch.zeros(len(batch.weights), dtype=torch.float64)  # it is the reference yet
+        said_U, owner_C = said_by(self.team.agents[index], batch.candidates_C)
         with self.team.acting(index) as agent:
-            value_C = self._logprobs(agent, batch, range(len(batch.candidates_C)))
-        if self.section.dpo_reference:
-            value_C = value_C - self._reference_logprobs(index, batch)
-        return batch.differences(value_C)
-
-    def _reference_logprobs(self, index: int, batch: PairBatch) -> torch.Tensor:
-        """As ``_logprobs``, under the frozen policy: each candidate is read once a run."""
-        known = self._reference[index]
-        keys = [(task.task_id, candidate) for task, candidate in batch.candidates_C]
-        new = [c for c, key in enumerate(keys) if key not in known]
-        with self.team.reference(index) as agent:
-            value_C = self._logprobs(agent, batch, new)
-        known.update({keys[c]: float(value_C[c]) for c in new})
-        return torch.tensor([known[key] for key in keys], dtype=torch.float64)
-
-    def _logprobs(self, agent: Agent, batch: PairBatch, chosen: Sequence[int]) -> torch.Tensor:
-        """log π of the chosen candidates' completions; shape (C,), 0 elsewhere."""
-        kept = set(chosen)
-        weights = [float(c in kept) for c in range(len(batch.candidates_C))]
-        rows = self._rows(batch, agent.index, weights)
-        value_C = torch.zeros(len(weights), dtype=torch.float64)
-        for packed in micro_batches(agent, rows):
-            said = action_logprobs(agent, packed, self.sampling.temperature)
-            owner_A = packed.completion_RL[packed.action_mask_RL]
-            value_C.index_add_(0, owner_A, said.logprob_A.double().cpu())
-        return value_C
-
-    def _rows(self, batch: PairBatch, index: int, weights: Sequence[float]) -> list[Row]:
-        """Agent ``index``'s completions with their coefficients, those of a task side by side;
-        a coefficient of 0 leaves its completion out."""
-        agent = self.team.agents[index]
-        by_task: dict[str, list[int]] = {}
-        for c, (task, _) in enumerate(batch.candidates_C):
-            if weights[c] != 0:
-                by_task.setdefault(task.task_id, []).append(c)
-        rows = []
-        for members in by_task.values():
-            task = batch.candidates_C[members[0]][0]
-            prompt_ids = tuple(agent.encode(task.candidates.prompts_N[index]))
-            ids = {c: self._ids(agent, task, batch.candidates_C[c][1]) for c in members}
-            for part in _parts(members, [len(ids[c]) for c in members]):
-                rows.append(
-                    Row(
-                        prompt_ids,
-                        tuple(ids[c] for c in part),
-                        tuple(weights[c] for c in part),
-                        tuple(part),
-                    )
-                )
-        return rows
-
-    def _ids(self, agent: Agent, task: TaskPairs, candidate: int) -> tuple[int, ...]:
-        completion = task.candidates.candidates_K[candidate].completions_N[agent.index]
-        return completion_ids(agent, completion)
+            value_U = logprobs(agent, said_U, self.sampling.temperature)
+        if self.section.dpo_reference != "none":
+            value_U = value_U - self.reference.of(index, said_U)
+        return batch.differences(value_U[owner_C])
 
     def _measure(self) -> dict[str, float]:
-        """The metrics of the held-out pairs under the present policies."""
-        sums, pairs = Sums(), _interleaved(self.held_out)
+        """The metrics of the round's held-out pairs under the present policies."""
+        sums, pairs = Sums(), interleaved(self.round.held_out if self.round else ())
         for at in range(0, len(pairs), 64):
             batch = PairBatch.of(distributed.share(pairs[at : at + 64]))
-            sums.absorb(self._metrics(self._deltas(batch)))
+            sums.absorb(self._metrics(batch, self._deltas(batch)))
         return self._means(sums) if pairs else {}
 
-    def _metrics(self, delta_NP: torch.Tensor) -> Sums:
-        """Sums over this process's pairs: joint, and of each agent by its own Δ alone."""
+    def _metrics(self, batch: PairBatch, delta_NP: torch.Tensor) -> Sums:
+        """Weighted sums over this process's pairs: joint, and of each agent by its own Δ alone."""
         beta, smoothing = self.section.dpo_beta, self.section.label_smoothing
         found = {"": delta_NP.sum(0)} | {f"agent_{i}/": d for i, d in enumerate(delta_NP)}
-        sums = Sums(pairs=delta_NP.shape[1])
+        weight_P = batch.weight_P
+        sums = Sums(pairs=float(weight_P.sum()))
         for prefix, delta_P in found.items():
             loss_P = joint_dpo(delta_P, torch.zeros_like(delta_P), beta, smoothing)
-            told = {"loss": loss_P, "margin": beta * float(delta_P.sum()), "accuracy": delta_P > 0}
-            sums.add(**{f"{prefix}dpo/{name}": value for name, value in told.items()})
+            told = {"loss": loss_P, "margin": beta * delta_P, "accuracy": delta_P > 0}
+            sums.add(**{f"{prefix}dpo/{name}": value * weight_P for name, value in told.items()})
         return sums
 
     def _means(self, sums: Sums) -> dict[str, float]:
         """Over the pairs; the joint loss also under the name that every trainer logs."""
         means = sums.means("pairs")
         return means | {"loss": means["dpo/loss"]}
-
-
-def completion_ids(agent: Agent, completion: Completion) -> tuple[int, ...]:
-    """The sampled tokens; where they are not this agent's (preferences of another model, or
-    written by hand), its tokenizer's for the text, and end-of-sequence where it is finished."""
-    ids = completion.token_ids
-    if ids and max(ids) < len(agent.tokenizer) and agent.decode(ids) == completion.text:
-        return ids
-    own = agent.tokenizer(completion.text, add_special_tokens=False)["input_ids"]
-    return (*own, agent.stop_ids[0]) if completion.finished else tuple(own)
-
-
-def _parts(members: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
-    """Consecutive members, at most ``ROW_TOKENS`` together (one at least)."""
-    parts: list[list[int]] = []
-    room = 0
-    for member, length in zip(members, lengths, strict=True):
-        if not parts or length > room:
-            parts.append([])
-            room = ROW_TOKENS
-        parts[-1].append(member)
-        room -= length
-    return parts
-
-
-def _interleaved(tasks: Sequence[TaskPairs]) -> list[tuple[TaskPairs, Pair]]:
-    """The first pair of each task, then the second of each, …: updates see many tasks."""
-    most = max((len(item.pairs) for item in tasks), default=0)
-    return [(item, item.pairs[n]) for n in range(most) for item in tasks if n < len(item.pairs)]

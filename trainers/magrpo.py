@@ -30,7 +30,7 @@ import torch
 
 from comlrl.credit.advantages import sibling_advantages
 from comlrl.credit.returns import agent_returns, joint_returns
-from comlrl.loop.loop import Beside, Loop
+from comlrl.loop.loop import Loop
 from comlrl.loop.steps import Step
 from comlrl.models.agent import Agent
 from comlrl.models.logprobs import action_logprobs
@@ -67,25 +67,24 @@ class MAGRPOTrainer:
         rollout: Rollout,
         loop: Loop,
         sampling: Sampling,
-        beside: Beside | None = None,
     ) -> None:
-        """``beside``: more metrics of each evaluation's trees."""
         self.section, self.team, self.rollout, self.loop = section, team, rollout, loop
-        self.sampling, self.beside = sampling, beside
+        self.sampling = sampling
         self.optimizers = [
             optimizer_of(section, agent.parameters(), section.learning_rate, agent.index)
             for agent in team.agents
         ]
 
     def train(self) -> None:
-        for step in self.loop.steps(self, self.beside):
-            self._step(step)
+        for step in self.loop.steps(self):
+            self.step(step)
 
     def parts(self) -> Mapping[str, Part]:
         optimizers = {f"optimizer_{i}": optimizer for i, optimizer in enumerate(self.optimizers)}
         return self.team.parts() | optimizers
 
-    def _step(self, step: Step) -> None:
+    def step(self, step: Step) -> None:
+        """Grow, credit, update, record."""
         trees, greedy = self._grow(step)
         gathered = self.loop.gather(step, trees, greedy)
         sums_N = [Sums() for _ in self.team.agents]

@@ -24,12 +24,15 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
+from comlrl import files
 from comlrl.keyed import order
 from comlrl.loop.loop import Loop
+from comlrl.loop.steps import Step
 from comlrl.preferences.candidates import PreferenceError, joint_texts
 from comlrl.preferences.collector import SUMMARY, Collector
-from comlrl.preferences.pairs import TaskPairs
+from comlrl.preferences.pairs import Round, TaskPairs
 from comlrl.preferences.reward_model import (
     FACTS,
     ModelReward,
@@ -37,16 +40,25 @@ from comlrl.preferences.reward_model import (
     WeakRewardModelError,
     load,
 )
-from comlrl.preferences.reward_training import Fit, RewardBase, TextPair, train
+from comlrl.preferences.reward_training import Fit, RewardBase, TextPair, begin, train
 from comlrl.processes import distributed
-from comlrl.types import Part, Trainer
+from comlrl.types import Part
 from trainers.configs import MARLHFConfig
 
 FOLDER = "reward_model"
+AGREEMENT = "reward_model/order_agreement"
+
+
+class Online(Protocol):
+    """The sibling that learns from the score."""
+
+    def step(self, step: Step) -> None: ...
+
+    def parts(self) -> Mapping[str, Part]: ...
 
 
 class MARLHFTrainer:
-    """Preferences, then a reward model, then the online trainer with that model as its reward."""
+    """Rounds of labels, of fitting the reward model to them, and of learning from its score."""
 
     def __init__(
         self,
@@ -54,7 +66,7 @@ class MARLHFTrainer:
         loop: Loop,
         collector: Collector,
         reward: ModelReward,
-        online: Trainer,
+        online: Online,
         base: RewardBase,
         *,
         seed: int,
@@ -65,87 +77,142 @@ class MARLHFTrainer:
         self.section, self.loop, self.collector = section, loop, collector
         self.reward, self.online, self.base = reward, online, base
         self.seed, self.resume = seed, resume
+        self.round = -1  # the present one
 
     def train(self) -> None:
-        folder = self.loop.run_dir / FOLDER
-        if self.section.reward_model is not None:
-            model = self._load(Path(self.section.reward_model))
-        elif self.resume and (folder / FACTS).exists():
-            model = self._load(folder)
-            if not self.loop.counters.logged:  # killed before the first checkpoint
-                self.collector.pairs()
-                self._report(model)
-        elif self.loop.counters.steps:
-            raise PreferenceError(f"'{folder}' is missing; the run cannot go on without it")
-        else:
-            model = self._fit(folder)
-        self._check(model)
-        self.reward.model = model
-        self.online.train()
+        started, counters = time.monotonic(), self.loop.counters
+        self._begin(self.loop.course.round_of(counters.steps))
+        counters.train_seconds += time.monotonic() - started
+        for step in self.loop.steps(self, self.reward.of_evaluation):
+            index = self.loop.course.round_of(step.index - 1)
+            if index != self.round:
+                self._begin(index)
+            step.clock.lap("label")
+            self.online.step(step)
+            self._end_early(index)
 
     def parts(self) -> Mapping[str, Part]:
-        return self.online.parts()
+        """In one round the model is frozen, and its folder holds it."""
+        moving = {"reward_model": self.reward} if self.section.num_iterations > 1 else {}
+        return {**self.online.parts(), **moving}
+
+    def _begin(self, index: int) -> None:
+        """The reward model of a round: read, resumed, or fitted to the round's labels."""
+        folder = self.loop.run_dir / FOLDER
+        if self.section.reward_model is not None:
+            self.reward.model = self._load(Path(self.section.reward_model))
+            self._check()
+        elif self.section.num_iterations == 1 and self.resume and (folder / FACTS).exists():
+            self.reward.model = self._load(folder)
+            if not self.loop.counters.logged:  # killed before the first checkpoint
+                self._report(self.collector.round(0))
+            self._check()
+        elif self.section.num_iterations == 1 and self.loop.counters.steps:
+            raise PreferenceError(f"'{folder}' is missing; the run cannot go on without it")
+        else:
+            if self.reward.model is None and self.reward.kept is not None:
+                facts, weights = self.reward.kept
+                self.reward.model = begin(self.base, facts, self.seed, weights)
+                self.reward.model.freeze()
+            if self.reward.model is None or self.reward.model.facts.round != index:
+                self._refit(index, folder)
+        self.round = index
+
+    def _end_early(self, index: int) -> None:
+        """Leave out what is left of a round whose model no longer orders what the team does."""
+        least, found = self.section.refit_below, self.loop.latest.get(AGREEMENT)
+        if least is None or found is None or found >= least:
+            return
+        if index + 1 < self.section.num_iterations:
+            self.loop.skip(self.loop.course.end_of(index))
 
     def _load(self, folder: Path) -> RewardModel:
         return load(folder, dtype=self.base.dtype, device=self.base.device)
 
-    def _fit(self, folder: Path) -> RewardModel:
-        """Stages 1 and 2."""
-        pairs, held_out = self.collector.pairs()
-        if not held_out:
+    def _refit(self, index: int, folder: Path) -> None:
+        """Label the round's candidates, and go on fitting the model to them and the replay."""
+        labelled = self.collector.round(index)
+        if index == 0 and not labelled.held_out:
             raise PreferenceError(
                 "preferences: one task alone has pairs, so that none can be held out to measure "
                 "the reward model; give more tasks or more preference_num_candidates"
             )
-        section = self.section
-        share = max(1, section.reward_train_batch_size // distributed.world_size())
-        fit = Fit(
-            section.reward_learning_rate,
-            section.reward_num_train_epochs,
-            share,
-            section.reward_max_length,
-            self.seed,
-            in_order=section.pair_selection == "all",
-            margin=section.reward_margin,
-        )
-        shuffled = order((self.seed, "reward model"), len(pairs))
+        before, told = None, {}
+        if (earlier := self.reward.model) is not None:
+            before = {name: tensor.clone() for name, tensor in earlier.weights().items()}
+            margins, _ = earlier.margins(labelled.tasks)
+            told = {"reward_model/fresh_accuracy": float((margins > 0).float().mean())}
+        self.reward.model = earlier = None  # two need not be held at once
         started = time.monotonic()
-        self.loop.progress.begin("training the reward model")
         model = train(
             self.base,
-            fit,
-            text_pairs([pairs[i] for i in shuffled]),
+            self._fit(index),
+            self._text_pairs(labelled),
             work_dir=folder,
-            say=say,
+            say=say if index == 0 else lambda text: None,
+            before=before,
         )
-        model.measure(held_out)
+        model.facts.round = index
+        model.measure(labelled.held_out or labelled.train)
         say(
             f"{model.facts.accuracy:.1%} of {model.facts.held_out_pairs} held-out pairs ordered "
             f"rightly, after {time.monotonic() - started:.0f} s on {model.facts.pairs} pairs"
         )
-        self._report(model)
+        self.reward.model = model
+        self._report(labelled, told)
         if distributed.is_main():
             model.save(folder)
         distributed.everyone(None)
-        return model
+        if index == 0:
+            self._check()
 
-    def _report(self, model: RewardModel) -> None:
+    def _fit(self, index: int) -> Fit:
+        section = self.section
+        share = max(1, section.reward_train_batch_size // distributed.world_size())
+        return Fit(
+            section.reward_learning_rate,
+            section.reward_num_train_epochs,
+            share,
+            section.reward_max_length,
+            self.seed + index,
+            in_order=section.pair_selection == "all",
+            prompts_first=section.reward_prompts == "first",
+            margin=section.reward_margin,
+        )
+
+    def _text_pairs(self, labelled: Round) -> list[TextPair]:
+        """The round's pairs and, of earlier rounds, as large a part as their weight, by task."""
+        tasks = list(labelled.train)
+        for earlier, weight in self.collector.replayed(labelled.index):
+            key = (self.seed, "replay", labelled.index, earlier.index)
+            kept = round(weight * len(earlier.train))
+            tasks += [earlier.train[i] for i in order(key, len(earlier.train))[:kept]]
+        shuffled = order((self.seed, "reward model", labelled.index), len(tasks))
+        return text_pairs([tasks[i] for i in shuffled], self.section.reward_prompts == "first")
+
+    def _report(self, labelled: Round, told: Mapping[str, float] | None = None) -> None:
         """Candidates that this run has scored are environment steps of it; the model's quality
         goes to the log and into the summary of the preferences."""
+        candidates = sum(len(item.candidates.candidates_K) for item in labelled.tasks)
         if self.section.preferences is None:
-            self.loop.counters.env_steps += self.loop.counters.scored_joint_actions
-        path = self.loop.run_dir / SUMMARY
-        summary, facts = json.loads(path.read_text()), model.facts
+            self.loop.counters.env_steps += candidates
+        assert self.reward.model is not None
+        path, facts = self.loop.run_dir / SUMMARY, self.reward.model.facts
+        gaps = [pair.gap for item in labelled.tasks for pair in item.pairs]
         self.loop.tell(
             {
                 "reward_model/loss": facts.loss,
                 "reward_model/accuracy": facts.accuracy,
                 "preferences/pairs": float(facts.pairs),
-                "preferences/gap_mean": summary["gap_mean"],
+                "preferences/gap_mean": sum(gaps) / max(1, len(gaps)),
+                "preferences/reward_mean": labelled.reward_mean,
+                "preferences/labelled": float(self.collector.labelled),
+                **(told or {}),
             }
         )
         if not distributed.is_main():
             return
+        summary = json.loads(path.read_text())
         summary["reward_model_accuracy"] = facts.accuracy
         summary["reward_model"] = {
             "loss": facts.loss,
@@ -153,10 +220,11 @@ class MARLHFTrainer:
             "held_out_pairs": facts.held_out_pairs,
             "too_long": facts.too_long,
         }
-        path.write_text(json.dumps(summary, indent=1) + "\n")
+        files.replace(path, json.dumps(summary, indent=1) + "\n")
 
-    def _check(self, model: RewardModel) -> None:
-        least, facts = self.section.reward_min_accuracy, model.facts
+    def _check(self) -> None:
+        assert self.reward.model is not None
+        least, facts = self.section.reward_min_accuracy, self.reward.model.facts
         if facts.accuracy < least:
             raise WeakRewardModelError(
                 f"the reward model orders {facts.accuracy:.1%} of {facts.held_out_pairs} held-out "
@@ -167,11 +235,11 @@ class MARLHFTrainer:
             )
 
 
-def text_pairs(tasks: Sequence[TaskPairs]) -> list[TextPair]:
+def text_pairs(tasks: Sequence[TaskPairs], prompts_first: bool = False) -> list[TextPair]:
     """The joint texts and the gap of every pair."""
     found = []
     for item in tasks:
-        texts_K = joint_texts(item.candidates)
+        texts_K = joint_texts(item.candidates, prompts_first)
         found += [TextPair(texts_K[p.winner], texts_K[p.loser], p.gap) for p in item.pairs]
     return found
 

@@ -40,7 +40,7 @@ from dataclasses import dataclass
 import torch
 
 from comlrl.credit.chains import Chains, chains_of
-from comlrl.loop.loop import Beside, Loop
+from comlrl.loop.loop import Loop
 from comlrl.loop.steps import Step
 from comlrl.models.agent import Agent
 from comlrl.models.critics import (
@@ -108,13 +108,11 @@ class PPOTrainer:
         rollout: Rollout,
         loop: Loop,
         sampling: Sampling,
-        beside: Beside | None = None,
         critic_team: Team | None = None,
     ) -> None:
-        """``beside``: more metrics of each evaluation's trees. ``critic_team``: the language models
-        of ``critic_model``, one for each critic."""
+        """``critic_team``: the language models of ``critic_model``, one for each critic."""
         self.section, self.team, self.rollout, self.loop = section, team, rollout, loop
-        self.sampling, self.beside, self.kl = sampling, beside, KLCoefficient(section)
+        self.sampling, self.kl = sampling, KLCoefficient(section)
         self.weight_T = section.turn_gradient_weights or [1.0] * section.num_turns
         self.critic_team = critic_team
         with torch.random.fork_rng(devices=[]):
@@ -137,8 +135,8 @@ class PPOTrainer:
         return kind(hidden_width(agent)).to(agent.device)
 
     def train(self) -> None:
-        for step in self.loop.steps(self, self.beside):
-            self._step(step)
+        for step in self.loop.steps(self):
+            self.step(step)
 
     def parts(self) -> Mapping[str, Part]:
         parts: dict[str, Part] = {**self.team.parts(), "kl_coef": self.kl}
@@ -146,7 +144,8 @@ class PPOTrainer:
         parts |= {f"critic_{i}": critic for i, critic in enumerate(self.critics)}
         return parts | {f"critic_optimizer_{i}": o for i, o in enumerate(self.critic_optimizers)}
 
-    def _step(self, step: Step) -> None:
+    def step(self, step: Step) -> None:
+        """Grow, credit, update, record."""
         tasks, key = distributed.share(step.tasks), ("train", step.index)
         trees = self.rollout.grow(tasks, self.section.shape, self.sampling, key)
         gathered = self.loop.gather(step, trees)

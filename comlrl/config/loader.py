@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +35,10 @@ ALIASES: dict[str, str | None] = {
     "<algo>.reward_shift": "reward_processor.shift",
     "generation.backend": None,
 }
-VALUE_ALIASES = {"aligned": "align", "crossed": "cross"}
+VALUE_ALIASES: dict[str, dict[Any, str]] = {
+    "joint_mode": {"aligned": "align", "crossed": "cross"},
+    "dpo_reference": {True: "start", False: "none", None: "none"},
+}
 
 
 @dataclass(frozen=True)
@@ -82,10 +86,11 @@ class Loader:
         if key is None:
             return
         value = _normalise(setting.value)
-        if isinstance(value, str) and key.endswith(".joint_mode"):
-            if value in VALUE_ALIASES:
-                self.notices.append(f"{key}: '{value}' is read as '{VALUE_ALIASES[value]}'")
-            value = VALUE_ALIASES.get(value, value)
+        older = VALUE_ALIASES.get(key.rpartition(".")[2], {})
+        if isinstance(value, str | bool | None) and value in older:
+            said = f"'{value}'" if isinstance(value, str) else json.dumps(value)
+            self.notices.append(f"{key}: {said} is read as '{older[value]}'")
+            value = older[value]
         if key == "reward_processor.shift" and value is None:  # older files: reward_shift: null
             value = 0.0
         if key in self.sections:

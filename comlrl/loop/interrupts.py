@@ -56,11 +56,11 @@ class Signals:
 
     @contextlib.contextmanager
     def deferring(self) -> Iterator[None]:
-        """``defer`` for a stage of the start-up."""
-        self._raise_at_once = False
+        """``defer`` for a stage, of the start-up or of a step."""
+        before, self._raise_at_once = self._raise_at_once, False
         yield
-        self._raise_at_once = True
-        if self.received is not None:
+        self._raise_at_once = before
+        if before and self.received is not None:
             raise Interrupted(self.received)
 
     @contextlib.contextmanager

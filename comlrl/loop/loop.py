@@ -17,10 +17,10 @@ import torch
 
 from comlrl.config.sections import ConfigError
 from comlrl.evaluation.metrics import tree_metrics
-from comlrl.keyed import order
 from comlrl.loop import checkpoint
 from comlrl.loop.alarm import CollapseAlarm
 from comlrl.loop.best_model import BestModel
+from comlrl.loop.course import Course
 from comlrl.loop.interrupts import Interrupted, Signals
 from comlrl.loop.progress import EVALUATING, SAVING, TRAINING, Ahead, Progress
 from comlrl.loop.steps import Counters, Gathered, Step, peak_memory_mb
@@ -51,17 +51,21 @@ class Loop:
         signals: Signals | None = None,
         standing: Callable[[], Mapping[str, float]] = dict,
         best: BestModel | None = None,
+        course: Course | None = None,
     ) -> None:
         """``section``: the algorithm's keys. ``domain``: measures the trees. ``progress``: is told
         what the run is doing. ``evaluate``: trees and metrics of the present policy; None: never.
         ``seed``: of the order of the tasks, and of what draws from global generators (dropout).
         ``signals``: None: none are heeded. ``standing``: metrics that go into every record; asked
-        on all processes. ``best``: is offered the weights of every evaluation."""
+        on all processes. ``best``: is offered the weights of every evaluation. ``course``: which
+        tasks each step has; None: those of shuffled epochs."""
         self.section, self.tasks, self.domain = section, tasks, domain
         self.run_dir, self.logger, self.evaluate = run_dir, logger, evaluate
         self.seed, self.signals, self.standing = seed, signals or Signals(), standing
         self.best = best
+        self.course = course or Course(tasks, section.batch_size, section.num_train_epochs, seed)
         self.counters = Counters()
+        self.latest: Mapping[str, float] = {}  # metrics of the latest training step
         self.progress = progress or Progress()
         self.parts: Mapping[str, Part] = {}  # of the trainer that runs
         self._started = time.monotonic()
@@ -78,19 +82,9 @@ class Loop:
         )
 
     @property
-    def steps_per_epoch(self) -> int:
-        return math.ceil(len(self.tasks) / self.section.batch_size)
-
-    @property
     def total_steps(self) -> int | None:
         """Training steps of the run; None where environment steps alone end it."""
-        ends = [
-            self.section.max_steps,
-            None
-            if self.section.num_train_epochs is None
-            else self.section.num_train_epochs * self.steps_per_epoch,
-        ]
-        known = [end for end in ends if end is not None]
+        known = [end for end in (self.section.max_steps, self.course.steps) if end is not None]
         return min(known) if known else None
 
     def span(self, env_steps: int) -> Span:
@@ -143,10 +137,7 @@ class Loop:
         self._evaluate_if_due(beside)
         while not self._over():
             index = self.counters.steps
-            epoch, within = divmod(index, self.steps_per_epoch)
-            chosen = order((self.seed, "epoch", epoch), len(self.tasks))
-            size = self.section.batch_size
-            tasks = [self.tasks[i] for i in chosen[within * size : (within + 1) * size]]
+            epoch, tasks = self.course.at(index)
             self._seed(index + 1)
             self._pause, started = 0.0, time.monotonic()
             self._begin(TRAINING)
@@ -183,7 +174,7 @@ class Loop:
         counters.tasks_seen += len(step.tasks)
         self.progress.ahead = self._ahead()
         started = time.monotonic()
-        metrics = {**tree_metrics(gathered.trees, self.domain), **metrics}
+        self.latest = metrics = {**tree_metrics(gathered.trees, self.domain), **metrics}
         if step.index % self.section.logging_steps == 0 or self._over():
             told = self._told(step, gathered)
             self._log("train", {**metrics, **told}, gathered.trees)
@@ -191,6 +182,10 @@ class Loop:
             if distributed.is_main():
                 print(f"warning: {warning}", flush=True)
         self._pause = time.monotonic() - started
+
+    def skip(self, steps: int) -> None:
+        """Go on behind training step ``steps``: those up to it are left out."""
+        self.counters.steps = max(self.counters.steps, steps)
 
     def tell(self, metrics: Mapping[str, float]) -> None:
         """Log what a stage before the training steps has come to. Called by all processes."""
@@ -226,16 +221,20 @@ class Loop:
         return path
 
     @contextlib.contextmanager
-    def watch(self) -> Iterator[None]:
-        """A stage before the training steps that asks ``heed`` about signals, and is not torn."""
+    def watch(self, work: str) -> Iterator[None]:
+        """A stage before or between the updates that asks ``heed`` about signals, and is not torn;
+        within a training step it is a part of that."""
+        if self.progress.work != TRAINING:
+            self._begin(work)
         with self.signals.deferring():
             yield
 
     def heed(self, saved: Path) -> None:
-        """Raises Interrupted where a signal has come; ``saved`` holds what was done so far."""
+        """Raises Interrupted where a signal has come; ``saved`` holds what was done since the last
+        training step, and a checkpoint what was done before."""
         number = self._received()
         if number is not None:
-            raise Interrupted(number, saved)
+            raise Interrupted(number, self.save() if self.counters.steps else saved)
 
     def _begin(self, work: str) -> None:
         self.progress.ahead = self._ahead()
@@ -295,7 +294,8 @@ class Loop:
         self._evaluate_if_due(beside)
         self._leave_if_asked()
         every = self.section.save_steps
-        if every and (self.counters.steps % every == 0 or self._over()):
+        before = self._saved[0] if self._saved is not None else 0
+        if every and (self.counters.steps // every > before // every or self._over()):
             self.save()
 
     def _leave_if_asked(self) -> None:
@@ -308,7 +308,7 @@ class Loop:
         done, every = self.counters.steps, self.section.eval_interval
         if self.evaluate is None or not every or self.counters.evaluated == done:
             return
-        if done % every == 0 or self._over():
+        if done // every > self.counters.evaluated // every or self._over():
             self._evaluate(beside)
 
     def _evaluate(self, beside: Beside | None) -> None:

@@ -1,7 +1,8 @@
 """Joint candidates of a task: kept in the run directory, read back, told as one text.
 
-``preferences.jsonl`` holds one line for each task: its id, each agent's prompt, and the joint
-candidates with their completions and raw task rewards.
+``preferences.jsonl`` holds one line for each task of each round: the round, the task's id, each
+agent's prompt, the joint candidates with their completions and raw task rewards, and, where
+another than the task reward has compared them, what it said.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class PreferenceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class JointCandidate:
-    """One aligned joint action with its raw task reward."""
+    """One joint action with its raw task reward."""
 
     completions_N: tuple[Completion, ...]
     reward: float
@@ -35,15 +36,35 @@ class JointCandidate:
 
 
 @dataclass(frozen=True, slots=True)
+class Pair:
+    """Two joint candidates of one task, by index, and the difference of their task rewards: above
+    0 where the task reward says which is better."""
+
+    winner: int
+    loser: int
+    gap: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """What a comparator has said of a task's candidates."""
+
+    pairs: tuple[Pair, ...]
+    ties: int
+
+
+@dataclass(frozen=True, slots=True)
 class CandidateSet:
-    """One task's scored joint candidates."""
+    """One task's scored joint candidates of one round."""
 
     task_id: str
     prompts_N: tuple[tuple[Message, ...], ...]
     candidates_K: tuple[JointCandidate, ...]
+    round: int = 0
+    verdicts: Verdicts | None = None  # None: the task reward compares
 
     @classmethod
-    def of(cls, tree: Tree) -> CandidateSet:
+    def of(cls, tree: Tree, round_index: int = 0) -> CandidateSet:
         """The joint actions of a single-turn tree."""
         root = tree.nodes[0]
         candidates = [
@@ -53,21 +74,35 @@ class CandidateSet:
             )
             for action, score in zip(root.joint_actions_K, root.scores_K, strict=True)
         ]
-        return cls(
-            tree.task.task_id, tuple(turn.prompt for turn in root.agents_N), tuple(candidates)
-        )
+        prompts_N = tuple(turn.prompt for turn in root.agents_N)
+        return cls(tree.task.task_id, prompts_N, tuple(candidates), round_index)
+
+    def joined(self, other: CandidateSet) -> CandidateSet:
+        """Two rounds' candidates of one task as one set."""
+        verdicts, first = None, len(self.candidates_K)
+        if self.verdicts is not None and other.verdicts is not None:
+            later = (Pair(p.winner + first, p.loser + first, p.gap) for p in other.verdicts.pairs)
+            ties = self.verdicts.ties + other.verdicts.ties
+            verdicts = Verdicts((*self.verdicts.pairs, *later), ties)
+        candidates = self.candidates_K + other.candidates_K
+        return CandidateSet(self.task_id, self.prompts_N, candidates, self.round, verdicts)
 
 
-def joint_text(prompts_N: Sequence[str], responses_N: Sequence[str]) -> str:
-    """A joint action as one text: each agent's prompt and response, in order."""
+def joint_text(
+    prompts_N: Sequence[str], responses_N: Sequence[str], prompts_first: bool = False
+) -> str:
+    """A joint action as one text: each agent's prompt and response, in order; or all prompts, in
+    order, and then all responses."""
     parts = [text for pair in zip(prompts_N, responses_N, strict=True) for text in pair]
+    if prompts_first:
+        parts = [*prompts_N, *responses_N]
     return "\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def joint_texts(candidates: CandidateSet) -> list[str]:
+def joint_texts(candidates: CandidateSet, prompts_first: bool = False) -> list[str]:
     """``joint_text`` of each candidate."""
     prompts_N = ["\n".join(m.content for m in prompt) for prompt in candidates.prompts_N]
-    return [joint_text(prompts_N, candidate.texts_N) for candidate in candidates.candidates_K]
+    return [joint_text(prompts_N, c.texts_N, prompts_first) for c in candidates.candidates_K]
 
 
 def append_sets(path: Path, sets: Sequence[CandidateSet]) -> None:
@@ -78,10 +113,14 @@ def append_sets(path: Path, sets: Sequence[CandidateSet]) -> None:
         os.fsync(file.fileno())
 
 
-def drop_torn_line(path: Path) -> None:
-    """Cut off what a crash left of a last line, so that lines can be appended again."""
+def drop_behind(path: Path, round_index: int) -> None:
+    """Cut off what a crash left of a last line, and the rounds behind ``round_index``."""
     content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
+    whole = 0
+    for line in content.splitlines(keepends=True):
+        if not line.endswith(b"\n") or json.loads(line).get("round", 0) > round_index:
+            break
+        whole += len(line)
     if whole < len(content):
         os.truncate(path, whole)
 
@@ -89,8 +128,8 @@ def drop_torn_line(path: Path) -> None:
 def read_sets(path: Path, num_agents: int) -> list[CandidateSet]:
     """The lines of a ``preferences.jsonl``. Raises PreferenceError naming file and line.
 
-    ``token_ids`` and ``finished`` may be missing, as in files made by hand: completions then have
-    no token ids, and count as finished.
+    ``token_ids``, ``finished`` and ``round`` may be missing, as in files made by hand: completions
+    then have no token ids, and count as finished; the round is the first.
     """
     try:
         lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
@@ -116,7 +155,12 @@ def read_sets(path: Path, num_agents: int) -> list[CandidateSet]:
 
 
 def _to_json(item: CandidateSet) -> dict[str, Any]:
+    said: dict[str, Any] = {}
+    if item.verdicts is not None:
+        said = {"pairs": [[p.winner, p.loser] for p in item.verdicts.pairs]}
+        said["ties"] = item.verdicts.ties
     return {
+        "round": item.round,
         "task_id": item.task_id,
         "prompts": [
             [{"role": m.role, "content": m.content} for m in prompt] for prompt in item.prompts_N
@@ -130,6 +174,7 @@ def _to_json(item: CandidateSet) -> dict[str, Any]:
             }
             for candidate in item.candidates_K
         ],
+        **said,
     }
 
 
@@ -147,4 +192,10 @@ def _from_json(line: dict[str, Any]) -> CandidateSet:
     prompts = tuple(
         tuple(Message(m["role"], m["content"]) for m in prompt) for prompt in line["prompts"]
     )
-    return CandidateSet(str(line["task_id"]), prompts, tuple(candidates))
+    verdicts = None
+    if "pairs" in line:
+        reward_K = [candidate.reward for candidate in candidates]
+        pairs = tuple(Pair(w, r, reward_K[w] - reward_K[r]) for w, r in line["pairs"])
+        verdicts = Verdicts(pairs, int(line.get("ties", 0)))
+    round_index = int(line.get("round", 0))
+    return CandidateSet(str(line["task_id"]), prompts, tuple(candidates), round_index, verdicts)

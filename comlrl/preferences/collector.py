@@ -1,7 +1,7 @@
-"""Samples the joint candidates of all training tasks once, and keeps them in the run directory.
+"""Labels the joint candidates of each round's tasks, and keeps them in the run directory.
 
-Sampling is keyed and the policy is still the first one, so that a collection that was interrupted
-goes on where it stopped and comes to the same candidates.
+Sampling is keyed, and a resumed run comes to the policies of a round's start again, so that a
+collection that was interrupted goes on where it stopped and comes to the same candidates.
 """
 
 from __future__ import annotations
@@ -9,25 +9,30 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from comlrl import files
 from comlrl.preferences.candidates import (
     CandidateSet,
     PreferenceError,
     append_sets,
-    drop_torn_line,
+    drop_behind,
     read_sets,
 )
+from comlrl.preferences.comparing import Comparator, compared
 from comlrl.preferences.pairs import (
-    TaskPairs,
+    Round,
+    check_some,
     hold_out,
     summarize,
     task_pairs,
     tasks_at_once,
 )
+from comlrl.preferences.replay import replay_weights
 from comlrl.processes import distributed
 from comlrl.rollout.grow import Rollout
 from comlrl.types import Sampling, Shape, Task
@@ -36,20 +41,19 @@ FILE, SUMMARY = "preferences.jsonl", "preferences_summary.json"
 
 
 class Stage(Protocol):
-    """What a stage before the training steps needs of their loop (``comlrl/loop/loop.py``)."""
+    """What is needed of the training steps' loop (``comlrl/loop/loop.py``)."""
 
     run_dir: Path
     tasks: Sequence[Task]
     counters: Any
-    progress: Any
 
-    def watch(self) -> AbstractContextManager[None]: ...
+    def watch(self, work: str) -> AbstractContextManager[None]: ...
 
     def heed(self, saved: Path) -> None: ...
 
 
 class Collector:
-    """Preference pairs of a run: (training, held out)."""
+    """The labelled candidates of a run, round after round."""
 
     def __init__(
         self,
@@ -57,123 +61,189 @@ class Collector:
         rollout: Rollout,
         loop: Stage,
         sampling: Sampling,
+        tasks_of: Callable[[int], Sequence[Task]],
         *,
         seed: int,
         resume: bool,
+        comparator: Comparator | None = None,
     ) -> None:
-        """``section``: a ``PreferenceConfig``. ``resume``: go on with what the run directory
-        holds; else an older file there is replaced."""
+        """``section``: a ``PreferenceConfig``. ``tasks_of``: a round's tasks. ``resume``: go on
+        with what the run directory holds; else an older file there is replaced. ``comparator``:
+        None: the task reward compares."""
         self.section, self.rollout, self.loop, self.sampling = section, rollout, loop, sampling
-        self.seed, self.resume = seed, resume
-        self.shape = Shape(section.num_agents, 1, section.preference_num_candidates)
-
-    def pairs(self) -> tuple[list[TaskPairs], list[TaskPairs]]:
-        """Read or sample the candidates, pair them, and write the summary.
-
-        Raises PreferenceError where nothing can be learned from them, and Interrupted on a signal.
-        """
-        sets = self._read() if self.section.preferences is not None else self._collect()
-        section = self.section
-        every = task_pairs(
-            sets,
-            section.pair_selection,
-            section.preference_pairs_per_sample,
-            self.seed,
+        self.tasks_of, self.seed, self.resume = tasks_of, seed, resume
+        self.comparator = comparator
+        self.shape = Shape(
+            section.num_agents, 1, section.preference_num_candidates, section.joint_mode
         )
+        self._rounds: list[Round] = []
+        self._kept: list[CandidateSet] | None = None  # of the file, by earlier processes
+
+    def round(self, index: int) -> Round:
+        """Round ``index``, sampled from the present policies unless it was before.
+
+        Raises PreferenceError where nothing can be learned from it, and Interrupted on a signal.
+        """
+        while len(self._rounds) <= index:
+            self._rounds.append(self._label(len(self._rounds), index))
+        return self._rounds[index]
+
+    @property
+    def labelled(self) -> int:
+        """Joint candidates of all rounds so far."""
+        every = (item for made in self._rounds for item in made.tasks)
+        return sum(len(item.candidates.candidates_K) for item in every)
+
+    def replayed(self, index: int) -> list[tuple[Round, float]]:
+        """The earlier rounds that count in round ``index``, and the weights of their pairs."""
+        section = self.section
+        weights = replay_weights(
+            section.replay, index, section.replay_rounds, section.replay_lambda
+        )
+        return [(self._rounds[earlier], weight) for earlier, weight in weights.items()]
+
+    def _label(self, index: int, present: int) -> Round:
+        section = self.section
+        sets = self._read() if section.preferences is not None else self._collect(index, present)
+        every = task_pairs(
+            sets, section.pair_selection, section.preference_pairs_per_sample, self.seed
+        )
+        if index == 0:
+            check_some(every)
         train, held_out = hold_out(every, section.preference_holdout, self.seed)
-        if distributed.is_main():
-            summary = summarize(every, held_out)
-            (self.loop.run_dir / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
-            say(
-                f"{summary['pairs']} pairs from {summary['candidates']} joint candidates of "
-                f"{summary['tasks']} tasks; {summary['ties_dropped']} ties dropped, "
-                f"{summary['held_out_pairs']} pairs held out"
-            )
-        return train, held_out
+        made = Round(index, tuple(every), tuple(train), tuple(held_out))
+        if distributed.is_main() and index == present:
+            self._sum_up([*self._rounds, made])
+        return made
+
+    def _sum_up(self, rounds: Sequence[Round]) -> None:
+        every = [item for made in rounds for item in made.tasks]
+        summary = summarize(every, [item for made in rounds for item in made.held_out])
+        files.replace(self.loop.run_dir / SUMMARY, json.dumps(summary, indent=1) + "\n")
+        last = summarize(rounds[-1].tasks, rounds[-1].held_out)
+        which = f"round {len(rounds)}: " if self.section.num_iterations > 1 else ""
+        say(
+            f"{which}{last['pairs']} pairs from {last['candidates']} joint candidates of "
+            f"{last['tasks']} tasks; {last['ties_dropped']} ties dropped, "
+            f"{last['held_out_pairs']} pairs held out"
+        )
 
     def _read(self) -> list[CandidateSet]:
-        """Another run's candidates of this run's training tasks."""
+        """Another run's candidates, of all its rounds, of this run's training tasks."""
         path = Path(self.section.preferences)
         path = path / FILE if path.is_dir() else path
-        sets = {item.task_id: item for item in read_sets(path, self.section.num_agents)}
-        self._remember(path)
-        known = [sets[t.task_id] for t in self.loop.tasks if t.task_id in sets]
-        if not known:
+        sets: dict[str, CandidateSet] = {}
+        for item in read_sets(path, self.section.num_agents):
+            known = sets.get(item.task_id)
+            sets[item.task_id] = replace(item, round=0) if known is None else known.joined(item)
+        self._remember(path, 0)
+        known_tasks = [sets[t.task_id] for t in self.loop.tasks if t.task_id in sets]
+        if not known_tasks:
             raise PreferenceError(
                 f"preferences: none of the {len(sets)} tasks in '{path}' is in this run's "
                 "training split; check dataset.name and dataset.train_split"
             )
-        missing = len(self.loop.tasks) - len(known)
+        missing = len(self.loop.tasks) - len(known_tasks)
         if missing:
             say(f"'{path}' has no candidates for {missing} of {len(self.loop.tasks)} tasks")
-        return known
+        return known_tasks
 
-    def _collect(self) -> list[CandidateSet]:
-        path, counters = self.loop.run_dir / FILE, self.loop.counters
-        begun = "preferences" in counters.extra  # resuming behind the collection
-        if begun and not path.exists():
-            raise PreferenceError(f"'{path}' is missing; the run cannot go on without it")
-        have = self._kept(path)
-        started = time.monotonic()
-        if any(task.task_id not in have for task in self.loop.tasks):
-            with self.loop.watch():
-                have = self._sample(path, have)
-        sets = [have[task.task_id] for task in self.loop.tasks]
-        if not begun:
-            self._count(sets, time.monotonic() - started)
-        self._remember(path)
+    def _collect(self, index: int, present: int) -> list[CandidateSet]:
+        """Round ``index``; those before the present one lie in the file."""
+        path = self.loop.run_dir / FILE
+        if self._kept is None:
+            self._kept = self._go_on(path, present)
+        have = {item.task_id: item for item in self._kept if item.round == index}
+        tasks = self.tasks_of(index)
+        if any(task.task_id not in have for task in tasks):
+            assert index == present, "an earlier round lies whole in the file"
+            with self.loop.watch("collecting preferences"):
+                have = self._sample(path, index, tasks, have)
+        sets = [have[task.task_id] for task in tasks]
+        if index >= self._remembered.get("rounds", 0):
+            self._count(sets)
+            self._remember(path, index)
         return sets
 
-    def _kept(self, path: Path) -> dict[str, CandidateSet]:
-        """What an interrupted collection of this run has left."""
+    @property
+    def _remembered(self) -> dict[str, Any]:
+        """What the checkpoint says of the file: rounds, and length and sum of what holds them."""
+        return self.loop.counters.extra.get("preferences", {})
+
+    def _go_on(self, path: Path, present: int) -> list[CandidateSet]:
+        """What earlier processes of this run have left of the rounds up to the present one."""
+        if self._remembered and not path.exists():
+            raise PreferenceError(f"'{path}' is missing; the run cannot go on without it")
         if distributed.is_main():
             if path.exists() and self.resume:
-                drop_torn_line(path)
+                drop_behind(path, present)
             else:
                 path.write_bytes(b"")
         distributed.everyone(None)  # nobody reads before the file is as it should be
+        if self._remembered:
+            self._check(path)
         whole = path.stat().st_size > 0
         sets = read_sets(path, self.section.num_agents) if whole else []
         distributed.everyone(None)  # nor writes before all have read
-        return {item.task_id: item for item in sets}
+        if sets and not self._remembered:
+            say(f"going on behind {len(sets)} tasks that '{path}' holds")
+        return sets
 
-    def _sample(self, path: Path, have: dict[str, CandidateSet]) -> dict[str, CandidateSet]:
+    def _sample(
+        self, path: Path, index: int, tasks: Sequence[Task], have: dict[str, CandidateSet]
+    ) -> dict[str, CandidateSet]:
         """Complete ``have``, some tasks at a time; what they came to is saved at once."""
-        self.loop.progress.begin("collecting preferences")
-        left = [task for task in self.loop.tasks if task.task_id not in have]
+        left = [task for task in tasks if task.task_id not in have]
         size = tasks_at_once(self.section.batch_size, self.section.preference_num_candidates)
         started, done = time.monotonic(), len(have)
-        if have:
-            say(f"going on behind {done} tasks that '{path}' holds")
         for at in range(0, len(left), size):
-            grown = self._grow(left[at : at + size])
+            grown = self._grow(left[at : at + size], index)
             have |= {item.task_id: item for item in grown}
             if distributed.is_main():
                 append_sets(path, grown)
-                say(_progress(len(have), len(have) - done, len(self.loop.tasks), started))
+                if index == 0:
+                    say(_progress(len(have), len(have) - done, len(tasks), started))
             self.loop.heed(path)
         return have
 
-    def _grow(self, tasks: Sequence[Task]) -> list[CandidateSet]:
+    def _grow(self, tasks: Sequence[Task], index: int) -> list[CandidateSet]:
         own = distributed.share(tasks)
-        trees = self.rollout.grow(own, self.shape, self.sampling, ("preferences",))
-        return distributed.gather([CandidateSet.of(tree) for tree in trees])
+        trees = self.rollout.grow(own, self.shape, self.sampling, ("preferences", index))
+        sets = [CandidateSet.of(tree, index) for tree in trees]
+        if self.comparator is not None:
+            limit = self.section.preference_pairs_per_sample
+            sets = [
+                compared(task, item, limit, self.comparator, self.seed)
+                for task, item in zip(own, sets, strict=True)
+            ]
+        return distributed.gather(sets)
 
-    def _count(self, sets: Sequence[CandidateSet], seconds: float) -> None:
+    def _count(self, sets: Sequence[CandidateSet]) -> None:
         """Candidates are scored joint actions, though not always steps of the x-axis."""
-        counters = self.loop.counters
+        counters, shape = self.loop.counters, self.shape
         candidates = [candidate for item in sets for candidate in item.candidates_K]
+        tokens = sum(len(c.token_ids) for each in candidates for c in each.completions_N)
+        cross = shape.joint_mode == "cross"  # each completion is in so many joint candidates
+        often = shape.num_generations ** (shape.num_agents - 1) if cross else 1
         counters.scored_joint_actions += len(candidates)
-        counters.sampled_tokens += sum(
-            len(completion.token_ids) for c in candidates for completion in c.completions_N
-        )
-        counters.train_seconds += seconds
+        counters.sampled_tokens += tokens // often
 
-    def _remember(self, path: Path) -> None:
-        """Checkpoints name the file that the run learns from; another one is refused."""
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        extra = self.loop.counters.extra
-        if extra.setdefault("preferences", digest) != digest:
+    def _remember(self, path: Path, index: int) -> None:
+        """Checkpoints name what of the file the run has learned from; another is refused."""
+        if self._remembered and self.section.preferences is not None:
+            self._check(path)
+            return
+        content = path.read_bytes()
+        self.loop.counters.extra["preferences"] = {
+            "rounds": index + 1,
+            "bytes": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
+
+    def _check(self, path: Path) -> None:
+        with path.open("rb") as file:
+            content = file.read(self._remembered["bytes"])
+        if hashlib.sha256(content).hexdigest() != self._remembered["sha256"]:
             raise PreferenceError(
                 f"preferences: '{path}' has changed since this run began; put the old file back"
             )

@@ -10,19 +10,10 @@ from itertools import groupby
 from typing import Any
 
 from comlrl.keyed import order
-from comlrl.preferences.candidates import CandidateSet, PreferenceError
+from comlrl.preferences.candidates import CandidateSet, Pair, PreferenceError
 
 AT_ONCE = 256  # joint candidates that are sampled together at least, where there are so many
 ROUNDING = 1e-9  # sums of reward terms that are equal may differ in the last bit
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """Two joint candidates of one task, by index, and the difference of their rewards (> 0)."""
-
-    winner: int
-    loser: int
-    gap: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +27,22 @@ class TaskPairs:
     @property
     def task_id(self) -> str:
         return self.candidates.task_id
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round's labelled candidates."""
+
+    index: int
+    tasks: tuple[TaskPairs, ...]  # all
+    train: tuple[TaskPairs, ...]  # of those that have pairs
+    held_out: tuple[TaskPairs, ...]
+
+    @property
+    def reward_mean(self) -> float:
+        """Of all candidates, by the task reward."""
+        rewards = [c.reward for item in self.tasks for c in item.candidates.candidates_K]
+        return sum(rewards) / len(rewards)
 
 
 def tasks_at_once(batch_size: int, num_candidates: int) -> int:
@@ -90,19 +97,26 @@ def _largest_gaps(pairs: Sequence[Pair], limit: int, count: int) -> list[Pair]:
 def task_pairs(
     sets: Iterable[CandidateSet], selection: str, limit: int | None, seed: int
 ) -> list[TaskPairs]:
-    """The pairs of each task. Raises PreferenceError where no task has any."""
+    """The pairs of each task: those that a comparator has told apart, else by the task reward."""
     chosen = []
     for candidates in sets:
+        if (said := candidates.verdicts) is not None:
+            chosen.append(TaskPairs(candidates, said.pairs, said.ties))
+            continue
         rewards_K = [candidate.reward for candidate in candidates.candidates_K]
-        key = (seed, "pairs", candidates.task_id)
+        key = (seed, "pairs", candidates.round, candidates.task_id)
         pairs, ties = select_pairs(rewards_K, selection, limit, partial(order, key))
         chosen.append(TaskPairs(candidates, tuple(pairs), ties))
-    if not any(item.pairs for item in chosen):
+    return chosen
+
+
+def check_some(tasks: Sequence[TaskPairs]) -> None:
+    """Raises PreferenceError where no task has pairs."""
+    if not any(item.pairs for item in tasks):
         raise PreferenceError(
-            f"preferences: no task of {len(chosen)} has two candidates with different rewards; "
+            f"preferences: no task of {len(tasks)} has two candidates with different rewards; "
             "raise preference_num_candidates or the temperature"
         )
-    return chosen
 
 
 def hold_out(
@@ -131,6 +145,6 @@ def summarize(tasks: Sequence[TaskPairs], held_out: Sequence[TaskPairs]) -> dict
         "pairs": len(gaps),
         "held_out_pairs": sum(len(item.pairs) for item in held_out),
         "ties_dropped": sum(item.ties for item in tasks),
-        "gap_mean": sum(gaps) / len(gaps),
+        "gap_mean": sum(gaps) / len(gaps) if gaps else 0.0,
         "gaps": {f"{gap:g}": count for gap, count in sorted(Counter(gaps).items())},
     }

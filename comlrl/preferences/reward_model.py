@@ -45,6 +45,7 @@ class Facts:
 
     base: str
     max_length: int
+    prompts_first: bool = False  # the form of the joint texts that it was fitted to
     mean: float = 0.0  # of the raw scores of the held-out tasks' candidates
     std: float = 1.0
     accuracy: float = 0.0  # share of held-out pairs that it orders rightly
@@ -52,6 +53,7 @@ class Facts:
     pairs: int = 0  # trained on
     held_out_pairs: int = 0
     too_long: int = 0  # training pairs left out, a text of theirs exceeding max_length
+    round: int = 0  # behind whose labels it was fitted
 
 
 class RewardModel:
@@ -111,6 +113,13 @@ class RewardModel:
             logits = self.model(ids.to(device), attention_mask=mask.to(device)).logits
         return logits.float().squeeze(-1).tolist()
 
+    def weights(self) -> dict[str, torch.Tensor]:
+        """What was trained: adapter and head, or everything."""
+        state = self.model.state_dict()
+        if not isinstance(self.model, PeftModel):
+            return state
+        return {n: t for n, t in state.items() if "lora_" in n or ".score." in n}
+
     def freeze(self) -> None:
         """No more training; texts are read the fast way where there is one."""
         self.model.requires_grad_(False).eval()
@@ -121,18 +130,21 @@ class RewardModel:
 
     def measure(self, held_out: Sequence[TaskPairs]) -> None:
         """Take mean and deviation of held-out candidates, and the accuracy on their pairs."""
-        chosen, rejected, every = [], [], []
-        for item in held_out:
-            raw = self.raw(joint_texts(item.candidates))
-            every += raw
-            chosen += [raw[pair.winner] for pair in item.pairs]
-            rejected += [raw[pair.loser] for pair in item.pairs]
-        margin = torch.tensor(chosen) - torch.tensor(rejected)
+        margins, every = self.margins(held_out)
         facts, values = self.facts, torch.tensor(every)
         facts.mean, facts.std = float(values.mean()), float(values.std(correction=0)) or 1.0
-        facts.accuracy = float((margin > 0).float().mean())
-        facts.loss = float(-torch.nn.functional.logsigmoid(margin).mean())
-        facts.held_out_pairs = len(chosen)
+        facts.accuracy = float((margins > 0).float().mean())
+        facts.loss = float(-torch.nn.functional.logsigmoid(margins).mean())
+        facts.held_out_pairs = len(margins)
+
+    def margins(self, tasks: Sequence[TaskPairs]) -> tuple[torch.Tensor, list[float]]:
+        """Raw score of winner less loser of each pair, shape (P,); and of every candidate."""
+        margins, every = [], []
+        for item in tasks:
+            raw = self.raw(joint_texts(item.candidates, self.facts.prompts_first))
+            every += raw
+            margins += [raw[pair.winner] - raw[pair.loser] for pair in item.pairs]
+        return torch.tensor(margins), every
 
     def save(self, folder: Path) -> None:
         """Adapter and head (or all weights), tokenizer and facts; the facts last."""
@@ -191,16 +203,30 @@ def _autocast(model: Any) -> Any:
 
 
 class ModelReward(Reward):
-    """The model's score as the reward; what the task reward found travels with it, for the log."""
+    """The model's score as the reward; what the task reward found travels with it, for the log.
+
+    In rounds the model is a part of checkpoints: what they hold is ``kept`` until it is made one.
+    """
 
     def __init__(self, task_reward: Reward, prompts: Prompts) -> None:
         self.task_reward, self.prompts = task_reward, prompts
         self.model: RewardModel | None = None
+        self.kept: tuple[Facts, dict[str, torch.Tensor]] | None = None
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        assert self.model is not None
+        facts = json.dumps(asdict(self.model.facts)).encode()
+        return self.model.weights() | {"facts": torch.tensor(list(facts), dtype=torch.uint8)}
+
+    def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
+        weights = {name: tensor for name, tensor in tensors.items() if name != "facts"}
+        self.kept = Facts(**json.loads(bytes(tensors["facts"].tolist()))), weights
 
     def score(self, actions: Sequence[JointAction]) -> list[Score]:
         assert self.model is not None, "the reward model comes before the online stage"
+        first = self.model.facts.prompts_first
         texts = [
-            joint_text(self.prompts.texts(a.task, len(a.completions_N)), a.completions_N)
+            joint_text(self.prompts.texts(a.task, len(a.completions_N)), a.completions_N, first)
             for a in actions
         ]
         checked = self.task_reward.score(actions)

@@ -57,6 +57,7 @@ class Fit:
     max_length: int  # tokens of a joint text
     seed: int
     in_order: bool = False  # else pairs are shuffled
+    prompts_first: bool = False  # the form of the joint texts
     margin: float = 0.0  # m of a pair = margin · gap (Touvron et al. 2023, arXiv 2307.09288, eq. 2)
 
 
@@ -67,11 +68,13 @@ def train(
     *,
     work_dir: Path,
     say: Callable[[str], None],
+    before: Mapping[str, torch.Tensor] | None = None,
 ) -> RewardModel:
-    """A classifier fitted to pairs of texts. Raises PreferenceError where none can be."""
-    torch.manual_seed(fit.seed)  # the score head and LoRA's A matrices are drawn at random
-    model, tokenizer = _untrained(base)
-    reward = RewardModel(model, tokenizer, Facts(base.name, fit.max_length))
+    """A classifier fitted to pairs of texts. Raises PreferenceError where none can be.
+
+    ``before``: weights of an earlier fit, to go on from.
+    """
+    reward = begin(base, Facts(base.name, fit.max_length, fit.prompts_first), fit.seed, before)
     encoded = [(reward.encode(pair.winner), reward.encode(pair.loser)) for pair in pairs]
     rows = [
         {"chosen_ids": w, "rejected_ids": r, "margin": fit.margin * pair.gap}
@@ -93,6 +96,17 @@ def train(
     _fit(reward, base, fit, rows, work_dir, say)
     reward.freeze()
     return reward
+
+
+def begin(
+    base: RewardBase, facts: Facts, seed: int, weights: Mapping[str, torch.Tensor] | None
+) -> RewardModel:
+    """The base with these weights of an earlier fit, or untrained; not frozen."""
+    torch.manual_seed(seed)  # the score head and LoRA's A matrices are drawn at random
+    model, tokenizer = _untrained(base)
+    if weights is not None:
+        model.load_state_dict(dict(weights), strict=False)
+    return RewardModel(model, tokenizer, facts)
 
 
 def _untrained(base: RewardBase) -> tuple[Any, Any]:

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from comlrl.loop.checkpoint import load_part
 from comlrl.loop.loop import Loop
 from comlrl.loop.steps import Step
-from comlrl.preferences.candidates import CandidateSet, JointCandidate
-from comlrl.preferences.pairs import Pair, TaskPairs
+from comlrl.preferences.candidates import CandidateSet, JointCandidate, Pair
+from comlrl.preferences.pairs import Round, TaskPairs
+from comlrl.preferences.reading import PairBatch, Weighted, completion_ids
 from comlrl.processes.statistics import Sums
 from comlrl.types import Completion, Message, Sampling
 from rewards.code.domain import CODE
@@ -22,7 +23,7 @@ from tests.fakes import task
 from tests.runs import state
 from tests.tiny_models import EOS, config, prompt, team
 from tests.tiny_trainers import Recorder
-from trainers.madpo import MADPOTrainer, PairBatch, completion_ids
+from trainers.madpo import MADPOTrainer
 
 SAMPLING = Sampling(0.7, 16)
 AGENTS = 3
@@ -51,17 +52,20 @@ TASKS = [
     task_pairs("second", ["xyz", "uv"], [(1, 0)]),
     task_pairs("third", [chr(97 + k) * (k + 1) for k in range(10)], [(9, k) for k in range(9)]),
 ]
-PAIRS = [(item, pair) for item in TASKS for pair in item.pairs]
+PAIRS = [Weighted(item, pair) for item in TASKS for pair in item.pairs]
 
 
 class Kept:
-    """A collector that has its pairs."""
+    """A collector that has its pairs, of one round."""
 
     def __init__(self, train, held_out=()):
-        self.found = list(train), list(held_out)
+        self.found = Round(0, (*train, *held_out), tuple(train), tuple(held_out))
 
-    def pairs(self):
+    def round(self, index):
         return self.found
+
+    def replayed(self, index):
+        return []
 
 
 def trainer(folder: Path, agents, *, train=TASKS, held_out=(), evaluate=None, **keys):
@@ -70,7 +74,7 @@ def trainer(folder: Path, agents, *, train=TASKS, held_out=(), evaluate=None, **
     tasks = [task(t.task_id) for t in train]
     loop = Loop(section, tasks, domain=CODE, run_dir=folder, logger=Recorder(), evaluate=evaluate)
     made = MADPOTrainer(section, agents, loop, SAMPLING, Kept(train, held_out))
-    made._prepare()
+    made._begin(0)
     return made
 
 
@@ -97,17 +101,19 @@ def written_gradient(agents, index: int, beta, smoothing, reference) -> list[tor
     """∇ of L_i = −(1/P) Σ [(1 − s) log σ(z) + s log σ(−z)], z = β (Δ_i + Σ sg(Δ_j))."""
     others = [
         sum(
-            plain_delta(agents, j, item, pair, reference).detach()
+            plain_delta(agents, j, each.task, each.pair, reference).detach()
             for j in range(AGENTS)
             if j != index
         )
-        for item, pair in PAIRS
+        for each in PAIRS
     ]
     loss = torch.zeros((), dtype=torch.float64)
-    for (item, pair), rest in zip(PAIRS, others, strict=True):
-        z = beta * (plain_delta(agents, index, item, pair, reference) + rest)
-        loss = loss - (1 - smoothing) * F.logsigmoid(z) - smoothing * F.logsigmoid(-z)
-    return list(torch.autograd.grad(loss / len(PAIRS), agents.agents[index].parameters()))
+    for each, rest in zip(PAIRS, others, strict=True):
+        z = beta * (plain_delta(agents, index, each.task, each.pair, reference) + rest)
+        told = (1 - smoothing) * F.logsigmoid(z) + smoothing * F.logsigmoid(-z)
+        loss = loss - each.weight * told
+    whole = sum(each.weight for each in PAIRS)
+    return list(torch.autograd.grad(loss / whole, agents.agents[index].parameters()))
 
 
 def update_gradients(made: MADPOTrainer, pairs=PAIRS) -> dict[int, list[torch.Tensor | None]]:
@@ -130,13 +136,13 @@ def update_gradients(made: MADPOTrainer, pairs=PAIRS) -> dict[int, list[torch.Te
     ("kind", "keys"),
     [
         ("qwen2", {}),
-        ("qwen2", {"dpo_reference": True, "label_smoothing": 0.1, "dpo_beta": 0.7}),
-        ("mistral", {"dpo_reference": True}),  # rows of one completion each
-        ("gpt2", {"lora__enabled": False, "dpo_reference": True}),
+        ("qwen2", {"dpo_reference": "start", "label_smoothing": 0.1, "dpo_beta": 0.7}),
+        ("mistral", {"dpo_reference": "start"}),  # rows of one completion each
+        ("gpt2", {"lora__enabled": False, "dpo_reference": "start"}),
     ],
 )
 def test_gradients_are_those_of_the_written_formula(tmp_path, monkeypatch, kind, keys):
-    monkeypatch.setattr("trainers.madpo.ROW_TOKENS", 40)
+    monkeypatch.setattr("comlrl.preferences.reading.ROW_TOKENS", 40)
     full = not keys.get("lora__enabled", True)
     own = {k: v for k, v in keys.items() if "__" in k}
     agents = team(kind, num_agents=AGENTS, reference=full, **own)
@@ -150,7 +156,11 @@ def test_gradients_are_those_of_the_written_formula(tmp_path, monkeypatch, kind,
     section = made.section
     for index in range(AGENTS):
         expected = written_gradient(
-            agents, index, section.dpo_beta, section.label_smoothing, section.dpo_reference
+            agents,
+            index,
+            section.dpo_beta,
+            section.label_smoothing,
+            section.dpo_reference == "start",
         )
         assert max(float(g.abs().max()) for g in expected) > 1e-4
         for one, other in zip(found[index], expected, strict=True):
@@ -162,7 +172,10 @@ def test_another_agent_counts_by_its_value_and_not_by_its_graph(tmp_path):
     agents = team("qwen2", num_agents=AGENTS)
     pair = [PAIRS[0]]
     made = trainer(tmp_path, agents, train_agents=[0], dpo_beta=0.5)
-    deltas = [float(plain_delta(agents, i, *PAIRS[0], False).detach()) for i in range(AGENTS)]
+    deltas = [
+        float(plain_delta(agents, i, PAIRS[0].task, PAIRS[0].pair, False).detach())
+        for i in range(AGENTS)
+    ]
     first = update_gradients(made, pair)
     assert list(first) == [0]
     for other in (1, 2):  # nothing flows to the others
@@ -170,7 +183,7 @@ def test_another_agent_counts_by_its_value_and_not_by_its_graph(tmp_path):
     generator = torch.Generator().manual_seed(3)
     for p in agents.agents[1].parameters():
         p.data += 0.2 * torch.randn(p.shape, generator=generator, dtype=torch.float64)
-    moved = float(plain_delta(agents, 1, *PAIRS[0], False).detach())
+    moved = float(plain_delta(agents, 1, PAIRS[0].task, PAIRS[0].pair, False).detach())
     assert abs(moved - deltas[1]) > 0.1
     second = update_gradients(made, pair)
 
@@ -196,7 +209,10 @@ def test_steps_count_pairs_updates_and_margins(tmp_path):
     agents = team("qwen2", num_agents=AGENTS)
     made = trainer(tmp_path, agents, batch_size=2, train_batch_size=2, logging_steps=1)
     expected = [
-        [float(plain_delta(agents, i, *PAIRS[p], False).detach()) for i in range(AGENTS)]
+        [
+            float(plain_delta(agents, i, PAIRS[p].task, PAIRS[p].pair, False).detach())
+            for i in range(AGENTS)
+        ]
         for p in (0, 2)  # interleaved: the first update has the first pair of each task
     ]
     for optimizer in made.optimizers.values():
@@ -206,7 +222,10 @@ def test_steps_count_pairs_updates_and_margins(tmp_path):
     assert [line.step for line in lines] == [2 * 3, 2 * 12]
     assert [line.update for line in lines] == [2, 2 + 5]
     assert counters.scored_joint_actions == 0  # the collection counts them
-    third = [float(plain_delta(agents, i, *PAIRS[1], False).detach()) for i in range(AGENTS)]
+    third = [
+        float(plain_delta(agents, i, PAIRS[1].task, PAIRS[1].pair, False).detach())
+        for i in range(AGENTS)
+    ]
     joint = [sum(each) for each in (*expected, third)]
     metrics = lines[0].metrics
     assert metrics["dpo/margin"] == pytest.approx(0.1 * sum(joint) / 3, rel=1e-6)
@@ -289,7 +308,7 @@ def test_agents_learn_the_preference_and_it_holds_on_held_out_pairs(tmp_path):
         learning_rate=1e-2,
         num_train_epochs=30,
         eval_interval=30,
-        dpo_reference=True,
+        dpo_reference="start",
     )
     made.train()
     lines = made.loop.logger.records

@@ -67,7 +67,6 @@ def test_a_run_s_own_configuration_can_be_overridden(tmp_path):
     [
         (["marlhf.num_turns=2"], ["marlhf.num_turns", "single"]),
         (["magrpo.num_turns=2"], ["magrpo.num_turns", "single"]),
-        (["magrpo.joint_mode=cross"], ["magrpo.joint_mode", "align"]),
         (["marlhf.rl_algorithm=ppo", "ppo.num_turns=3"], ["ppo.num_turns"]),
         (["marlhf.rl_algorithm=rloo", "magrpo.advantage=max"], ["magrpo.advantage", "rloo"]),
         (["marlhf.rl_algorithm=ppo", "lora.dropout=0.1"], ["lora.dropout"]),

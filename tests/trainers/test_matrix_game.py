@@ -23,6 +23,7 @@ from comlrl.types import AgentTurn, Completion, Node, Score, Task, Tree
 from comlrl.update.losses import (
     clipped_policy,
     clipped_value,
+    joint_dpo,
     latent_distances,
     latent_diversity,
     latent_entropy,
@@ -253,3 +254,100 @@ def test_credit_decides_a_dilemma(learner):
     assert learner([OWN_FIRST, OWN_SECOND]) < 1.3  # the first's own: 1 where both defect
     torch.manual_seed(0)
     assert learner([TEAM] * 2) > 5.7
+
+
+def seven_conventions() -> torch.Tensor:
+    """Whoever writes what is broken (0) earns nothing; six ways fit themselves alone: 4, else 2.
+
+    A policy that knows only what each agent does by itself, whatever the other does, avoids 0 and
+    earns 2 + 2 / 6 = 2.33.
+    """
+    payoff = torch.full((7, 7), 2.0).fill_diagonal_(4.0)
+    payoff[0], payoff[:, 0] = 0.0, 0.0
+    return payoff
+
+
+class Labels:
+    """All pairs of joint actions, each as likely as two draws from the policies make it."""
+
+    def __init__(self, payoff: torch.Tensor, logits_N: Sequence[torch.Tensor]) -> None:
+        self.actions_NK = torch.cartesian_prod(*map(torch.arange, payoff.shape)).T
+        logprob_NK = [
+            logits.detach().log_softmax(-1)[actions]
+            for logits, actions in zip(logits_N, self.actions_NK, strict=True)
+        ]
+        self.probability_K = (logprob_NK[0] + logprob_NK[1]).exp()
+        reward_K = payoff[self.actions_NK[0], self.actions_NK[1]]
+        better_KK = reward_K[:, None] > reward_K[None]
+        weight_KK = self.probability_K[:, None] * self.probability_K[None] * better_KK
+        self.weight_KK = weight_KK / weight_KK.sum()
+
+    def differences(self, value_A: torch.Tensor, agent: int) -> torch.Tensor:
+        """Winner's less loser's value of an agent's actions, of each pair."""
+        value_K = value_A[self.actions_NK[agent]]
+        return (value_K[:, None] - value_K[None]).flatten()
+
+
+def two_policies(seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [(0.3 * torch.randn(7, generator=generator)).requires_grad_() for _ in range(2)]
+
+
+def madpo(rounds: int, reference: str, seed: int) -> float:
+    """240 updates on the exact expectation of the joint DPO loss, relabelled ``rounds`` times."""
+    payoff, logits_N = seven_conventions(), two_policies(seed)
+    first_N = [logits.detach().log_softmax(-1) for logits in logits_N]
+    optimizer = torch.optim.Adam(logits_N, lr=0.1)
+    for _ in range(rounds):
+        labels = Labels(payoff, logits_N)
+        start_N = [logits.detach().log_softmax(-1) for logits in logits_N]
+        reference_N = {"start": first_N, "round": start_N, "none": [torch.zeros(7)] * 2}[reference]
+        for _ in range(240 // rounds):
+            deltas = [
+                labels.differences(logits.log_softmax(-1) - reference_N[i], i)
+                for i, logits in enumerate(logits_N)
+            ]
+            losses = [joint_dpo(deltas[i], deltas[1 - i], beta=0.5) for i in range(2)]
+            optimizer.zero_grad()
+            sum((labels.weight_KK.flatten() * loss).sum() for loss in losses).backward()
+            optimizer.step()
+    return expected(logits_N, payoff.tolist())
+
+
+@pytest.mark.parametrize("reference", ["start", "round", "none"])
+@pytest.mark.parametrize("seed", range(2))
+def test_preferences_find_a_convention_in_rounds_only(reference, seed):
+    """The same updates on the same game: one collection teaches what each does by itself."""
+    assert madpo(1, reference, seed) < 2.6
+    assert madpo(24, reference, seed) > 3.8
+
+
+def marlhf(rounds: int, seed: int) -> float:
+    """A reward model that is blind to fit, r(a, b) = u(a) + v(b), fitted to the exact expectation
+    of the Bradley–Terry loss; then policy gradients, also exact, on its score."""
+    payoff, logits_N = seven_conventions(), two_policies(seed)
+    policy = torch.optim.Adam(logits_N, lr=0.1)
+    scores_N = [torch.zeros(7, requires_grad=True) for _ in range(2)]
+    fit = torch.optim.Adam(scores_N, lr=0.1)
+    for _ in range(rounds):
+        labels = Labels(payoff, logits_N)
+        for _ in range(40):
+            lead = sum(labels.differences(scores, i) for i, scores in enumerate(scores_N))
+            fit.zero_grad()
+            (labels.weight_KK.flatten() * -nn.functional.logsigmoid(lead)).sum().backward()
+            fit.step()
+        for _ in range(140 // rounds):
+            value = sum(
+                (logits.softmax(-1) * scores.detach()).sum()
+                for logits, scores in zip(logits_N, scores_N, strict=True)
+            )
+            policy.zero_grad()
+            (-value).backward()
+            policy.step()
+    return expected(logits_N, payoff.tolist())
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_reward_model_blind_to_fit_finds_it_when_it_is_refitted(seed):
+    assert marlhf(1, seed) < 2.6
+    assert marlhf(7, seed) > 3.8

@@ -8,16 +8,17 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comlrl.config.sections import Config, ConfigError
-from trainers.configs import SECTIONS, online_name, online_section, sampling
+from trainers.configs import SECTIONS, PreferenceConfig, online_name, online_section, sampling
 from trainers.launch.work import build_reward, build_transition, load_domain, load_prompts
 
 if TYPE_CHECKING:
+    from comlrl.loop.course import Course
     from comlrl.loop.interrupts import Signals
     from comlrl.loop.loop import Loop
     from comlrl.loop.resume import Start
@@ -147,6 +148,7 @@ def assemble(
         signals=signals,
         standing=counter(fallbacks),
         best=BestModel(run_dir, save) if config.output.save_best else None,
+        course=build_course(config, train),
     )
     return Run(
         config, section, run_dir, team, generator, reward, rollout, loop, sampled,
@@ -184,6 +186,22 @@ def _words(agent: Agent) -> dict[str, int]:
     """The tokens of text of an agent's tokenizer."""
     special = set(agent.tokenizer.all_special_tokens)
     return {word: i for word, i in agent.tokenizer.get_vocab().items() if word not in special}
+
+
+def build_course(config: Config, tasks: Sequence[Any]) -> Course:
+    """Shuffled epochs, or rounds of them over a part of the tasks each."""
+    from comlrl.loop.course import Course
+
+    section = config.section
+    course = Course(tasks, section.batch_size, section.num_train_epochs, config.seed)
+    if not isinstance(section, PreferenceConfig):
+        return course
+    return replace(
+        course,
+        rounds=section.num_iterations,
+        round_tasks=section.round_tasks,
+        max_steps=section.max_steps,
+    )
 
 
 def saver(team: Team, sampler: Sampler) -> Callable[[Path], None]:

@@ -18,9 +18,11 @@ from typing import Any
 
 from comlrl.builtin import DATASETS, TINY_CODER
 from comlrl.config.sections import Config, ConfigError
+from comlrl.loop.course import Course
 from comlrl.preferences.pairs import tasks_at_once
 from comlrl.tasks.datasets import FILE_KINDS, split_size
 from trainers import configs
+from trainers.launch.assembly import build_course
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}
 ADAPTER_BYTES = 4 * 4  # float32 weight, gradient and Adam's two moments
@@ -86,13 +88,17 @@ def growth(section: Any) -> Growth:
     return total
 
 
-def training_steps(section: Any, tasks: int | None, actions: int) -> int | None:
+def training_steps(
+    section: Any, tasks: int | None, actions: int, course: Course | None = None
+) -> int | None:
     """Training steps of the run, the first of its ends; None where the tasks decide and are
-    unknown. ``actions``: joint actions of a full step."""
+    unknown. ``actions``: joint actions of a full step. ``course``: of a run in rounds."""
     ends = [section.max_steps]
     if section.max_env_steps is not None:
         ends.append(math.ceil(section.max_env_steps / actions))
-    if section.num_train_epochs is not None and tasks is not None:
+    if course is not None:
+        ends.append(course.steps)
+    elif section.num_train_epochs is not None and tasks is not None:
         ends.append(section.num_train_epochs * math.ceil(tasks / section.batch_size))
     known = [end for end in ends if end is not None]
     return min(known) if known else None
@@ -199,7 +205,7 @@ def _online(config: Config, section: Any, tasks: int | None) -> list[str]:
     tree = growth(section)
     size = section.batch_size if tasks is None else min(section.batch_size, tasks)
     actions = size * scored(section, tree)
-    steps = training_steps(section, tasks, actions)
+    steps = training_steps(section, tasks, actions, _rounds(config, tasks))
     nodes = size * tree.nodes
     decoders, turns = _decoders(config), section.num_turns
     calls = decoders * turns
@@ -244,23 +250,36 @@ def _tasks_seen(steps: int, size: int, tasks: int) -> int:
     return epochs * tasks + rest * size
 
 
+def _rounds(config: Config, tasks: int | None) -> Course | None:
+    """The course of a run in rounds; None: of another, or of unknown tasks."""
+    if tasks is None or not isinstance(config.section, configs.PreferenceConfig):
+        return None
+    return build_course(config, range(tasks))
+
+
 def _preferences(config: Config, tasks: int | None) -> list[str]:
-    """Candidates that are sampled once, and the pairs kept of them."""
-    section = config.section
+    """Candidates that are sampled, and the pairs kept of them."""
+    section, rounds = config.section, _rounds(config, tasks)
     if section.preferences is not None:
         return [f"{'preferences':<22}read from {section.preferences}; nothing is sampled for them"]
-    candidates, kept = section.preference_num_candidates, section.preference_pairs_per_sample
+    own, kept = section.preference_num_candidates, section.preference_pairs_per_sample
+    candidates = own**section.num_agents if section.joint_mode == "cross" else own
     pairs = math.comb(candidates, 2) if kept is None else min(kept, math.comb(candidates, 2))
-    count = None if tasks is None else tasks * candidates
-    size = tasks_at_once(section.batch_size, candidates)
-    calls = None if tasks is None else math.ceil(tasks / size) * _decoders(config)
-    tokens = None if count is None else count * section.num_agents * section.max_new_tokens
-    return [
-        f"{'candidates':<22}{_number(count)}  {candidates} for each task, in "
-        f"{_number(calls)} generation calls, ≤ {_number(tokens)} tokens",
-        f"{'preference pairs ≤':<22}{_number(None if tasks is None else tasks * pairs)}  "
-        f"{pairs} of each task",
+    each = None if rounds is None else [rounds.length_of(r) for r in range(section.num_iterations)]
+    labelled = None if each is None else sum(each)
+    size = tasks_at_once(section.batch_size, own)
+    calls = None if each is None else sum(math.ceil(n / size) for n in each) * _decoders(config)
+    sampled = None if labelled is None else labelled * own * section.num_agents
+    tokens = None if sampled is None else sampled * section.max_new_tokens
+    lines = [
+        f"{'candidates':<22}{_number(_times(labelled, candidates))}  {candidates} for each task, "
+        f"in {_number(calls)} generation calls, ≤ {_number(tokens)} tokens",
+        f"{'preference pairs ≤':<22}{_number(_times(labelled, pairs))}  {pairs} of each task",
     ]
+    if section.num_iterations > 1:
+        of = "of all tasks" if rounds is None else f"of {rounds.length_of(0)} tasks"
+        lines.append(f"{'rounds':<22}{section.num_iterations}  {of} each")
+    return lines
 
 
 def _evaluations(config: Config, tasks: int | None) -> list[str]:
@@ -272,7 +291,7 @@ def _evaluations(config: Config, tasks: int | None) -> list[str]:
     each = min(limits) if limits else None
     tree = growth(section)
     size = section.batch_size if tasks is None else min(section.batch_size, tasks)
-    steps = training_steps(section, tasks, size * scored(section, tree))
+    steps = training_steps(section, tasks, size * scored(section, tree), _rounds(config, tasks))
     passes = None
     if steps is not None and config.section.trained_online:
         passes = 1 + math.ceil(steps / section.eval_interval)

@@ -104,6 +104,21 @@ TABLE = (
         "MADPO learns from preference_num_candidates joint candidates of a task",
     ),
     Idle(
+        "<algo>.replay <algo>.replay_rounds <algo>.replay_lambda <algo>.refit_below",
+        lambda c, s: getattr(c.section, "num_iterations", None) == 1,
+        "num_iterations=1: there is one round",
+    ),
+    Idle(
+        "<algo>.replay_rounds",
+        lambda c, s: getattr(c.section, "replay", None) in ("current", "all"),
+        "only replay=last_k and lambda_decay read it",
+    ),
+    Idle(
+        "<algo>.replay_lambda",
+        lambda c, s: getattr(c.section, "replay", "lambda_decay") != "lambda_decay",
+        "only replay=lambda_decay reads it",
+    ),
+    Idle(
         "<algo>.preference_num_candidates",
         lambda c, s: getattr(c.section, "preferences", None) is not None,
         "candidates are read from <algo>.preferences",
@@ -113,6 +128,7 @@ TABLE = (
         "<algo>.pair_selection <algo>.preference_holdout <algo>.preferences "
         "<algo>.reward_model_name <algo>.reward_learning_rate <algo>.reward_num_train_epochs "
         "<algo>.reward_train_batch_size <algo>.reward_max_length <algo>.reward_margin "
+        "<algo>.reward_prompts "
         "<algo>.reward_freeze_backbone",
         lambda c, s: getattr(c.section, "reward_model", None) is not None,
         "the reward model is read from marlhf.reward_model",

@@ -51,6 +51,7 @@ def _ranges(name: str, section: CommonConfig) -> None:
         "eval_interval": 0, "eval_num_samples": 1, "eval_answers": 1, "save_steps": 0,
         "save_total_limit": 1,
         "preference_num_candidates": 2, "preference_pairs_per_sample": 1,
+        "num_iterations": 1, "round_tasks": 1, "replay_rounds": 1,
         "ppo_epochs": 1, "latent_dim": 1, "latent_hidden": 1, "heterogeneous_rank": 1,
         "entropy_coef": 0, "lambda_e": 0, "lambda_d": 0, "kl_horizon": 1,
         "reward_num_train_epochs": 1, "reward_train_batch_size": 1, "reward_max_length": 8,
@@ -59,7 +60,7 @@ def _ranges(name: str, section: CommonConfig) -> None:
     above_zero = (
         "learning_rate", "max_grad_norm", "dpo_beta", "clip_range", "value_learning_rate",
         "value_clip_range", "target_kl", "kl_target", "latent_learning_rate",
-        "inference_learning_rate", "reward_learning_rate",
+        "inference_learning_rate", "reward_learning_rate", "replay_lambda",
     )  # fmt: skip
     for key, least in at_least.items():
         value = getattr(section, key, None)
@@ -69,7 +70,9 @@ def _ranges(name: str, section: CommonConfig) -> None:
         value = getattr(section, key, None)
         if value is not None and value <= 0:
             raise ConfigError(f"{name}.{key}: {value} must be above 0")
-    for key in ("discount", "gae_lambda", "gamma_token", "label_smoothing"):
+    for key in (
+        "discount", "gae_lambda", "gamma_token", "label_smoothing", "replay_lambda", "refit_below"
+    ):  # fmt: skip
         value = getattr(section, key, None)
         if value is not None and not 0 <= value <= 1:
             raise ConfigError(f"{name}.{key}: {value} must lie between 0 and 1")
@@ -168,11 +171,6 @@ def _preferences(config: Config) -> None:
                 f"{name}.num_turns: {given.num_turns}; preferences compare single joint "
                 "actions, so num_turns must be 1"
             )
-        if given.joint_mode != "align":
-            raise ConfigError(
-                f"{name}.joint_mode: '{given.joint_mode}'; a preference pair is two aligned "
-                "joint actions, so joint_mode must be align"
-            )
         if given.handoff is not None:
             raise ConfigError(
                 f"{name}.handoff: '{given.handoff}'; nothing follows a single turn: give null"
@@ -183,6 +181,7 @@ def _preferences(config: Config) -> None:
             f"{name}.preference_pairs_per_sample: "
             f"{section.preference_pairs_per_sample} with pair_selection=all; set it to null"
         )
+    _rounds(name, section)
     least = 0.0 if isinstance(section, MADPOConfig) else 1e-9  # a reward model must be measured
     if not least <= section.preference_holdout < 1:
         raise ConfigError(
@@ -195,6 +194,25 @@ def _preferences(config: Config) -> None:
             f"reward_processor.shift: {shift:g} with marlhf.rl_algorithm={section.rl_algorithm} "
             "and no baseline: the scores' mean is 0 already, and all completions would be pushed "
             "one way; set reward_processor.shift=0"
+        )
+
+
+def _rounds(name: str, section: PreferenceConfig) -> None:
+    if section.replay == "last_k" and section.replay_rounds is None:
+        raise ConfigError(f"{name}.replay_rounds: null with replay=last_k; give a number of rounds")
+    rounds = section.num_iterations
+    if rounds == 1:
+        return
+    for key in ("preferences", "reward_model"):
+        if (given := getattr(section, key, None)) is not None:
+            raise ConfigError(
+                f"{name}.{key}: '{given}' with num_iterations={rounds}, whose rounds are of the "
+                f"policies as they move; set num_iterations=1, or {key}=null"
+            )
+    if section.num_train_epochs is None and (section.max_steps or 0) < rounds:
+        raise ConfigError(
+            f"{name}.num_train_epochs: null, and max_steps={section.max_steps} cannot be divided "
+            f"among num_iterations={rounds}; give num_train_epochs, the passes over a round's tasks"
         )
 
 
@@ -211,7 +229,7 @@ def _madpo(section: MADPOConfig, config: Config) -> None:
         )
     if section.kl_coef > 0:
         raise ConfigError(
-            f"madpo.kl_coef: {section.kl_coef}; DPO's reference is dpo_reference=true: give 0"
+            f"madpo.kl_coef: {section.kl_coef}; DPO's reference is dpo_reference=start: give 0"
         )
     trained = section.train_agents
     if trained is not None and (

@@ -291,7 +291,19 @@ def test_a_mistake_is_refused_in_one_line(items, named):
     [
         ("grpo", ["grpo.num_agents=2"], ["grpo.num_agents", "2", "magrpo"]),
         ("madpo", ["madpo.num_turns=2"], ["madpo.num_turns", "2"]),
-        ("madpo", ["madpo.joint_mode=cross"], ["madpo.joint_mode", "align"]),
+        ("madpo", ["madpo.replay=last_k"], ["madpo.replay_rounds", "null"]),
+        ("madpo", ["madpo.num_iterations=0"], ["madpo.num_iterations", "0", "1"]),
+        ("madpo", ["madpo.replay_lambda=1.5"], ["madpo.replay_lambda", "1.5"]),
+        (
+            "madpo",
+            ["madpo.num_iterations=2", "madpo.preferences=a.jsonl"],
+            ["madpo.preferences", "a.jsonl", "num_iterations=1"],
+        ),
+        (
+            "marlhf",
+            ["marlhf.num_iterations=9", "marlhf.num_train_epochs=null", "marlhf.max_steps=8"],
+            ["marlhf.num_train_epochs", "max_steps=8", "num_iterations=9"],
+        ),
         ("madpo", ["madpo.pair_selection=all"], ["preference_pairs_per_sample", "null"]),
         ("madpo", ["lora.dropout=0.1"], ["lora.dropout", "0.1", "madpo"]),
         ("marlhf", ["magrpo.num_turns=2"], ["magrpo.num_turns", "2"]),

@@ -14,13 +14,14 @@ from comlrl.loop.loop import Loop
 from comlrl.preferences.candidates import (
     CandidateSet,
     JointCandidate,
+    Pair,
     PreferenceError,
     append_sets,
     joint_texts,
     read_sets,
 )
 from comlrl.preferences.collector import Collector
-from comlrl.preferences.pairs import Pair, TaskPairs, hold_out, select_pairs
+from comlrl.preferences.pairs import TaskPairs, hold_out, select_pairs
 from comlrl.rollout.grow import Rollout
 from comlrl.types import Completion, Message
 from rewards.code.domain import CODE
@@ -185,13 +186,20 @@ def collector(folder: Path, *, stop=None, resume=False, section=SECTION, names="
     sampler, scored = Stopping(stop), FakeReward(reward)
     rollout = Rollout(sampler, scored, FakeTransition(), PROMPTS, seed=SEED)
     loop = Loop(section, [task(n) for n in names], domain=CODE, run_dir=folder, logger=Recorder())
-    made = Collector(section, rollout, loop, SAMPLING, seed=SEED, resume=resume)
+    made = Collector(
+        section, rollout, loop, SAMPLING, lambda index: loop.tasks, seed=SEED, resume=resume
+    )
     return made, sampler, loop
+
+
+def pairs(made: Collector, index: int = 0):
+    found = made.round(index)
+    return list(found.train), list(found.held_out)
 
 
 def test_a_collection_is_batched_counted_and_summed_up(tmp_path, capsys):
     made, sampler, loop = collector(tmp_path / "run")
-    train, held = made.pairs()
+    train, held = pairs(made)
     assert sampler.calls == [[2, 2], [2, 2], [1, 1]]  # two tasks a call, both agents
     assert loop.counters.scored_joint_actions == 5 * 5
     assert loop.counters.env_steps == 0
@@ -209,17 +217,17 @@ def test_a_collection_is_batched_counted_and_summed_up(tmp_path, capsys):
 
 @pytest.mark.parametrize("tear", [False, True])
 def test_an_interrupted_collection_goes_on_where_it_stopped(tmp_path, tear):
-    undisturbed = collector(tmp_path / "undisturbed")[0].pairs()
+    undisturbed = pairs(collector(tmp_path / "undisturbed")[0])
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        collector(folder, stop=1)[0].pairs()
+        pairs(collector(folder, stop=1)[0])
     path = folder / "preferences.jsonl"
     assert len(read_sets(path, 2)) == 2
     if tear:
         with path.open("a") as file:
             file.write('{"task_id": "C", "pro')
     made, sampler, loop = collector(folder, resume=True)
-    assert made.pairs() == undisturbed
+    assert pairs(made) == undisturbed
     assert sampler.calls == [[2, 2], [1, 1]]
     assert path.read_bytes() == (tmp_path / "undisturbed/preferences.jsonl").read_bytes()
     assert loop.counters.scored_joint_actions == 25
@@ -230,46 +238,50 @@ def test_without_resume_an_older_file_is_replaced(tmp_path):
     folder.mkdir()
     append_sets(folder / "preferences.jsonl", [candidates("A")])
     _, sampler, _ = (found := collector(folder))
-    found[0].pairs()
+    pairs(found[0])
     assert len(sampler.calls) == 3
 
 
 def test_reading_back_samples_nothing(tmp_path, capsys):
     made, *_ = collector(tmp_path / "first")
-    expected = made.pairs()
+    expected = pairs(made)
     for given in (tmp_path / "first", tmp_path / "first/preferences.jsonl"):
         section = replace(SECTION, preferences=str(given))
         made, sampler, loop = collector(tmp_path / "second", section=section)
-        assert made.pairs() == expected
+        assert pairs(made) == expected
         assert sampler.calls == [] and loop.counters.scored_joint_actions == 0
     made, *_ = collector(tmp_path / "third", section=section, names="AZ")
     capsys.readouterr()
-    train, held = made.pairs()
+    train, held = pairs(made)
     assert [item.task_id for item in train] == ["A"] and held == []
     assert "no candidates for 1 of 2 tasks" in capsys.readouterr().out
     made, *_ = collector(tmp_path / "fourth", section=section, names="Z")
     with pytest.raises(PreferenceError, match="train_split"):
-        made.pairs()
+        pairs(made)
 
 
 def test_a_resumed_run_refuses_other_preferences(tmp_path):
     made, _, loop = collector(tmp_path / "run")
-    made.pairs()
+    pairs(made)
     path = tmp_path / "run/preferences.jsonl"
     again, _, later = collector(tmp_path / "run", resume=True)
     later.counters = loop.counters  # as a checkpoint holds them
-    again.pairs()
+    pairs(again)
     assert later.counters.scored_joint_actions == 25  # counted once
+    again = collector(tmp_path / "run", resume=True)[0]
+    again.loop.counters = loop.counters
     path.write_bytes(path.read_bytes().replace(b'"reward": 1.0', b'"reward": 2.0'))
     with pytest.raises(PreferenceError, match="changed"):
-        again.pairs()
+        pairs(again)
+    again = collector(tmp_path / "run", resume=True)[0]
+    again.loop.counters = loop.counters
     path.unlink()
     with pytest.raises(PreferenceError, match="missing"):
-        again.pairs()
+        pairs(again)
 
 
 def test_nothing_to_learn_says_so(tmp_path, monkeypatch):
     made, *_ = collector(tmp_path / "run")
     made.rollout.reward.value = lambda *_: 1.0
     with pytest.raises(PreferenceError, match="preference_num_candidates"):
-        made.pairs()
+        pairs(made)

@@ -265,6 +265,24 @@ def test_the_same_seed_gives_the_same_model(tmp_path):
     assert one.raw(["p\nao\n"]) != other.raw(["p\nao\n"])
 
 
+def test_a_fit_goes_on_from_another(tmp_path):
+    """Of 48 pairs in two fits, the second begins where the first ended; all prompts may stand
+    first, and are then read so when candidates are measured."""
+    first = fitted(tmp_path, pairs(16))
+    before = {name: tensor.clone() for name, tensor in first.weights().items()}
+    still = Fit(1e-12, 1, 8, 64, 7, prompts_first=True)
+    base = RewardBase(str(folder("qwen2")), lora=LORA)
+    given = [TextPair("p\nao\n", "p\nax\n", GAP)]
+    again = train(base, still, given, work_dir=tmp_path / "work", say=print, before=before)
+    assert again.raw(["p\nao\n"]) == pytest.approx(first.raw(["p\nao\n"]), abs=1e-6)
+    assert again.facts.prompts_first and not first.facts.prompts_first
+
+
+def test_prompts_may_stand_first():
+    assert joint_text(("p", "q\n"), ("a", "b")) == "p\na\nq\nb\n"
+    assert joint_text(("p", "q\n"), ("a", "b"), prompts_first=True) == "p\nq\na\nb\n"
+
+
 class TaskReward(Reward):
     closed = False
 
@@ -277,6 +295,8 @@ class TaskReward(Reward):
 
 class Lengths:
     """A reward model whose score is a text's length."""
+
+    facts = Facts("none", 8)
 
     def scores(self, texts):
         self.texts = texts

@@ -325,7 +325,9 @@ def test_models_that_are_to_be_split_are_checked_without_being_split(capsys):
 
 
 def test_files_of_an_earlier_run_are_looked_for(capsys):
-    code, _, err = dry_run(capsys, "madpo.preferences=/no/such", config="madpo_quickstart")
+    once = "madpo.num_iterations=1"
+    code, _, err = dry_run(capsys, once, "madpo.preferences=/no/such", config="madpo_quickstart")
     assert code == 2 and "preferences: '/no/such' cannot be read" in err
-    code, _, err = dry_run(capsys, "marlhf.reward_model=/no/such", config="marlhf_quickstart")
+    given = ("marlhf.num_iterations=1", "marlhf.reward_model=/no/such")
+    code, _, err = dry_run(capsys, *given, config="marlhf_quickstart")
     assert code == 2 and "marlhf.reward_model: '/no/such' holds no" in err

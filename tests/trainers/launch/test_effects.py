@@ -68,13 +68,20 @@ IN_VAIN = [  # file, what is said, of it in vain
     ("madpo", "madpo.num_generations=7", "madpo.num_generations"),
     (
         "madpo",
-        "madpo.preferences=a.jsonl madpo.preference_num_candidates=3",
+        "madpo.num_iterations=1 madpo.preferences=a.jsonl madpo.preference_num_candidates=3",
         "madpo.preference_num_candidates",
     ),
     (
         "marlhf",
-        "marlhf.reward_model=a marlhf.reward_learning_rate=1",
+        "marlhf.num_iterations=1 marlhf.reward_model=a marlhf.reward_learning_rate=1",
         "marlhf.reward_learning_rate",
+    ),
+    ("marlhf", "marlhf.num_iterations=1 marlhf.refit_below=0.6", "marlhf.refit_below"),
+    ("madpo", "madpo.replay=all madpo.replay_rounds=3", "madpo.replay_rounds"),
+    (
+        "madpo",
+        "madpo.replay=last_k madpo.replay_rounds=3 madpo.replay_lambda=0.3",
+        "madpo.replay_lambda",
     ),
     ("marlhf", "marlhf.rl_algorithm=ppo magrpo.advantage=max", "magrpo.advantage"),
     ("marlhf", "ppo.clip_range=0.3", "ppo.clip_range"),
@@ -108,6 +115,7 @@ def test_what_is_said_in_vain_is_told(name, overrides, key):
         ("mt_magrpo", "external.history=last external.original_prompt=true"),
         ("mt_magrpo", "external.mode=expert_edits external.expert_model=gpt-5"),
         ("magrpo", "magrpo.discount=0.9"),  # the default, said
+        ("madpo", "madpo.replay=lambda_decay madpo.replay_rounds=3 madpo.replay_lambda=0.3"),
         ("magrpo", "magrpo.joint_mode=cross lora.alpha=3"),
         ("marlhf", "magrpo.update_epochs=2 magrpo.clip_range=0.3"),
         ("mt_magrpo", "magrpo.early_termination_threshold=0 reward_processor.shift=-4"),

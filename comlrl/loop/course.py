@@ -1,0 +1,92 @@
+"""Which tasks each training step has: shuffled epochs, or rounds of passes over a share of them."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+from comlrl.keyed import order
+from comlrl.types import Task
+
+
+def share_of_round(tasks: Sequence[Task], size: int, index: int, seed: int) -> list[Task]:
+    """The tasks of round ``index``: one shuffled pass over all of them after the other, ``size`` a
+    round; a pass's last round takes what is left."""
+    cycle, at = divmod(index, math.ceil(len(tasks) / size))
+    chosen = order((seed, "rounds", cycle), len(tasks))[at * size : (at + 1) * size]
+    return [tasks[i] for i in sorted(chosen)]
+
+
+@dataclass(frozen=True)
+class Course:
+    """The training steps of a run, ``batch_size`` tasks each, the last of a pass what is left."""
+
+    tasks: Sequence[Task]  # counts alone need no more than their number
+    batch_size: int
+    epochs: int | None  # passes over the tasks, of each round; None: others end the run
+    seed: int
+    rounds: int = 1
+    round_tasks: int | None = None  # of a round; None: all tasks, divided among the rounds
+    max_steps: int | None = None  # where ``epochs`` is None, what the rounds are parts of
+
+    @cached_property
+    def size(self) -> int:
+        """Tasks of a round, at most."""
+        whole = len(self.tasks)
+        return min(whole, self.round_tasks or math.ceil(whole / self.rounds))
+
+    @property
+    def steps(self) -> int | None:
+        """Of the whole course; None where it has no end."""
+        return None if self.epochs is None else self._ends[-1]
+
+    def tasks_of(self, round_index: int) -> list[Task]:
+        return share_of_round(self.tasks, self.size, round_index, self.seed)
+
+    def round_of(self, step: int) -> int:
+        """The round (0-based) that a step (0-based) is in; one behind the last is of the last."""
+        return min(bisect_right(self._ends, step), self.rounds - 1)
+
+    def end_of(self, round_index: int) -> int:
+        """Steps up to the end of a round."""
+        return self._ends[round_index]
+
+    def at(self, step: int) -> tuple[int, list[Task]]:
+        """The epoch (a pass, counted over all rounds) and the tasks of a step; all 0-based."""
+        index = self.round_of(step)
+        tasks = self.tasks_of(index)
+        part, parts = self.part_of(step)
+        within = step - (self._ends[index - 1] if index else 0)
+        epoch = index * (self.epochs or 1) + within // parts
+        chosen = order((self.seed, "epoch", epoch), len(tasks))
+        chosen = chosen[part * self.batch_size : (part + 1) * self.batch_size]
+        return epoch, [tasks[i] for i in chosen]
+
+    def part_of(self, step: int) -> tuple[int, int]:
+        """Which of how many steps of a pass it is; 0-based."""
+        index = self.round_of(step)
+        parts = math.ceil(self._lengths[index] / self.batch_size)
+        return (step - (self._ends[index - 1] if index else 0)) % parts, parts
+
+    def length_of(self, round_index: int) -> int:
+        """Tasks of a round."""
+        return self._lengths[round_index]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """Steps up to the end of each round."""
+        if self.epochs is None:
+            whole = self.max_steps or 0
+            return [whole * (r + 1) // self.rounds for r in range(self.rounds)]
+        passes = self.epochs
+        return list(accumulate(passes * math.ceil(n / self.batch_size) for n in self._lengths))
+
+    @cached_property
+    def _lengths(self) -> list[int]:
+        whole, size = len(self.tasks), self.size
+        cycle = math.ceil(whole / size)
+        return [min(size, whole - size * (r % cycle)) for r in range(self.rounds)]

@@ -1,0 +1,194 @@
+"""Preference pairs → each agent's completions, read once however many pairs they are in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from comlrl.models.agent import Agent
+from comlrl.models.logprobs import action_logprobs
+from comlrl.preferences.candidates import CandidateSet, Pair
+from comlrl.preferences.pairs import TaskPairs
+from comlrl.types import Completion, Row
+from comlrl.update.accumulate import micro_batches
+
+ROW_TOKENS = 2048  # completions share a row, and with it the prompt, up to so many tokens of theirs
+
+
+@dataclass(frozen=True, slots=True)
+class Weighted:
+    """A pair of a task, and how much it counts."""
+
+    task: TaskPairs
+    pair: Pair
+    weight: float = 1.0
+
+
+def interleaved(tasks: Sequence[TaskPairs], weight: float = 1.0) -> list[Weighted]:
+    """The first pair of each task, then the second of each, …: updates see many tasks."""
+    most = max((len(item.pairs) for item in tasks), default=0)
+    return [
+        Weighted(item, item.pairs[n], weight)
+        for n in range(most)
+        for item in tasks
+        if n < len(item.pairs)
+    ]
+
+
+@dataclass
+class PairBatch:
+    """P pairs and the C different candidates that they are made of."""
+
+    candidates_C: list[tuple[CandidateSet, int]] = field(default_factory=list)
+    winner_P: list[int] = field(default_factory=list)  # indices into the candidates
+    loser_P: list[int] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, pairs: Sequence[Weighted]) -> PairBatch:
+        batch = cls()
+        index: dict[Any, int] = {}
+        for item in pairs:
+            candidates = item.task.candidates
+            for chosen, places in (
+                (item.pair.winner, batch.winner_P),
+                (item.pair.loser, batch.loser_P),
+            ):
+                key = (candidates.round, candidates.task_id, chosen)
+                if key not in index:
+                    index[key] = len(index)
+                    batch.candidates_C.append((candidates, chosen))
+                places.append(index[key])
+            batch.weights.append(item.weight)
+        return batch
+
+    @property
+    def weight_P(self) -> torch.Tensor:
+        return torch.tensor(self.weights, dtype=torch.float64)
+
+    def differences(self, value_C: torch.Tensor) -> torch.Tensor:
+        """Winner's minus loser's value of each pair, shape (P,)."""
+        return value_C[self.winner_P] - value_C[self.loser_P]
+
+    def coefficients(self, weight_P: torch.Tensor) -> torch.Tensor:
+        """∂/∂value_C of Σ weight · difference, shape (C,)."""
+        value_C = torch.zeros(len(self.candidates_C), dtype=weight_P.dtype)
+        value_C.index_add_(0, torch.tensor(self.winner_P, dtype=torch.long), weight_P)
+        value_C.index_add_(0, torch.tensor(self.loser_P, dtype=torch.long), -weight_P)
+        return value_C
+
+
+class Said(NamedTuple):
+    """What one agent wrote in answer to a prompt, in tokens."""
+
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+
+
+def said_by(
+    agent: Agent, candidates_C: Sequence[tuple[CandidateSet, int]]
+) -> tuple[list[Said], list[int]]:
+    """The agent's U different completions, and which of them each candidate holds."""
+    prompts: dict[Any, tuple[int, ...]] = {}
+    place: dict[Said, int] = {}
+    owner_C = []
+    for candidates, k in candidates_C:
+        prompt = candidates.prompts_N[agent.index]
+        if prompt not in prompts:
+            prompts[prompt] = tuple(agent.encode(prompt))
+        completion = candidates.candidates_K[k].completions_N[agent.index]
+        said = Said(prompts[prompt], completion_ids(agent, completion))
+        owner_C.append(place.setdefault(said, len(place)))
+    return list(place), owner_C
+
+
+def all_candidates(tasks: Sequence[TaskPairs]) -> list[tuple[CandidateSet, int]]:
+    return [(t.candidates, k) for t in tasks for k in range(len(t.candidates.candidates_K))]
+
+
+def rows_of(said_U: Sequence[Said], weights: Sequence[float]) -> list[Row]:
+    """Completions with their coefficients, those of a prompt side by side; a coefficient of 0
+    leaves its completion out."""
+    by_prompt: dict[tuple[int, ...], list[int]] = {}
+    for u, said in enumerate(said_U):
+        if weights[u] != 0 and said.ids:
+            by_prompt.setdefault(said.prompt_ids, []).append(u)
+    return [
+        Row(
+            prompt_ids,
+            tuple(said_U[u].ids for u in part),
+            tuple(weights[u] for u in part),
+            tuple(part),
+        )
+        for prompt_ids, members in by_prompt.items()
+        for part in _parts(members, [len(said_U[u].ids) for u in members])
+    ]
+
+
+@torch.no_grad()
+def logprobs(agent: Agent, said_U: Sequence[Said], temperature: float) -> torch.Tensor:
+    """log π of each completion; shape (U,), float64, on the CPU."""
+    value_U = torch.zeros(len(said_U), dtype=torch.float64)
+    for packed in micro_batches(agent, rows_of(said_U, [1.0] * len(said_U))):
+        found = action_logprobs(agent, packed, temperature)
+        owner_A = packed.completion_RL[packed.action_mask_RL]
+        value_U.index_add_(0, owner_A, found.logprob_A.double().cpu())
+    return value_U
+
+
+def completion_ids(agent: Agent, completion: Completion) -> tuple[int, ...]:
+    """The sampled tokens; where they are not this agent's (preferences of another model, or
+    written by hand), its tokenizer's for the text, and end-of-sequence where it is finished."""
+    ids = completion.token_ids
+    if ids and max(ids) < len(agent.tokenizer) and agent.decode(ids) == completion.text:
+        return ids
+    own = agent.tokenizer(completion.text, add_special_tokens=False)["input_ids"]
+    return (*own, agent.stop_ids[0]) if completion.finished else tuple(own)
+
+
+def _parts(members: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
+    """Consecutive members, at most ``ROW_TOKENS`` together (one at least)."""
+    parts: list[list[int]] = []
+    room = 0
+    for member, length in zip(members, lengths, strict=True):
+        if not parts or length > room:
+            parts.append([])
+            room = ROW_TOKENS
+        parts[-1].append(member)
+        room -= length
+    return parts
+
+
+class ReferenceValues:
+    """log π of a round's completions under the reference, taken at the round's start; a part of
+    checkpoints, as the policies of that time are gone in the middle of the round."""
+
+    def __init__(self, agents: int) -> None:
+        self.round = -1
+        self.known_N: list[dict[Said, float]] = [{} for _ in range(agents)]
+        self._values_N = [torch.zeros(0, dtype=torch.float64) for _ in range(agents)]
+
+    def take(self, round_index: int, values_N: Sequence[torch.Tensor]) -> None:
+        self.round, self._values_N = round_index, list(values_N)
+
+    def name(self, said_NU: Sequence[Sequence[Said]]) -> None:
+        """Which completions the values are of."""
+        self.known_N = [
+            dict(zip(said_U, values.tolist(), strict=True))
+            for said_U, values in zip(said_NU, self._values_N, strict=True)
+        ]
+
+    def of(self, index: int, said_U: Sequence[Said]) -> torch.Tensor:
+        """Agent ``index``'s values, shape (U,)."""
+        return torch.tensor([self.known_N[index][said] for said in said_U], dtype=torch.float64)
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        values = {f"agent_{i}": values for i, values in enumerate(self._values_N)}
+        return values | {"round": torch.tensor(self.round)}
+
+    def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.round = int(tensors["round"])
+        self._values_N = [tensors[f"agent_{i}"] for i in range(len(self._values_N))]
