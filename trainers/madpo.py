@@ -144,6 +144,7 @@ class MADPOTrainer:
         metrics = {
             "preferences/pairs": float(len(pairs)),
             "preferences/reward_mean": self.round.reward_mean,
+            "preferences/labelled": float(self.collector.labelled),
             "pairs_per_second": len(pairs) / step.clock.total,
         }
         if pairs:

@@ -58,6 +58,8 @@ PAIRS = [Weighted(item, pair) for item in TASKS for pair in item.pairs]
 class Kept:
     """A collector that has its pairs, of one round."""
 
+    labelled = 0
+
     def __init__(self, train, held_out=()):
         self.found = Round(0, (*train, *held_out), tuple(train), tuple(held_out))
 

@@ -108,7 +108,7 @@ def small(folder: Path, **keys) -> list[str]:
         "preference_num_candidates": 4, "preference_holdout": 0.3, "batch_size": 4,
         "max_steps": 2, "num_generations": 2, "max_new_tokens": 8, "eval_interval": 2,
         "eval_num_samples": 2, "save_steps": 1, "reward_min_accuracy": 0.0,
-        "reward_num_train_epochs": 1,
+        "reward_num_train_epochs": 1, "num_iterations": 1, "round_tasks": None,
     } | keys  # fmt: skip
     items = [f"marlhf.{name}={json.dumps(value)}" for name, value in given.items()]
     return [
