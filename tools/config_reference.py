@@ -10,6 +10,7 @@ import ast
 import dataclasses
 import inspect
 import io
+import json
 import re
 import sys
 import tokenize
@@ -163,7 +164,11 @@ def _older() -> str:
         f"| `{old}` | {f'`{new}`' if new else 'read and ignored'} |"
         for old, new in loader.ALIASES.items()
     ]
-    rows += [f"| joint_mode `{old}` | `{new}` |" for old, new in loader.VALUE_ALIASES.items()]
+    rows += [
+        f"| {key} `{old if isinstance(old, str) else json.dumps(old)}` | `{new}` |"
+        for key, older in loader.VALUE_ALIASES.items()
+        for old, new in older.items()
+    ]
     note = "They are read, with a notice; `<algo>` is the algorithm's section.\n"
     return "\n".join([note, "| older | now |", "|---|---|", *rows]) + "\n"
 

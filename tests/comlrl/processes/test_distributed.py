@@ -409,7 +409,7 @@ def test_sharded_run(zygote: Zygote, tmp_path: Path) -> None:
         ("magrpo", ["magrpo.num_turns=2", "magrpo.handoff=random"]),
         ("ppo", ["ppo.kl_coef=0.1"]),
         ("shppo", []),
-        ("madpo", ["madpo.dpo_reference=true"]),
+        ("madpo", ["madpo.dpo_reference=start"]),
     ],
 )
 def test_sharded_runs_of_others(

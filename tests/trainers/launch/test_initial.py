@@ -315,7 +315,7 @@ def test_every_algorithm_starts_from_a_grpo_run(
     """And keeps to it as its reference: resumed, with the source gone, as undisturbed."""
     source = tmp_path / "source"
     shutil.copytree(grpo, source)
-    keys = {"madpo": "madpo.dpo_reference=true", "marlhf": "marlhf.kl_coef=0.1"}
+    keys = {"madpo": "madpo.dpo_reference=start", "marlhf": "marlhf.kl_coef=0.1"}
     more = [f"init_from={source}", keys.get(algorithm, f"{algorithm}.kl_coef=0.1")]
     more += [f"{algorithm}.max_steps=2", f"{algorithm}.save_steps=1"]
     folders = [tmp_path / "whole", tmp_path / "parts"]
