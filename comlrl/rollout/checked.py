@@ -27,6 +27,8 @@ class CheckedReward(Reward):
         self.reward, self.target = reward, target
 
     def score(self, actions: Sequence[JointAction]) -> list[Score]:
+        if not actions:  # a process without a share; the user's code need not know of that
+            return []
         with self.target.calling():
             given = self.reward.score(actions)
             found = list(given) if isinstance(given, Iterable) else None

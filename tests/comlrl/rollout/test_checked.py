@@ -85,6 +85,7 @@ def test_close_and_for_evaluation_may_be_left_out():
     reward = CheckedReward(Fixed([1.0, 2.0]), TARGET)
     reward.close()
     assert reward.for_evaluation() is reward
+    assert reward.score([]) == []  # of a process without a share; it is not asked
 
 
 def test_close_and_for_evaluation_where_they_are():

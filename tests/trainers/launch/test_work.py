@@ -91,7 +91,7 @@ def test_what_the_players_read(shared):
     task = prompts.domain.task("t", {"coins": 9})
     first = prompts.first(task, 3)
     assert first[0].startswith("# 3 players share 9 coins.") and "Player 2 answers" in first[1]
-    assert first[2] == "# 9 coins. Two others take before you.\ntake =\n"  # the file's own
+    assert first[2] == "# 9 coins. Two others take before you.\ntake = "  # the file's own
     texts = ("4", "four", " 6 coins")
     reward = build_reward(config)
     (score,) = reward.score([JointAction(task, texts)])
