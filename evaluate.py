@@ -88,11 +88,14 @@ def evaluate(plan: Plan) -> int:
 
 
 def cross_play(plan: Plan) -> int:
-    """Every helper with every main → matrices, JSON, Markdown, heat map."""
+    """The last agent of every run with the others of every run → matrices, JSON, Markdown, heat
+    map."""
     from comlrl.evaluation import cross_play as pairs
     from comlrl.evaluation.estimates import estimates
     from loggers.report.heat_map import write_heat_map
-    from loggers.tables import cross_play_table
+    from loggers.tables import cross_play_table, sides
+    from loggers.views import view_of
+    from loggers.views.view import listed
 
     stage = build(plan, remembering=True)
     sampler: Any = stage.rollout.sampler
@@ -106,7 +109,8 @@ def cross_play(plan: Plan) -> int:
     domain = stage.rollout.prompts.domain
     found = [[estimates(t, domain, plan.ks, plan.config.seed) for t in row] for row in rows]
     told = set.intersection(*(set(metrics) for row in found for metrics, _ in row))
-    wanted = ("reward_mean", "test_fraction", *(f"pass@{k}" for k in plan.ks))
+    own = listed(view_of(plan.config.domain).crossed, sorted(told))
+    wanted = ("reward_mean", *own, *(f"pass@{k}" for k in plan.ks))
     matrices = {
         name: [[metrics[name] for metrics, _ in row] for row in found]
         for name in wanted
@@ -123,7 +127,9 @@ def cross_play(plan: Plan) -> int:
     out = place(plan, what)
     write(out, result, cross_play_table(result))
     names = [team.name for team in plan.teams]
-    write_heat_map(out.with_suffix(".png"), names, matrices["reward_mean"], "Mean reward")
+    write_heat_map(
+        out.with_suffix(".png"), names, matrices["reward_mean"], "Mean reward", sides(what["roles"])
+    )
     return 0
 
 
@@ -163,6 +169,7 @@ def grower(plan: Plan, stage: Stage) -> Callable[[], list[Tree]]:
 def described(plan: Plan, stage: Stage) -> dict[str, Any]:
     """What was evaluated, and how."""
     config = plan.config
+    agents = 1 if plan.baseline == "single" else config.section.num_agents
     names = [team.name for team in plan.teams]
     one = names[0] if len(names) == 1 else None
     return ({"runs": names} if len(names) > 1 else {}) | {
@@ -173,7 +180,8 @@ def described(plan: Plan, stage: Stage) -> dict[str, Any]:
         "init_from": None if plan.teams else config.init_from,
         "baseline": plan.baseline,
         "model": list(config.agents) if config.agents else config.agent_model.name,
-        "num_agents": 1 if plan.baseline == "single" else config.section.num_agents,
+        "num_agents": agents,
+        "roles": list(stage.rollout.prompts.domain.roles(agents)),
         "num_turns": 1 if plan.baseline else config.section.num_turns,
         "dataset": config.dataset.name,
         "split": config.dataset.eval_split,

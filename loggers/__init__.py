@@ -20,6 +20,7 @@ from loggers.episodes import EpisodeLogger
 from loggers.jsonl import JsonlLogger
 from loggers.latents import LatentLogger
 from loggers.samples import SampleLogger
+from loggers.views import view_of
 
 if TYPE_CHECKING:
     from comlrl.loop.progress import Progress
@@ -81,7 +82,7 @@ def build(
         if wandb_logger := connect(config, domain, run_dir, resume):
             loggers.append(wandb_logger)
     # Last: what the others have to say at their start stands above the live table.
-    loggers.append(ConsoleLogger(progress, title=run_dir.name))
+    loggers.append(ConsoleLogger(progress, title=run_dir.name, own=view_of(config.domain).console))
     return Loggers(loggers)
 
 

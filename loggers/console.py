@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from comlrl.loop.progress import Progress
 
 # Column heading, metric, format: those that a record does not have are left out of its line.
-COLUMNS = (
+Columns = Sequence[tuple[str, str, str]]
+BEFORE: Columns = (
     ("tasks", "tasks_seen", "{:,.0f}"),
     ("reward", "reward_mean", "{:.2f}"),
     ("pass", "pass_rate", "{:.0%}"),
-    ("tests", "test_fraction", "{:.0%}"),
-    ("aux used", "aux_called_rate", "{:.0%}"),
+)
+BEHIND: Columns = (
     ("length", "completion_length_mean", "{:.0f}"),
     ("cut", "truncation_share", "{:.0%}"),
     ("tok/s", "tokens_per_second", "{:,.0f}"),
@@ -30,16 +31,23 @@ COLUMNS = (
 
 
 class ConsoleLogger:
-    """``progress``: how far the run is, what it is doing and how long it will take."""
+    """``progress``: how far the run is, what it is doing and how long it will take; ``own``: the
+    domain's columns."""
 
     def __init__(
-        self, progress: Progress, *, title: str = "", console: Console | None = None
+        self,
+        progress: Progress,
+        *,
+        title: str = "",
+        console: Console | None = None,
+        own: Columns = (),
     ) -> None:
         self._console = console or Console()
         self._progress = progress
+        self._columns = (*BEFORE, *own, *BEHIND)
         self._live: _LiveView | None = None
         if self._console.is_terminal:
-            self._live = _LiveView(self._console, progress, title)
+            self._live = _LiveView(self._console, progress, title, self._columns)
         else:
             progress.listeners.append(self._began)
 
@@ -72,7 +80,7 @@ class ConsoleLogger:
         words = [f"{record.phase:<5} {where}  env steps {record.step}  epoch {record.epoch}"]
         words += [
             f"{heading} {form.format(record.metrics[name])}"
-            for heading, name, form in COLUMNS
+            for heading, name, form in self._columns
             if name in record.metrics
         ]
         return "  ".join([*words, *self._left()])
@@ -88,8 +96,9 @@ class _LiveView:
     The first line is drawn anew four times a second: the time left runs down also within a step.
     """
 
-    def __init__(self, console: Console, progress: Progress, title: str) -> None:
+    def __init__(self, console: Console, progress: Progress, title: str, columns: Columns) -> None:
         self._progress, self._title = progress, title or "training"
+        self._columns = columns
         self._train: LogRecord | None = None
         self._evals: list[LogRecord] = []
         self._closed = False
@@ -109,7 +118,7 @@ class _LiveView:
 
     def _view(self) -> Group:
         shown = [r for r in (*self._evals[:1], *self._evals[1:][-4:], self._train) if r]
-        return Group(self._head(), *([_table(shown)] if shown else []))
+        return Group(self._head(), *([_table(shown, self._columns)] if shown else []))
 
     def _head(self) -> Table:
         ahead = self._progress.ahead
@@ -126,9 +135,9 @@ class _LiveView:
         return line
 
 
-def _table(shown: Sequence[LogRecord]) -> Table:
+def _table(shown: Sequence[LogRecord], columns: Columns) -> Table:
     table = Table(box=None, pad_edge=False)
-    columns = [c for c in COLUMNS if any(c[1] in r.metrics for r in shown)]
+    columns = [c for c in columns if any(c[1] in r.metrics for r in shown)]
     for heading in ("", "step", "env steps", *(c[0] for c in columns)):
         table.add_column(heading, justify="right" if heading else "left")
     for record in shown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,19 @@ import yaml
 
 from loggers.report.run_data import Run, read_run
 from loggers.tables import table
+from loggers.views.view import listed
 
 TOLD = ("num_turns", "num_generations", "joint_mode", "handoff", "learning_rate", "discount")
-RESULTS = ("reward_mean", "pass@1", "test_fraction", "syntax_rate", "aux_called_rate")
+RESULTS = ("reward_mean", "pass@1")
+OWN = ("base", "folder", "team", "tokenizer")  # names in the snippet
 BUILTINS = {"builtin:tiny-coder": "TINY_CODER"}  # their folders, as comlrl.builtin names them
 SHARED = """\
 from trainers.launch.load import load_sampler
 from comlrl.types import Message, Request, Sampling
 
 agents = load_sampler({run!r})  # base, adapter, and the layer that tells agents apart
-asked = [(Message("user", "What aux is asked."),), (Message("user", "What main is asked."),)]
+roles = {roles!r}
+asked = [(Message("user", f"What {{role}} is asked."),) for role in roles]
 requests = [
     [Request(agents.encode(agent, prompt), (("key", "task", (), agent, 0),))]
     for agent, prompt in enumerate(asked)
@@ -27,9 +31,8 @@ answers = [said[0].text for ((said),) in agents.sample(requests, Sampling(0.0, 6
 """
 LIMITS = """\
 Each agent was trained with the others of this team and may have learned habits that only they
-share; `python evaluate.py --cross-play RUN RUN` measures that. What the agents write is code from
-a language model: run it in a sandbox only. The data and the base model come with terms of their
-own."""
+share; `python evaluate.py --cross-play RUN RUN` measures that. {caution}The data and the base model
+come with terms of their own."""
 
 
 def write_model_card(run_dir: str | Path, method: str = "") -> Path:
@@ -76,8 +79,7 @@ def card(run: Run, place: Path, method: str = "") -> str:
         [
             _front_matter(run),
             f"# A team of {count}, trained with {run.algorithm.upper()}\n",
-            f"{count} agent(s) on `{_base(run)}` ({trained}) that solve a programming task "
-            "together: helpers write functions that main calls.\n",
+            f"{count} agent(s) on `{_base(run)}` ({trained}) that {run.view.work}.\n",
             table(["folder", "role"], agents),
             "## Training\n",
             f"{method or run.algorithm.upper()}; tasks of `{dataset['name']}` "
@@ -87,10 +89,10 @@ def card(run: Run, place: Path, method: str = "") -> str:
             _results(run),
             "## Use\n",
             f"```python\n{snippet(run, place)}```\n",
-            "`python evaluate.py --checkpoint RUN --k 1,3,5` runs the whole team on the held-out "
+            f"`python evaluate.py --checkpoint RUN{_ks(run)}` runs the whole team on the held-out "
             "tasks.\n",
             "## Limits\n",
-            LIMITS,
+            LIMITS.format(caution=f"{run.view.caution} " if run.view.caution else ""),
             "",
         ]
     )
@@ -99,9 +101,12 @@ def card(run: Run, place: Path, method: str = "") -> str:
 def snippet(run: Run, place: Path) -> str:
     """Python that loads what was trained, from where the run was started."""
     if _shared(place):
-        return SHARED.format(run=str(run.path if place.name == "final_model" else place))
+        agents = run.config[run.algorithm]["num_agents"]
+        roles = [run.role(agent) for agent in range(agents)]
+        where = str(run.path if place.name == "final_model" else place)
+        return SHARED.format(run=where, roles=roles)
     folders = sorted(folder.name for folder in place.glob("agent_*"))
-    named, lora = _roles(run, place, folders), run.config.get("lora", {}).get("enabled")
+    named, lora = _names(run, folders), run.config.get("lora", {}).get("enabled")
     bases = run.config.get("agents") or [run.config["agent_model"]["name"]] * len(folders)
     told = ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
     if lora:
@@ -138,7 +143,8 @@ def _results(run: Run) -> str:
     before, after = (run.summary.get(key) for key in ("eval_start", "eval_end"))
     if not before or not after:
         return ""
-    rows = [[name, before[name], after[name]] for name in RESULTS if name in after]
+    told = [*(n for n in RESULTS if n in after), *listed(run.view.tables, after)]
+    rows = [[name, before.get(name, "–"), after[name]] for name in told]
     split = f"`{run.config['dataset']['name']}` {run.config['dataset'].get('eval_split', '')}"
     tasks = int(after.get("tasks", 0))
     answers = run.config.get(run.algorithm, {}).get("eval_answers", 1)
@@ -162,7 +168,7 @@ def _front_matter(run: Run) -> str:
     facts: dict[str, Any] = {
         "library_name": "peft" if run.config.get("lora", {}).get("enabled") else "transformers",
         "pipeline_tag": "text-generation",
-        "tags": ["comlrl", "multi-agent", "reinforcement-learning", "code", run.algorithm],
+        "tags": ["comlrl", "multi-agent", "reinforcement-learning", *run.view.tags, run.algorithm],
     }
     facts |= {"base_model": bases if len(bases) > 1 else bases[0]} if bases else {}
     facts |= {"datasets": [data]} if _on_hub(data) else {}
@@ -181,6 +187,18 @@ def _base(run: Run) -> str:
 def _shared(place: Path) -> bool:
     """Whether one policy acts for all agents, told apart by what lies beside it."""
     return (place / "heterogeneous").is_dir()
+
+
+def _ks(run: Run) -> str:
+    """How pass@k is asked for, where there is such a thing."""
+    return " --k 1,3,5" if "pass_rate" in run.all_names else ""
+
+
+def _names(run: Run, folders: list[str]) -> list[str]:
+    """Of the agents in Python: their roles, where those are names there."""
+    roles = [run.role(agent) for agent in range(len(folders))]
+    fit = all(role.isidentifier() and not iskeyword(role) and role not in OWN for role in roles)
+    return roles if fit else folders
 
 
 def _roles(run: Run, place: Path, folders: list[str]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from comlrl.files import read_lines, replace
 from comlrl.types import Domain, LogMark, LogRecord, Node, Score, Tree
 
 MAX_TASKS = {"eval": 200, "train": 16}  # of each kept pass
-MAX_TEXT = 20_000  # characters of a prompt, completion or program
+MAX_TEXT = 20_000  # characters of a problem or a completion
 
 
 class SampleLogger:
@@ -101,7 +101,9 @@ def episode(node: Node, action: int, score: Score, domain: Domain) -> dict[str, 
     }
     if score.passed is not None:
         line["passed"] = score.passed
-    return {**line, **domain.described(score)}
+    if facts := domain.described(score):
+        line["facts"] = dict(facts)
+    return line
 
 
 def _first_path(tree: Tree) -> list[tuple[Node, int]]:

@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-SHOWN = (
-    "test_fraction",
-    "syntax_rate",
-    "aux_called_rate",
-    "aux_needed_rate",
-    "wrapper_rate",
-    "aux_ignored_rate",
-    "convention_match_rate",
-    "completion_length_mean",
-    "truncation_share",
-)
+from loggers.views import view_of
+from loggers.views.view import listed
+
+SHOWN = ("convention_match_rate", "completion_length_mean", "truncation_share")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -42,7 +35,7 @@ def evaluation_table(result: Mapping[str, Any]) -> str:
     names = [name for name in metrics if name.startswith("pass@")]
     names += [f"turn_{t}/reward_mean" for t in range(1, result["num_turns"] + 1)][:-1]
     names += ["reward_mean", *(name for name in metrics if name.startswith("reward/"))]
-    names += [name for name in SHOWN if name in metrics]
+    names += listed(view_of(result["settings"]["domain"]).tables, metrics) + list(SHOWN)
     rows = [[n, metrics[n], _interval(intervals.get(n))] for n in names if n in metrics]
     cost = [[name, value] for name, value in result["budget"].items()]
     heading = f"# {_what(result)}\n\n{_how(result)}\n"
@@ -52,21 +45,26 @@ def evaluation_table(result: Mapping[str, Any]) -> str:
 
 
 def cross_play_table(result: Mapping[str, Any]) -> str:
-    """A matrix for each metric: helpers of the row's run, main of the column's."""
-    runs = result["runs"]
+    """A matrix for each metric: the last agent of the column's run, all others of the row's."""
+    runs, (others, last) = result["runs"], sides(result["roles"])
     names = [f"{i + 1}" for i in range(len(runs))]
     parts = ["# Cross-play\n", _how(result) + "\n"]
     parts += [f"{i + 1}. `{run}`" for i, run in enumerate(runs)]
     for name, matrix in result["matrices"].items():
         found = result["summary"][name]
-        rows = [[f"aux of {n}", *row] for n, row in zip(names, matrix, strict=True)]
+        rows = [[f"{others} of {n}", *row] for n, row in zip(names, matrix, strict=True)]
         parts += [
             f"\n## {name}\n",
-            table(["", *(f"main of {n}" for n in names)], rows),
+            table(["", *(f"{last} of {n}" for n in names)], rows),
             f"With themselves {_text(found['self_play'])}, with others "
             f"{_text(found['cross_play'])}: a gap of {_text(found['gap'])}.",
         ]
     return "\n".join(parts) + "\n"
+
+
+def sides(roles: Sequence[str]) -> tuple[str, str]:
+    """Who is crossed: all but the last agent, and the last."""
+    return ", ".join(roles[:-1]), roles[-1]
 
 
 def _what(result: Mapping[str, Any]) -> str:

@@ -17,11 +17,12 @@ import wandb
 
 from comlrl.types import Domain, LogMark, LogRecord, Tree
 from loggers.samples import sample
+from loggers.views import view_of
 
 CONNECT_SECONDS = 20  # then offline
 FINISH_SECONDS = 60  # then what is not uploaded stays on disk
 TABLE_ROWS = 16  # episodes of an evaluation that go to the table
-COLUMNS = ("env_step", "task", "problem", "completions", "program", "reward", "tests passed")
+COLUMNS = ("env_step", "task", "problem", "completions", "reward")
 
 
 def connect(config: Any, domain: Domain, run_dir: Path, resume: bool) -> WandbLogger | None:
@@ -56,6 +57,7 @@ class WandbLogger:
 
     def __init__(self, config: Any, domain: Domain, run_dir: Path, resume: bool, mode: str) -> None:
         section, self._domain = config.wandb, domain
+        self._own = view_of(config.domain).samples
         folder = Path(section.dir) if section.dir else run_dir
         folder.mkdir(parents=True, exist_ok=True)
         known = run_id(run_dir) if resume else None
@@ -96,10 +98,10 @@ class WandbLogger:
     def episodes(self, record: LogRecord, trees: Sequence[Tree]) -> None:
         if record.phase != "eval":
             return
-        table = wandb.Table(columns=list(COLUMNS))
-        for tree in trees[:TABLE_ROWS]:
-            episode = sample(record, tree, self._domain)
-            outcomes = episode.get("outcomes", [])
+        samples = [sample(record, tree, self._domain) for tree in trees[:TABLE_ROWS]]
+        own = [(heading, told) for heading, told in self._own if any(map(told, samples))]
+        table = wandb.Table(columns=[*COLUMNS, *(heading for heading, _ in own)])
+        for episode in samples:
             table.add_data(
                 record.step,
                 episode["task_id"],
@@ -108,9 +110,8 @@ class WandbLogger:
                     f"# {role}\n{text}"
                     for role, text in zip(episode["roles_N"], episode["completions_N"], strict=True)
                 ),
-                episode.get("program", ""),
                 episode["reward"],
-                f"{sum(o['passed'] for o in outcomes)}/{len(outcomes)}",
+                *(told(episode) for _, told in own),
             )
         self._run.log({"env_step": record.step, "eval/samples": table})
 

@@ -8,11 +8,28 @@ not outweigh one that ended early.
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from comlrl.types import AgentTurn, Domain, JointAction, Node, Tree
+
+OF_TURN = re.compile(r"^turn_\d+/(.+)$")
+OF_TREES = frozenset(  # what trees of every domain say of each turn
+    {
+        "reward_mean",
+        "reward_std",
+        "processed_reward_mean",
+        "task_reward_mean",
+        "pass_rate",
+        "termination_share",
+        "completion_length_mean",
+        "truncation_share",
+        "duplicate_share",
+        "history_dropped_share",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +66,13 @@ def tree_metrics(trees: Sequence[Tree], domain: Domain) -> dict[str, float]:
     metrics["tasks"] = float(len({tree.task.task_id for tree in trees}))
     metrics["joint_actions"] = float(sum(len(item.node.scores_K) for item in weighted))
     return metrics
+
+
+def measures(names: Iterable[str]) -> list[str]:
+    """Of a record's names, those of what the domain measures: they are told of each turn, as all
+    that trees say, and are neither parts of the reward nor what trees of every domain say."""
+    of_turns = dict.fromkeys(found[1] for name in names if (found := OF_TURN.match(name)))
+    return [n for n in of_turns if n not in OF_TREES and not n.startswith("reward/")]
 
 
 def order_agreement(trees: Sequence[Tree]) -> dict[str, float]:

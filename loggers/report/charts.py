@@ -9,7 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from loggers.report.lines import AGENT, filled, learning_series, of_agents, reward_ceiling, smooth
+from comlrl.evaluation.metrics import OF_TREES, OF_TURN
+from loggers.report.lines import (
+    AGENT,
+    both_phases,
+    filled,
+    learning_series,
+    metric_chart,
+    of_agents,
+    reward_ceiling,
+    reward_range,
+    smooth,
+)
 from loggers.report.run_data import Run
 from loggers.report.svg import (
     GREEN,
@@ -24,8 +35,13 @@ from loggers.report.svg import (
     scatter,
     stacked_chart,
 )
+from loggers.views.view import Metric, in_words, titled
 
 TURN = re.compile(r"^turn_(\d+)/(.+)$")
+ELSEWHERE = re.compile(  # shown in another section, or straight lines
+    r"^(turn_\d+/|reward/|convention|time/|tasks$|joint_actions|tokens_per|tokens$|turns_mean"
+    r"|peak_memory|step_seconds|training_step|tasks_seen|reward_model/accuracy$)"
+)
 CONVENTION = re.compile(r"^convention/([^/]+)/(.+)$")
 
 
@@ -59,7 +75,6 @@ def _learning(run: Run) -> Section:
     if not series:
         return Section("Learning", ())
     ceiling = reward_ceiling(run)
-    y_range = (0.0, ceiling) if ceiling else (None, None)
     bands = {
         "training": "training, one standard deviation of a step's joint actions",
         "held-out tasks": "held-out tasks, 95% interval of the mean",
@@ -68,9 +83,9 @@ def _learning(run: Run) -> Section:
     told = [bands[s.label] for s in wide]
     charts = [
         line_chart(
-            "Mean reward" + (f" (at most {ceiling:g})" if ceiling else ""),
+            "Mean reward" + ("" if ceiling is None else f" (at most {ceiling:g})"),
             series,
-            y_range=y_range,
+            y_range=reward_range(series, ceiling),
             wide=True,
             note=f"Bands: {'; '.join(told)}." if told else "",
         )
@@ -107,7 +122,7 @@ def _parts(run: Run) -> Section:
 
 
 def _conventions(run: Run) -> Section:
-    """On CoopMini: what aux does with the data and what main takes it to do."""
+    """How each agent shares the work, where several ways are known."""
     phase = "eval" if any(map(CONVENTION.match, run.names("eval"))) else "train"
     by_role: dict[str, list[str]] = {}
     kinds: dict[str, int] = {}
@@ -130,12 +145,7 @@ def _conventions(run: Run) -> Section:
     if len(run.series(phase, "convention_match_rate")[0]) > 1:
         match = Series("agree", *run.series(phase, "convention_match_rate"), GREEN, dots=True)
         charts.append(line_chart("Agents that follow the same convention", [match], percent=True))
-    return Section(
-        "Learning to agree",
-        tuple(charts),
-        "Which way of sharing the work each agent follows, read from the syntax tree of its code. "
-        "The agents cannot talk; only matching conventions score.",
-    )
+    return Section("Learning to agree", tuple(charts), run.view.agreement)
 
 
 def _turns(run: Run) -> Section:
@@ -152,43 +162,34 @@ def _turns(run: Run) -> Section:
         if any(len(line.xs_X) for line in lines):
             charts.append(line_chart(f"Mean reward of each turn, {title}", lines))
     names = [(f"turn {t}", f"turn_{t}/termination_share") for t in turns[:-1]]
-    ended = _lines(run, "train", "Branches that end early", names)
+    ended = metric_chart(run, "train", "Branches that end early", names)
     return Section("Turns", (*charts, *ended))
 
 
 def _behaviour(run: Run) -> Section:
-    aux = [
-        ("called by main", "aux_called_rate"),
-        ("needed", "aux_needed_rate"),
-        ("thin wrapper", "wrapper_rate"),
-        ("result ignored", "aux_ignored_rate"),
-    ]
-    need = [("needed", "aux_needed_rate")]
-    code = [
-        ("all tests pass", "pass_rate"),
-        ("tests passed", "test_fraction"),
-        ("compiles", "syntax_rate"),
-        ("main defined", "main_defined_rate"),
-        ("aux defined", "aux_defined_rate"),
-    ]
-    ends = [
-        ("cut at the limit", "truncation_share"),
-        ("duplicates of siblings", "duplicate_share"),
-        ("programs that time out", "timeout_rate"),
-    ]
+    ends = [("cut at the limit", "truncation_share"), ("duplicates of siblings", "duplicate_share")]
     lengths = of_agents(run, "completion_length_mean")
     lengths = lengths or [("all", "completion_length_mean")]
+    own = _own(run)
     return Section(
         "What the agents do",
         (
-            *_lines(run, "train", "How main uses aux", aux),
-            *_lines(run, "eval", "Helpers that solved programs need, held-out tasks", need),
-            *_lines(run, "train", "The code", code),
-            *_lines(run, "train", "Lengths in tokens", lengths, percent=False),
-            *_lines(run, "train", "Cut, repeated, too slow", ends),
+            *own,
+            *metric_chart(run, "train", "Lengths in tokens", lengths, percent=False),
+            *metric_chart(run, "train", "Cut or repeated", ends),
         ),
-        "Shares of all joint actions of a training step.",
+        run.view.note,
     )
+
+
+def _own(run: Run) -> list[Chart]:
+    """What the domain measures."""
+    if run.view.charts is None:
+        passed = Metric(run.view.passed, "pass_rate")
+        found = (passed, *titled(None, run.all_names))
+        return [chart for metric in found for chart in both_phases(run, metric)]
+    asked = run.view.charts
+    return [c for a in asked for c in metric_chart(run, a.phase, a.title, a.metrics, a.percent)]
 
 
 def _tasks(run: Run) -> Section:
@@ -199,7 +200,8 @@ def _tasks(run: Run) -> Section:
         return Section("Task by task", ())
     rows.sort(key=lambda row: (row[2], row[1]))
     values = [v for row in rows for v in row[1:]]
-    high = max(reward_ceiling(run) or 0.0, *values)
+    ceiling = reward_ceiling(run)
+    high = max(values if ceiling is None else [*values, ceiling])
     note = "Hollow: before training; full: after."
     chart = change_chart("Reward of each task", rows, (min(0.0, *values), high), note)
     return Section("Task by task", (chart,))
@@ -220,17 +222,12 @@ def _preferences(run: Run) -> Section:
     if gaps:
         charts.append(histogram("Reward gap of the pairs", gaps, "winner − loser"))
     model = "Reward model: pairs ordered rightly"
-    charts += _lines(run, "train", model, [("", "reward_model/accuracy")])
+    charts += metric_chart(run, "train", model, [("", "reward_model/accuracy")])
     for title, name, percent in (
         ("Pairs ordered rightly by the policies", "dpo/accuracy", True),
         ("Joint margin of the policies", "dpo/margin", False),
     ):
-        both = [
-            Series(text, *smooth(run, phase, name), i, dots=phase == "eval")
-            for i, (text, phase) in enumerate((("training", "train"), ("held-out pairs", "eval")))
-        ]
-        both = [s for s in both if len(s.xs_X) > 1]
-        charts += [line_chart(title, both, percent=percent)] if both else []
+        charts += both_phases(run, Metric(title, name), percent, "held-out pairs")
     return Section("Preferences", tuple(charts))
 
 
@@ -267,17 +264,12 @@ def _latents(run: Run) -> Section:
 
 def _optimisation(run: Run) -> Section:
     """Every other training metric, agents side by side: nothing that was logged is left out."""
-    shown = re.compile(
-        r"^(turn_\d+/|reward/|convention|time/|reward_|processed_|task_reward|pass_rate|test_frac"
-        r"|syntax_rate|main_def|aux_|wrapper|timeout|completion_length|truncation|duplicate|tasks$"
-        r"|joint_actions|tokens_per|tokens$|turns_mean|history_dropped|termination_share"
-        r"|peak_memory|step_seconds|training_step|tasks_seen)"
-    )
+    of_trees = {found[1] for name in run.names("train") if (found := OF_TURN.match(name))}
     bases: dict[str, None] = {}
     for name in run.names("train"):
         found = AGENT.match(name)
-        base = found[2] if found else name
-        if not shown.match(base):
+        base = found[2] if found and name not in of_trees else name
+        if base not in {*of_trees, *OF_TREES} and not ELSEWHERE.match(base):
             bases[base] = None
     charts: list[Chart] = []
     for base in bases:
@@ -285,8 +277,7 @@ def _optimisation(run: Run) -> Section:
         if base in run.names("train"):
             names = [*names, ("all agents" if names else "", base)]
         low = 0.0 if base == "learning_rate" else None
-        title = base.replace("_", " ").replace("/", ": ")
-        charts += _lines(run, "train", title, names, percent=False, low=low)
+        charts += metric_chart(run, "train", in_words(base), names, percent=False, low=low)
     return Section("Optimisation", tuple(charts))
 
 
@@ -306,21 +297,5 @@ def _timings(run: Run) -> Section:
         ("Tokens per second", "tokens_per_second"),
         ("Peak memory, MB", "peak_memory_mb"),
     ):
-        charts += _lines(run, "train", title, [("", name)], percent=False, low=0.0)
+        charts += metric_chart(run, "train", title, [("", name)], percent=False, low=0.0)
     return Section("Speed", tuple(charts))
-
-
-def _lines(
-    run: Run,
-    phase: str,
-    title: str,
-    names: Sequence[tuple[str, str]],
-    percent: bool = True,
-    low: float | None = None,
-) -> list[Chart]:
-    """One chart of the metrics that the run has; none where it has none of them twice."""
-    series = [
-        Series(text or title, *smooth(run, phase, name), i) for i, (text, name) in enumerate(names)
-    ]
-    series = [s for s in series if len(s.xs_X) > 1]
-    return [line_chart(title, series, percent=percent, y_range=(low, None))] if series else []

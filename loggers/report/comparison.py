@@ -20,18 +20,13 @@ from comlrl.evaluation.intervals import bootstrap_interval
 from comlrl.files import replace
 from loggers.report.charts import Section
 from loggers.report.curves import COLOURS, plain
-from loggers.report.lines import reward_ceiling
+from loggers.report.lines import is_share, reward_ceiling, reward_range
 from loggers.report.page import page
 from loggers.report.run_data import ReportError, Run
 from loggers.report.svg import Chart, Series, line_chart
+from loggers.views.view import Metric, View, titled
 
-SHOWN = (  # metric, title, shown as percent
-    ("reward_mean", "Mean reward", False),
-    ("pass_rate", "All tests pass", True),
-    ("aux_called_rate", "Main calls aux", True),
-    ("aux_needed_rate", "Main needs aux", True),
-    ("wrapper_rate", "Thin wrappers", True),
-)
+REWARD = Metric("Mean reward", "reward_mean")
 NOT_SETTINGS = (
     "seed",
     "output",
@@ -90,14 +85,16 @@ def write_comparison(
 def render(groups: Sequence[Group]) -> str:
     """The page that compares groups of runs."""
     charts = []
-    for name, title, percent in SHOWN:
+    for metric in _shown(groups):
         for phase, where in (("eval", "held-out tasks"), ("train", "training")):
-            chart = _chart(groups, phase, name, f"{title}, {where}", percent)
+            chart = _chart(groups, phase, metric, where)
             charts += [chart] if chart else []
     count = sum(len(group.runs) for group in groups)
     note = (
         "Mean over seeds; band: 95% bootstrap interval of that mean, where there is more than one."
     )
+    if len({_earned(group.runs[0]) for group in groups}) > 1:
+        note += " The settings do not share one reward: how high their curves lie does not compare."
     return page(
         title="Comparison",
         subtitle=f"{count} runs, {len(groups)} setting{'s' if len(groups) > 1 else ''}",
@@ -105,6 +102,20 @@ def render(groups: Sequence[Group]) -> str:
         sections=[Section("Curves", tuple(charts), note)],
         table=_table(groups),
     )
+
+
+def _shown(groups: Sequence[Group]) -> list[Metric]:
+    """Reward and pass rate, then what the views of the runs' domains compare."""
+    runs = [run for group in groups for run in group.runs]
+    own = [metric for run in runs for metric in titled(run.view.compared, run.all_names)]
+    return list(dict.fromkeys([REWARD, _passed(groups), *own]))
+
+
+def _passed(groups: Sequence[Group]) -> Metric:
+    """The pass rate, as its domain calls it."""
+    words = {run.view.passed for group in groups for run in group.runs}
+    word = words.pop() if len(words) == 1 else View().passed
+    return Metric(word[:1].upper() + word[1:], "pass_rate")
 
 
 def grouped(runs: Sequence[Run], labels: Sequence[str] | None = None) -> list[Group]:
@@ -139,9 +150,15 @@ def grouped(runs: Sequence[Run], labels: Sequence[str] | None = None) -> list[Gr
 
 
 def _setting(run: Run) -> str:
-    """Everything in which seeds of one setting agree, as text."""
+    """Everything in which seeds of one setting agree, as text: algorithm, configuration (domain,
+    reward, prompts and mode among it), the user's own modules, held-out data."""
     held_out = sorted({(s["task_id"], s["problem"]) for s in run.samples if s["phase"] == "eval"})
-    return json.dumps([run.algorithm, _settings(run), held_out], sort_keys=True)
+    return json.dumps([run.algorithm, _settings(run), run.modules, held_out], sort_keys=True)
+
+
+def _earned(run: Run) -> str:
+    """What its reward is, as text."""
+    return json.dumps([run.config.get("domain"), run.config.get("reward")], sort_keys=True)
 
 
 def _seed(run: Run) -> Any:
@@ -205,10 +222,8 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return pairs
 
 
-def _chart(
-    groups: Sequence[Group], phase: str, name: str, title: str, percent: bool
-) -> Chart | None:
-    series = []
+def _chart(groups: Sequence[Group], phase: str, metric: Metric, where: str) -> Chart | None:
+    name, series = metric.name, []
     for colour, group in enumerate(groups):
         one = curve(group.runs, phase, name)
         if one is not None:
@@ -227,9 +242,14 @@ def _chart(
     if not series:
         return None
     ceiling = _ceiling(groups) if name == "reward_mean" else None
-    y_range = (0.0 if ceiling else None, ceiling)
-    wide = name == "reward_mean"
-    chart = line_chart(title, series, percent=percent, y_range=y_range, wide=wide)
+    percent = is_share(name, [y for one in series for y in one.ys_X])
+    chart = line_chart(
+        f"{metric.title}, {where}",
+        series,
+        percent=percent,
+        y_range=reward_range(series, ceiling),
+        wide=metric == REWARD,
+    )
     return dataclasses.replace(chart, legend=())  # one for all of them stands above
 
 
@@ -241,7 +261,8 @@ def _ceiling(groups: Sequence[Group]) -> float | None:
 
 def _table(groups: Sequence[Group]) -> list[list[str]]:
     """Last evaluation of each group: mean and interval over its seeds."""
-    head = ["setting", "seeds", "reward before", "reward after", "all tests pass", "steps"]
+    passed = _passed(groups).title.lower()
+    head = ["setting", "seeds", "reward before", "reward after", passed, "steps"]
     rows = [head]
     for group in groups:
         rewards = [run.series("eval", "reward_mean")[1] for run in group.runs]
@@ -257,6 +278,8 @@ def _table(groups: Sequence[Group]) -> list[list[str]]:
                 f"{np.mean(steps):,.0f}" if steps else "–",
             ]
         )
+    if all(row[4] == "–" for row in rows[1:]):  # no reward here has a notion of passing
+        rows = [[*row[:4], *row[5:]] for row in rows]
     return rows
 
 
@@ -273,7 +296,8 @@ def _pictures(groups: Sequence[Group], paths: Sequence[Path]) -> None:
     """Reward and pass rate of the groups for a paper: of evaluation where there is any."""
     evaluated = any(curve(group.runs, "eval", "reward_mean") for group in groups)
     phase, where = ("eval", "on held-out tasks") if evaluated else ("train", "in training")
-    metrics = [m for m in SHOWN[:2] if any(curve(g.runs, phase, m[0]) for g in groups)]
+    both = (REWARD, _passed(groups))
+    metrics = [m for m in both if any(curve(g.runs, phase, m.name) for g in groups)]
     labels = [
         group.label + ("" if curve(group.runs, phase, "reward_mean") else f", none {where}")
         for group in groups
@@ -282,10 +306,10 @@ def _pictures(groups: Sequence[Group], paths: Sequence[Path]) -> None:
     lines = sum(1 + label.count("\n") for label in labels)
     figure = Figure(figsize=(9, 4.0 + LEGEND_LINE * lines), layout="constrained")
     axes = figure.subplots(1, max(len(metrics), 1), squeeze=False)[0]
-    for axis, (name, title, _) in zip(axes, metrics, strict=False):
+    for axis, metric in zip(axes, metrics, strict=False):
         for i, group in enumerate(groups):
-            _plot(axis, group, phase, name, COLOURS[i % len(COLOURS)])
-        axis.set_title(f"{title} {where}", fontsize=10)
+            _plot(axis, group, phase, metric.name, COLOURS[i % len(COLOURS)])
+        axis.set_title(f"{metric.title} {where}", fontsize=10)
         axis.set_xlabel("environment steps")
         plain(axis)
     swatches = [Line2D([], [], color=COLOURS[i % len(COLOURS)]) for i in range(len(groups))]

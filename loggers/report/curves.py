@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from loggers.report.lines import filled, learning_series, reward_ceiling
+from loggers.report.lines import (
+    filled,
+    is_share,
+    learning_series,
+    reward_ceiling,
+    reward_range,
+    smooth,
+)
 from loggers.report.run_data import Run
-from loggers.report.svg import smoothed
+from loggers.report.svg import by_sign
+from loggers.views.view import Metric, titled
 
 COLOURS = ("#2f6fde", "#dd6b20", "#1b9e77", "#8e4ec6", "#c99700", "#d6409f", "#6a8f1f", "#7b8794")
 
 
 def write_curves(run: Run, path: str | Path) -> None:
-    """Learning curve, parts of the reward and what the code does, side by side, as a picture."""
-    figure = Figure(figsize=(13, 4.4), layout="constrained")
-    axes = figure.subplots(1, 3)
-    _learning(axes[0], run)
-    _parts(axes[1], run)
-    _code(axes[2], run)
-    for axis in axes:
+    """Learning curve, parts of the reward and shares of joint actions, where there are any, side
+    by side, as a picture."""
+    shares, phase = _shares(run)
+    draw = [lambda axis: _learning(axis, run)]
+    if run.reward_parts:
+        draw.append(lambda axis: _parts(axis, run))
+    if shares:
+        draw.append(lambda axis: _draw_shares(axis, run, phase, shares))
+    figure = Figure(figsize=(13 * len(draw) / 3, 4.4), layout="constrained")
+    axes = figure.subplots(1, len(draw), squeeze=False)[0]
+    for axis, one in zip(axes, draw, strict=True):
+        one(axis)
         plain(axis)
         axis.set_xlabel("environment steps")
     figure.savefig(path, dpi=150)
@@ -55,9 +69,11 @@ def _learning(axis: Axes, run: Run) -> None:
         if len(series.low_X):
             axis.fill_between(series.xs_X, series.low_X, series.high_X, color=colour, alpha=0.12)
     ceiling = reward_ceiling(run)
-    if ceiling:
+    if ceiling is not None:
         axis.axhline(ceiling, color="#7b8794", linewidth=0.8, linestyle=":")
-        axis.set_ylim(0, ceiling * 1.03)
+        low = reward_range(learning_series(run), ceiling)[0]
+        low = axis.get_ylim()[0] if low is None else low
+        axis.set_ylim(low, ceiling + 0.03 * (ceiling - low))
     axis.set_title("Mean reward", fontsize=10)
 
 
@@ -71,26 +87,35 @@ def _parts(axis: Axes, run: Run) -> None:
         )
         for i, part in enumerate(run.reward_parts)
     ]
-    for sign in (1, -1):
-        layers = [part for part in parts if sign * sum(part[3]) > 0]
+    named = set()
+    for sign in (0, 1):
+        layers = [(*part[:3], by_sign(part[3])[sign]) for part in parts]
+        layers = [layer for layer in layers if any(layer[3])]
         if layers:
             colours, labels, steps, ys = zip(*layers, strict=True)
-            axis.stackplot(steps[0], *ys, labels=labels, colors=colours, alpha=0.85)
+            once = ["" if label in named else label for label in labels]  # "": not in the legend
+            axis.stackplot(steps[0], *ys, labels=once, colors=colours, alpha=0.85)
+            named |= set(labels)
     axis.set_title("Parts of the reward", fontsize=10)
 
 
-def _code(axis: Axes, run: Run) -> None:
-    names = (
-        ("all tests pass", "pass_rate"),
-        ("compiles", "syntax_rate"),
-        ("aux called", "aux_called_rate"),
-        ("aux needed", "aux_needed_rate"),
-        ("thin wrapper", "wrapper_rate"),
-    )
-    phase = "train" if run.series("train", "pass_rate")[0] else "eval"
-    for i, (label, name) in enumerate(names):
-        xs, ys = run.series(phase, name)
-        if xs:
-            axis.plot(xs, smoothed(ys, max(1, len(ys) // 20)), color=COLOURS[i], label=label)
+def _shares(run: Run) -> tuple[dict[str, Metric], str]:
+    """(by colour, what the domain's view wants; of any domain, all shares; the phase)."""
+    any_domain = (Metric(run.view.passed, "pass_rate"), *titled(None, run.all_names))
+    wanted = run.view.curves[1] or any_domain
+    for phase in ("train", "eval"):
+        found = {
+            COLOURS[i % len(COLOURS)]: metric
+            for i, metric in enumerate(wanted)
+            if (ys := run.series(phase, metric.name)[1]) and is_share(metric.name, ys)
+        }
+        if found:
+            return found, phase
+    return {}, "train"
+
+
+def _draw_shares(axis: Axes, run: Run, phase: str, shares: Mapping[str, Metric]) -> None:
+    for colour, (label, name) in shares.items():
+        axis.plot(*smooth(run, phase, name), color=colour, label=label)
     axis.set_ylim(-0.02, 1.02)
-    axis.set_title("Share of programs", fontsize=10)
+    axis.set_title(run.view.curves[0], fontsize=10)

@@ -9,9 +9,14 @@ from matplotlib.figure import Figure
 
 
 def write_heat_map(
-    path: str | Path, runs: Sequence[str], matrix: Sequence[Sequence[float]], title: str
+    path: str | Path,
+    runs: Sequence[str],
+    matrix: Sequence[Sequence[float]],
+    title: str,
+    sides: tuple[str, str],
 ) -> None:
-    """Write a picture: helpers of the row's run with main of the column's, values in the cells."""
+    """Write a picture: values in the cells. ``sides``: who is of the row's run, and who of the
+    column's."""
     count = len(runs)
     figure = Figure(figsize=(3.4 + 0.7 * count, 2.6 + 0.6 * count), layout="constrained")
     axis = figure.subplots()
@@ -24,8 +29,8 @@ def write_heat_map(
     names = [Path(run).name for run in runs]
     axis.set_xticks(range(count), names, rotation=30, ha="right", fontsize=8)
     axis.set_yticks(range(count), names, fontsize=8)
-    axis.set_xlabel("main of")
-    axis.set_ylabel("aux of")
+    axis.set_xlabel(f"{sides[1]} of")
+    axis.set_ylabel(f"{sides[0]} of")
     axis.set_title(title, fontsize=10)
     axis.spines[:].set_visible(False)
     figure.colorbar(image, shrink=0.8)

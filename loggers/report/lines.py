@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Sequence
 
 from loggers.report.run_data import Run
-from loggers.report.svg import BLUE, ORANGE, Series, smoothed
+from loggers.report.svg import BLUE, ORANGE, Chart, Series, line_chart, smoothed
+from loggers.views.view import Metric
 
 AGENT = re.compile(r"^agent_(\d+)/(.+)$")
 
@@ -62,6 +64,52 @@ def _margins(run: Run, count: int) -> list[float]:
 def reward_ceiling(run: Run) -> float | None:
     """The most that the reward gives, where that is known."""
     return run.domain.get("greatest_reward")
+
+
+def reward_range(
+    series: Sequence[Series], ceiling: float | None
+) -> tuple[float | None, float | None]:
+    """From 0, or below the lowest value where that is negative, to the most that the reward gives;
+    open where that is not known."""
+    if ceiling is None:
+        return None, None
+    lowest = min((y for one in series for y in one.ys_X), default=0.0)
+    return (None if lowest < 0 else 0.0), ceiling
+
+
+def is_share(name: str, values: Iterable[float]) -> bool:
+    """Whether a metric is shown in percent."""
+    return name.endswith(("_rate", "_share", "_fraction")) and all(0 <= v <= 1 for v in values)
+
+
+def metric_chart(
+    run: Run,
+    phase: str,
+    title: str,
+    names: Sequence[tuple[str, str]],
+    percent: bool = True,
+    low: float | None = None,
+) -> list[Chart]:
+    """One chart of the (label, metric) that the run has; none where it has none of them twice."""
+    series = [
+        Series(text or title, *smooth(run, phase, name), i) for i, (text, name) in enumerate(names)
+    ]
+    series = [s for s in series if len(s.xs_X) > 1]
+    return [line_chart(title, series, percent=percent, y_range=(low, None))] if series else []
+
+
+def both_phases(
+    run: Run, metric: Metric, percent: bool | None = None, held_out: str = "held-out tasks"
+) -> list[Chart]:
+    """A metric in training and in evaluation; no chart where neither has it twice."""
+    found = [
+        Series(text, *smooth(run, phase, metric.name), i, dots=phase == "eval")
+        for i, (text, phase) in enumerate((("training", "train"), (held_out, "eval")))
+    ]
+    found = [s for s in found if len(s.xs_X) > 1]
+    if percent is None:
+        percent = is_share(metric.name, [y for s in found for y in s.ys_X])
+    return [line_chart(metric.title, found, percent=percent)] if found else []
 
 
 def of_agents(run: Run, base: str) -> list[tuple[str, str]]:

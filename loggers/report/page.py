@@ -9,16 +9,24 @@ from typing import Any
 import jinja2
 
 from loggers.report.charts import Section
-from loggers.report.sample_episodes import code_css, python
+from loggers.report.sample_episodes import code_css
+from loggers.views.view import View
 
-TEMPLATE = "report_template.html"
+HERE, TEMPLATE = Path(__file__).parent, "report_template.html"
 
 
-def page(*, title: str, subtitle: str, sections: Sequence[Section], **values: Any) -> str:
+def page(
+    *,
+    title: str,
+    subtitle: str,
+    sections: Sequence[Section],
+    view: View | None = None,
+    **values: Any,
+) -> str:
     """Fill the template; what a page does not have is left out.
 
-    ``values``: any of ``tiles``, ``key``, ``episodes``, ``table``, ``config``, ``environment``,
-    ``summary``, as the template reads them.
+    ``view``: how the episodes of a run's domain are shown. ``values``: any of ``tiles``, ``key``,
+    ``episodes``, ``table``, ``config``, ``environment``, ``summary``, as the template reads them.
     """
     parts = {
         "Episodes": ("episodes",),
@@ -27,16 +35,16 @@ def page(*, title: str, subtitle: str, sections: Sequence[Section], **values: An
     }
     rest = [name for name, keys in parts.items() if any(values.get(key) for key in keys)]
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        loader=jinja2.FileSystemLoader([HERE, HERE.parent / "views"]),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["python"] = python
     return environment.get_template(TEMPLATE).render(
         title=title,
         subtitle=subtitle,
         sections=sections,
+        view=view or View(),
         contents=[*(section.title for section in sections), *rest],
         light_code=code_css([".code"], "friendly"),
         dark_code=code_css([".code"], "github-dark"),

@@ -12,6 +12,8 @@ import yaml
 
 from comlrl.config.user_modules import MODULES
 from comlrl.files import read_lines
+from loggers.views import view_of
+from loggers.views.view import View
 
 SCRIPT = re.compile(r"\btrain_([a-z]+)\.py\b")
 
@@ -37,6 +39,10 @@ class Run:
     domain: dict[str, Any]  # domain.json
 
     @property
+    def view(self) -> View:
+        return view_of(self.domain.get("domain"))
+
+    @property
     def roles(self) -> tuple[str, ...]:
         """What the agents are called; empty where nobody knows."""
         sampled = self.samples[0].get("roles_N", ()) if self.samples else ()
@@ -48,8 +54,8 @@ class Run:
     @property
     def reward_parts(self) -> list[str]:
         """What the reward is the sum of, in its own order; empty where it has no parts."""
-        names = dict.fromkeys((*self.names("train"), *self.names("eval")))
-        return [name.removeprefix("reward/") for name in names if name.startswith("reward/")]
+        found = [name for name in self.all_names if name.startswith("reward/")]
+        return [name.removeprefix("reward/") for name in found]
 
     @property
     def algorithm(self) -> str:
@@ -83,6 +89,11 @@ class Run:
             if record["phase"] == phase:
                 seen.update(dict.fromkeys(record["metrics"]))
         return list(seen)
+
+    @property
+    def all_names(self) -> list[str]:
+        """Every metric of both phases."""
+        return list(dict.fromkeys((*self.names("train"), *self.names("eval"))))
 
     def passes(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """The samples of the first and of the last evaluation; without any, of training.

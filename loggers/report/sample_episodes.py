@@ -1,8 +1,7 @@
-"""The episodes of a report, and their code in colours."""
+"""The episodes of a report, and the colours of a configuration."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,12 +10,11 @@ from typing import Any
 from markupsafe import Markup
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
-from pygments.lexers import PythonLexer, YamlLexer
+from pygments.lexers import YamlLexer
 
 from loggers.report.run_data import Run
 
 _FORMAT = HtmlFormatter(nowrap=True)
-_FENCED = re.compile(r"^(```[^\n]*\n)(.*?)(^```[^\n]*\n?|\Z)", re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +42,6 @@ class Episode:
         parts = self.sample.get("parts", {})
         return [(name.replace("_", " "), value) for name, value in parts.items() if value]
 
-    @property
-    def tests_passed(self) -> str:
-        outcomes = self.sample.get("outcomes", [])
-        if not outcomes:
-            return "tests not reached"
-        return f"tests {sum(o['passed'] for o in outcomes)}/{len(outcomes)}"
-
 
 def episodes(run: Run) -> list[Episode]:
     """All of the last evaluation (without any: of training): those that gained most come first."""
@@ -68,30 +59,12 @@ def _numbered(samples: Sequence[dict[str, Any]]) -> Iterator[tuple[tuple[str, in
         yield (sample["task_id"], seen[sample["task_id"]]), sample
 
 
-def python(text: str) -> Markup:
-    """Python as HTML spans; of a text with Markdown fences, what is inside them."""
-    shown, end = Markup(), 0
-    for fenced in _FENCED.finditer(text):
-        opening, code, closing = fenced.groups()
-        words = Markup('<span class="words">{}</span>')
-        shown += words.format(text[end : fenced.start()] + opening)
-        shown += _coloured(code) + words.format(closing)
-        end = fenced.end()
-    if not end:
-        return _coloured(text)
-    return shown + Markup('<span class="words">{}</span>').format(text[end:])
-
-
-def _coloured(code: str) -> Markup:
-    return Markup(highlight(code, PythonLexer(stripnl=False, ensurenl=False), _FORMAT))
-
-
 def yaml(text: str) -> Markup:
     return Markup(highlight(text, YamlLexer(), _FORMAT))
 
 
 def code_css(selectors: Sequence[str], style: str) -> Markup:
-    """The colours of ``style`` under each selector; what is not Python is not framed in red."""
+    """The colours of ``style`` under each selector; what is no code is not framed in red."""
     formatter = HtmlFormatter(style=style)
     lines = formatter.get_token_style_defs(list(selectors))
     return Markup("\n".join(line for line in lines if ".err " not in line))

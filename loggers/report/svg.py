@@ -123,7 +123,7 @@ def stacked_chart(
     y_high: float | None = None,
     note: str = "",
 ) -> Chart:
-    """Areas on top of each other; negative values are stacked below zero.
+    """Areas on top of each other, negative values below zero.
 
     All parts share their xs.
     """
@@ -132,10 +132,10 @@ def stacked_chart(
     tops, bottoms = [0.0] * len(xs), [0.0] * len(xs)
     layers = []
     for part in thin:
-        base = tops if sum(part.ys_X) >= 0 else bottoms
-        edge = [b + y for b, y in zip(base, part.ys_X, strict=True)]
-        layers.append((part, list(base), edge))
-        base[:] = edge
+        for base, signed in zip((tops, bottoms), by_sign(part.ys_X), strict=True):
+            edge = [b + y for b, y in zip(base, signed, strict=True)]
+            layers += [(part, list(base), edge)] if any(signed) else []
+            base[:] = edge
     outline = [Series("", xs, tops), Series("", xs, bottoms)]
     frame = _frame(outline, (min(0.0, *bottoms), y_high), percent)
     svgs = []
@@ -146,6 +146,11 @@ def stacked_chart(
             canvas.add(f'<polygon class="area f{part.colour % COLOURS + 1}" points="{area}"/>')
         svgs.append(canvas.svg(title, _hover(canvas.frame, thin)))
     return Chart(title, tuple(svgs), tuple((p.label, p.colour) for p in thin), note)
+
+
+def by_sign(values: Sequence[float]) -> tuple[list[float], list[float]]:
+    """The values above zero and those below it, 0 in the others' places."""
+    return [max(v, 0.0) for v in values], [min(v, 0.0) for v in values]
 
 
 def change_chart(

@@ -34,6 +34,7 @@ def render(run: Run) -> str:
         subtitle=_subtitle(run),
         tiles=_tiles(run),
         sections=sections(run),
+        view=run.view,
         episodes=episodes(run),
         config=yaml(run.config_text) if run.config_text else None,
         environment=run.environment,
@@ -62,11 +63,11 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
     _, rewards = run.series("eval", "reward_mean")
     ceiling = reward_ceiling(run)
     if rewards:
-        of = f" of {ceiling:g}" if ceiling else ""
+        of = "" if ceiling is None else f" of {ceiling:g}"
         tiles.append(("held-out reward", f"{rewards[-1]:.2f}{of}", f"from {rewards[0]:.2f}"))
     _, passes = run.series("eval", "pass_rate")
     if passes:
-        tiles.append(("all tests pass", f"{passes[-1]:.0%}", f"from {passes[0]:.0%}"))
+        tiles.append((run.view.passed, f"{passes[-1]:.0%}", f"from {passes[0]:.0%}"))
     accuracy = run.preferences.get("reward_model_accuracy")
     if accuracy is not None:
         tiles.append(("reward model", f"{accuracy:.0%}", "held-out pairs ordered rightly"))

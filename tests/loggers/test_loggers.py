@@ -107,7 +107,7 @@ def test_samples_keep_the_first_and_the_latest_evaluation(tmp_path):
     assert [(s["update"], s["task_id"]) for s in kept] == [(0, "a"), (0, "b"), (10, "a"), (10, "b")]
     assert kept[3]["reward_task_mean"] == 2.0  # of both joint actions
     assert kept[3]["completions_N"] == ["aux0", "main0"]
-    assert kept[3]["outcomes"][0]["actual"] == "3"
+    assert kept[3]["facts"]["outcomes"][0]["actual"] == "3"
 
 
 def test_samples_survive_a_resume(tmp_path):
@@ -155,7 +155,8 @@ def test_episodes_hold_everything_and_rotate(tmp_path):
     assert first["completions_N"] == ["aux1", "main1"]
     assert first["roles_N"] == ["aux", "main"]
     assert first["prompts_N"][0] == [{"role": "user", "content": "do"}]
-    assert (first["reward"], first["processed_reward"], first["program"]) == (2.0, 1.0, "p")
+    assert (first["reward"], first["processed_reward"]) == (2.0, 1.0)
+    assert first["facts"]["program"] == "p"
     begun(EpisodeLogger(path, CODE, rotate_bytes=1000), update=1).close()
     kept = [line for file in tmp_path.glob("episodes*") for line in lines(file)]
     assert {line["update"] for line in kept} == {0, 1}

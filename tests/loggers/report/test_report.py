@@ -23,9 +23,10 @@ from loggers.report.charts import sections
 from loggers.report.comparison import curve, grouped, write_comparison
 from loggers.report.lines import learning_series
 from loggers.report.run_data import ReportError, Run, read_run
-from loggers.report.sample_episodes import episodes, python
+from loggers.report.sample_episodes import episodes
 from loggers.report.svg import label, smoothed, ticks
 from loggers.report.write import main, render, write_report
+from loggers.views.code import python
 from rewards.code.domain import CODE
 from tests.made_runs import make_run, settings
 

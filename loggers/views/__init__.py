@@ -1,0 +1,14 @@
+"""A domain's name goes in, as it stands in ``domain.json``; how its runs are shown comes out."""
+
+from __future__ import annotations
+
+from loggers.views.view import View
+
+
+def view_of(domain: str | None) -> View:
+    """A domain without a view of its own is shown by the names that it gives its measures."""
+    if domain == "code":
+        from loggers.views.code import CODE
+
+        return CODE
+    return View()

@@ -1,0 +1,117 @@
+"""How runs of the code domain are shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from markupsafe import Markup
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
+
+from loggers.views.view import Lines, Metric, View
+
+_FORMAT = HtmlFormatter(nowrap=True)
+_FENCED = re.compile(r"^(```[^\n]*\n)(.*?)(^```[^\n]*\n?|\Z)", re.DOTALL | re.MULTILINE)
+
+
+def python(text: str) -> Markup:
+    """Python as HTML spans; of a text with Markdown fences, what is inside them."""
+    shown, end = Markup(), 0
+    for fenced in _FENCED.finditer(text):
+        opening, code, closing = fenced.groups()
+        words = Markup('<span class="words">{}</span>')
+        shown += words.format(text[end : fenced.start()] + opening)
+        shown += _coloured(code) + words.format(closing)
+        end = fenced.end()
+    if not end:
+        return _coloured(text)
+    return shown + Markup('<span class="words">{}</span>').format(text[end:])
+
+
+def _coloured(code: str) -> Markup:
+    return Markup(highlight(code, PythonLexer(stripnl=False, ensurenl=False), _FORMAT))
+
+
+def _outcomes(sample: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return sample.get("facts", {}).get("outcomes", [])
+
+
+def tests_passed(sample: Mapping[str, Any]) -> str:
+    outcomes = _outcomes(sample)
+    if not outcomes:
+        return "tests not reached"
+    return f"tests {sum(o['passed'] for o in outcomes)}/{len(outcomes)}"
+
+
+CODE = View(
+    passed="all tests pass",
+    outcome="tests",
+    judged=tests_passed,
+    text=python,
+    facts="code_facts.html",
+    console=(("tests", "test_fraction", "{:.0%}"), ("aux used", "aux_called_rate", "{:.0%}")),
+    samples=(
+        ("program", lambda sample: sample.get("facts", {}).get("program", "")),
+        ("tests passed", lambda sample: tests_passed(sample).removeprefix("tests ")),
+    ),
+    charts=(
+        Lines(
+            "How main uses aux",
+            (
+                Metric("called by main", "aux_called_rate"),
+                Metric("needed", "aux_needed_rate"),
+                Metric("thin wrapper", "wrapper_rate"),
+                Metric("result ignored", "aux_ignored_rate"),
+            ),
+        ),
+        Lines(
+            "Helpers that solved programs need, held-out tasks",
+            (Metric("needed", "aux_needed_rate"),),
+            phase="eval",
+        ),
+        Lines(
+            "The code",
+            (
+                Metric("all tests pass", "pass_rate"),
+                Metric("tests passed", "test_fraction"),
+                Metric("compiles", "syntax_rate"),
+                Metric("main defined", "main_defined_rate"),
+                Metric("aux defined", "aux_defined_rate"),
+                Metric("times out", "timeout_rate"),
+            ),
+        ),
+    ),
+    note="Shares of all joint actions of a training step.",
+    agreement="Which way of sharing the work each agent follows, read from the syntax tree of its "
+    "code. The agents cannot talk; only matching conventions score.",
+    curves=(
+        "Share of programs",
+        (
+            Metric("all tests pass", "pass_rate"),
+            Metric("compiles", "syntax_rate"),
+            Metric("aux called", "aux_called_rate"),
+            Metric("aux needed", "aux_needed_rate"),
+            Metric("thin wrapper", "wrapper_rate"),
+        ),
+    ),
+    compared=(
+        Metric("Main calls aux", "aux_called_rate"),
+        Metric("Main needs aux", "aux_needed_rate"),
+        Metric("Thin wrappers", "wrapper_rate"),
+    ),
+    tables=(
+        "test_fraction",
+        "syntax_rate",
+        "aux_called_rate",
+        "aux_needed_rate",
+        "wrapper_rate",
+        "aux_ignored_rate",
+    ),
+    crossed=("test_fraction",),
+    work="solve a programming task together: helpers write functions that main calls",
+    caution="What the agents write is code from a language model: run it in a sandbox only.",
+    tags=("code",),
+)

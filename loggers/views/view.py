@@ -1,0 +1,82 @@
+"""How the runs of a domain are shown, in console, tables, pictures, report and model card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from markupsafe import Markup, escape
+
+from comlrl.evaluation.metrics import measures
+
+
+class Metric(NamedTuple):
+    """A metric under the name that a reader sees."""
+
+    title: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """One chart: a line for each metric that a run has."""
+
+    title: str
+    metrics: tuple[Metric, ...]
+    phase: Literal["train", "eval"] = "train"
+    percent: bool = True
+
+
+def plain(text: str) -> Markup:
+    """An agent's text as HTML, as it stands."""
+    return escape(text)
+
+
+def judged(sample: Mapping[str, Any]) -> str:
+    """Whether an episode passed, in words; empty where its reward has no notion of that."""
+    return {True: "passed", False: "not passed"}.get(sample.get("passed"), "")  # type: ignore
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a domain's own words are. Where measures are None, all that a run has are shown."""
+
+    passed: str = "passed"  # title of the pass rate
+    outcome: str = "outcome"  # what a reader chooses episodes by, where they can pass
+    judged: Callable[[Mapping[str, Any]], str] = judged  # a sample's chip
+    text: Callable[[str], Markup] = plain  # what agents read and write, as HTML
+    facts: str = "plain_facts.html"  # template: macros ``style`` and ``facts``, of a sample
+    console: tuple[tuple[str, str, str], ...] = ()  # (heading, metric, format)
+    samples: tuple[tuple[str, Callable[[Mapping[str, Any]], Any]], ...] = (  # columns in W&B
+        ("outcome", judged),
+    )
+    charts: tuple[Lines, ...] | None = None
+    note: str = "Means over joint actions."  # above the charts
+    agreement: str = "Which way of sharing the work each agent follows."  # above the conventions
+    curves: tuple[str, tuple[Metric, ...] | None] = ("Shares of joint actions", None)
+    compared: tuple[Metric, ...] | None = None  # shares
+    tables: tuple[str, ...] | None = None  # of evaluations and model cards
+    crossed: tuple[str, ...] | None = None  # in cross-play
+    work: str = "work together"  # model card: agents that …
+    caution: str = ""
+    tags: tuple[str, ...] = ()
+
+
+def listed(own: Iterable[str] | None, names: Iterable[str]) -> list[str]:
+    """Of a view's own metrics those that there are; of any domain's, all measures."""
+    there = dict.fromkeys(names)
+    return [name for name in (measures(there) if own is None else own) if name in there]
+
+
+def titled(own: Iterable[Metric] | None, names: Iterable[str]) -> list[Metric]:
+    """The same, with their titles."""
+    there = dict.fromkeys(names)
+    if own is None:
+        return [Metric(in_words(name), name) for name in measures(there)]
+    return [metric for metric in own if metric.name in there]
+
+
+def in_words(name: str) -> str:
+    """``pairs/first_share`` → ``pairs: first share``."""
+    return name.replace("_", " ").replace("/", ": ")
