@@ -64,8 +64,16 @@ def haggled(index: int, skill: float, rng: random.Random, generations: int) -> T
 def make_haggling_run(folder: Path, seed: int = 1, updates: int = 20, **changes: object) -> Path:
     """A run directory as a training leaves it; ``changes`` to its configuration."""
     rng = random.Random(seed)
-    config = {"domain": "haggling:HAGGLING", "seed": seed, "agent_model": {"name": "some/model"},
-              "dataset": {"name": "some/things"}, "magrpo": {"num_agents": 3}} | changes  # fmt: skip
+    config: dict[str, object] = {
+        "domain": "haggling:HAGGLING",
+        "reward": {"target": None},
+        "external": {"mode": None},
+        "prompts": {},
+        "seed": seed,
+        "agent_model": {"name": "a/model"},
+        "dataset": {"name": "some/things"},
+        "magrpo": {"num_agents": 3},
+    }
     asked = settings(3, domain="haggling:HAGGLING")
     logger = build(asked, HAGGLING, folder, Progress())
     logger.begin(LogMark())
@@ -83,9 +91,14 @@ def make_haggling_run(folder: Path, seed: int = 1, updates: int = 20, **changes:
         metrics = tree_metrics(trees, HAGGLING) | own
         logger.log(LogRecord((update + 1) * 8, update + 1, 0, "train", metrics))
     logger.close()
-    summary = {"algorithm": "magrpo", "env_steps": (updates + 1) * 8, "updates": updates + 1,
-               "eval_start": evaluated[0], "eval_end": evaluated[-1]}  # fmt: skip
+    summary = {
+        "algorithm": "magrpo",
+        "env_steps": (updates + 1) * 8,
+        "updates": updates + 1,
+        "eval_start": evaluated[0],
+        "eval_end": evaluated[-1],
+    }
     (folder / "summary.json").write_text(json.dumps(summary))
-    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    (folder / "config.yaml").write_text(yaml.safe_dump(config | changes, sort_keys=False))
     write_domain(folder / "domain.json", asked, HAGGLING)
     return folder

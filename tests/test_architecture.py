@@ -7,6 +7,7 @@ must look up is a way that data takes.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -187,6 +188,74 @@ def test_what_answers_at_once_is_without_torch():
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == []
+
+
+# What only a domain may speak of, in the names and texts of the rooms that serve every domain
+# (comments aside, where keys of the configuration are told).
+DOMAIN_WORD = re.compile(
+    r"(?<![A-Za-z])([Aa]ux|[Ee]ntry_?[Pp]oint|[Hh]elper|[Ww]rapper|[Tt]est(?!\[|s\[)|[Pp]rogram)"
+    r"s?(?![a-z])|\bsyntax_|\bdef \w"
+)
+MAIN = re.compile(r"(?<![\w.])main(?![A-Za-z]| process| one)")  # in texts: an agent
+ANY_DOMAIN = ("comlrl", "trainers", "loggers", "external")
+THEIR_OWN = {
+    "comlrl/builtin/": "makers of the code domain's data, and the data",
+    "loggers/views/code": "how runs of the code domain are shown",
+    "trainers/launch/sweeps.py": "`program` is a key of W&B's sweep files",
+}
+
+
+def _domain_words(source: str) -> list[str]:
+    found = []
+    for item in ast.walk(ast.parse(source)):
+        if isinstance(item, ast.Constant) and isinstance(item.value, str):
+            found += [m[0] for m in (*DOMAIN_WORD.finditer(item.value), *MAIN.finditer(item.value))]
+        for name in ("id", "attr", "arg", "name", "asname"):
+            said = getattr(item, name, None)
+            if isinstance(said, str):
+                found += [m[0] for m in DOMAIN_WORD.finditer(said)]
+                found += [said] if said.startswith("main_") else []
+    return found
+
+
+def _of_any_domain(suffix: str) -> list[str]:
+    files = [file for room in ANY_DOMAIN for file in (ROOT / room).rglob(f"*{suffix}")]
+    names = [file.relative_to(ROOT).as_posix() for file in files]
+    return sorted(name for name in names if not name.startswith(tuple(THEIR_OWN)))
+
+
+@pytest.mark.parametrize("file", _of_any_domain(".py"))
+def test_rooms_of_every_domain_know_none(file):
+    assert _domain_words((ROOT / file).read_text()) == []
+
+
+@pytest.mark.parametrize("file", _of_any_domain(".html"))
+def test_pages_of_every_domain_know_none(file):
+    assert DOMAIN_WORD.findall((ROOT / file).read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [  # lines that stood in these rooms
+        'SHOWN = ("reward_mean", "aux_called_rate")',
+        "head = signature(task.prompt, task.entry_point)",
+        'axis.set_xlabel("main of")',
+        'MAIN = "Write `def f(x):`"',
+        'metrics["test_fraction"] = 0.0',
+        "from comlrl.types import TestOutcome",
+        'parts = ["main_defined"]',
+        "episode.program[:MAX_TEXT]",
+        'def measure():\n    "Share of helpers that main calls."',
+    ],
+)
+def test_words_of_a_domain_are_found(source):
+    assert _domain_words(source) != []
+
+
+def test_words_of_all_domains_are_none():
+    plain = 'if is_main(): "on the main process, split test[:16], auxiliary latest contest"'
+    assert _domain_words(f"def main(): ...\n{plain}") == []
+    assert all(list(ROOT.glob(f"{place}*")) for place in THEIR_OWN)
 
 
 def test_scripts_are_thin():

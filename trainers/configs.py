@@ -18,7 +18,7 @@ from comlrl.types import Sampling, Shape
 class CommonConfig:
     """Keys that every algorithm section has."""
 
-    num_agents: int = 2  # helpers first, main last
+    num_agents: int = 2  # in the order of the domain's roles
     num_turns: int = 1  # attempts, with feedback between them
     num_generations: int = 4  # G: completions of each agent at a node
     joint_mode: Literal["align", "cross"] = "align"  # the g-th of each agent, or every combination
@@ -110,7 +110,7 @@ class MAGRPOConfig(CommonConfig):
 
 @dataclass(frozen=True)
 class GRPOConfig(MAGRPOConfig):
-    """MAGRPO with one agent that answers for the main function alone."""
+    """MAGRPO with one agent that does all the work alone."""
 
     paper: ClassVar[str] = "GRPO (arXiv 2402.03300), as MAGRPO with one agent"
 

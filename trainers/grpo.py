@@ -1,4 +1,4 @@
-"""GRPO: MAGRPO with one agent that answers for the main function alone (reward at most 2.1)."""
+"""GRPO: MAGRPO with one agent that does all the work alone."""
 
 from __future__ import annotations
 

@@ -130,8 +130,9 @@ def _last_reward(tree: Tree) -> float:
 
 def _is_mean(name: str) -> bool:
     plain = name.rpartition("/")[2]
-    counted = plain in ("reward_std", "tasks", "joint_actions")
-    return not counted and not any(word in name for word in ("second", "time/", "memory"))
+    return plain not in ("reward_std", "tasks", "joint_actions") and "seconds" not in plain.split(
+        "_"
+    )
 
 
 def _known(name: str, chains: Sequence[Tree], domain: Domain) -> int:

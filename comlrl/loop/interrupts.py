@@ -32,7 +32,7 @@ class Signals:
     """SIGINT and SIGTERM of this process, from ``__enter__`` to ``__exit__``.
 
     Until ``defer`` is called (start-up), and inside ``abandoning``, a signal raises Interrupted
-    where the program stands. Otherwise it is kept as ``received``, to be asked for between steps.
+    where the process stands. Otherwise it is kept as ``received``, to be asked for between steps.
     """
 
     def __init__(self) -> None:

@@ -153,7 +153,7 @@ def _setting(run: Run) -> str:
     """Everything in which seeds of one setting agree, as text: algorithm, configuration (domain,
     reward, prompts and mode among it), the user's own modules, held-out data."""
     held_out = sorted({(s["task_id"], s["problem"]) for s in run.samples if s["phase"] == "eval"})
-    return json.dumps([run.algorithm, _settings(run), run.modules, held_out], sort_keys=True)
+    return json.dumps([run.algorithm, _settings(run), held_out], sort_keys=True)
 
 
 def _earned(run: Run) -> str:
