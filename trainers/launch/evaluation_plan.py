@@ -258,7 +258,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     what.add_argument("--baseline", choices=BASELINES, help="a team without training")
     what.add_argument(
-        "--cross-play", nargs="+", metavar="RUN", help="the last agent of each with the others of each"
+        "--cross-play", nargs="+", metavar="RUN", help="the last of each with the others of each"
     )
     add("--num-agents", type=int, metavar="M", help="size of the team (SHPPO: any)")
     add("--k", default="1", metavar="1,3,5,10", help="pass@k for these k")
