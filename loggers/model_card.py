@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,8 @@ def snippet(run: Run, place: Path) -> str:
         where = str(run.path if place.name == "final_model" else place)
         return SHARED.format(run=where, roles=roles)
     folders = sorted(folder.name for folder in place.glob("agent_*"))
-    named, lora = _names(run, folders), run.config.get("lora", {}).get("enabled")
+    named = _names(_roles(run, place, folders), folders)
+    lora = run.config.get("lora", {}).get("enabled")
     bases = run.config.get("agents") or [run.config["agent_model"]["name"]] * len(folders)
     told = ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
     if lora:
@@ -194,9 +196,8 @@ def _ks(run: Run) -> str:
     return " --k 1,3,5" if "pass_rate" in run.all_names else ""
 
 
-def _names(run: Run, folders: list[str]) -> list[str]:
+def _names(roles: Sequence[str], folders: Sequence[str]) -> Sequence[str]:
     """Of the agents in Python: their roles, where those are names there."""
-    roles = [run.role(agent) for agent in range(len(folders))]
     fit = all(role.isidentifier() and not iskeyword(role) and role not in OWN for role in roles)
     return roles if fit else folders
 
