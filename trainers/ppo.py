@@ -23,7 +23,8 @@ the histories themselves. With ``shared_policy`` all agents act by one policy, w
 samples of all, and an independent critic is one for all; they are told apart by their prompts.
 
 Old log-probabilities and values are taken of all policies before the first update, over the first
-epoch's own minibatches, so that the first minibatch's ratios are exactly 1. Rollouts are chains: G
+epoch's own minibatches, so that the first minibatch's ratios are exactly 1; where credit does not
+need those of the first minibatch, its own update reads them. Rollouts are chains: G
 samples at turn 1, one at each turn after it.
 
 Departures: small heads do not train the policy (their input's gradient is stopped), so that each
@@ -182,6 +183,10 @@ class PPOTrainer:
     def _centralized(self) -> bool:
         return self.section.critic == "centralized"
 
+    @property
+    def _kl_in_reward(self) -> bool:
+        return self.section.kl_in == "reward" and self.section.kl_coef > 0
+
     def _acting(self, index: int) -> Sequence[int]:
         """The agents that act by a policy, or of whom an independent critic is."""
         everyone = range(self.section.num_agents)
@@ -242,8 +247,10 @@ class PPOTrainer:
             policy = ClippedPolicy(section, self.team, agent, said, said_at_start, kl_in_loss)
             one = Improvement(rows_S, policy, own, {})
             first = minibatches(chains.states_B, section.train_batch_size, key)
+            # Where credit does not need it, the first minibatch is read by its own update.
+            needed = own.head is not None or self._kl_in_reward
             see = None if own.head is None else own.see
-            one.metrics |= policy.measure([one.rows(states) for states in first], see)
+            policy.measure([one.rows(states) for states in first[0 if needed else 1 :]], see)
         if section.kl_coef > 0:
             one.metrics["kl_coef"] = self.kl.value
         return one
@@ -259,7 +266,7 @@ class PPOTrainer:
             advantage = own.credit(numbered, lambda n: chains.reward_C[n // team], penalty)
             for one in policies:
                 if one.values is own:
-                    one.policy.credit(advantage)
+                    one.policy.credit(advantage, one.rows(range(len(one.rows_S))))
             told.append({"explained_variance": own.explained_variance()})
         return told
 
@@ -267,7 +274,7 @@ class PPOTrainer:
         """What the rewards lose: kl_coef · (log π_old − log π_ref), of tokens, or summed up over a
         completion (independent) or over all agents' (centralized)."""
         section, team, paid = self.section, self.section.num_agents, PerToken()
-        if section.kl_in == "loss" or section.kl_coef == 0:
+        if not self._kl_in_reward:
             return None
         for one in policies:
             old, reference = one.policy.logprob.of_completion, one.policy.reference.of_completion
@@ -297,7 +304,7 @@ class PPOTrainer:
 
         key = (self.rollout.seed, "minibatches", step)
         epochs = passes(chains.states_B, section.train_batch_size, section.ppo_epochs, key, span)
-        return run_epochs(epochs, section.target_kl, update)
+        return run_epochs(epochs, section.target_kl, update) | one.policy.before()
 
     def _standardize(self, policy: ClippedPolicy) -> dict[str, float]:
         """Advantages over the step's tokens as they are trained on; their first moments."""

@@ -185,12 +185,13 @@ class SHPPOTrainer:
             lambda start, batch: self._logprobs(start, self.start_layer, samples, batch),
             kl_in_loss=section.kl_coef,
         )
-        metrics = policy.measure([rows(chosen) for chosen in minibatches(states, size, (*key, 0))])
-        metrics |= self._said_before(samples)
+        first = minibatches(states, size, (*key, 0))
+        policy.measure([rows(chosen) for chosen in first[1:]])
+        metrics = self._said_before(samples)
         advantage_C = samples.advantage_C
         if section.normalize_advantages:
             advantage_C = standardized(advantage_C)
-        policy.credit(by_number(advantage_C), self._agents)
+        policy.credit(by_number(advantage_C), rows(range(len(rows_SN))), self._agents)
         losses = []
 
         def update(chosen: list[int], sums: Sums, progress: float) -> float:
@@ -204,7 +205,7 @@ class SHPPOTrainer:
             return told | {"inference_loss": self._update_inference(samples, one.progress)}
 
         epochs = passes(states, size, section.ppo_epochs, key, span)
-        metrics |= run_epochs(epochs, section.target_kl, update, after)
+        metrics |= run_epochs(epochs, section.target_kl, update, after) | policy.before()
         return metrics | {"value_loss": sum(losses) / len(losses)}
 
     def _logprobs(

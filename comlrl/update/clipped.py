@@ -47,9 +47,10 @@ class ClippedPolicy:
         self,
         minibatches: Sequence[Sequence[Row]],
         also: Callable[[TokenBatch, ActionLogprobs], None] | None = None,
-    ) -> dict[str, float]:
-        """Old log-probabilities and the reference's, on the first epoch's own tensors, so that
-        its first ratios are exactly 1; what the log wants of them. ``also`` sees every batch."""
+    ) -> None:
+        """Old log-probabilities and the reference's, on these minibatches of the first epoch's own
+        tensors. What is not measured here is read by its own first pass, which must be the first
+        of all; either way the first ratios are exactly 1. ``also`` sees every batch."""
 
         def measure(batch: TokenBatch) -> None:
             said = self.said(batch)
@@ -57,24 +58,31 @@ class ClippedPolicy:
             if also is not None:
                 also(batch, said)
             if self.section.kl_coef > 0:
-                with self.team.reference(self.agent.index) as reference:
-                    start = self.said_at_start(reference, batch)
-                self.reference.put(batch, start.logprob_A)
+                self.reference.put(batch, self._start(batch))
 
         for rows in minibatches:
             measure_all(self.agent, rows, measure, self.team.side_by_side)
+
+    def _start(self, batch: TokenBatch) -> torch.Tensor:
+        """What the reference says."""
+        with torch.no_grad(), self.team.reference(self.agent.index) as reference:
+            return self.said_at_start(reference, batch).logprob_A
+
+    def before(self) -> dict[str, float]:
+        """What the log wants of the policy before its update, once all of it has been read."""
         old = self.logprob.flat()
         metrics = {} if self.section.entropy_coef > 0 else {"entropy": -moments(old)[1]}
         if self.section.kl_coef > 0:
             metrics["kl"] = moments(old - self.reference.flat())[1]
         return metrics
 
-    def credit(self, advantage: PerToken, per: int = 1) -> None:
+    def credit(self, advantage: PerToken, rows: Iterable[Row], per: int = 1) -> None:
         """Each completion takes the advantages of its own tokens, or one for all of them, which
         may be that of ``per`` completions: numbers c · per … c · per + per − 1 take number c's."""
-        for number, old_A in self.logprob.of_completion.items():
-            own = advantage.of_completion[number // per].to(old_A)
-            self.advantage.of_completion[number] = own.expand(len(old_A))
+        for row in rows:
+            for number, ids in zip(row.indices, row.completions, strict=True):
+                own = advantage.of_completion[number // per].to(self.agent.device)
+                self.advantage.of_completion[number] = own.expand(len(ids))
 
     def update(
         self,
@@ -113,7 +121,7 @@ class ClippedPolicy:
 
     def loss(self, batch: TokenBatch, said: ActionLogprobs, told: Sums) -> torch.Tensor:
         """The policy's loss for each token, (A,); what the log wants goes to ``told``."""
-        section, old_A = self.section, self.logprob.get(batch)
+        section, old_A = self.section, self.logprob.once(batch, lambda: said.logprob_A)
         advantage_A = self.advantage.get(batch)
         loss_A = clipped_policy(said.logprob_A, old_A, advantage_A, section.clip_range)
         told.add(tokens=len(loss_A), policy_loss=loss_A)
@@ -124,7 +132,8 @@ class ClippedPolicy:
             loss_A = loss_A - section.entropy_coef * said.entropy_A
             told.add(entropy=said.entropy_A)
         if self.kl_in_loss > 0:
-            loss_A = loss_A + self.kl_in_loss * k3_kl(said.logprob_A, self.reference.get(batch))
+            reference_A = self.reference.once(batch, lambda: self._start(batch))
+            loss_A = loss_A + self.kl_in_loss * k3_kl(said.logprob_A, reference_A)
         return loss_A
 
 

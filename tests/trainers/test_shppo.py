@@ -39,7 +39,7 @@ def measured(trainer, samples):
         lambda start, batch: trainer._logprobs(start, trainer.start_layer, samples, batch),
     )  # fmt: skip
     policy.measure([rows])
-    policy.credit(by_number(samples.advantage_C), trainer.section.num_agents)
+    policy.credit(by_number(samples.advantage_C), rows, trainer.section.num_agents)
     return policy, rows
 
 

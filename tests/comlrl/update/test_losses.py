@@ -209,9 +209,9 @@ def test_one_value_for_each_turn_makes_the_advantages_those_of_turns():
     assert {n: float(a) for n, a in advantage.of_completion.items()} == expected
     assert {n: float(r) for n, r in returns.of_completion.items()} == {1: 1.5, 5: 2, 3: 4.25, 7: 4}
     # All tokens of a turn take its advantage.
-    policy = ClippedPolicy(None, None, None, None, None)  # type: ignore[arg-type]
-    policy.logprob = per_token({n: [0.0] * 3 for n in expected})
-    policy.credit(advantage)
+    agent: Any = SimpleNamespace(device="cpu")
+    policy = ClippedPolicy(None, None, agent, None, None)  # type: ignore[arg-type]
+    policy.credit(advantage, [Row((7, 8), ((0, 1, 2),), (1.0,), (n,)) for n in expected])
     assert policy.advantage.of_completion[3].tolist() == [3.25] * 3
 
 
