@@ -336,7 +336,8 @@ class Runner:
         if code:
             return Result(code, None, seconds, f"exit code {code}: {_last_line(log)}")
         metric = last_value(run_dir / "metrics.jsonl", self.search.sweep.metric)
-        missing = f"no {self.search.sweep.metric} in metrics.jsonl; set eval_interval"
+        missing = f"no {self.search.sweep.metric} in metrics.jsonl; set eval_interval, or name a "
+        missing += "metric that is there"
         return Result(0, metric, seconds, None if metric is not None else missing)
 
     def _wait(self, point: Point, line: Sequence[str], log: Path) -> int:
