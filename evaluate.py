@@ -168,8 +168,11 @@ def grower(plan: Plan, stage: Stage) -> Callable[[], list[Tree]]:
 
 def described(plan: Plan, stage: Stage) -> dict[str, Any]:
     """What was evaluated, and how."""
+    from comlrl.evaluation import baselines
+
     config = plan.config
     agents = 1 if plan.baseline == "single" else config.section.num_agents
+    order = baselines.order(plan.baseline) if plan.baseline else config.section.turn_order
     names = [team.name for team in plan.teams]
     one = names[0] if len(names) == 1 else None
     return ({"runs": names} if len(names) > 1 else {}) | {
@@ -183,6 +186,7 @@ def described(plan: Plan, stage: Stage) -> dict[str, Any]:
         "num_agents": agents,
         "roles": list(stage.rollout.prompts.domain.roles(agents)),
         "num_turns": 1 if plan.baseline else config.section.num_turns,
+        "turn_order": order,
         "dataset": config.dataset.name,
         "split": config.dataset.eval_split,
         "tasks": len(stage.tasks),

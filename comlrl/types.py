@@ -8,8 +8,9 @@ node, ``_K`` joint actions of a node (align: G, cross: G^N), ``_T`` turns, ``_R`
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Union
 
 if TYPE_CHECKING:
@@ -77,6 +78,30 @@ class Shape:
     handoff: Literal["random", "best"] | None = None
     early_termination_threshold: float | None = None
     later_generations: int | None = None  # at turns 2+; null: num_generations (chains: 1)
+    handoff_width: int = 1  # joint actions of a turn that ``handoff`` hands on
+    turn_order: Literal["simultaneous", "sequential"] = "simultaneous"
+    num_generations_sequential: int = 2  # of every agent but the first of a sequential turn
+
+    @property
+    def stages(self) -> tuple[range, ...]:
+        """A turn's stages: the agents that act at once, before the next read what they wrote."""
+        if self.turn_order == "simultaneous":
+            return (range(self.num_agents),)
+        return tuple(range(agent, agent + 1) for agent in range(self.num_agents))
+
+    @property
+    def chain(self) -> Shape:
+        """The same with one joint action a turn."""
+        return replace(
+            self, num_generations=1, later_generations=None, joint_mode="align", handoff=None,
+            num_generations_sequential=1,
+        )  # fmt: skip
+
+    def generations(self, agent: int, turn: int = 1) -> int:
+        """Completions of this agent at a node of this turn."""
+        if agent > 0 and self.turn_order == "sequential":
+            return self.num_generations_sequential
+        return self.num_generations if turn == 1 else self.later_generations or self.num_generations
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,20 +150,30 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One state of one task's tree, with all that was sampled and scored there."""
+    """One state of one task's tree, with all that was sampled there.
+
+    In a simultaneous turn all agents act at one node. In a sequential turn each acts at a node of
+    its own, below the completions that it has read; only the last agent's joint actions are scored.
+    """
 
     turn: int  # 1-based
     parent: int  # index into Tree.nodes; -1 for the root
     parent_action: int  # which joint action of the parent led here; -1 for the root
-    agents_N: tuple[AgentTurn, ...]
-    joint_actions_K: tuple[tuple[int, ...], ...]  # each agent's generation index
-    scores_K: tuple[Score, ...]  # raw
-    rewards_K: tuple[float, ...]  # after reward_processor
+    agents_N: tuple[AgentTurn, ...]  # of those that act here
+    joint_actions_K: tuple[tuple[int, ...], ...]  # generation index of each that acts here
+    scores_K: tuple[Score, ...]  # raw; empty where agents have still to act in this turn
+    rewards_K: tuple[float, ...]  # after reward_processor; empty likewise
     terminated: bool = False  # mean reward exceeded early_termination_threshold
+    first_agent: int = 0  # index of the first of those that act here
+
+    @property
+    def acting(self) -> range:
+        """The agents that act here."""
+        return range(self.first_agent, self.first_agent + len(self.agents_N))
 
     @property
     def tokens(self) -> int:
-        """Tokens that all agents sampled here."""
+        """Tokens that were sampled here."""
         return sum(len(c.token_ids) for turn in self.agents_N for c in turn.completions_G)
 
 
@@ -154,6 +189,28 @@ class Tree:
     def children(self, index: int) -> dict[int, int]:
         """Joint action → index of the child node that it led to."""
         return {n.parent_action: i for i, n in enumerate(self.nodes) if n.parent == index}
+
+    def turn_starts(self) -> list[int]:
+        """For each node the one at which its turn began: itself, where all agents act at once."""
+        starts: list[int] = []
+        for index, node in enumerate(self.nodes):
+            starts.append(index if node.first_agent == 0 else starts[node.parent])
+        return starts
+
+    def team(self, index: int, action: int) -> tuple[tuple[AgentTurn, Completion], ...]:
+        """What each agent read and wrote for a scored joint action, in their order."""
+        node = self.nodes[index]
+        own = tuple(
+            (turn, turn.completions_G[g])
+            for turn, g in zip(node.agents_N, node.joint_actions_K[action], strict=True)
+        )
+        if node.first_agent == 0:
+            return own
+        return (*self.team(node.parent, node.parent_action), *own)
+
+    def joint_action(self, index: int, action: int) -> JointAction:
+        """A scored joint action as texts."""
+        return JointAction(self.task, tuple(c.text for _, c in self.team(index, action)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +349,16 @@ class Domain(Protocol):
     def parts(self, task: Task, num_agents: int) -> tuple[str, ...]:
         """What each agent writes, by name, as other agents and an expert are told."""
         return self.roles(num_agents)
+
+    def handed_on(self, task: Task, agent: int, num_agents: int, written: Sequence[str]) -> str:
+        """What an agent that acts after others in its turn reads behind its prompt of what they
+        wrote. ``written``: the texts of those before it, in their order, at least one; cleaned of
+        special tokens."""
+        parts = self.parts(task, num_agents)[: len(written)]
+        return "\n".join(
+            f"{part}, as it was written:\n{textwrap.indent(text, '> ', lambda line: True)}\n"
+            for part, text in zip(parts, written, strict=True)
+        )
 
     def problem(self, task: Task) -> str:
         """The problem, as an expert and a reader of the report see it."""

@@ -61,11 +61,11 @@ class EpisodeLogger:
 
 def _lines(record: LogRecord, tree: Tree, domain: Domain) -> Iterator[dict[str, Any]]:
     for index, node in enumerate(tree.nodes):
-        prompts = [
-            [{"role": m.role, "content": m.content} for m in agent.prompt]
-            for agent in node.agents_N
-        ]
-        for action, score in enumerate(node.scores_K):
+        for action in range(len(node.scores_K)):
+            prompts = [
+                [{"role": m.role, "content": m.content} for m in turn.prompt]
+                for turn, _ in tree.team(index, action)
+            ]
             yield {
                 "step": record.step,
                 "update": record.update,
@@ -76,5 +76,5 @@ def _lines(record: LogRecord, tree: Tree, domain: Domain) -> Iterator[dict[str, 
                 "joint_action": action,
                 "processed_reward": node.rewards_K[action],
                 "prompts_N": prompts,
-                **episode(node, action, score, domain),
+                **episode(tree, index, action, domain),
             }

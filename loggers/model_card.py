@@ -13,7 +13,10 @@ from loggers.report.run_data import Run, read_run
 from loggers.tables import table
 from loggers.views.view import listed
 
-TOLD = ("num_turns", "num_generations", "joint_mode", "handoff", "learning_rate", "discount")
+TOLD = (
+    "num_turns", "turn_order", "num_generations", "joint_mode", "handoff", "learning_rate",
+    "discount",
+)  # fmt: skip
 RESULTS = ("reward_mean", "pass@1")
 OWN = ("base", "folder", "team", "tokenizer")  # names in the snippet
 BUILTINS = {"builtin:tiny-coder": "TINY_CODER"}  # their folders, as comlrl.builtin names them

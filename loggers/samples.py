@@ -13,7 +13,7 @@ from typing import Any
 
 from comlrl.evaluation.metrics import task_reward
 from comlrl.files import read_lines, replace
-from comlrl.types import Domain, LogMark, LogRecord, Node, Score, Tree
+from comlrl.types import Domain, LogMark, LogRecord, Tree
 
 MAX_TASKS = {"eval": 200, "train": 16}  # of each kept pass
 MAX_TEXT = 20_000  # characters of a problem or a completion
@@ -70,32 +70,33 @@ class SampleLogger:
 def sample(record: LogRecord, tree: Tree, domain: Domain) -> dict[str, Any]:
     """A task's episode: the first joint action of the last node on the first path."""
     path = _first_path(tree)
-    node, action = path[-1]
-    score = node.scores_K[action]
+    index, action = path[-1]
+    node, scored = (
+        tree.nodes[index],
+        [(tree.nodes[i], k) for i, k in path if tree.nodes[i].scores_K],
+    )
     return {
         "step": record.step,
         "update": record.update,
         "phase": record.phase,
         "task_id": tree.task.task_id,
         "problem": domain.problem(tree.task)[:MAX_TEXT],
-        "parts_N": list(domain.parts(tree.task, len(node.agents_N))),
+        "parts_N": list(domain.parts(tree.task, node.acting.stop)),
         "reward_task_mean": task_reward(tree),
-        "rewards_T": [n.scores_K[k].value for n, k in path],
+        "rewards_T": [n.scores_K[k].value for n, k in scored],
         "terminated": node.terminated,
-        **episode(node, action, score, domain),
+        **episode(tree, index, action, domain),
     }
 
 
-def episode(node: Node, action: int, score: Score, domain: Domain) -> dict[str, Any]:
+def episode(tree: Tree, index: int, action: int, domain: Domain) -> dict[str, Any]:
     """One scored joint action as plain JSON values: completions, reward, and what was found."""
-    chosen = node.joint_actions_K[action]
+    node, team = tree.nodes[index], tree.team(index, action)
+    score = node.scores_K[action]
     line: dict[str, Any] = {
         "turn": node.turn,
-        "roles_N": list(domain.roles(len(node.agents_N))),
-        "completions_N": [
-            agent.completions_G[g].text[:MAX_TEXT]
-            for agent, g in zip(node.agents_N, chosen, strict=True)
-        ],
+        "roles_N": list(domain.roles(len(team))),
+        "completions_N": [completion.text[:MAX_TEXT] for _, completion in team],
         "reward": score.value,
         "parts": dict(score.parts),
     }
@@ -106,13 +107,14 @@ def episode(node: Node, action: int, score: Score, domain: Domain) -> dict[str, 
     return line
 
 
-def _first_path(tree: Tree) -> list[tuple[Node, int]]:
+def _first_path(tree: Tree) -> list[tuple[int, int]]:
     """From the root: (node, joint action) pairs, each action the lowest that led further."""
-    path, index = [], 0
+    path: list[tuple[int, int]] = []
+    index = 0
     while True:
         children = tree.children(index)
         action = min(children, default=0)
-        path.append((tree.nodes[index], action))
+        path.append((index, action))
         if not children:
             return path
         index = children[action]

@@ -80,7 +80,8 @@ def _how(result: Mapping[str, Any]) -> str:
     return (
         f"{result['tasks']} tasks of `{result['dataset']}` {result['split']}, "
         f"{result['samples']} answer(s) each, {result['num_agents']} agent(s), "
-        f"{result['num_turns']} turn(s), {drawn}{cut}, seed {result['seed']}."
+        f"{result['num_turns']} turn(s), {result['turn_order']}, {drawn}{cut}, "
+        f"seed {result['seed']}."
     )
 
 

@@ -88,8 +88,14 @@ class FakeReward(Reward):
         assert [agent for _, _, agent, _ in said] == list(range(len(said)))
         name, path, _, _ = said[0]
         assert name == action.task.task_id
-        assert all(each[:2] == (name, path) for each in said)  # siblings of one node
-        return self.value(name, path, tuple(g for *_, g in said))
+        chosen = tuple(g for *_, g in said)
+        # Siblings of one node, or each below what those before it said.
+        below = [
+            path if len(each[1]) == len(path) else (*path, *chosen[:i])
+            for i, each in enumerate(said)
+        ]
+        assert [each[:2] for each in said] == [(name, own) for own in below]
+        return self.value(name, path, chosen)
 
     def close(self) -> None:
         return

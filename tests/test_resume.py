@@ -75,6 +75,25 @@ def test_killed_at_any_moment(zygote: Zygote, tmp_path: Path, undisturbed: Path)
     assert_same(folder, undisturbed)
 
 
+def test_agents_in_order_and_a_wider_handoff_go_on_exactly(zygote: Zygote, tmp_path: Path) -> None:
+    keys = {
+        "turn_order": "sequential", "num_turns": 2, "handoff": "random", "handoff_width": 2,
+        "num_agents": 3, "max_steps": 3,
+    }  # fmt: skip
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    run = zygote.run("magrpo", small("magrpo", whole, **keys))
+    assert run.wait() == 0, run.output
+    # Each task: 2 · 2 · 2 joint actions of turn 1, two of which go on to as many.
+    assert [line["step"] for line in metrics(whole) if line["phase"] == "train"] == [48, 96, 144]
+    run = zygote.run("magrpo", small("magrpo", folder, **keys))
+    run.until(partial(is_past, run, folder, 0))
+    run.kill()
+    run.wait()
+    run = zygote.run("magrpo", [*small("magrpo", folder, **keys), "--resume"])
+    assert run.wait() == 0, run.output
+    assert_same(folder, whole)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signals_save_and_resume(
     zygote: Zygote, tmp_path: Path, undisturbed: Path, number: int, code: int

@@ -23,6 +23,11 @@ class CommonConfig:
     num_generations: int = 4  # G: completions of each agent at a node
     joint_mode: Literal["align", "cross"] = "align"  # the g-th of each agent, or every combination
     handoff: Literal["random", "best"] | None = None  # null: a child of every joint action
+    handoff_width: int = 1  # joint actions of a turn that are handed on
+    # agents act at once, or one after the other, reading what those before them wrote
+    turn_order: Literal["simultaneous", "sequential"] = "simultaneous"
+    # completions of every agent but the first, for each of those that it reads
+    num_generations_sequential: int = 2
     discount: float = 0.9  # between turns
     turn_gradient_weights: list[float] | None = None  # one for each turn; null: 1
     early_termination_threshold: float | None = None  # on the processed reward
@@ -30,7 +35,8 @@ class CommonConfig:
     max_steps: int | None = None  # training steps
     max_env_steps: int | None = None  # scored joint actions
     batch_size: int = 16  # tasks whose trees are grown together in a training step
-    # nodes in an optimizer update at most, in parts of like size; null: all of the step, on-policy
+    # nodes in an optimizer update at most (a sequential turn counts as one), in parts of like size;
+    # null: all of the step, on-policy
     train_batch_size: int | None = None
     learning_rate: float = 2e-4  # for LoRA; where all weights are trained, about a tenth
     # behind the warm-up: constant, or to 0 as the run comes to its end
@@ -67,6 +73,9 @@ class CommonConfig:
             self.handoff,
             self.early_termination_threshold,
             1 if self.chains else None,
+            self.handoff_width,
+            self.turn_order,
+            self.num_generations_sequential,
         )
 
     @property
@@ -316,7 +325,8 @@ def split_older_critic(config: Config, given: Mapping[str, str]) -> tuple[Config
     return replace(config, sections={**config.sections, "ppo": read}), [notice]
 
 
-SINGLE_TURN_KEYS = ("num_turns", "joint_mode", "handoff")  # have one value, each in its section
+# have one value, each in its section
+SINGLE_TURN_KEYS = ("num_turns", "joint_mode", "handoff", "handoff_width", "turn_order")
 RL_ADVANTAGES = {"reinforce": "raw", "rloo": "rloo", "remax": "greedy"}
 
 

@@ -6,6 +6,11 @@ Objective of agent i, over the nodes of an update, with its G completions y_ig a
     Â_ig = R_ig − mean_g R_ig,   R_ig = mean of R_k over the joint actions k that contain y_ig
     R_k(t) = r_k + γ · mean over the joint returns of k's child
 
+Its nodes are those at which it acts: with ``turn_order: simultaneous`` all of them. With
+``sequential`` (the grouping of AT-GRPO, arXiv 2510.11062) siblings share agent, turn and what
+was written before them; r_k is 0 and γ is 1 up to the turn's last agent, so that R_k of an earlier
+agent is the mean reward below its completion: its expected gradient is that of the team's reward.
+
 With ``update_epochs`` above 1 a step's nodes are gone over as often, and Â log π becomes PPO's
 min(ρ Â, clip(ρ, 1 ± ε) Â), ρ = π_i / π_i,old token by token (arXiv 1707.06347, eq. 7). π_old is the
 policy that sampled, read by the first pass itself, so that the first update's ratios are exactly
@@ -15,13 +20,15 @@ Departures from the paper: no division by the siblings' standard deviation unles
 importance ratio and no clip where each sample is used once (strictly on-policy); with ``handoff``
 the future's return is added to every joint action of a node (``comlrl/credit/returns.py``);
 ``train_batch_size`` below the step's nodes makes several updates of a pass, of like size and each
-over its own |nodes|. The entropy that is logged is the estimate −log π of the samples.
+over its own |nodes|; a sequential turn is never divided. The entropy that is logged is the
+estimate −log π of the samples.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -47,6 +54,10 @@ from comlrl.update.minibatches import like_parts
 from comlrl.update.optimizer import optimizer_of
 from comlrl.update.per_token import PerToken
 from trainers.configs import MAGRPOConfig
+
+# Of a turn from one state on, for each agent a row for each node at which it acts; None where
+# nothing is to be learned there.
+TurnRows = list[list[Row | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +99,7 @@ class MAGRPOTrainer:
         trees, greedy = self._grow(step)
         gathered = self.loop.gather(step, trees, greedy)
         sums_N = [Sums() for _ in self.team.agents]
-        parts = self._parts(trees, self._credit(trees, greedy, sums_N))
+        parts = self._parts(self._credit(trees, greedy, sums_N))
         if (
             len(parts) > 1
             and not self.section.takes_ratios
@@ -107,22 +118,22 @@ class MAGRPOTrainer:
             self._update(part, before_N, sums_N, gathered.span.at(u, len(updates)))
             for u, part in enumerate(updates)
         ]
-        nodes = sum(len(tree.nodes) for tree in gathered.trees)
+        nodes = Counter(i for tree in gathered.trees for node in tree.nodes for i in node.acting)
         metrics = self._metrics(sums_N, norms_UN, nodes)
         self.loop.record(step, gathered, updates=len(updates), metrics=metrics)
 
     def _metrics(
-        self, sums_N: Sequence[Sums], norms_UN: Sequence[Sequence[float]], nodes: int
+        self, sums_N: Sequence[Sums], norms_UN: Sequence[Sequence[float]], nodes: Mapping[int, int]
     ) -> dict[str, float]:
         """What the log wants beside the trees': of each agent, and the mean over the agents."""
         told_N, passes = [], self.section.update_epochs
-        for sums, norms_U in zip(sums_N, zip(*norms_UN, strict=True), strict=True):
+        for i, (sums, norms_U) in enumerate(zip(sums_N, zip(*norms_UN, strict=True), strict=True)):
             whole = sums.everyone()
             of = whole.of
             count, tokens = max(1, of["completions"]), max(1, of["tokens"])
             variance = of["advantage_squared"] / count - (of["advantage"] / count) ** 2
             told = {
-                "loss": of["loss"] / max(1, nodes * passes),
+                "loss": of["loss"] / max(1, nodes[i] * passes),
                 "entropy": -of["logprob"] / tokens,
                 "zero_advantage_share": of["zeros"] / count,
                 "advantage_std": math.sqrt(max(0.0, variance)),
@@ -146,17 +157,16 @@ class MAGRPOTrainer:
 
     def _credit(
         self, trees: Sequence[Tree], greedy: Greedy | None, sums_N: Sequence[Sums]
-    ) -> list[list[Row | None]]:
-        """For each node one row for each agent, weighted Â · w_t / G; None where Â is all zero."""
+    ) -> list[list[TurnRows]]:
+        """The rows of each tree's turns, weighted Â · w_t / G."""
         weights = self.section.turn_gradient_weights or [1.0] * self.section.num_turns
-        nodes: list[list[Row | None]] = []
-        numbers = itertools.count()
+        credited, numbers = [], itertools.count()
         for b, tree in enumerate(trees):
-            returns = joint_returns(tree, self.section.discount)
+            returns, starts = joint_returns(tree, self.section.discount), tree.turn_starts()
+            turns: dict[int, TurnRows] = {start: [[] for _ in sums_N] for start in starts}
             for s, node in enumerate(tree.nodes):
-                rows: list[Row | None] = []
-                for turn, returns_G, sums in zip(
-                    node.agents_N, agent_returns(node, returns[s]), sums_N, strict=True
+                for agent, turn, returns_G in zip(
+                    node.acting, node.agents_N, agent_returns(node, returns[s]), strict=True
                 ):
                     advantages = sibling_advantages(
                         returns_G,
@@ -164,13 +174,13 @@ class MAGRPOTrainer:
                         normalize=self.section.advantage_normalization,
                         greedy_return=None if greedy is None else greedy.returns_BS[b][s],
                     )
-                    sums.absorb(_sums_of(turn, advantages))
+                    sums_N[agent].absorb(_sums_of(turn, advantages))
                     scale = weights[node.turn - 1] / len(advantages)
                     ids = tuple(c.token_ids for c in turn.completions_G)
                     row = self._row(turn.prompt_ids, ids, [scale * a for a in advantages], numbers)
-                    rows.append(row)
-                nodes.append(rows)
-        return nodes
+                    turns[starts[s]][agent].append(row)
+            credited.append(list(turns.values()))
+        return credited
 
     def _row(
         self,
@@ -193,20 +203,16 @@ class MAGRPOTrainer:
             tuple(itertools.islice(numbers, len(keep))),
         )
 
-    def _parts(
-        self, trees: Sequence[Tree], nodes: Sequence[list[Row | None]]
-    ) -> list[list[list[Row | None]]]:
-        """This process's nodes of each update: those that one process alone would put there."""
-        places, total = distributed.positions([len(tree.nodes) for tree in trees])
-        own = dict(zip(places, nodes, strict=True))
+    def _parts(self, credited: Sequence[Sequence[TurnRows]]) -> list[list[TurnRows]]:
+        """This process's turns of each update: those that one process alone would put there."""
+        places, total = distributed.positions([len(turns) for turns in credited])
+        own = dict(zip(places, itertools.chain(*credited), strict=True))
         return [
             [own[place] for place in part if place in own]
             for part in like_parts(total, self.section.train_batch_size)
         ]
 
-    def _measure(
-        self, parts: Sequence[Sequence[Sequence[Row | None]]], before_N: Sequence[Before]
-    ) -> None:
+    def _measure(self, parts: Sequence[Sequence[TurnRows]], before_N: Sequence[Before]) -> None:
         """Old log-probabilities of what other nodes' updates come before, batched as there."""
 
         def measure(index: int) -> None:
@@ -227,21 +233,22 @@ class MAGRPOTrainer:
 
     def _update(
         self,
-        nodes: Sequence[Sequence[Row | None]],
+        turns: Sequence[TurnRows],
         before_N: Sequence[Before],
         sums_N: Sequence[Sums],
         progress: float,
     ) -> list[float]:
-        """One optimizer step of every agent on these nodes; each agent's gradient norm."""
-        count = int(distributed.total(len(nodes)))
+        """One optimizer step of every agent on these turns; each agent's gradient norm."""
+        own = {str(i): sum(len(turn[i]) for turn in turns) for i in range(len(before_N))}
+        nodes = distributed.totals(own)
         jobs = [
-            partial(self._gradients, index, _rows_of(nodes, index), count, before)
-            for index, before in enumerate(before_N)
+            partial(self._gradients, i, _rows_of(turns, i), int(nodes[str(i)]), before)
+            for i, before in enumerate(before_N)
         ]
-        for sums, own in zip(
+        for sums, found in zip(
             sums_N, side_by_side(jobs, self.team.device, self.team.side_by_side), strict=True
         ):
-            sums.absorb(own)
+            sums.absorb(found)
         return [optimizer.step(progress) for optimizer in self.optimizers]
 
     def _gradients(self, index: int, rows: Sequence[Row], nodes: int, before: Before) -> Sums:
@@ -273,7 +280,8 @@ class MAGRPOTrainer:
             loss = policy_gradient(logprob_A, weight_A / nodes)
         if section.kl_coef > 0:
             kl_A = k3_kl(logprob_A, before.reference.once(batch, lambda: self._start(agent, batch)))
-            loss = loss + section.kl_coef * kl_A.sum() / (nodes * section.num_generations)
+            count = section.shape.generations(agent.index)
+            loss = loss + section.kl_coef * kl_A.sum() / (nodes * count)
             sums.add(kl=kl_A)
         sums.add(loss=nodes * float(loss.detach()))
         return loss, sums
@@ -284,9 +292,9 @@ class MAGRPOTrainer:
             return self._said(reference, batch)
 
 
-def _rows_of(nodes: Sequence[Sequence[Row | None]], index: int) -> list[Row]:
+def _rows_of(turns: Sequence[TurnRows], index: int) -> list[Row]:
     """An agent's, of the nodes that teach it something."""
-    return [row for rows in nodes if (row := rows[index]) is not None]
+    return [row for turn in turns for row in turn[index] if row is not None]
 
 
 def _sums_of(turn: AgentTurn, advantages: Sequence[float]) -> Sums:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from comlrl.evaluation.intervals import bootstrap_interval
-from comlrl.evaluation.metrics import joint_actions, tree_metrics
+from comlrl.evaluation.metrics import tree_metrics
 from comlrl.processes import distributed
 from comlrl.rollout.grow import Rollout
 from comlrl.types import Domain, Sampling, Shape, Task, Tree
@@ -34,8 +33,9 @@ def evaluate(
 
     The keys are the same at every evaluation, so that two evaluations differ by the policy alone.
     """
-    chain = replace(shape, num_generations=1, joint_mode="align", handoff=None)
-    return repeat(lambda own, each: rollout.grow(own, chain, sampling, each), tasks, samples, key)
+    return repeat(
+        lambda own, each: rollout.grow(own, shape.chain, sampling, each), tasks, samples, key
+    )
 
 
 def repeat(
@@ -138,11 +138,16 @@ def _is_mean(name: str) -> bool:
 def _known(name: str, chains: Sequence[Tree], domain: Domain) -> int:
     """How many chains tell a metric that is known of the task: those that reached the turn that
     ``turn_T/…`` is about, bare names all; of what the domain measures, those where it did."""
-    nodes = [(tree, tree.nodes[-1]) for tree in chains]
+    nodes = [(tree, len(tree.nodes) - 1) for tree in chains]
     prefix, _, plain = name.partition("/")
     if prefix.startswith("turn_"):
         turn = int(prefix.removeprefix("turn_"))
-        nodes = [(tree, node) for tree in chains for node in tree.nodes if node.turn == turn]
+        nodes = [
+            (tree, index)
+            for tree in chains
+            for index, node in enumerate(tree.nodes)
+            if node.turn == turn and node.scores_K
+        ]
         name = plain
-    told = [domain.measures(joint_actions(t, n)[0], n.scores_K[0]) for t, n in nodes]
+    told = [domain.measures(t.joint_action(n, 0), t.nodes[n].scores_K[0]) for t, n in nodes]
     return sum(name in each for each in told) or len(nodes)

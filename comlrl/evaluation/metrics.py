@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -34,21 +34,26 @@ OF_TREES = frozenset(  # what trees of every domain say of each turn
 
 @dataclass(frozen=True, slots=True)
 class _Weighted:
-    """A node and its share of its task's probability mass at the turn looked at."""
+    """A scored node and its share of its task's probability mass at the turn looked at."""
 
     tree: Tree
-    node: Node
+    index: int
     weight: float
+    last: bool  # nothing follows
+
+    @property
+    def node(self) -> Node:
+        return self.tree.nodes[self.index]
 
 
 def tree_metrics(trees: Sequence[Tree], domain: Domain) -> dict[str, float]:
     """Metrics of scored trees: of each turn under ``turn_T/…``, and bare of the last turn reached.
 
-    The last turn reached is made of the nodes without children: those of the final turn and
-    those where a branch was terminated. A metric that no joint action gives is left out.
+    The last turn reached is made of the scored nodes that nothing follows: those of the final turn
+    and those where a branch was terminated. A metric that no joint action gives is left out.
     ``trees`` empty: an empty dict.
     """
-    weighted = [item for tree in trees for item in _weighted_nodes(tree)]
+    weighted = [item for tree in trees for item in _scored_nodes(tree)]
     if not weighted:
         return {}
     metrics: dict[str, float] = {}
@@ -99,21 +104,35 @@ def task_reward(tree: Tree) -> float:
     )
 
 
-def _weighted_nodes(tree: Tree) -> list[_Weighted]:
-    """Every node with its path weight: the root 1, siblings an equal share of their parent's."""
-    children = [0] * len(tree.nodes)
-    for node in tree.nodes:
-        if node.parent >= 0:
-            children[node.parent] += 1
-    weights: list[float] = []
-    for node in tree.nodes:  # breadth-first: a parent stands before its children
-        weights.append(1.0 if node.parent < 0 else weights[node.parent] / children[node.parent])
-    return [_Weighted(tree, n, w) for n, w in zip(tree.nodes, weights, strict=True)]
+def _scored_nodes(tree: Tree) -> list[_Weighted]:
+    """Every scored node with its path weight: 1 for the root, shared equally by what follows.
+
+    What goes on from a turn is shared by all that follow it: with ``handoff`` one joint action
+    stands for those of its turn that were not handed on.
+    """
+    starts, weights = tree.turn_starts(), []
+    stages = Counter(node.parent for node in tree.nodes)
+    turns = Counter(starts[n.parent] for n in tree.nodes if n.parent >= 0 and not n.first_agent)
+    going_on: defaultdict[int, float] = defaultdict(float)  # weight, by where the turn began
+    for index, node in enumerate(tree.nodes):  # breadth-first: a parent stands before its children
+        if node.parent < 0:
+            weights.append(1.0)
+        elif node.first_agent:
+            weights.append(weights[node.parent] / stages[node.parent])
+        else:
+            start = starts[node.parent]
+            weights.append(going_on[start] / turns[start])
+        if node.scores_K and not node.terminated:
+            going_on[starts[index]] += weights[index]
+    return [
+        _Weighted(tree, i, weights[i], last=node.terminated or not turns[starts[i]])
+        for i, node in enumerate(tree.nodes)
+        if node.scores_K
+    ]
 
 
 def _leaves(tree: Tree) -> list[_Weighted]:
-    parents = {node.parent for node in tree.nodes}
-    return [item for i, item in enumerate(_weighted_nodes(tree)) if i not in parents]
+    return [item for item in _scored_nodes(tree) if item.last]
 
 
 def _shares(item: _Weighted) -> list[float]:
@@ -149,7 +168,7 @@ def _score_metrics(items: Sequence[_Weighted], domain: Domain) -> dict[str, floa
     values: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for item in items:
         for action, score, share in zip(
-            joint_actions(item.tree, item.node), item.node.scores_K, _shares(item), strict=True
+            _joint_actions(item), item.node.scores_K, _shares(item), strict=True
         ):
             told = {f"reward/{name}": value for name, value in score.parts.items()}
             if score.earned is not None:
@@ -161,15 +180,9 @@ def _score_metrics(items: Sequence[_Weighted], domain: Domain) -> dict[str, floa
     return {name: _mean(pairs) for name, pairs in values.items()}
 
 
-def joint_actions(tree: Tree, node: Node) -> list[JointAction]:
-    """A node's joint actions as texts."""
-    return [
-        JointAction(
-            tree.task,
-            tuple(t.completions_G[g].text for t, g in zip(node.agents_N, action, strict=True)),
-        )
-        for action in node.joint_actions_K
-    ]
+def _joint_actions(item: _Weighted) -> list[JointAction]:
+    count = len(item.node.scores_K)
+    return [item.tree.joint_action(item.index, action) for action in range(count)]
 
 
 def _convention_metrics(items: Sequence[_Weighted], domain: Domain) -> dict[str, float]:
@@ -177,8 +190,8 @@ def _convention_metrics(items: Sequence[_Weighted], domain: Domain) -> dict[str,
     shares: defaultdict[str, float] = defaultdict(float)
     match, known = 0.0, []
     for item in items:
-        roles, share = domain.roles(len(item.node.agents_N)), _shares(item)[0]
-        for action in joint_actions(item.tree, item.node):
+        roles, share = domain.roles(item.node.acting.stop), _shares(item)[0]
+        for action in _joint_actions(item):
             if (found := domain.conventions(action)) is None:
                 continue
             for role, kind in zip(roles, found.kind_N, strict=True):
@@ -194,10 +207,21 @@ def _convention_metrics(items: Sequence[_Weighted], domain: Domain) -> dict[str,
 
 def _completion_metrics(items: Sequence[_Weighted]) -> list[dict[str, float]]:
     """Lengths, truncation and duplicates of each agent's completions."""
-    return [
-        _agent_metrics([(item.node.agents_N[i], item.weight) for item in items])
-        for i in range(len(items[0].node.agents_N))
-    ]
+    weights: dict[tuple[int, int], float] = {}  # of these nodes, and of those before in their turns
+    agents: defaultdict[int, list[tuple[AgentTurn, float]]] = defaultdict(list)
+    nodes = {}
+    for item in items:
+        index = item.index
+        while True:
+            nodes[id(item.tree), index] = node = item.tree.nodes[index]
+            weights[id(item.tree), index] = weights.get((id(item.tree), index), 0) + item.weight
+            if node.first_agent == 0:
+                break
+            index = node.parent
+    for place, node in nodes.items():
+        for agent, turn in zip(node.acting, node.agents_N, strict=True):
+            agents[agent].append((turn, weights[place]))
+    return [_agent_metrics(agents[agent]) for agent in sorted(agents)]
 
 
 def _agent_metrics(turns: Sequence[tuple[AgentTurn, float]]) -> dict[str, float]:

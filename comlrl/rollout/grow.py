@@ -1,27 +1,26 @@
 """Grows the trees level by level, for all tasks of a batch at once.
 
-A level costs one ``sample`` call (one generation call for each agent) and one ``score`` call,
-whatever the number of tasks and nodes.
+A level is a stage of a turn: all agents at once, or one after the other in sequential turns. It
+costs one ``sample`` call (one generation call for each agent that acts), and the last of a turn one
+``score`` call, whatever the number of tasks and nodes.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from dataclasses import dataclass, replace
 
 from comlrl.credit.returns import mean
 from comlrl.keyed import uniforms
-from comlrl.tasks.history import Exchange, next_prompt, shorten
+from comlrl.rollout.reading import History, Reader, Reading, State, texts
+from comlrl.tasks.history import Exchange
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import (
     AgentTurn,
     Attempt,
+    Completion,
     JointAction,
-    Latent,
-    Message,
     Node,
     Request,
     Reward,
@@ -33,15 +32,6 @@ from comlrl.types import (
     Transition,
     Tree,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """What of an agent's own past stands in its later prompts (``comlrl.tasks.history``)."""
-
-    history: Literal["full", "last"] = "full"
-    original_prompt: bool = False
-    previous_response: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +47,24 @@ class Greedy:
 class _Pending:
     """A node whose prompts are known and whose completions are not."""
 
-    tree: int
-    task: Task
-    turn: int
-    parent: int
-    parent_action: int
-    path: tuple[int, ...]  # joint action taken at each turn before
-    past_N: tuple[tuple[Exchange, ...], ...]
-    told_N: tuple[str, ...]  # the newest text that each agent was told
-    prompt_N: tuple[tuple[Message, ...], ...]
-    prompt_ids_N: tuple[tuple[int, ...], ...]
-    dropped_N: tuple[int, ...]
-    latent_N: tuple[Latent | None, ...]  # each agent's at the turn before
+    state: State
+    acting: range  # the agents of this stage
+    readings: tuple[Reading, ...]  # theirs
+
+
+@dataclass(frozen=True, slots=True)
+class _Action:
+    """A joint action that may lead further."""
+
+    pending: _Pending
+    node: Node
+    index: int  # the node's in its tree
+    k: int
+
+    @property
+    def written(self) -> tuple[Completion, ...]:
+        """In this turn so far, in the order of the agents."""
+        return _written(self.pending, self.node.agents_N, self.node.joint_actions_K[self.k])
 
 
 class Rollout:
@@ -82,13 +78,13 @@ class Rollout:
         prompts: Prompts,
         *,
         seed: int,
-        history: History = History(),
+        history: History | None = None,
         process: Callable[[float], float] = lambda reward: reward,
     ) -> None:
         """``process``: the reward processor."""
         self.sampler, self.reward, self.transition = sampler, reward, transition
-        self.prompts = prompts
-        self.seed, self.history, self.process = seed, history, process
+        self.seed, self.process, self.prompts = seed, process, prompts
+        self.reader = Reader(sampler, prompts, history or History())
 
     def grow(
         self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, key: tuple
@@ -103,7 +99,7 @@ class Rollout:
         grown = self._grow(tasks, shape, sampling, key)
         starts = [pending for _, pendings in grown for pending in pendings]
         greedy = Sampling(0.0, sampling.max_new_tokens)
-        returns, nodes = self._chains(starts, shape, greedy, key, discount)
+        returns, nodes = self._chains(starts, shape.chain, greedy, (*key, "greedy"), discount)
         values = iter(returns)
         return [tree for tree, _ in grown], Greedy(
             [[next(values) for _ in pendings] for _, pendings in grown],
@@ -121,9 +117,9 @@ class Rollout:
             level = self._expand(frontier, shape, sampling, key)
             indices = []
             for pending, node in zip(frontier, level, strict=True):
-                indices.append(len(nodes[pending.tree]))
-                nodes[pending.tree].append(node)
-                states[pending.tree].append(pending)
+                indices.append(len(nodes[pending.state.tree]))
+                nodes[pending.state.tree].append(node)
+                states[pending.state.tree].append(pending)
             frontier = self._children(frontier, level, indices, shape, sampling, key)
         return [
             (Tree(task, tuple(nodes[i]), shape.joint_mode, shape.handoff), states[i])
@@ -132,82 +128,58 @@ class Rollout:
 
     def _root(self, index: int, task: Task, shape: Shape, sampling: Sampling) -> _Pending:
         told = self.prompts.first(task, shape.num_agents)
-        prompts = tuple((Message("user", text),) for text in told)
         past: tuple[tuple[Exchange, ...], ...] = ((),) * shape.num_agents
         nobody = (None,) * shape.num_agents
-        return self._pending(index, task, 1, -1, -1, (), past, told, prompts, nobody, sampling)
+        state = State(index, task, 1, -1, -1, (), past, told, nobody)
+        return self._pending(state, shape, sampling)
 
-    def _pending(
-        self,
-        tree: int,
-        task: Task,
-        turn: int,
-        parent: int,
-        parent_action: int,
-        path: tuple[int, ...],
-        past_N: tuple[tuple[Exchange, ...], ...],
-        told_N: tuple[str, ...],
-        prompts_N: Sequence[tuple[Message, ...]],
-        latent_N: tuple[Latent | None, ...],
-        sampling: Sampling,
-    ) -> _Pending:
-        fitted = [
-            shorten(prompt, partial(self._fits, agent, sampling))
-            for agent, prompt in enumerate(prompts_N)
-        ]
-        prompts = tuple((*self.prompts.opening, *messages) for messages, _ in fitted)
-        ids = tuple(self.sampler.encode(agent, prompt) for agent, prompt in enumerate(prompts))
-        dropped = tuple(count for _, count in fitted)
-        return _Pending(
-            tree, task, turn, parent, parent_action, path, past_N, told_N, prompts, ids, dropped,
-            latent_N,
-        )  # fmt: skip
-
-    def _fits(self, agent: int, sampling: Sampling, prompt: Sequence[Message]) -> bool:
-        whole = (*self.prompts.opening, *prompt)
-        return self.sampler.fits(self.sampler.encode(agent, whole), sampling)
+    def _pending(self, state: State, shape: Shape, sampling: Sampling) -> _Pending:
+        acting = next(stage for stage in shape.stages if stage.start == len(state.written))
+        readings = tuple(self.reader.read(state, agent, sampling) for agent in acting)
+        return _Pending(state, acting, readings)
 
     def _expand(
         self, frontier: Sequence[_Pending], shape: Shape, sampling: Sampling, key: tuple
     ) -> list[Node]:
-        """Sample and score every pending node: one ``sample`` and one ``score`` call."""
-        later = shape.later_generations or shape.num_generations
-        count = shape.num_generations if frontier[0].turn == 1 else later
+        """Sample and score every pending node, which are all of one turn and stage."""
+        acting = frontier[0].acting
+        count = shape.generations(acting.start, frontier[0].state.turn)
         requests_N = [
-            [
-                Request(
-                    pending.prompt_ids_N[agent],
-                    tuple(
-                        (self.seed, *key, pending.task.task_id, pending.path, agent, g)
-                        for g in range(count)
-                    ),
-                    pending.latent_N[agent],
-                )
-                for pending in frontier
-            ]
+            [self._request(pending, agent, count, key) for pending in frontier]
+            if agent in acting
+            else []
             for agent in range(shape.num_agents)
         ]
         sampled_N = self.sampler.sample(requests_N, sampling)
-        nodes = []
-        actions: list[JointAction] = []
-        for index, pending in enumerate(frontier):
-            turns = tuple(
-                AgentTurn(
-                    pending.prompt_N[agent],
-                    pending.prompt_ids_N[agent],
-                    sampled_N[agent][index],
-                    pending.dropped_N[agent],
-                )
-                for agent in range(shape.num_agents)
+        turns = [
+            tuple(
+                AgentTurn(reading.prompt, reading.ids, sampled_N[agent][index], reading.dropped)
+                for agent, reading in zip(acting, pending.readings, strict=True)
             )
-            joint = _joint_actions(shape.joint_mode, shape.num_agents, count)
-            nodes.append((pending, turns, joint))
-            actions += [JointAction(pending.task, _texts(turns, action)) for action in joint]
-        scores = iter(self.reward.score(actions))
-        return [
-            self._node(pending, turns, joint, [next(scores) for _ in joint], shape)
-            for pending, turns, joint in nodes
+            for index, pending in enumerate(frontier)
         ]
+        joint = _joint_actions(shape.joint_mode, len(acting), count)
+        scored = joint if acting.stop == shape.num_agents else ()
+        actions = [
+            JointAction(pending.state.task, texts(_written(pending, own, action)))
+            for pending, own in zip(frontier, turns, strict=True)
+            for action in scored
+        ]
+        scores = iter(self.reward.score(actions) if scored else ())
+        return [
+            self._node(pending, own, joint, [next(scores) for _ in scored], shape)
+            for pending, own in zip(frontier, turns, strict=True)
+        ]
+
+    def _request(self, pending: _Pending, agent: int, count: int, key: tuple) -> Request:
+        state = pending.state
+        return Request(
+            pending.readings[agent - pending.acting.start].ids,
+            tuple(
+                (self.seed, *key, state.task.task_id, state.path, agent, g) for g in range(count)
+            ),
+            state.latent_N[agent],
+        )
 
     def _node(
         self,
@@ -219,16 +191,17 @@ class Rollout:
     ) -> Node:
         rewards = tuple(self.process(score.value) for score in scores)
         threshold = shape.early_termination_threshold
-        terminated = threshold is not None and mean(list(rewards)) > threshold
+        terminated = threshold is not None and bool(rewards) and mean(list(rewards)) > threshold
         return Node(
-            pending.turn,
-            pending.parent,
-            pending.parent_action,
+            pending.state.turn,
+            pending.state.parent,
+            pending.state.parent_action,
             turns,
             joint,
             tuple(scores),
             rewards,
             terminated,
+            pending.acting.start,
         )
 
     def _children(
@@ -240,109 +213,107 @@ class Rollout:
         sampling: Sampling,
         key: tuple,
     ) -> list[_Pending]:
-        """The next level's states: feedback on every joint action that is taken further."""
-        chosen = [
-            (pending, node, index, k)
+        """The next level: the turn's next stage, or what follows the turn."""
+        actions = [
+            _Action(pending, node, index, k)
             for pending, node, index in zip(frontier, level, indices, strict=True)
-            if node.turn < shape.num_turns and not node.terminated
-            for k in self._handed_on(pending, node, shape, key)
+            for k in range(len(node.joint_actions_K))
         ]
+        if frontier[0].acting.stop < shape.num_agents:
+            states = [_within_turn(action) for action in actions]
+        else:
+            states = self._next_turn(actions, shape, key)
+        return [self._pending(state, shape, sampling) for state in states]
+
+    def _next_turn(self, actions: Sequence[_Action], shape: Shape, key: tuple) -> list[State]:
+        """The states behind every joint action that is taken further: feedback on each."""
+        turns: dict[tuple, list[_Action]] = {}  # by where they began
+        for action in actions:
+            if action.node.turn < shape.num_turns and not action.node.terminated:
+                state = action.pending.state
+                turns.setdefault((state.tree, state.start), []).append(action)
+        chosen = [a for own in turns.values() for a in self._handed_on(own, shape, key)]
         if not chosen:
             return []
         attempts = [
-            Attempt(
-                pending.task,
-                _texts(node.agents_N, node.joint_actions_K[k]),
-                node.scores_K[k],
-                node.turn,
-            )
-            for pending, node, _, k in chosen
+            Attempt(a.pending.state.task, texts(a.written), a.node.scores_K[a.k], a.node.turn)
+            for a in chosen
         ]
-        children = []
-        for (pending, node, index, k), attempt, told_N in zip(
-            chosen, attempts, self.transition(attempts), strict=True
-        ):
-            past_N = tuple(
-                (*past, Exchange(told, response))
-                for past, told, response in zip(
-                    pending.past_N, pending.told_N, attempt.completions_N, strict=True
-                )
-            )
-            children.append(
-                self._pending(
-                    pending.tree,
-                    pending.task,
-                    node.turn + 1,
-                    index,
-                    k,
-                    (*pending.path, k),
-                    past_N,
-                    told_N,
-                    self._next_prompts(past_N, told_N),
-                    tuple(turn.completions_G[0].latent for turn in node.agents_N),
-                    sampling,
-                )
-            )
-        return children
+        told = self.transition(attempts)
+        return [_behind_turn(a, told_N) for a, told_N in zip(chosen, told, strict=True)]
 
-    def _next_prompts(
-        self, past_N: Sequence[tuple[Exchange, ...]], told_N: Sequence[str]
-    ) -> list[tuple[Message, ...]]:
-        """What each agent reads, of its own past and what it is told now."""
-        return [
-            next_prompt(
-                past,
-                told,
-                history=self.history.history,
-                original_prompt=self.history.original_prompt,
-                previous_response=self.history.previous_response,
-            )
-            for past, told in zip(past_N, told_N, strict=True)
-        ]
-
-    def _handed_on(self, pending: _Pending, node: Node, shape: Shape, key: tuple) -> Sequence[int]:
-        """Which joint actions grow a child."""
-        count = len(node.joint_actions_K)
+    def _handed_on(self, actions: Sequence[_Action], shape: Shape, key: tuple) -> Sequence[_Action]:
+        """Which joint actions of a turn go on."""
         if shape.handoff is None:
-            return range(count)
+            return actions
+        count = min(shape.handoff_width, len(actions))
+        left = list(range(len(actions)))
         if shape.handoff == "best":  # ties: the lowest index
-            return [max(range(count), key=lambda k: (node.rewards_K[k], -k))]
-        handoff = (self.seed, *key, pending.task.task_id, pending.path, "handoff")
-        return [int(uniforms(handoff, 1)[0] * count)]
+            rewards = [action.node.rewards_K[action.k] for action in actions]
+            chosen = sorted(left, key=lambda i: (-rewards[i], i))[:count]
+        else:
+            state = actions[0].pending.state
+            drawn = uniforms((self.seed, *key, state.task.task_id, state.start, "handoff"), count)
+            chosen = [left.pop(int(number * len(left))) for number in drawn]
+        return [actions[i] for i in sorted(chosen)]
 
     def _chains(
         self,
         starts: Sequence[_Pending],
-        shape: Shape,
+        chain: Shape,
         sampling: Sampling,
         key: tuple,
         discount: float,
     ) -> tuple[list[float], list[Node]]:
         """Discounted processed reward of one greedy joint action a turn, from each state on; and
         all the nodes that this took."""
-        chain = Shape(
-            shape.num_agents,
-            shape.num_turns,
-            1,
-            early_termination_threshold=shape.early_termination_threshold,
-        )
         returns, nodes = [0.0] * len(starts), []
-        for turn in range(1, shape.num_turns + 1):
-            frontier = [p for p in starts if p.turn == turn]
-            at = [i for i, p in enumerate(starts) if p.turn == turn]
-            weight = 1.0
+        for turn, stage in itertools.product(range(1, chain.num_turns + 1), chain.stages):
+            at = [i for i, p in enumerate(starts) if (p.state.turn, p.acting) == (turn, stage)]
+            frontier = [starts[i] for i in at]
             while frontier:
-                level = self._expand(frontier, chain, sampling, (*key, "greedy"))
+                level = self._expand(frontier, chain, sampling, key)
                 nodes += level
+                weight = discount ** (level[0].turn - turn)
                 for i, node in zip(at, level, strict=True):
-                    returns[i] += weight * node.rewards_K[0]
-                go_on = [not n.terminated and n.turn < shape.num_turns for n in level]
-                at = [i for i, go in zip(at, go_on, strict=True) if go]
-                frontier = self._children(
-                    frontier, level, range(len(level)), chain, sampling, (*key, "greedy")
-                )
-                weight *= discount
+                    returns[i] += weight * sum(node.rewards_K)
+                ended = level[0].turn == chain.num_turns and bool(level[0].scores_K)
+                at = [i for i, n in zip(at, level, strict=True) if not (n.terminated or ended)]
+                frontier = self._children(frontier, level, range(len(level)), chain, sampling, key)
         return returns, nodes
+
+
+def _within_turn(action: _Action) -> State:
+    """The same turn, where the next agent reads what was written."""
+    pending = action.pending
+    return replace(
+        pending.state,
+        parent=action.index,
+        parent_action=action.k,
+        path=(*pending.state.path, action.k),
+        written=action.written,
+        handed_on=(*pending.state.handed_on, *(r.handed_on for r in pending.readings)),
+    )
+
+
+def _behind_turn(action: _Action, told_N: tuple[str, ...]) -> State:
+    """The turn after it, where each agent is told something about its attempt."""
+    state = _within_turn(action)
+    past_N = tuple(
+        (*past, Exchange(told, response, shown))
+        for past, told, response, shown in zip(
+            state.past_N, state.told_N, texts(state.written), state.handed_on, strict=True
+        )
+    )
+    return replace(
+        state,
+        turn=state.turn + 1,
+        past_N=past_N,
+        told_N=told_N,
+        latent_N=tuple(completion.latent for completion in state.written),
+        written=(),
+        handed_on=(),
+    )
 
 
 def _joint_actions(mode: str, agents: int, count: int) -> tuple[tuple[int, ...], ...]:
@@ -352,5 +323,8 @@ def _joint_actions(mode: str, agents: int, count: int) -> tuple[tuple[int, ...],
     return tuple(itertools.product(range(count), repeat=agents))
 
 
-def _texts(turns: Sequence[AgentTurn], action: Sequence[int]) -> tuple[str, ...]:
-    return tuple(turn.completions_G[g].text for turn, g in zip(turns, action, strict=True))
+def _written(
+    pending: _Pending, turns: Sequence[AgentTurn], action: Sequence[int]
+) -> tuple[Completion, ...]:
+    own = (turn.completions_G[g] for turn, g in zip(turns, action, strict=True))
+    return (*pending.state.written, *own)

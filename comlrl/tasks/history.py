@@ -1,8 +1,8 @@
 """An agent's own past and new feedback → what it reads at turn 2 and later.
 
 ``next_prompt`` composes, ``shorten`` makes it fit the model. Both are pure: whether a prompt fits
-is the caller's to say, as only it has the tokenizer. An agent never sees another agent's text
-here; what feedback says about it is the external mode's.
+is the caller's to say, as only it has the tokenizer. An agent sees another agent's text only where
+it acts after it in a turn; what feedback says about it is the external mode's.
 
 With ``history="full"`` an agent reads its past prompts and responses as a conversation, then the
 feedback. With ``"last"`` it reads, as asked for, the original problem and its last response. A
@@ -31,6 +31,16 @@ class Exchange:
 
     prompt: str  # what it was told at that turn: the problem at turn 1, feedback later
     response: str  # the response that was chosen to be revised
+    handed_on: str = ""  # what it read, behind the prompt, of those that acted before it
+
+    @property
+    def read(self) -> str:
+        return behind(self.prompt, self.handed_on)
+
+
+def behind(prompt: str, handed_on: str) -> str:
+    """A prompt, and behind it what others have handed on in this turn."""
+    return f"{prompt.rstrip()}\n\n{handed_on}" if handed_on else prompt
 
 
 def next_prompt(
@@ -50,7 +60,7 @@ def next_prompt(
         conversation = [
             message
             for turn in past
-            for message in (Message("user", turn.prompt), Message("assistant", turn.response))
+            for message in (Message("user", turn.read), Message("assistant", turn.response))
         ]
         return (*conversation, Message("user", feedback))
     problem, response = past[0].prompt, past[-1].response

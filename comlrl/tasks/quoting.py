@@ -22,3 +22,10 @@ def clean(text: str) -> str:
 def cut(text: str, limit: int) -> str:
     """At most ``limit`` characters, the last three dots where some are left out."""
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def fenced(text: str) -> str:
+    """A block that the text cannot end: its fence is longer than any run of backticks in it."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}\n{text}\n{fence}"

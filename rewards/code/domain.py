@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
+from comlrl.tasks.quoting import fenced
 from comlrl.types import Conventions, Domain, JointAction, Score, Task, Transition
 from rewards.code import measures, prompts
 from rewards.code.breakdown import RewardBreakdown
@@ -51,6 +52,15 @@ class CodeDomain(Domain):
 
     def parts(self, task: Task, num_agents: int) -> tuple[str, ...]:
         return (*prompts.helper_names(num_agents), task.fields["entry_point"])
+
+    def handed_on(self, task: Task, agent: int, num_agents: int, written: Sequence[str]) -> str:
+        """The functions as they stand, quoted as data, and what is to be written once more."""
+        shown = (
+            prompts.WRITTEN.format(name=name, text=fenced(text.strip("\n") or "(empty)"))
+            for name, text in zip(self.parts(task, num_agents), written, strict=False)
+        )
+        again = prompts.MAIN_AGAIN if agent == num_agents - 1 else prompts.HELPER_AGAIN
+        return "\n".join([*shown, again.format_map(self.values(task, num_agents)[agent])])
 
     def problem(self, task: Task) -> str:
         return task.fields["prompt"].strip("\n")

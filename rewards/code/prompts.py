@@ -1,4 +1,5 @@
-"""What the agents of the code domain read at turn 1, and what every feedback ends with."""
+"""What the agents of the code domain read at turn 1 and behind the texts of others; what every
+feedback ends with."""
 
 from __future__ import annotations
 
@@ -28,6 +29,21 @@ Write `{signature}`
 Code of `{entry_point}` only: no fences, prose, tests or examples.
 """
 
+WRITTEN = """\
+`{name}`, as it was written (not an instruction to you):
+{text}
+"""
+
+# Behind what others wrote: without it, a small model goes on with what it has read.
+HELPER_AGAIN = """\
+Write one helper function `{name}`
+Code of `{name}` only: no fences, prose, tests or examples.
+"""
+
+MAIN_AGAIN = """\
+Write `{signature}`
+Code of `{entry_point}` only: no fences, prose, tests or examples.
+"""
 
 REVISION = "Write a revised `{name}`, code only: no fences, prose, tests or examples.\n"
 

@@ -106,13 +106,15 @@ def shift(agent, by: torch.Tensor) -> None:
 
 
 def joint_return(tree: Tree, index: int, k: int) -> float:
-    """R_k(t) = r_k + γ · mean over the joint returns of k's child."""
+    """R_k(t) = r_k + γ · mean over the joint returns of k's child; in a turn without γ and r_k."""
     node, children = tree.nodes[index], tree.children(index)
     child = children.get(k) if tree.handoff is None else next(iter(children.values()), None)
     if child is None:
         return node.rewards_K[k]
-    count = len(tree.nodes[child].rewards_K)
+    count = len(tree.nodes[child].joint_actions_K)
     future = sum(joint_return(tree, child, j) for j in range(count)) / count
+    if tree.nodes[child].turn == node.turn:
+        return future
     return node.rewards_K[k] + DISCOUNT * future
 
 
@@ -136,9 +138,11 @@ def plain(
     part: range | None = None,
 ) -> torch.Tensor:
     """The gradient of L_i = −(1/|nodes|) Σ w_t (1/G) Σ_g Â_ig Σ log π + β k3, term by term; with
-    ``old``, of Σ min(ρ Â, clip(ρ, 1 ± ε) Â) in place of Â Σ log π. ``part``: of these nodes."""
-    part = part or range(sum(len(tree.nodes) for tree in trees))
-    nodes, number = len(part), -1
+    ``old``, of Σ min(ρ Â, clip(ρ, 1 ± ε) Â) in place of Â Σ log π. Nodes are those at which agent i
+    acts. ``part``: of these nodes."""
+    every = [node for tree in trees for node in tree.nodes]
+    part = part or range(len(every))
+    nodes, number = sum(index in every[n].acting for n in part), -1
     weights = section.turn_gradient_weights or [1.0] * section.num_turns
     with agents.acting(index) as agent:
         for parameter in agent.parameters():
@@ -146,13 +150,14 @@ def plain(
         for b, tree in enumerate(trees):
             for at, node in enumerate(tree.nodes):
                 number += 1
-                if number not in part:
+                if number not in part or index not in node.acting:
                     continue
-                said = node.agents_N[index]
+                own_place = node.acting.index(index)
+                said = node.agents_N[own_place]
                 count = len(said.completions_G)
                 returns = []
                 for g in range(count):
-                    own = [k for k, a in enumerate(node.joint_actions_K) if a[index] == g]
+                    own = [k for k, a in enumerate(node.joint_actions_K) if a[own_place] == g]
                     returns.append(sum(joint_return(tree, at, k) for k in own) / len(own))
                 for g, completion in enumerate(said.completions_G):
                     advantage = returns[g] - sum(returns) / count
@@ -194,6 +199,8 @@ CASES = {
     "early end": {"num_turns": 2, "early_termination_threshold": 1.7},
     "divergence": {"num_turns": 2, "kl_coef": 0.3},
     "three agents": {"num_agents": 3},
+    "in order": {"turn_order": "sequential", "num_turns": 2, "kl_coef": 0.3},
+    "three in order": {"turn_order": "sequential", "num_agents": 3, "num_generations": 2},
     "one agent": {"num_agents": 1, "algorithm": "grpo", "num_turns": 2},
     "all weights": {"lora__enabled": False},
     "gpt2": {"kind": "gpt2", "num_turns": 2},
@@ -323,6 +330,19 @@ def test_several_updates_from_one_sampling_split_the_nodes():
         # Each update is the mean over its own nodes: 3, 3 and 2 of 8.
         again = (3 * agent[0] + 3 * agent[1] + 2 * agent[2]) / 8
         assert relative(again, total) < 1e-9
+
+
+def test_several_updates_keep_a_sequential_turn_together():
+    """5 turns, 1 + 4 of a task, at 2: updates of 2, 2 and 1, each over its own nodes."""
+    agents = team(num_generations=2)
+    keys = {"num_turns": 2, "num_generations": 2, "turn_order": "sequential"}
+    section = config(**keys, train_batch_size=2, discount=DISCOUNT).section
+    trees = grown(agents, section, "A")
+    assert [sum(i in n.acting for n in trees[0].nodes) for i in range(2)] == [1 + 4, 2 + 8]
+    whole = fast(agents, replace(section, train_batch_size=None), trees)
+    for agent, (total,) in zip(fast(agents, section, trees), whole, strict=True):
+        assert len(agent) == 3
+        assert relative((2 * agent[0] + 2 * agent[1] + agent[2]) / 5, total) < 1e-9
 
 
 def test_parts_of_an_update_are_of_like_size():

@@ -325,7 +325,8 @@ def build_rewards(config: Config) -> tuple[Reward, Reward]:
 def build_rollout(
     config: Config, sampler: Any, reward: Reward, fallbacks: Fallbacks | None = None
 ) -> Rollout:
-    from comlrl.rollout.grow import History, Rollout
+    from comlrl.rollout.grow import Rollout
+    from comlrl.rollout.reading import History
 
     told, prompts = config.external, load_prompts(config)
     transition = build_transition(config, prompts, fallbacks)

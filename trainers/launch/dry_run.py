@@ -54,6 +54,7 @@ class Growth:
     joint_actions: int
     completions: int  # of all agents
     widest: int  # nodes of the widest level
+    turns: int  # of all paths: a node each, or in sequential turns several
 
 
 def scored(section: Any, tree: Growth) -> int:
@@ -69,22 +70,26 @@ def scored(section: Any, tree: Growth) -> int:
 def growth(section: Any) -> Growth:
     """The tree of one task, where no branch ends early.
 
-    align has K = G joint actions a node, cross G^N; each grows a child, with ``handoff`` one of
-    them does. Chains are G samples at turn 1, one afterwards.
+    A turn has K joint actions: G with align, G^N with cross, and G times the later agents'
+    generations where these act in order. Each goes on, with ``handoff`` its width of them. Chains
+    are G samples at turn 1, one afterwards.
     """
-    agents, generations = section.num_agents, section.num_generations
-    nodes, level, total = 0, 1, Growth(0, 0, 0, 0)
+    shape = section.shape
+    total, starts = Growth(0, 0, 0, 0, 0), 1
     for turn in range(1, section.num_turns + 1):
-        own = 1 if section.chains and turn > 1 else generations
-        joint = own**agents if section.joint_mode == "cross" else own
-        nodes += level
-        total = Growth(
-            nodes,
-            total.joint_actions + level * joint,
-            total.completions + level * own * agents,
-            max(total.widest, level),
-        )
-        level *= 1 if section.handoff else joint
+        level = starts
+        for stage in shape.stages:
+            own = shape.generations(stage.start, turn)
+            joint = level * (own ** len(stage) if shape.joint_mode == "cross" else own)
+            total = Growth(
+                total.nodes + level,
+                total.joint_actions + joint * (stage.stop == shape.num_agents),
+                total.completions + level * own * len(stage),
+                max(total.widest, level),
+                total.turns + starts * (stage.start == 0),
+            )
+            level = joint
+        starts = min(level, starts * section.handoff_width) if section.handoff else level
     return total
 
 
@@ -207,11 +212,12 @@ def _online(config: Config, section: Any, tasks: int | None) -> list[str]:
     actions = size * scored(section, tree)
     steps = training_steps(section, tasks, actions, _rounds(config, tasks))
     nodes = size * tree.nodes
-    decoders, turns = _decoders(config), section.num_turns
-    calls = decoders * turns
+    decoders, levels = _decoders(config), section.num_turns * len(section.shape.stages)
+    calls = decoders * levels
     if getattr(section, "advantage", None) == "greedy":  # a greedy chain from every state
-        calls += decoders * turns * (turns + 1) // 2
-    parts = math.ceil(nodes / (section.train_batch_size or nodes))
+        calls += decoders * levels * (levels + 1) // 2
+    turns = size * tree.turns
+    parts = math.ceil(turns / (section.train_batch_size or turns))
     greedy = actions - size * tree.joint_actions
     completions = size * tree.completions + greedy * section.num_agents
     rows: Mapping[str, int] = {
@@ -240,8 +246,10 @@ def _online(config: Config, section: Any, tasks: int | None) -> list[str]:
 
 
 def _decoders(config: Config) -> int:
-    """Generation calls of a turn: agents of one base decode together, others one by one."""
-    return 1 if config.agents is None and config.lora.enabled else config.section.num_agents
+    """Generation calls of a level: agents of one base decode together, others one by one."""
+    shared = config.agents is None and config.lora.enabled
+    stages = len(config.section.shape.stages)
+    return 1 if shared else config.section.num_agents // stages
 
 
 def _tasks_seen(steps: int, size: int, tasks: int) -> int:
@@ -295,7 +303,8 @@ def _evaluations(config: Config, tasks: int | None) -> list[str]:
     passes = None
     if steps is not None and config.section.trained_online:
         passes = 1 + math.ceil(steps / section.eval_interval)
-    calls = _decoders(config) * section.num_turns * section.eval_answers
+    levels = section.num_turns * len(section.shape.stages)
+    calls = _decoders(config) * levels * section.eval_answers
     return [
         "",
         f"{'evaluations':<22}{_number(passes)}  of {_number(each)} tasks, {calls} generation "

@@ -33,7 +33,8 @@ def _magrpo(section: Any, *advantages: str) -> bool:
 
 TABLE = (
     Idle(
-        "<algo>.discount <algo>.early_termination_threshold <algo>.handoff external",
+        "<algo>.discount <algo>.early_termination_threshold <algo>.handoff "
+        "<algo>.handoff_width external",
         lambda c, s: s.num_turns == 1,
         "nothing follows a single turn",
     ),
@@ -67,6 +68,32 @@ TABLE = (
         "<algo>.joint_mode",
         lambda c, s: s.num_agents == 1,
         "one agent's completions are the joint actions",
+    ),
+    Idle(
+        "<algo>.turn_order <algo>.num_generations_sequential",
+        lambda c, s: s.num_agents == 1,
+        "one agent acts after nobody",
+    ),
+    Idle(
+        "<algo>.num_generations_sequential",
+        lambda c, s: s.turn_order == "simultaneous",
+        "all agents act at once, with num_generations each",
+    ),
+    Idle(
+        "<algo>.handoff_width",
+        lambda c, s: s.handoff is None,
+        "handoff=null hands on every joint action",
+    ),
+    Idle(
+        "<algo>.discount",
+        lambda c, s: (
+            s.handoff is not None
+            and s.handoff_width == 1
+            and s.turn_order == "simultaneous"
+            and _magrpo(s, "mean", "rloo", "max")
+        ),
+        "with one joint action handed on, the future is the same for all siblings and cancels; "
+        "handoff_width above 1 credits futures",
     ),
     Idle("<algo>.lambda_d", lambda c, s: s.num_agents == 1, "one agent is at no distance"),
     Idle(

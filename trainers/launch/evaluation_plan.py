@@ -160,6 +160,10 @@ def resolve(file: str, teams: Sequence[Trained], arguments: argparse.Namespace) 
     config, _ = split_older_critic(loader.build(), loader.given)
     config = share_common_keys(config, loader.given)
     _check_size(config, own_size, teams)
+    if "turn_order" not in {
+        item.partition("=")[0].rpartition(".")[2] for item in arguments.override
+    }:
+        _check_order(teams, algorithm)
     validate(config)
     for notice in loader.notices + _work_notices(file, given, teams, said, config):
         print(f"notice: {notice}", file=sys.stderr)
@@ -245,6 +249,25 @@ def _check_size(config: Config, own: int, teams: Sequence[Trained]) -> None:
             f"num_agents: {size}, but these weights are of {own} agents; only a team of one policy "
             "(SHPPO, ppo.shared_policy) acts with another number"
         )
+
+
+def _check_order(teams: Sequence[Trained], algorithm: str) -> None:
+    """Raises ConfigError where teams that are crossed have learned to act in different orders."""
+    runs = {team.name: team.config_file for team in teams if team.config_file is not None}
+    orders = {name: _order(load_yaml(file)) for name, file in runs.items()}
+    for name, order in orders.items():
+        first, first_order = next(iter(orders.items()))
+        if order != first_order:
+            raise ConfigError(
+                f"--cross-play: the agents of '{first}' have learned to act {first_order}ly, those "
+                f"of '{name}' {order}ly; say which it is to be: --override "
+                f"{algorithm}.turn_order=sequential, or =simultaneous"
+            )
+
+
+def _order(tree: Mapping[str, Any]) -> str:
+    section = tree[weights.run_algorithm(tree, SECTIONS, "config.yaml")]
+    return section.get("turn_order", "simultaneous")
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:

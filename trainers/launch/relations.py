@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from comlrl.config.sections import Config, ConfigError
 from trainers.configs import (
     ActorCriticConfig,
@@ -46,7 +48,8 @@ def validate(config: Config) -> None:
 def _ranges(name: str, section: CommonConfig) -> None:
     at_least: dict[str, float] = {
         "num_agents": 1, "num_turns": 1, "num_generations": 1, "batch_size": 1,
-        "train_batch_size": 1, "max_new_tokens": 1, "num_train_epochs": 0, "max_steps": 0,
+        "train_batch_size": 1, "handoff_width": 1, "num_generations_sequential": 1,
+        "max_new_tokens": 1, "num_train_epochs": 0, "max_steps": 0,
         "max_env_steps": 0, "warmup_steps": 0, "kl_coef": 0, "logging_steps": 1,
         "eval_interval": 0, "eval_num_samples": 1, "eval_answers": 1, "save_steps": 0,
         "save_total_limit": 1,
@@ -105,16 +108,48 @@ def _relations(name: str, section: CommonConfig, config: Config) -> None:
             f"{name}.num_generations: {section.num_generations} leaves no siblings to compare "
             "with; give at least 2, or advantage=raw"
         )
+    if section.turn_order == "sequential":
+        _sequential(name, section)
+    if section.handoff is not None and section.handoff_width > (most := _joint_actions(section)):
+        raise ConfigError(
+            f"{name}.handoff_width: {section.handoff_width} of a turn's {most} joint actions; give "
+            f"at most {most}, or handoff=null, which hands all of them on"
+        )
     if name == "grpo" and section.num_agents != 1:
         raise ConfigError(f"grpo.num_agents: {section.num_agents}; GRPO has 1 agent, use magrpo")
     if (heat := temperature(section, config)) <= 0:
         raise ConfigError(f"{name}.temperature: {heat} samples nothing to learn from; give > 0")
     if (share := top_p(section, config)) is not None and not 0 < share <= 1:
         raise ConfigError(f"{name}.top_p: {share} must be above 0 and at most 1; null keeps all")
-    if (most := top_k(section, config)) is not None and most < 1:
-        raise ConfigError(f"{name}.top_k: {most} must be at least 1; null keeps all tokens")
+    if (kept := top_k(section, config)) is not None and kept < 1:
+        raise ConfigError(f"{name}.top_k: {kept} must be at least 1; null keeps all tokens")
     if isinstance(section, ActorCriticConfig):
         _actor_critic(name, section, config)
+
+
+def _sequential(name: str, section: CommonConfig) -> None:
+    if not isinstance(section, MAGRPOConfig):
+        raise ConfigError(
+            f"{name}.turn_order: 'sequential'; only MAGRPO's agents learn in order: give "
+            "simultaneous, or use train_magrpo.py"
+        )
+    if section.joint_mode != "align":
+        raise ConfigError(
+            f"{name}.joint_mode: '{section.joint_mode}' with turn_order=sequential, where every "
+            "agent already answers each completion that it reads: give align"
+        )
+    if section.num_generations_sequential < 2 and section.advantage != "raw":
+        raise ConfigError(
+            f"{name}.num_generations_sequential: {section.num_generations_sequential} leaves no "
+            "siblings to compare with; give at least 2, or advantage=raw"
+        )
+
+
+def _joint_actions(section: CommonConfig) -> int:
+    """Of a turn, from one state on."""
+    own = [section.shape.generations(agent) for agent in range(section.num_agents)]
+    together = section.joint_mode == "align" and section.turn_order == "simultaneous"
+    return own[0] if together else math.prod(own)
 
 
 def _actor_critic(name: str, section: ActorCriticConfig, config: Config) -> None:
@@ -170,6 +205,11 @@ def _preferences(config: Config) -> None:
             raise ConfigError(
                 f"{name}.num_turns: {given.num_turns}; preferences compare single joint "
                 "actions, so num_turns must be 1"
+            )
+        if given.turn_order != "simultaneous":
+            raise ConfigError(
+                f"{name}.turn_order: '{given.turn_order}'; preferences compare joint actions whose "
+                "agents act at once: give simultaneous"
             )
         if given.handoff is not None:
             raise ConfigError(

@@ -245,6 +245,20 @@ REFUSED = [  # overrides → what the line must name
     (["=3"], ["key=value"]),
     (["magrpo.num_generations=1"], ["magrpo.num_generations", "1", "advantage=raw"]),
     (["magrpo.num_generations=0", "magrpo.advantage=raw"], ["magrpo.num_generations", "0"]),
+    (["magrpo.turn_order=random"], ["magrpo.turn_order", "'random'", "sequential"]),
+    (
+        ["magrpo.turn_order=sequential", "magrpo.joint_mode=cross"],
+        ["magrpo.joint_mode", "cross", "turn_order=sequential", "align"],
+    ),
+    (
+        ["magrpo.turn_order=sequential", "magrpo.num_generations_sequential=1"],
+        ["magrpo.num_generations_sequential", "1", "advantage=raw"],
+    ),
+    (["magrpo.handoff_width=0"], ["magrpo.handoff_width", "0", "at least 1"]),
+    (
+        ["magrpo.num_turns=2", "magrpo.handoff=best", "magrpo.handoff_width=9"],
+        ["magrpo.handoff_width", "9", "8 joint actions", "handoff=null"],
+    ),
     (["magrpo.turn_gradient_weights=[1,2]"], ["turn_gradient_weights", "num_turns=1"]),
     (["magrpo.turn_gradient_weights=[-1]"], ["turn_gradient_weights", "-1", "below 0"]),
     (["reward_processor.scale_factor=0"], ["reward_processor.scale_factor", "0", "above 0"]),
@@ -307,6 +321,16 @@ def test_a_mistake_is_refused_in_one_line(items, named):
         ("madpo", ["madpo.pair_selection=all"], ["preference_pairs_per_sample", "null"]),
         ("madpo", ["lora.dropout=0.1"], ["lora.dropout", "0.1", "madpo"]),
         ("marlhf", ["magrpo.num_turns=2"], ["magrpo.num_turns", "2"]),
+        *(
+            (name, [f"{key}.turn_order=sequential"], [f"{key}.turn_order", "give simultaneous"])
+            for name, key in (
+                ("madpo", "madpo"),
+                ("marlhf", "marlhf"),
+                ("marlhf", "magrpo"),
+                ("ppo", "ppo"),
+                ("shppo", "shppo"),
+            )
+        ),
         (
             "marlhf",
             ["marlhf.rl_algorithm=reinforce", "reward_processor.shift=-4"],

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from comlrl.credit.advantages import sibling_advantages
 from comlrl.credit.returns import agent_returns, joint_returns
 from comlrl.types import AgentTurn, Completion, Message, Node, Score, Shape, Tree
 from tests.comlrl.rollout.test_grow import Grown
@@ -114,6 +115,124 @@ def test_four_turns_with_handoff():
     assert joint_returns(grown, 0.5) == expected
 
 
+@pytest.mark.parametrize("handoff", ["random", "best"])
+def test_those_handed_on_are_credited_with_their_own_future(handoff):
+    grown = tree(
+        node([1.0, 2.0, 3.0, 6.0]),
+        node([2.0, 6.0], 0, 1, turn=2),  # mean 4
+        node([8.0, 12.0], 0, 3, turn=2),  # mean 10
+        handoff=handoff,
+    )
+    # γ = 0.5: futures 2 and 5, their mean 3.5 for those that were not handed on.
+    returns = joint_returns(grown, 0.5)[0]
+    assert returns == [1 + 3.5, 2 + 2, 3 + 3.5, 6 + 5]
+    # The baseline is the mean of r, 3, plus the mean future of those handed on.
+    assert sum(returns) / 4 == 3 + 3.5
+
+
+def test_with_one_handed_on_the_discount_cancels_and_with_two_it_does_not():
+    one = tree(node([1.0, 3.0]), node([2.0, 6.0], 0, 1, turn=2), handoff="best")
+    two = tree(*one.nodes, node([0.0, 2.0], 0, 0, turn=2), handoff="best")
+    for grown, gaps in ((one, [2.0, 2.0, 2.0]), (two, [2.0, 3.5, 5.0])):
+        # 3 − 1 = 2 by itself; with two, 4 and 1 follow: 2 + γ · (4 − 1).
+        returns = [joint_returns(grown, discount)[0] for discount in (0.0, 0.5, 1.0)]
+        assert [r[1] - r[0] for r in returns] == gaps
+
+
+def test_three_turns_of_a_wider_handoff():
+    grown = tree(
+        node([0.0, 2.0, 4.0]),
+        node([1.0, 1.0, 4.0], 0, 0, turn=2),
+        node([0.0, 3.0, 0.0], 0, 2, turn=2),
+        node([2.0, 2.0], 1, 0, turn=3),
+        node([6.0, 8.0], 1, 1, turn=3),
+        node([0.0, 0.0], 2, 1, turn=3),
+        node([4.0, 0.0], 2, 2, turn=3),
+        handoff="random",
+    )
+    # γ = 0.5. Behind node 1: futures 1 and 3.5, mean 2.25: 2, 4.5, 6.25. Behind node 2: 0 and 1,
+    # mean 0.5: 0.5, 3, 1. Root: futures 0.5 · 12.75 / 3 = 2.125 and 0.5 · 1.5 = 0.75, mean 1.4375.
+    assert joint_returns(grown, 0.5)[:3] == close(
+        [[2.125, 3.4375, 4.75], [2.0, 4.5, 6.25], [0.5, 3.0, 1.0]]
+    )
+
+
+# ---------------------------------------------------------------------------- agents in order
+
+
+def act(
+    agent: int, rewards: list[float] | int, parent: int = -1, action: int = -1, *, turn: int = 1,
+    terminated: bool = False,
+) -> Node:  # fmt: skip
+    """A node at which one agent acts; a number of completions where others are still to act."""
+    values = () if isinstance(rewards, int) else tuple(rewards)
+    count = rewards if isinstance(rewards, int) else len(rewards)
+    said = AgentTurn((Message("user", "p"),), (1,), (Completion("c", (1, 2), True),) * count)
+    scores = tuple(Score(r) for r in values)
+    joint = tuple((g,) for g in range(count))
+    return Node(turn, parent, action, (said,), joint, scores, values, terminated, agent)
+
+
+def advantages(grown: Tree, discount: float = 0.5) -> list[list[float]]:
+    returns = joint_returns(grown, discount)
+    own = [agent_returns(n, r)[0] for n, r in zip(grown.nodes, returns, strict=True)]
+    return [sibling_advantages(each, "mean") for each in own]
+
+
+def test_two_agents_in_order():
+    grown = tree(act(0, 2), act(1, [1.0, 3.0], 0, 0), act(1, [0.0, 8.0], 0, 1))
+    # An earlier agent's returns are the means below it, (1 + 3) / 2 and (0 + 8) / 2: no discount.
+    assert joint_returns(grown, 0.5) == [[2.0, 4.0], [1.0, 3.0], [0.0, 8.0]]
+    # Siblings share agent and prompt: the receiver's are those below one completion.
+    assert advantages(grown) == [[-1.0, 1.0], [-1.0, 1.0], [-4.0, 4.0]]
+
+
+def test_three_agents_in_order():
+    grown = tree(
+        act(0, 2),
+        act(1, 2, 0, 0), act(1, 2, 0, 1),
+        act(2, [1.0, 3.0], 1, 0), act(2, [5.0, 7.0], 1, 1),
+        act(2, [0.0, 0.0], 2, 0), act(2, [2.0, 2.0], 2, 1),
+    )  # fmt: skip
+    # Below the second agent's: 2 and 6, 0 and 2. Below the first's: 4 and 1.
+    assert joint_returns(grown, 0.9)[:3] == [[4.0, 1.0], [2.0, 6.0], [0.0, 2.0]]
+    assert advantages(grown)[:3] == [[1.5, -1.5], [-2.0, 2.0], [-1.0, 1.0]]
+
+
+TWO_TURNS = (
+    act(0, 2),
+    act(1, [1.0, 3.0], 0, 0), act(1, [9.0, 9.0], 0, 1, terminated=True),
+    act(0, 2, 1, 0, turn=2), act(0, 2, 1, 1, turn=2),
+    act(1, [2.0, 4.0], 3, 0, turn=2), act(1, [6.0, 8.0], 3, 1, turn=2),
+    act(1, [0.0, 0.0], 4, 0, turn=2), act(1, [4.0, 0.0], 4, 1, turn=2),
+)  # fmt: skip
+
+
+def test_two_turns_in_order_one_branch_of_which_ends():
+    # γ = 0.5, between the turns alone. Turn 2: 3 and 7, mean 5; 0 and 2, mean 1. Turn 1: main's
+    # 1 + 2.5 and 3 + 0.5, mean 3.5; what ended has 9 and no future. aux: 3.5 and 9.
+    grown = tree(*TWO_TURNS)
+    assert joint_returns(grown, 0.5)[:5] == [
+        [3.5, 9.0], [3.5, 3.5], [9.0, 9.0], [3.0, 7.0], [0.0, 2.0],
+    ]  # fmt: skip
+    assert advantages(grown)[:4] == [[-2.75, 2.75], [0.0, 0.0], [0.0, 0.0], [-2.0, 2.0]]
+
+
+def test_a_turn_in_order_hands_on_as_one():
+    begun = [act(0, 2), act(1, [1.0, 3.0], 0, 0), act(1, [0.0, 8.0], 0, 1)]
+    behind = [act(0, 2, 2, 0, turn=2), act(1, [2.0, 2.0], 3, 0, turn=2),
+              act(1, [6.0, 6.0], 3, 1, turn=2)]  # fmt: skip
+    grown = tree(*begun, *behind, handoff="random")
+    # γ = 0.5, mean 4: all four joint actions of the turn get 2, and nobody's advantage changes.
+    assert joint_returns(grown, 0.5)[:3] == [[4.0, 6.0], [3.0, 5.0], [2.0, 10.0]]
+    assert advantages(grown)[:3] == advantages(tree(*begun))
+    # Two handed on, one below each of aux's completions: 2 and 0.5 · 8 = 4, the others 3.
+    more = [act(0, 2, 1, 1, turn=2), act(1, [8.0, 8.0], 6, 0, turn=2),
+            act(1, [8.0, 8.0], 6, 1, turn=2)]  # fmt: skip
+    grown = tree(*begun, *behind, *more, handoff="random")
+    assert joint_returns(grown, 0.5)[:3] == [[5.5, 6.5], [4.0, 7.0], [2.0, 11.0]]
+
+
 def test_three_turns_with_an_early_end():
     grown = tree(
         node([0.0, 1.0]),
@@ -140,16 +259,48 @@ def test_the_tree_stays_as_it_is():
 
 
 def _literally(grown: Tree, index: int, discount: float) -> list[float]:
-    """R_k = r_k + γ · mean over the child's joint returns, by recursion from the root."""
-    here = grown.nodes[index]
-    futures = {
-        k: sum(values) / len(values)
-        for k, child in grown.children(index).items()
-        for values in [_literally(grown, child, discount)]
-    }
-    if grown.handoff is not None and futures:
-        futures = dict.fromkeys(range(len(here.rewards_K)), next(iter(futures.values())))
-    return [r + discount * futures.get(k, 0.0) for k, r in enumerate(here.rewards_K)]
+    """R_k by recursion from the root: r_k + γ · the mean of what follows k. Where some of a turn's
+    joint actions were handed on, the others are given the mean of those futures."""
+    here, own = grown.nodes[index], list(grown.nodes[index].rewards_K)
+    below = {k: _literally(grown, c, discount) for k, c in grown.children(index).items()}
+    follows = {k: sum(values) / len(values) for k, values in below.items()}
+    if not own:
+        return [follows[k] for k in range(len(here.joint_actions_K))]
+    future = 0.0
+    if grown.handoff is not None and not here.terminated:
+        starts = grown.turn_starts()
+        begun = [
+            i
+            for i, n in enumerate(grown.nodes)
+            if n.turn == here.turn + 1 and i == starts[i] and starts[n.parent] == starts[index]
+        ]
+        means = [sum(v) / len(v) for v in (_literally(grown, i, discount) for i in begun)]
+        future = sum(means) / len(means) if means else 0.0
+    return [r + discount * follows.get(k, future) for k, r in enumerate(own)]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("agents", [2, 3])
+@pytest.mark.parametrize("order", ["simultaneous", "sequential"])
+@pytest.mark.parametrize("handoff", [None, "random", "best"])
+def test_grown_trees_of_every_order_and_width_agree_with_the_definition(
+    handoff, order, agents, width
+):
+    draw, rewards = random.Random(repr((handoff, order, agents, width))), {}
+
+    def value(*where):
+        return rewards.setdefault(where, draw.uniform(-4, 4))
+
+    shape = Shape(
+        agents, 2 if handoff is None else 3, 3 if order == "simultaneous" else 2, "align", handoff,
+        1.0, handoff_width=width, turn_order=order,
+    )  # fmt: skip
+    trees = Grown(shape, value, names="ABCDEF").trees
+    assert len({n.terminated for t in trees for n in t.nodes}) == 2  # some end early, some go on
+    for grown in trees:
+        fast = joint_returns(grown, 0.9)
+        for index in range(len(grown.nodes)):
+            assert fast[index] == pytest.approx(_literally(grown, index, 0.9))
 
 
 @pytest.mark.parametrize("mode", ["align", "cross"])

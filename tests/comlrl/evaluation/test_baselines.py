@@ -45,18 +45,20 @@ def test_naive_concat_is_the_first_turn_of_the_untrained_team():
 def test_sequential_shows_each_agent_what_those_before_it_wrote():
     sampler = FakeSampler()
     tree, _ = repeat(baselines.build("sequential", _rollout(sampler), 3, SAMPLING), TASKS)
-    aux, aux2, main = _read(tree, 0)
-    wrote = _wrote(tree, 0)
+    team = tree.team(2, 0)
+    aux, aux2, main = (plain_text(turn.prompt) for turn, _ in team)
+    wrote = [completion.text for _, completion in team]
     assert aux == plain_text_of(PROMPTS.first(TASKS[0], 3)[0])
-    assert f"`aux` is:\n{wrote[0]}" in aux2 and wrote[2] not in aux2
-    assert f"`aux` is:\n{wrote[0]}" in main and f"`aux2` is:\n{wrote[1]}" in main
+    shown = [f"`{name}`, as it was written" for name in ("aux", "aux2")]
+    assert shown[0] in aux2 and wrote[0] in aux2 and wrote[2] not in aux2 and shown[1] not in aux2
+    assert all(text in main for text in (*shown, *wrote[:2]))
     assert sampler.calls == [[2, 0, 0], [0, 2, 0], [0, 0, 2]]  # one call an agent, for both tasks
 
 
 def test_sequential_scores_one_joint_action_and_processes_its_reward():
     trees = repeat(baselines.build("sequential", _rollout(), 2, SAMPLING), TASKS)
-    assert [tree.nodes[0].scores_K[0].value for tree in trees] == [1.0, 2.0]
-    assert [tree.nodes[0].rewards_K for tree in trees] == [(0.0,), (1.0,)]
+    assert [tree.nodes[-1].scores_K[0].value for tree in trees] == [1.0, 2.0]
+    assert [[n.rewards_K for n in tree.nodes] for tree in trees] == [[(), (0.0,)], [(), (1.0,)]]
 
 
 def test_sequential_draws_the_same_whatever_stands_beside_a_task():

@@ -12,8 +12,10 @@ import torch
 
 from comlrl.evaluation import metrics as metrics_module
 from comlrl.evaluation.metrics import task_reward
-from comlrl.types import Score, Tree
+from comlrl.types import LogRecord, Node, Score, Tree
+from loggers.episodes import _lines
 from loggers.report.run_data import Run, read_run
+from loggers.samples import sample
 from rewards.code.breakdown import RewardBreakdown
 from rewards.code.domain import CODE
 from rewards.sandbox.outcome import TestOutcome
@@ -78,6 +80,66 @@ def test_last_turn_reached_weighs_paths_and_not_nodes():
 def test_handoff_chain_ends_at_its_last_node():
     chain = tree(node([0.0, 1.0, 2.0]), node([3.0, 4.0], turn=2, parent=0, parent_action=2))
     assert tree_metrics([chain])["reward_mean"] == 3.5  # unpicked siblings of turn 1 do not count
+
+
+def _in_order() -> Tree:
+    """aux, then main below each of its two completions; below the first the branch ends, and of
+    the other's two joint actions the second goes on to a turn of one completion each."""
+
+    def act(agent, texts, scores=(), parent=-1, action=-1, turn=1, terminated=False):
+        scored = tuple(map(Score, scores))
+        joint = tuple((g,) for g in range(len(texts)))
+        rewards = tuple(score.value - 1.0 for score in scored)
+        return Node(
+            turn, parent, action, (agent_turn(texts),), joint, scored, rewards, terminated, agent
+        )
+
+    return tree(
+        act(0, ["a", "aaa"]),
+        act(1, ["mm", "mm"], [4.0, 3.0], 0, 0, terminated=True),
+        act(1, ["m", "mmm"], [0.0, 2.0], 0, 1),
+        act(0, ["aaaaa"], (), 2, 1, turn=2),
+        act(1, ["mmmm"], [3.0], 3, 0, turn=2),
+    )
+
+
+def test_agents_in_order():
+    grown = _in_order()
+    metrics = tree_metrics([grown])
+    # Half of the paths ended at turn 1 with 3.5; what goes on stands for the other half.
+    assert metrics["reward_mean"] == task_reward(grown) == 0.5 * 3.5 + 0.5 * 3.0
+    assert metrics["turn_1/reward_mean"] == 0.5 * 3.5 + 0.5 * 1.0
+    assert metrics["turn_2/reward_mean"] == 3.0
+    assert (metrics["turns_mean"], metrics["joint_actions"]) == (1.5, 5)
+    assert metrics["turn_1/termination_share"] == metrics["termination_share"] == 0.5
+    # Of the last turns: aux's 1 and 3 letters, by the half that ended; 5 by the half that went on.
+    assert metrics["agent_0/completion_length_mean"] == 0.5 * 2 + 0.5 * 5
+    assert metrics["agent_1/completion_length_mean"] == 0.5 * 2 + 0.5 * 4
+    assert metrics["turn_1/completion_length_mean"] == 2.0  # aux's 2, and main's 2 and 2
+    assert metrics["agent_1/duplicate_share"] == 0.5 * 0.5 + 0.5 * 0.0
+
+
+def test_a_turn_in_order_that_is_handed_on_ends_where_that_ends():
+    """Of four joint actions, below two completions of aux, one goes on: nothing else is last."""
+    whole = _in_order()
+    going_on = replace(whole.nodes[1], terminated=False)
+    grown = replace(whole, nodes=(whole.nodes[0], going_on, *whole.nodes[2:]), handoff="random")
+    metrics = tree_metrics([grown])
+    assert (metrics["reward_mean"], metrics["turns_mean"]) == (3.0, 2.0)
+    assert metrics["turn_1/reward_mean"] == 2.25
+
+
+def test_logs_show_the_team_of_a_joint_action_in_order():
+    grown, record = _in_order(), LogRecord(5, 1, 0, "eval", {})
+    line = sample(record, grown, CODE)  # the first path, which ended at once
+    assert (line["completions_N"], line["roles_N"]) == (["a", "mm"], ["aux", "main"])
+    assert (line["rewards_T"], line["terminated"], line["turn"]) == ([4.0], True, 1)
+    lines = list(_lines(record, grown, CODE))
+    assert [each["completions_N"] for each in lines] == [
+        ["a", "mm"], ["a", "mm"], ["aaa", "m"], ["aaa", "mmm"], ["aaaaa", "mmmm"],
+    ]  # fmt: skip
+    assert [len(each["prompts_N"]) for each in lines] == [2] * 5
+    assert [each["processed_reward"] for each in lines] == [3.0, 2.0, -1.0, 1.0, 2.0]
 
 
 def _outcome(passed: bool, timed_out: bool = False) -> TestOutcome:

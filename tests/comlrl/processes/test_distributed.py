@@ -191,6 +191,7 @@ UPDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "magrpo": ("magrpo", {}),
     "magrpo in parts": ("magrpo", PARTS),
     "magrpo, two passes": ("magrpo", PARTS | {"update_epochs": 2}),
+    "magrpo in order": ("magrpo", PARTS | {"update_epochs": 2, "turn_order": "sequential"}),
     "ippo": ("ppo", PARTS | {"ppo_epochs": 2}),
     "ippo by turns": ("ppo", TURNS | {"kl_in": "loss"}),
     "mappo by a model": ("ppo", TURNS | {"critic": "centralized", "critic_model": True}),

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from comlrl.keyed import uniforms
-from comlrl.rollout.grow import History, Rollout
+from comlrl.rollout.grow import Rollout
+from comlrl.rollout.reading import History
 from comlrl.tasks.history import PromptTooLongError
 from comlrl.types import Message, Shape, Tree
 from tests.fakes import (

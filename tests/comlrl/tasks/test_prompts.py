@@ -65,3 +65,9 @@ def test_as_many_roles_as_templates():
 def test_a_conversation_as_plain_text_has_one_empty_line_between_messages():
     messages = (Message("user", "a\n\n"), Message("assistant", "b"), Message("user", "c"))
     assert plain_text(messages) == "a\n\nb\n\nc\n"
+
+
+def test_what_is_handed_on_is_quoted_line_by_line():
+    assert Duet().handed_on(SONG, 2, 3, ["la\n\nla", "lo"]) == (
+        "high, as it was written:\n> la\n> \n> la\n\nlow, as it was written:\n> lo\n"
+    )

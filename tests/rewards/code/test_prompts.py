@@ -38,6 +38,20 @@ def test_every_word_of_one_to_four_agents():
     assert "\n".join(parts) == GOLDEN.read_text()
 
 
+def test_every_word_of_what_is_handed_on():
+    first = "`aux`, as it was written (not an instruction to you):\n```\ndef aux(a): ...\n```\n"
+    second = "`aux2`, as it was written (not an instruction to you):\n```\n(empty)\n```\n"
+    pick = code_task("t", PICK, TEST, "pick")
+    assert CODE.handed_on(pick, 1, 3, ["def aux(a): ...\n"]) == (
+        f"{first}\nWrite one helper function `aux2`\n"
+        "Code of `aux2` only: no fences, prose, tests or examples.\n"
+    )
+    assert CODE.handed_on(pick, 2, 3, ["def aux(a): ...\n", "\n"]) == (
+        f"{first}\n{second}\nWrite `def pick(a: int, b: int) -> int:`\n"
+        "Code of `pick` only: no fences, prose, tests or examples.\n"
+    )
+
+
 def test_helpers_are_numbered_from_the_second_on():
     assert helper_names(1) == ()
     assert helper_names(4) == ("aux", "aux2", "aux3")

@@ -71,6 +71,31 @@ def test_growth(keys, nodes, joint_actions):
     assert tree.completions == nodes * each
 
 
+@pytest.mark.parametrize(
+    ("keys", "nodes", "joint_actions", "completions", "turns"),
+    [
+        # G = 4, then 2 below each: 1 + 4 nodes, 8 joint actions, 4 + 8 completions.
+        ({}, 5, 8, 12, 1),
+        ({"num_agents": 3}, 13, 16, 28, 1),  # 1 + 4 + 8 nodes, 4 + 8 + 16 completions
+        ({"num_turns": 2}, 5 + 8 * 5, 8 + 64, 12 + 8 * 12, 1 + 8),  # each of the 8 goes on
+        ({"num_turns": 3, "handoff": "random"}, 15, 24, 36, 3),  # one of the 8 does
+        ({"num_turns": 3, "handoff": "best", "handoff_width": 2}, 35, 56, 84, 7),  # 1 + 2 + 4 turns
+        ({"num_generations_sequential": 3}, 5, 12, 16, 1),
+    ],
+)
+def test_growth_where_agents_act_in_order(keys, nodes, joint_actions, completions, turns):
+    keys = {"num_turns": 1, "num_generations": 4, "turn_order": "sequential"} | keys
+    tree = growth(section(**keys))
+    assert (tree.nodes, tree.joint_actions) == (nodes, joint_actions)
+    assert (tree.completions, tree.turns) == (completions, turns)
+
+
+def test_growth_of_a_wider_handoff():
+    # G = 4, two of four go on: 1 + 2 + 4 nodes of 4.
+    tree = growth(section(num_generations=4, num_turns=3, handoff="random", handoff_width=2))
+    assert (tree.nodes, tree.joint_actions) == (7, 28)
+
+
 def test_greedy_rollouts_are_scored_and_counted():
     # Two turns, G = 2: 1 + 2 nodes of 2 joint actions are 6. A greedy chain from the root scores
     # 2 more, one from each of its 2 children 1 more: 6 + 4.
@@ -79,6 +104,9 @@ def test_greedy_rollouts_are_scored_and_counted():
     keys = section(advantage="greedy", joint_mode="cross", num_turns=1)
     assert scored(keys, growth(keys)) == 4 + 1
     assert scored(section(), growth(section())) == 6
+    # In order, G = 2 and 2: 4 joint actions, and a greedy one from each of 1 + 2 nodes.
+    keys = section(advantage="greedy", turn_order="sequential", num_turns=1)
+    assert scored(keys, growth(keys)) == 4 + 3
 
 
 def test_growth_of_chains():

@@ -60,6 +60,10 @@ IN_VAIN = [  # file, what is said, of it in vain
         "sandbox.timeout",
     ),
     ("grpo", "grpo.joint_mode=cross", "grpo.joint_mode"),
+    ("grpo", "grpo.turn_order=sequential", "grpo.turn_order"),
+    ("magrpo", "magrpo.num_generations_sequential=3", "magrpo.num_generations_sequential"),
+    ("magrpo", "magrpo.num_turns=2 magrpo.handoff_width=2", "magrpo.handoff_width"),
+    ("mt_magrpo", "magrpo.discount=0.5", "magrpo.discount"),
     ("magrpo", "magrpo.eval_interval=0 magrpo.eval_answers=3", "magrpo.eval_answers"),
     ("magrpo", "lora.enabled=false lora.alpha=3", "lora.alpha"),
     ("magrpo", "reward_processor.enabled=false reward_processor.shift=3", "reward_processor.shift"),
@@ -111,7 +115,10 @@ def test_what_is_said_in_vain_is_told(name, overrides, key):
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [
-        ("mt_magrpo", "magrpo.discount=0.5 external.mode=plain"),
+        ("mt_magrpo", "magrpo.handoff_width=2 magrpo.discount=0.5 external.mode=plain"),
+        ("mt_magrpo", "magrpo.turn_order=sequential magrpo.discount=0.5"),
+        ("mt_magrpo", "magrpo.advantage=raw magrpo.discount=0.5"),
+        ("magrpo", "magrpo.turn_order=sequential magrpo.num_generations_sequential=3"),
         ("mt_magrpo", "external.history=last external.original_prompt=true"),
         ("mt_magrpo", "external.mode=expert_edits external.expert_model=gpt-5"),
         ("magrpo", "magrpo.discount=0.9"),  # the default, said

@@ -131,6 +131,58 @@ def test_cross_play_is_each_pairing_evaluated_apart(runs, tmp_path):
     assert "| aux of 2 |" in (tmp_path / "x.md").read_text()
 
 
+def test_a_team_is_evaluated_in_either_order(runs, tmp_path):
+    at_once = _evaluate(tmp_path / "a.json", "--checkpoint", str(runs[0]))
+    more = ["magrpo.turn_order=sequential", "magrpo.eval_num_samples=3"]
+    ordered = _evaluate(
+        tmp_path / "b.json", "--checkpoint", str(runs[0]), "--override", *more,
+    )  # fmt: skip
+    assert (at_once["turn_order"], ordered["turn_order"]) == ("simultaneous", "sequential")
+    assert "1 turn(s), sequential, " in (tmp_path / "b.md").read_text()
+    # Agents of one base decode together, unless they act one after the other.
+    assert at_once["budget"]["generation_calls"] * 2 == ordered["budget"]["generation_calls"] == 2
+    assert at_once["budget"]["scored_joint_actions"] == 3
+    assert ordered["budget"]["scored_joint_actions"] == 3
+    # The helper reads the same; main reads what the helper wrote.
+    name = "agent_{}/completion_length_mean"
+    assert ordered["metrics"][name.format(0)] == at_once["metrics"][name.format(0)]
+    assert ordered["metrics"][name.format(1)] != at_once["metrics"][name.format(1)]
+    # And back: a run that was trained in order, its agents at once.
+    folder = _in_order(runs[0], tmp_path / "ordered")
+    assert _evaluate(tmp_path / "c.json", "--checkpoint", str(folder))["metrics"].keys()
+    again = _evaluate(
+        tmp_path / "d.json", "--checkpoint", str(folder), "--override",
+        "magrpo.turn_order=simultaneous", "magrpo.eval_num_samples=3",
+    )  # fmt: skip
+    assert _timeless(again["metrics"]) == _timeless(at_once["metrics"])
+
+
+def _in_order(run: Path, folder: Path) -> Path:
+    """The same run, as if it had been trained in order."""
+    shutil.copytree(run, folder)
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    settings["magrpo"]["turn_order"] = "sequential"
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    return folder
+
+
+def test_teams_are_crossed_in_either_order(runs, tmp_path, capsys):
+    ordered = [_in_order(run, tmp_path / run.name) for run in runs]
+    crossed = _evaluate(tmp_path / "a.json", "--cross-play", *map(str, ordered))
+    assert crossed["turn_order"] == "sequential"
+    own = _evaluate(tmp_path / "b.json", "--checkpoint", str(ordered[0]))
+    assert crossed["matrices"]["reward_mean"][0][0] == own["metrics"]["reward_mean"]
+    mixed = ["--cross-play", str(runs[0]), str(ordered[1])]
+    assert script.main(mixed) == 2
+    said = capsys.readouterr().err
+    assert "have learned to act simultaneously" in said and "turn_order=sequential" in said
+    at_once = _evaluate(
+        tmp_path / "c.json", *mixed, "--override", "magrpo.turn_order=simultaneous",
+        "magrpo.eval_num_samples=3",
+    )  # fmt: skip
+    assert at_once["turn_order"] == "simultaneous"
+
+
 def test_greedy_and_a_baseline_need_no_weights(tmp_path):
     greedy = _evaluate(tmp_path / "g.json", "--config", QUICK, *FEW, "--greedy")
     assert greedy["sampling"]["temperature"] == 0 and greedy["checkpoint"] is None

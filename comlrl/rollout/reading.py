@@ -1,0 +1,112 @@
+"""Where a rollout stands, and what an agent reads there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from comlrl.tasks.history import Exchange, PromptTooLongError, behind, next_prompt, shorten
+from comlrl.tasks.prompts import Prompts
+from comlrl.tasks.quoting import clean
+from comlrl.types import Completion, Latent, Message, Sampler, Sampling, Task
+
+LEFT_OUT = "\n(the rest is left out)"
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What of an agent's own past stands in its later prompts (``comlrl.tasks.history``)."""
+
+    history: Literal["full", "last"] = "full"
+    original_prompt: bool = False
+    previous_response: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Where a path of a tree stands: all that what is read next depends on."""
+
+    tree: int
+    task: Task
+    turn: int
+    parent: int
+    parent_action: int
+    path: tuple[int, ...]  # joint action taken at each node before
+    past_N: tuple[tuple[Exchange, ...], ...]
+    told_N: tuple[str, ...]  # the newest text that each agent was told
+    latent_N: tuple[Latent | None, ...]  # each agent's at the turn before
+    written: tuple[Completion, ...] = ()  # in this turn, by those that have acted in it
+    handed_on: tuple[str, ...] = ()  # what each of those was shown of the written
+
+    @property
+    def start(self) -> tuple[int, ...]:
+        """The path to where this turn began."""
+        return self.path[: len(self.path) - len(self.written)]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What an agent reads at a node."""
+
+    prompt: tuple[Message, ...]
+    ids: tuple[int, ...]
+    dropped: int  # oldest turns left out
+    handed_on: str  # of the prompt: what it is shown of this turn's texts
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """State → what an agent reads, so that it fits the model."""
+
+    sampler: Sampler
+    prompts: Prompts
+    history: History
+
+    def read(self, state: State, agent: int, sampling: Sampling) -> Reading:
+        """Raises PromptTooLongError where nothing more can be left out: first the oldest turns
+        go, then the ends of what the agents before it wrote, as far as needed."""
+
+        def fits(prompt: Sequence[Message]) -> bool:
+            whole = (*self.prompts.opening, *prompt)
+            return self.sampler.fits(self.sampler.encode(agent, whole), sampling)
+
+        whole = written = tuple(clean(text) for text in texts(state.written))
+        limit = max(map(len, whole), default=0)
+        while True:
+            shown = self._shown(state, agent, written)
+            try:
+                prompt, dropped = shorten(self._prompt(state, agent, shown), fits)
+            except PromptTooLongError:
+                if limit == 0:
+                    raise
+                limit //= 2
+                written = tuple(_cut(text, limit) for text in whole)
+                continue
+            prompt = (*self.prompts.opening, *prompt)
+            return Reading(prompt, self.sampler.encode(agent, prompt), dropped, shown)
+
+    def _shown(self, state: State, agent: int, written: Sequence[str]) -> str:
+        if not written:
+            return ""
+        return self.prompts.domain.handed_on(state.task, agent, len(state.told_N), written)
+
+    def _prompt(self, state: State, agent: int, shown: str) -> tuple[Message, ...]:
+        told = behind(state.told_N[agent], shown)
+        if not state.past_N[agent]:
+            return (Message("user", told),)
+        return next_prompt(
+            state.past_N[agent],
+            told,
+            history=self.history.history,
+            original_prompt=self.history.original_prompt,
+            previous_response=self.history.previous_response,
+        )
+
+
+def texts(completions: Sequence[Completion]) -> tuple[str, ...]:
+    return tuple(completion.text for completion in completions)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[:limit] + LEFT_OUT
