@@ -58,8 +58,9 @@ def test_a_run_tells_its_parts_and_nothing_of_code(two):
     assert not [name for name in summary["eval_end"] if name.startswith("pass")]
     samples = list(read_lines(folder / "samples.jsonl"))
     assert samples and all("TL;DR:" in json.dumps(sample) for sample in samples)
-    report = (folder / "report.html").read_text()
-    assert not [word for word in CODE_WORDS if word in report]
+    for file in ("report.html", "final_model/README.md"):
+        text = (folder / file).read_text()
+        assert not [word for word in CODE_WORDS if word in text], file
 
 
 def test_what_is_logged_is_documented_and_the_other_way_round(two):
@@ -111,7 +112,8 @@ def test_evaluation_and_cross_play(two, tmp_path, capsys):
     assert not [name for name in names if any(word in name for word in (*CODE_WORDS, "passed"))]
     out = tmp_path / "two.json"
     assert evaluate.main(["--cross-play", *map(str, two), "--out", str(out), *few]) == 0
-    assert list(json.loads(out.read_text())["matrices"]) == ["reward_mean"]
+    matrices = json.loads(out.read_text())["matrices"]
+    assert "reward_mean" in matrices and not [name for name in matrices if "pass" in name]
     shown = capsys.readouterr().out
     assert not [word for word in CODE_WORDS if word in shown]
 
