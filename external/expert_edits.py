@@ -119,8 +119,12 @@ class ExpertEdits:
         backoff: float = 1.0,  # seconds before the first retry; doubled for each further one
         max_in_flight: int = 4,
     ) -> None:
-        import openai
-
+        try:
+            import openai
+        except ImportError:
+            raise ConfigError(
+                "external.mode: 'expert_edits' needs it: pip install openai (the extra `expert`)"
+            ) from None
         self.prompts, self.fallbacks = prompts, fallbacks or Fallbacks()
         self._model, self._on_error, self._plain = model, on_error, plain
         self._timeout, self._retries, self._backoff = timeout, retries, backoff

@@ -21,7 +21,7 @@ def write_environment(path: str | Path) -> None:
     """Write start, command, machine, packages and commit of this process."""
     facts = {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": f"{Path(sys.argv[0]).name} {shlex.join(sys.argv[1:])}".strip(),
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpu_cores": os.cpu_count(),

@@ -259,5 +259,6 @@ def test_words_of_all_domains_are_none():
 
 
 def test_scripts_are_thin():
-    for script in ROOT.glob("train_*.py"):
-        assert len(script.read_text().splitlines()) <= 100, script.name
+    """All of them are also commands of the installed package, where there are no scripts."""
+    for script in ROOT.glob("*.py"):
+        assert len(script.read_text().splitlines()) <= 20, script.name

@@ -160,7 +160,7 @@ def python(words: list[str], request: pytest.FixtureRequest) -> None:
     elif name == "evaluate.py":
         evaluate(arguments, request)
     elif name == "sweep.py":
-        import sweep
+        from trainers.launch import sweep_command as sweep
         from trainers.launch.sweeps import read_sweep
 
         read_sweep(sweep.parse_arguments(arguments).file)
@@ -195,7 +195,7 @@ def as_program(name: str, arguments: list[str]) -> None:
 
 
 def evaluate(arguments: list[str], request: pytest.FixtureRequest) -> None:
-    import evaluate as script
+    from trainers.launch import evaluation_command as script
 
     request.getfixturevalue("small_runs")
     if "--num-agents" in arguments:  # of SHPPO's runs: test_evaluate

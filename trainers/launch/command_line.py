@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from comlrl.config.loader import Loader, Setting, load_yaml, parse_override, parse_value
@@ -12,8 +11,8 @@ from comlrl.config.sections import Config, ConfigError
 from trainers.configs import SECTIONS, sections_of, share_common_keys, split_older_critic
 from trainers.launch.effects import without_effect
 from trainers.launch.relations import shift_notice, truncation_notice, validate
+from trainers.launch.shipped import CONFIGS, config_file
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 DEFAULT_CONFIGS = {name: CONFIGS / f"{name}_he_config.yaml" for name in ("ppo", "shppo")}
 
 # Legacy flag → key; "<algo>" is the algorithm's section.
@@ -52,8 +51,8 @@ def parse_arguments(algorithm: str, argv: Sequence[str] | None = None) -> argpar
         default=default,
         required=default is None,
         metavar="FILE",
-        help=f"YAML file, e.g. configs/{algorithm}_quickstart.yaml"
-        + (f"; left out: configs/{default.name}" if default else ""),
+        help=f"YAML file, or a shipped one by name, e.g. {algorithm}_quickstart"
+        + (f"; left out: {default.stem}" if default else ""),
     )
     parser.add_argument(
         "--override", nargs="*", action="extend", default=[], metavar="KEY=VALUE",
@@ -73,7 +72,9 @@ def parse_arguments(algorithm: str, argv: Sequence[str] | None = None) -> argpar
         count = "+" if flag == "turn_gradient_weights" else None
         shown = key.replace("<algo>", algorithm)
         older.add_argument(f"--{flag}", nargs=count, metavar="VALUE", help=shown)
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    arguments.config = config_file(arguments.config)
+    return arguments
 
 
 def resolve(algorithm: str, arguments: argparse.Namespace) -> tuple[Config, list[str]]:
@@ -107,6 +108,6 @@ def _check_algorithm(algorithm: str, sections: Mapping[str, type], file: str) ->
     others = [name for name in load_yaml(file) if name in SECTIONS and name not in sections]
     if others:
         raise ConfigError(
-            f"--config: {str(file)!r} has a section `{others[0]}`; run train_{others[0]}.py, or "
+            f"--config: {str(file)!r} has a section `{others[0]}`; train with {others[0]}, or "
             f"give a file for {algorithm}"
         )

@@ -22,6 +22,7 @@ from trainers.configs import SECTIONS, sections_of, share_common_keys, split_old
 from trainers.launch import initial, weights
 from trainers.launch.command_line import Parser
 from trainers.launch.relations import validate
+from trainers.launch.shipped import config_file
 from trainers.launch.weights import Trained
 from trainers.launch.work import sources
 
@@ -52,10 +53,12 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
     teams = [weights.locate(run, "--cross-play") for run in runs]
     if arguments.checkpoint:
         teams = [weights.locate(arguments.checkpoint)]
-    file = arguments.config or (teams and teams[0].config_file)
+    file = teams[0].config_file if teams else None
+    if arguments.config:
+        file = config_file(arguments.config)
     if not file:
         raise ConfigError(
-            "--config: missing; give a YAML file, e.g. configs/magrpo_quickstart.yaml"
+            "--config: missing; give a YAML file, or a shipped one, e.g. magrpo_quickstart"
         )
     config = resolve(str(file), teams, arguments)
     initial.check_models(config)
@@ -273,7 +276,7 @@ def _order(tree: Mapping[str, Any]) -> str:
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(description="Evaluate runs, models and baselines.", allow_abbrev=False)
     add = parser.add_argument
-    add("--config", metavar="FILE", help="YAML file; left out: that of the run")
+    add("--config", metavar="FILE", help="YAML file, or a shipped one by name; left out: the run's")
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--checkpoint", metavar="RUN_OR_MODEL_DIR",

@@ -26,6 +26,7 @@ import yaml
 
 from comlrl import files
 from comlrl.config.sections import ConfigError
+from trainers.launch.shipped import CONFIGS, config_file, train_command
 
 if TYPE_CHECKING:
     import optuna
@@ -88,7 +89,7 @@ class Sweep:
                 case "${interpreter}":
                     line.append(sys.executable)
                 case "${program}":
-                    line.append(self.program)
+                    line += train_command(self.program) or [self.program]
                 case "${args_no_hyphens}":
                     line += items
                 case _:
@@ -98,7 +99,7 @@ class Sweep:
 
 def read_sweep(path: str | Path) -> Sweep:
     """Read a sweep file in W&B's form. Raises ConfigError, naming the key, for what is not."""
-    path = Path(path)
+    path = config_file(path, "sweep file", CONFIGS / "sweeps")
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -114,7 +115,7 @@ def read_sweep(path: str | Path) -> Sweep:
     method, program = tree.get("method"), tree.get("program")
     if method not in METHODS:
         raise ConfigError(f"method: {method!r}; give one of {_list(METHODS)}")
-    if not program or not Path(program).is_file():
+    if not program or train_command(program) is None:
         raise ConfigError(f"program: {program!r} does not exist; give a train script")
     metric = tree.get("metric") or {}
     if "/" not in str(metric.get("name")) or metric.get("goal") not in ("maximize", "minimize"):
@@ -193,7 +194,9 @@ class Search:
         Raises ConfigError where that is another sweep, and where Optuna is needed and missing.
         """
         if sweep.method != "grid" and importlib.util.find_spec("optuna") is None:
-            raise ConfigError(f"method: {sweep.method} needs Optuna; pip install 'comlrl[sweeps]'")
+            raise ConfigError(
+                f"method: {sweep.method} needs Optuna; pip install optuna (the extra `sweeps`)"
+            )
         self.sweep, self.seed, self.file = sweep, seed, folder / "points.json"
         self.points: dict[int, Point] = {}
         if self.file.is_file():

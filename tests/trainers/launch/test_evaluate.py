@@ -15,7 +15,6 @@ import pytest
 import torch
 import yaml
 
-import evaluate as script
 from comlrl.config.sections import ConfigError, DistributedConfig
 from comlrl.evaluation.estimates import estimates, pass_at_k, task_rows
 from comlrl.evaluation.intervals import bootstrap_interval
@@ -28,6 +27,7 @@ from tests.fakes import code_task
 from tests.made_runs import TASK, node, tree
 from tests.runs import state
 from trainers.configs import SECTIONS
+from trainers.launch import evaluation_command as script
 from trainers.launch.assembly import build_rewards, build_sampler
 from trainers.launch.weights import locate, run_algorithm
 

@@ -232,7 +232,7 @@ def test_an_adapter_is_no_model(
     sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It used to be loaded without a word, and dropped."""
-    import evaluate
+    from trainers.launch import evaluation_command as evaluate
     from trainers.launch.execution import main
 
     adapter, run = sources / "pair/final_model/agent_0", sources / "pair"
@@ -277,7 +277,7 @@ def push(run: Path, scale: float) -> None:
 
 def test_a_run_goes_on_from_where_another_ended(zygote: Zygote, tmp_path: Path, grpo: Path) -> None:
     """The same tasks, keys and weights: its first evaluation is that of what it starts from."""
-    import evaluate
+    from trainers.launch import evaluation_command as evaluate
 
     grpo = Path(shutil.copytree(grpo, tmp_path / "grpo"))
     push(grpo, 0.2)

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-import sweep as script
 from comlrl.config.sections import ConfigError
+from trainers.launch import sweep_command as script
 from trainers.launch.sweeps import Point, Search, last_value, read_sweep
 
 ROOT = Path(__file__).parents[3]

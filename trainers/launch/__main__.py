@@ -1,0 +1,84 @@
+"""``comlrl``, the command of the installed package; ``python -m trainers.launch`` is the same.
+
+What a command needs is imported when it is called.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from functools import partial
+from importlib.metadata import version
+
+from trainers.configs import SECTIONS
+
+USAGE = f"""\
+usage: comlrl COMMAND … (each answers --help)
+
+  train ALGORITHM --config NAME_OR_FILE   {", ".join(SECTIONS)}
+  evaluate --checkpoint RUN               also baselines and cross-play
+  sweep NAME_OR_FILE                      the points of a search, as runs
+  report RUN [RUN …]                      a run, or several compared, as one page
+  export RUN [--merge] [--push REPO]      weights, for other programs
+  --version"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    count = 2 if words[:1] == ["train"] else 1
+    command = " ".join(words[:count])
+    if command in ("", "-h", "--help", "train", "train -h", "train --help"):
+        print(USAGE)
+        return 0
+    if command == "--version":
+        print(f"comlrl {version('comlrl')}")
+        return 0
+    if command not in COMMANDS:
+        near = get_close_matches(command, COMMANDS, 1)
+        mend = f"did you mean `comlrl {near[0]}`?" if near else "see comlrl --help"
+        print(f"error: command line: there is no `comlrl {command}`; {mend}", file=sys.stderr)
+        return 2
+    sys.argv = [f"comlrl {command}", *words[count:]]  # as its usage and environment.json say it
+    return COMMANDS[command]()
+
+
+def train(algorithm: str) -> int:
+    from trainers.launch.builders import BUILDERS
+    from trainers.launch.execution import main
+
+    return main(algorithm, BUILDERS[algorithm])
+
+
+def evaluate() -> int:
+    from trainers.launch.evaluation_command import main
+
+    return main()
+
+
+def sweep() -> int:
+    from trainers.launch.sweep_command import main
+
+    return main()
+
+
+def report() -> int:
+    from loggers.report.write import main
+
+    return main()
+
+
+def export() -> int:
+    from trainers.launch.export import main
+
+    return main()
+
+
+COMMANDS: dict[str, Callable[[], int]] = {
+    **{f"train {algorithm}": partial(train, algorithm) for algorithm in SECTIONS},
+    **{command.__name__: command for command in (evaluate, sweep, report, export)},
+}
+
+if __name__ == "__main__":
+    sys.exit(main())
