@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 EVERY_SECTION = {**SHARED, **SECTIONS}
 # What is not ours: known to be there, or for the reader's machine.
-OUTSIDE = {"wandb", "transformers", "pip", "cd", "export", "git", "tail"}
+OUTSIDE = {"wandb", "transformers", "pip", "cd", "export", "git", "tail", "env/bin/pip"}
 
 
 class Command(NamedTuple):
@@ -115,6 +115,8 @@ def test_command(command, place, monkeypatch, request):
     monkeypatch.chdir(place)
     words = list(command.words)
     words[:1] = {"python3": ["python"], ".venv/bin/python": ["python"]}.get(words[0], words[:1])
+    if Path(words[0]).name == "comlrl":
+        words = ["python", *script_of(words[1:])]
     if words[0] == "torchrun":
         words = torchrun(words[1:])
     if words[0] == "sbatch":
@@ -131,6 +133,13 @@ def test_command(command, place, monkeypatch, request):
         assert words[0] in OUTSIDE, f"{words[0]} is neither ours nor known"
         for word in words[1:]:
             assert not word.startswith("configs/") or (ROOT / word).exists()
+
+
+def script_of(words: list[str]) -> list[str]:
+    """The script that is the same as a ``comlrl`` command, a shipped configuration by its name."""
+    if words[0] == "train":
+        return [f"train_{words[1]}.py", *words[2:]]
+    return {"report": ["-m", "loggers.report"]}.get(words[0], [f"{words[0]}.py"]) + words[1:]
 
 
 def torchrun(words: list[str]) -> list[str]:
@@ -176,7 +185,7 @@ def python(words: list[str], request: pytest.FixtureRequest) -> None:
         as_program(name, arguments)
     elif name in ("tools.config_reference", "tools/draw_credit.py"):
         assert not arguments  # their pages are kept fresh by tests
-    else:
+    elif name != "venv":
         known_options(ROOT / name, arguments)
 
 

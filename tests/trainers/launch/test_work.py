@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import evaluate
 from comlrl.config.sections import ConfigError
 from comlrl.loop.checkpoint import newest
 from comlrl.types import Attempt, JointAction
@@ -18,6 +17,7 @@ from loggers.report.comparison import grouped
 from loggers.report.run_data import read_run
 from tests.runs import Process, Zygote, metrics, newest_step
 from tests.test_docs import programs
+from trainers.launch import evaluation_command as evaluate
 from trainers.launch.command_line import parse_arguments, resolve
 from trainers.launch.work import build_reward, build_transition, load_prompts
 
