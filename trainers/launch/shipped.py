@@ -31,12 +31,12 @@ def config_file(given: str | Path, option: str = "--config", folder: Path = CONF
     raise ConfigError(f"{option}: '{given}' is no file and no shipped configuration; {mend}")
 
 
-def train_command(program: str) -> list[str] | None:
+def train_command(script: str) -> list[str] | None:
     """The command line of a train script, also where only the package is installed; None: it is
     neither there nor one that ships."""
-    if Path(program).is_file():
-        return [program]
-    algorithm = Path(program).stem.removeprefix("train_")
-    if program != f"train_{algorithm}.py" or algorithm not in SECTIONS:
+    if Path(script).is_file():
+        return [script]
+    algorithm = Path(script).stem.removeprefix("train_")
+    if script != f"train_{algorithm}.py" or algorithm not in SECTIONS:
         return None
     return ["-m", "trainers.launch", "train", algorithm]
