@@ -1,0 +1,161 @@
+"""One key of MAGRPO, the rest alike: held-out reward by scored joint actions and by sampled tokens.
+
+    python benchmarks/compare_settings.py turn_order [--seeds 1 2 3] [--env-steps 3840]
+    python benchmarks/compare_settings.py handoff_width
+
+Every setting of a comparison is trained on the embedded default until it has scored --env-steps
+joint actions, the learning rate falling to 0 with them. A Markdown table goes to standard output,
+and the curves of all seeds to --figure. Rewards are of the 64 held-out tasks, one sample each.
+Runs are kept under --out: finished ones are read, not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from loggers.tables import table
+
+ROOT = Path(__file__).resolve().parents[1]
+COMPARISONS: dict[str, dict[str, tuple[str, dict[str, object]]]] = {  # name → file, overrides
+    "turn_order": {
+        "simultaneous": ("magrpo_quickstart", {}),
+        "sequential": ("magrpo_sequential_quickstart", {}),
+    },
+    "handoff_width": {
+        f"{m} of 8 go on": ("mt_magrpo_quickstart", {"magrpo.handoff_width": m}) for m in (1, 2, 4)
+    },
+}
+Run = dict[str, list[float]]  # of each evaluation: env_steps, tokens, and its metrics by name
+
+
+def train(comparison: str, name: str, seed: int, options: argparse.Namespace) -> Path:
+    """The run's folder, finished. Raises CalledProcessError where training fails."""
+    folder = options.out.resolve() / f"{comparison}_{name.replace(' ', '_')}_{seed}"
+    if (folder / "summary.json").exists():
+        return folder
+    file, overrides = COMPARISONS[comparison][name]
+    overrides = overrides | {
+        "seed": seed, "output.dir": str(folder), "output.save_final_model": False,
+        "magrpo.max_steps": None, "magrpo.max_env_steps": options.env_steps,
+        "magrpo.eval_interval": options.every,
+    }  # fmt: skip
+    subprocess.run(
+        [
+            sys.executable, "train_magrpo.py", "--config", f"configs/{file}.yaml", "--override",
+            *(f"{key}={json.dumps(value)}" for key, value in overrides.items()),
+        ],
+        cwd=ROOT, check=True, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    return folder
+
+
+def read(folder: Path) -> Run:
+    """The evaluations of a run, with what had been scored and sampled before each."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    sampled = accumulate(
+        line["metrics"]["tokens"] if line["phase"] == "train" else 0 for line in lines
+    )
+    found: Run = {}
+    for line, tokens in zip(lines, sampled, strict=True):
+        if line["phase"] == "eval":
+            told = {"env_steps": line["step"], "tokens": tokens} | line["metrics"]
+            for name, value in told.items():
+                found.setdefault(name, []).append(value)
+    return found
+
+
+def at(run: Run, axis: str, place: float) -> float:
+    """The held-out reward where ``axis`` comes to ``place``, between two evaluations in a line."""
+    return float(np.interp(place, run[axis], run["reward_mean"]))
+
+
+def conventions(runs: Sequence[Run]) -> str:
+    """What each helper writes most at the end, and its share of the joint actions; by seed."""
+    told = []
+    for run in runs:
+        kinds = {
+            name.rpartition("/")[2]: values[-1]
+            for name, values in run.items()
+            if name.startswith("convention/aux/")
+        }
+        kind = max(kinds, key=lambda name: kinds[name])
+        told.append(f"{kind} {100 * kinds[kind]:.0f}%")
+    return ", ".join(told)
+
+
+def row(name: str, runs: Sequence[Run], steps: float, tokens: float) -> list[object]:
+    def mean(values: Sequence[float]) -> str:
+        spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+        return f"{statistics.fmean(values):.2f}{spread}"
+
+    ends = [f"{run['reward_mean'][0]:.2f} → {run['reward_mean'][-1]:.2f}" for run in runs]
+    cells = [name, ", ".join(ends), mean([at(run, "env_steps", steps) for run in runs])]
+    cells.append(mean([at(run, "tokens", tokens) for run in runs]))
+    cells.append(f"{statistics.fmean(run['tokens'][-1] for run in runs) / 1000:.0f}k")
+    cells.append(mean([run["convention_match_rate"][-1] for run in runs]))
+    return [*cells, conventions(runs)]
+
+
+def draw(runs: dict[str, list[Run]], path: Path) -> None:
+    """Two panels, by scored joint actions and by sampled tokens; a line for each run."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
+    for axis, key, label in zip(
+        axes, ("env_steps", "tokens"), ("scored joint actions", "sampled tokens"), strict=True
+    ):
+        for number, (name, own) in enumerate(runs.items()):
+            for seed, run in enumerate(own):
+                axis.plot(run[key], run["reward_mean"], color=f"C{number}", alpha=0.75,
+                          marker=".", label=None if seed else name)  # fmt: skip
+        axis.set_xlabel(label)
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("held-out reward")
+    axes[0].legend(frameon=False)
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("comparison", choices=list(COMPARISONS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--env-steps", type=int, default=3840, help="scored joint actions of a run")
+    parser.add_argument("--every", type=int, default=5, help="training steps between evaluations")
+    parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "compared")
+    parser.add_argument("--figure", type=Path, help="default: COMPARISON.png under --out")
+    options = parser.parse_args()
+    runs: dict[str, list[Run]] = {name: [] for name in COMPARISONS[options.comparison]}
+    for seed in options.seeds:  # seed by seed, so that what is there so far can be compared
+        for name in runs:
+            runs[name].append(read(train(options.comparison, name, seed, options)))
+            print(name, seed, runs[name][-1]["reward_mean"], file=sys.stderr, flush=True)
+    steps, tokens = (
+        min(run[key][-1] for own in runs.values() for run in own) for key in ("env_steps", "tokens")
+    )
+    head = [
+        options.comparison, "start → end of each seed", f"at {steps:,} scored",
+        f"at {tokens:,} tokens", "tokens", "match at the end", "what aux writes most",
+    ]  # fmt: skip
+    print(table(head, [row(name, own, steps, tokens) for name, own in runs.items()]))
+    print(
+        f"\nSeeds: {', '.join(map(str, options.seeds))}; 64 tasks; mean ± deviation of the seeds."
+    )
+    draw(runs, options.figure or options.out / f"{options.comparison}.png")
+
+
+if __name__ == "__main__":
+    main()
