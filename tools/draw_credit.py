@@ -1,4 +1,5 @@
-"""Draws docs/credit.svg: a tree of two turns, align and cross, and how its rewards become credit.
+"""Draws docs/credit.svg: trees of two turns, align and cross, and a turn in which agents act in
+order; and how their rewards become credit.
 
     python tools/draw_credit.py
 
@@ -29,6 +30,7 @@ REWARDS = {
         [[2.0, 2.0, 3.0, 3.0], [1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 2.0, 2.0], [4.0, 4.0, 4.0, 4.0]],
     ),
 }
+BELOW = [[1.5, 2.5], [1.0, 4.0]]  # main's joint actions below each of aux's completions
 INK, SOFT, AUX, MAIN, PAPER = "#1f2933", "#7b8794", "#0b6e99", "#b44d12", "#ffffff"
 
 
@@ -45,6 +47,17 @@ def make_tree(mode: str) -> Tree:
     root, children = REWARDS[mode]
     nodes = [node(1, -1, -1, root)] + [node(2, 0, k, r) for k, r in enumerate(children)]
     return Tree(Task(""), tuple(nodes), mode, None)  # type: ignore[arg-type]
+
+
+def make_turn_in_order() -> Tree:
+    """One turn: aux writes two completions, main two below each, scored as ``BELOW`` says."""
+    said = (AgentTurn((), (), (Completion("", (), True),) * 2),)
+    actions = ((0,), (1,))
+    nodes = [Node(1, -1, -1, said, actions, (), ())]
+    for k, rewards in enumerate(BELOW):
+        scores = tuple(map(Score, rewards))
+        nodes.append(Node(1, 0, k, said, actions, scores, tuple(rewards), first_agent=1))
+    return Tree(Task("", {}), tuple(nodes), "align", None)
 
 
 def text(
@@ -67,18 +80,18 @@ def name(agent: int, generation: int) -> str:
     return f'<tspan fill="{(AUX, MAIN)[agent]}">{word}{"₁₂"[generation]}</tspan>'
 
 
-def shape(tree: Tree, x: float, y: float) -> list[str]:
+def shape(tree: Tree, x: float, y: float, labels: tuple[str, str]) -> list[str]:
     """The tree: a box for each node with a dot for each joint action, an edge for each child."""
-    children, count = tree.children(0), len(tree.nodes[0].rewards_K)
+    children, count = tree.children(0), len(tree.nodes[0].joint_actions_K)
     step = 150 / len(children)
-    parts = [box(x, y + 75 - 8 * count, count, "turn 1", upright=True)]
+    parts = [box(x, y + 75 - 8 * count, count, labels[0], upright=True)]
     for action, child in children.items():
         start, end, right = y + 83 - 8 * count + 16 * action, y + step * (child - 0.5), x + 140
         parts.append(
             f'<path d="M{x + 14} {start} C {x + 80} {start}, {x + 70} {end}, {right - 3} {end}" '
             f'fill="none" stroke="{SOFT}"/>'
         )
-        parts.append(box(right, end - 8, count, "turn 2" if child == 1 else ""))
+        parts.append(box(right, end - 8, count, labels[1] if child == 1 else ""))
     return parts
 
 
@@ -128,6 +141,27 @@ def credit(tree: Tree, x: float, y: float) -> list[str]:
     return parts
 
 
+def credit_in_order(tree: Tree, x: float, y: float) -> list[str]:
+    """Of each node, the agent's returns and advantages."""
+    returns = joint_returns(tree, DISCOUNT)
+    heads = {0: "completion", 150: "R", 320: "advantage Â"}
+    parts = [text(x + at, y, words, fill=SOFT) for at, words in heads.items()]
+    line = y
+    for index, node in enumerate(tree.nodes):
+        (own,) = agent_returns(node, returns[index])
+        for g, advantage in enumerate(sibling_advantages(own, "mean")):
+            line += 24
+            below = f" below {name(0, node.parent_action)}" if node.first_agent else ""
+            how = number(own[g])
+            if not node.first_agent:
+                values = " + ".join(map(number, returns[tree.children(0)[g]]))
+                how = f"({values}) / 2 = {how}"
+            parts.append(text(x, line, name(node.first_agent, g) + below))
+            parts.append(text(x + 150, line, how))
+            parts.append(text(x + 320, line, number(advantage, sign=True), bold="yes"))
+    return parts
+
+
 def draw() -> str:
     """The whole drawing."""
     titles = {
@@ -138,14 +172,18 @@ def draw() -> str:
     for row, (mode, title) in enumerate(titles.items()):
         y, tree = 20 + 220 * row, make_tree(mode)
         parts.append(text(24, y + 14, title, size=15, bold="yes"))
-        parts += shape(tree, 30, y + 32)
+        parts += shape(tree, 30, y + 32, ("turn 1", "turn 2"))
         parts += credit(tree, 310, y + 62)
+    title = "in order: aux, then main below each of aux's completions. One turn"
+    parts.append(text(24, 474, title, size=15, bold="yes"))
+    parts += shape(make_turn_in_order(), 30, 492, ("aux", "main"))
+    parts += credit_in_order(make_turn_in_order(), 310, 512)
     body = "\n".join(parts)
     return (
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 930 460" width="930" height="460" '
-        'font-family="system-ui, sans-serif" role="img" aria-label="Trees of two turns and the '
-        f'credit of each completion, align and cross">\n'
-        f'<rect width="930" height="460" rx="12" fill="{PAPER}"/>\n{body}\n</svg>\n'
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 930 690" width="930" height="690" '
+        'font-family="system-ui, sans-serif" role="img" aria-label="Trees and the '
+        f'credit of each completion, align, cross and in order">\n'
+        f'<rect width="930" height="690" rx="12" fill="{PAPER}"/>\n{body}\n</svg>\n'
     )
 
 
