@@ -118,8 +118,8 @@ def test_evaluation_has_intervals_of_its_measures_and_no_pass():
 def _result(metrics, intervals=None, **more):
     return {
         "settings": {"domain": "haggling:HAGGLING"}, "metrics": metrics, "intervals": intervals,
-        "budget": {}, "num_turns": 1, "turn_order": "simultaneous", "baseline": None, "checkpoint": "run", "model": "m",
-        "tasks": 8, "dataset": "d", "split": "eval", "samples": 1, "num_agents": 3, "seed": 1,
+        "budget": {}, "num_turns": 1, "turn_order": "simultaneous", "baseline": None,
+        "checkpoint": "run", "model": "m", "tasks": 8, "dataset": "d", "split": "eval", "samples": 1, "num_agents": 3, "seed": 1,
         "roles": list(ROLES), "sampling": {"temperature": 1.0, "top_p": None, "top_k": None},
     } | more  # fmt: skip
 
