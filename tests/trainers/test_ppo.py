@@ -14,7 +14,7 @@ import torch
 from comlrl.credit.chains import chains_of
 from comlrl.loop import checkpoint
 from comlrl.models.critics import LanguageCritic, TeamCritic, TokenCritic, observations
-from comlrl.types import NonFiniteError
+from comlrl.types import NonFiniteError, Span
 from comlrl.update.optimizer import AgentOptimizer
 from tests.runs import state
 from tests.tiny_models import folder, prompt, team
@@ -147,13 +147,11 @@ def stirred(trainer):
     return trainer
 
 
-@torch.no_grad()
 def states(agent, prompt_ids, ids=()):
     """Last hidden states of one unpadded sequence, (tokens, width)."""
     return agent.hidden(input_ids=torch.tensor([[*prompt_ids, *ids]]), use_cache=False)[0]
 
 
-@torch.no_grad()
 def plain_logprobs(trainer, policy, prompt_ids, ids, reference=False):
     team = trainer.team
     with team.reference(policy) if reference else team.acting(policy) as agent:
@@ -161,7 +159,6 @@ def plain_logprobs(trainer, policy, prompt_ids, ids, reference=False):
         return logits.log_softmax(-1).gather(-1, torch.tensor(ids)[:, None])[:, 0]
 
 
-@torch.no_grad()
 def plain_values(trainer, i, node, ids):
     """What agent i's critic says of a state: of each token of a completion, or of the turn."""
     section, everyone = trainer.section, range(trainer.section.num_agents)
@@ -182,12 +179,14 @@ def plain_values(trainer, i, node, ids):
     seen = []
     for j, part in zip(everyone if centralized else [i], read, strict=True):
         with trainer.team.acting(0 if section.shared_policy else j) as agent:
-            seen.append(states(agent, part).mean(0).float())
+            seen.append(states(agent, part).mean(0).float().detach())
     return critic(torch.stack(seen)[None])
 
 
-def plain_advantages(trainer, chains, i):
-    """Agent i's advantages, number by number, from the equations alone."""
+@torch.no_grad()
+def plain_advantages(trainer, chains, i, values_of=None):
+    """Agent i's advantages, number by number, from the equations alone; ``values_of`` takes what
+    its critic is to say: R = Â + V."""
     section, expected = trainer.section, {}
     policy = 0 if section.shared_policy else i
     for chain in chains.chains:
@@ -227,6 +226,8 @@ def plain_advantages(trainer, chains, i):
             )
             number = c * section.num_agents + i
             by_turn = section.granularity == "turn"
+            if values_of is not None:
+                values_of.setdefault(number, []).append(advantage + values[at])
             expected.setdefault(number, []).extend([advantage] * (count if by_turn else 1))
     assert policy < len(trainer.team)
     return expected
@@ -251,6 +252,79 @@ def test_credit_of_a_step_is_what_the_equations_say(name, tmp_path):
     for number, advantage in expected.items():
         wanted = torch.tensor(advantage).double()
         torch.testing.assert_close(found[number].double(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def gradients(trainer, monkeypatch):
+    """Of each optimizer's only update in a step of one epoch, which then is not made."""
+    found = {}
+
+    def taken(optimizer, progress):
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in optimizer.parameters]
+        found[id(optimizer)] = torch.cat([grad.flatten().double() for grad in grads])
+        return 1.0
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AgentOptimizer, "step", taken)
+        trainer._improve(chains_of(grown(trainer)), 1, Span(0.0, 1.0))
+    return found
+
+
+def plain_losses(trainer, chains):
+    """Those of each policy and critic, one unpadded completion at a time, as their equations say.
+    At the first update ρ = 1, so that ∇ρ Â = Â ∇log π."""
+    section, team = trainer.section, trainer.section.num_agents
+    of_policies, of_critics = {}, {}
+    for i in range(team):
+        returns = {}
+        advantages = plain_advantages(trainer, chains, i, returns)
+        policy = 0 if section.shared_policy else i
+        critic = 0 if section.critic == "centralized" else policy
+        for node, actions in zip(chains.nodes_S, chains.actions_S, strict=True):
+            turn = node.agents_N[i]
+            for c, completion in zip(actions, turn.completions_G, strict=True):
+                said = (policy, turn.prompt_ids, completion.token_ids)
+                logprob = plain_logprobs(trainer, *said)
+                loss = -(torch.tensor(advantages[c * team + i]) * logprob)
+                loss = loss * trainer.weight_T[node.turn - 1]
+                if section.kl_in == "loss":
+                    with torch.no_grad():
+                        ratio = plain_logprobs(trainer, *said, reference=True)
+                    ratio = ratio - logprob
+                    loss = loss + section.kl_coef * (ratio.exp() - ratio - 1)
+                of_policies.setdefault(policy, []).append(loss)
+                value = plain_values(trainer, i, node, completion.token_ids)
+                wanted = torch.tensor(returns[c * team + i])
+                of_critics.setdefault(critic, []).append(0.5 * (value - wanted) ** 2)
+    return [{k: torch.cat(v).mean() for k, v in of.items()} for of in (of_policies, of_critics)]
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_gradients_are_those_of_single_losses(name, tmp_path, monkeypatch):
+    trainer = stirred(
+        build(
+            "ppo", tmp_path, share_of_letters, num_agents=2, num_turns=2, kl_coef=0.3, ppo_epochs=1,
+            normalize_advantages=False, gamma_token=0.9, gae_lambda=0.8, discount=0.5,
+            max_new_tokens=6, turn_gradient_weights=[1.2, 0.8], value_clip_range=None,
+            agent_model__torch_dtype="float64", **combination(name),
+        )
+    )  # fmt: skip
+    found = gradients(trainer, monkeypatch)
+    both = zip((trainer.optimizers, trainer.critic_optimizers),
+               plain_losses(trainer, chains_of(grown(trainer))), strict=True)  # fmt: skip
+    for optimizers, losses in both:
+        assert losses.keys() == set(range(len(optimizers)))
+        for index, loss in losses.items():
+            parameters = optimizers[index].parameters
+            grads = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
+            expected = torch.cat(
+                [
+                    (torch.zeros_like(p) if g is None else g).flatten().double()
+                    for p, g in zip(parameters, grads, strict=True)
+                ]
+            )
+            assert expected.norm() > 0
+            difference = (found[id(optimizers[index])] - expected).norm() / expected.norm()
+            assert difference < 1e-4, (name, index)
 
 
 @pytest.mark.parametrize("name", COMBINATIONS)
