@@ -7,26 +7,18 @@ limit, cleaned of control and special tokens, cut to size, quoted to the agents,
 
 from __future__ import annotations
 
-import importlib
-import json
-import os
 import re
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
-from urllib.parse import urlsplit
+from typing import Literal
 
-from comlrl.config.sections import ConfigError
 from comlrl.tasks.prompts import Prompts
 from comlrl.tasks.quoting import clean, cut
 from comlrl.types import Attempt, Transition
+from external.service import ExpertError, Service, provider_of
 
-MAX_BODY = 262_144  # bytes of an answer that are read
 MAX_EDIT = 800  # characters of an agent's edits that are quoted
-MAX_TOKENS = 1024  # asked of the service
-RETRIED = frozenset({408, 409, 425, 429})  # beside every status ≥ 500
 
 REQUEST = """\
 These parts are written by different agents and stand together as one piece of work.
@@ -40,54 +32,6 @@ Propose the smallest edits that make the whole right and its parts fit each othe
 one section for each of {names}: its name in brackets on a line of its own, like [{last}], then \
 at most five lines of edits, or "none". Nothing else.
 """
-
-
-class Provider(NamedTuple):
-    """A service whose address and key are known without being told."""
-
-    models: str  # pattern of its models' names
-    base_url: str
-    key: str  # environment variable
-    limit: str = "max_tokens"  # the request's field for MAX_TOKENS
-
-
-PROVIDERS = (
-    Provider(r"deepseek", "https://api.deepseek.com", "DEEPSEEK_API_KEY"),
-    Provider(r"claude", "https://api.anthropic.com/v1/", "ANTHROPIC_API_KEY"),
-    Provider(r"gpt-|o\d", "https://api.openai.com/v1", "OPENAI_API_KEY", "max_completion_tokens"),
-)
-OTHER_KEY = "EXPERT_API_KEY"  # for every other address; may be unset, as local servers need none
-
-
-class ExpertError(RuntimeError):
-    """The expert could not be had; the message says what it was asked and what came back."""
-
-    user_error, exit_code = True, 1  # told in one line
-
-
-class _TryAgain(Exception):
-    """A failure that may pass: no connection, a timeout, an overloaded service, no answer."""
-
-
-def provider_of(model: str, base_url: str | None) -> Provider:
-    """Where ``external.expert_model`` is served, and which variable holds the key.
-
-    A known provider's key is sent to that provider's host alone. Raises ConfigError where the
-    address is not given and cannot be told from the model's name.
-    """
-    if base_url is not None:
-        host = urlsplit(base_url).hostname
-        for known in PROVIDERS:
-            if host == urlsplit(known.base_url).hostname:
-                return known._replace(base_url=base_url)
-        return Provider("", base_url, OTHER_KEY)
-    for known in PROVIDERS:
-        if re.match(known.models, model):
-            return known
-    raise ConfigError(
-        f"external.expert_base_url: null, and no provider is known for external.expert_model "
-        f"{model!r}; give the address of its service"
-    )
 
 
 @dataclass
@@ -119,32 +63,16 @@ class ExpertEdits:
         backoff: float = 1.0,  # seconds before the first retry; doubled for each further one
         max_in_flight: int = 4,
     ) -> None:
-        try:
-            import openai
-        except ImportError:
-            raise ConfigError(
-                "external.mode: 'expert_edits' needs it: pip install openai (the extra `expert`)"
-            ) from None
         self.prompts, self.fallbacks = prompts, fallbacks or Fallbacks()
-        self._model, self._on_error, self._plain = model, on_error, plain
-        self._timeout, self._retries, self._backoff = timeout, retries, backoff
-        self._max_in_flight = max_in_flight
-        self._provider = provider_of(model, base_url)
-        key = os.environ.get(self._provider.key) or None
-        if key is None and self._provider.key != OTHER_KEY:
-            raise ConfigError(
-                f"external.mode: 'expert_edits' with {self._provider.base_url} needs the "
-                f"environment variable {self._provider.key}; set it"
-            )
-        self._client = openai.OpenAI(
-            api_key=key or "none",
-            base_url=self._provider.base_url,
+        self._on_error, self._plain, self._max_in_flight = on_error, plain, max_in_flight
+        self._service = Service(
+            model,
+            provider_of(model, base_url),
+            "external.mode: 'expert_edits'",
             timeout=timeout,
-            max_retries=0,  # retried here, so that a broken body is retried too
+            retries=retries,
+            backoff=backoff,
         )
-        # Errors while a body is read come raw from the client's HTTP library (httpx or httpx2).
-        library = openai.DefaultHttpxClient.__base__.__module__.partition(".")[0]
-        self._transport: Any = importlib.import_module(library)
 
     def __call__(self, attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
         with ThreadPoolExecutor(self._max_in_flight) as pool:
@@ -170,57 +98,17 @@ class ExpertEdits:
 
     def _edits(self, attempt: Attempt) -> tuple[str, ...] | None:
         """Each agent's edits; None where the expert could not be had and ``plain`` is to serve."""
-        question = request(self.prompts, attempt)
-        for tried in range(self._retries + 1):
-            try:
-                return split_edits(self._ask(question), self.prompts.parts(attempt))
-            except _TryAgain as failure:
-                if tried < self._retries:
-                    time.sleep(self._backoff * 2**tried)
-                    continue
-                reason = f"{failure} ({tried + 1} requests)"
-            except ExpertError as failure:
-                reason = str(failure)
-            break
-        if self._on_error == "plain":
-            return None
-        raise ExpertError(
-            f"no edits from the expert {self._model!r} at {self._provider.base_url} for "
-            f"{attempt.task.task_id!r}: {reason}; check external.expert_model, "
-            "external.expert_base_url and the key, or set external.on_error to 'plain'"
-        )
-
-    def _ask(self, question: str) -> str:
-        """One request. Raises _TryAgain or, where asking again is of no use, ExpertError."""
-        import openai
-
-        deadline = time.monotonic() + self._timeout
         try:
-            with self._client.chat.completions.with_streaming_response.create(
-                model=self._model,
-                messages=[{"role": "user", "content": question}],
-                extra_body={self._provider.limit: MAX_TOKENS},
-            ) as response:
-                body = bytearray()
-                for chunk in response.iter_bytes():
-                    body += chunk
-                    if len(body) > MAX_BODY:
-                        raise ExpertError(f"the answer exceeds {MAX_BODY} bytes")
-                    if time.monotonic() > deadline:
-                        raise _TryAgain(f"no whole answer within {self._timeout:g} s")
-        except openai.APIStatusError as error:
-            kind = (
-                _TryAgain
-                if error.status_code in RETRIED or error.status_code >= 500
-                else (ExpertError)
-            )
-            raise kind(f"HTTP {error.status_code}") from error
-        except (openai.APIConnectionError, self._transport.HTTPError) as error:
-            raise _TryAgain(f"{type(error).__name__}: {error}") from error
-        text = _content(bytes(body))
-        if question.strip() in text:
-            raise ExpertError("the answer repeats the request; check the server's chat template")
-        return text
+            answer = self._service.ask(request(self.prompts, attempt))
+        except ExpertError as failure:
+            if self._on_error == "plain":
+                return None
+            raise ExpertError(
+                f"no edits from the expert {self._service.model!r} at {self._service.url} for "
+                f"{attempt.task.task_id!r}: {failure}; check external.expert_model, "
+                "external.expert_base_url and the key, or set external.on_error to 'plain'"
+            ) from failure
+        return split_edits(answer, self.prompts.parts(attempt))
 
 
 def request(prompts: Prompts, attempt: Attempt) -> str:
@@ -267,14 +155,3 @@ def _proposal(name: str, edits: str) -> str:
     if not edits.strip() or edits.strip(" .").lower() == "none":
         return f"Feedback:\nAn expert proposes no edits to `{name}`."
     return f"Feedback:\nAn expert proposes for `{name}`:\n{edits}"
-
-
-def _content(body: bytes) -> str:
-    """The message's text in a chat completion; raises _TryAgain where there is none."""
-    try:
-        text = json.loads(body)["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise _TryAgain("the answer is not a chat completion") from error
-    if not isinstance(text, str) or not text.strip():
-        raise _TryAgain("the answer is empty")
-    return text

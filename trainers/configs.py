@@ -135,6 +135,9 @@ class PreferenceConfig(CommonConfig):
     # which of the pairs; all: with preference_pairs_per_sample null
     pair_selection: Literal["reward_gap", "random", "all"] = "reward_gap"
     preference_holdout: float = 0.1  # share of the tasks whose pairs are kept to measure with
+    # who says which of two is better: reward (the task reward); model: NAME, URL or URL#NAME, of an
+    # OpenAI-compatible service; earlier: RUN, by how many answers of that team each beats
+    comparator: str = "reward"
     preferences: str | None = None  # preferences.jsonl (or a run's folder) to read, not sample
     num_iterations: int = 1  # rounds: candidates of the present policies, labels, learning
     round_tasks: int | None = None  # tasks labelled in a round; null: all, divided among the rounds
@@ -143,6 +146,12 @@ class PreferenceConfig(CommonConfig):
     replay_rounds: int | None = None  # earlier rounds of last_k, and at most of lambda_decay
     replay_lambda: float = 0.5  # λ: weight of a pair of the round before; squared two before, …
     discount: float = 1.0
+
+    @property
+    def comparison(self) -> tuple[str, str]:
+        """The kind of ``comparator``, and the name that it gives."""
+        kind, _, name = self.comparator.partition(":")
+        return kind.strip(), name.strip()
 
 
 @dataclass(frozen=True)

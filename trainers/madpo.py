@@ -1,15 +1,17 @@
 """MADPO: multi-agent direct preference optimization on joint preference pairs.
 
-For each task aligned joint candidates are sampled once from the first policies and scored with
-the task reward; pairs of different reward become preferences (``comlrl/preferences``). With
-winner w and loser l of a pair, and P pairs in an update, agent i minimizes
+In each of ``num_iterations`` rounds joint candidates of the present policies are sampled and
+compared (``comlrl/preferences``), and the round's pairs are passed over, with those of earlier
+rounds that are replayed. With winner w and loser l of a pair, and weights ω of the pairs in an
+update (1, or λ^age), agent i minimizes
 
-    L_i = −(1/P) Σ_pairs log σ(β (Δ_i + Σ_{j≠i} stop_gradient(Δ_j)))
+    L_i = −(1/Σ ω) Σ_pairs ω log σ(β (Δ_i + Σ_{j≠i} stop_gradient(Δ_j)))
     Δ_i = log π_i(w_i | prompt_i) − log π_i(l_i | prompt_i)
 
-minus the same difference under the reference policy with ``dpo_reference``. The joint policy
-factorizes over the agents, so Σ_i Δ_i is the joint log-ratio of DPO (arXiv 2305.18290): all
-agents pull on the same margin, each through its own weights.
+minus the same difference under the reference policy: the first one, or that of the round's start.
+The joint policy factorizes over the agents, so Σ_i Δ_i is the joint log-ratio of DPO (arXiv
+2305.18290): all agents pull on the same margin, each through its own weights. Of a pair that
+differs in one agent only (``joint_mode: cross``) the others' Δ is 0.
 
 Departures from DPO: no reference unless asked for; log-probabilities are those of the policy
 that sampled, at its temperature. ``label_smoothing`` is that of cDPO.

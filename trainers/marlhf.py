@@ -1,21 +1,24 @@
 """MARLHF: multi-agent reinforcement learning from preference feedback on joint actions.
 
-1. Preference pairs of joint candidates (winner w, loser l), as in MADPO.
+In each of ``num_iterations`` rounds:
+
+1. Preference pairs of joint candidates (winner w, loser l) of the present policies, as in MADPO.
 2. A joint reward model r on the text of a whole joint action (each agent's prompt and response,
    in order) minimizes −log σ(r_w − r_l) (Bradley–Terry; Christiano et al. 2017, arXiv 1706.03741;
-   Ouyang et al. 2022, arXiv 2203.02155) and is then frozen. ``reward_margin`` c > 0 asks that
-   winners lead by as much as they are better: −log σ(r_w − r_l − c (R_w − R_l)), R the task reward
-   (Touvron et al. 2023, arXiv 2307.09288, eq. 2). Its pairwise accuracy is measured on the pairs
-   of tasks that it was not fitted to; no better than chance stops the run. With ``pair_selection:
-   all`` a task's pairs lie together in batches, as Ouyang et al. do (their section 3.5): each text
-   is then read once for all its comparisons.
+   Ouyang et al. 2022, arXiv 2203.02155), from its weights of the round before, and is frozen until
+   the next. ``reward_margin`` c > 0 asks that winners lead by as much as they are better:
+   −log σ(r_w − r_l − c (R_w − R_l)), R the task reward (Touvron et al. 2023, arXiv 2307.09288,
+   eq. 2). Its pairwise accuracy is measured on the pairs of tasks that it was not fitted to; no
+   better than chance in the first round stops the run. With ``pair_selection: all`` a task's pairs
+   lie together in batches, as Ouyang et al. do (their section 3.5): each text is then read once
+   for all its comparisons.
 3. Online reinforcement learning by a sibling trainer that the train script hands in. Its reward
    is r, less its mean and over its standard deviation on the held-out tasks' candidates, then
    ``reward_processor``'s scale and shift. Evaluation keeps the task reward: where the score rises
    and the task reward does not, the policies exploit the model; both are logged.
 
 Departures from RLHF as published: one model scores the joint action of all agents, so that the
-reward is common; preferences come from the task reward instead of people.
+reward is common; preferences come from the task reward, or a comparator, instead of people.
 """
 
 from __future__ import annotations

@@ -91,6 +91,8 @@ class Loader:
             said = f"'{value}'" if isinstance(value, str) else json.dumps(value)
             self.notices.append(f"{key}: {said} is read as '{older[value]}'")
             value = older[value]
+        if key.endswith(".comparator") and isinstance(value, dict) and len(value) == 1:
+            value = "".join(f"{kind}: {name}" for kind, name in value.items())
         if key == "reward_processor.shift" and value is None:  # older files: reward_shift: null
             value = 0.0
         if key in self.sections:

@@ -16,6 +16,8 @@ from typing import Any
 
 from comlrl.types import Completion, Message, Tree
 
+ROUNDING = 1e-9  # sums of reward terms that are equal may differ in the last bit
+
 
 class PreferenceError(ValueError):
     """Preferences that cannot be read or learned from; the message says what to do."""
@@ -51,6 +53,7 @@ class Verdicts:
 
     pairs: tuple[Pair, ...]
     ties: int
+    unreadable: int = 0  # of the ties: answers that could not be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,8 @@ class CandidateSet:
         if self.verdicts is not None and other.verdicts is not None:
             later = (Pair(p.winner + first, p.loser + first, p.gap) for p in other.verdicts.pairs)
             ties = self.verdicts.ties + other.verdicts.ties
-            verdicts = Verdicts((*self.verdicts.pairs, *later), ties)
+            unreadable = self.verdicts.unreadable + other.verdicts.unreadable
+            verdicts = Verdicts((*self.verdicts.pairs, *later), ties, unreadable)
         candidates = self.candidates_K + other.candidates_K
         return CandidateSet(self.task_id, self.prompts_N, candidates, self.round, verdicts)
 
@@ -158,7 +162,7 @@ def _to_json(item: CandidateSet) -> dict[str, Any]:
     said: dict[str, Any] = {}
     if item.verdicts is not None:
         said = {"pairs": [[p.winner, p.loser] for p in item.verdicts.pairs]}
-        said["ties"] = item.verdicts.ties
+        said |= {"ties": item.verdicts.ties, "unreadable": item.verdicts.unreadable}
     return {
         "round": item.round,
         "task_id": item.task_id,
@@ -196,6 +200,6 @@ def _from_json(line: dict[str, Any]) -> CandidateSet:
     if "pairs" in line:
         reward_K = [candidate.reward for candidate in candidates]
         pairs = tuple(Pair(w, r, reward_K[w] - reward_K[r]) for w, r in line["pairs"])
-        verdicts = Verdicts(pairs, int(line.get("ties", 0)))
+        verdicts = Verdicts(pairs, int(line.get("ties", 0)), int(line.get("unreadable", 0)))
     round_index = int(line.get("round", 0))
     return CandidateSet(str(line["task_id"]), prompts, tuple(candidates), round_index, verdicts)

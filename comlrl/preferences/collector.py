@@ -126,6 +126,7 @@ class Collector:
             f"{which}{last['pairs']} pairs from {last['candidates']} joint candidates of "
             f"{last['tasks']} tasks; {last['ties_dropped']} ties dropped, "
             f"{last['held_out_pairs']} pairs held out"
+            + (f", {last['unreadable']} verdicts unreadable" if last["unreadable"] else "")
         )
 
     def _read(self) -> list[CandidateSet]:

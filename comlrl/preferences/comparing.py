@@ -7,16 +7,20 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Protocol
 
-from comlrl.keyed import order
-from comlrl.preferences.candidates import CandidateSet, Pair, Verdicts, joint_texts
-from comlrl.types import Task
+from comlrl.keyed import order, uniforms
+from comlrl.preferences.candidates import ROUNDING, CandidateSet, Pair, Verdicts
+from comlrl.rollout.grow import Rollout
+from comlrl.types import JointAction, Sampling, Shape, Task
+
+Texts = tuple[str, ...]  # what each agent of a team wrote
 
 
 class Comparator(Protocol):
     """A function of a task and two joint texts, for many pairs of texts at once."""
 
-    def __call__(self, task: Task, texts_P: Sequence[tuple[str, str]]) -> list[int]:
-        """Of each pair 1: the first is better, −1: the second, 0: neither."""
+    def __call__(self, task: Task, texts_P: Sequence[tuple[Texts, Texts]]) -> list[int | None]:
+        """Of each pair 1: the first is better, −1: the second, 0: neither, None: it cannot be
+        told from what was answered, which counts as a tie."""
 
 
 def compared(
@@ -26,18 +30,46 @@ def compared(
 
     Equal texts are ties, and nobody is asked about them.
     """
-    texts_K, reward_K = joint_texts(candidates), [c.reward for c in candidates.candidates_K]
+    texts_K = [candidate.texts_N for candidate in candidates.candidates_K]
+    reward_K = [candidate.reward for candidate in candidates.candidates_K]
     every = list(combinations(range(len(texts_K)), 2))
     key = (seed, "compared", candidates.round, candidates.task_id)
     # Which of a pair comes first is drawn too: judges may favour the place.
-    turned = order((*key, "turned"), 2 * len(every))
-    chosen = [
-        every[i] if turned[i] < len(every) else every[i][::-1]
-        for i in order(key, len(every))[:limit]
-    ]
+    turned = uniforms((*key, "turned"), len(every)) < 0.5
+    chosen = [every[i][::-1] if turned[i] else every[i] for i in order(key, len(every))[:limit]]
     asked = [(a, b) for a, b in chosen if texts_K[a] != texts_K[b]]
     said = comparator(task, [(texts_K[a], texts_K[b]) for a, b in asked])
-    told = [(a, b) if verdict > 0 else (b, a) for (a, b), verdict in zip(asked, said, strict=True)
-            if verdict]  # fmt: skip
+    told = [
+        (a, b) if verdict > 0 else (b, a)
+        for (a, b), verdict in zip(asked, said, strict=True)
+        if verdict
+    ]
     pairs = tuple(Pair(w, r, reward_K[w] - reward_K[r]) for w, r in told)
-    return replace(candidates, verdicts=Verdicts(pairs, len(chosen) - len(pairs)))
+    unreadable = sum(verdict is None for verdict in said)
+    return replace(candidates, verdicts=Verdicts(pairs, len(chosen) - len(pairs), unreadable))
+
+
+class Earlier:
+    """Who beats more of an earlier team's answers to the task, by the task reward; a tie with one
+    counts half."""
+
+    def __init__(self, rollout: Rollout, sampling: Sampling, shape: Shape) -> None:
+        """``rollout``: of the earlier team. ``shape``: how many answers of it to a task."""
+        self.rollout, self.sampling, self.shape = rollout, sampling, shape
+        self._earned: dict[str, list[float]] = {}  # by task
+
+    def __call__(self, task: Task, texts_P: Sequence[tuple[Texts, Texts]]) -> list[int | None]:
+        different = list(dict.fromkeys(texts for pair in texts_P for texts in pair))
+        scores = self.rollout.reward.score([JointAction(task, texts) for texts in different])
+        standing = {
+            texts: self._standing(task, score.value)
+            for texts, score in zip(different, scores, strict=True)
+        }
+        return [(standing[a] > standing[b]) - (standing[a] < standing[b]) for a, b in texts_P]
+
+    def _standing(self, task: Task, value: float) -> float:
+        if task.task_id not in self._earned:
+            (tree,) = self.rollout.grow([task], self.shape, self.sampling, ("earlier",))
+            self._earned[task.task_id] = [score.value for score in tree.nodes[0].scores_K]
+        earned = self._earned[task.task_id]
+        return sum((value > each + ROUNDING) + (value >= each - ROUNDING) for each in earned) / 2

@@ -10,10 +10,9 @@ from itertools import groupby
 from typing import Any
 
 from comlrl.keyed import order
-from comlrl.preferences.candidates import CandidateSet, Pair, PreferenceError
+from comlrl.preferences.candidates import ROUNDING, CandidateSet, Pair, PreferenceError
 
 AT_ONCE = 256  # joint candidates that are sampled together at least, where there are so many
-ROUNDING = 1e-9  # sums of reward terms that are equal may differ in the last bit
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +144,7 @@ def summarize(tasks: Sequence[TaskPairs], held_out: Sequence[TaskPairs]) -> dict
         "pairs": len(gaps),
         "held_out_pairs": sum(len(item.pairs) for item in held_out),
         "ties_dropped": sum(item.ties for item in tasks),
+        "unreadable": sum(v.unreadable for item in tasks if (v := item.candidates.verdicts)),
         "gap_mean": sum(gaps) / len(gaps) if gaps else 0.0,
         "gaps": {f"{gap:g}": count for gap, count in sorted(Counter(gaps).items())},
     }

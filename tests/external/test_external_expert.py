@@ -16,15 +16,13 @@ from comlrl.config.sections import ConfigError, ExternalConfig
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, Score
 from external.expert_edits import (
-    MAX_BODY,
     MAX_EDIT,
     ExpertEdits,
-    ExpertError,
-    provider_of,
     request,
     split_edits,
 )
 from external.plain import Plain
+from external.service import MAX_BODY, ExpertError, provider_of
 from rewards.code.domain import CODE
 from tests.fakes import code_task
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from comlrl.types import Trainer
 from trainers.launch.assembly import Run, build_critic_team, build_rollout, heterogeneous_policy
+from trainers.launch.labelling import build_collector
 
 if TYPE_CHECKING:
     from comlrl.preferences.reward_model import ModelReward
@@ -28,44 +29,24 @@ def magrpo(run: Run) -> Trainer:
 
 
 def madpo(run: Run) -> Trainer:
-    from comlrl.preferences.collector import Collector
     from trainers.madpo import MADPOTrainer
 
-    collector = Collector(
-        run.section,
-        run.rollout,
-        run.loop,
-        run.sampling,
-        run.loop.course.tasks_of,
-        seed=run.config.seed,
-        resume=run.resume,
-    )
-    return MADPOTrainer(run.section, run.team, run.loop, run.sampling, collector)
+    return MADPOTrainer(run.section, run.team, run.loop, run.sampling, build_collector(run))
 
 
 def marlhf(run: Run) -> Trainer:
-    from comlrl.preferences.collector import Collector
     from comlrl.preferences.reward_model import ModelReward
     from trainers.marlhf import MARLHFTrainer
 
-    seed, reward = run.config.seed, ModelReward(run.reward, run.rollout.prompts)
-    collector = Collector(
-        run.section,
-        run.rollout,
-        run.loop,
-        run.sampling,
-        run.loop.course.tasks_of,
-        seed=seed,
-        resume=run.resume,
-    )
+    reward = ModelReward(run.reward, run.rollout.prompts)
     return MARLHFTrainer(
         run.section,
         run.loop,
-        collector,
+        build_collector(run),
         reward,
         online_trainer(run, reward),
         reward_base(run),
-        seed=seed,
+        seed=run.config.seed,
         resume=run.resume,
     )
 

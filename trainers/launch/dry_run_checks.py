@@ -19,6 +19,7 @@ from trainers.launch.assembly import (
     load_both_splits,
 )
 from trainers.launch.dry_run import model_folder
+from trainers.launch.labelling import build_judge
 from trainers.launch.work import build_reward, build_transition, load_prompts
 
 if TYPE_CHECKING:
@@ -43,6 +44,11 @@ def check(config: Config) -> list[str]:
     _check_preferences(config)
     if config.external.mode == "expert_edits" and config.section.num_turns > 1:
         unchecked.append(f"external.expert_model: '{config.external.expert_model}'; not asked")
+    kind, given = getattr(config.section, "comparison", ("reward", ""))
+    if kind == "model":
+        build_judge(config)
+    if kind != "reward":
+        unchecked.append(f"{config.algorithm}.comparator: '{given}'; not asked")
     if config.agent_devices is not None:
         unchecked.append(
             f"agent_devices: {list(config.agent_devices)}; looked for when a run starts"

@@ -146,13 +146,13 @@ TABLE = (
         "only replay=lambda_decay reads it",
     ),
     Idle(
-        "<algo>.preference_num_candidates",
+        "<algo>.preference_num_candidates <algo>.comparator",
         lambda c, s: getattr(c.section, "preferences", None) is not None,
         "candidates are read from <algo>.preferences",
     ),
     Idle(
         "<algo>.preference_num_candidates <algo>.preference_pairs_per_sample "
-        "<algo>.pair_selection <algo>.preference_holdout <algo>.preferences "
+        "<algo>.pair_selection <algo>.preference_holdout <algo>.preferences <algo>.comparator "
         "<algo>.reward_model_name <algo>.reward_learning_rate <algo>.reward_num_train_epochs "
         "<algo>.reward_train_batch_size <algo>.reward_max_length <algo>.reward_margin "
         "<algo>.reward_prompts "

@@ -222,6 +222,7 @@ def _preferences(config: Config) -> None:
             f"{section.preference_pairs_per_sample} with pair_selection=all; set it to null"
         )
     _rounds(name, section)
+    _comparator(name, section, config)
     least = 0.0 if isinstance(section, MADPOConfig) else 1e-9  # a reward model must be measured
     if not least <= section.preference_holdout < 1:
         raise ConfigError(
@@ -235,6 +236,27 @@ def _preferences(config: Config) -> None:
             "and no baseline: the scores' mean is 0 already, and all completions would be pushed "
             "one way; set reward_processor.shift=0"
         )
+
+
+def _comparator(name: str, section: PreferenceConfig, config: Config) -> None:
+    kind, given = section.comparison
+    if (kind, given) == ("reward", ""):
+        return
+    key = f"{name}.comparator: '{section.comparator}'"
+    if kind not in ("model", "earlier") or not given:
+        raise ConfigError(f"{key}; give reward, `model: NAME_OR_URL` or `earlier: RUN`")
+    if section.pair_selection == "reward_gap":
+        raise ConfigError(
+            f"{key} with pair_selection=reward_gap, which is of the task reward; give random or all"
+        )
+    for other, none in (("reward_margin", 0.0), ("refit_below", None)):
+        if (value := getattr(section, other, none)) != none:
+            raise ConfigError(
+                f"{name}.{other}: {value}, which reads the task reward, with "
+                f"comparator='{section.comparator}'; leave one of them out"
+            )
+    if config.distributed.strategy == "fsdp":
+        raise ConfigError(f"{key} with distributed.strategy=fsdp; give replicate")
 
 
 def _rounds(name: str, section: PreferenceConfig) -> None:

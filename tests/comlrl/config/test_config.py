@@ -305,6 +305,17 @@ def test_a_mistake_is_refused_in_one_line(items, named):
     [
         ("grpo", ["grpo.num_agents=2"], ["grpo.num_agents", "2", "magrpo"]),
         ("madpo", ["madpo.num_turns=2"], ["madpo.num_turns", "2"]),
+        ("madpo", ["madpo.comparator=coin"], ["madpo.comparator", "coin", "earlier: RUN"]),
+        ("madpo", ["madpo.comparator=model: gpt-5"], ["model: gpt-5", "reward_gap", "random"]),
+        (
+            "marlhf",
+            [
+                "marlhf.comparator={earlier: a}",
+                "marlhf.pair_selection=random",
+                "marlhf.reward_margin=1",
+            ],
+            ["marlhf.reward_margin", "earlier: a"],
+        ),
         ("madpo", ["madpo.replay=last_k"], ["madpo.replay_rounds", "null"]),
         ("madpo", ["madpo.num_iterations=0"], ["madpo.num_iterations", "0", "1"]),
         ("madpo", ["madpo.replay_lambda=1.5"], ["madpo.replay_lambda", "1.5"]),

@@ -8,11 +8,11 @@ import pytest
 
 from comlrl.loop.course import Course
 from comlrl.preferences.candidates import CandidateSet, JointCandidate, Pair, read_sets
-from comlrl.preferences.comparing import compared
+from comlrl.preferences.comparing import Earlier, compared
 from comlrl.preferences.replay import replay_weights
-from comlrl.types import Completion, Message
+from comlrl.types import Completion, Message, Score, Shape
 from tests.comlrl.preferences.test_collector import SECTION, collector
-from tests.fakes import task
+from tests.fakes import SAMPLING, task
 
 
 def names(tasks) -> str:
@@ -82,7 +82,7 @@ def test_another_than_the_task_reward_compares():
 
     def longest(given, texts_P):
         asked.extend(texts_P)
-        return [(len(a) > len(b)) - (len(a) < len(b)) for a, b in texts_P]
+        return [(len(a[0]) > len(b[0])) - (len(a[0]) < len(b[0])) for a, b in texts_P]
 
     made = candidates([4.0, 0.0, 1.0, 0.0], ["a", "aa", "aaa", "aa"])
     found = compared(task("t"), made, None, longest, seed=1).verdicts
@@ -94,6 +94,28 @@ def test_another_than_the_task_reward_compares():
     assert len(compared(task("t"), made, 2, longest, seed=1).verdicts.pairs) <= 2
     nobody = compared(task("t"), made, None, lambda t, texts_P: [0] * len(texts_P), seed=1)
     assert nobody.verdicts.pairs == () and nobody.verdicts.ties == 6
+    mute = compared(task("t"), made, None, lambda t, texts_P: [None] * len(texts_P), seed=1)
+    assert (mute.verdicts.ties, mute.verdicts.unreadable) == (6, 5)
+
+
+def test_an_earlier_team_is_what_both_are_held_against(tmp_path):
+    """Its five answers to A earn 1, 0, 3, 2, 1 (see ``reward`` of test_collector). A text that
+    earns 2 beats three and ties with one: 3.5; one that earns 3 has 4.5, one that earns 1 has 2."""
+    made, *_ = collector(tmp_path)
+    score = made.rollout.reward.score
+    worth = {("two", "-"): 2.0, ("three", "-"): 3.0, ("one", "-"): 1.0, ("2", "-"): 2.0}
+
+    def scored(actions):
+        if actions[0].completions_N not in worth:
+            return score(actions)
+        return [Score(worth[action.completions_N]) for action in actions]
+
+    made.rollout.reward.score = scored
+    earlier = Earlier(made.rollout, SAMPLING, Shape(2, 1, 5))
+    two, three, one, again = worth
+    asked = [(two, three), (two, one), (two, again)]
+    assert earlier(task("A"), asked) == [-1, 1, 0]
+    assert sorted(earlier._earned["A"]) == [0.0, 1.0, 1.0, 2.0, 3.0]
 
 
 def test_joined_candidates_keep_their_verdicts():
