@@ -119,7 +119,8 @@ def _result(metrics, intervals=None, **more):
     return {
         "settings": {"domain": "haggling:HAGGLING"}, "metrics": metrics, "intervals": intervals,
         "budget": {}, "num_turns": 1, "turn_order": "simultaneous", "baseline": None,
-        "checkpoint": "run", "model": "m", "tasks": 8, "dataset": "d", "split": "eval", "samples": 1, "num_agents": 3, "seed": 1,
+        "checkpoint": "run", "model": "m", "tasks": 8, "dataset": "d", "split": "eval",
+        "samples": 1, "num_agents": 3, "seed": 1,
         "roles": list(ROLES), "sampling": {"temperature": 1.0, "top_p": None, "top_k": None},
     } | more  # fmt: skip
 
