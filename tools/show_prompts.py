@@ -6,7 +6,8 @@
 
 Each ``--completions`` is one turn: a file for each agent, in the agents' order; "-" stands for an
 empty completion. The attempts are scored by the reward, and the prompts of every turn are printed,
-the one after the last attempt included. Mode ``expert_edits`` asks the expert.
+the one after the last attempt included. Mode ``expert_edits`` asks the expert. Where agents act in
+order (``turn_order``), each is shown reading those before it; of the last turn that is not known.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from comlrl.config.sections import Config
 from comlrl.tasks.datasets import load_tasks
-from comlrl.tasks.history import Exchange, next_prompt
+from comlrl.tasks.history import Exchange, behind, next_prompt
 from comlrl.tasks.prompts import Prompts, plain_text
+from comlrl.tasks.quoting import clean
 from comlrl.types import Attempt, JointAction, Message, Task
 from trainers.launch import evaluation_plan
 from trainers.launch.work import build_reward, build_transition, load_prompts, with_mode
 
+UNKNOWN = "(here stands what those before it will have written in this turn)\n"
 QUICKSTART = Path(__file__).parents[1] / "configs" / "magrpo_quickstart.yaml"
 
 
@@ -86,13 +89,23 @@ def prompts_by_turn(
     """Each agent's prompt at turn 1, and at the turn after each attempt."""
     first, settings = prompts.first(task, config.section.num_agents), config.external
     told_T = [first, *(build_transition(config, prompts)(attempts) if attempts else ())]
-    turns_T = [tuple((Message("user", text),) for text in first)]
+    written_T = [*(attempt.completions_N for attempt in attempts), None]
+    shown_T = [_handed_on(config, prompts, task, written) for written in written_T]
+    turns_T = [
+        tuple(
+            (Message("user", behind(text, shown)),)
+            for text, shown in zip(first, shown_T[0], strict=True)
+        )
+    ]
     for turn in range(1, len(told_T)):
         turns_T.append(
             tuple(
                 next_prompt(
-                    [Exchange(told_T[t][i], attempts[t].completions_N[i]) for t in range(turn)],
-                    told_T[turn][i],
+                    [
+                        Exchange(told_T[t][i], attempts[t].completions_N[i], shown_T[t][i])
+                        for t in range(turn)
+                    ],
+                    behind(told_T[turn][i], shown_T[turn][i]),
                     history=settings.history,
                     original_prompt=settings.original_prompt,
                     previous_response=settings.previous_response,
@@ -101,6 +114,20 @@ def prompts_by_turn(
             )
         )
     return [tuple((*prompts.opening, *p) for p in prompts_N) for prompts_N in turns_T]
+
+
+def _handed_on(
+    config: Config, prompts: Prompts, task: Task, written: Sequence[str] | None
+) -> tuple[str, ...]:
+    """What each agent reads of those before it in a turn; ``written`` None: not known yet."""
+    agents = config.section.num_agents
+    if config.section.turn_order == "simultaneous":
+        return ("",) * agents
+    if written is None:
+        return ("", *[UNKNOWN] * (agents - 1))
+    texts = [clean(text) for text in written]
+    handed_on = prompts.domain.handed_on
+    return ("", *(handed_on(task, i, agents, texts[:i]) for i in range(1, agents)))
 
 
 def show(mode: str, names: Sequence[str], prompts_T: Sequence[Sequence[Sequence[Message]]]) -> None:

@@ -52,6 +52,17 @@ def test_a_configurations_own_prompts_are_printed(tmp_path: Path) -> None:
     assert "level" in shown.stdout and "\nOnce more, pick.\n\n" in shown.stdout
 
 
+def test_agents_in_order_are_shown_with_what_they_read(tmp_path: Path) -> None:
+    shown = show(tmp_path, "magrpo.turn_order=sequential", "--completions", "aux.py", "main.py")
+    assert shown.returncode == 0, shown.stderr
+    first, second = shown.stdout.split("· turn 2 · aux")
+    assert first.count("def aux(n):\n    return n\n```\n\nWrite `def pick(n):`") == 1
+    assert second.count("```\ndef aux(n):") == 1  # main's own past; its present is not known yet
+    assert second.rstrip().endswith(
+        "(here stands what those before it will have written in this turn)"
+    )
+
+
 def test_a_task_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     shown = show(tmp_path, "--task", "7", "--completions", "aux.py", "main.py")
     assert shown.returncode == 2
