@@ -26,6 +26,7 @@ from comlrl.config.loader import ALIASES, Loader, Setting
 from comlrl.config.sections import SECTIONS as SHARED
 from comlrl.config.sections import ConfigError, Root
 from trainers.configs import SECTIONS, sections_of
+from trainers.launch import export
 from trainers.launch.execution import main as train_main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -115,6 +116,9 @@ def test_command(command, place, monkeypatch, request):
     monkeypatch.chdir(place)
     words = list(command.words)
     words[:1] = {"python3": ["python"], ".venv/bin/python": ["python"]}.get(words[0], words[:1])
+    if Path(words[0]).name == "comlrl" and words[1] == "export":
+        assert export.parse_arguments(words[2:]).run
+        return
     if Path(words[0]).name == "comlrl":
         words = ["python", *script_of(words[1:])]
     if words[0] == "torchrun":

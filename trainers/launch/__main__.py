@@ -20,6 +20,7 @@ usage: comlrl COMMAND … (each answers --help)
   evaluate --checkpoint RUN               also baselines and cross-play
   sweep NAME_OR_FILE                      the points of a search, as runs
   report RUN [RUN …]                      a run, or several compared, as one page
+  export RUN [--merge] [--push REPO]      weights, for other programs
   --version"""
 
 
@@ -68,9 +69,15 @@ def report() -> int:
     return main()
 
 
+def export() -> int:
+    from trainers.launch.export import main
+
+    return main()
+
+
 COMMANDS: dict[str, Callable[[], int]] = {
     **{f"train {algorithm}": partial(train, algorithm) for algorithm in SECTIONS},
-    **{command.__name__: command for command in (evaluate, sweep, report)},
+    **{command.__name__: command for command in (evaluate, sweep, report, export)},
 }
 
 if __name__ == "__main__":

@@ -27,14 +27,14 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_script_of_the_repository_is_a_command():
     scripts = {f.stem.replace("train_", "train ") for f in ROOT.glob("*.py")}
-    assert scripts == set(COMMANDS) - {"report"}
+    assert scripts == set(COMMANDS) - {"report", "export"}
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["train"], ["train", "-h"]])
 def test_usage(words, capsys):
     assert main(words) == 0
     told = capsys.readouterr().out
-    assert told.startswith("usage: comlrl COMMAND") and "magrpo" in told
+    assert told.startswith("usage: comlrl COMMAND") and "magrpo" in told and "export" in told
 
 
 @pytest.mark.parametrize(
