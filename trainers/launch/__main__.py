@@ -20,7 +20,7 @@ usage: comlrl COMMAND … (each answers --help)
   evaluate --checkpoint RUN               also baselines and cross-play
   sweep NAME_OR_FILE                      the points of a search, as runs
   report RUN [RUN …]                      a run, or several compared, as one page
-  export RUN [--merge] [--push REPO]      weights, for other programs
+  export RUN [--merge] [--push REPO]      weights, for use elsewhere
   --version"""
 
 

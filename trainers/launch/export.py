@@ -1,4 +1,4 @@
-"""``comlrl export``: a run's weights for other programs, as adapters or as whole models."""
+"""``comlrl export``: a run's weights for use elsewhere, as adapters or as whole models."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(description="Write a run's weights for other programs.", allow_abbrev=False)
+    parser = Parser(description="Write a run's weights for use elsewhere.", allow_abbrev=False)
     add = parser.add_argument
     add("run", metavar="RUN", help="a run, its final_model or best_model, or a checkpoint of it")
     add("--merge", action="store_true", help="a whole model for each agent, without PEFT")
