@@ -385,6 +385,10 @@ class Domain(Protocol):
         """``score.facts`` as JSON, for the samples that are kept and shown."""
         return {}
 
+    def solution(self, score: Score) -> str | None:
+        """What the agents made together, as others score it; None: there is no such thing."""
+        return None
+
     def modes(self) -> Mapping[str, Callable[..., Transition]]:
         """Its own external modes beside the general ones, by name; the first is its default.
 

@@ -88,6 +88,9 @@ class CodeDomain(Domain):
     def described(self, score: Score) -> Mapping[str, Any]:
         return measures.described(score.facts) if isinstance(score.facts, RewardBreakdown) else {}
 
+    def solution(self, score: Score) -> str | None:
+        return score.facts.program if isinstance(score.facts, RewardBreakdown) else None
+
     def modes(self) -> Mapping[str, Callable[..., Transition]]:
         return {"level_feedback": LevelFeedback, "level_passed": LevelPassed, "passed": Passed}
 

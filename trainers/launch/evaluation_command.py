@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from comlrl import files
+from comlrl.config.sections import ConfigError
 from trainers.configs import SECTIONS, sampling
 from trainers.launch import initial, weights
 from trainers.launch.assembly import (
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from comlrl.models.team import Team
     from comlrl.rollout.generation import Generator
     from comlrl.rollout.grow import Rollout
-    from comlrl.types import Sampling, Task, Tree
+    from comlrl.types import Domain, Sampling, Task, Tree
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,7 +86,19 @@ def evaluate(plan: Plan) -> int:
         "per_task": task_rows(trees, plan.ks),
     }
     write(place(plan, what), result, evaluation_table(result))
+    if plan.export_samples is not None:
+        export_samples(plan.export_samples, trees, domain)
     return 0
+
+
+def export_samples(file: Path, trees: Sequence[Tree], domain: Domain) -> None:
+    """What each answer's last turn came to, in EvalPlus's form: ``task_id`` and ``solution``."""
+    rows = [(tree.task.task_id, domain.solution(tree.nodes[-1].scores_K[0])) for tree in trees]
+    if any(solution is None for _, solution in rows):
+        raise ConfigError("--export-samples: this domain or reward makes nothing to be exported")
+    lines = [json.dumps({"task_id": name, "solution": text}) + "\n" for name, text in rows]
+    files.replace(file, "".join(lines))
+    print(f"written: {file}")
 
 
 def cross_play(plan: Plan) -> int:

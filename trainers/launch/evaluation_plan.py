@@ -42,6 +42,7 @@ class Plan:
     samples: int
     greedy: bool
     out: Path | None  # None: a name of its own, see ``place``
+    export_samples: Path | None = None
 
 
 def make_plan(arguments: argparse.Namespace) -> Plan:
@@ -60,6 +61,8 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
         raise ConfigError(
             "--config: missing; give a YAML file, or a shipped one, e.g. magrpo_quickstart"
         )
+    if runs and arguments.export_samples:
+        raise ConfigError("--export-samples: cross-play has no one team; evaluate runs one by one")
     config = resolve(str(file), teams, arguments)
     initial.check_models(config)
     if config.init_from is not None and not teams:
@@ -79,6 +82,7 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
         samples,
         arguments.greedy,
         Path(arguments.out) if arguments.out else None,
+        Path(arguments.export_samples) if arguments.export_samples else None,
     )
 
 
@@ -294,5 +298,6 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--override", nargs="*", action="extend", default=[], metavar="KEY=VALUE",
         help="dotted keys, e.g. dataset.eval_split=train magrpo.eval_num_samples=16",
     )  # fmt: skip
+    add("--export-samples", metavar="FILE", help="the answers, as JSONL that EvalPlus reads")
     add("--out", metavar="FILE", help="JSON file; left out: a name that tells what was evaluated")
     return parser.parse_args(argv)

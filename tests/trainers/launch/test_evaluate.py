@@ -468,3 +468,17 @@ def test_evaluating_a_run_gives_what_its_training_ended_with(tmp_path):
     twice = ["--samples", "2", "--k", "1", "--override", "magrpo.eval_num_samples=6"]
     found = _evaluate(tmp_path / "evaluation.json", "--checkpoint", str(tmp_path), *twice)
     assert _timeless(found["metrics"]) == pytest.approx(_timeless(ended))
+
+
+def test_samples_are_exported_as_evalplus_reads_them(runs, tmp_path, capsys):
+    file = tmp_path / "samples.jsonl"
+    words = ["--checkpoint", str(runs[0]), "--samples", "2", "--export-samples", str(file)]
+    result = _evaluate(tmp_path / "a.json", *words)
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert all(row.keys() == {"task_id", "solution"} for row in rows)
+    names = [row["task_id"] for row in rows]
+    told = [task["task_id"] for task in result["per_task"]]
+    assert sorted(names) == sorted(told * 2) and len(told) == 3
+    crossed = ["--cross-play", *map(str, runs), "--export-samples", str(file)]
+    assert script.main(crossed) == 2
+    assert "--export-samples: cross-play has no one team" in capsys.readouterr().err
