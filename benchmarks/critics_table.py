@@ -42,6 +42,8 @@ def overrides(team: str, cell: str) -> list[str]:
         "max_steps": "null", "max_env_steps": 3968, "eval_interval": 1000, "eval_answers": 4,
     }  # fmt: skip
     more = list(REWARDS[reward])
+    if algorithm == "ppo":
+        keys["granularity"] = "turn"
     if turns == "2":
         keys["early_termination_threshold"] = SOLVED[reward]
         keys |= {"handoff": "random"} if algorithm == "magrpo" else {}
