@@ -41,6 +41,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # most of it is pip
 def test_the_wheel_trains_evaluates_sweeps_and_exports(installed: Path, tmp_path: Path):
     words = ["--config", "magrpo_quickstart", "--override", "output.dir=run", "magrpo.max_steps=3"]
     _run(installed, "train", "magrpo", *words, *SMALL, cwd=tmp_path)
