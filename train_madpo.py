@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import sys
 
-from trainers.launch.builders import madpo as build
+from comlrl.types import Trainer
+from trainers.launch.assembly import Run
 from trainers.launch.execution import main
+from trainers.launch.labelling import build_collector
+
+
+def build(run: Run) -> Trainer:
+    from trainers.madpo import MADPOTrainer
+
+    return MADPOTrainer(run.section, run.team, run.loop, run.sampling, build_collector(run))
+
 
 if __name__ == "__main__":
     sys.exit(main("madpo", build))

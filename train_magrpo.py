@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import sys
 
-from trainers.launch.builders import magrpo as build
+from comlrl.types import Trainer
+from trainers.launch.assembly import Run
 from trainers.launch.execution import main
+
+
+def build(run: Run) -> Trainer:
+    from trainers.magrpo import MAGRPOTrainer
+
+    return MAGRPOTrainer(run.section, run.team, run.rollout, run.loop, run.sampling)
+
 
 if __name__ == "__main__":
     sys.exit(main("magrpo", build))

@@ -3,9 +3,75 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING, Any
 
-from trainers.launch.builders import marlhf as build
+from comlrl.types import Trainer
+from trainers.launch.assembly import Run, build_critic_team, build_rollout
 from trainers.launch.execution import main
+from trainers.launch.labelling import build_collector
+
+if TYPE_CHECKING:
+    from comlrl.preferences.reward_model import ModelReward
+    from trainers.marlhf import Online
+
+
+def build(run: Run) -> Trainer:
+    from comlrl.preferences.reward_model import ModelReward
+    from trainers.marlhf import MARLHFTrainer
+
+    reward = ModelReward(run.reward, run.rollout.prompts)
+    return MARLHFTrainer(
+        run.section,
+        run.loop,
+        build_collector(run),
+        reward,
+        online_trainer(run, reward),
+        reward_base(run),
+        seed=run.config.seed,
+        resume=run.resume,
+    )
+
+
+def online_trainer(run: Run, reward: ModelReward) -> Online:
+    """The sibling that ``rl_algorithm`` names, on a rollout scored by the reward model."""
+    from trainers.configs import online_section
+    from trainers.magrpo import MAGRPOTrainer
+    from trainers.ppo import PPOTrainer
+
+    section = online_section(run.config)
+    rollout = build_rollout(run.config, run.generator, reward)
+    made = (section, run.team, rollout, run.loop, run.sampling)
+    if not section.chains:
+        return MAGRPOTrainer(*made)
+    return PPOTrainer(*made, critic_team=build_critic_team(run.config, run.team))
+
+
+def reward_base(run: Run) -> Any:
+    """What the reward model starts from: ``reward_model_name``, or the last agent's base."""
+    from comlrl.preferences.reward_training import RewardBase
+
+    config, last = run.config, run.team.agents[-1]
+    own = config.agents[-1] if config.agents is not None else config.agent_model.name
+    name = run.section.reward_model_name or own
+    same = name == own
+    lora = config.lora
+    return RewardBase(
+        name,
+        last.model.dtype,
+        str(last.device),
+        {
+            "r": lora.r,
+            "lora_alpha": 2 * lora.r if lora.alpha is None else lora.alpha,
+            "lora_dropout": lora.dropout,
+            "target_modules": lora.target_modules,
+        }
+        if lora.enabled
+        else None,
+        run.section.reward_freeze_backbone,
+        config.agent_model.tokenizer_kwargs if same else {},
+        config.agent_model.model_kwargs if same else {},
+    )
+
 
 if __name__ == "__main__":
     sys.exit(main("marlhf", build))

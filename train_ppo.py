@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import sys
 
-from trainers.launch.builders import ppo as build
+from comlrl.types import Trainer
+from trainers.launch.assembly import Run, build_critic_team
 from trainers.launch.execution import main
+
+
+def build(run: Run) -> Trainer:
+    from trainers.ppo import PPOTrainer
+
+    critics = build_critic_team(run.config, run.team)
+    return PPOTrainer(
+        run.section, run.team, run.rollout, run.loop, run.sampling, critic_team=critics
+    )
+
 
 if __name__ == "__main__":
     sys.exit(main("ppo", build))

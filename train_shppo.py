@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import sys
 
-from trainers.launch.builders import shppo as build
+from comlrl.types import Trainer
+from trainers.launch.assembly import Run, heterogeneous_policy
 from trainers.launch.execution import main
+
+
+def build(run: Run) -> Trainer:
+    from trainers.shppo import SHPPOTrainer
+
+    policy = heterogeneous_policy(run.rollout.sampler)
+    assert policy is not None, "SHPPO's section has one"
+    return SHPPOTrainer(run.section, run.team, policy, run.rollout, run.loop, run.sampling)
+
 
 if __name__ == "__main__":
     sys.exit(main("shppo", build))

@@ -259,6 +259,7 @@ def test_words_of_all_domains_are_none():
 
 
 def test_scripts_are_thin():
-    """All of them are also commands of the installed package, where there are no scripts."""
+    """A train script builds its trainer; the others are commands of the installed package."""
     for script in ROOT.glob("*.py"):
-        assert len(script.read_text().splitlines()) <= 20, script.name
+        limit = 80 if script.name.startswith("train_") else 20
+        assert len(script.read_text().splitlines()) <= limit, script.name

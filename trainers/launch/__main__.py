@@ -5,6 +5,7 @@ What a command needs is imported when it is called.
 
 from __future__ import annotations
 
+import runpy
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
@@ -45,10 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def train(algorithm: str) -> int:
-    from trainers.launch.builders import BUILDERS
-    from trainers.launch.execution import main
-
-    return main(algorithm, BUILDERS[algorithm])
+    """Run the train script itself, which is installed beside the packages."""
+    try:
+        runpy.run_module(f"train_{algorithm}", run_name="__main__")
+    except SystemExit as done:  # all scripts end so
+        return int(done.code or 0)
+    return 0
 
 
 def evaluate() -> int:

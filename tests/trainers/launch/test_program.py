@@ -58,9 +58,7 @@ def test_a_mistake_is_one_line(words, said, capsys):
 
 
 def test_help_names_the_command(capsys):
-    with pytest.raises(SystemExit) as left:
-        main(["train", "ppo", "--help"])
-    assert not left.value.code
+    assert main(["train", "ppo", "--help"]) == 0
     told = capsys.readouterr().out
     assert told.startswith("usage: comlrl train ppo ") and "left out: ppo_he_config" in told
 
