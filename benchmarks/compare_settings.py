@@ -148,7 +148,7 @@ def main() -> None:
     )
     head = [
         options.comparison, "start → end of each seed", f"at {steps:,} scored",
-        f"at {tokens:,} tokens", "tokens", "match at the end", "what aux writes most",
+        f"at {tokens:,.0f} tokens", "tokens", "match at the end", "what aux writes most",
     ]  # fmt: skip
     print(table(head, [row(name, own, steps, tokens) for name, own in runs.items()]))
     print(
