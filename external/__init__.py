@@ -73,6 +73,14 @@ def settings_read(external: ExternalConfig, prompts: Prompts, folder: Path) -> s
     return set(_given(cls, external, prompts))
 
 
+def facts_read(external: ExternalConfig, prompts: Prompts, folder: Path) -> type | None:
+    """What the mode needs ``Score.facts`` to be, by its attribute ``reads``; None: nothing."""
+    mode = external.mode or default_mode(prompts)
+    if mode == "expert_edits":
+        return None
+    return getattr(_found(mode, prompts, folder)[0], "reads", None)
+
+
 def _found(
     mode: str, prompts: Prompts, folder: Path
 ) -> tuple[Callable[..., Transition], Target | None]:

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt
+from rewards.code.breakdown import RewardBreakdown
 from rewards.code.diagnosis import checked_slice, diagnostics
 
 
 class LevelFeedback:
     """Tells each agent the diagnostics of the joint program on the surfaced tests."""
+
+    reads = RewardBreakdown
 
     def __init__(self, prompts: Prompts, sandbox_slice: int | str | None = 1) -> None:
         self.prompts, self.sandbox_slice = prompts, checked_slice(sandbox_slice)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt
+from rewards.code.breakdown import RewardBreakdown
 from rewards.code.diagnosis import checked_slice, levels
 
 WORD = {True: "passed", False: "failed", None: "not reached"}
@@ -14,6 +15,8 @@ WORD = {True: "passed", False: "failed", None: "not reached"}
 class LevelPassed:
     """Tells each agent whether the functions were found and compile, how many of the surfaced
     tests passed, and whether main makes use of the helpers."""
+
+    reads = RewardBreakdown
 
     def __init__(self, prompts: Prompts, sandbox_slice: int | str | None = 1) -> None:
         self.prompts, self.sandbox_slice = prompts, checked_slice(sandbox_slice)

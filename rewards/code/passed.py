@@ -6,11 +6,14 @@ from collections.abc import Sequence
 
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt
+from rewards.code.breakdown import RewardBreakdown
 from rewards.code.diagnosis import checked_slice, levels
 
 
 class Passed:
     """Tells each agent whether all levels were passed, the tests' on the surfaced tests."""
+
+    reads = RewardBreakdown
 
     def __init__(self, prompts: Prompts, sandbox_slice: int | str | None = 1) -> None:
         self.prompts, self.sandbox_slice = prompts, checked_slice(sandbox_slice)

@@ -104,6 +104,8 @@ class CodeReward(Reward):
         SandboxError: isolation that this machine does not offer.
     """
 
+    facts = RewardBreakdown  # of its scores
+
     def __init__(
         self,
         workers: int | None = None,

@@ -93,6 +93,24 @@ def check(config: Config) -> None:
         except ValueError as error:
             raise ConfigError(str(error)) from error
     mode_reads(config, prompts)
+    _check_facts(config, prompts, cls)
+
+
+def _check_facts(config: Config, prompts: Prompts, reward: Callable[..., Reward]) -> None:
+    """Raises ConfigError for a mode that reads what the reward does not say it finds."""
+    from external import facts_read
+
+    external = with_mode(config, prompts)
+    wanted = facts_read(external, prompts, config.folder)
+    given = getattr(reward, "facts", None)
+    if config.section.num_turns == 1 or wanted is None:
+        return
+    if not (isinstance(given, type) and issubclass(given, wanted)):
+        raise ConfigError(
+            f"external.mode: '{external.mode}' reads a {wanted.__name__} in Score.facts, and the "
+            f"class of reward.target '{config.reward.target}' does not say that it gives one; give "
+            f"external.mode=plain, or name it there: facts = {wanted.__name__}"
+        )
 
 
 def sources(config: Config) -> tuple[Source, ...]:

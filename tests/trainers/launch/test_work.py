@@ -272,6 +272,34 @@ def test_refused_at_the_door(override, line, tmp_path):
     assert re.match(line, str(raised.value)) and "\n" not in str(raised.value)
 
 
+PLAIN_NUMBERS = """
+from rewards.code.breakdown import RewardBreakdown
+
+class Numbers:
+    def score(self, actions):
+        return [0.0 for _ in actions]
+
+class Says(Numbers):
+    facts = RewardBreakdown
+"""
+
+
+def test_a_mode_that_reads_what_the_reward_does_not_find_is_refused_at_the_door(tmp_path):
+    (tmp_path / "numbers_.py").write_text(PLAIN_NUMBERS)
+
+    def resolved(*given: str) -> None:
+        mode = "external.mode=level_passed"
+        flags = ["--config", str(tmp_path / "run.yaml"), "--override", mode, *given]
+        resolve("magrpo", parse_arguments("magrpo", flags))
+
+    (tmp_path / "run.yaml").write_text("reward: {target: 'numbers_:Numbers'}\n")
+    line = "external.mode: 'level_passed' reads a RewardBreakdown .* 'numbers_:Numbers' does not"
+    with pytest.raises(ConfigError, match=line):
+        resolved("magrpo.num_turns=2")
+    resolved("magrpo.num_turns=1")  # nobody is told anything
+    resolved("magrpo.num_turns=2", "reward.target=numbers_:Says")
+
+
 FAILING = """
 from share import Deal, Table
 
