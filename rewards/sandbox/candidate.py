@@ -126,6 +126,7 @@ class _Zygote:
 
     def serve(self) -> NoReturn:
         assert not self.everything or os.getpid() == 1 or os.getuid() > confine.FIRST_UID
+        self._wipe()  # what the first one leaves in Python's free lists is there from the start
         gc.collect()
         gc.freeze()  # forks then share more pages
         while True:
