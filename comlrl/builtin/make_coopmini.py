@@ -11,14 +11,12 @@ follow different conventions without a mistake, so that only agreement is reward
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 from collections.abc import Callable, Collection, Iterator
-from pathlib import Path
 from typing import Any
 
 from comlrl.builtin import COOPMINI
+from comlrl.builtin.making import Maker
 from comlrl.builtin.problems import Problem, draw_problem, helper_source, main_source
 
 # fmt: off
@@ -33,15 +31,6 @@ SHIPPED = {"train": (0, 384), "eval": (1, 64)}  # split → seed, problems
 _NUM_TESTS, _NUM_EXAMPLES = 6, 2
 _DRAWS_PER_INPUT = 60
 _FRUITLESS_DRAWS = 20_000  # no new problem in so many draws: there are none left
-
-
-def shipped_operations(*splits: str) -> set[str]:
-    """What identifies the problems of the shipped splits (of all, if none is named)."""
-    return {
-        json.loads(line)["operations"]
-        for split in splits or COOPMINI
-        for line in COOPMINI[split].read_text(encoding="utf-8").splitlines()
-    }
 
 
 def compiled(source: str, name: str) -> Callable[[Any], Any]:
@@ -129,10 +118,13 @@ def make_row(problem: Problem, rng: random.Random) -> dict[str, Any] | None:
     }
 
 
-def make_rows(seed: int, num: int, exclude: Collection[str] = ()) -> list[dict[str, Any]]:
+def make_rows(
+    seed: int, num: int, exclude: Collection[str] = (), name: str | None = None
+) -> list[dict[str, Any]]:
     """``num`` different problems, none of them in ``exclude``; the same seed, the same rows.
 
-    Raises ValueError where there are not that many.
+    ``name`` stands in their task_id (None: the seed). Raises ValueError where there are not that
+    many.
     """
     rng, taken = random.Random(f"coopmini/{seed}"), set(exclude)
     rows: list[dict[str, Any]] = []
@@ -143,44 +135,15 @@ def make_rows(seed: int, num: int, exclude: Collection[str] = ()) -> list[dict[s
         taken.add(problem.key)
         fruitless = 0 if row else fruitless + 1
         if row:
-            rows.append({"task_id": f"CoopMini/{seed}/{len(rows)}", **row})
+            rows.append(
+                {"task_id": f"CoopMini/{seed if name is None else name}/{len(rows)}", **row}
+            )
         if fruitless == _FRUITLESS_DRAWS:
             raise ValueError(f"--num {num}: only {len(rows)} such problems exist; ask for fewer")
     return rows
 
 
-def write_rows(rows: Collection[dict[str, Any]], out: Path) -> None:
-    out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
-def write_shipped(paths: dict[str, Path]) -> None:
-    """Makes the shipped splits; each leaves out the problems of those before it."""
-    taken: set[str] = set()
-    for split, (seed, num) in SHIPPED.items():
-        rows = make_rows(seed, num, taken)
-        for index, row in enumerate(rows):
-            row["task_id"] = f"CoopMini/{split}/{index}"
-        taken |= {row["operations"] for row in rows}
-        write_rows(rows, paths[split])
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Make fresh CoopMini problems.")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--num", type=int, help="how many problems")
-    parser.add_argument("--out", type=Path, help="the .jsonl file to write")
-    parser.add_argument("--shipped", action="store_true", help="write the shipped splits again")
-    args = parser.parse_args()
-    if args.shipped:
-        write_shipped(COOPMINI)
-        return
-    if args.num is None or args.num < 1 or args.out is None:
-        parser.error("--num (at least 1) and --out are needed")
-    try:
-        write_rows(make_rows(args.seed, args.num, shipped_operations()), args.out)
-    except (OSError, ValueError) as error:
-        parser.exit(2, f"error: {error}\n")
-
+MAKER = Maker("CoopMini problems", make_rows, "operations", SHIPPED, COOPMINI)
 
 if __name__ == "__main__":
-    main()
+    MAKER.main()

@@ -10,14 +10,12 @@ byte.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from comlrl.builtin import POSTS
+from comlrl.builtin.making import Maker
 
 SHIPPED = {"train": (0, 256), "eval": (1, 64)}  # split → seed, posts
 
@@ -104,15 +102,6 @@ def summary_text(post: Post) -> str:
     )
 
 
-def shipped_situations() -> set[str]:
-    """What identifies the posts of the shipped splits."""
-    return {
-        json.loads(line)["situation"]
-        for path in POSTS.values()
-        for line in path.read_text(encoding="utf-8").splitlines()
-    }
-
-
 def make_rows(
     seed: int, num: int, exclude: Collection[str] = (), name: str | None = None
 ) -> list[dict[str, Any]]:
@@ -142,36 +131,7 @@ def make_rows(
     return rows
 
 
-def write_rows(rows: Collection[dict[str, Any]], out: Path) -> None:
-    out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
-def write_shipped(paths: dict[str, Path]) -> None:
-    """Makes the shipped splits; each leaves out the situations of those before it."""
-    taken: set[str] = set()
-    for split, (seed, num) in SHIPPED.items():
-        rows = make_rows(seed, num, taken, split)
-        taken |= {row["situation"] for row in rows}
-        write_rows(rows, paths[split])
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Make fresh posts.")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--num", type=int, help="how many posts")
-    parser.add_argument("--out", type=Path, help="the .jsonl file to write")
-    parser.add_argument("--shipped", action="store_true", help="write the shipped splits again")
-    args = parser.parse_args()
-    if args.shipped:
-        write_shipped(POSTS)
-        return
-    if args.num is None or args.num < 1 or args.out is None:
-        parser.error("--num (at least 1) and --out are needed")
-    try:
-        write_rows(make_rows(args.seed, args.num, shipped_situations()), args.out)
-    except (OSError, ValueError) as error:
-        parser.exit(2, f"error: {error}\n")
-
+MAKER = Maker("posts", make_rows, "situation", SHIPPED, POSTS)
 
 if __name__ == "__main__":
-    main()
+    MAKER.main()

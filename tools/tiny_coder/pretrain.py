@@ -21,11 +21,9 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from comlrl.builtin import TINY_CODER
-from comlrl.builtin.make_coopmini import shipped_operations
+from comlrl.builtin.make_coopmini import MAKER
 from external.plain import Plain
-from rewards.code.level_feedback import LevelFeedback
-from rewards.code.level_passed import LevelPassed
-from rewards.code.passed import Passed
+from rewards.code.modes import LevelFeedback, LevelPassed, Passed
 from rewards.code.reward import CodeReward
 from tools.tiny_coder.demonstrations import CARELESS, PROMPTS, SLIPS, Demonstration, demonstrations
 from tools.tiny_coder.revisions import revisions
@@ -191,7 +189,7 @@ def pretrain(
 ) -> tuple[Qwen2ForCausalLM, Qwen2Tokenizer]:
     """The trained model and its tokenizer; on one machine, the same arguments give the same."""
     torch.manual_seed(seed)
-    held_out = shipped_operations("eval")
+    held_out = MAKER.shipped("eval")
 
     def streams(
         seed: int, answers: int, slips: Mapping[str, float]

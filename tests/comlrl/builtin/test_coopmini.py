@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from comlrl.builtin import COOPMINI
-from comlrl.builtin.make_coopmini import make_rows, shipped_operations, write_shipped
+from comlrl.builtin.make_coopmini import MAKER, make_rows
 from comlrl.builtin.operations import DOMAINS, REDUCTIONS, Operation
 from comlrl.builtin.problems import CONVENTIONS, Problem, helper_source, main_source
 from comlrl.tasks.prompts import Prompts
@@ -58,7 +58,7 @@ def passed(row: dict, aux: str, main: str) -> list[bool]:
 
 def test_the_shipped_splits_are_what_the_program_makes(tmp_path):
     paths = {split: tmp_path / f"{split}.jsonl" for split in COOPMINI}
-    write_shipped(paths)
+    MAKER.write_shipped(paths)
     for split, path in paths.items():
         assert path.read_bytes() == COOPMINI[split].read_bytes()
 
@@ -137,7 +137,7 @@ def test_fresh_problems_are_new_and_reproducible(tmp_path):
         subprocess.run(command, check=True)
     assert files[0].read_bytes() == files[1].read_bytes()
     rows = [json.loads(line) for line in files[0].read_text().splitlines()]
-    assert len({row["operations"] for row in rows} - shipped_operations()) == len(rows) == 30
+    assert len({row["operations"] for row in rows} - MAKER.shipped()) == len(rows) == 30
     assert [r["operations"] for r in make_rows(8, 30)] != [r["operations"] for r in rows]
 
 
@@ -176,4 +176,4 @@ def test_pretraining_never_shows_an_eval_problem():
 
     held_out = {asked(row["prompt"]) for row in read("eval")}
     assert shown(set()) & held_out  # the stream would draw them
-    assert not shown(shipped_operations("eval")) & held_out
+    assert not shown(MAKER.shipped("eval")) & held_out

@@ -10,12 +10,11 @@ import pytest
 
 from comlrl.builtin import POSTS
 from comlrl.builtin.make_posts import (
+    MAKER,
     PEOPLE,
     TRIED,
     TROUBLES,
     make_rows,
-    shipped_situations,
-    write_shipped,
 )
 from rewards.writing.reward import WORDS
 
@@ -26,14 +25,14 @@ def read(split: str) -> list[dict]:
 
 def test_the_shipped_splits_are_what_the_program_makes(tmp_path):
     paths = {split: tmp_path / f"{split}.jsonl" for split in POSTS}
-    write_shipped(paths)
+    MAKER.write_shipped(paths)
     assert all(paths[s].read_bytes() == POSTS[s].read_bytes() for s in POSTS)
 
 
 def test_no_situation_stands_twice():
     situations = [row["situation"] for split in POSTS for row in read(split)]
     assert len(set(situations)) == len(situations) == 256 + 64
-    assert shipped_situations() == set(situations)
+    assert MAKER.shipped() == set(situations)
 
 
 @pytest.mark.parametrize("split", POSTS)
@@ -55,8 +54,8 @@ def test_fresh_posts(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert rows == make_rows(7, 5, shipped_situations()) != make_rows(8, 5, shipped_situations())
-    assert not {row["situation"] for row in rows} & shipped_situations()
+    assert rows == make_rows(7, 5, MAKER.shipped()) != make_rows(8, 5, MAKER.shipped())
+    assert not {row["situation"] for row in rows} & MAKER.shipped()
 
 
 def test_all_the_posts_there_are(tmp_path):

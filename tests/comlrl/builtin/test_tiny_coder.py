@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from comlrl.builtin import COOPMINI, TINY_CODER
-from comlrl.builtin.make_coopmini import shipped_operations
+from comlrl.builtin.make_coopmini import MAKER
 from comlrl.tasks.prompts import plain_text
 from comlrl.types import JointAction, Message, Task
 from rewards.code.reward import CodeReward
@@ -148,7 +148,7 @@ def test_one_return():
 
 
 def test_revisions_are_seeded_and_show_every_mode():
-    held_out = shipped_operations("eval")
+    held_out = MAKER.shipped("eval")
     with CodeReward(workers=1) as reward:
         first, again = (
             list(itertools.islice(revisions(0, held_out, 1, reward.score, MODES), 64))
