@@ -7,27 +7,15 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from comlrl.config.sections import ConfigError
 from comlrl.config.targets import near
 
-T = TypeVar("T")
 WORDS: dict[Any, str] = {
     int: "a whole number", float: "a number", str: "a text", type(None): "null",
     list: "a list", dict: "a mapping", tuple: "a list",
 }  # fmt: skip
-
-
-def made(
-    cls: Callable[..., T],
-    key: str,
-    arguments: Mapping[str, Any],
-    offered: Mapping[str, Any],
-    section: str,
-) -> T:
-    """``cls`` called with its ``keywords``."""
-    return cls(**keywords(cls, key, arguments, offered, section))
 
 
 def keywords(
@@ -63,12 +51,6 @@ def keywords(
             whose = getattr(cls, "__name__", cls)
             raise ConfigError(f"{key}.{name}: missing, and {whose} cannot be made without it")
     return named | dict(arguments)
-
-
-def changed(cls: Callable[..., Any], arguments: Mapping[str, Any]) -> list[str]:
-    """The arguments that differ from their defaults."""
-    parameters = _parameters(cls)
-    return [name for name, value in arguments.items() if parameters[name].default != value]
 
 
 def _parameters(cls: Callable[..., Any]) -> dict[str, inspect.Parameter]:

@@ -12,7 +12,7 @@ from typing import Literal
 import pytest
 
 from comlrl.config import user_modules
-from comlrl.config.arguments import changed, keywords, made
+from comlrl.config.arguments import keywords
 from comlrl.config.sections import ConfigError
 from comlrl.config.targets import TargetError, check_methods, load
 from comlrl.types import Reward
@@ -236,9 +236,8 @@ OFFERED = {"workers": 2, "timeout": 3.0}
 
 def test_arguments_and_what_is_offered():
     arguments = {"cost": 1, "least": None, "words": ["a"], "free": {"a": 1}}
-    given = made(Given, "reward.arguments", arguments, OFFERED, "sandbox").given
+    given = keywords(Given, "reward.arguments", arguments, OFFERED, "sandbox")
     assert {n: given[n] for n in arguments} == arguments and given["workers"] == 2
-    assert changed(Given, {"cost": 0.0, "strict": True}) == ["strict"]
 
 
 @pytest.mark.parametrize(
