@@ -27,7 +27,7 @@ import sys
 import types
 from typing import Any, NoReturn
 
-from rewards.sandbox import another, confine, wire
+from rewards.sandbox import another, confine, seccomp, wire
 
 FORK, KILL, LOWER, READY = b"F", b"K", b"L", b"R"
 PROGRAM = "<program>"
@@ -58,7 +58,7 @@ def main(config: dict[str, Any]) -> NoReturn:
     own = confine.drop_identity(slot, keep_reading=restricted)
     os.chdir(scratch)
     confine.limit_resources(config["memory_mb"])
-    filtered = confine.filter_calls()
+    filtered = seccomp.filter_calls()
     _silence()
     os.write(control, READY + bytes([restricted, filtered, confine.has_fixed_addresses()]))
     _Zygote(control, channels, scratch, config["cpu_seconds"], own or level != "limits").serve()
@@ -122,7 +122,7 @@ class _Zygote:
         self.control, self.channels, self.scratch = control, channels, scratch
         self.cpu_seconds, self.everything = cpu_seconds, everything
         self.child = self.number = 0  # the program's process, and which one it is, modulo 256
-        self.filter = confine.program_filter()
+        self.filter = seccomp.program_filter()
 
     def serve(self) -> NoReturn:
         assert not self.everything or os.getpid() == 1 or os.getuid() > confine.FIRST_UID
@@ -151,7 +151,7 @@ class _Zygote:
         os.close(self.control)
         confine.limit_program(self.cpu_seconds)
         confine.die_with_parent()
-        confine.install_filter(self.filter)
+        seccomp.install_filter(self.filter)
         try:
             serve_program(channel)
         finally:  # whatever a program's own error types do to what describes them

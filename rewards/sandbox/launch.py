@@ -36,7 +36,7 @@ PREFIX = "comlrl-sandbox-"  # of directories for temporary files
 _DEVICES = ["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"]
 _LIBRARIES = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"]
 _HIDDEN = ("site-packages", "dist-packages")  # folders of what is not the standard library
-_MODULES = ("wire", "confine", "another", "candidate")  # of this package, handed over as source
+_MODULES = ("wire", "confine", "seccomp", "another", "candidate")  # handed over as source
 
 
 class SandboxError(ValueError):

@@ -1,0 +1,262 @@
+"""The seccomp filters of the sandbox: which system calls are refused, and with what. Standard
+library only."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Callable
+
+_PR_SET_SECCOMP = 22
+_ARCHITECTURES = {  # machine → its audit number, and the column of the tables below
+    "x86_64": (0xC000003E, 0),
+    "aarch64": (0xC00000B7, 1),
+}
+Numbers = dict[str, tuple[int | None, int | None]]  # name → x86-64, AArch64; None: not there
+_DENIED: Numbers = {  # what neither a program nor the process that forks it needs
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "process_madvise": (440, 440),
+    "pidfd_open": (434, 434),
+    "pidfd_getfd": (438, 438),
+    "pidfd_send_signal": (424, 424),
+    "kcmp": (312, 272),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "fsopen": (430, 430),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "mount_setattr": (442, 442),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    # shared memory, messages and semaphores of System V: also those of others, by their numbers
+    "shmget": (29, 194),
+    "shmat": (30, 196),
+    "shmctl": (31, 195),
+    "msgget": (68, 186),
+    "msgsnd": (69, 189),
+    "msgrcv": (70, 188),
+    "msgctl": (71, 187),
+    "semget": (64, 190),
+    "semop": (65, 193),
+    "semtimedop": (220, 192),
+    "semctl": (66, 191),
+    "mq_open": (240, 180),
+    "mq_unlink": (241, 181),
+    "socket": (41, 198),
+    "open_by_handle_at": (304, 265),
+    "syslog": (103, 116),
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
+    "fanotify_init": (300, 262),
+    "ioprio_set": (251, 30),
+    "sched_setaffinity": (203, 122),
+    "sched_setscheduler": (144, 119),
+    "sched_setparam": (142, 118),
+    "sched_setattr": (314, 274),
+    "execve": (59, 221),
+    "execveat": (322, 281),
+}
+_DENIED_TO_PROGRAMS: Numbers = {
+    # signals, and all that sends one or changes how this process ends
+    "kill": (62, 129),
+    "tkill": (200, 130),
+    "tgkill": (234, 131),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "prctl": (157, 167),
+    "personality": (135, 92),
+    "setpriority": (141, 140),
+    "setsid": (112, 157),
+    "setpgid": (109, 154),
+    # modes, owners, times and attributes, which file rules do not cover
+    "chmod": (90, None),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chown": (92, None),
+    "fchown": (93, 55),
+    "lchown": (94, None),
+    "fchownat": (260, 54),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+    "utimensat": (280, 88),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    "setxattrat": (463, 463),
+    "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
+    "truncate": (76, 45),
+    "mknod": (133, None),
+    "mknodat": (259, 33),
+    "openat2": (437, 437),  # whose flags cannot be read here
+    # what the whole machine waits for, or has a bounded number of
+    "sync": (162, 81),
+    "syncfs": (306, 267),
+    "io_setup": (206, 0),
+}
+# One program, one task: what starts a second one says "try again" as at a limit of processes.
+_TASKS: Numbers = {
+    "clone": (56, 220),
+    "clone3": (435, 435),
+    "fork": (57, None),
+    "vfork": (58, None),
+}
+# The same to every program, so that no score depends on them: 0.
+_IDENTITY: Numbers = {
+    "getpid": (39, 172),
+    "getppid": (110, 173),
+    "gettid": (186, 178),
+    "getpgrp": (111, None),
+    "getpgid": (121, 155),
+    "getsid": (124, 156),
+    "getuid": (102, 174),
+    "geteuid": (107, 175),
+    "getgid": (104, 176),
+    "getegid": (108, 177),
+}
+_PRLIMIT64, _CLONE, _CLONE3 = (302, 261), (56, 220), (435, 435)
+_FCNTL, _IOCTL = (72, 25), (16, 29)
+_OPEN, _OPENAT, _O_WRITES, _O_TRUNC = (2, None), (257, 56), 3, 0x200
+_NEW_ANY = 0x7E020080  # clone flags that make a namespace
+_SET_FLAGS, _O_ASYNC = 4, 0x2000
+# Of fcntl: duplicate, flags, locks. Not: signals (SETSIG, SETOWN, SETOWN_EX, NOTIFY, SETLEASE).
+_FCNTL_ALLOWED = (0, 1, 2, 3, 4, 5, 6, 7, 1030)
+# Of ioctl: whether it is a terminal, its size, bytes to read, whether to wait, what exec closes.
+_IOCTL_ALLOWED = (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_EPERM, _EAGAIN, _ENOSYS = 1, 11, 38
+
+
+def filter_calls() -> bool:
+    """Denies calls to this process and its children. False on an unknown machine."""
+    return install_filter(_filter(_first_rules))
+
+
+def program_filter() -> bytes | None:
+    """What a program is denied beside that, ready to be installed in its process."""
+    return _filter(_program_rules)
+
+
+def install_filter(program: bytes | None) -> bool:
+    if program is None:
+        return False
+    header = struct.pack("@HP", len(program) // 8, _address(program))
+    return ctypes.CDLL(None).prctl(_PR_SET_SECCOMP, 2, header, 0, 0) == 0
+
+
+def _address(data: bytes) -> int:
+    return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
+
+
+def _step(code: int, operand: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("<HBBI", code, if_true, if_false, operand)
+
+
+def _filter(rules: Callable[[int], list[bytes]]) -> bytes | None:
+    """A filter's instructions: eight bytes each, jumps relative to the next one."""
+    machine = os.uname().machine
+    if machine not in _ARCHITECTURES:
+        return None
+    audit, column = _ARCHITECTURES[machine]
+    code = [
+        _step(_LOAD, 4),
+        _step(_EQUAL, audit, 1, 0),
+        _step(_RETURN, _KILL),
+        _step(_LOAD, 0),
+        _step(_AT_LEAST, 0x40000000, 0, 1),  # the x32 numbers
+        _step(_RETURN, _KILL),
+    ]
+    return b"".join([*code, *rules(column), _step(_RETURN, _ALLOW)])
+
+
+def _refuse(calls: Numbers, column: int, error: int) -> list[bytes]:
+    numbers = [n for call in calls.values() if (n := call[column]) is not None]
+    refusal = _step(_RETURN, _ERRNO | error)
+    return [part for n in numbers for part in (_step(_EQUAL, n, 0, 1), refusal)]
+
+
+def _first_rules(column: int) -> list[bytes]:
+    return [
+        *_refuse(_DENIED, column, _EPERM),
+        # clone3 hides its flags in memory; the C library falls back to clone
+        _step(_EQUAL, _CLONE3[column], 0, 1),
+        _step(_RETURN, _ERRNO | _ENOSYS),
+        # clone: no new namespaces
+        _step(_EQUAL, _CLONE[column], 0, 4),
+        _step(_LOAD, 16),
+        _step(_ANY_BIT, _NEW_ANY, 0, 1),
+        _step(_RETURN, _ERRNO | _EPERM),
+        _step(_RETURN, _ALLOW),
+        # prlimit64: of the caller only
+        _step(_EQUAL, _PRLIMIT64[column], 0, 3),
+        _step(_LOAD, 16),
+        _step(_EQUAL, 0, 1, 0),
+        _step(_RETURN, _ERRNO | _EPERM),
+    ]
+
+
+def _program_rules(column: int) -> list[bytes]:
+    return [
+        *_refuse(_IDENTITY, column, 0),
+        *_refuse(_DENIED_TO_PROGRAMS, column, _EPERM),
+        *_refuse(_TASKS, column, _EAGAIN),
+        *_only(_IOCTL[column], _IOCTL_ALLOWED),
+        # fcntl: flags may be set, but for the one that sends signals
+        _step(_EQUAL, _FCNTL[column], 0, 6),
+        _step(_LOAD, 24),
+        _step(_EQUAL, _SET_FLAGS, 0, 3),
+        _step(_LOAD, 32),
+        _step(_ANY_BIT, _O_ASYNC, 0, 1),
+        _step(_RETURN, _ERRNO | _EPERM),
+        _step(_LOAD, 0),
+        *_only(_FCNTL[column], _FCNTL_ALLOWED),
+        *_refuse_to_empty(_OPEN[column], 24),
+        *_refuse_to_empty(_OPENAT[column], 32),
+    ]
+
+
+def _refuse_to_empty(call: int | None, flags: int) -> list[bytes]:
+    """Refuses to open for reading with O_TRUNC, which Landlock knows from Linux 6.2 on. ``flags``:
+    where they stand. The number of the call stays loaded."""
+    if call is None:
+        return []
+    return [
+        _step(_EQUAL, call, 0, 5),
+        _step(_LOAD, flags),
+        _step(_ANY_BIT, _O_TRUNC, 0, 2),
+        _step(_ANY_BIT, _O_WRITES, 1, 0),
+        _step(_RETURN, _ERRNO | _EPERM),
+        _step(_LOAD, 0),
+    ]
+
+
+def _only(call: int, allowed: tuple[int, ...]) -> list[bytes]:
+    """Of a call, by its second argument, only these; the number of the call stays loaded."""
+    count = len(allowed)
+    return [
+        _step(_EQUAL, call, 0, count + 3),
+        _step(_LOAD, 24),
+        *(_step(_EQUAL, value, count - i, 0) for i, value in enumerate(allowed)),
+        _step(_RETURN, _ERRNO | _EPERM),
+        _step(_LOAD, 0),
+    ]
