@@ -294,7 +294,8 @@ class Reward(Protocol):
     """Scores joint actions; state beyond a worker pool is not allowed.
 
     What it is made with: ``reward.arguments`` by name, and, for parameters of these names, the
-    keys of ``sandbox`` (workers, timeout, memory_mb, isolation).
+    keys of ``sandbox`` (workers, timeout, memory_mb, isolation). A class may say by ``facts`` of
+    what type ``Score.facts`` is: an external mode may ask for one, by ``reads``.
     """
 
     def score(self, actions: Sequence[JointAction]) -> list[Score]:

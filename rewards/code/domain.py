@@ -10,9 +10,7 @@ from comlrl.tasks.quoting import fenced
 from comlrl.types import Conventions, Domain, JointAction, Score, Task, Transition
 from rewards.code import measures, prompts
 from rewards.code.breakdown import RewardBreakdown
-from rewards.code.level_feedback import LevelFeedback
-from rewards.code.level_passed import LevelPassed
-from rewards.code.passed import Passed
+from rewards.code.modes import LevelFeedback, LevelPassed, Passed
 from rewards.code.reward import CodeReward, greatest_reward
 from rewards.sandbox.checks import TestError, split_check
 

@@ -10,7 +10,7 @@ from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, Score
 from rewards.code.breakdown import RewardBreakdown
 from rewards.code.domain import CODE
-from rewards.code.level_feedback import LevelFeedback
+from rewards.code.modes import LevelFeedback
 from tests.fakes import task
 
 PROMPTS = Prompts(CODE)

@@ -1,0 +1,63 @@
+"""The code domain's external modes: what of the reward's breakdown each agent is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from comlrl.tasks.prompts import Prompts
+from comlrl.types import Attempt
+from rewards.code.breakdown import RewardBreakdown
+from rewards.code.diagnosis import checked_slice, diagnostics, levels
+
+WORD = {True: "passed", False: "failed", None: "not reached"}
+
+
+class Feedback:
+    """Tells each agent something of its attempt, then what to do."""
+
+    reads = RewardBreakdown
+
+    def __init__(self, prompts: Prompts, sandbox_slice: int | str | None = 1) -> None:
+        self.prompts, self.sandbox_slice = prompts, checked_slice(sandbox_slice)
+
+    def __call__(self, attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
+        return [
+            tuple(
+                f"Feedback:\n{self.told(attempt, agent)}\n{revision}"
+                for agent, revision in enumerate(self.prompts.revision_N(attempt))
+            )
+            for attempt in attempts
+        ]
+
+    def told(self, attempt: Attempt, agent: int) -> str:
+        raise NotImplementedError
+
+
+class LevelFeedback(Feedback):
+    """``level_feedback``: what was found, what failed and how, level by level, on the surfaced
+    tests."""
+
+    def told(self, attempt: Attempt, agent: int) -> str:
+        return diagnostics(attempt, agent, self.sandbox_slice)
+
+
+class LevelPassed(Feedback):
+    """``level_passed``: four signals without a word of why: whether the functions were found and
+    compile, how many of the surfaced tests passed, and whether main makes use of the helpers."""
+
+    def told(self, attempt: Attempt, agent: int) -> str:
+        level = levels(attempt, self.sandbox_slice)
+        tests = "not reached" if level.tests is None else "{}/{} passed".format(*level.tests)
+        alone = len(attempt.completions_N) == 1
+        return (
+            f"Definitions: {WORD[level.definitions]}. Syntax: {WORD[level.syntax]}. "
+            f"Tests: {tests}." + ("" if alone else f" Use of helpers: {WORD[level.use]}.")
+        )
+
+
+class Passed(Feedback):
+    """``passed``: one bit, whether every level was passed, the tests' on the surfaced tests."""
+
+    def told(self, attempt: Attempt, agent: int) -> str:
+        passed = levels(attempt, self.sandbox_slice).all_passed
+        return "All levels passed." if passed else "Not all levels passed."
