@@ -62,6 +62,44 @@ def cross_play_table(result: Mapping[str, Any]) -> str:
     return "\n".join(parts) + "\n"
 
 
+def replacement_table(result: Mapping[str, Any]) -> str:
+    """Every team with some agents replaced, what it earned and cost; then each agent's part."""
+    replaced, found = {int(i): who for i, who in result["replaced"].items()}, result["coalitions"]
+    roles = {i: result["roles"][i] for i in sorted(replaced)}
+    scores = list(result["contributions"])
+    costs = [("tokens", "tokens_per_answer"), ("FLOPs", "flops_per_answer")]
+    head = [*roles.values()]
+    for name in scores:
+        head += [name, "95% interval"]
+    rows: list[list[Any]] = []
+    for team in found:
+        who: list[Any] = ["itself" if i in team["present"] else replaced[i] for i in roles]
+        for name in scores:
+            who += [team["metrics"][name], _interval(team["intervals"][name])]
+        who.append(f"{team['budget']['model_calls'] / (result['tasks'] * result['samples']):g}")
+        rows.append(who + [f"{team['budget'][cost]:.3g}" for _, cost in costs])
+    head += ["calls", *(title for title, _ in costs)]
+    heading = f"# {_what(result)}, agents replaced\n\n{_how(result)} Cost is of one answer.\n"
+    parts = [heading, table(head, rows)]
+    for name, told in result["contributions"].items():
+        each = [
+            [role, *_told(told["difference_rewards"][str(i)]), *_told(told["shapley"][str(i)])]
+            for i, role in roles.items()
+        ]
+        both = ["difference reward", "95% interval", "Shapley value", "95% interval"]
+        together = told["together"]
+        parts += [
+            f"## {name}\n",
+            table(["agent", *both], each),
+            f"Together {_text(together['mean'])} ({_interval(together['interval'])}).\n",
+        ]
+    return "\n".join(parts)
+
+
+def _told(estimate: Mapping[str, Any]) -> list[str]:
+    return [_text(estimate["mean"]), _interval(estimate["interval"])]
+
+
 def sides(roles: Sequence[str]) -> tuple[str, str]:
     """Who is crossed: all but the last agent, and the last."""
     return ", ".join(roles[:-1]), roles[-1]

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 Weights = Mapping[str, dict[str, "torch.Tensor"]]  # agent_N → its tensors
 
 
+SILENCE = Completion("", (), finished=True)
+
+
 class Remembering:
-    """A sampler that asks the model once for what it was asked before.
+    """A sampler that asks the model once for what it was asked before, and a silent agent never.
 
     Keyed sampling makes a completion depend on weights, prompt and key alone; so what an agent of
     one run says at turn 1 is the same in every pairing.
@@ -27,7 +30,7 @@ class Remembering:
 
     def __init__(self, sampler: Sampler, num_agents: int) -> None:
         self.sampler = sampler
-        self.weights_N = [""] * num_agents  # whose weights each agent has now
+        self.weights_N: Sequence[str | None] = [""] * num_agents  # whose, now; None: is silent
         self._said: dict[tuple, tuple[Completion, ...]] = {}
 
     def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
@@ -43,6 +46,10 @@ class Remembering:
             [(agent, self.weights_N[agent], r.prompt_ids, r.keys_G, sampling) for r in requests]
             for agent, requests in enumerate(requests_N)
         ]
+        for keys, requests, whose in zip(keys_N, requests_N, self.weights_N, strict=True):
+            if whose is None:
+                said = [(SILENCE,) * len(r.keys_G) for r in requests]
+                self._said |= dict(zip(keys, said, strict=True))
         new_N = [
             [(key, r) for key, r in zip(keys, requests, strict=True) if key not in self._said]
             for keys, requests in zip(keys_N, requests_N, strict=True)

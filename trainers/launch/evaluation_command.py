@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from comlrl import files
 from comlrl.config.sections import ConfigError
 from trainers.configs import SECTIONS, sampling
-from trainers.launch import initial, weights
+from trainers.launch import initial, replacements, weights
 from trainers.launch.assembly import (
     build_rewards,
     build_rollout,
@@ -30,6 +30,8 @@ from trainers.launch.execution import is_user_error
 from trainers.launch.work import load_domain
 
 if TYPE_CHECKING:
+    import torch
+
     from comlrl.models.team import Team
     from comlrl.rollout.generation import Generator
     from comlrl.rollout.grow import Rollout
@@ -40,7 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     try:
         plan = make_plan(parse_arguments(argv))
-        plan = dataclasses.replace(plan, teams=tuple(map(weights.pinned, plan.teams)))
+        plan = dataclasses.replace(
+            plan,
+            teams=tuple(map(weights.pinned, plan.teams)),
+            replaced=replacements.pinned(plan.replaced),
+        )
+        if plan.replaced:
+            return replace_agents(plan)
         return cross_play(plan) if len(plan.teams) > 1 else evaluate(plan)
     except (ValueError, RuntimeError) as error:
         if not is_user_error(error):
@@ -82,7 +90,7 @@ def evaluate(plan: Plan) -> int:
     result = what | {
         "metrics": metrics,
         "intervals": intervals,
-        "budget": budget(stage.generator, trees, seconds),
+        "budget": budget(stage.generator, trees, seconds) | costs(plan, stage, trees),
         "per_task": task_rows(trees, plan.ks),
     }
     write(place(plan, what), result, evaluation_table(result))
@@ -147,9 +155,63 @@ def cross_play(plan: Plan) -> int:
     return 0
 
 
+def replace_agents(plan: Plan) -> int:
+    """A team with every subset of some agents replaced → what each contributes, JSON, Markdown."""
+    from comlrl.evaluation import contributions
+    from comlrl.evaluation.estimates import estimates, task_rows
+    from loggers.tables import replacement_table
+
+    stage = build(plan, remembering=True)
+    sampler: Any = stage.rollout.sampler
+    started = time.monotonic()
+    try:
+        own = weights.read_weights(plan.teams[0])
+        absent = {i: acting(plan, stage, i, own) for i in sorted(plan.replaced)}
+        trees = contributions.play(stage.team, sampler, own, absent, grower(plan, stage))
+    finally:
+        stage.rollout.reward.close()
+    seconds = time.monotonic() - started
+    domain, seed = stage.rollout.prompts.domain, plan.config.seed
+    teams, values = [], {}
+    for present, grown in trees.items():
+        metrics, intervals = estimates(grown, domain, plan.ks, seed)
+        teams.append(
+            {
+                "present": sorted(present),
+                "metrics": metrics,
+                "intervals": intervals,
+                "budget": costs(plan, stage, grown),
+            }
+        )
+        values[present] = task_rows(grown, plan.ks)
+    what = described(plan, stage)
+    result = what | {
+        "coalitions": teams,
+        "contributions": contributions.summary(values, seed),
+        "budget": budget(stage.generator, [t for ts in trees.values() for t in ts], seconds),
+    }
+    write(place(plan, what), result, replacement_table(result))
+    return 0
+
+
+def acting(plan: Plan, stage: Stage, agent: int, own: Any) -> dict[str, torch.Tensor] | None:
+    """Weights of who acts in an agent's place; None: nobody does. Before the team has its own."""
+    who = plan.replaced[agent]
+    if isinstance(who, weights.Trained):
+        return weights.read_weights(who, "--replace")[f"agent_{agent}"]
+    if isinstance(who, int):
+        return own[f"agent_{who}"]
+    if who == "silent":
+        return None
+    if plan.config.init_from is not None:
+        initial.begin(plan.config, SECTIONS, stage.team, stage.rollout.sampler)
+    first = stage.team.agents[agent].state_tensors()
+    return {name: tensor.clone() for name, tensor in first.items()}
+
+
 def build(plan: Plan, *, remembering: bool) -> Stage:
-    """Load data and models. ``remembering``, for cross-play, whose matrices tell nothing of need:
-    answers are sampled once, and need is not measured."""
+    """Load data and models. ``remembering``, for teams that are taken apart, whose tables tell
+    nothing of need: answers are sampled once, and need is not measured."""
     from comlrl.evaluation.cross_play import Remembering
     from comlrl.models.loading import build_team
     from comlrl.tasks.datasets import load_tasks
@@ -189,7 +251,9 @@ def described(plan: Plan, stage: Stage) -> dict[str, Any]:
     order = baselines.order(plan.baseline) if plan.baseline else config.section.turn_order
     names = [team.name for team in plan.teams]
     one = names[0] if len(names) == 1 else None
-    return ({"runs": names} if len(names) > 1 else {}) | {
+    others = {str(i): replacements.told(who) for i, who in plan.replaced.items()}
+    told = {"runs": names} if len(names) > 1 else {"replaced": others} if others else {}
+    return told | {
         "config": plan.config_file,
         "algorithm": config.algorithm,
         "checkpoint": one,
@@ -221,6 +285,14 @@ def budget(generator: Generator, trees: Sequence[Tree], seconds: float) -> dict[
         "seconds": seconds,
         "seconds_per_answer": seconds / len(trees),
     }
+
+
+def costs(plan: Plan, stage: Stage, trees: Sequence[Tree]) -> dict[str, float]:
+    """What these answers cost in calls, tokens and operations, whatever was remembered."""
+    from comlrl.evaluation.cost import cost, weights_of
+
+    agents = range(plan.config.section.num_agents)
+    return cost(trees, [weights_of(stage.team, agent) for agent in agents])
 
 
 def write(out: Path, result: dict[str, Any], table: str) -> None:

@@ -11,7 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ from comlrl.config.loader import Loader, Setting, load_yaml, parse_override
 from comlrl.config.sections import Config, ConfigError
 from comlrl.config.user_modules import digests, kept
 from trainers.configs import SECTIONS, sections_of, share_common_keys, split_older_critic
-from trainers.launch import initial, weights
+from trainers.launch import initial, replacements, weights
 from trainers.launch.command_line import Parser
 from trainers.launch.relations import validate
+from trainers.launch.replacements import Other
 from trainers.launch.shipped import config_file
 from trainers.launch.weights import Trained
 from trainers.launch.work import sources
@@ -43,6 +44,7 @@ class Plan:
     greedy: bool
     out: Path | None  # None: a name of its own, see ``place``
     export_samples: Path | None = None
+    replaced: Mapping[int, Other] = field(default_factory=dict)  # place → who acts there instead
 
 
 def make_plan(arguments: argparse.Namespace) -> Plan:
@@ -61,11 +63,14 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
         raise ConfigError(
             "--config: missing; give a YAML file, or a shipped one, e.g. magrpo_quickstart"
         )
-    if runs and arguments.export_samples:
-        raise ConfigError("--export-samples: cross-play has no one team; evaluate runs one by one")
-    config = resolve(str(file), teams, arguments)
+    if (runs or arguments.replace) and arguments.export_samples:
+        raise ConfigError("--export-samples: of one team as it is; evaluate teams one by one")
+    asked = replacements.parse(arguments.replace, teams)
+    others = [who for who in asked.values() if isinstance(who, Trained)]
+    config = resolve(str(file), [*teams, *others], arguments)
+    replaced = replacements.check(asked, config)
     initial.check_models(config)
-    if config.init_from is not None and not teams:
+    if config.init_from is not None and (not teams or "untrained" in replaced.values()):
         initial.check(config, SECTIONS)
     if len(teams) > 1 and config.section.num_agents < 2:
         raise ConfigError("--cross-play: these runs have one agent each; give teams")
@@ -83,6 +88,7 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
         arguments.greedy,
         Path(arguments.out) if arguments.out else None,
         Path(arguments.export_samples) if arguments.export_samples else None,
+        replaced,
     )
 
 
@@ -118,6 +124,8 @@ def place(plan: Plan, described: Mapping[str, Any]) -> Path:
     elif plan.teams:
         team = plan.teams[0]
         what = team.weights if team.run_dir is not None else _label(team)
+        for agent, who in plan.replaced.items():
+            what += f"_{agent}-{_label(who) if isinstance(who, Trained) else who}"
     else:
         models = dict.fromkeys(plan.config.agents or [plan.config.agent_model.name])
         named = "_".join(Path(name.replace(":", "/")).name for name in models)
@@ -148,9 +156,10 @@ def resolve(file: str, teams: Sequence[Trained], arguments: argparse.Namespace) 
     algorithm = weights.run_algorithm(load_yaml(file), SECTIONS, file)
     loader = Loader(algorithm, sections_of(algorithm))
     loader.read(file)
+    option = "--replace" if arguments.replace else "--cross-play"
     said = [weights.settings(team, algorithm, SECTIONS, team.name) for team in teams]
-    _check_pairing(teams, said)
-    _check_work(teams, said, [parse_override(item).key for item in arguments.override])
+    _check_pairing(option, teams, said)
+    _check_work(option, teams, said, [parse_override(item).key for item in arguments.override])
     given = loader.build()
     for setting in itertools.chain(*said):
         loader.set(setting)
@@ -170,30 +179,35 @@ def resolve(file: str, teams: Sequence[Trained], arguments: argparse.Namespace) 
     if "turn_order" not in {
         item.partition("=")[0].rpartition(".")[2] for item in arguments.override
     }:
-        _check_order(teams, algorithm)
+        _check_order(option, teams, algorithm)
     validate(config)
     for notice in loader.notices + _work_notices(file, given, teams, said, config):
         print(f"notice: {notice}", file=sys.stderr)
     return config
 
 
-def _check_pairing(teams: Sequence[Trained], said: Sequence[Sequence[Setting]]) -> None:
+def _check_pairing(
+    option: str, teams: Sequence[Trained], said: Sequence[Sequence[Setting]]
+) -> None:
     """Raises ConfigError for teams whose agents cannot take each other's place."""
     held = [{s.key.rpartition(".")[2]: s.value for s in settings} for settings in said]
     for team, own in zip(teams, held, strict=True):
         if len(teams) > 1 and team.model is not None:
-            raise ConfigError(f"--cross-play: '{team.name}' is a model, not a team; give runs")
+            raise ConfigError(f"{option}: '{team.name}' is a model, not a team; give runs")
         for key in PAIRED:
             first, now = held[0].get(key), own.get(key)
             if key in own and key in held[0] and first != now:
                 raise ConfigError(
-                    f"--cross-play: '{team.name}' has {key}={now} and '{teams[0].name}' {first}; "
+                    f"{option}: '{team.name}' has {key}={now} and '{teams[0].name}' {first}; "
                     "their agents cannot take each other's place: give runs that are alike in this"
                 )
 
 
 def _check_work(
-    teams: Sequence[Trained], said: Sequence[Sequence[Setting]], overridden: Sequence[str]
+    option: str,
+    teams: Sequence[Trained],
+    said: Sequence[Sequence[Setting]],
+    overridden: Sequence[str],
 ) -> None:
     """Raises ConfigError for teams that were trained to do different things, where the command
     line does not say which it is to be."""
@@ -203,7 +217,7 @@ def _check_work(
             first = works[0].get(key)
             if now != first and not any(o.startswith(key) for o in overridden):
                 raise ConfigError(
-                    f"--cross-play: '{team.name}' was trained with {key}={now!r} and "
+                    f"{option}: '{team.name}' was trained with {key}={now!r} and "
                     f"'{teams[0].name}' with {first!r}; give runs that are alike in this, or say "
                     f"with --override {key}=… what is to hold for all"
                 )
@@ -212,7 +226,7 @@ def _check_work(
         for name in sorted(own.keys() | modules[0].keys()):
             if own.get(name) != modules[0].get(name):
                 raise ConfigError(
-                    f"--cross-play: '{team.name}' was trained with another {name} than "
+                    f"{option}: '{team.name}' was trained with another {name} than "
                     f"'{teams[0].name}'; give runs that are alike in this"
                 )
 
@@ -258,7 +272,7 @@ def _check_size(config: Config, own: int, teams: Sequence[Trained]) -> None:
         )
 
 
-def _check_order(teams: Sequence[Trained], algorithm: str) -> None:
+def _check_order(option: str, teams: Sequence[Trained], algorithm: str) -> None:
     """Raises ConfigError where teams that are crossed have learned to act in different orders."""
     runs = {team.name: team.config_file for team in teams if team.config_file is not None}
     orders = {name: _order(load_yaml(file)) for name, file in runs.items()}
@@ -266,7 +280,7 @@ def _check_order(teams: Sequence[Trained], algorithm: str) -> None:
         first, first_order = next(iter(orders.items()))
         if order != first_order:
             raise ConfigError(
-                f"--cross-play: the agents of '{first}' have learned to act {first_order}ly, those "
+                f"{option}: the agents of '{first}' have learned to act {first_order}ly, those "
                 f"of '{name}' {order}ly; say which it is to be: --override "
                 f"{algorithm}.turn_order=sequential, or =simultaneous"
             )
@@ -290,6 +304,11 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     what.add_argument(
         "--cross-play", nargs="+", metavar="RUN", help="the last of each with the others of each"
     )
+    add(
+        "--replace", nargs="+", default=[], metavar="AGENT=WHO",
+        help="agents of --checkpoint, and who acts in the place of each: 0=untrained, 0=silent, "
+        "0=1 (agent 1), 0=RUN; all=WHO for every agent",
+    )  # fmt: skip
     add("--num-agents", type=int, metavar="M", help="size of the team (SHPPO: any)")
     add("--k", default="1", metavar="1,3,5,10", help="pass@k for these k")
     add("--samples", type=int, metavar="N", help="answers to each task; left out: the largest k")

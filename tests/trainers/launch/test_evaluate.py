@@ -28,6 +28,7 @@ from tests.made_runs import TASK, node, tree
 from tests.runs import state
 from trainers.configs import SECTIONS
 from trainers.launch import evaluation_command as script
+from trainers.launch import replacements
 from trainers.launch.assembly import build_rewards, build_sampler
 from trainers.launch.weights import locate, run_algorithm
 
@@ -129,6 +130,75 @@ def test_cross_play_is_each_pairing_evaluated_apart(runs, tmp_path):
     assert len(set(itertools.chain(*found["matrices"]["reward_mean"]))) > 1
     assert (tmp_path / "x.png").stat().st_size > 5000
     assert "| aux of 2 |" in (tmp_path / "x.md").read_text()
+
+
+def _of(found: dict, *present: int) -> dict:
+    return next(team for team in found["coalitions"] if team["present"] == list(present))
+
+
+def test_agents_are_replaced_as_if_the_team_had_been_made_so(runs, tmp_path):
+    """Every subset of the replaced is the mixed team evaluated apart, and costs what that does."""
+    first, second = map(str, runs)
+    found = _evaluate(tmp_path / "r.json", "--checkpoint", first, "--replace", f"all={second}")
+    crossed = _evaluate(tmp_path / "x.json", "--cross-play", first, second)
+    for helper, main in itertools.product((0, 1), repeat=2):
+        own = [agent for agent, run in enumerate((helper, main)) if run == 0]
+        pair = crossed["matrices"]["reward_mean"][helper][main]
+        assert _of(found, *own)["metrics"]["reward_mean"] == pair
+    assert found["budget"]["tokens_generated"] == crossed["budget"]["tokens_generated"]
+    whole = _evaluate(tmp_path / "a.json", "--checkpoint", first)
+    assert _timeless(_of(found, 0, 1)["metrics"]) == _timeless(whole["metrics"])
+    cost = _of(found, 0, 1)["budget"]
+    assert cost["model_calls"] == 6 and cost.items() <= whole["budget"].items()
+    told, matrix = found["contributions"]["reward_mean"], crossed["matrices"]["reward_mean"]
+    assert found["replaced"] == {"0": second, "1": second}
+    # D of main: v(aux, main) − v(aux).
+    gain = matrix[0][0] - matrix[0][1]
+    assert told["difference_rewards"]["1"]["mean"] == pytest.approx(gain)
+    parts = sum(value["mean"] for value in told["shapley"].values())
+    assert parts == pytest.approx(told["together"]["mean"]) == matrix[0][0] - matrix[1][1]
+    low, high = told["shapley"]["0"]["interval"]
+    assert low <= told["shapley"]["0"]["mean"] <= high
+    assert "| aux " in (tmp_path / "r.md").read_text()
+
+
+def test_agents_swap_their_places(runs, tmp_path):
+    swapped = tmp_path / "swapped"
+    swapped.mkdir()
+    for agent in (0, 1):
+        (swapped / f"agent_{agent}").symlink_to(runs[0] / "final_model" / f"agent_{1 - agent}")
+    few = ["--config", QUICK, *FEW, "seed=1"]
+    apart = _evaluate(tmp_path / "a.json", "--checkpoint", str(swapped), *few)
+    found = _evaluate(tmp_path / "r.json", "--checkpoint", str(runs[0]), "--replace", "0=1", "1=0")
+    assert len(found["coalitions"]) == 4
+    # This run's own file says 16 tokens and seed 1 too.
+    assert _timeless(_of(found)["metrics"]) == _timeless(apart["metrics"])
+
+
+def test_more_than_five_agents_are_not_all_replaced():
+    config = script.make_plan(
+        script.parse_arguments(["--config", QUICK, "--num-agents", "6"])
+    ).config
+    with pytest.raises(ConfigError, match="6 agents are 64 teams"):
+        replacements.check({"all": "silent"}, config)
+    assert len(replacements.check({str(i): "silent" for i in range(5)}, config)) == 5
+
+
+@pytest.mark.parametrize("start", [None, "RUN"])
+def test_the_first_policy_and_silence_take_an_agents_place(runs, tmp_path, start):
+    """The first policy is what the run itself started from."""
+    given = [] if start is None else [f"init_from={runs[1]}"]
+    few = ["--override", "magrpo.eval_num_samples=3", *given]
+    first = ["--config", str(runs[0] / "config.yaml")]
+    untrained = _evaluate(tmp_path / "u.json", *first, *few)
+    run = ["--checkpoint", str(runs[0]), "--replace"]
+    found = _evaluate(tmp_path / "r.json", *run, "all=untrained", *few)
+    assert _timeless(_of(found)["metrics"]) == _timeless(untrained["metrics"])
+    found = _evaluate(tmp_path / "s.json", *run, "0=silent", *few)
+    assert [team["present"] for team in found["coalitions"]] == [[0], []]
+    alone = _of(found)
+    assert alone["metrics"]["agent_0/completion_length_mean"] == 0
+    assert alone["budget"]["model_calls"] == 3 and alone["metrics"]["reward/aux_defined"] == 0
 
 
 def test_a_team_is_evaluated_in_either_order(runs, tmp_path):
@@ -237,6 +307,8 @@ def test_shppos_weights_need_its_section(runs, shppo_run, tmp_path, capsys):
     assert "its section is `magrpo`" in capsys.readouterr().err
     assert script.main(["--cross-play", str(shppo_run), str(shppo_run)]) == 2
     assert "act by one policy" in capsys.readouterr().err
+    assert script.main(["--checkpoint", str(shppo_run), "--replace", "0=silent"]) == 2
+    assert "act by one policy" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -253,6 +325,13 @@ def test_shppos_weights_need_its_section(runs, shppo_run, tmp_path, capsys):
         (["--checkpoint", "RUN", "--override", "magrpo.num_turn=2"], "magrpo.num_turns"),
         (["--checkpoint", "RUN", "--baseline", "single"], "not allowed with"),
         (["--baseline", "single"], "--config: missing"),
+        (["--config", QUICK, "--replace", "0=silent"], "--replace: agents of what?"),
+        (["--checkpoint", "RUN", "--replace", "aux=silent"], "--replace: 'aux=silent'; give"),
+        (["--checkpoint", "RUN", "--replace", "0=nowhere"], "--replace: 'nowhere' does not exist"),
+        (["--checkpoint", "RUN", "--replace", "2=silent"], "there is no agent 2; give 0 to 1"),
+        (["--checkpoint", "RUN", "--replace", "0=2"], "there is no agent 2"),
+        (["--checkpoint", "RUN", "--replace", "0=0"], "is the team as it is"),
+        (["--checkpoint", "RUN", "--replace", "0=1", "all=silent"], "names an agent again"),
     ],
 )
 def test_mistakes_are_one_line_and_code_2(runs, capsys, arguments, said):
@@ -481,4 +560,4 @@ def test_samples_are_exported_as_evalplus_reads_them(runs, tmp_path, capsys):
     assert sorted(names) == sorted(told * 2) and len(told) == 3
     crossed = ["--cross-play", *map(str, runs), "--export-samples", str(file)]
     assert script.main(crossed) == 2
-    assert "--export-samples: cross-play has no one team" in capsys.readouterr().err
+    assert "--export-samples: of one team as it is" in capsys.readouterr().err

@@ -1,0 +1,102 @@
+"""Who contributes what: a team's value with each subset of its agents in their own places.
+
+Agents that are absent from a coalition are replaced: by the first policy, by silence, by another
+agent. Values are arrays over tasks, of shape (B,); so are the contributions, which are sums of
+them: a mean over tasks and its interval then compare each task with itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from math import factorial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from comlrl.evaluation.cross_play import Remembering, Weights
+from comlrl.evaluation.intervals import bootstrap_interval
+from comlrl.types import Tree
+
+if TYPE_CHECKING:
+    import torch
+
+    from comlrl.models.team import Team
+
+Coalition = frozenset[int]  # agents in their own places
+
+
+def coalitions(agents: Collection[int]) -> list[Coalition]:
+    """All subsets of ``agents``, the whole first."""
+    sizes = range(len(agents), -1, -1)
+    return [frozenset(c) for n in sizes for c in itertools.combinations(sorted(agents), n)]
+
+
+def play(
+    team: Team,
+    sampler: Remembering,
+    own: Weights,
+    absent: Mapping[int, dict[str, torch.Tensor] | None],
+    grow: Callable[[], list[Tree]],
+) -> dict[Coalition, list[Tree]]:
+    """Trees of every coalition of the agents in ``absent``, which has what acts in the place of
+    each: weights, or None for silence. The team is left changed."""
+    trees = {}
+    for present in coalitions(absent):
+        gone = {i: other for i, other in absent.items() if i not in present}
+        weights = {f"agent_{i}": other for i, other in gone.items() if other is not None}
+        team.load_tensors({**own, **weights})
+        sampler.weights_N = [
+            "own" if i not in gone else None if gone[i] is None else "other"
+            for i in range(len(team))
+        ]
+        trees[present] = grow()
+    return trees
+
+
+def difference_rewards(value: Mapping[Coalition, np.ndarray]) -> dict[int, np.ndarray]:
+    """D_i = v(P) − v(P∖i), P all agents (Wolpert & Tumer 2001, with i replaced)."""
+    everybody = max(value, key=len)
+    return {i: value[everybody] - value[everybody - {i}] for i in sorted(everybody)}
+
+
+def shapley_values(value: Mapping[Coalition, np.ndarray]) -> dict[int, np.ndarray]:
+    """φ_i = Σ_{S ⊆ P∖i} |S|! (|P| − |S| − 1)! / |P|! · (v(S ∪ i) − v(S)) (Shapley 1953).
+
+    They sum to v(P) − v(∅). ``value``: of every subset of P.
+    """
+    everybody = max(value, key=len)
+    count = len(everybody)
+    assert len(value) == 2**count, "a coalition is missing"
+    return {
+        i: sum(
+            (
+                factorial(len(s)) * factorial(count - len(s) - 1) / factorial(count)
+                * (value[s | {i}] - value[s])
+                for s in value if i not in s
+            ),
+            start=np.zeros(()),
+        )
+        for i in sorted(everybody)
+    }  # fmt: skip
+
+
+def summary(rows: Mapping[Coalition, Sequence[Mapping[str, Any]]], seed: int) -> dict[str, Any]:
+    """Of the mean reward and each pass@k, with 95% intervals over tasks: each agent's difference
+    reward and Shapley value, and what all of them add. ``rows``: of ``estimates.task_rows``."""
+    first = next(iter(rows.values()))
+    known = set.intersection(*(set(row) for own in rows.values() for row in own))
+    found = {}
+    for name in (n for n in first[0] if n in known and n.startswith(("reward_mean", "pass@"))):
+        value = {c: np.array([row[name] for row in own]) for c, own in rows.items()}
+        everybody = value[max(value, key=len)] - value[frozenset()]
+        told = {"difference_rewards": difference_rewards(value), "shapley": shapley_values(value)}
+        found[name] = {"together": _mean(everybody, seed)} | {
+            key: {str(i): _mean(each, seed) for i, each in of_agents.items()}
+            for key, of_agents in told.items()
+        }
+    return found
+
+
+def _mean(value_B: np.ndarray, seed: int) -> dict[str, Any]:
+    return {"mean": float(value_B.mean()), "interval": bootstrap_interval(value_B, seed=seed)}

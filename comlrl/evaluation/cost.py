@@ -1,0 +1,48 @@
+"""What answers cost, so that quality is compared at equal cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from comlrl.models.team import Team
+from comlrl.types import Tree
+
+
+def weights_of(team: Team, agent: int) -> int:
+    """Weights that each token of an agent is multiplied with: its model's and its own adapter's;
+    an embedding's only where they are the head's too."""
+    own = team.of(agent)
+    model: Any = own.model
+    looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    looked_up.discard(id(model.get_output_embeddings().weight))
+    count = sum(
+        p.numel()
+        for name, p in model.named_parameters()
+        if "lora_" not in name and id(p) not in looked_up
+    )
+    return count + (0 if own.peft is None else sum(p.numel() for p in own.parameters()))
+
+
+def cost(trees: Sequence[Tree], weights_N: Sequence[int]) -> dict[str, float]:
+    """Calls of a model (a prompt, completed), tokens read and written, and floating-point
+    operations: 2 for each weight and token (Kaplan et al. 2020, without attention over the
+    context). A silent agent is not called. ``weights_N``: of ``weights_of``."""
+    calls = read = written = flops = 0
+    for node in (node for tree in trees for node in tree.nodes):
+        for agent, turn in zip(node.acting, node.agents_N, strict=True):
+            tokens = sum(len(c.token_ids) for c in turn.completions_G)
+            if tokens:
+                prompt = len(turn.prompt_ids)
+                calls, read, written = calls + 1, read + prompt, written + tokens
+                flops += 2 * weights_N[agent] * (prompt + tokens)
+    return {
+        "model_calls": calls,
+        "prompt_tokens": read,
+        "tokens_generated": written,
+        "flops": flops,
+        "tokens_per_answer": written / len(trees),
+        "flops_per_answer": flops / len(trees),
+    }
