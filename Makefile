@@ -8,7 +8,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 SUPPORTED := import sys; (3, 10) <= sys.version_info[:2] <= (3, 13) or sys.exit("CoMLRL runs on \
 Python 3.10 to 3.13, and $(PYTHON) is %d.%d: make setup PYTHON=python3.12" % sys.version_info[:2])
 
-.PHONY: setup quickstart test test-slow check pins bench bench-gpu clean
+.PHONY: setup quickstart test test-slow check docs pins bench bench-gpu clean
 
 setup: $(VENV)/.ready
 
@@ -32,11 +32,19 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy comlrl trainers rewards external loggers
 
+# docs/ and a reference from the docstrings as a site in build/site; a broken link fails.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
+$(VENV)/.docs: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
 # constraints.txt for all of them, but for what a torch build brings itself.
 # `make pins UPGRADE=--upgrade` takes newer versions.
 pins: setup
 	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip compile --quiet pyproject.toml --extra test --no-annotate $(UPGRADE) \
+	$(BIN)/uv pip compile --quiet pyproject.toml --extra test --extra docs --no-annotate $(UPGRADE) \
 		--universal --python-version 3.10 --custom-compile-command 'make pins' \
 		--output-file constraints.txt
 	sed -E -i '/^(cuda|nvidia|triton)/d' constraints.txt

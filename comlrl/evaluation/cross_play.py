@@ -64,7 +64,7 @@ class Remembering:
 def play(
     team: Team, sampler: Remembering, weights_R: Sequence[Weights], grow: Callable[[], list[Tree]]
 ) -> list[list[list[Tree]]]:
-    """Trees of every pairing: [run of the others][run of the last]; the team is left changed."""
+    """Trees of each pairing: ``[run of the others][run of the last]``; the team is left changed."""
     last = len(team) - 1
     rows = []
     for a, others in enumerate(weights_R):

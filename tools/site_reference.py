@@ -1,0 +1,45 @@
+"""Pages of the site that nobody writes: a reference for each room, from its modules' docstrings.
+
+A hook of mkdocs (``mkdocs.yml``). The sources are read, not imported.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("comlrl", "rewards", "external", "loggers", "trainers")
+
+
+def rooms() -> dict[str, list[str]]:
+    """The modules of each package, itself first; those without a word are left out."""
+    found: dict[str, list[str]] = {}
+    for package in PACKAGES:
+        for file in sorted((ROOT / package).rglob("*.py")):
+            parts = file.relative_to(ROOT).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            if file.stat().st_size:
+                found.setdefault(".".join(parts[:-1]), []).append(name)
+    return found
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """The reference stands last in the navigation."""
+    pages = [{room: f"reference/{room}.md"} for room in rooms()]
+    config.nav = [*(config.nav or []), {"Reference": pages}]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """A page for each room: its modules one below the other."""
+    for room, modules in rooms().items():
+        text = "".join(f"::: {module}\n\n" for module in modules)
+        if modules[0] == room:
+            text = text.replace("\n", "\n    options: {heading_level: 1}\n", 1)
+        else:
+            text = f"# {room}\n\n{text}"
+        files.append(File.generated(config, f"reference/{room}.md", content=text))
+    return files
