@@ -94,6 +94,23 @@ def test_agents_in_order_and_a_wider_handoff_go_on_exactly(zygote: Zygote, tmp_p
     assert_same(folder, whole)
 
 
+@pytest.mark.parametrize(
+    "keys", [{"latent_gradient": "policy", "num_turns": 2}, {"latents": "sampled"}]
+)
+def test_latents_go_on_exactly(zygote: Zygote, tmp_path: Path, keys: dict[str, Any]) -> None:
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    keys = {**keys, "max_steps": 3, "eval_interval": 0}
+    run = zygote.run("shppo", small("shppo", whole, **keys))
+    assert run.wait() == 0, run.output
+    run = zygote.run("shppo", small("shppo", folder, **keys))
+    run.until(partial(is_past, run, folder, 0))
+    run.kill()
+    run.wait()
+    run = zygote.run("shppo", [*small("shppo", folder, **keys), "--resume"])
+    assert run.wait() == 0, run.output
+    assert_same(folder, whole)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signals_save_and_resume(
     zygote: Zygote, tmp_path: Path, undisturbed: Path, number: int, code: int

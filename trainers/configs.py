@@ -264,6 +264,11 @@ class SHPPOConfig(ActorCriticConfig):
 
     discount: float = 0.95
     gae_lambda: float = 0.9  # over turns
+    # an agent's latent: of what it reads and has read, always 0, or drawn from N(0, 1)
+    latents: Literal["learned", "zero", "sampled"] = "learned"
+    # what teaches the encoder: the inference net's value of μ and σ, as published, or the policy
+    # gradient of the latents that were drawn, with the turn's advantage
+    latent_gradient: Literal["inference", "policy"] = "inference"
     latent_dim: int = 8  # of an agent's latent
     latent_hidden: int = 64  # width of the encoder's and the inference net's layers
     heterogeneous_rank: int = 16  # rank of A and B, size of the generated matrix

@@ -10,6 +10,14 @@ turns, in each epoch, in this order:
     encoder {projection, GRU, LatentNet}:  L_latent = −L_v + λ_e L_e − λ_d L_d
     inference {V_I}:              (V_I(s, {μ_i, σ_i}) − R)²
 
+With ``latent_gradient: policy`` there is no V_I, and the encoder learns as a policy that acts by
+its latents, r_i = N(l_i; μ_i, σ_i) / N(l_i; μ_i, σ_i of the rollout); its first pass has r_i = 1
+(REINFORCE on l_i):
+
+    L_latent = −mean_c mean_i min(r_i Â_c, clip(r_i, 1 ± ε) Â_c) + λ_e L_e − λ_d L_d
+
+With ``latents`` zero or sampled, l_i is 0 or ~ N(0, 1), and neither encoder nor V_I learns.
+
 A turn's Â goes to every token that every agent wrote in it; the ratio is per token. o_i, ε_i and
 l_i are kept from the rollout: all ratios use the stored l_i, so that only the policy moves them,
 and L_latent alone recomputes μ and σ, with the stored ε. L_v is V_I with its own weights frozen;
@@ -29,7 +37,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -52,10 +60,12 @@ from comlrl.rollout.grow import Rollout
 from comlrl.types import Part, Row, Sampling, Span, TokenBatch
 from comlrl.update.clipped import ClippedPolicy, run_epochs
 from comlrl.update.losses import (
+    clipped_policy,
     clipped_value,
     latent_distances,
     latent_diversity,
     latent_entropy,
+    latent_logprob,
     latent_loss,
 )
 from comlrl.update.minibatches import Pass, minibatches, passes
@@ -188,10 +198,9 @@ class SHPPOTrainer:
         first = minibatches(states, size, (*key, 0))
         policy.measure([rows(chosen) for chosen in first[1:]])
         metrics = self._said_before(samples)
-        advantage_C = samples.advantage_C
         if section.normalize_advantages:
-            advantage_C = standardized(advantage_C)
-        policy.credit(by_number(advantage_C), rows(range(len(rows_SN))), self._agents)
+            samples = replace(samples, advantage_C=standardized(samples.advantage_C))
+        policy.credit(by_number(samples.advantage_C), rows(range(len(rows_SN))), self._agents)
         losses = []
 
         def update(chosen: list[int], sums: Sums, progress: float) -> float:
@@ -201,7 +210,11 @@ class SHPPOTrainer:
             return norm
 
         def after(one: Pass) -> dict[str, float]:
+            if section.latents != "learned":
+                return {}
             told = self._update_encoder(samples, one.progress)
+            if section.latent_gradient == "policy":
+                return told
             return told | {"inference_loss": self._update_inference(samples, one.progress)}
 
         epochs = passes(states, size, section.ppo_epochs, key, span)
@@ -233,7 +246,7 @@ class SHPPOTrainer:
                 samples.value_S[samples.state_C], samples.return_C
             ),
         }
-        if self._agents > 1:
+        if self._agents > 1 and self.section.latents == "learned":
             distances = latent_distances(samples.latent_SNK).flatten()
             metrics["latent/cosine_distance"] = moments(distances)[1]
         return metrics
@@ -249,7 +262,7 @@ class SHPPOTrainer:
             samples.return_C[index_C],
             self.section.value_clip_range,
         )
-        return self._descend("critic", loss_C, progress)
+        return self._descend("critic", progress, loss_C)
 
     def _update_encoder(self, samples: Samples, progress: float) -> dict[str, float]:
         """One step of L_latent, through μ and σ, into the encoder alone."""
@@ -257,28 +270,48 @@ class SHPPOTrainer:
         mu_SNK, sigma_SNK = self.policy.encoder.along_chains(
             samples.observation_SND, samples.chains.parent_S
         )
-        with frozen(self.inference):
-            value_S = self.inference(samples.observation_SND, mu_SNK, sigma_SNK)
         distance_SP = latent_distances(mu_SNK + sigma_SNK * samples.epsilon_SNK)
         entropy_S = latent_entropy(sigma_SNK)
         diversity_S = latent_diversity(distance_SP, *extremes(distance_SP))
-        loss_S = latent_loss(value_S, entropy_S, diversity_S, section.lambda_e, section.lambda_d)
-        parts = {"value": value_S, "entropy": entropy_S, "distance": diversity_S}
+        parts = {"entropy": entropy_S, "distance": diversity_S}
+        weighed = (entropy_S, diversity_S, section.lambda_e, section.lambda_d)
+        if section.latent_gradient == "policy":
+            earned_C = self._latent_policy(samples, mu_SNK, sigma_SNK)
+            losses = [earned_C, latent_loss(0.0, *weighed)]
+        else:
+            with frozen(self.inference):
+                value_S = self.inference(samples.observation_SND, mu_SNK, sigma_SNK)
+            parts, losses = parts | {"value": value_S}, [latent_loss(value_S, *weighed)]
         said = {f"latent/{name}": moments(part.detach())[1] for name, part in parts.items()}
-        return said | {"latent/loss": self._descend("encoder", loss_S, progress)}
+        return said | {"latent/loss": self._descend("encoder", progress, *losses)}
+
+    def _latent_policy(
+        self, samples: Samples, mu_SNK: torch.Tensor, sigma_SNK: torch.Tensor
+    ) -> torch.Tensor:
+        """The clipped surrogate of the latents that were drawn, for each joint action; (C,)."""
+        own_SN = latent_logprob(samples.latent_SNK, mu_SNK, sigma_SNK)
+        old_SN = latent_logprob(samples.latent_SNK, samples.mu_SNK, samples.sigma_SNK)
+        loss_CN = clipped_policy(
+            own_SN[samples.state_C],
+            old_SN[samples.state_C],
+            samples.advantage_C[:, None],
+            self.section.clip_range,
+        )
+        return loss_CN.mean(1)
 
     def _update_inference(self, samples: Samples, progress: float) -> float:
         """One step of V_I on the returns that the rollout's μ and σ earned; the mean loss."""
         value_S = self.inference(samples.observation_SND, samples.mu_SNK, samples.sigma_SNK)
         loss_C = (value_S[samples.state_C] - samples.return_C) ** 2
-        return self._descend("inference", loss_C, progress)
+        return self._descend("inference", progress, loss_C)
 
-    def _descend(self, name: str, loss_X: torch.Tensor, progress: float) -> float:
-        """One optimizer step on the mean over all processes; that mean."""
-        sums = distributed.totals({"count": len(loss_X), "loss": float(loss_X.detach().sum())})
-        count = max(1.0, sums["count"])
+    def _descend(self, name: str, progress: float, *losses_X: torch.Tensor) -> float:
+        """One optimizer step on the sum of the losses' means over all processes; that sum."""
+        counts = [max(1, distributed.total(len(loss_X))) for loss_X in losses_X]
+        parts = [loss_X.sum() / n for loss_X, n in zip(losses_X, counts, strict=True)]
+        loss = torch.stack(parts).sum()
         optimizer = self.optimizers[name]
         optimizer.zero()
-        (loss_X.sum() / count).backward()
+        loss.backward()
         optimizer.step(progress)
-        return sums["loss"] / count
+        return distributed.total(float(loss.detach()))

@@ -10,12 +10,14 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 FOLDER, WEIGHTS, SIZES = "heterogeneous", "model.safetensors", "config.json"
+Latents = Literal["learned", "zero", "sampled"]
 
 
 class HeterogeneousLayer(nn.Module):
@@ -132,21 +134,37 @@ def frozen(module: nn.Module) -> Iterator[None]:
 
 
 class HeterogeneousPolicy(nn.Module):
-    """What makes agents out of the shared policy: the encoder, and the layer that it generates."""
+    """What makes agents out of the shared policy: the encoder, and the layer that it generates.
 
-    def __init__(self, width: int, latent_dim: int, hidden: int, rank: int) -> None:
+    ``latents`` other than learned leave the encoder as it is and unread: l_i is 0, or ~ N(0, 1).
+    """
+
+    def __init__(
+        self, width: int, latent_dim: int, hidden: int, rank: int, latents: Latents = "learned"
+    ) -> None:
         super().__init__()
+        self.latents = latents
         self.sizes = {"width": width, "latent_dim": latent_dim, "hidden": hidden, "rank": rank}
         self.layer = HeterogeneousLayer(width, latent_dim, rank)
         self.encoder = LatentEncoder(width, hidden, latent_dim)
 
+    def distribution(
+        self, observation_XD: torch.Tensor, memory_XH: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """μ_i, σ_i of N(μ_i, σ_i), (X, latent_dim), that l_i is drawn from; and the next memory."""
+        if self.latents == "learned":
+            return self.encoder(observation_XD, memory_XH)
+        zero = memory_XH.new_zeros(len(memory_XH), self.sizes["latent_dim"])
+        return zero, zero + (self.latents == "sampled"), memory_XH
+
     def save(self, folder: Path) -> None:
-        """Write ``folder/heterogeneous/``: safetensors, and the sizes as JSON."""
+        """Write ``folder/heterogeneous/``: safetensors, and sizes and ``latents`` as JSON."""
         target = folder / FOLDER
         target.mkdir(parents=True, exist_ok=True)
         tensors = {name: t.detach().cpu().contiguous() for name, t in self.state_dict().items()}
         save_file(tensors, str(target / WEIGHTS))
-        (target / SIZES).write_text(json.dumps(self.sizes, indent=1) + "\n")
+        said = self.sizes | {"latents": self.latents}
+        (target / SIZES).write_text(json.dumps(said, indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> HeterogeneousPolicy:

@@ -57,11 +57,10 @@ class LatentSampler:
     def _latents(self, requests: Sequence[Request], *, greedy: bool) -> list[Latent]:
         """What each request reads and its agent's memory → its latent; greedy takes the mean."""
         agent = self.inner.team.agents[0]
-        encoder = self.policy.encoder
         observation = observations(agent, [request.prompt_ids for request in requests])
-        blank = torch.zeros(encoder.hidden)
+        blank = torch.zeros(self.policy.sizes["hidden"])
         memory = torch.stack([blank if r.before is None else r.before.memory_H for r in requests])
-        mu, sigma, after = encoder(observation, memory.to(observation))
+        mu, sigma, after = self.policy.distribution(observation, memory.to(observation))
         if greedy:
             epsilon = torch.zeros_like(mu)
         else:

@@ -85,6 +85,17 @@ def latent_entropy(sigma_SNK: torch.Tensor) -> torch.Tensor:
     return entropy_SNK.sum(-1).mean(-1)
 
 
+def latent_logprob(
+    latent_SNK: torch.Tensor, mu_SNK: torch.Tensor, sigma_SNK: torch.Tensor
+) -> torch.Tensor:
+    """log N(l_i; μ_i, diag σ_i²) of each agent's latent; shape (S, N).
+
+    −Σ_k [½ ((l_ik − μ_ik) / σ_ik)² + log σ_ik + ½ log 2π]
+    """
+    whitened_SNK = (latent_SNK - mu_SNK) / sigma_SNK
+    return -(0.5 * whitened_SNK**2 + sigma_SNK.log() + 0.5 * math.log(2 * math.pi)).sum(-1)
+
+
 def latent_distances(latent_SNK: torch.Tensor) -> torch.Tensor:
     """1 − cos(l_i, l_j) of each pair i < j of agents; shape (S, N(N−1)/2), empty for one agent."""
     first, second = torch.triu_indices(latent_SNK.shape[1], latent_SNK.shape[1], offset=1)
@@ -104,7 +115,7 @@ def latent_diversity(distance_SP: torch.Tensor, low: float, high: float) -> torc
 
 
 def latent_loss(
-    value_S: torch.Tensor,
+    value_S: torch.Tensor | float,
     entropy_S: torch.Tensor,
     diversity_S: torch.Tensor,
     lambda_e: float,
@@ -112,6 +123,6 @@ def latent_loss(
 ) -> torch.Tensor:
     """SHPPO's L_latent = −L_v + λ_e L_e − λ_d L_d for each state; shape (S,).
 
-    ``value_S`` is V_I(s, {μ_i, σ_i}) with V_I's own weights frozen.
+    ``value_S`` is V_I(s, {μ_i, σ_i}) with V_I's own weights frozen; 0: what is added to another.
     """
     return -value_S + lambda_e * entropy_S - lambda_d * diversity_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from comlrl.credit.chains import chains_of
 from comlrl.models.latent_networks import HeterogeneousPolicy
 from comlrl.processes.statistics import Sums
 from comlrl.update.clipped import ClippedPolicy
+from comlrl.update.losses import latent_logprob
 from comlrl.update.per_token import by_number
 from tests.runs import state
 from tests.tiny_models import folder
@@ -136,6 +138,95 @@ def test_the_latent_loss_is_its_equation(tmp_path):
     assert said["latent/entropy"] == pytest.approx(l_e, abs=1e-5)
     assert said["latent/value"] == pytest.approx(l_v, abs=1e-5)
     assert said["latent/loss"] == pytest.approx(-l_v + 0.3 * l_e - 0.7 * l_d, abs=1e-5)
+
+
+def test_the_policy_gradient_of_latents_is_its_equation(tmp_path):
+    """Two turns, in which a state of the first has three joint actions, of the second one."""
+    trainer = build(
+        "shppo", tmp_path, share_of_letters, count=3, num_turns=2, latent_gradient="policy",
+        lambda_e=0.3, lambda_d=0.7,
+    )  # fmt: skip
+    samples = samples_of(trainer)
+    encoder = trainer.policy.encoder
+    entered = {}
+    trainer.optimizers["encoder"].step = lambda progress: entered.update(
+        (name, p.grad.clone()) for name, p in encoder.named_parameters()
+    )
+    moved = trained_by(trainer, lambda: trainer._update_encoder(samples, 0.0))
+    assert moved == {"encoder"}
+    said = trainer._update_encoder(samples, 0.0)
+    assert "latent/value" not in said
+
+    for parameter in encoder.parameters():
+        parameter.grad = None
+    mu, sigma = encoder.along_chains(samples.observation_SND, samples.chains.parent_S)
+    loss, states, agents = 0, *samples.latent_SNK.shape[:2]
+    for number, s in enumerate(samples.chains.state_C):
+        for i in range(agents):
+            drawn = torch.distributions.Normal(mu[s, i], sigma[s, i])
+            score = drawn.log_prob(samples.latent_SNK[s, i]).sum()
+            gain = float(samples.advantage_C[number])
+            loss = loss - gain * score / agents / len(samples.chains.state_C)
+    distances = []
+    for s in range(states):
+        first, second = mu[s] + sigma[s] * samples.epsilon_SNK[s]
+        distances.append(1 - torch.dot(first, second) / first.norm() / second.norm())
+    low, high = (float(end(torch.stack(distances).detach())) for end in (torch.min, torch.max))
+    loss = loss - 0.7 * sum((d - low) / (high - low) for d in distances) / states
+    loss = loss + 0.3 * torch.distributions.Normal(mu, sigma).entropy().sum() / (states * agents)
+    loss.backward()
+    for name, parameter in encoder.named_parameters():
+        torch.testing.assert_close(entered[name], parameter.grad, rtol=1e-4, atol=1e-5)
+    assert any(grad.abs().sum() > 0 for grad in entered.values())
+
+
+def test_drawn_latents_move_towards_what_earns_and_no_further_than_the_clip(tmp_path):
+    """The latents of the first state earn 1, those of the other nothing."""
+    trainer = build(
+        "shppo", tmp_path, share_of_letters, latent_gradient="policy", lambda_e=0.0, lambda_d=0.0,
+        latent_learning_rate=2e-4,
+    )  # fmt: skip
+    samples = samples_of(trainer)
+    gain_C = torch.tensor([float(state == 0) for state in samples.chains.state_C])
+    samples = replace(samples, advantage_C=gain_C)
+
+    def likelihoods():
+        encoder = trainer.policy.encoder
+        with torch.no_grad():
+            mu, sigma = encoder.along_chains(samples.observation_SND, samples.chains.parent_S)
+        return latent_logprob(samples.latent_SNK, mu, sigma)[0]
+
+    before = likelihoods()
+    for _ in range(40):
+        trainer._update_encoder(samples, 0.0)
+    gained = likelihoods() - before
+    assert (gained > math.log(1.2)).all()  # each agent's passes the clip, and then has no gradient
+    for parameter in trainer.policy.encoder.parameters():
+        parameter.grad = None
+    trainer.optimizers["encoder"].step = lambda progress: None
+    trainer._update_encoder(samples, 0.0)
+    assert all(p.grad is None or not p.grad.any() for p in trainer.policy.encoder.parameters())
+
+
+@pytest.mark.parametrize("latents", ["zero", "sampled"])
+def test_latents_that_are_not_learned(latents, tmp_path):
+    """The encoder stays as it was; l_i is 0, or standard normal and of each state and agent."""
+    trainer = build(
+        "shppo", tmp_path, share_of_letters, max_steps=2, num_agents=3, num_turns=2, count=6,
+        latents=latents, latent_hidden=4, latent_dim=16,
+    )  # fmt: skip
+    samples = samples_of(trainer)
+    drawn = samples.latent_SNK.flatten()
+    if latents == "zero":
+        assert not drawn.any()
+    else:
+        assert len(drawn.unique()) == len(drawn) == 24 * 3 * 16
+        assert drawn.mean().abs() < 0.1 and abs(drawn.std() - 1) < 0.1
+    moved = trained_by(trainer, trainer.train)
+    assert moved == {"lora", "layer", "critic"}
+    assert not {"latent/loss", "inference_loss", "latent/cosine_distance"} & last(trainer).keys()
+    saver(trainer.team, trainer.rollout.sampler)(tmp_path / "final_model")
+    assert HeterogeneousPolicy.load(tmp_path / "final_model").latents == latents
 
 
 def test_what_is_kept_is_the_rollouts(tmp_path):

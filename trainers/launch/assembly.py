@@ -251,6 +251,7 @@ def build_sampler(config: Config, team: Team) -> tuple[Generator, Generator | La
             section.latent_dim,
             section.latent_hidden,
             section.heterogeneous_rank,
+            section.latents,
         ).to(agent.device)
     generator = Generator(team, config.generation.max_batch_tokens, length, policy.layer)
     return generator, LatentSampler(policy, generator)

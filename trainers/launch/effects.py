@@ -97,6 +97,17 @@ TABLE = (
     ),
     Idle("<algo>.lambda_d", lambda c, s: s.num_agents == 1, "one agent is at no distance"),
     Idle(
+        "<algo>.latent_gradient <algo>.latent_hidden <algo>.lambda_e <algo>.lambda_d "
+        "<algo>.latent_learning_rate <algo>.inference_learning_rate",
+        lambda c, s: getattr(s, "latents", "learned") != "learned",
+        "these latents are not learned",
+    ),
+    Idle(
+        "<algo>.inference_learning_rate",
+        lambda c, s: getattr(s, "latent_gradient", None) == "policy",
+        "latent_gradient=policy has no inference net",
+    ),
+    Idle(
         "<algo>.eval_num_samples <algo>.eval_answers",
         lambda c, s: s.eval_interval == 0,
         "eval_interval=0: nothing is evaluated",

@@ -121,7 +121,7 @@ def settings(
     said.pop("heterogeneous")
     if not hasattr(algorithms[algorithm], "shared_policy"):
         said.pop("shared_policy", None)
-    own = ("num_agents", "shared_policy", *SIZES.values())
+    own = ("num_agents", "shared_policy", "latents", *SIZES.values())
     return [Setting(f"{algorithm}.{k}" if k in own else k, v, source) for k, v in said.items()]
 
 
@@ -143,7 +143,7 @@ def of_run(tree: Mapping[str, Any], algorithms: Mapping[str, Any]) -> dict[str, 
         said[key] = ((tree.get(section) or {}) if section else tree).get(name, default)
     algorithm = run_algorithm(tree, algorithms, "config.yaml")
     section, heterogeneous = tree[algorithm], algorithms[algorithm].heterogeneous
-    own = ("num_agents", "shared_policy", *(SIZES.values() if heterogeneous else ()))
+    own = ("num_agents", "shared_policy", *(("latents", *SIZES.values()) if heterogeneous else ()))
     said |= {key: section[key] for key in own if key in section}
     return said | {"agents": tree.get("agents"), "heterogeneous": heterogeneous}
 
@@ -154,6 +154,7 @@ def _from_folder(folder: Path) -> dict[str, Any]:
     if sizes.is_file():
         held = json.loads(sizes.read_text())
         said |= {key: held[name] for name, key in SIZES.items()}
+        said["latents"] = held.get("latents", "learned")
     else:
         said["num_agents"] = len(list(folder.glob("agent_*")))
     file = folder / "agent_0" / "adapter_config.json"

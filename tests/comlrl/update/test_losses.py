@@ -24,6 +24,7 @@ from comlrl.update.losses import (
     latent_distances,
     latent_diversity,
     latent_entropy,
+    latent_logprob,
     latent_loss,
 )
 from comlrl.update.minibatches import minibatches
@@ -276,6 +277,15 @@ def test_latent_entropy_by_hand():
     assert latent_entropy(sigma).item() == pytest.approx(1.4189385 + 0.5)
     # Dimensions add up.
     assert latent_entropy(torch.ones(1, 1, 3)).item() == pytest.approx(3 * 1.4189385)
+
+
+def test_latent_logprob_by_hand():
+    # Two agents of two dimensions; ½ log 2π = 0.9189385 each. The first stands at its mean with
+    # σ = 1 and 2: −2 · 0.9189385 − log 2; the second one and two σ off: −½ − 2 less.
+    latent, mu = doubles(3, 5, 1, 4).view(1, 2, 2), doubles(3, 5, 0, 0).view(1, 2, 2)
+    found = latent_logprob(latent, mu, doubles(1, 2, 1, 2).view(1, 2, 2))
+    base = -2 * 0.9189385332 - math.log(2)
+    torch.testing.assert_close(found, doubles(base, base - 2.5).view(1, 2))
 
 
 def test_latent_distances_by_hand():

@@ -99,6 +99,13 @@ IN_VAIN = [  # file, what is said, of it in vain
     ("ppo", "ppo.kl_in=loss", "ppo.kl_in"),
     ("shppo", "shppo.gae_lambda=0.5", "shppo.gae_lambda"),
     ("shppo", "shppo.num_agents=1 shppo.lambda_d=0.5", "shppo.lambda_d"),
+    ("shppo", "shppo.latents=zero shppo.lambda_e=0.5", "shppo.lambda_e"),
+    ("shppo", "shppo.latents=sampled shppo.latent_gradient=policy", "shppo.latent_gradient"),
+    (
+        "shppo",
+        "shppo.latent_gradient=policy shppo.inference_learning_rate=1",
+        "shppo.inference_learning_rate",
+    ),
     ("magrpo", "magrpo.temperature=0.5 agent_model.temperature=0.7", "agent_model.temperature"),
     ("magrpo", "magrpo.top_p=0.5 agent_model.top_p=0.7", "agent_model.top_p"),
     ("magrpo", "magrpo.top_k=5 agent_model.top_k=7", "agent_model.top_k"),

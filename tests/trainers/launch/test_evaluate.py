@@ -301,6 +301,20 @@ def test_shppo_acts_with_another_number_of_agents(shppo_run, tmp_path):
     assert three["num_agents"] == 3 and three["metrics"]["agent_2/completion_length_mean"] > 0
 
 
+def test_a_folder_of_weights_tells_what_its_latents_are(shppo_run, tmp_path):
+    """Of a run, or of a final_model alone; older ones do not say, and are learned."""
+    alone = tmp_path / "final_model"
+    shutil.copytree(shppo_run / "final_model", alone)
+    file = alone / "heterogeneous" / "config.json"
+    held = json.loads(file.read_text())
+    assert held.pop("latents") == "learned"
+    for said, wanted in (({}, "learned"), ({"latents": "zero"}, "zero")):
+        file.write_text(json.dumps(held | said))
+        arguments = ["--config", str(ROOT / "configs" / "shppo_quickstart.yaml")]
+        plan = script.make_plan(script.parse_arguments(["--checkpoint", str(alone), *arguments]))
+        assert plan.config.section.latents == wanted
+
+
 def test_shppos_weights_need_its_section(runs, shppo_run, tmp_path, capsys):
     arguments = ["--checkpoint", str(shppo_run / "final_model"), "--config", QUICK]
     assert script.main(arguments) == 2
