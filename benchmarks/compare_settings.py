@@ -1,11 +1,12 @@
-"""One key of MAGRPO, the rest alike: held-out reward by scored joint actions and by sampled tokens.
+"""One choice, the rest alike: held-out reward by scored joint actions and by sampled tokens.
 
     python benchmarks/compare_settings.py turn_order [--seeds 1 2 3] [--env-steps 3840]
     python benchmarks/compare_settings.py handoff_width
+    python benchmarks/compare_settings.py roles --env-steps 2560 --every 10 --answers 4
 
 Every setting of a comparison is trained on the embedded default until it has scored --env-steps
 joint actions, the learning rate falling to 0 with them. A Markdown table goes to standard output,
-and the curves of all seeds to --figure. Rewards are of the 64 held-out tasks, one sample each.
+and the curves of all seeds to --figure. Rewards are of the 64 held-out tasks, --answers to each.
 Runs are kept under --out: finished ones are read, not repeated.
 """
 
@@ -21,11 +22,13 @@ from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
+import yaml
 from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loggers.tables import table
+from trainers.configs import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPARISONS: dict[str, dict[str, tuple[str, dict[str, object]]]] = {  # name → file, overrides
@@ -36,24 +39,53 @@ COMPARISONS: dict[str, dict[str, tuple[str, dict[str, object]]]] = {  # name →
     "handoff_width": {
         f"{m} of 8 go on": ("mt_magrpo_quickstart", {"magrpo.handoff_width": m}) for m in (1, 2, 4)
     },
+    "roles": {  # SHPPO's latents, and one policy that is told its role by the prompt alone
+        "learned": ("shppo_quickstart", {}),
+        "learned by a policy gradient": ("shppo_quickstart", {"shppo.latent_gradient": "policy"}),
+        "zero": ("shppo_quickstart", {"shppo.latents": "zero"}),
+        "sampled": ("shppo_quickstart", {"shppo.latents": "sampled"}),
+        "lambda_d 0": ("shppo_quickstart", {"shppo.lambda_d": 0.0}),
+        "lambda_e 0": ("shppo_quickstart", {"shppo.lambda_e": 0.0}),
+        "shared MAPPO": (
+            "mappo_quickstart",
+            {"ppo.shared_policy": True, "ppo.num_generations": 8, "ppo.max_new_tokens": 64},
+        ),
+    },
 }
 Run = dict[str, list[float]]  # of each evaluation: env_steps, tokens, and its metrics by name
 
 
 def train(comparison: str, name: str, seed: int, options: argparse.Namespace) -> Path:
-    """The run's folder, finished. Raises CalledProcessError where training fails."""
+    """The folder of a comparison's run, finished."""
+    file, overrides = COMPARISONS[comparison][name]
+    own = algorithm(file)
+    measured = {f"{own}.eval_interval": options.every, f"{own}.eval_answers": options.answers}
     folder = options.out.resolve() / f"{comparison}_{name.replace(' ', '_')}_{seed}"
+    return trained(file, folder, seed, options.env_steps, overrides | measured)
+
+
+def algorithm(file: str) -> str:
+    """The section that a shipped configuration has."""
+    (name,) = SECTIONS.keys() & yaml.safe_load((ROOT / f"configs/{file}.yaml").read_text()).keys()
+    return name
+
+
+def trained(
+    file: str, folder: Path, seed: int, env_steps: int, overrides: dict[str, object]
+) -> Path:
+    """``folder`` with a run that has scored so many joint actions, the learning rate falling to 0
+    with them; one that is finished is kept. Raises CalledProcessError where training fails."""
     if (folder / "summary.json").exists():
         return folder
-    file, overrides = COMPARISONS[comparison][name]
-    overrides = overrides | {
+    own = algorithm(file)
+    overrides = {
         "seed": seed, "output.dir": str(folder), "output.save_final_model": False,
-        "magrpo.max_steps": None, "magrpo.max_env_steps": options.env_steps,
-        "magrpo.eval_interval": options.every,
-    }  # fmt: skip
+        f"{own}.max_steps": None, f"{own}.max_env_steps": env_steps,
+        f"{own}.lr_scheduler": "linear",
+    } | overrides  # fmt: skip
     subprocess.run(
         [
-            sys.executable, "train_magrpo.py", "--config", f"configs/{file}.yaml", "--override",
+            sys.executable, f"train_{own}.py", "--config", f"configs/{file}.yaml", "--override",
             *(f"{key}={json.dumps(value)}" for key, value in overrides.items()),
         ],
         cwd=ROOT, check=True, stdout=subprocess.DEVNULL,
@@ -135,6 +167,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--env-steps", type=int, default=3840, help="scored joint actions of a run")
     parser.add_argument("--every", type=int, default=5, help="training steps between evaluations")
+    parser.add_argument("--answers", type=int, default=1, help="to each held-out task")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "compared")
     parser.add_argument("--figure", type=Path, help="default: COMPARISON.png under --out")
     options = parser.parse_args()
@@ -152,7 +185,8 @@ def main() -> None:
     ]  # fmt: skip
     print(table(head, [row(name, own, steps, tokens) for name, own in runs.items()]))
     print(
-        f"\nSeeds: {', '.join(map(str, options.seeds))}; 64 tasks; mean ± deviation of the seeds."
+        f"\nSeeds: {', '.join(map(str, options.seeds))}; 64 tasks, answers to each: "
+        f"{options.answers}; mean ± deviation of the seeds."
     )
     draw(runs, options.figure or options.out / f"{options.comparison}.png")
 
