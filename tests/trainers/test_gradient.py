@@ -48,7 +48,11 @@ def grown(agents: Team, section: MAGRPOConfig, names: str = "AB") -> list[Tree]:
 
 
 def fast(
-    agents: Team, section: MAGRPOConfig, trees: Sequence[Tree], move: float = 0.0
+    agents: Team,
+    section: MAGRPOConfig,
+    trees: Sequence[Tree],
+    move: float = 0.0,
+    sampling: Sampling = SAMPLING,
 ) -> list[list[torch.Tensor]]:
     """Each agent's gradient at each optimizer step, as the trainer makes them; a step goes
     ``move`` far against it."""
@@ -82,7 +86,7 @@ def fast(
             return 0.0
 
     grower = SimpleNamespace(grow=lambda *_: list(trees))
-    trainer = MAGRPOTrainer(section, agents, grower, Loop(), SAMPLING)  # type: ignore[arg-type]
+    trainer = MAGRPOTrainer(section, agents, grower, Loop(), sampling)  # type: ignore[arg-type]
     trainer.optimizers = [Recorder(agent) for agent in agents.agents]  # type: ignore[misc]
     trainer.train()
     return found
