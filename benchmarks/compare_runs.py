@@ -1,0 +1,112 @@
+"""Runs and baselines beside each other: which differences are larger than the noise, at what cost.
+
+    python benchmarks/compare_runs.py outputs/magrpo_coopmini_1 outputs/grpo_coopmini_1 \\
+        baseline:single baseline:discussion [--keys 1 2 3] [--samples 4]
+
+Each is evaluated by `evaluate.py` once for each of --keys (`seed=…`: other random numbers for the
+same tasks), with --samples answers to each task. s is the standard deviation of one evaluation's
+mean reward between keys, pooled over all that is compared. A difference of two means over n keys
+is larger than the noise where it exceeds two of its standard errors, 2 s √(2/n): the noise floor.
+It is that of sampling alone, not of other training seeds or other tasks.
+
+pass@k at equal FLOPs: k answers to each task that cost at least what one of the dearest does, of
+which one must pass. Tables go to standard output; evaluations are kept under --out and read again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from loggers.tables import table
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def evaluated(what: str, key: int, options: argparse.Namespace) -> dict[str, Any]:
+    """One evaluation of a run or a ``baseline:NAME``. Raises CalledProcessError where it fails."""
+    kind, _, name = what.rpartition(":")
+    place = Path(name)
+    label = name if kind else f"{place.resolve().parent.name}_{place.name}"
+    file = options.out.resolve() / f"{label}_{key}_{options.samples}.json"
+    if not file.exists():
+        team = ["--config", options.config, "--baseline", name] if kind else ["--checkpoint", name]
+        ks = ",".join(str(k) for k in range(1, options.samples + 1))
+        subprocess.run(
+            [
+                sys.executable, str(ROOT / "evaluate.py"), *team, "--k", ks, "--out", str(file),
+                "--override", f"seed={key}",
+            ],
+            check=True, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+    return json.loads(file.read_text())
+
+
+def noise(rewards: Sequence[Sequence[float]]) -> float:
+    """s: the standard deviation between keys, pooled over what is compared."""
+    return math.sqrt(statistics.fmean(statistics.variance(own) for own in rewards))
+
+
+def mean(found: Sequence[Mapping[str, Any]], section: str, key: str) -> float:
+    """Over the keys."""
+    return statistics.fmean(one[section][key] for one in found)
+
+
+def row(name: str, found: Sequence[Mapping[str, Any]], budget: float) -> list[object]:
+    """``budget``: FLOPs of an answer of the dearest."""
+    flops, samples = mean(found, "budget", "flops_per_answer"), found[0]["samples"]
+    k = math.ceil(budget / flops - 1e-9)
+    equal = f"{mean(found, 'metrics', f'pass@{k}'):.2f} (k = {k})" if k <= samples else f"k = {k}"
+    each = ", ".join(f"{one['metrics']['reward_mean']:.2f}" for one in found)
+    return [
+        name, each, f"{mean(found, 'metrics', 'reward_mean'):.2f}",
+        f"{mean(found, 'metrics', 'pass@1'):.2f}",
+        equal, f"{mean(found, 'budget', 'tokens_per_answer'):.0f}", f"{flops / 1e6:.0f}M",
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", nargs="+", help="folders of runs, or baseline:NAME")
+    parser.add_argument("--config", default="magrpo_quickstart", help="of the baselines")
+    parser.add_argument("--keys", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--samples", type=int, default=4, help="answers to each task")
+    parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "compared_runs")
+    options = parser.parse_args()
+    if len(options.keys) < 2:
+        parser.error("--keys: noise is what differs between keys; give two or more")
+    found = {w: [evaluated(w, key, options) for key in options.keys] for w in options.what}
+    rewards = {w: [one["metrics"]["reward_mean"] for one in own] for w, own in found.items()}
+    budget = max(mean(own, "budget", "flops_per_answer") for own in found.values())
+    head = [
+        "", "mean reward with each key", "mean", "pass@1", "pass@k at equal FLOPs",
+        "tokens an answer", "FLOPs an answer",
+    ]  # fmt: skip
+    print(table(head, [row(w, own, budget) for w, own in found.items()]))
+    s = noise(list(rewards.values()))
+    floor = 2 * s * math.sqrt(2 / len(options.keys))
+    print(f"s = {s:.3f}; noise floor of a difference of means over {len(options.keys)} keys: "
+          f"{floor:.3f}\n")  # fmt: skip
+    means = {w: statistics.fmean(own) for w, own in rewards.items()}
+    rows = [
+        [f"{b} − {a}", f"{means[b] - means[a]:+.3f}",
+         "yes" if abs(means[b] - means[a]) > floor else "no"]
+        for a, b in itertools.combinations(found, 2)
+    ]  # fmt: skip
+    print(table(["difference", "mean reward", "larger than the noise"], rows))
+
+
+if __name__ == "__main__":
+    main()
