@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Union
 
@@ -44,6 +44,20 @@ class Latent:
     memory_H: torch.Tensor  # after this turn
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """The tokens that top-k and top-p left at each of L positions: what the policy chose from.
+
+    A set of more than ``Sampling.max_kept`` tokens has no ids. Its threshold lies half-way between
+    the last token that was left and the first that was not: whoever reads it takes the tokens that
+    are likelier than that by its own probabilities.
+    """
+
+    counts_L: torch.Tensor  # int32: ids of each position
+    ids_I: torch.Tensor  # int32: all positions' ids, one behind the other
+    threshold_L: torch.Tensor  # float32: log-probability before truncation; +∞ where there are ids
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """What an agent wrote once."""
@@ -55,6 +69,8 @@ class Completion:
     # Up to rounding, which depends on the batch: not compared.
     logprob: float = field(default=math.nan, compare=False)
     latent: Latent | None = field(default=None, compare=False, repr=False)  # one for all siblings
+    # of each token, on the CPU; None: nothing was truncated, or nobody learns from it
+    kept: Kept | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +81,11 @@ class Sampling:
     max_new_tokens: int
     top_p: float | None = None
     top_k: int | None = None
+    max_kept: int | None = None  # tokens of a set in ``Completion.kept``; None: no sets are kept
+
+    @property
+    def truncates(self) -> bool:
+        return self.top_k is not None or (self.top_p is not None and self.top_p < 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,10 +264,32 @@ class Row:
     completions: tuple[tuple[int, ...], ...]  # token ids of each
     weights: tuple[float, ...]  # coefficient of each on each of its tokens
     indices: tuple[int, ...]  # the caller's number for each
+    kept: tuple[Kept, ...] = ()  # of each; empty: they were chosen from all tokens
+
+    @classmethod
+    def of(
+        cls,
+        prompt_ids: tuple[int, ...],
+        said: Sequence[Completion],
+        weights: Iterable[float],
+        indices: Iterable[int],
+    ) -> Row:
+        """Completions as they were sampled."""
+        ids = tuple(completion.token_ids for completion in said)
+        kept = tuple(completion.kept for completion in said if completion.kept is not None)
+        return cls(prompt_ids, ids, tuple(weights), tuple(indices), kept)
 
     @property
     def length(self) -> int:
         return len(self.prompt_ids) + sum(map(len, self.completions))
+
+    def part(self, start: int, end: int) -> Row:
+        """These of its completions."""
+        span = slice(start, end)
+        return Row(
+            self.prompt_ids, self.completions[span], self.weights[span], self.indices[span],
+            self.kept[span],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +309,7 @@ class TokenBatch:
     action_mask_RL: torch.Tensor  # bool
     weight_RL: torch.Tensor  # float64: a completion's coefficient on each of its tokens
     completion_RL: torch.Tensor  # int64: index of the completion that a token belongs to, or −1
+    kept: Kept | None = None  # of each action; None: each was chosen from all tokens
 
 
 class NonFiniteError(RuntimeError):

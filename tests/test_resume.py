@@ -78,7 +78,7 @@ def test_killed_at_any_moment(zygote: Zygote, tmp_path: Path, undisturbed: Path)
 def test_agents_in_order_and_a_wider_handoff_go_on_exactly(zygote: Zygote, tmp_path: Path) -> None:
     keys = {
         "turn_order": "sequential", "num_turns": 2, "handoff": "random", "handoff_width": 2,
-        "num_agents": 3, "max_steps": 3,
+        "num_agents": 3, "max_steps": 3, "top_p": 0.9,
     }  # fmt: skip
     whole, folder = tmp_path / "whole", tmp_path / "run"
     run = zygote.run("magrpo", small("magrpo", whole, **keys))

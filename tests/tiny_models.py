@@ -101,11 +101,8 @@ def team(
     kind: str = "qwen2", *, dtype: str = "float64", reference: bool = False, **keys: Any
 ) -> Team:
     """A team on a tiny model whose adapters are not nothing: B starts at random here."""
-    built = build_team(
-        config(agent_model__name=str(folder(kind)), agent_model__torch_dtype=dtype, **keys),
-        reference=reference,
-        device="cpu",
-    )
+    keys = {"agent_model__name": str(folder(kind)), "agent_model__torch_dtype": dtype} | keys
+    built = build_team(config(**keys), reference=reference, device="cpu")
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for agent in built.agents:

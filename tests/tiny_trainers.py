@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from comlrl.types import (
     LogMark,
     LogRecord,
     Reward,
-    Sampling,
     Score,
     Task,
     Tree,
@@ -24,6 +24,7 @@ from loggers.latents import LatentLogger
 from rewards.code.domain import CODE
 from tests.fakes import PROMPTS, code_task
 from tests.tiny_models import config, folder
+from trainers.configs import sampling
 from trainers.launch.assembly import build_critic_team, build_sampler
 from trainers.magrpo import MAGRPOTrainer
 from trainers.ppo import PPOTrainer
@@ -97,13 +98,13 @@ def build(
     rollout = Rollout(sampler, TextReward(value), transition, PROMPTS, seed=cfg.seed)
     logger = Recorder(LatentLogger(run_dir / "latents.jsonl", CODE))
     loop = Loop(section, tasks(count), domain=CODE, run_dir=run_dir, logger=logger, seed=cfg.seed)
-    sampling = Sampling(1.0, section.max_new_tokens)
+    sampled = replace(sampling(cfg), max_kept=cfg.generation.max_kept)
     if algorithm == "magrpo":
-        return MAGRPOTrainer(section, team, rollout, loop, sampling)
+        return MAGRPOTrainer(section, team, rollout, loop, sampled)
     if algorithm == "ppo":
         critics = build_critic_team(cfg, team)
-        return PPOTrainer(section, team, rollout, loop, sampling, critic_team=critics)
-    return SHPPOTrainer(section, team, sampler.policy, rollout, loop, sampling)
+        return PPOTrainer(section, team, rollout, loop, sampled, critic_team=critics)
+    return SHPPOTrainer(section, team, sampler.policy, rollout, loop, sampled)
 
 
 def grown(trainer: Any, phase: str = "train") -> list[Tree]:

@@ -13,8 +13,9 @@ The joint policy factorizes over the agents, so Σ_i Δ_i is the joint log-ratio
 2305.18290): all agents pull on the same margin, each through its own weights. Of a pair that
 differs in one agent only (``joint_mode: cross``) the others' Δ is 0.
 
-Departures from DPO: no reference unless asked for; log-probabilities are those of the policy
-that sampled, at its temperature. ``label_smoothing`` is that of cDPO.
+Departures from DPO: no reference unless asked for; log-probabilities are at the temperature that
+sampled, over all tokens, also where top_p or top_k truncated what was sampled. ``label_smoothing``
+is that of cDPO.
 
 Gradients go through Δ in two steps, which is the chain rule and not an approximation: first all
 Δ without gradients, then each agent's backward pass with ∂L_i/∂Δ_i as the coefficient on its

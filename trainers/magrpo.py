@@ -176,31 +176,25 @@ class MAGRPOTrainer:
                     )
                     sums_N[agent].absorb(_sums_of(turn, advantages))
                     scale = weights[node.turn - 1] / len(advantages)
-                    ids = tuple(c.token_ids for c in turn.completions_G)
-                    row = self._row(turn.prompt_ids, ids, [scale * a for a in advantages], numbers)
+                    row = self._row(turn, [scale * a for a in advantages], numbers)
                     turns[starts[s]][agent].append(row)
             credited.append(list(turns.values()))
         return credited
 
-    def _row(
-        self,
-        prompt: tuple[int, ...],
-        ids: tuple[tuple[int, ...], ...],
-        weights: Sequence[float],
-        numbers: Iterator[int],
-    ) -> Row | None:
+    def _row(self, turn: AgentTurn, weights: Sequence[float], numbers: Iterator[int]) -> Row | None:
         """Completions without advantage have no gradient unless the KL gives them one.
 
         ``numbers``: one for each completion of the step.
         """
-        keep = [g for g, w in enumerate(weights) if ids[g] and (w or self.section.kl_coef > 0)]
+        said, always = turn.completions_G, self.section.kl_coef > 0
+        keep = [g for g, w in enumerate(weights) if said[g].token_ids and (w or always)]
         if not keep:
             return None
-        return Row(
-            prompt,
-            tuple(ids[g] for g in keep),
-            tuple(weights[g] for g in keep),
-            tuple(itertools.islice(numbers, len(keep))),
+        return Row.of(
+            turn.prompt_ids,
+            [said[g] for g in keep],
+            (weights[g] for g in keep),
+            itertools.islice(numbers, len(keep)),
         )
 
     def _parts(self, credited: Sequence[Sequence[TurnRows]]) -> list[list[TurnRows]]:

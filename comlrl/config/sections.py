@@ -140,6 +140,9 @@ class GenerationConfig:
     """How completions are sampled; none of it changes what is sampled."""
 
     max_batch_tokens: int = 262144  # key/value slots held at once; more is split into chunks
+    # where top_p or top_k truncate: tokens of a position's set that are kept to learn over it; of a
+    # larger set a threshold is (docs/concepts.md)
+    max_kept: int = 256
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,10 @@ class Chains:
             rows = []
             for agent in agents:
                 turn = node.agents_N[agent]
-                ids = tuple(completion.token_ids for completion in turn.completions_G)
-                weights = (weight_T[node.turn - 1],) * len(ids)
-                numbers = tuple(c * team + agent for c in actions)
-                rows.append(Row(turn.prompt_ids, ids, weights, numbers))
+                said = turn.completions_G
+                weights = (weight_T[node.turn - 1],) * len(said)
+                numbers = (c * team + agent for c in actions)
+                rows.append(Row.of(turn.prompt_ids, said, weights, numbers))
             rows_S.append(rows)
         return rows_S
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from comlrl.types import Row, TokenBatch
+from comlrl.types import Kept, Row, TokenBatch
 
 
 def row_groups(rows: Sequence[Row], max_tokens: int) -> Iterator[list[Row]]:
@@ -29,11 +29,7 @@ def row_groups(rows: Sequence[Row], max_tokens: int) -> Iterator[list[Row]]:
 
 def unpacked(rows: Sequence[Row]) -> list[Row]:
     """One completion a row, for attention that takes no custom mask; the same numbers."""
-    return [
-        Row(row.prompt_ids, (ids,), (weight,), (index,))
-        for row in rows
-        for ids, weight, index in zip(row.completions, row.weights, row.indices, strict=True)
-    ]
+    return [row.part(at, at + 1) for row in rows for at in range(len(row.completions))]
 
 
 def split_rows(rows: Sequence[Row], max_tokens: int) -> list[Row]:
@@ -43,16 +39,11 @@ def split_rows(rows: Sequence[Row], max_tokens: int) -> list[Row]:
         start, length = 0, len(row.prompt_ids)
         for at, ids in enumerate(row.completions):
             if at > start and length + len(ids) > max_tokens:
-                parts.append(_part(row, start, at))
+                parts.append(row.part(start, at))
                 start, length = at, len(row.prompt_ids)
             length += len(ids)
-        parts.append(_part(row, start, len(row.completions)))
+        parts.append(row.part(start, len(row.completions)))
     return parts
-
-
-def _part(row: Row, start: int, end: int) -> Row:
-    span = slice(start, end)
-    return Row(row.prompt_ids, row.completions[span], row.weights[span], row.indices[span])
 
 
 def pack(rows: Sequence[Row], pad_id: int) -> TokenBatch:
@@ -80,7 +71,22 @@ def pack(rows: Sequence[Row], pad_id: int) -> TokenBatch:
             weight[r, span] = row.weights[s]
             completion[r, span] = row.indices[s]
             at += len(ids)
-    return TokenBatch(token_ids, positions, segment, previous, segment > 0, weight, completion)
+    return TokenBatch(
+        token_ids, positions, segment, previous, segment > 0, weight, completion, _kept(rows)
+    )
+
+
+def _kept(rows: Sequence[Row]) -> Kept | None:
+    """What truncation left of all completions, in their order."""
+    parts = [kept for row in rows for kept in row.kept]
+    if not parts:
+        return None
+    assert len(parts) == sum(len(row.completions) for row in rows), "some sets are missing"
+    return Kept(
+        torch.cat([kept.counts_L for kept in parts]),
+        torch.cat([kept.ids_I for kept in parts]),
+        torch.cat([kept.threshold_L for kept in parts]),
+    )
 
 
 def attention_mask(segment_RL: torch.Tensor) -> torch.Tensor:

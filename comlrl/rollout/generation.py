@@ -23,7 +23,8 @@ from comlrl.models.fast import prefix_cache
 from comlrl.models.fast.packed_attention import rounded
 from comlrl.models.team import Team
 from comlrl.rollout.decoding import ByFastDecoder, ByModules, Decoding, routes
-from comlrl.types import Completion, Message, NonFiniteError, Request, Sampling
+from comlrl.rollout.truncation import Survivors, truncated
+from comlrl.types import Completion, Kept, Message, NonFiniteError, Request, Sampling
 
 ROWS_STEP = 16  # rows in a batch are a multiple of it once some have left
 Head = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (hidden, latents) → hidden
@@ -118,7 +119,7 @@ class Generator:
                 tokens = _decode_plain(agent, prompts, prompt_of_row, draw)
         if draw.broken:
             raise NonFiniteError("sampling met logits that are no numbers", agent=agent.index)
-        rows = iter(_to_completions(agent, tokens, draw.logprobs))
+        rows = iter(_to_completions(agent, tokens, draw))
         return [tuple(next(rows) for _ in request.keys_G) for request in requests]
 
     def _chunks(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[list[int]]:
@@ -160,6 +161,9 @@ class _Draw:
         if sampling.temperature > 0:
             streams = [uniforms(key, self.steps) for r in requests for key in r.keys_G]
             self.uniforms = torch.from_numpy(np.stack(streams)).float().to(agent.device)
+        self.survivors: Survivors | None = None
+        if sampling.truncates and sampling.max_kept is not None:
+            self.survivors = Survivors(*shape, sampling.max_kept, agent.device)
 
     def __call__(self, hidden: torch.Tensor, rows: torch.Tensor, step: int) -> torch.Tensor:
         """The next token of each of these rows, from its last hidden state (rows, width)."""
@@ -171,7 +175,10 @@ class _Draw:
             self.broken |= ~best.values.isfinite().all()
             return best.indices
         probabilities = torch.softmax(logits / self.sampling.temperature, dim=-1)
-        probabilities = _truncate(probabilities, self.sampling)
+        if self.sampling.truncates:
+            whole, probabilities = probabilities, truncated(probabilities, self.sampling)
+            if self.survivors is not None:
+                self.survivors.note(whole, probabilities, rows, step)
         cdf = probabilities.cumsum(-1)
         self.broken |= ~cdf[:, -1].isfinite().all()
         threshold = self.uniforms[rows, step, None] * cdf[:, -1:]
@@ -182,20 +189,6 @@ class _Draw:
         drawn = probabilities.gather(-1, token[:, None]) / cdf[:, -1:]
         self.logprobs[rows, step] = drawn[:, 0].log()
         return token
-
-
-def _truncate(probabilities: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Zero what top-k and top-p (the smallest set of at least that mass) leave out."""
-    if sampling.top_k is not None and sampling.top_k < probabilities.shape[-1]:
-        least = probabilities.topk(sampling.top_k, dim=-1).values[:, -1:]
-        probabilities = probabilities.where(probabilities >= least, 0.0)
-    if sampling.top_p is not None and sampling.top_p < 1:
-        ordered, index = probabilities.sort(dim=-1, descending=True)
-        total = ordered.sum(-1, keepdim=True)
-        before = ordered.cumsum(-1) - ordered
-        ordered = ordered.where(before < sampling.top_p * total, 0.0)
-        probabilities = torch.zeros_like(probabilities).scatter(-1, index, ordered)
-    return probabilities
 
 
 def _decode_shared(
@@ -259,13 +252,16 @@ def _decode_plain(
     return tokens
 
 
-def _to_completions(agent: Agent, tokens: torch.Tensor, logprobs: torch.Tensor) -> list[Completion]:
-    """Of each row; both of shape (rows, max_new_tokens), tokens −1 behind a row's end."""
+def _to_completions(agent: Agent, tokens: torch.Tensor, draw: _Draw) -> list[Completion]:
+    """Of each row; tokens of shape (rows, max_new_tokens), −1 behind a row's end."""
     stop = set(agent.stop_ids)
     ids = [tuple(t for t in row if t >= 0) for row in tokens.tolist()]
     texts = agent.tokenizer.batch_decode(ids, skip_special_tokens=True)
-    drawn = logprobs.where(tokens >= 0, 0.0).sum(-1, dtype=torch.float64).tolist()
+    drawn = draw.logprobs.where(tokens >= 0, 0.0).sum(-1, dtype=torch.float64).tolist()
+    left: Sequence[Kept | None] = [None] * len(ids)
+    if draw.survivors is not None:
+        left = draw.survivors.of_rows([len(sampled) for sampled in ids])
     return [
-        Completion(text, sampled, bool(sampled) and sampled[-1] in stop, logprob)
-        for text, sampled, logprob in zip(texts, ids, drawn, strict=True)
+        Completion(text, sampled, bool(sampled) and sampled[-1] in stop, logprob, kept=kept)
+        for text, sampled, logprob, kept in zip(texts, ids, drawn, left, strict=True)
     ]

@@ -6,10 +6,11 @@ recursion, runs one unpadded sequence through the model at a time and calls back
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,12 +21,14 @@ from comlrl.rollout.grow import Rollout
 from comlrl.types import Sampling, Span, Tree
 from comlrl.update import accumulate
 from comlrl.update.minibatches import like_parts
+from tests.comlrl.rollout.test_generation import truncated
 from tests.fakes import PROMPTS, SEED, FakeReward, FakeTransition, task
 from tests.tiny_models import PAD, STOPS, config, folder, team
 from trainers.configs import MAGRPOConfig
 from trainers.magrpo import MAGRPOTrainer
 
 SAMPLING = Sampling(0.8, 16)
+TRUNCATED = Sampling(0.8, 16, top_p=0.9, top_k=40, max_kept=300)
 DISCOUNT = 0.9
 
 
@@ -40,11 +43,13 @@ class RealReward(FakeReward):
         )
 
 
-def grown(agents: Team, section: MAGRPOConfig, names: str = "AB") -> list[Tree]:
+def grown(
+    agents: Team, section: MAGRPOConfig, names: str = "AB", sampling: Sampling = SAMPLING
+) -> list[Tree]:
     rollout = Rollout(
         Generator(agents), RealReward(lambda *_: 0.0), FakeTransition(), PROMPTS, seed=SEED
     )
-    return rollout.grow([task(name) for name in names], section.shape, SAMPLING, ("train", 1))
+    return rollout.grow([task(name) for name in names], section.shape, sampling, ("train", 1))
 
 
 def fast(
@@ -122,11 +127,14 @@ def joint_return(tree: Tree, index: int, k: int) -> float:
     return node.rewards_K[k] + DISCOUNT * future
 
 
-def said_of(agents: Team, trees: Sequence[Tree], index: int) -> dict[tuple, torch.Tensor]:
-    """log π of every token that an agent has sampled, by tree, node and generation."""
+def said_of(
+    agents: Team, trees: Sequence[Tree], index: int, of: Callable[..., torch.Tensor]
+) -> dict[tuple, torch.Tensor]:
+    """``of`` (agent, prompt, completion) for all that an agent has sampled, by tree, node and
+    generation."""
     with torch.no_grad(), agents.acting(index) as agent:
         return {
-            (b, s, g): _logprobs(agent, node.agents_N[index].prompt_ids, completion.token_ids)
+            (b, s, g): of(agent, node.agents_N[index].prompt_ids, completion.token_ids)
             for b, tree in enumerate(trees)
             for s, node in enumerate(tree.nodes)
             for g, completion in enumerate(node.agents_N[index].completions_G)
@@ -140,10 +148,11 @@ def plain(
     index: int,
     old: Mapping[tuple, torch.Tensor] | None = None,
     part: range | None = None,
+    left: Mapping[tuple, torch.Tensor] = {},
 ) -> torch.Tensor:
     """The gradient of L_i = −(1/|nodes|) Σ w_t (1/G) Σ_g Â_ig Σ log π + β k3, term by term; with
     ``old``, of Σ min(ρ Â, clip(ρ, 1 ± ε) Â) in place of Â Σ log π. Nodes are those at which agent i
-    acts. ``part``: of these nodes."""
+    acts. ``part``: of these nodes. ``left``: what truncation left to choose from."""
     every = [node for tree in trees for node in tree.nodes]
     part = part or range(len(every))
     nodes, number = sum(index in every[n].acting for n in part), -1
@@ -166,7 +175,8 @@ def plain(
                 for g, completion in enumerate(said.completions_G):
                     advantage = returns[g] - sum(returns) / count
                     scale = weights[node.turn - 1] / (count * nodes)
-                    logprobs = _logprobs(agent, said.prompt_ids, completion.token_ids)
+                    spoken = said.prompt_ids, completion.token_ids, left.get((b, at, g))
+                    logprobs = _logprobs(agent, *spoken)
                     earned = advantage * logprobs
                     if old is not None:
                         ratio, most = (logprobs - old[b, at, g]).exp(), section.clip_range
@@ -175,7 +185,7 @@ def plain(
                     loss = -scale * earned.sum()
                     if section.kl_coef:
                         with torch.no_grad(), agent.peft.disable_adapter():
-                            before = _logprobs(agent, said.prompt_ids, completion.token_ids)
+                            before = _logprobs(agent, *spoken)
                         agents._train_all_adapters(agent.peft)
                         ratio = before - logprobs
                         k3 = (ratio.exp() - ratio - 1).sum()
@@ -184,10 +194,22 @@ def plain(
         return flat(agent)
 
 
-def _logprobs(agent, prompt_ids, ids) -> torch.Tensor:
+def _logits(agent, prompt_ids, ids) -> torch.Tensor:
     logits = agent.model(torch.tensor([[*prompt_ids, *ids]])).logits[0]
-    chosen = (logits[len(prompt_ids) - 1 : -1] / SAMPLING.temperature).log_softmax(-1)
-    return chosen.gather(-1, torch.tensor(ids)[:, None])[:, 0]
+    return logits[len(prompt_ids) - 1 : -1] / SAMPLING.temperature
+
+
+def _logprobs(agent, prompt_ids, ids, left_LV: torch.Tensor | None = None) -> torch.Tensor:
+    logits = _logits(agent, prompt_ids, ids)
+    if left_LV is not None:
+        logits = logits.masked_fill(~left_LV, -torch.inf)
+    return logits.log_softmax(-1).gather(-1, torch.tensor(ids)[:, None])[:, 0]
+
+
+def _left(agent, prompt_ids, ids) -> torch.Tensor:
+    """What truncation leaves at each position, bool (L, vocabulary)."""
+    probabilities = _logits(agent, prompt_ids, ids).softmax(-1).numpy()
+    return torch.tensor(np.stack([truncated(p, TRUNCATED) for p in probabilities])) > 0
 
 
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -212,6 +234,8 @@ CASES = {
     "checkpointing": {"agent_model__gradient_checkpointing": True},
     "modules": {"decoder": False, "num_turns": 2},  # transformers' own way through the model
     "rounded": {"step": 64, "num_turns": 2},  # shapes rounded up, as on a CPU in bfloat16
+    "truncated": {"top_p": 0.9, "num_turns": 2, "kl_coef": 0.3},  # the reference over these too
+    "truncated, a window": {"top_p": 0.9, "kind": "mistral"},
 }
 
 
@@ -225,16 +249,22 @@ def test_the_batched_gradient_is_the_sum_of_single_losses(case, monkeypatch):
         assert (agent.fast is not None) == (kind == "qwen2")
         agent.fast = agent.fast if decoder else None
     section = config(discount=DISCOUNT, **keys).section
-    trees = grown(agents, section)
+    sampling = TRUNCATED if "truncated" in case else SAMPLING
+    trees = grown(agents, section, sampling=sampling)
     if case == "early end":
         assert len({len(tree.nodes) for tree in trees}) > 1  # some trees ended, some went on
     ends = [c.finished for t in trees for n in t.nodes for a in n.agents_N for c in a.completions_G]
     assert any(ends) and not all(ends)  # completions that stopped, and some that were cut
-    expected = [plain(agents, section, trees, index) for index in range(len(agents))]
+    expected = []
+    for index in range(len(agents)):
+        left = said_of(agents, trees, index, _left) if "truncated" in case else {}
+        expected.append(plain(agents, section, trees, index, left=left))
     for limit, threads in ((100_000, 1), (150, 1), (150, 3)):  # one micro-batch, and many
         monkeypatch.setitem(accumulate.MICRO_BATCH_TOKENS, "cpu", limit)
         monkeypatch.setattr(accumulate, "lanes", lambda device, threads=threads: threads)
-        for (gradient,), one_by_one in zip(fast(agents, section, trees), expected, strict=True):
+        for (gradient,), one_by_one in zip(
+            fast(agents, section, trees, sampling=sampling), expected, strict=True
+        ):
             assert relative(gradient, one_by_one) < 1e-9
 
 
@@ -247,6 +277,7 @@ REUSE = {
     "one agent": {"num_agents": 1, "algorithm": "grpo", "num_turns": 2},
     "all weights": {"lora__enabled": False},
     "a window": {"kind": "mistral", "num_turns": 2},
+    "truncated": {"top_p": 0.9, "num_turns": 2, "kl_coef": 0.3, "train_batch_size": 3},
 }
 
 
@@ -256,22 +287,31 @@ def test_later_passes_follow_the_clipped_ratio(case, monkeypatch):
     keys = dict(REUSE[case]) | {"update_epochs": 3}
     agents, moved = team(keys.pop("kind", "qwen2"), discount=DISCOUNT, **keys), 0.3
     section = config(discount=DISCOUNT, **keys).section
-    trees = grown(agents, section)
+    sampling = TRUNCATED if case == "truncated" else SAMPLING
+    trees = grown(agents, section, sampling=sampling)
     total = sum(len(tree.nodes) for tree in trees)
     parts = like_parts(total, section.train_batch_size) * 3
-    old = [said_of(agents, trees, index) for index in range(len(agents))]
+    left: list[dict] = [{} for _ in agents.agents]
+    if case == "truncated":  # sets are those of the policy that sampled, wherever it moves
+        left = [said_of(agents, trees, index, _left) for index in range(len(agents))]
+
+    def said(index: int) -> dict[tuple, torch.Tensor]:
+        sets = iter(left[index].values())
+        return said_of(agents, trees, index, lambda *spoken: _logprobs(*spoken, next(sets, None)))
+
+    old = [said(index) for index in range(len(agents))]
     monkeypatch.setitem(accumulate.MICRO_BATCH_TOKENS, "cpu", 150)
     monkeypatch.setattr(accumulate, "lanes", lambda device: 2)
-    for index, gradients in enumerate(fast(agents, section, trees, moved)):
+    for index, gradients in enumerate(fast(agents, section, trees, moved, sampling)):
         assert len(gradients) == len(parts)
         agent, ratios = agents.agents[index], []
         for gradient in reversed(gradients):  # back to the weights that sampled
             shift(agent, moved * gradient / gradient.norm())
         for part, gradient in zip(parts, gradients, strict=True):
-            expected = plain(agents, section, trees, index, old[index], part)
+            expected = plain(agents, section, trees, index, old[index], part, left[index])
             assert relative(gradient, expected) < 1e-9
             shift(agent, -moved * gradient / gradient.norm())
-            now = said_of(agents, trees, index)
+            now = said(index)
             ratios += [(now[at] - old[index][at]).exp() for at in now]
         clipped = ((torch.cat(ratios) - 1).abs() > section.clip_range).double().mean()
         assert 0.05 < clipped < 0.95  # some are cut off, and some are not

@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 IPPO, MAPPO = {"critic": "independent"}, {"critic": "centralized", "granularity": "turn"}
 TURN, LOSS = {"granularity": "turn"}, {"kl_in": "loss"}
 SHARED, MODEL = {"shared_policy": True}, {"critic_model": "llama"}
+CUT = {"top_p": 0.9, "top_k": 40, "generation__max_kept": 20, "entropy_coef": 0.01, "kl_coef": 0.1}
 COMBINATIONS = {
     "ippo": IPPO, "ippo, kl in the loss": IPPO | LOSS, "ippo by turns": IPPO | TURN,
     "ippo by turns, kl in the loss": IPPO | TURN | LOSS, "mappo": MAPPO,
@@ -50,7 +51,7 @@ def last(trainer):
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2", "mistral"])
-@pytest.mark.parametrize("keys", [IPPO, MAPPO, IPPO | SHARED], ids=str)
+@pytest.mark.parametrize("keys", [IPPO, MAPPO, IPPO | SHARED, IPPO | CUT], ids=str)
 def test_first_ratios_are_exactly_one(kind, keys, tmp_path):
     """One epoch of one minibatch: no update lies between the old and the new pass."""
     trainer = build(

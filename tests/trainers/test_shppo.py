@@ -70,10 +70,11 @@ def trained_by(trainer, update):
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "mistral"])
-def test_first_ratios_are_exactly_one(kind, tmp_path):
+@pytest.mark.parametrize("keys", [{}, {"top_p": 0.8}], ids=str)
+def test_first_ratios_are_exactly_one(kind, keys, tmp_path):
     trainer = build(
         "shppo", tmp_path, share_of_letters, kind=kind, num_agents=3, num_turns=2, ppo_epochs=1,
-        max_steps=2, learning_rate=1e-2, latent_learning_rate=1e-2,
+        max_steps=2, learning_rate=1e-2, latent_learning_rate=1e-2, **keys,
     )  # fmt: skip
     trainer.train()
     for metrics in trainer.loop.logger.metrics():

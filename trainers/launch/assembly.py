@@ -151,8 +151,8 @@ def assemble(
         course=build_course(config, train),
     )
     return Run(
-        config, section, run_dir, team, generator, reward, rollout, loop, sampled,
-        start.continuing, save,
+        config, section, run_dir, team, generator, reward, rollout, loop,
+        replace(sampled, max_kept=config.generation.max_kept), start.continuing, save,
     )  # fmt: skip
 
 

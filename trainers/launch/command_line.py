@@ -10,7 +10,7 @@ from comlrl.config.loader import Loader, Setting, load_yaml, parse_override, par
 from comlrl.config.sections import Config, ConfigError
 from trainers.configs import SECTIONS, sections_of, share_common_keys, split_older_critic
 from trainers.launch.effects import without_effect
-from trainers.launch.relations import shift_notice, truncation_notice, validate
+from trainers.launch.relations import shift_notice, validate
 from trainers.launch.shipped import CONFIGS, config_file
 
 DEFAULT_CONFIGS = {name: CONFIGS / f"{name}_he_config.yaml" for name in ("ppo", "shppo")}
@@ -99,7 +99,7 @@ def resolve(algorithm: str, arguments: argparse.Namespace) -> tuple[Config, list
     config, older = split_older_critic(loader.build(), loader.given)
     config = share_common_keys(config, loader.given)
     validate(config)
-    notices = loader.notices + older + truncation_notice(config) + shift_notice(config)
+    notices = loader.notices + older + shift_notice(config)
     return config, notices + without_effect(config, loader.given)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from comlrl.config.sections import SECTIONS as SHARED
 from comlrl.config.sections import Config
 from comlrl.tasks.prompts import REVISION
-from trainers.configs import SECTIONS, MAGRPOConfig, online_name, online_section
+from trainers.configs import SECTIONS, MAGRPOConfig, online_name, online_section, sampling
 from trainers.launch.work import load_prompts, mode_reads, reward_reads, with_mode
 
 
@@ -202,6 +202,11 @@ TABLE = (
         "<algo>.clip_range",
         lambda c, s: not s.takes_ratios,
         "update_epochs=1: each sample is used once, without a ratio",
+    ),
+    Idle(
+        "generation.max_kept",
+        lambda c, s: not (c.section.trained_online and sampling(c).truncates),
+        "no log-probability is over what top_p or top_k leave",
     ),
     Idle("agent_model.name", lambda c, s: c.agents is not None, "agents names every model"),
     *(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from comlrl.config.sections import Config, ConfigError
@@ -21,7 +22,7 @@ def build_collector(run: Run) -> Collector:
         run.section,
         run.rollout,
         run.loop,
-        run.sampling,
+        replace(run.sampling, max_kept=None),  # preferences are of the whole policies
         run.loop.course.tasks_of,
         seed=run.config.seed,
         resume=run.resume,

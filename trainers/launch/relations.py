@@ -316,6 +316,7 @@ def _shared(config: Config) -> None:
         "sandbox.timeout": config.sandbox.timeout,
         "sandbox.memory_mb": config.sandbox.memory_mb,
         "generation.max_batch_tokens": config.generation.max_batch_tokens,
+        "generation.max_kept": config.generation.max_kept,
         "reward_processor.scale_factor": config.reward_processor.scale_factor,
     }
     for key, value in above_zero.items():
@@ -356,12 +357,3 @@ def shift_notice(config: Config) -> list[str]:
         f"reward_processor.shift={shift:g} with advantage=raw, which has no baseline: every "
         "completion is pushed by it, whatever it earned"
     ]
-
-
-def truncation_notice(config: Config) -> list[str]:
-    """Where top-p or top-k truncate, what is sampled is not what the gradient is of."""
-    p, k = top_p(config.section, config), top_k(config.section, config)
-    cuts = [f"top_p={p}"] * (p is not None and p < 1) + [f"top_k={k}"] * bool(k)
-    if not cuts:
-        return []
-    return [f"{', '.join(cuts)} truncate what is sampled; the gradient is of the whole policy"]

@@ -18,7 +18,6 @@ from trainers.launch.relations import validate
 from trainers.launch.work import build_reward
 
 ROOT = Path(__file__).parents[3]
-REST = "the gradient is of the whole policy"
 QUICKSTART = str(ROOT / "configs" / "magrpo_quickstart.yaml")
 
 
@@ -170,15 +169,6 @@ def test_model_type_is_ignored_with_a_notice(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
-    [("magrpo.top_p=0.9", "top_p=0.9"), ("agent_model.top_k=5", "top_k=5"), ("magrpo.top_p=1", "")],
-)
-def test_truncated_sampling_is_told(override, told):
-    _, notices = parse("--override", override)
-    assert notices == ([f"{told} truncate what is sampled; " + REST] if told else [])
-
-
-@pytest.mark.parametrize(
     ("items", "told"),
     [
         (["magrpo.advantage=raw", "reward_processor.shift=-4"], "every completion is pushed"),
@@ -279,6 +269,7 @@ REFUSED = [  # overrides → what the line must name
     (["agent_model.top_p=1.5"], ["top_p", "1.5"]),
     (["agent_model.top_k=-1"], ["top_k", "-1", "null"]),
     (["magrpo.top_k=0"], ["magrpo.top_k", "0", "null"]),
+    (["magrpo.top_p=0.9", "generation.max_kept=0"], ["generation.max_kept", "0"]),
     (["magrpo.temperature=-1"], ["magrpo.temperature", "-1"]),
     (["agents=[a,b,c]"], ["agents", "num_agents=2"]),
     (["lora.r=0"], ["lora.r", "0"]),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from comlrl.models import logprobs
 from comlrl.models.logprobs import action_logprobs, packable
 from comlrl.models.rows import pack, unpacked
-from comlrl.types import Row
+from comlrl.types import Kept, Row
 from tests.tiny_models import EOS, PAD, prompt, team
 
 TEMPERATURE = 0.7
@@ -20,19 +22,48 @@ ROWS = [
 ]  # fmt: skip
 
 
+def sets(length: int, at: int) -> Kept:
+    """Of each position 0, 1, 2, … letters or, where there are none, a threshold."""
+    counts = torch.arange(length) % 4
+    ids = (torch.arange(int(counts.sum())) * (7 + at)) % 250
+    threshold = torch.where(counts == 0, -5.5, torch.inf)
+    return Kept(counts.int(), ids.int(), threshold)
+
+
+CUT = [
+    replace(row, kept=tuple(sets(len(ids), at) for at, ids in enumerate(row.completions)))
+    for row in ROWS
+]
+
+
 def plainly(agent, rows, entropy: bool = False):
     """log π of every token of every completion, one sequence at a time, in the rows' order."""
     said = []
     for row in rows:
-        for ids in row.completions:
+        for at, ids in enumerate(row.completions):
             logits = agent.model(torch.tensor([[*row.prompt_ids, *ids]])).logits[0]
             # The token at position l is chosen by the distribution at l − 1.
             chosen = (logits[len(row.prompt_ids) - 1 : -1] / TEMPERATURE).log_softmax(-1)
+            if row.kept:
+                chosen = over(chosen, row.kept[at], ids)
             if entropy:
-                said.append(-(chosen.exp() * chosen).sum(-1))
+                said.append(-(chosen.exp() * chosen).nan_to_num().sum(-1))
             else:
                 said.append(chosen.gather(-1, torch.tensor(ids)[:, None])[:, 0])
     return torch.cat(said)
+
+
+def over(logprob_LV: torch.Tensor, kept: Kept, ids) -> torch.Tensor:
+    """A position at a time: what is kept of it, or is above the threshold, and what was said."""
+    rest = iter(kept.ids_I.tolist())
+    for position, said in enumerate(ids):
+        count, least = int(kept.counts_L[position]), kept.threshold_L[position]
+        left = {said, *(next(rest) for _ in range(count))}
+        left |= {t for t, value in enumerate(logprob_LV[position].tolist()) if value >= least}
+        cut = torch.full_like(logprob_LV[position], -torch.inf)
+        cut[list(left)] = logprob_LV[position][list(left)]
+        logprob_LV = logprob_LV.index_copy(0, torch.tensor([position]), cut.log_softmax(-1)[None])
+    return logprob_LV
 
 
 def near(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-10) -> bool:
@@ -41,17 +72,18 @@ def near(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-10) -> bool:
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "gpt2"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_packed_is_one_at_a_time(kind, attention):
+@pytest.mark.parametrize("rows", [ROWS, CUT], ids=["all", "truncated"])
+def test_packed_is_one_at_a_time(kind, attention, rows):
     agents = team(kind, agent_model__attn_implementation=attention)
     for index in range(2):
         with agents.acting(index) as agent, torch.no_grad():
             assert packable(agent)
-            said = action_logprobs(agent, pack(ROWS, PAD), TEMPERATURE, entropy=True)
+            said = action_logprobs(agent, pack(rows, PAD), TEMPERATURE, entropy=True)
             assert said.logprob_A.dtype == torch.float64
             # transformers' eager attention takes its softmax in float32.
             tolerance = 1e-10 if attention == "sdpa" else 1e-5
-            assert near(said.logprob_A, plainly(agent, ROWS), tolerance)
-            assert near(said.entropy_A, plainly(agent, ROWS, entropy=True), tolerance)
+            assert near(said.logprob_A, plainly(agent, rows), tolerance)
+            assert near(said.entropy_A, plainly(agent, rows, entropy=True), tolerance)
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "mistral"])
@@ -79,9 +111,10 @@ def test_agents_differ_and_the_reference_is_the_base():
     assert min((first - second).abs().max(), (first - base).abs().max()) > 0.01
 
 
-def test_a_head_in_chunks_is_the_whole_head(monkeypatch):
+@pytest.mark.parametrize("rows", [ROWS, CUT], ids=["all", "truncated"])
+def test_a_head_in_chunks_is_the_whole_head(rows, monkeypatch):
     agents = team()
-    batch = pack(ROWS, PAD)
+    batch = pack(rows, PAD)
 
     def gradients():
         with agents.acting(0) as agent:

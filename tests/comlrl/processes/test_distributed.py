@@ -125,7 +125,7 @@ def update(folder: str, model: str, tasks: int, algorithm: str, keys: dict[str, 
         agent_model__name=model, agent_model__torch_dtype="float64", **keys,
     )  # fmt: skip
     team, section = build_team(config), config.section
-    sampling = Sampling(1.0, 16)
+    sampling = Sampling(1.0, 16, section.top_p, max_kept=2)
     sampler: Any = Bytes(team)
     if algorithm == "shppo":
         _, latent = build_sampler(config, team)
@@ -178,9 +178,20 @@ class Bytes:
             draws = uniforms(key, 17)
             ids = tuple(int(97 + 26 * u) for u in draws[: 3 + int(13 * draws[16])])
             text = "".join(map(chr, ids))
-            return Completion(text, ids, True, logprob=-len(ids) * float(draws[0]))
+            kept = self.sets(ids) if sampling.truncates else None
+            return Completion(text, ids, True, -len(ids) * float(draws[0]), kept=kept)
 
         return [[tuple(map(one, r.keys_G)) for r in requests] for requests in requests_N]
+
+    @staticmethod
+    def sets(ids: tuple[int, ...]) -> Any:
+        """In turn a letter or two beside the sampled one, and a threshold."""
+        from comlrl.types import Kept
+
+        counts = torch.tensor([at % 3 for at in range(len(ids))], dtype=torch.int32)
+        threshold = torch.where(counts == 0, -7.0, torch.inf)
+        others = [97 + (token + at) % 26 for token in ids for at in range(2)]
+        return Kept(counts, torch.tensor(others[: int(counts.sum())], dtype=torch.int32), threshold)
 
 
 class Length:
@@ -200,6 +211,7 @@ UPDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "magrpo": ("magrpo", {}),
     "magrpo in parts": ("magrpo", PARTS),
     "magrpo, two passes": ("magrpo", PARTS | {"update_epochs": 2}),
+    "magrpo, truncated": ("magrpo", PARTS | {"update_epochs": 2, "top_p": 0.9}),
     "magrpo in order": ("magrpo", PARTS | {"update_epochs": 2, "turn_order": "sequential"}),
     "ippo": ("ppo", PARTS | {"ppo_epochs": 2}),
     "ippo by turns": ("ppo", TURNS | {"kl_in": "loss"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from comlrl.keyed import uniforms
 from comlrl.models.loading import build_team
-from comlrl.rollout import generation
+from comlrl.rollout import generation, truncation
 from comlrl.rollout.generation import Generator
 from comlrl.rollout.grow import Rollout
 from comlrl.types import Completion, Message, Request, Sampling, Shape
@@ -113,6 +114,37 @@ def test_a_completion_brings_its_log_probability_along(kind):
     assert all(np.isnan(said.logprob) for said in greedy)
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "mistral"])
+def test_a_completion_brings_along_what_truncation_left(kind):
+    """At each position its set, or of a larger one what all of its tokens are likelier than."""
+    agents = team(kind)
+    request = requests(["def f(x):"], siblings=3)[0]
+    larger = []
+    for sampling in SAMPLINGS[2:]:
+        sampling = replace(sampling, max_kept=4)
+        (completions,), _ = Generator(agents).sample([[request], []], sampling)
+        with agents.acting(0) as agent, torch.no_grad():
+            for said in completions:
+                ids = torch.tensor([[*request.prompt_ids, *said.token_ids]])
+                logits = agent.model(ids).logits[0, len(request.prompt_ids) - 1 : -1]
+                p_LV = (logits / sampling.temperature).softmax(-1).double().numpy()
+                kept = said.kept
+                assert len(kept.counts_L) == len(kept.threshold_L) == len(said.token_ids)
+                parts = kept.ids_I.split(kept.counts_L.tolist())
+                for p, own, threshold in zip(p_LV, parts, kept.threshold_L, strict=True):
+                    left = set(truncated(p, sampling).nonzero()[0].tolist())
+                    larger.append(len(left) > 4)
+                    if larger[-1]:
+                        assert len(own) == 0
+                        assert left == set((np.log(p) >= threshold.item()).nonzero()[0].tolist())
+                    else:
+                        assert left == set(own.tolist()) and threshold == torch.inf
+    assert any(larger) and not all(larger)
+    for sampling in (SAMPLINGS[2], replace(SAMPLINGS[1], max_kept=12)):  # not asked for; nothing
+        (completions,), _ = Generator(agents).sample([[request], []], sampling)
+        assert [said.kept for said in completions] == [None] * 3
+
+
 def test_what_is_sampled_does_not_depend_on_the_company():
     agents, sampling = team(), Sampling(1.0, 12)
     asked = requests([f"{text}{i}" for text in TEXTS for i in range(4)])
@@ -208,7 +240,7 @@ def test_first_tokens_are_as_frequent_as_the_policy_says():
 )
 def test_truncation_by_hand(sampling, expected):
     p = torch.tensor([[0.1, 0.4, 0.2, 0.3]], dtype=torch.float64)
-    assert generation._truncate(p, sampling)[0].tolist() == pytest.approx(expected)
+    assert truncation.truncated(p, sampling)[0].tolist() == pytest.approx(expected)
 
 
 # ------------------------------------------------------------------------ with the real rollout

@@ -109,6 +109,8 @@ IN_VAIN = [  # file, what is said, of it in vain
     ("magrpo", "magrpo.temperature=0.5 agent_model.temperature=0.7", "agent_model.temperature"),
     ("magrpo", "magrpo.top_p=0.5 agent_model.top_p=0.7", "agent_model.top_p"),
     ("magrpo", "magrpo.top_k=5 agent_model.top_k=7", "agent_model.top_k"),
+    ("magrpo", "magrpo.top_p=1 generation.max_kept=9", "generation.max_kept"),
+    ("madpo", "madpo.top_p=0.9 generation.max_kept=9", "generation.max_kept"),
     ("magrpo", "agents=[a,b] agent_model.name=c", "agent_model.name"),
     ("magrpo", "domain=writing sandbox.timeout=3", "sandbox.timeout"),
 ]
@@ -126,6 +128,7 @@ def test_what_is_said_in_vain_is_told(name, overrides, key):
         ("mt_magrpo", "magrpo.turn_order=sequential magrpo.discount=0.5"),
         ("mt_magrpo", "magrpo.advantage=raw magrpo.discount=0.5"),
         ("magrpo", "magrpo.turn_order=sequential magrpo.num_generations_sequential=3"),
+        ("marlhf", "agent_model.top_k=9 generation.max_kept=9"),
         ("mt_magrpo", "external.history=last external.original_prompt=true"),
         ("mt_magrpo", "external.mode=expert_edits external.expert_model=gpt-5"),
         ("magrpo", "magrpo.discount=0.9"),  # the default, said
