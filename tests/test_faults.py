@@ -320,6 +320,17 @@ def test_collapse_is_told_once() -> None:
     assert collapse.look({"entropy": 0.01, "reward_mean": 0.0}) == []
 
 
+def test_a_score_around_zero_is_no_collapse() -> None:
+    """A reward model's: the task's reward, beside it, is watched."""
+    collapse = CollapseAlarm()
+    for step in range(12):
+        assert collapse.look({"reward_mean": 0.1 - 0.1 * step, "task_reward_mean": 1.0}) == []
+    for _ in range(2):
+        assert collapse.look({"reward_mean": 1.0, "task_reward_mean": 0.05}) == []
+    (warning,) = collapse.look({"reward_mean": 1.0, "task_reward_mean": 0.05})
+    assert warning.startswith("task_reward_mean fell to 0.05")
+
+
 def test_steps_of_ties_are_no_collapse() -> None:
     """A batch of one task: some are never solved, others always, and what is unknown is no 0."""
     collapse = CollapseAlarm()

@@ -13,7 +13,7 @@ In each of ``num_iterations`` rounds:
    lie together in batches, as Ouyang et al. do (their section 3.5): each text is then read once
    for all its comparisons.
 3. Online reinforcement learning by a sibling trainer that the train script hands in. Its reward
-   is r, less its mean and over its standard deviation on the held-out tasks' candidates, then
+   is r, less its mean and over its standard deviation on the round's candidates, then
    ``reward_processor``'s scale and shift. Evaluation keeps the task reward: where the score rises
    and the task reward does not, the policies exploit the model; both are logged.
 
@@ -156,7 +156,7 @@ class MARLHFTrainer:
             before=before,
         )
         model.facts.round = index
-        model.measure(labelled.held_out or labelled.train)
+        model.measure(labelled.held_out or labelled.train, labelled.train)
         say(
             f"{model.facts.accuracy:.1%} of {model.facts.held_out_pairs} held-out pairs ordered "
             f"rightly, after {time.monotonic() - started:.0f} s on {model.facts.pairs} pairs"

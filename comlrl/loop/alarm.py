@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-WATCHED = ("entropy", "reward_mean")
 MEMORY = 0.9  # of the running level, per training step
 SHARE = 0.1  # of the level: below it is a cliff
 FIRST_STEPS = 5  # in which the level is only learnt
@@ -14,7 +13,9 @@ LASTING = 3  # steps in a row below the cliff: one alone may be a hard task, whe
 
 
 class CollapseAlarm:
-    """Compares entropy and reward with their own recent level; each warns once a run."""
+    """Compares entropy and reward with their own recent level; each warns once a run.
+
+    The reward is the task's: a reward model's score has no zero to fall to."""
 
     def __init__(self) -> None:
         self.level: dict[str, float] = {}
@@ -26,7 +27,8 @@ class CollapseAlarm:
         """Warnings that this step's metrics give cause for."""
         self.seen += 1
         warnings = []
-        for name in WATCHED:
+        own = "reward_mean" if metrics.get("task_reward_mean") is None else "task_reward_mean"
+        for name in ("entropy", own):
             value = metrics.get(name)
             if value is None or not math.isfinite(value):
                 continue

@@ -46,7 +46,7 @@ class Facts:
     base: str
     max_length: int
     prompts_first: bool = False  # the form of the joint texts that it was fitted to
-    mean: float = 0.0  # of the raw scores of the held-out tasks' candidates
+    mean: float = 0.0  # of the raw scores of the round's candidates
     std: float = 1.0
     accuracy: float = 0.0  # share of held-out pairs that it orders rightly
     loss: float = 0.0  # on those pairs
@@ -128,10 +128,10 @@ class RewardModel:
             inner.score.float()  # scores that lie close are not rounded to one
             self.fast = fast_decoder(inner, add_router(inner), 1, learning=False)
 
-    def measure(self, held_out: Sequence[TaskPairs]) -> None:
-        """Take mean and deviation of held-out candidates, and the accuracy on their pairs."""
+    def measure(self, held_out: Sequence[TaskPairs], fitted: Sequence[TaskPairs] = ()) -> None:
+        """Take mean and deviation of all candidates, and the accuracy on held-out pairs."""
         margins, every = self.margins(held_out)
-        facts, values = self.facts, torch.tensor(every)
+        facts, values = self.facts, torch.tensor(every + self.margins(fitted)[1])
         facts.mean, facts.std = float(values.mean()), float(values.std(correction=0)) or 1.0
         facts.accuracy = float((margins > 0).float().mean())
         facts.loss = float(-torch.nn.functional.logsigmoid(margins).mean())

@@ -103,7 +103,8 @@ def begin(
 ) -> RewardModel:
     """The base with these weights of an earlier fit, or untrained; not frozen."""
     torch.manual_seed(seed)  # the score head and LoRA's A matrices are drawn at random
-    model, tokenizer = _untrained(base)
+    with _no_bar():  # it is read again in every round
+        model, tokenizer = _untrained(base)
     if weights is not None:
         model.load_state_dict(dict(weights), strict=False)
     return RewardModel(model, tokenizer, facts)
@@ -134,6 +135,19 @@ def _untrained(base: RewardBase) -> tuple[Any, Any]:
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     return model.to(base.device), tokenizer
+
+
+@contextlib.contextmanager
+def _no_bar() -> Iterator[None]:
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _fit(

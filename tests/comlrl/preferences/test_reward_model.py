@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -85,6 +85,16 @@ def plain_score(model: RewardModel, text: str) -> float:
     ids = [*model.tokenizer(text)["input_ids"], EOS]
     with torch.no_grad():
         return float(model.model(torch.tensor([ids])).logits[0, 0])
+
+
+def test_statistics_are_of_all_candidates_accuracy_of_the_held_out_ones(model):
+    whole, tasks = replace(model.facts), held_out(24)
+    model.measure(tasks[:16], tasks[16:])
+    assert model.facts.held_out_pairs == 16
+    assert model.facts.mean == pytest.approx(whole.mean, abs=1e-5)
+    assert model.facts.std == pytest.approx(whole.std, rel=1e-5)
+    model.measure(tasks)
+    assert model.facts == whole
 
 
 def test_statistics_and_accuracy_by_a_plain_pass(model):
