@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 EVERY_SECTION = {**SHARED, **SECTIONS}
 # What is not ours: known to be there, or for the reader's machine.
-OUTSIDE = {"wandb", "transformers", "pip", "cd", "export", "git", "tail", "env/bin/pip"}
+OUTSIDE = {"wandb", "transformers", "pip", "cd", "export", "git", "tail", "env/bin/pip", "docker"}
 
 
 class Command(NamedTuple):
@@ -304,6 +304,11 @@ def test_links_and_files_are_there(page):
         if x.split("/")[0] in ours - {"outputs"} and x not in shown and not (ROOT / x).exists()
     ]  # fmt: skip
     assert missing == []
+
+
+def test_every_page_is_in_the_navigation():
+    named = re.findall(r": (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    assert sorted(named) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
 
 
 def exists(key: str) -> bool:

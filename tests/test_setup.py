@@ -1,9 +1,11 @@
-"""Which Pythons are supported: every place says the same, and `make setup` refuses the others."""
+"""Which Pythons are supported: every place says the same, and `make setup` refuses the others. And
+the Dockerfile, which nothing here can build: linted, and what it copies and calls is there."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -69,3 +71,37 @@ def test_another_python_is_refused(tmp_path: Path, version: str) -> None:
 def test_a_supported_python_makes_the_environment(tmp_path: Path, version: str) -> None:
     done = make_setup(tmp_path, version)
     assert "CoMLRL runs on" not in done.stderr and "Error 7" in done.stderr
+
+
+DOCKERFILE = ROOT / "Dockerfile"
+
+
+def test_the_dockerfile_is_linted() -> None:
+    beside = Path(sys.executable).with_name("hadolint")
+    hadolint = beside if beside.exists() else shutil.which("hadolint")
+    if hadolint is None:
+        pytest.skip("hadolint is not installed")
+    done = subprocess.run([hadolint, DOCKERFILE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_what_the_dockerfile_copies_and_calls_is_there() -> None:
+    text = DOCKERFILE.read_text()
+    lines = re.sub(r"\\\n\s*", "", re.sub(r"^#.*\n", "", text, flags=re.M)).splitlines()
+    steps = [(line.split(" ", 1)[0], line.split(" ", 1)[1]) for line in lines if line]
+    assert re.fullmatch(r"python:([\d.]+)-slim", steps[0][1])[1] in SUPPORTED
+    copied = [words.split()[:-1] for kind, words in steps if kind == "COPY"]
+    assert copied == [["constraints.txt"], ["."]]
+    assert all((ROOT / name).exists() for names in copied for name in names)
+    called = re.findall(r"\bmake (\w+)", re.sub(r'[",]', "", text))
+    assert {"setup", "quickstart", "test"} <= set(called)
+    for target in called:
+        subprocess.run(["make", "-n", target], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_what_the_container_needs_is_not_ignored() -> None:
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    tracked = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
+    needed = {"Makefile", "pyproject.toml", "constraints.txt", "README.md", "LICENSE", "comlrl"}
+    kept = {name for name in tracked if not any(Path(name).match(one) for one in ignored)}
+    assert needed | {"tests", "configs", "docs", "rewards", "trainers", "tools"} <= kept

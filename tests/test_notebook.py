@@ -1,0 +1,49 @@
+"""The notebook of docs/, run as it stands: its cells one after the other, in one Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOK = json.loads((ROOT / "docs/two_minutes.ipynb").read_text(encoding="utf-8"))
+CODE = [cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
+
+
+def program() -> str:
+    return "\n\n".join("".join(cell["source"]) for cell in CODE)
+
+
+def run(code: str, folder: Path) -> str:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_it_is_kept_with_what_it_showed() -> None:
+    shown = [output for cell in CODE for output in cell["outputs"]]
+    assert [cell["execution_count"] for cell in CODE] == [1, 2, 3]
+    assert all(output["output_type"] != "error" for output in shown)
+    assert any("image/png" in output.get("data", {}) for output in shown)
+    assert "/tmp" not in json.dumps(shown) and "/home" not in json.dumps(shown)
+
+
+@pytest.mark.slow
+def test_the_team_learns_and_an_episode_is_shown(tmp_path: Path) -> None:
+    told = run(program(), tmp_path)
+    lines = (tmp_path / "outputs/two_minutes/metrics.jsonl").read_text().splitlines()
+    rewards = [
+        record["metrics"]["reward_mean"]
+        for record in map(json.loads, lines)
+        if record["phase"] == "eval"
+    ]
+    assert len(rewards) == 5 and rewards[-1] > rewards[0] + 1
+    assert "before training: reward" in told and "── main\n" in told
