@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,7 +21,7 @@ from matplotlib.lines import Line2D
 from comlrl.evaluation.intervals import bootstrap_interval
 from comlrl.files import replace
 from loggers.report.charts import Section
-from loggers.report.curves import COLOURS, plain
+from loggers.report.curves import COLOURS, Panel, plain
 from loggers.report.lines import is_share, reward_ceiling, reward_range
 from loggers.report.page import page
 from loggers.report.run_data import ReportError, Run
@@ -76,14 +78,14 @@ def write_comparison(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     html = folder / "comparison.html"
-    replace(html, render(groups))
+    replace(html, render(groups, folder))
     pictures = [folder / "comparison.png", folder / "comparison.svg"]
     _pictures(groups, pictures)
     return [html, *pictures]
 
 
-def render(groups: Sequence[Group]) -> str:
-    """The page that compares groups of runs."""
+def render(groups: Sequence[Group], folder: Path = Path()) -> str:
+    """The page in ``folder`` that compares groups of runs; it leads to their own reports."""
     charts = []
     for metric in _shown(groups):
         for phase, where in (("eval", "held-out tasks"), ("train", "training")):
@@ -91,17 +93,25 @@ def render(groups: Sequence[Group]) -> str:
             charts += [chart] if chart else []
     count = sum(len(group.runs) for group in groups)
     note = (
-        "Mean over seeds; band: 95% bootstrap interval of that mean, where there is more than one."
+        "Mean over seeds; where there is more than one, band: 95% bootstrap interval of that mean, "
+        "faint: each seed on held-out tasks."
     )
     if len({_earned(group.runs[0]) for group in groups}) > 1:
         note += " The settings do not share one reward: how high their curves lie does not compare."
     return page(
         title="Comparison",
         subtitle=f"{count} runs, {len(groups)} setting{'s' if len(groups) > 1 else ''}",
-        key=[(group.name, ", ".join(group.run_names)) for group in groups],
+        key=[(group.name, _links(group, folder)) for group in groups],
         sections=[Section("Curves", tuple(charts), note)],
         table=_table(groups),
     )
+
+
+def _links(group: Group, folder: Path) -> list[tuple[str, str]]:
+    """(name, the way from the folder to its report; empty where it has none) of each run."""
+    reports = [run.path / "report.html" for run in group.runs]
+    ways = [os.path.relpath(file, folder.resolve()) if file.is_file() else "" for file in reports]
+    return list(zip(group.run_names, map(quote, ways), strict=True))
 
 
 def _shown(groups: Sequence[Group]) -> list[Metric]:
@@ -228,6 +238,9 @@ def _chart(groups: Sequence[Group], phase: str, metric: Metric, where: str) -> C
         one = curve(group.runs, phase, name)
         if one is not None:
             several = len(group.runs) > 1
+            if several and phase == "eval":
+                lines = [run.series(phase, name) for run in group.runs]
+                series += [Series("", *line, colour, faint=True) for line in lines]
             series.append(
                 Series(
                     group.name,
@@ -318,11 +331,32 @@ def _pictures(groups: Sequence[Group], paths: Sequence[Path]) -> None:
         figure.savefig(path, dpi=200)
 
 
-def _plot(axis: Axes, group: Group, phase: str, name: str, colour: str) -> None:
+def panels(groups: Sequence[Group]) -> dict[str, Panel]:
+    """What the page compares, metric by metric, for figures by themselves."""
+
+    def panel(phase: str, metric: Metric, where: str) -> Panel:
+        def draw(axis: Axes) -> None:
+            for i, group in enumerate(groups):
+                _plot(axis, group, phase, metric.name, COLOURS[i % len(COLOURS)], group.name)
+            axis.set_title(f"{metric.title}, {where}")
+
+        return draw
+
+    return {
+        f"{phase}_{metric.name.replace('/', '_')}": panel(phase, metric, where)
+        for metric in _shown(groups)
+        for phase, where in (("eval", "held-out tasks"), ("train", "training"))
+        if any(curve(group.runs, phase, metric.name) for group in groups)
+    }
+
+
+def _plot(
+    axis: Axes, group: Group, phase: str, name: str, colour: str, text: str | None = None
+) -> None:
     one = curve(group.runs, phase, name)
     if one is None:
         return
     marker = "o" if phase == "eval" else None
-    axis.plot(one.xs_X, one.mean_X, color=colour, marker=marker, markersize=3.5)
+    axis.plot(one.xs_X, one.mean_X, color=colour, marker=marker, markersize=3.5, label=text)
     if len(group.runs) > 1:
         axis.fill_between(one.xs_X, one.low_X, one.high_X, color=colour, alpha=0.15)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -21,17 +24,52 @@ from loggers.report.svg import by_sign
 from loggers.views.view import Metric, titled
 
 COLOURS = ("#2f6fde", "#dd6b20", "#1b9e77", "#8e4ec6", "#c99700", "#d6409f", "#6a8f1f", "#7b8794")
+COLUMN = (3.4, 2.6)  # of a paper; inches
+PAPER: dict[Any, Any] = {
+    "font.size": 8,
+    "pdf.fonttype": 42,
+    "lines.linewidth": 1.2,
+}  # 42: letters stay letters
+
+Panel = Callable[[Axes], None]  # draws one
+
+
+def panels(run: Run) -> dict[str, Panel]:
+    """Learning curve, parts of the reward and shares of joint actions, where there are any."""
+    shares, phase = _shares(run)
+    found: dict[str, Panel] = {"reward": lambda axis: _learning(axis, run)}
+    if run.reward_parts:
+        found["reward_parts"] = lambda axis: _parts(axis, run)
+    if shares:
+        found["shares"] = lambda axis: _draw_shares(axis, run, phase, shares)
+    return found
+
+
+def write_figures(panels: Mapping[str, Panel], folder: str | Path) -> list[Path]:
+    """Each panel by itself, ``NAME.pdf`` and ``NAME.png``, at the width of a paper's column."""
+    folder, written = Path(folder), []
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, draw in panels.items():
+        with rc_context(PAPER):
+            figure = Figure(figsize=COLUMN, layout="constrained")
+            axis = figure.subplots()
+            draw(axis)
+            axis.set(xlabel="environment steps", ylabel=axis.get_title(), title="")
+            plain(axis, legend=False)
+            texts = axis.get_legend_handles_labels()[1]
+            if len(texts) > 1:
+                across = 1 if max(map(len, texts)) > 20 else 3
+                figure.legend(loc="outside lower center", frameon=False, fontsize=7, ncols=across)
+                figure.set_figheight(COLUMN[1] + 0.14 * math.ceil(len(texts) / across))
+            for file in (folder / f"{name}.pdf", folder / f"{name}.png"):
+                figure.savefig(file, dpi=300)
+                written.append(file)
+    return written
 
 
 def write_curves(run: Run, path: str | Path) -> None:
-    """Learning curve, parts of the reward and shares of joint actions, where there are any, side
-    by side, as a picture."""
-    shares, phase = _shares(run)
-    draw = [lambda axis: _learning(axis, run)]
-    if run.reward_parts:
-        draw.append(lambda axis: _parts(axis, run))
-    if shares:
-        draw.append(lambda axis: _draw_shares(axis, run, phase, shares))
+    """The panels side by side, as a picture."""
+    draw = list(panels(run).values())
     figure = Figure(figsize=(13 * len(draw) / 3, 4.4), layout="constrained")
     axes = figure.subplots(1, len(draw), squeeze=False)[0]
     for axis, one in zip(axes, draw, strict=True):
@@ -41,11 +79,11 @@ def write_curves(run: Run, path: str | Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def plain(axis: Axes) -> None:
-    """No frame above and to the right; a light grid."""
+def plain(axis: Axes, legend: bool = True) -> None:
+    """No frame above and to the right; a light grid; the legend below."""
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.25, linewidth=0.6)
-    if axis.get_legend_handles_labels()[0]:
+    if legend and axis.get_legend_handles_labels()[0]:
         axis.legend(
             loc="upper center",
             bbox_to_anchor=(0.5, -0.16),

@@ -16,7 +16,8 @@ from html import escape
 
 NARROW, WIDE, HEIGHT = 400, 960, 230
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 10, 30
-COLOURS = 8
+EDGE = 4  # around the axes, so that dots on them are whole
+COLOURS, DASHES = 8, 4  # further lines repeat the colours, dashed in so many ways
 BLUE, ORANGE, GREEN, PURPLE, YELLOW, PINK, OLIVE, GREY = range(COLOURS)
 MAX_POINTS = 300  # of a line; more are averaged in bins
 
@@ -81,11 +82,19 @@ class Canvas:
         self.marks.append(mark)
 
     def svg(self, title: str, hover: str = "", x_ticks: bool = True) -> str:
-        frame = self.frame
+        """``hover``: the attribute with the data of a chart that can be zoomed; its marks are
+        then a drawing inside the drawing, whose ``viewBox`` the page's script moves."""
+        frame, marks = self.frame, "".join(self.marks)
+        if hover:
+            x, y = LEFT - EDGE, TOP - EDGE
+            size = (frame.width - RIGHT + EDGE - x, frame.height - BOTTOM + EDGE - y)
+            box = 'x="{0}" y="{1}" width="{2}" height="{3}" viewBox="{0} {1} {2} {3}"'
+            box = box.format(x, y, *size)
+            marks = f'<svg class="plot" {box} preserveAspectRatio="none">{marks}</svg>'
         return (
             f'<svg viewBox="0 0 {frame.width} {frame.height}" role="img" '
             f'aria-label="{escape(title)}"{hover}>'
-            f"{_axes(frame, self.x_label, x_ticks)}{''.join(self.marks)}</svg>"
+            f"{_axes(frame, self.x_label, x_ticks)}{marks}</svg>"
         )
 
 
@@ -144,7 +153,7 @@ def stacked_chart(
         for part, base, edge in layers:
             area = canvas.frame.points([*xs, *reversed(xs)], [*edge, *reversed(base)])
             canvas.add(f'<polygon class="area f{part.colour % COLOURS + 1}" points="{area}"/>')
-        svgs.append(canvas.svg(title, _hover(canvas.frame, thin)))
+        svgs.append(canvas.svg(title, _hover(canvas.frame, thin, stacked=True)))
     return Chart(title, tuple(svgs), tuple((p.label, p.colour) for p in thin), note)
 
 
@@ -310,9 +319,11 @@ def _axes(frame: Frame, x_label: str, x_ticks: bool) -> str:
         x = min(max(frame.x(value), LEFT + 4), right - 10)
         marks.append(f'<text class="xtick" x="{x:.1f}" y="{floor + 13}">{label(value)}</text>')
     middle = (LEFT + right) / 2
-    marks.append(f'<text class="xlabel" x="{middle}" y="{frame.height - 4}">{x_label}</text>')
-    marks.append(f'<line class="axis" x1="{LEFT}" x2="{right}" y1="{floor}" y2="{floor}"/>')
-    return "".join(marks)
+    return (
+        f'<g class="ticks">{"".join(marks)}</g>'
+        f'<text class="xlabel" x="{middle}" y="{frame.height - 4}">{x_label}</text>'
+        f'<line class="axis" x1="{LEFT}" x2="{right}" y1="{floor}" y2="{floor}"/>'
+    )
 
 
 def _draw_band(canvas: Canvas, series: Series) -> None:
@@ -323,36 +334,44 @@ def _draw_band(canvas: Canvas, series: Series) -> None:
     highs = [min(y, frame.y_high) for y in series.high_X]
     xs = list(series.xs_X)
     band = frame.points([*xs, *reversed(xs)], [*highs, *reversed(lows)])
-    canvas.add(f'<polygon class="band f{series.colour % COLOURS + 1}" points="{band}"/>')
+    canvas.add(
+        f'<polygon class="band f{series.colour % COLOURS + 1}" data-s="{series.colour}" '
+        f'points="{band}"/>'
+    )
 
 
 def _draw_line(canvas: Canvas, series: Series) -> None:
     frame = canvas.frame
-    kind = "line faint" if series.faint else "line"
-    colour = f"s{series.colour % COLOURS + 1}"
+    kind = f"s{series.colour % COLOURS + 1}" + (" faint" if series.faint else "")
+    dashes = f" d{series.colour // COLOURS % DASHES}" if series.colour >= COLOURS else ""
     ys = [min(max(y, frame.y_low), frame.y_high) for y in series.ys_X]
     if len(ys) > 1:
         points = frame.points(series.xs_X, ys)
-        canvas.add(f'<polyline class="{kind} {colour}" points="{points}"/>')
+        canvas.add(
+            f'<polyline class="line {kind}{dashes}" data-s="{series.colour}" points="{points}"/>'
+        )
     if series.dots or len(ys) == 1:
         for x, y in zip(series.xs_X, ys, strict=True):
-            canvas.add(
-                f'<circle class="dot f{series.colour % COLOURS + 1}" '
-                f'cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3"/>'
+            canvas.add(  # a line without length: round at any zoom
+                f'<path class="dot {kind}" data-s="{series.colour}" '
+                f'd="M{frame.x(x):.1f} {frame.y(y):.1f}h0"/>'
             )
 
 
-def _hover(frame: Frame, series: Iterable[Series]) -> str:
-    """What the page's script needs to show values under the pointer."""
+def _hover(frame: Frame, series: Iterable[Series], stacked: bool = False) -> str:
+    """What the page's script needs to show values under the pointer and to zoom."""
     data = {
         "x": [frame.x_low, frame.x_high],
+        "y": [frame.y_low, frame.y_high],
         "px": [LEFT, frame.width - RIGHT],
         "py": [TOP, frame.height - BOTTOM],
         "percent": frame.percent,
+        "stacked": stacked,
         "series": [
             {
                 "label": s.label,
                 "colour": s.colour % COLOURS + 1,
+                "s": s.colour,
                 "x": [round(float(x), 1) for x in s.xs_X],
                 "y": [float(f"{y:.4g}") for y in s.ys_X],
             }

@@ -109,6 +109,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--labels", nargs="+", metavar="NAME", help="names of the settings compared, in their order"
     )
+    parser.add_argument(
+        "--figures", type=Path, metavar="DIR", help="also each figure by itself, as PDF and PNG"
+    )
     options = parser.parse_args(arguments)
     try:
         if len(options.runs) == 1 and options.labels:
@@ -121,8 +124,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             runs = [read_run(path) for path in options.runs]
             written = write_comparison(runs, options.out, options.labels)
+        if options.figures:
+            written += _figures(options.runs, options.labels, options.figures)
     except ReportError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print("\n".join(map(str, written)))
     return 0
+
+
+def _figures(paths: Sequence[Path], labels: Sequence[str] | None, folder: Path) -> list[Path]:
+    """For papers: of one run, or of the settings compared."""
+    from loggers.report import comparison, curves
+
+    runs = [read_run(path) for path in paths]
+    if len(runs) == 1:
+        return curves.write_figures(curves.panels(runs[0]), folder)
+    return curves.write_figures(comparison.panels(comparison.grouped(runs, labels)), folder)

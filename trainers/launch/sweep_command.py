@@ -40,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted; the same command goes on", file=sys.stderr)
         return 130
     write_results(search, folder)
-    print(f"written: {folder}/results.md, results.csv, parallel_coordinates.png")
+    write_page(search, folder)
+    print(f"written: {folder}/results.md, results.csv, parallel_coordinates.png, comparison.html")
     return 0 if any(p.state == "done" for p in search.points.values()) else 1
 
 
@@ -88,6 +89,17 @@ def write_results(search: Search, folder: Path) -> None:
     for point in points:
         if point.state == "failed":
             print(f"point {point.number} failed: {point.error}", file=sys.stderr)
+
+
+def write_page(search: Search, folder: Path) -> None:
+    """The points' curves on one page, best first."""
+    from loggers.report.comparison import write_comparison
+    from loggers.report.run_data import read_run
+
+    points = sorted(search.points.values(), key=_rank(search.sweep))
+    done = [folder / f"point_{p.number:03d}" for p in points if p.state == "done"]
+    if done:
+        write_comparison([read_run(path) for path in done], folder)
 
 
 def _rank(sweep: Sweep):

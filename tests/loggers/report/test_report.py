@@ -24,7 +24,7 @@ from loggers.report.comparison import curve, grouped, write_comparison
 from loggers.report.lines import learning_series
 from loggers.report.run_data import ReportError, Run, read_run
 from loggers.report.sample_episodes import episodes
-from loggers.report.svg import label, smoothed, ticks
+from loggers.report.svg import Series, label, line_chart, smoothed, ticks
 from loggers.report.write import main, render, write_report
 from loggers.views.code import python
 from rewards.code.domain import CODE
@@ -313,6 +313,35 @@ def test_runs_that_differ_in_the_seed_alone_are_one_setting(tmp_path):
     assert "MAGRPO num_turns=2" in text and "magrpo_1_1, magrpo_1_2" in text
     assert "Mean reward, held-out tasks" in text
     assert written[2].read_text().lstrip().startswith("<?xml")
+    write_report(tmp_path / "magrpo_1_2")
+    page = Page(write_comparison(runs, tmp_path / "out")[0].read_text())
+    assert page.fetched == ["../magrpo_1_2/report.html"]  # a way to click, of the run that has one
+
+
+def test_a_ninth_setting_is_dashed():
+    lines = [Series(f"{i}", [0, 1], [0, i], i) for i in range(9)]
+    (svg,) = line_chart("", lines).svgs
+    drawn = re.findall(r'<polyline class="([^"]*)" data-s="(\d)"', svg)
+    assert drawn[0] == ("line s1", "0") and drawn[8] == ("line s1 d1", "8")
+
+
+def test_figures_by_themselves_for_papers(run_dir, tmp_path, capsys):
+    from matplotlib.image import imread
+
+    def made(name: str, *more: str) -> list[str]:
+        folder = tmp_path / name
+        assert main([str(run_dir), *more, "--figures", str(folder)]) == 0
+        told = capsys.readouterr().out.splitlines()
+        assert {str(file) for file in folder.iterdir()} <= set(told)
+        for pdf in folder.glob("*.pdf"):
+            assert pdf.read_bytes().startswith(b"%PDF") and b"/Type3" not in pdf.read_bytes()
+            assert imread(pdf.with_suffix(".png")).shape[1] == 1020  # 3.4 inches at 300 dpi
+        return sorted(path.stem for path in folder.glob("*.png"))
+
+    assert made("one") == ["reward", "reward_parts", "shares"]
+    other = make_run(tmp_path / "other", updates=5)
+    both = made("both", str(other), "--out", str(tmp_path / "out"))
+    assert {"eval_reward_mean", "train_reward_mean", "eval_pass_rate"} <= set(both)
 
 
 def test_only_seeds_of_one_setting_are_merged(tmp_path):
@@ -417,6 +446,7 @@ def browse(profile: Path, page: Path, width: int, *options: str) -> str:
         ({"passed": "0"}, lambda s: not s["passed"]),
         ({"low": "1.1", "high": "3.9"}, lambda s: 1.1 <= s["reward"] <= 3.9),
         ({"order": "reward"}, lambda s: True),
+        ({"text": "MINI/3"}, lambda s: s["task_id"] == "mini/3"),
     ],
 )
 def test_the_filter_shows_what_was_asked_for(run_dir, tmp_path, chosen, kept):
@@ -438,6 +468,67 @@ def test_the_filter_shows_what_was_asked_for(run_dir, tmp_path, chosen, kept):
         shown.sort(key=lambda s: s["reward"])
     wanted = [s["task_id"] for s in shown if kept(s)]
     assert found[1].split(",") == wanted and found[2] == f"{len(wanted)} of 12"
+
+
+def told_by(page: Path, html: str, script: str) -> str:
+    """The title that a script gives the page once it is loaded."""
+    page.write_text(html.replace("</body>", f"<script>onload = () => {{{script}}}</script></body>"))
+    told = browse(page.parent / "profile", page, 1200, "--dump-dom")
+    found = re.search("<title>(.*)</title>", told)
+    assert found, told[-500:]
+    return found[1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="needs chromium or google-chrome on the PATH")
+def test_a_drag_zooms_every_chart_and_a_double_click_shows_all(run_dir, tmp_path):
+    html = (run_dir / "report.html").read_text()
+    drag = """
+      const svg = document.querySelector("svg.second[data-hover]");
+      const box = svg.getBoundingClientRect(), all = document.getElementById("all-steps");
+      svg.setPointerCapture = () => {};
+      const at = (kind, share) => {  // of the axis, which begins at 44 and ends at 950 of 960
+        const clientX = box.left + (44 + share * 906) / 960 * box.width;
+        svg.dispatchEvent(new PointerEvent(kind, {clientX, pointerId: 1}));
+      };
+      at("pointerdown", 0.25); at("pointermove", 0.75); at("pointerup", 0.75);
+      const boxes = () => [...document.querySelectorAll(".plot")].map(p => p.viewBox.baseVal);
+      const told = [all.textContent, svg.querySelector(".plot").viewBox.baseVal.x];
+      const narrowed = boxes().filter(b => ![354, 914].includes(b.width)).length;
+      svg.dispatchEvent(new MouseEvent("dblclick"));
+      const whole = boxes().filter(b => [354, 914].includes(b.width)).length;
+      const count = boxes().length;
+      document.title = [...told, narrowed === count, whole === count, all.hidden].join(";");
+    """
+    words, x, narrowed, whole, hidden = told_by(tmp_path / "p.html", html, drag).split(";")
+    steps = read_run(run_dir).series("train", "reward_mean")[0]
+    last = max(steps + read_run(run_dir).series("eval", "reward_mean")[0])
+    first = min(steps + read_run(run_dir).series("eval", "reward_mean")[0])
+    low, high = (int(n.replace(",", "")) for n in re.findall(r"[\d,]+", words))
+    assert low == pytest.approx(first + (last - first) / 4, abs=1.5)
+    assert high == pytest.approx(first + (last - first) * 3 / 4, abs=1.5)
+    assert float(x) == pytest.approx(44 + 906 / 4 - 4 / 2, abs=1)  # twice as large: half the edge
+    assert (narrowed, whole, hidden) == ("true", "true", "true")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="needs chromium or google-chrome on the PATH")
+def test_settings_can_be_hidden_and_the_table_sorted(run_dir, tmp_path):
+    other = make_run(tmp_path / "ppo_1_1", algorithm="ppo", updates=5)
+    written = write_comparison([read_run(run_dir), read_run(other)], tmp_path / "out", ["a", "b"])
+    script = """
+      document.querySelectorAll(".key input")[1].click();
+      const marks = [...document.querySelectorAll("svg [data-s]")];
+      const left = marks.filter(m => m.style.display !== "none");
+      const shown = [...new Set(left.map(m => m.dataset.s))];
+      const head = document.querySelector("table.sorted th");
+      const cells = () => [...document.querySelectorAll(".sorted td:first-child")];
+      const names = () => cells().map(cell => cell.innerText);
+      const before = names(); head.click(); const down = names(); head.click();
+      document.title = [shown, before, down, names()].map(one => one.join(" ")).join(";");
+    """
+    told = told_by(tmp_path / "p.html", written[0].read_text(), script)
+    assert told == "0;a b;a b;b a"
 
 
 @pytest.mark.slow

@@ -45,6 +45,7 @@ if x == 99 and "--resume" not in sys.argv:
 value = x + (y == "high")
 lines = [{"phase": "eval", "metrics": {"reward_mean": v}} for v in (0.0, value)]
 lines.append({"phase": "train", "metrics": {"reward_mean": -1.0}})
+lines = [{"step": 8 * i, "update": i} | line for i, line in enumerate(lines)]
 (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))
 """
 
@@ -82,6 +83,7 @@ def test_grid_runs_every_point_and_survives_one_that_fails(tmp_path, capsys):
     assert "point 2 failed: exit code 2: error: a.x: 13" in capsys.readouterr().err
     assert "| eval/reward_mean |" in (tmp_path / "s" / "results.md").read_text()
     assert (tmp_path / "s" / "parallel_coordinates.png").stat().st_size > 5000
+    assert "Mean reward, held-out tasks" in (tmp_path / "s" / "comparison.html").read_text()
 
 
 def test_count_goes_on_where_the_last_call_ended(tmp_path):
