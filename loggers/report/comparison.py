@@ -199,9 +199,11 @@ def _name(run: Run, others: Sequence[Run]) -> str:
 def curve(runs: Sequence[Run], phase: str, name: str) -> Curve | None:
     """A metric averaged over runs where all of them have it; None where one never has.
 
-    Runs are read off at common environment steps by straight lines between their records.
+    Runs are read off at common environment steps by straight lines between their records. The
+    reward of training is the task's also where a model's score stood for it.
     """
-    lines = [run.series(phase, name) for run in runs]
+    task = "task_reward_mean" if (phase, name) == ("train", "reward_mean") else name
+    lines = [run.series(phase, task if run.series(phase, task)[0] else name) for run in runs]
     if not all(xs for xs, _ in lines):
         return None
     start, end = max(xs[0] for xs, _ in lines), min(xs[-1] for xs, _ in lines)

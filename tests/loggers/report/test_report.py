@@ -235,6 +235,8 @@ def test_model_score_beside_task_reward(tmp_path):
     assert "Model score and task reward" in _titles(tmp_path)
     training = [s for s in learning_series(read_run(tmp_path)) if s.label == "training"]
     assert [list(s.ys_X) for s in training] == [[1.0, 0.8]]  # on one axis with held-out tasks
+    compared = curve([read_run(tmp_path)], "train", "reward_mean")
+    assert compared is not None and compared.mean_X.tolist() == [1.0, 0.8]
 
 
 def test_preferences(tmp_path):
