@@ -68,6 +68,8 @@ class Completion:
     # log-probability of all its tokens under what drew them; not a number: unknown, or greedy.
     # Up to rounding, which depends on the batch: not compared.
     logprob: float = field(default=math.nan, compare=False)
+    # Its weight in its agent's gradient, where another than the trained policy has drawn it.
+    importance: float = field(default=1.0, compare=False)
     latent: Latent | None = field(default=None, compare=False, repr=False)  # one for all siblings
     # of each token, on the CPU; None: nothing was truncated, or nobody learns from it
     kept: Kept | None = field(default=None, compare=False, repr=False)
@@ -274,10 +276,11 @@ class Row:
         weights: Iterable[float],
         indices: Iterable[int],
     ) -> Row:
-        """Completions as they were sampled."""
+        """Completions as they were sampled, their weights times their importance."""
         ids = tuple(completion.token_ids for completion in said)
+        own = tuple(w * completion.importance for w, completion in zip(weights, said, strict=True))
         kept = tuple(completion.kept for completion in said if completion.kept is not None)
-        return cls(prompt_ids, ids, tuple(weights), tuple(indices), kept)
+        return cls(prompt_ids, ids, own, tuple(indices), kept)
 
     @property
     def length(self) -> int:

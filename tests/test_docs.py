@@ -34,6 +34,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 EVERY_SECTION = {**SHARED, **SECTIONS}
 # What is not ours: known to be there, or for the reader's machine.
 OUTSIDE = {"wandb", "transformers", "pip", "cd", "export", "git", "tail", "env/bin/pip", "docker"}
+OUTSIDE |= {"env/bin/vllm"}
 
 
 class Command(NamedTuple):

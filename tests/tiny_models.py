@@ -106,7 +106,7 @@ def team(
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for agent in built.agents:
-            _exact_norms(agent.model)
+            exact_norms(agent.model)
             if agent.peft is not None:
                 for parameter in agent.parameters():
                     noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
@@ -114,7 +114,7 @@ def team(
     return built
 
 
-def _exact_norms(model: torch.nn.Module) -> None:
+def exact_norms(model: torch.nn.Module) -> None:
     """transformers takes these norms in float32, whatever the model's precision."""
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:

@@ -33,7 +33,6 @@ ALIASES: dict[str, str | None] = {
     "<algo>.rollout_buffer_size": "<algo>.train_batch_size",
     "output.save_model": "output.save_final_model",
     "<algo>.reward_shift": "reward_processor.shift",
-    "generation.backend": None,
 }
 VALUE_ALIASES: dict[str, dict[Any, str]] = {
     "joint_mode": {"aligned": "align", "crossed": "cross"},

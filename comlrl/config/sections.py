@@ -137,12 +137,17 @@ class WandbConfig:
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """How completions are sampled; none of it changes what is sampled."""
+    """What samples completions in training; evaluate.py always takes the builtin."""
 
-    max_batch_tokens: int = 262144  # key/value slots held at once; more is split into chunks
+    backend: Literal["builtin", "vllm"] = "builtin"  # vllm: a server (docs/scaling.md)
+    max_batch_tokens: int = 262144  # builtin: key/value slots held at once; more is split
     # where top_p or top_k truncate: tokens of a position's set that are kept to learn over it; of a
     # larger set a threshold is (docs/concepts.md)
     max_kept: int = 256
+    vllm_url: str | None = None  # of the server, e.g. http://localhost:8000
+    vllm_patience: float = 300.0  # seconds without an answer after which a run saves and stops
+    # of π/μ, trained policy over server's, by which a completion's gradient is multiplied
+    importance_cap: float = 2.0
 
 
 @dataclass(frozen=True)

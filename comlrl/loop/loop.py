@@ -200,25 +200,35 @@ class Loop:
         if self._saved is not None and self._saved[0] == self.counters.steps:
             return self._saved[1]
         self._begin(SAVING)
-        tensors = {name: checkpoint.tensors_of(part) for name, part in self.parts.items()}
+        state, tensors = self._content()
+        path = distributed.from_main(lambda: self._write(state, tensors))
+        self._saved = (self.counters.steps, path)
+        self._end()
+        return path
+
+    def leave(self) -> Path | None:
+        """The newest checkpoint, one of the last step where that has none; None: nothing was done.
+
+        For a step that cannot be finished, before weights have moved; called by the main process
+        alone.
+        """
+        if self.counters.steps and (self._saved is None or self._saved[0] < self.counters.steps):
+            self._saved = (self.counters.steps, self._write(*self._content()))
+        return None if self._saved is None else self._saved[1]
+
+    def _content(self) -> tuple[dict[str, Any], dict[str, checkpoint.Tensors]]:
+        """What a checkpoint holds."""
         state = {
             "loop": asdict(self.counters) | {"wall_seconds": self.wall_seconds},
             "collapse": self._alarm.state(),
             "progress": self.progress.state(),
             "tasks": self._fingerprint(),
         }
-        path = distributed.from_main(
-            lambda: checkpoint.save(
-                self.run_dir,
-                self.counters.steps,
-                state,
-                tensors,
-                self.section.save_total_limit,
-            )
-        )
-        self._saved = (self.counters.steps, path)
-        self._end()
-        return path
+        return state, {name: checkpoint.tensors_of(part) for name, part in self.parts.items()}
+
+    def _write(self, state: Mapping[str, Any], tensors: Mapping[str, checkpoint.Tensors]) -> Path:
+        limit = self.section.save_total_limit
+        return checkpoint.save(self.run_dir, self.counters.steps, state, tensors, limit)
 
     @contextlib.contextmanager
     def watch(self, work: str) -> Iterator[None]:

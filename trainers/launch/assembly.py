@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from comlrl.config.sections import Config, ConfigError
 from trainers.configs import SECTIONS, PreferenceConfig, online_name, online_section, sampling
+from trainers.launch import engine
 from trainers.launch.work import build_reward, build_transition, load_domain, load_prompts
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from comlrl.rollout.generation import Generator
     from comlrl.rollout.grow import Rollout
     from comlrl.rollout.latent_sampler import LatentSampler
+    from comlrl.rollout.vllm_sampler import VLLMSampler
     from comlrl.types import Reward, Sampler, Sampling, Task, Tree
+    from comlrl.update.importance import Corrected
     from external.expert_edits import Fallbacks
 
 
@@ -40,7 +43,7 @@ class Run:
     section: Any
     run_dir: Path
     team: Team
-    generator: Generator
+    server: VLLMSampler | None  # what samples in the generator's place
     reward: Reward
     rollout: Rollout
     loop: Loop
@@ -123,15 +126,17 @@ def assemble(
     team = build_team(config, reference=reference)
     if config.distributed.strategy == "fsdp":
         team.split()
-    generator, sampler = build_sampler(config, team)
+    _, sampler = build_sampler(config, team)
     if config.init_from is not None and start.checkpoint is None:
         initial.begin(config, SECTIONS, team, sampler)
     sampled = sampling(config)
     train = fitting(train, config, sampler, sampled)
     held_out = fitting(held_out, config, sampler, sampled) if held_out else []
     (reward, measuring), fallbacks = build_rewards(config), build_fallbacks(config)
-    rollout = build_rollout(config, sampler, reward, fallbacks)
-    evaluated = build_rollout(config, sampler, measuring, fallbacks)
+    length, heat = sampler.max_length, sampled.temperature
+    server, corrected = engine.build(config, team, run_dir, length, heat)
+    rollout = build_rollout(config, corrected or server or sampler, reward, fallbacks)
+    evaluated = build_rollout(config, server or sampler, measuring, fallbacks)
     domain = rollout.prompts.domain
     progress, logger, save = Progress(), loggers.Loggers([]), saver(team, sampler)
     if distributed.is_main():
@@ -146,12 +151,12 @@ def assemble(
         evaluate=evaluator(config, evaluated, held_out, sampled) if held_out else None,
         seed=config.seed,
         signals=signals,
-        standing=counter(fallbacks),
+        standing=standing(fallbacks, corrected),
         best=BestModel(run_dir, save) if config.output.save_best else None,
         course=build_course(config, train),
     )
     return Run(
-        config, section, run_dir, team, generator, reward, rollout, loop,
+        config, section, run_dir, team, server, reward, rollout, loop,
         replace(sampled, max_kept=config.generation.max_kept), start.continuing, save,
     )  # fmt: skip
 
@@ -357,14 +362,20 @@ def build_fallbacks(config: Config) -> Fallbacks | None:
     return Fallbacks()
 
 
-def counter(fallbacks: Fallbacks | None) -> Callable[[], dict[str, float]]:
-    """Of the attempts so far, of all processes, that ``plain`` answered in the expert's place;
-    every process calls it."""
+def standing(
+    fallbacks: Fallbacks | None, corrected: Corrected | None
+) -> Callable[[], dict[str, float]]:
+    """Metrics that go into every record: the attempts so far that ``plain`` answered in the
+    expert's place, and how far a server's samples are from the policy's. Every process asks."""
     from comlrl.processes import distributed
 
-    if fallbacks is None:
-        return dict
-    return lambda: {"expert_fallbacks": distributed.total(fallbacks.count)}
+    def told() -> dict[str, float]:
+        metrics = {} if corrected is None else corrected.metrics()
+        if fallbacks is not None:
+            metrics["expert_fallbacks"] = distributed.total(fallbacks.count)
+        return metrics
+
+    return told
 
 
 def evaluator(

@@ -340,9 +340,10 @@ def _memory(config: Config) -> list[str]:
         lines.append(_memory_line("training adds", _times(total, 3 * width), "gradients, Adam"))
         if config.section.kl_coef > 0:
             lines.append(_memory_line("reference adds", _times(total, width), "frozen copies"))
-    slots = _cache_slots(config)
-    cache = _times(max((s.cache for s in sizes if s.cache), default=None), slots * width)
-    lines.append(_memory_line("generation cache ≤", cache, f"{_number(slots)} tokens at once"))
+    if config.generation.backend == "builtin":
+        slots = _cache_slots(config)
+        cache = _times(max((s.cache for s in sizes if s.cache), default=None), slots * width)
+        lines.append(_memory_line("generation cache ≤", cache, f"{_number(slots)} tokens at once"))
     lines += _critics(config, configs.online_section(config))
     if config.section.fits_reward_model and config.section.reward_model is None:
         base = model_size(config.section.reward_model_name or names[-1], config.lora).parameters

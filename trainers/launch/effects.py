@@ -208,6 +208,21 @@ TABLE = (
         lambda c, s: not (c.section.trained_online and sampling(c).truncates),
         "no log-probability is over what top_p or top_k leave",
     ),
+    Idle(
+        "generation.vllm_url generation.vllm_patience generation.importance_cap",
+        lambda c, s: c.generation.backend != "vllm",
+        "no server is asked unless generation.backend=vllm",
+    ),
+    Idle(
+        "generation.importance_cap",
+        lambda c, s: c.generation.backend == "vllm" and not c.section.trained_online,
+        "learning from preferences does not ask how likely they were drawn",
+    ),
+    Idle(
+        "generation.max_batch_tokens",
+        lambda c, s: c.generation.backend == "vllm",
+        "the server forms the batches",
+    ),
     Idle("agent_model.name", lambda c, s: c.agents is not None, "agents names every model"),
     *(
         Idle(

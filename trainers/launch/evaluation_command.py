@@ -218,6 +218,8 @@ def build(plan: Plan, *, remembering: bool) -> Stage:
 
     deterministic()
     config, section = plan.config, plan.config.section
+    if config.generation.backend != "builtin":
+        print("notice: generation.backend: evaluations take the builtin generator", file=sys.stderr)
     tasks = load_tasks(config.dataset, config.dataset.eval_split, load_domain(config))
     team = build_team(config)
     generator, sampler = build_sampler(config, team)

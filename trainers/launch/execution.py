@@ -20,7 +20,7 @@ from comlrl.loop.interrupts import Interrupted, Signals
 from comlrl.loop.run_directory import check_free
 from comlrl.types import Trainer
 from trainers.configs import SECTIONS
-from trainers.launch import initial
+from trainers.launch import engine, initial
 from trainers.launch.assembly import (
     Run,
     assemble,
@@ -137,6 +137,7 @@ def execute(
     from comlrl.loop.checkpoint import CheckpointError
     from comlrl.loop.resume import prepare
     from comlrl.processes import distributed
+    from comlrl.rollout.vllm_server import ServerError
 
     distributed.start(config.distributed.strategy)
     with contextlib.ExitStack() as opened:
@@ -156,7 +157,13 @@ def execute(
             _finish(run)
         except CheckpointError as error:
             return _refuse(error, 1)
+        except ServerError as error:
+            if distributed.give_up(str(error), error.exit_code):
+                print(f"error: {error}", file=sys.stderr, flush=True)
+            _leave(run.loop)
+            return error.exit_code
         except distributed.PeerFailed as failed:
+            _leave(run.loop)
             return failed.code
         except Interrupted as interrupted:
             if interrupted.path is not None:
@@ -210,6 +217,16 @@ def _stopped(error: Exception, loop: Loop) -> int:
     return code
 
 
+def _leave(loop: Loop) -> None:
+    """A step's sampling cannot be finished: save what was done before it."""
+    from comlrl.processes import distributed
+
+    if distributed.is_main():
+        path = loop.leave()
+        where = f"saved {path}; continue with --resume" if path else "nothing new to save yet"
+        print(f"interrupted: {where}", file=sys.stderr)
+
+
 def _open(
     start: Start,
     build: Callable[[Run], Trainer],
@@ -223,6 +240,7 @@ def _open(
     from comlrl.processes import distributed, sharding
 
     distributed.check_cards()
+    distributed.from_main(lambda: engine.check(start.config))
     check_devices(start.config)
     sharding.check(start.config, start.config.section.fits_reward_model)
     deterministic()
@@ -230,6 +248,8 @@ def _open(
     tasks = distributed.from_main(lambda: load_both_splits(start.config))
     run = assemble(start, signals, *tasks, resume=found is not None)
     opened.callback(_closing(run.reward))
+    if run.server is not None:
+        opened.callback(run.server.close)
     opened.callback(_closing(run.loop.logger))
     trainer = build(run)
     if found is not None:

@@ -18,7 +18,7 @@ from trainers.configs import (
     top_k,
     top_p,
 )
-from trainers.launch import work
+from trainers.launch import engine, work
 
 
 def validate(config: Config) -> None:
@@ -307,6 +307,7 @@ def _madpo(section: MADPOConfig, config: Config) -> None:
 
 def _shared(config: Config) -> None:
     _output(config)
+    engine.refuse(config)
     if config.lora.r < 1:
         raise ConfigError(f"lora.r: {config.lora.r} is too small; give at least 1")
     if not 0 <= config.lora.dropout < 1:
@@ -317,6 +318,7 @@ def _shared(config: Config) -> None:
         "sandbox.memory_mb": config.sandbox.memory_mb,
         "generation.max_batch_tokens": config.generation.max_batch_tokens,
         "generation.max_kept": config.generation.max_kept,
+        "generation.vllm_patience": config.generation.vllm_patience,
         "reward_processor.scale_factor": config.reward_processor.scale_factor,
     }
     for key, value in above_zero.items():

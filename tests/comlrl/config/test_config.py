@@ -217,6 +217,7 @@ def test_an_older_spelling_of_another_algorithm(tmp_path):
 
 # ----------------------------------------------------------------------------------- refusals
 
+VLLM = ["generation.backend=vllm", "generation.vllm_url=http://localhost:8000"]
 REFUSED = [  # overrides → what the line must name
     (["magrpo.learning_rat=1"], ["magrpo.learning_rat", "1", "magrpo.learning_rate"]),
     (["learning_rate=1e-4"], ["learning_rate", "magrpo.learning_rate"]),
@@ -255,6 +256,21 @@ REFUSED = [  # overrides → what the line must name
     (["lora.alpha=0"], ["lora.alpha", "0", "above 0"]),
     (["sandbox.memory_mb=0"], ["sandbox.memory_mb", "0", "above 0"]),
     (["generation.max_batch_tokens=0"], ["generation.max_batch_tokens", "0", "above 0"]),
+    (["generation.vllm_patience=0"], ["generation.vllm_patience", "0", "above 0"]),
+    (["generation.backend=vlm"], ["generation.backend", "'vlm'", "vllm"]),
+    (["generation.backend=vllm"], ["generation.vllm_url", "null", "address"]),
+    *(
+        ([*VLLM, item], [named, "generation.backend=vllm", *words])
+        for item, named, *words in (
+            ("lora.enabled=false", "lora.enabled", "false", "whole models"),
+            ("agents=[a,b]", "agents", "one model"),
+            ("lora.target_modules=[q_proj,lm_head]", "lora.target_modules", "lm_head", "head"),
+            ("magrpo.top_p=0.9", "top_p", "0.9", "null"),
+            ("agent_model.top_k=5", "top_k", "5", "null"),
+            ("distributed.strategy=fsdp", "distributed.strategy", "fsdp", "replicate"),
+        )
+    ),
+    ([*VLLM, "generation.importance_cap=0.5"], ["generation.importance_cap", "0.5", "at least 1"]),
     (["magrpo.max_steps=null"], ["max_steps", "max_env_steps", "num_train_epochs"]),
     (["magrpo.temperature=0"], ["magrpo.temperature", "0"]),
     (["magrpo.learning_rate=0"], ["magrpo.learning_rate", "0"]),
@@ -279,6 +295,16 @@ REFUSED = [  # overrides → what the line must name
     (["agent_model.max_length=32"], ["agent_model.max_length", "32", "max_new_tokens=48"]),
     (["agent_model.torch_dtype=int8"], ["agent_model.torch_dtype", "'int8'", "bfloat16"]),
 ]
+
+
+def test_shppo_has_a_layer_that_no_server_has():
+    with pytest.raises(ConfigError, match=r"generation\.backend=vllm with shppo, .*; give builtin"):
+        parse("--override", *VLLM, algorithm="shppo", file=QUICKSTART.replace("magrpo", "shppo"))
+
+
+def test_a_server_may_sample_without_truncation():
+    config, notices = parse("--override", *VLLM, "magrpo.top_p=1.0")
+    assert config.generation.backend == "vllm" and not notices
 
 
 @pytest.mark.parametrize(("items", "named"), REFUSED, ids=lambda value: str(value[0]))

@@ -36,6 +36,7 @@ def scored(found: RewardBreakdown, value: float | None = None) -> Score:
     return Score(value, found.parts, found.passed_all, found, earned)
 
 
+IMPORTANCE = tuple(f"importance/{name}" for name in ("ratio_mean", "ratio_max", "truncated_share"))
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 
@@ -413,9 +414,10 @@ def test_what_is_documented_is_logged(real_runs, algorithm):
 
 
 def test_what_trees_say_is_logged(real_runs):
-    """By one run or another; ``expert_fallbacks`` needs an expert (tests/test_multi_turn.py), and
-    ``aux_needed_rate`` a program that passes all tests (tests/rewards/test_reward_need.py)."""
-    rare = ("expert_fallbacks", "aux_needed_rate")
+    """By one run or another; ``expert_fallbacks`` needs an expert (tests/test_multi_turn.py),
+    ``aux_needed_rate`` a program that passes all tests (tests/rewards/test_reward_need.py), and
+    ``importance/…`` a server (tests/test_vllm_runs.py)."""
+    rare = ("expert_fallbacks", "aux_needed_rate", *IMPORTANCE)
     names = set.union(*map(_names, real_runs.values()))
     rows = [row for row in documented() if row.who is None and row.name not in rare]
     for row in rows:

@@ -36,6 +36,7 @@ def test_shipped_files_say_nothing_in_vain(path):
     assert told(path) == (["reward_processor.shift"] if published else [])
 
 
+VLLM = "generation.backend=vllm generation.vllm_url=http://localhost:8000"
 IN_VAIN = [  # file, what is said, of it in vain
     ("magrpo", "magrpo.discount=0.5", "magrpo.discount"),
     ("magrpo", "magrpo.early_termination_threshold=3", "magrpo.early_termination_threshold"),
@@ -113,6 +114,10 @@ IN_VAIN = [  # file, what is said, of it in vain
     ("madpo", "madpo.top_p=0.9 generation.max_kept=9", "generation.max_kept"),
     ("magrpo", "agents=[a,b] agent_model.name=c", "agent_model.name"),
     ("magrpo", "domain=writing sandbox.timeout=3", "sandbox.timeout"),
+    ("magrpo", "generation.vllm_url=http://localhost:8000", "generation.vllm_url"),
+    ("magrpo", "generation.importance_cap=3", "generation.importance_cap"),
+    ("madpo", f"{VLLM} generation.importance_cap=3", "generation.importance_cap"),
+    ("magrpo", f"{VLLM} generation.max_batch_tokens=99", "generation.max_batch_tokens"),
 ]
 
 
@@ -140,6 +145,7 @@ def test_what_is_said_in_vain_is_told(name, overrides, key):
         ("ppo", "ppo.gae_lambda=0.5 ppo.gamma_token=0.9 reward_processor.shift=-4"),
         ("ppo", "ppo.kl_coef=0.1 ppo.kl_target=0.1 ppo.kl_horizon=3 ppo.ppo_epochs=2"),
         ("marlhf", "marlhf.rl_algorithm=ppo ppo.clip_range=0.3"),
+        ("magrpo", f"{VLLM} generation.importance_cap=3 generation.vllm_patience=9"),
         ("marlhf", "magrpo.num_generations=7 marlhf.preference_num_candidates=3"),
     ],
 )

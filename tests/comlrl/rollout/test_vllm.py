@@ -1,0 +1,218 @@
+"""The client of a vLLM server, against a server with the same endpoints around the generator."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from comlrl.config.sections import ConfigError
+from comlrl.models.team import Team
+from comlrl.rollout.vllm_sampler import VLLMSampler
+from comlrl.rollout.vllm_server import Server, ServerError
+from comlrl.types import Request, Sampling
+from comlrl.update.importance import Corrected
+from tests.fake_vllm import FakeVLLM
+from tests.tiny_models import STOPS, config, prompt, team
+from trainers.launch import engine
+
+SAMPLING = Sampling(0.8, 12)
+
+
+@pytest.fixture
+def server() -> Iterator[FakeVLLM]:
+    fake = FakeVLLM(team(num_agents=1)).start()
+    yield fake
+    fake.stop()
+
+
+def client(
+    agents: Team, server: FakeVLLM, folder: Path, *, patience: float = 60.0, **keys: float
+) -> VLLMSampler:
+    asked = Server(server.url, patience, first_wait=0.01)
+    return VLLMSampler(agents, asked, folder / "vllm", 512, keys.get("temperature", 0.8))
+
+
+def requests(agent: int, count: int = 2, siblings: int = 3) -> list[Request]:
+    return [
+        Request(prompt(f"agent {agent}, {n}"), tuple((agent, n, g) for g in range(siblings)))
+        for n in range(count)
+    ]
+
+
+def move(agents: Team, index: int) -> None:
+    with torch.no_grad():
+        agents.agents[index].parameters()[0].add_(0.1)
+
+
+def kinds(server: FakeVLLM) -> list[str]:
+    """Loads and unloads, with the agent whose adapter it was."""
+    return [f"{what} {name.split('-')[0]}" for what, name in server.events]
+
+
+def test_each_agent_s_completions_have_ratio_1(server, tmp_path):
+    """Adapters that differ: one agent's samples under the other's would have other ratios."""
+    agents = team()
+    sampler = client(agents, server, tmp_path)
+    corrected = Corrected(agents, sampler, cap=2.0)
+    said_N = corrected.sample([requests(0), requests(1)], SAMPLING)
+    assert [[len(group) for group in said] for said in said_N] == [[3, 3], [3, 3]]
+    for completion in (c for said in said_N for group in said for c in group):
+        assert completion.importance == pytest.approx(1, abs=1e-4)  # drawn in float32
+        ids = completion.token_ids
+        assert completion.text == agents.agents[0].decode(ids)
+        assert completion.finished == (ids[-1] in STOPS) and (completion.finished or len(ids) == 12)
+    told = corrected.metrics()
+    assert told["importance/ratio_mean"] == pytest.approx(1, abs=1e-4)
+    assert told["importance/ratio_max"] == pytest.approx(1, abs=1e-3)
+    assert told["importance/truncated_share"] == 0
+    assert corrected.metrics() == {}  # told once
+    crossed = Corrected(agents, sampler, cap=2.0).sample([requests(0), []], SAMPLING)
+    assert crossed[1] == []
+    names = {name for _, name in server.events}
+    assert {body["model"] for body in server.asked if body["model"] != "base"} == names
+
+
+def test_greedy_asks_once_for_all_siblings_and_weights_nothing(server, tmp_path):
+    agents = team()
+    corrected = Corrected(agents, client(agents, server, tmp_path), cap=2.0)
+    greedy = Sampling(0.0, 12)
+    said = corrected.sample([[], requests(1)], greedy)[1]
+    assert all(group == group[:1] * 3 and group[0].importance == 1 for group in said)
+    assert corrected.metrics() == {}
+
+
+def test_adapters_are_loaded_under_new_names_before_old_ones_are_unloaded(server, tmp_path):
+    agents = team()
+    sampler = client(agents, server, tmp_path)
+    assert kinds(server) == ["load agent_0", "load agent_1"]
+    asked = [requests(0, 1), requests(1, 1)]
+    sampler.sample(asked, SAMPLING)
+    sampler.sample(asked, SAMPLING)
+    assert len(server.events) == 2  # nothing has moved
+    move(agents, 1)
+    sampler.sample([asked[0], []], SAMPLING)  # whoever acts
+    assert kinds(server)[2:] == ["load agent_1", "unload agent_1"]
+    assert server.events[1][1] == server.events[3][1] != server.events[2][1]
+    move(agents, 0)
+    move(agents, 1)
+    sampler.sample(asked, SAMPLING)
+    both = ["load agent_0", "load agent_1", "unload agent_0", "unload agent_1"]
+    assert kinds(server)[4:] == both
+    kept = [path.name for path in (tmp_path / "vllm/process_0").iterdir()]
+    assert sorted(kept) == sorted(server.adapters)
+    sampler.close()
+    assert server.adapters == {} and not (tmp_path / "vllm").exists()
+
+
+def test_processes_with_the_same_weights_share_their_names(server, tmp_path, monkeypatch):
+    """The later one finds them loaded; and what one has unloaded is loaded again where needed."""
+    monkeypatch.setattr("secrets.token_hex", lambda size: "aa")  # as the main process tells all
+    first, second = (client(team(), server, tmp_path / name) for name in "ab")
+    second.sample([requests(0, 1), []], SAMPLING)
+    assert kinds(server) == ["load agent_0", "load agent_1"]
+    second.close()
+    assert server.adapters == {}
+    assert len(first.sample([requests(0, 1), []], SAMPLING)[0][0]) == 3
+    first.close()
+    assert server.adapters == {}
+
+
+def test_answers_are_waited_for_and_all_requests_are_sent_at_once(server, tmp_path):
+    """The server answers nobody before everybody has asked."""
+    sampler = client(team(), server, tmp_path)
+    together = threading.Barrier(6, timeout=60)
+    server.before = lambda body: together.wait() and None
+    said_N = sampler.sample([requests(0, 3), requests(1, 3)], SAMPLING)
+    assert [len(said) for said in said_N] == [3, 3]
+
+
+def test_an_answer_that_does_not_come_is_asked_for_again(server, tmp_path):
+    sampler = client(team(), server, tmp_path, patience=0.5)
+    never, asked = threading.Event(), []
+
+    def before(body: dict) -> None:
+        asked.append(body)
+        if len(asked) == 1:
+            never.wait(60)
+
+    server.before = before
+    assert len(sampler.sample([requests(0, 1), []], SAMPLING)[0][0]) == 3
+    never.set()
+    assert len(asked) == 2
+
+
+def test_torn_connections_are_tried_again(server, tmp_path):
+    sampler = client(team(), server, tmp_path)
+    server.torn = 3
+    said_N = sampler.sample([requests(0), requests(1)], SAMPLING)
+    assert [[len(group) for group in said] for said in said_N] == [[3, 3], [3, 3]]
+    asked = sum(body["model"] != "base" for body in server.asked)
+    assert asked == 4 + 3
+
+
+class _StartsAgain(threading.Event):
+    """What the client waits on between two tries: the server comes back meanwhile."""
+
+    def __init__(self, server: FakeVLLM) -> None:
+        super().__init__()
+        self.server, self.tries = server, 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.tries += 1
+        if self.tries == 1:
+            self.server.start()
+        return super().wait(timeout)
+
+
+def test_a_server_that_is_started_again_is_given_the_adapters_again(server, tmp_path):
+    sampler = client(team(), server, tmp_path)
+    server.stop()
+    sampler.server._leaving = again = _StartsAgain(server)
+    assert len(sampler.sample([requests(0, 1), []], SAMPLING)[0][0]) == 3
+    assert again.tries >= 1
+    assert kinds(server) == ["load agent_0", "load agent_1", "load agent_0"]
+
+
+def test_a_server_that_stays_away_is_given_up(server, tmp_path):
+    sampler = client(team(), server, tmp_path, patience=0.1)
+    server.stop()
+    with pytest.raises(ServerError, match=r"generation.vllm_url: 'http.* no better for 0.1 s"):
+        sampler.sample([requests(0), requests(1)], SAMPLING)
+    sampler.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "temperature", "said"),
+    [
+        ({"max_model_len": 511}, 1.0, "--max-model-len 512"),
+        ({"max_rank": 8}, 1.0, "LoRA rank 16 is greater than 8"),
+        ({"processed": False}, 0.7, "--logprobs-mode processed_logprobs"),
+    ],
+)
+def test_a_server_that_does_not_fit_is_refused_at_the_start(
+    server, tmp_path, settings, temperature, said
+):
+    vars(server).update(settings)
+    with pytest.raises(ConfigError, match=r"generation\.vllm_url: .*" + said):
+        client(team(), server, tmp_path, temperature=temperature)
+    assert server.adapters == {} and not (tmp_path / "vllm").exists()
+
+
+def test_raw_log_probabilities_are_right_at_temperature_1(server, tmp_path):
+    server.processed = False
+    client(team(), server, tmp_path, temperature=1.0)
+
+
+def test_adapters_on_the_head_are_refused(server, tmp_path):
+    agents = team(lora__target_modules=".*(q_proj|lm_head)")
+    with pytest.raises(ConfigError, match=r"lora\.target_modules: the language-model head"):
+        client(agents, server, tmp_path)
+
+
+def test_the_builtin_needs_no_engine(tmp_path):
+    agents = team()
+    assert engine.build(config(), agents, tmp_path, 512, 1.0) == (None, None)

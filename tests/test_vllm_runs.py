@@ -1,0 +1,187 @@
+"""Whole runs whose completions come from a server: by the generator behind the same endpoints, and
+by vLLM itself where VLLM_COMMAND tells how to start it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from comlrl.builtin import TINY_CODER
+from comlrl.models.loading import build_team
+from tests import tiny_models
+from tests.fake_vllm import FakeVLLM
+from tests.runs import Process, Zygote, metrics, newest_step, small
+
+EXACT = {"agent_model__torch_dtype": "float32", "lora__r": 4}
+
+
+@pytest.fixture
+def server() -> Iterator[FakeVLLM]:
+    team = build_team(tiny_models.config(num_agents=1, **EXACT), device="cpu")
+    fake = FakeVLLM(team).start()
+    yield fake
+    fake.stop()
+
+
+def asked(
+    algorithm: str, folder: Path, url: str, patience: float = 120, **section: object
+) -> list[str]:
+    """Arguments for a run of seconds that asks a server."""
+    return [
+        *small(algorithm, folder, **section), "agent_model.torch_dtype=float32",
+        "generation.backend=vllm", f"generation.vllm_url={url}",
+        f"generation.vllm_patience={patience}",
+    ]  # fmt: skip
+
+
+def lines(folder: Path, phase: str = "train") -> list[dict]:
+    return [line for line in metrics(folder) if line["phase"] == phase]
+
+
+def has_trained(folder: Path) -> Callable[[], bool]:
+    return lambda: (folder / "metrics.jsonl").exists() and bool(lines(folder))
+
+
+def ratios(folder: Path) -> list[float]:
+    """The mean ratio of each training step, and 1 within rounding."""
+    for line in lines(folder, "eval"):
+        assert not any(name.startswith("importance/") for name in line["metrics"])
+    return [line["metrics"]["importance/ratio_mean"] for line in lines(folder)]
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["magrpo", *(pytest.param(a, marks=pytest.mark.slow) for a in ("ppo", "madpo"))]
+)
+def test_a_run_by_a_server(zygote: Zygote, server: FakeVLLM, tmp_path: Path, algorithm) -> None:
+    """Each update's adapters are loaded, those before unloaded; all weigh 1."""
+    folder = tmp_path / "run"
+    keys = {"num_agents": 2, "max_new_tokens": 24, "num_generations": 4}
+    if algorithm == "madpo":
+        keys |= {"preference_num_candidates": 6, "num_iterations": 1}
+    arguments = asked(algorithm, folder, server.url, max_steps=3, save_steps=0, **keys)
+    run = zygote.run(algorithm, [*arguments, "dataset.train_split=train[:8]"])
+    assert run.wait() == 0, run.output
+    assert "warning" not in run.output and not (folder / "vllm").exists()
+    assert server.adapters == {}
+    loads = [name for what, name in server.events if what == "load"]
+    assert sorted(loads) == sorted({name for what, name in server.events if what == "unload"})
+    if algorithm == "madpo":  # sampled from once; evaluated before, and behind steps 2 and 3
+        assert Counter(name.split("-")[0] for name in loads) == {"agent_0": 3, "agent_1": 3}
+    else:
+        assert Counter(name.split("-")[0] for name in loads) == {"agent_0": 4, "agent_1": 4}
+        assert ratios(folder) == pytest.approx([1] * 3, abs=1e-3)
+
+
+def test_a_server_that_is_not_there_is_told_at_once(zygote: Zygote, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    run = zygote.run("magrpo", asked("magrpo", tmp_path / "run", url))
+    assert run.wait() == 2, run.output
+    (line,) = [line for line in run.output.splitlines() if line.startswith("error: ")]
+    assert line.startswith(f"error: generation.vllm_url: '{url}' cannot be reached (")
+    assert "Traceback" not in run.output and "Loading weights" not in run.output
+
+
+def test_a_server_lost_in_the_middle(zygote: Zygote, server: FakeVLLM, tmp_path: Path) -> None:
+    """The run saves what it has done, though no checkpoint was due, and goes on from there."""
+    folder = tmp_path / "run"
+    keys = {"save_steps": 0, "eval_interval": 0, "patience": 5}
+    run = zygote.run("magrpo", asked("magrpo", folder, server.url, max_steps=1000, **keys))
+    run.until(has_trained(folder))
+    server.stop()
+    assert run.wait() == 1, run.output
+    assert "Traceback" not in run.output
+    step = newest_step(folder)
+    assert step == len(lines(folder)) > 0
+    told = [x for x in run.output.splitlines() if x.startswith(("error: ", "interrupted: "))]
+    assert "no better for 5 s" in told[0] and told[0].startswith("error: generation.vllm_url: ")
+    assert told[1].startswith("interrupted: saved ") and told[1].endswith("--resume")
+    server.start()
+    again = zygote.run(
+        "magrpo", [*asked("magrpo", folder, server.url, max_steps=step + 2, **keys), "--resume"]
+    )
+    assert again.wait() == 0, again.output
+    assert [line["update"] for line in lines(folder)] == list(range(1, step + 3))
+    assert ratios(folder) == pytest.approx([1] * (step + 2), abs=1e-3)
+
+
+def ended(team: list[Process]) -> list[int]:
+    return [process.wait() for process in team]
+
+
+def test_processes_share_the_adapters(zygote: Zygote, server: FakeVLLM, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    arguments = asked("magrpo", folder, server.url, batch_size=3, max_steps=2, max_new_tokens=24)
+    team = zygote.team(2, {"run": ["magrpo", arguments]})
+    assert ended(team) == [0, 0], team[0].output + team[1].output
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["distributed"] == {"world_size": 2, "weights_in_sync": True}
+    loads = Counter(name for what, name in server.events if what == "load")
+    assert set(loads.values()) == {1} and len(loads) == 2 * 3
+    assert ratios(folder) == pytest.approx([1] * 2, abs=1e-3)
+    assert server.adapters == {} and not (folder / "vllm").exists()
+
+
+def test_processes_whose_server_is_lost(zygote: Zygote, server: FakeVLLM, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    keys = {"save_steps": 0, "eval_interval": 0, "max_steps": 1000, "patience": 5}
+    team = zygote.team(2, {"run": ["magrpo", asked("magrpo", folder, server.url, **keys)]})
+    team[0].until(has_trained(folder))
+    server.stop()
+    assert ended(team) == [1, 1]
+    assert newest_step(folder) == len(lines(folder)) > 0
+    together = team[0].output + team[1].output
+    assert together.count("error: ") == 1 and "interrupted: saved" in team[0].output
+
+
+@pytest.mark.slow
+def test_a_run_by_vllm_itself(zygote: Zygote, tmp_path: Path) -> None:
+    """VLLM_COMMAND: what stands before the model's folder, e.g. `vllm serve`."""
+    command = os.environ.get("VLLM_COMMAND")
+    if not command:
+        pytest.skip("VLLM_COMMAND is not set: there is no vLLM here")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = [
+        str(TINY_CODER), "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
+        "--enforce-eager", "--enable-lora", "--max-loras", "4", "--max-lora-rank", "8",
+        "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm",
+    ]  # fmt: skip
+    environment = os.environ | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+    with (tmp_path / "server.log").open("w") as log:
+        vllm = subprocess.Popen(
+            [*shlex.split(command), *arguments], env=environment, stdout=log, stderr=log
+        )
+    try:
+        folder, url = tmp_path / "run", f"http://127.0.0.1:{port}"
+        answers = Process(zygote, vllm.pid, tmp_path / "server.log")
+        answers.until(lambda: _healthy(url) or vllm.poll() is not None, 600)
+        assert vllm.poll() is None, answers.output[-3000:]
+        keys = {"max_new_tokens": 24, "temperature": 0.8}
+        run = zygote.run("magrpo", asked("magrpo", folder, url, 300, **keys))
+        assert run.wait(600) == 0, run.output
+        assert ratios(folder) == pytest.approx([1] * 4, abs=0.02)
+        assert all(line["metrics"]["importance/ratio_max"] < 1.5 for line in lines(folder))
+    finally:
+        vllm.terminate()
+        vllm.wait(60)
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5):
+            return True
+    except (OSError, urllib.error.URLError):
+        return False
