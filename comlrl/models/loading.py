@@ -98,7 +98,7 @@ def load_model(
         tokenizer = AutoTokenizer.from_pretrained(source, **dict(section.tokenizer_kwargs))
         model = AutoModelForCausalLM.from_pretrained(
             source,
-            dtype=_dtype(section, device, frozen),
+            dtype=dtype_of(section, device, frozen),
             attn_implementation=section.attn_implementation,
             **dict(section.model_kwargs),
         )
@@ -130,7 +130,8 @@ def load_model(
     return model, tokenizer
 
 
-def _dtype(section: AgentModelConfig, device: str, frozen: bool) -> torch.dtype:
+def dtype_of(section: AgentModelConfig, device: str, frozen: bool) -> torch.dtype:
+    """Of a model's weights; ``frozen``: its base is not trained."""
     if section.torch_dtype != "auto":
         return getattr(torch, section.torch_dtype)
     if device.startswith("cuda"):

@@ -67,12 +67,20 @@ def parse_arguments(algorithm: str, argv: Sequence[str] | None = None) -> argpar
         action="store_true",
         help="check all that is at hand, print the cost, load no weights",
     )
+    parser.add_argument(
+        "--hardware",
+        metavar="KIND",
+        help="with --dry-run: estimate seconds on [8x]h100, h200, a100, cpu or "
+        "flops=…,bandwidth=…,memory=… (docs/scaling.md)",
+    )
     older = parser.add_argument_group("older flags, each a key of the configuration")
     for flag, key in FLAGS.items():
         count = "+" if flag == "turn_gradient_weights" else None
         shown = key.replace("<algo>", algorithm)
         older.add_argument(f"--{flag}", nargs=count, metavar="VALUE", help=shown)
     arguments = parser.parse_args(argv)
+    if arguments.hardware is not None and not arguments.dry_run:
+        raise ConfigError(f"--hardware: '{arguments.hardware}' is for --dry-run; give both")
     arguments.config = config_file(arguments.config)
     return arguments
 

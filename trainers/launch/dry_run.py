@@ -12,7 +12,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from comlrl.preferences.pairs import tasks_at_once
 from comlrl.tasks.datasets import FILE_KINDS, split_size
 from trainers import configs
 from trainers.launch.assembly import build_course
+from trainers.launch.growth import growth, scored, training_steps
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}
 ADAPTER_BYTES = 4 * 4  # float32 weight, gradient and Adam's two moments
@@ -46,67 +47,12 @@ def describe(config: Config) -> str:
     return "\n".join([*lines, "", *_memory(config)])
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """Upper bounds of one task's tree."""
-
-    nodes: int
-    joint_actions: int
-    completions: int  # of all agents
-    widest: int  # nodes of the widest level
-    turns: int  # of all paths: a node each, or in sequential turns several
-
-
-def scored(section: Any, tree: Growth) -> int:
-    """Joint actions of one task that are scored: its tree's, and with ``advantage: greedy`` those
-    of a greedy chain from every state, one a turn to the end."""
-    if getattr(section, "advantage", None) != "greedy":
-        return tree.joint_actions
-    turns = range(1, section.num_turns + 1)
-    levels = [growth(replace(section, num_turns=turn)).nodes for turn in turns]
-    return tree.joint_actions + sum(levels)  # a state at turn t counts in T − t + 1 of them
-
-
-def growth(section: Any) -> Growth:
-    """The tree of one task, where no branch ends early.
-
-    A turn has K joint actions: G with align, G^N with cross, and G times the later agents'
-    generations where these act in order. Each goes on, with ``handoff`` its width of them. Chains
-    are G samples at turn 1, one afterwards.
-    """
-    shape = section.shape
-    total, starts = Growth(0, 0, 0, 0, 0), 1
-    for turn in range(1, section.num_turns + 1):
-        level = starts
-        for stage in shape.stages:
-            own = shape.generations(stage.start, turn)
-            joint = level * (own ** len(stage) if shape.joint_mode == "cross" else own)
-            total = Growth(
-                total.nodes + level,
-                total.joint_actions + joint * (stage.stop == shape.num_agents),
-                total.completions + level * own * len(stage),
-                max(total.widest, level),
-                total.turns + starts * (stage.start == 0),
-            )
-            level = joint
-        starts = min(level, starts * section.handoff_width) if section.handoff else level
-    return total
-
-
-def training_steps(
-    section: Any, tasks: int | None, actions: int, course: Course | None = None
-) -> int | None:
-    """Training steps of the run, the first of its ends; None where the tasks decide and are
-    unknown. ``actions``: joint actions of a full step. ``course``: of a run in rounds."""
-    ends = [section.max_steps]
-    if section.max_env_steps is not None:
-        ends.append(math.ceil(section.max_env_steps / actions))
-    if course is not None:
-        ends.append(course.steps)
-    elif section.num_train_epochs is not None and tasks is not None:
-        ends.append(section.num_train_epochs * math.ceil(tasks / section.batch_size))
-    known = [end for end in ends if end is not None]
-    return min(known) if known else None
+def steps_of(config: Config, tasks: int | None) -> int | None:
+    """Of the run; ``tasks``: how many there are, where that is known."""
+    section = configs.online_section(config)
+    size = section.batch_size if tasks is None else min(section.batch_size, tasks)
+    actions = size * scored(section, growth(section))
+    return training_steps(section, tasks, actions, _rounds(config, tasks))
 
 
 def count_tasks(name: str, split: str) -> tuple[int | None, str]:
@@ -192,12 +138,12 @@ def _shapes(folder: Path | None) -> dict[str, Sequence[int]]:
     return shapes
 
 
-def _names(config: Config) -> Sequence[str]:
+def models_of(config: Config) -> Sequence[str]:
     return config.agents or (config.agent_model.name,) * config.section.num_agents
 
 
 def _who(config: Config) -> list[str]:
-    count, names = config.section.num_agents, list(dict.fromkeys(_names(config)))
+    count, names = config.section.num_agents, list(dict.fromkeys(models_of(config)))
     what = f"LoRA r={config.lora.r}" if config.lora.enabled else "all weights trained"
     shared = config.agents is None and config.lora.enabled and count > 1
     held = ", one base held once" if shared else ""
@@ -210,7 +156,7 @@ def _online(config: Config, section: Any, tasks: int | None) -> list[str]:
     tree = growth(section)
     size = section.batch_size if tasks is None else min(section.batch_size, tasks)
     actions = size * scored(section, tree)
-    steps = training_steps(section, tasks, actions, _rounds(config, tasks))
+    steps = steps_of(config, tasks)
     nodes = size * tree.nodes
     decoders, levels = _decoders(config), section.num_turns * len(section.shape.stages)
     calls = decoders * levels
@@ -297,9 +243,7 @@ def _evaluations(config: Config, tasks: int | None) -> list[str]:
     rows, _ = count_tasks(config.dataset.name, config.dataset.eval_split)
     limits = [n for n in (rows, section.eval_num_samples) if n is not None]
     each = min(limits) if limits else None
-    tree = growth(section)
-    size = section.batch_size if tasks is None else min(section.batch_size, tasks)
-    steps = training_steps(section, tasks, size * scored(section, tree), _rounds(config, tasks))
+    steps = steps_of(config, tasks)
     passes = None
     if steps is not None and config.section.trained_online:
         passes = 1 + math.ceil(steps / section.eval_interval)
@@ -317,7 +261,7 @@ def _memory(config: Config) -> list[str]:
     width = BYTES[config.agent_model.torch_dtype]
     count = config.section.policies
     dtype = config.agent_model.torch_dtype.replace("auto", "bfloat16 (on a CPU float32: twice)")
-    names = _names(config)
+    names = models_of(config)
     sizes = [model_size(name, config.lora) for name in names]
     shared = config.agents is None and config.lora.enabled
     held = sizes[:1] if shared else sizes

@@ -58,6 +58,19 @@ def check(config: Config) -> list[str]:
     return unchecked
 
 
+def prompt_tokens(config: Config) -> float | None:
+    """Mean of the agents' first prompts; None where the tasks or a tokenizer are not at hand."""
+    from comlrl.types import Message
+
+    tasks, agents, prompts = _tasks(config, []), _agents(config, []), load_prompts(config)
+    lengths = [
+        len(agent.encode((*prompts.opening, Message("user", text))))
+        for task in tasks[:64]
+        for agent, text in zip(agents, prompts.first(task, len(agents) or 1), strict=False)
+    ]
+    return sum(lengths) / len(lengths) if lengths else None
+
+
 def _output(config: Config) -> None:
     folder = path = Path(config.output.dir or config.output.base_dir).absolute()
     while not path.exists():

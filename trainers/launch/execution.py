@@ -73,7 +73,7 @@ def _main(
         for notice in notices + no_weights_notice(config):
             print(f"notice: {notice}", file=sys.stderr)
     if arguments.dry_run:
-        return _dry_run(config)
+        return _dry_run(config, arguments.hardware)
     return execute(config, build, signals, arguments.resume, arguments.resume_force)
 
 
@@ -88,14 +88,19 @@ def no_weights_notice(config: Config) -> list[str]:
     return [f"this run leaves no weights: {why}; set output.save_final_model=true to keep them"]
 
 
-def _dry_run(config: Config) -> int:
+def _dry_run(config: Config, hardware: str | None) -> int:
     """Check what is at hand, then tell the cost and what was left unchecked."""
     from trainers.launch.dry_run import describe
     from trainers.launch.dry_run_checks import check
 
     try:
         unchecked = check(config)
-        print(describe(config))
+        lines = [describe(config)]
+        if hardware is not None:
+            from trainers.launch.roofline import estimate
+
+            lines.append(estimate(config, hardware))
+        print("\n".join(lines))
     except (ValueError, RuntimeError) as error:
         if not is_user_error(error):
             raise

@@ -15,15 +15,9 @@ from comlrl.config.sections import Config
 from rewards.sandbox import launch
 from tests.runs import algorithm_of
 from trainers.configs import MAGRPOConfig, PPOConfig, sections_of
-from trainers.launch.dry_run import (
-    count_tasks,
-    describe,
-    growth,
-    model_size,
-    scored,
-    training_steps,
-)
+from trainers.launch.dry_run import count_tasks, describe, model_size
 from trainers.launch.execution import main
+from trainers.launch.growth import growth, scored, training_steps
 from trainers.launch.relations import validate
 
 ROOT = Path(__file__).parents[3]

@@ -17,7 +17,8 @@ from comlrl.update.minibatches import like_parts
 from tests.runs import algorithm_of
 from trainers.configs import SECTIONS, MAGRPOConfig, online_section, sections_of
 from trainers.launch.command_line import parse_arguments, resolve
-from trainers.launch.dry_run import describe, growth
+from trainers.launch.dry_run import describe
+from trainers.launch.growth import growth
 from trainers.launch.relations import validate
 
 ROOT = Path(__file__).parents[3]

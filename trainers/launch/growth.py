@@ -1,0 +1,89 @@
+"""How much a training step grows and a run makes, from its section alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from comlrl.loop.course import Course
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Upper bounds of one task's tree."""
+
+    nodes: int
+    joint_actions: int
+    completions: int  # of all agents
+    widest: int  # nodes of the widest level
+    turns: int  # of all paths: a node each, or in sequential turns several
+
+
+class Level(NamedTuple):
+    """What is sampled at once of one task's tree."""
+
+    turn: int
+    stage: range  # the agents that act
+    nodes: int
+    own: int  # completions of an agent at a node
+    joint: int  # joint actions of all nodes
+
+
+def scored(section: Any, tree: Growth) -> int:
+    """Joint actions of one task that are scored: its tree's, and with ``advantage: greedy`` those
+    of a greedy chain from every state, one a turn to the end."""
+    if getattr(section, "advantage", None) != "greedy":
+        return tree.joint_actions
+    turns = range(1, section.num_turns + 1)
+    levels = [growth(replace(section, num_turns=turn)).nodes for turn in turns]
+    return tree.joint_actions + sum(levels)  # a state at turn t counts in T − t + 1 of them
+
+
+def growth(section: Any) -> Growth:
+    """The tree of one task, where no branch ends early.
+
+    A turn has K joint actions: G with align, G^N with cross, and G times the later agents'
+    generations where these act in order. Each goes on, with ``handoff`` its width of them. Chains
+    are G samples at turn 1, one afterwards.
+    """
+    total = Growth(0, 0, 0, 0, 0)
+    for level in levels(section):
+        total = Growth(
+            total.nodes + level.nodes,
+            total.joint_actions + level.joint * (level.stage.stop == section.num_agents),
+            total.completions + level.nodes * level.own * len(level.stage),
+            max(total.widest, level.nodes),
+            total.turns + level.nodes * (level.stage.start == 0),
+        )
+    return total
+
+
+def levels(section: Any) -> Iterator[Level]:
+    """One after the other."""
+    shape, starts = section.shape, 1
+    for turn in range(1, section.num_turns + 1):
+        nodes = starts
+        for stage in shape.stages:
+            own = shape.generations(stage.start, turn)
+            joint = nodes * (own ** len(stage) if shape.joint_mode == "cross" else own)
+            yield Level(turn, stage, nodes, own, joint)
+            nodes = joint
+        starts = min(nodes, starts * section.handoff_width) if section.handoff else nodes
+
+
+def training_steps(
+    section: Any, tasks: int | None, actions: int, course: Course | None = None
+) -> int | None:
+    """Training steps of the run, the first of its ends; None where the tasks decide and are
+    unknown. ``actions``: joint actions of a full step. ``course``: of a run in rounds."""
+    ends = [section.max_steps]
+    if section.max_env_steps is not None:
+        ends.append(math.ceil(section.max_env_steps / actions))
+    if course is not None:
+        ends.append(course.steps)
+    elif section.num_train_epochs is not None and tasks is not None:
+        ends.append(section.num_train_epochs * math.ceil(tasks / section.batch_size))
+    known = [end for end in ends if end is not None]
+    return min(known) if known else None
