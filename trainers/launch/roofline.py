@@ -238,7 +238,8 @@ class Work:
             (moved * self.bytes + SAMPLING * dims.vocabulary * written) / self.on.bandwidth,
         )
         once += self.attention(written, read + longest)
-        once += chunks * (longest + 1) * dims.layers * DECODING * self.on.launch
+        if self.config.generation.backend == "builtin":  # an engine captures its operations
+            once += chunks * (longest + 1) * dims.layers * DECODING * self.on.launch
         once += 2 * dims.linear * prompts * read / self.on.flops
         once += self.attention(prompts * read, read / 2)
         return once if self.shared else once * agents

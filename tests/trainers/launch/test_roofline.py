@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[3]
 # 10 · (2 · 10 + 2 · 5) + 3 · 10 · 20 = 900 weights a layer, 2 layers; a head of 10 · 100
 DIMS = Dims(layers=2, width=10, inner=20, heads=10, kv=5, vocabulary=100)
 # Products cost nothing, or memory does, or a single operation: one at a time.
+URL = "http://localhost:8000"
 FREE = Hardware(1e30, 1e30, 1e9, attention=1e30, launch=1e-30, prompt=30)
 
 
@@ -56,6 +57,8 @@ def test_generation_by_hand():
     assert products.generation() == 2 * 2800 * 24 * 16 + 2 * 1800 * 6 * 30
     launch = work(replace(FREE, launch=1.0))
     assert launch.generation() == pytest.approx(17 * 2 * DECODING)  # a prefill and 16 tokens
+    engine = work(replace(FREE, launch=1.0), generation__backend="vllm", generation__vllm_url=URL)
+    assert engine.generation() < 1
     # In bfloat16: all weights for each of 16 tokens; keys of the prompts, and on average half of
     # a row's own; what layers leave; and 24 bytes for each word of the vocabulary.
     memory = work(replace(FREE, bandwidth=1.0), agent_model__torch_dtype="bfloat16")
