@@ -60,6 +60,7 @@ def start(overrides: list[str], fast: bool, folder: str, steps: int) -> tuple[An
     keys = [
         f"output.dir={folder}/run", "magrpo.num_generations=4", "magrpo.batch_size=32",
         "magrpo.eval_interval=0", "magrpo.kl_coef=0", "magrpo.num_train_epochs=null",
+        "magrpo.top_p=null",
         f"magrpo.max_steps={steps}",
     ]  # fmt: skip
     file = str(ROOT / "configs/magrpo_quickstart.yaml")

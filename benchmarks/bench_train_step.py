@@ -55,6 +55,7 @@ def ours(arguments: argparse.Namespace, *overrides: str, algorithm: str = "magrp
             "max_steps": 2 * arguments.tasks // BATCH,
             "eval_interval": 0,
             "kl_coef": 0,
+            "top_p": "null",  # the others do not truncate
             "learning_rate": LEARNING_RATE,
         }
         command = [
@@ -160,7 +161,8 @@ def learning(arguments: argparse.Namespace, level: float = 3.0) -> None:
         subprocess.run(
             [sys.executable, "train_magrpo.py", "--config", "configs/magrpo_quickstart.yaml",
              "--override", f"output.dir={run}", "magrpo.eval_interval=0", "magrpo.max_steps=40",
-             f"magrpo.num_generations={GENERATIONS}", f"magrpo.batch_size={BATCH}"],
+             f"magrpo.num_generations={GENERATIONS}", f"magrpo.batch_size={BATCH}",
+             "magrpo.top_p=null"],
             cwd=ROOT, check=True, capture_output=True,
         )  # fmt: skip
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

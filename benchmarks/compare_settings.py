@@ -33,7 +33,7 @@ from trainers.configs import SECTIONS
 ROOT = Path(__file__).resolve().parents[1]
 COMPARISONS: dict[str, dict[str, tuple[str, dict[str, object]]]] = {  # name → file, overrides
     "turn_order": {
-        "simultaneous": ("magrpo_quickstart", {}),
+        "simultaneous": ("magrpo_quickstart", {"magrpo.top_p": None}),  # as the other one
         "sequential": ("magrpo_sequential_quickstart", {}),
     },
     "handoff_width": {
@@ -48,7 +48,12 @@ COMPARISONS: dict[str, dict[str, tuple[str, dict[str, object]]]] = {  # name →
         "lambda_e 0": ("shppo_quickstart", {"shppo.lambda_e": 0.0}),
         "shared MAPPO": (
             "mappo_quickstart",
-            {"ppo.shared_policy": True, "ppo.num_generations": 8, "ppo.max_new_tokens": 64},
+            {
+                "ppo.shared_policy": True,
+                "ppo.top_p": None,
+                "ppo.num_generations": 8,
+                "ppo.max_new_tokens": 64,
+            },
         ),
     },
 }

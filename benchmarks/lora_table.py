@@ -41,7 +41,7 @@ def run(form: str, rate: float, seed: int, options: argparse.Namespace) -> dict[
         "seed": seed, "output.dir": str(folder), "output.save_final_model": False,
         "magrpo.learning_rate": rate, "magrpo.max_steps": None,
         "magrpo.max_env_steps": options.env_steps, "magrpo.eval_interval": 1000,
-        "magrpo.eval_answers": 4,
+        "magrpo.eval_answers": 4, "magrpo.top_p": None,
     }  # fmt: skip
     if not (folder / "seconds").exists():
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
