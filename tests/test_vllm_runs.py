@@ -38,7 +38,7 @@ def asked(
 ) -> list[str]:
     """Arguments for a run of seconds that asks a server."""
     return [
-        *small(algorithm, folder, **section), "agent_model.torch_dtype=float32",
+        *small(algorithm, folder, **{"top_p": None} | section), "agent_model.torch_dtype=float32",
         "generation.backend=vllm", f"generation.vllm_url={url}",
         f"generation.vllm_patience={patience}",
     ]  # fmt: skip

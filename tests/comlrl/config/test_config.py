@@ -217,7 +217,9 @@ def test_an_older_spelling_of_another_algorithm(tmp_path):
 
 # ----------------------------------------------------------------------------------- refusals
 
-VLLM = ["generation.backend=vllm", "generation.vllm_url=http://localhost:8000"]
+VLLM = [
+    "generation.backend=vllm", "generation.vllm_url=http://localhost:8000", "magrpo.top_p=null"
+]  # fmt: skip
 REFUSED = [  # overrides → what the line must name
     (["magrpo.learning_rat=1"], ["magrpo.learning_rat", "1", "magrpo.learning_rate"]),
     (["learning_rate=1e-4"], ["learning_rate", "magrpo.learning_rate"]),
@@ -282,7 +284,7 @@ REFUSED = [  # overrides → what the line must name
     (["magrpo.batch_size=0"], ["magrpo.batch_size", "0", "at least 1"]),
     (["magrpo.top_p=2"], ["magrpo.top_p", "2"]),
     (["magrpo.top_p=0"], ["magrpo.top_p", "0", "null"]),
-    (["agent_model.top_p=1.5"], ["top_p", "1.5"]),
+    (["magrpo.top_p=null", "agent_model.top_p=1.5"], ["top_p", "1.5"]),
     (["agent_model.top_k=-1"], ["top_k", "-1", "null"]),
     (["magrpo.top_k=0"], ["magrpo.top_k", "0", "null"]),
     (["magrpo.top_p=0.9", "generation.max_kept=0"], ["generation.max_kept", "0"]),
@@ -299,7 +301,9 @@ REFUSED = [  # overrides → what the line must name
 
 def test_shppo_has_a_layer_that_no_server_has():
     with pytest.raises(ConfigError, match=r"generation\.backend=vllm with shppo, .*; give builtin"):
-        parse("--override", *VLLM, algorithm="shppo", file=QUICKSTART.replace("magrpo", "shppo"))
+        parse(
+            "--override", *VLLM[:2], algorithm="shppo", file=QUICKSTART.replace("magrpo", "shppo")
+        )
 
 
 def test_a_server_may_sample_without_truncation():

@@ -117,7 +117,11 @@ IN_VAIN = [  # file, what is said, of it in vain
     ("magrpo", "generation.vllm_url=http://localhost:8000", "generation.vllm_url"),
     ("magrpo", "generation.importance_cap=3", "generation.importance_cap"),
     ("madpo", f"{VLLM} generation.importance_cap=3", "generation.importance_cap"),
-    ("magrpo", f"{VLLM} generation.max_batch_tokens=99", "generation.max_batch_tokens"),
+    (
+        "magrpo",
+        f"{VLLM} magrpo.top_p=null generation.max_batch_tokens=99",
+        "generation.max_batch_tokens",
+    ),
 ]
 
 
@@ -145,7 +149,10 @@ def test_what_is_said_in_vain_is_told(name, overrides, key):
         ("ppo", "ppo.gae_lambda=0.5 ppo.gamma_token=0.9 reward_processor.shift=-4"),
         ("ppo", "ppo.kl_coef=0.1 ppo.kl_target=0.1 ppo.kl_horizon=3 ppo.ppo_epochs=2"),
         ("marlhf", "marlhf.rl_algorithm=ppo ppo.clip_range=0.3"),
-        ("magrpo", f"{VLLM} generation.importance_cap=3 generation.vllm_patience=9"),
+        (
+            "magrpo",
+            f"{VLLM} magrpo.top_p=null generation.importance_cap=3 generation.vllm_patience=9",
+        ),
         ("marlhf", "magrpo.num_generations=7 marlhf.preference_num_candidates=3"),
     ],
 )
