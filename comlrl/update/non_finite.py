@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
+import torch
 from safetensors.torch import save_file
 
-from comlrl.types import NonFiniteError, TokenBatch
+from comlrl.types import Kept, NonFiniteError, TokenBatch
 
 
 def explanation(error: NonFiniteError, step: int, folder: Path) -> str:
@@ -25,6 +25,17 @@ def save_batch(batch: TokenBatch, folder: Path) -> Path:
     """Keep what produced a non-finite value, for the report of the error."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "non_finite_batch.safetensors"
-    tensors: dict[str, Any] = {f.name: getattr(batch, f.name).contiguous() for f in fields(batch)}
-    save_file(tensors, str(path))
+    save_file(_tensors(batch), str(path))
     return path
+
+
+def _tensors(values: TokenBatch | Kept) -> dict[str, torch.Tensor]:
+    """By name; of what truncation left, where it did, too."""
+    found: dict[str, torch.Tensor] = {}
+    for field in fields(values):
+        value = getattr(values, field.name)
+        if isinstance(value, Kept):
+            found |= _tensors(value)
+        elif value is not None:
+            found[field.name] = value.contiguous()
+    return found

@@ -34,7 +34,7 @@ from trainers.launch.weights import locate, run_algorithm
 
 ROOT = Path(__file__).parents[3]
 QUICK = str(ROOT / "configs" / "magrpo_quickstart.yaml")
-FEW = ["--override", "magrpo.eval_num_samples=3", "magrpo.max_new_tokens=16"]
+FEW = ["--override", "magrpo.eval_num_samples=3", "magrpo.max_new_tokens=16", "magrpo.top_p=null"]
 
 
 def _make_run(folder: Path, seed: int) -> Path:
