@@ -156,7 +156,10 @@ class MARLHFTrainer:
             before=before,
         )
         model.facts.round = index
-        model.measure(labelled.held_out or labelled.train, labelled.train)
+        if labelled.held_out:
+            model.measure(labelled.held_out, labelled.train)
+        else:  # nothing was kept to measure with
+            model.measure(labelled.train)
         say(
             f"{model.facts.accuracy:.1%} of {model.facts.held_out_pairs} held-out pairs ordered "
             f"rightly, after {time.monotonic() - started:.0f} s on {model.facts.pairs} pairs"

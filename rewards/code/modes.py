@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from comlrl.tasks.prompts import Prompts
@@ -12,7 +13,7 @@ from rewards.code.diagnosis import checked_slice, diagnostics, levels
 WORD = {True: "passed", False: "failed", None: "not reached"}
 
 
-class Feedback:
+class Feedback(ABC):
     """Tells each agent something of its attempt, then what to do."""
 
     reads = RewardBreakdown
@@ -29,8 +30,9 @@ class Feedback:
             for attempt in attempts
         ]
 
+    @abstractmethod
     def told(self, attempt: Attempt, agent: int) -> str:
-        raise NotImplementedError
+        """What is said of an attempt to one of its agents."""
 
 
 class LevelFeedback(Feedback):

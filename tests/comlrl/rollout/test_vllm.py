@@ -203,8 +203,9 @@ def test_a_server_that_does_not_fit_is_refused_at_the_start(
 
 
 def test_raw_log_probabilities_are_right_at_temperature_1(server, tmp_path):
-    server.processed = False
-    client(team(), server, tmp_path, temperature=1.0)
+    server.processed, agents = False, team()
+    client(agents, server, tmp_path, temperature=1.0)
+    assert len(server.adapters) == len(agents)  # no error, and it is ready to sample
 
 
 def test_adapters_on_the_head_are_refused(server, tmp_path):
