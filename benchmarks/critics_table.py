@@ -1,17 +1,17 @@
 """Does a centralized critic pay where rewards are sparse or tasks take several turns?
 (CoLLM, arXiv 2601.21972, says so.)
 
-    python benchmarks/critics_table.py [--seeds 1 2 3] [--only dense-1 sparse-2] [--env-steps 3968]
+    python benchmarks/critics_table.py [--seeds 1 2 3] [--only dense-1 sparse-2] [--env-steps 1984]
         [--out DIR]
 
 Three teams on the embedded problems: IPPO by turns (each agent's critic reads what its agent reads,
 as CoLLM-DC's), MAPPO (one critic of what both read, as CoLLM-CC's) and MAGRPO (no critic). Rewards
 are the published one (dense), or 1 where all tests pass and else 0 (sparse, `tests_only.py`); turns
-are one, or two with feedback between them. Every run has the same scored joint actions at the rates
-of its quickstart: steps of 16 tasks, four of each, or with two turns of 8, four of each at either
-turn (MAGRPO hands one on, of which it draws four; PPO's each go on to one more). The table has the
-share of held-out tasks solved at the end: 64 tasks, four answers each, a standard error of about
-0.03.
+are one, or two with feedback between them. Every run has the same scored joint actions (half of
+those of MAPPO's quickstart) at the rates of its quickstart: steps of 16 tasks, four of each, or
+with two turns of 8, four of each at either turn (MAGRPO hands one on, of which it draws four; PPO's
+each go on to one more). The table has the share of held-out tasks solved at the end: 64 tasks, four
+answers each, a standard error of about 0.03.
 
 36 runs of two to four minutes on two cores with the default; finished ones under --out are read,
 not repeated.
@@ -74,7 +74,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--only", nargs="+", default=CELLS, choices=CELLS)
-    parser.add_argument("--env-steps", type=int, default=3968, help="scored joint actions")
+    parser.add_argument("--env-steps", type=int, default=1984, help="scored joint actions")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "critics")
     options = parser.parse_args()
     rows, out = [], options.out.resolve()
