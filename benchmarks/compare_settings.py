@@ -36,8 +36,12 @@ COMPARISONS: dict[str, dict[str, tuple[str, dict[str, object]]]] = {  # name →
         "simultaneous": ("magrpo_quickstart", {"magrpo.top_p": None}),  # as the other one
         "sequential": ("magrpo_sequential_quickstart", {}),
     },
-    "handoff_width": {
-        f"{m} of 8 go on": ("mt_magrpo_quickstart", {"magrpo.handoff_width": m}) for m in (1, 2, 4)
+    "handoff_width": {  # tasks a step such that it scores as much: 8 · 16, 5 · 24, 3 · 40
+        f"{m} of 8 go on": (
+            "mt_magrpo_quickstart",
+            {"magrpo.handoff_width": m, "magrpo.batch_size": tasks},
+        )
+        for m, tasks in ((1, 8), (2, 5), (4, 3))
     },
     "roles": {  # SHPPO's latents, and one policy that is told its role by the prompt alone
         "learned": ("shppo_quickstart", {}),
