@@ -28,20 +28,21 @@ IMPORTS = "import torch, transformers, peft, datasets, resource as r; " + (
 )
 
 
-def make_model(folder: Path, arguments: argparse.Namespace) -> int:
-    """Save a random model; returns its number of parameters."""
+def make_model(folder: Path, width: int, layers: int, **more: int | None) -> int:
+    """Save a random model with more of its configuration; returns its number of parameters."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(MODEL)
     config.update(
         {
-            "hidden_size": arguments.hidden,
-            "intermediate_size": 4 * arguments.hidden,
-            "num_hidden_layers": arguments.layers,
-            "layer_types": ["full_attention"] * arguments.layers,
-            "num_attention_heads": max(1, arguments.hidden // 64),
-            "num_key_value_heads": max(1, arguments.hidden // 256),
+            "hidden_size": width,
+            "intermediate_size": 4 * width,
+            "num_hidden_layers": layers,
+            "layer_types": ["full_attention"] * layers,
+            "num_attention_heads": max(1, width // 64),
+            "num_key_value_heads": max(1, width // 256),
+            **more,
         }
     )
     torch.manual_seed(0)
@@ -81,7 +82,7 @@ def main() -> None:
         )
         base = float(said.stdout)
     with tempfile.TemporaryDirectory() as folder:
-        parameters = make_model(Path(folder), arguments)
+        parameters = make_model(Path(folder), arguments.hidden, arguments.layers)
         job = peer_job(arguments, arguments.tasks)
         job |= {"model": folder, "max_new_tokens": 32, "batch_size": arguments.tasks}
         job["dtype"] = "bfloat16"

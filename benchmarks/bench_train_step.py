@@ -43,16 +43,17 @@ def measured(seconds: float, tokens: float, completions: int, agents: int, memor
     }
 
 
-def ours(arguments: argparse.Namespace, *overrides: str, algorithm: str = "magrpo") -> dict:
-    """A run of the train script: what its steps but the first did a second."""
-    agents = 1 if algorithm == "grpo" else 2
+def trained(
+    tasks: int, batch: int, steps: int, *overrides: str, algorithm: str = "magrpo"
+) -> tuple[list[dict], float]:
+    """A run of the train script: metrics of its steps but the first, and its peak memory, MB."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         keys = {
             "num_generations": GENERATIONS,
-            "batch_size": BATCH,
+            "batch_size": batch,
             "max_new_tokens": NEW_TOKENS,
-            "max_steps": 2 * arguments.tasks // BATCH,
+            "max_steps": steps,
             "eval_interval": 0,
             "kl_coef": 0,
             "top_p": "null",  # the others do not truncate
@@ -61,20 +62,25 @@ def ours(arguments: argparse.Namespace, *overrides: str, algorithm: str = "magrp
         command = [
             sys.executable, f"train_{algorithm}.py", "--config",
             f"configs/{algorithm}_quickstart.yaml", "--override", f"output.dir={run}",
-            f"dataset.train_split=train[:{arguments.tasks}]", "output.save_final_model=false",
+            f"dataset.train_split=train[:{tasks}]", "output.save_final_model=false",
             *(f"{algorithm}.{k}={v}" for k, v in keys.items()),
             *overrides,
         ]  # fmt: skip
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
         summary = json.loads((run / "summary.json").read_text())
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    steps = [line["metrics"] for line in lines if line["phase"] == "train"][1:]
-    size = BATCH * GENERATIONS
-    seconds = [size / step["joint_actions_per_second"] for step in steps]
-    tokens = sum(s * step["tokens_per_second"] for s, step in zip(seconds, steps, strict=True))
-    completions = len(steps) * size * agents
-    memory = summary["train"]["peak_memory_mb"]
-    return measured(sum(seconds), tokens, completions, agents, memory)
+    found = [line["metrics"] for line in lines if line["phase"] == "train"][1:]
+    return found, summary["train"]["peak_memory_mb"]
+
+
+def ours(arguments: argparse.Namespace, *overrides: str, algorithm: str = "magrpo") -> dict:
+    agents = 1 if algorithm == "grpo" else 2
+    steps, memory = trained(
+        arguments.tasks, BATCH, 2 * arguments.tasks // BATCH, *overrides, algorithm=algorithm
+    )
+    seconds = sum(step["step_seconds"] for step in steps)
+    tokens = sum(step["tokens"] for step in steps)
+    return measured(seconds, tokens, len(steps) * BATCH * GENERATIONS * agents, agents, memory)
 
 
 def peer_job(arguments: argparse.Namespace, tasks: int) -> dict:
@@ -124,7 +130,8 @@ def peer(arguments: argparse.Namespace) -> dict:
     said = runner(PEER / "bin" / "python", "peer_runner.py", job)
     agents = len(job["tasks"][0]["prompts"])
     lengths = said["lengths"][BATCH * GENERATIONS * agents :]  # behind the first update
-    seconds = said["update_times"][-1] - said["update_times"][agents - 1]
+    updated = [ended for what, _, ended in said["spans"] if what == "update"]
+    seconds = updated[-1] - updated[agents - 1]
     return measured(seconds, sum(lengths), len(lengths), agents, said["peak_memory_mb"])
 
 

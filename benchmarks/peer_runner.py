@@ -1,9 +1,9 @@
 """Runs in the peer's own environment (``.venv-peer``): one training run of comlrl 1.4.3.
 
-Reads a JSON description on standard input, prints one JSON line with rewards and their times, the
-ends of all updates, and the tokens of each completion, its end included. It must not import this
-project: both packages are called ``comlrl``. Rewards come from ``plain_reward``, in-process as in
-the peer's own scripts.
+Reads a JSON description on standard input, prints one JSON line with rewards and their times, when
+each generation and update began and ended, and the tokens of each completion, its end included. It
+must not import this project: both packages are called ``comlrl``. Rewards come from a function of
+``plain_reward``, in-process as in the peer's own scripts.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ class Enough(Exception):
 
 def main() -> None:
     job = json.load(sys.stdin)
+    import plain_reward
     import torch
     from comlrl.trainers.reinforce import MAGRPOConfig, MAGRPOTrainer
     from datasets import Dataset
-    from plain_reward import reward
     from transformers import AutoTokenizer
 
     torch.manual_seed(job["seed"])
     torch.set_num_threads(job["threads"])
+    reward = getattr(plain_reward, job.get("reward", "reward"))
     rewards: list[float] = []
     ended: list[float] = []
 
@@ -62,18 +63,19 @@ def main() -> None:
         advantage_normalization=False,
         early_termination_threshold=None,
     )
-    kwargs = {"torch_dtype": getattr(torch, job["dtype"])}
+    dtype = getattr(torch, job["dtype"])
     trainer = MAGRPOTrainer(
         agent_model=job["model"],
         num_agents=agents,
         tokenizer=AutoTokenizer.from_pretrained(job["model"]),
-        model_config={"model_kwargs": kwargs},
+        model_config={"torch_dtype": dtype},
         train_dataset=Dataset.from_list(job["tasks"]),
         reward_func=reward_func,
         formatters=formatters,
         args=settings,
     )
-    lengths, updated = observe(trainer)
+    assert all(agent.dtype == dtype for agent in trainer.agents)  # and not what the file has
+    lengths, spans = observe(trainer)
     started = time.monotonic()
     with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(Enough):
         trainer.train()
@@ -83,33 +85,37 @@ def main() -> None:
         "seconds": seconds,
         "rewards": rewards,
         "times": [t - started for t in ended],
-        "update_times": updated,
+        "spans": spans,
         "lengths": lengths,
         "peak_memory_mb": memory,
     }
     print(json.dumps(said))
 
 
-def observe(trainer: Any) -> tuple[list[int], list[float]]:
-    """Lists that training fills: tokens of each completion, and when each agent's updates ended."""
+def observe(trainer: Any) -> tuple[list[int], list[tuple[str, float, float]]]:
+    """Lists that training fills: tokens of each completion; what was done from when to when,
+    "generation" of one task's completions or "update" of one agent."""
     generate, update = trainer._generate_completions, trainer._update_from_samples
     end = trainer.tokenizers[0].eos_token_id
     lengths: list[int] = []
-    updated: list[float] = []
+    spans: list[tuple[str, float, float]] = []
 
     def counted(*given: Any, **named: Any) -> dict:
+        began = time.monotonic()
         data = generate(*given, **named)
+        spans.append(("generation", began, time.monotonic()))
         for tokens in data["completion_input_ids"][0]:
             ids = tokens.tolist()
             lengths.append(ids.index(end) + 1 if end in ids else len(ids))
         return data
 
     def timed(*given: Any) -> None:
+        began = time.monotonic()
         update(*given)
-        updated.append(time.monotonic())
+        spans.append(("update", began, time.monotonic()))
 
     trainer._generate_completions, trainer._update_from_samples = counted, timed
-    return lengths, updated
+    return lengths, spans
 
 
 def _rss() -> float:

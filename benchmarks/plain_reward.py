@@ -1,7 +1,7 @@
-"""The aux/main reward as plain scripts compute it: in-process ``exec`` with an alarm.
+"""Rewards of plain functions, for the peer's side of benchmarks; nothing else uses them.
 
-For the peer's side of benchmarks, on code of the embedded model only: it is neither exact nor
-safe, and nothing but benchmarks uses it.
+``reward`` is the aux/main reward as plain scripts compute it, in-process ``exec`` with an alarm, on
+code of the embedded model only: it is neither exact nor safe. ``noise`` costs nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import signal
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,6 +54,12 @@ def reward(texts: Sequence[str], item: dict[str, Any], timeout: float = 1.0) -> 
         wrapper = len(body) == 1 and isinstance(body[0], ast.Return)
         total += 0.5 + (0.0 if wrapper else 1.0)
     return total
+
+
+def noise(texts: Sequence[str], item: Any = None) -> float:
+    """0 to 1, by a hash of the texts: a random model's completions earn different rewards, without
+    which there is no advantage and no update to measure."""
+    return zlib.crc32("\0".join(texts).encode()) / 2**32
 
 
 def _defines(text: str, name: str) -> bool:
