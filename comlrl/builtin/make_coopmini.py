@@ -1,23 +1,36 @@
 """Makes CoopMini problems.
 
-    python -m comlrl.builtin.make_coopmini --seed 7 --num 100 --out FILE
+    python -m comlrl.builtin.make_coopmini [--long] --seed 7 --num 100 --out FILE
 
 Rows are in HumanEval's format (task_id, prompt, test, entry_point, canonical_solution) with
 ``family`` (kind of input), ``stages``, ``conventions`` (the ways to share the problem) and
 ``operations`` (what identifies it). Every assert of a problem fails for every pair of agents that
-follow different conventions without a mistake, so that only agreement is rewarded.
+follow different conventions without a mistake, so that only agreement is rewarded. ``--long``
+problems have three or four stages, a second map among them, and something to do for as many
+helpers: there, every assert fails for a team of any size in which a helper that main calls follows
+another convention than main relies on it for.
 ``--shipped`` writes the two shipped splits again, byte for byte.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
+from itertools import product
+from types import CodeType
 from typing import Any
 
-from comlrl.builtin import COOPMINI
+from comlrl.builtin import COOPMINI, COOPMINI_LONG
 from comlrl.builtin.making import Maker
-from comlrl.builtin.problems import Problem, draw_problem, helper_source, main_source
+from comlrl.builtin.problems import (
+    LONG,
+    SHORT,
+    Problem,
+    draw_problem,
+    helper_source,
+    main_source,
+)
 
 # fmt: off
 ENTRY_POINTS = (
@@ -27,6 +40,7 @@ ENTRY_POINTS = (
 )
 # fmt: on
 SHIPPED = {"train": (0, 384), "eval": (1, 64)}  # split → seed, problems
+SHIPPED_LONG = {"train": (0, 256), "eval": (1, 64)}
 
 _NUM_TESTS, _NUM_EXAMPLES = 6, 2
 _DRAWS_PER_INPUT = 60
@@ -35,18 +49,26 @@ _FRUITLESS_DRAWS = 20_000  # no new problem in so many draws: there are none lef
 
 def compiled(source: str, name: str) -> Callable[[Any], Any]:
     """The function ``name`` of source that this package wrote itself."""
-    scope: dict[str, Any] = {}
+    return _within(source, {}, name)
+
+
+def _within(source: str | CodeType, scope: dict[str, Any], name: str) -> Callable[[Any], Any]:
     exec(source, scope)  # rendered from our own templates, never a model's text
     return scope[name]
 
 
 def mismatches(problem: Problem) -> Iterator[Callable[[Any], Any]]:
-    """The problem solved by each pair of correct agents that follow different conventions."""
-    for followed in problem.conventions:
-        aux = helper_source(problem, followed)
-        for expected in problem.conventions:
-            if expected != followed:
-                yield compiled(aux + main_source(problem, "f", {expected: "aux"}), "f")
+    """The problem solved by each team of correct agents whose helpers, or some of them, follow
+    other conventions than main relies on."""
+    helpers = {c: compiled(helper_source(problem, c), "aux") for c in problem.conventions}
+    for expected in problem.shares:
+        names = [f"aux{i}" for i in range(len(expected))]
+        main = main_source(problem, "f", dict(zip(expected, names, strict=True)))
+        code = compile(main, "main", "exec")
+        for followed in product(problem.conventions, repeat=len(expected)):
+            if followed != expected:
+                team = zip(names, (helpers[c] for c in followed), strict=True)
+                yield _within(code, dict(team), "f")
 
 
 def find_cases(
@@ -119,24 +141,30 @@ def make_row(problem: Problem, rng: random.Random) -> dict[str, Any] | None:
 
 
 def make_rows(
-    seed: int, num: int, exclude: Collection[str] = (), name: str | None = None
+    seed: int,
+    num: int,
+    exclude: Collection[str] = (),
+    name: str | None = None,
+    *,
+    weights: Mapping[str, int] = SHORT,
+    family: str = "CoopMini",
 ) -> list[dict[str, Any]]:
     """``num`` different problems, none of them in ``exclude``; the same seed, the same rows.
 
-    ``name`` stands in their task_id (None: the seed). Raises ValueError where there are not that
-    many.
+    ``name`` stands in their task_id (None: the seed), behind ``family``; ``weights``: their stages,
+    and how often. Raises ValueError where there are not that many.
     """
-    rng, taken = random.Random(f"coopmini/{seed}"), set(exclude)
+    rng, taken = random.Random(f"{family.lower()}/{seed}"), set(exclude)
     rows: list[dict[str, Any]] = []
     fruitless = 0
     while len(rows) < num:
-        problem = draw_problem(rng)
+        problem = draw_problem(rng, weights)
         row = None if problem.key in taken else make_row(problem, rng)
         taken.add(problem.key)
         fruitless = 0 if row else fruitless + 1
         if row:
             rows.append(
-                {"task_id": f"CoopMini/{seed if name is None else name}/{len(rows)}", **row}
+                {"task_id": f"{family}/{seed if name is None else name}/{len(rows)}", **row}
             )
         if fruitless == _FRUITLESS_DRAWS:
             raise ValueError(f"--num {num}: only {len(rows)} such problems exist; ask for fewer")
@@ -144,6 +172,13 @@ def make_rows(
 
 
 MAKER = Maker("CoopMini problems", make_rows, "operations", SHIPPED, COOPMINI)
+LONG_MAKER = Maker(
+    "long CoopMini problems",
+    partial(make_rows, weights=LONG, family="CoopMiniLong"),
+    "operations",
+    SHIPPED_LONG,
+    COOPMINI_LONG,
+)
 
 if __name__ == "__main__":
-    MAKER.main()
+    MAKER.main(long=LONG_MAKER)

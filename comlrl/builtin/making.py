@@ -39,20 +39,26 @@ class Maker:
             taken |= {row[self.column] for row in rows}
             _write(rows, paths[split])
 
-    def main(self) -> None:
+    def main(self, **variants: Maker) -> None:
+        """The command line; a flag of a variant's name has that one act in this one's place."""
         parser = argparse.ArgumentParser(description=f"Make fresh {self.what}.")
         parser.add_argument("--seed", type=int, default=0)
         parser.add_argument("--num", type=int, help=f"how many {self.what}")
         parser.add_argument("--out", type=Path, help="the .jsonl file to write")
         parser.add_argument("--shipped", action="store_true", help="write the shipped splits again")
+        for flag, variant in variants.items():
+            parser.add_argument(
+                f"--{flag}", dest="maker", action="store_const", const=variant, help=variant.what
+            )
         args = parser.parse_args()
+        maker: Maker = getattr(args, "maker", None) or self
         if args.shipped:
-            self.write_shipped(self.paths)
+            maker.write_shipped(maker.paths)
             return
         if args.num is None or args.num < 1 or args.out is None:
             parser.error("--num (at least 1) and --out are needed")
         try:
-            _write(self.rows(args.seed, args.num, self.shipped(), None), args.out)
+            _write(maker.rows(args.seed, args.num, maker.shipped(), None), args.out)
         except (OSError, ValueError) as error:
             parser.exit(2, f"error: {error}\n")
 

@@ -1,7 +1,7 @@
 """What CoopMini problems are made of: kinds of input, and filters, maps and reductions on them.
 
 A problem reads a collection and applies, in this order, a filter, a map and a reduction; one of
-the three may be missing. Operations come in groups that differ by a constant only (``x > 3``,
+the three may be missing. A long one maps once more, what the map gave. Operations come in groups that differ by a constant only (``x > 3``,
 ``x > 4``): a draw picks a group first, so that no group is frequent because its constants are many.
 """
 
@@ -29,8 +29,8 @@ class Operation:
     """One step of a problem, in words and in code."""
 
     phrase: str
-    code: str  # an expression over the element's names (filter, map) or over `ys` (reduction)
-    gives: str = ""  # map: the type of its result; reduction: the type of element it takes
+    code: str  # over the element's names (filter, map), over `y` (second map) or `ys` (reduction)
+    gives: str = ""  # maps: the type of the result; reduction: the type of element it takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,22 @@ REDUCTIONS: Groups = (
 )
 
 _DIGITS = range(1, 10)
+
+THENS: Groups = (  # they keep the type
+    _one("squared", "y * y", "int"),
+    _one("doubled", "y * 2", "int"),
+    _one("negated", "-y", "int"),
+    _each("plus #", "y + #", _DIGITS, "int"),
+    _each("minus #", "y - #", _DIGITS, "int"),
+    _each("times #", "y * #", range(3, 10), "int"),
+    _each("modulo #", "y % #", range(3, 10), "int"),
+    _one("in capitals", "y.upper()", "str"),
+    _one("reversed", "y[::-1]", "str"),
+    _one("doubled", "y * 2", "str"),
+    _one("without its last letter", "y[:-1]", "str"),
+    _each("plus letter #", 'y + "#"', LETTERS, "str"),
+    _each("after letter #", '"#" + y', LETTERS, "str"),
+)
 
 
 def _integers(rng: random.Random, size: int) -> list[int]:

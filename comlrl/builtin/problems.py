@@ -4,17 +4,21 @@ Conventions, by what the helper does with the data:
 
     test        tells of one element whether it is kept
     transform   turns one element into its result
+    then        turns one result of a long problem into the next
     filter      gives the collection of the elements that are kept
     map         gives the list of the results of a collection
     filter_map  both: the list of the results of those that are kept
     reduce      turns the list of results into the answer
+
+A team of several helpers shares a problem by conventions that stand together in ``TOGETHER``.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 
 from comlrl.builtin.operations import (
     DICTIONARIES,
@@ -23,6 +27,7 @@ from comlrl.builtin.operations import (
     PAIRS,
     REDUCTIONS,
     STRINGS,
+    THENS,
     Domain,
     Groups,
     Operation,
@@ -33,10 +38,22 @@ CONVENTIONS = {  # stages of a problem → the conventions that leave main somet
     "filter_map": ("filter", "test", "transform", "map"),
     "filter_reduce": ("filter", "test", "reduce"),
     "map_reduce": ("map", "transform", "reduce"),
+    "filter_map_then_reduce": ("filter", "test", "transform", "then", "filter_map", "reduce"),
+    "filter_map_then": ("filter", "test", "transform", "then", "filter_map"),
+    "map_then_reduce": ("map", "transform", "then", "reduce"),
 }
+TOGETHER = (  # conventions that one main can use side by side
+    {"test", "transform", "then", "reduce"},
+    {"filter", "transform", "then", "reduce"},
+    {"filter_map", "then", "reduce"},
+    {"map", "then", "reduce"},
+    {"filter", "map"},
+    {"test", "map"},
+)
 
 _DOMAIN_WEIGHTS = {INTEGERS: 4, STRINGS: 2, PAIRS: 2, DICTIONARIES: 2}
-_STAGE_WEIGHTS = {"filter_map_reduce": 6, "filter_map": 3, "filter_reduce": 3, "map_reduce": 2}
+SHORT = {"filter_map_reduce": 6, "filter_map": 3, "filter_reduce": 3, "map_reduce": 2}
+LONG = {"filter_map_then_reduce": 6, "filter_map_then": 3, "map_then_reduce": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,27 +64,45 @@ class Problem:
     filter: Operation | None
     map: Operation | None
     reduce: Operation | None
+    then: Operation | None = None  # the second map of a long one
 
     @property
     def stages(self) -> str:
-        names = ("filter", "map", "reduce")
+        names = ("filter", "map", "then", "reduce")
         return "_".join(name for name in names if getattr(self, name))
 
     @property
     def key(self) -> str:
         steps = (self.filter, self.map, self.reduce)
-        return " | ".join([self.domain.name, *(step.code if step else "-" for step in steps)])
+        codes = [step.code if step else "-" for step in steps]
+        return " | ".join([self.domain.name, *codes, *([self.then.code] if self.then else [])])
 
     @property
     def conventions(self) -> tuple[str, ...]:
         return CONVENTIONS[self.stages]
 
     @property
+    def shares(self) -> list[tuple[str, ...]]:
+        """The conventions that a main can rely on at once; without a second map, one at a time."""
+        return [
+            several
+            for count in range(1, 1 + (len(self.conventions) if self.then else 1))
+            for several in combinations(self.conventions, count)
+            if stand_together(several)
+        ]
+
+    @property
     def description(self) -> str:
         what = self.filter.phrase if self.filter else self.domain.noun
         if self.map:
             what += f", each {self.map.phrase}"
+        if self.then:
+            what += f", then each {self.then.phrase}"
         return (self.reduce.phrase if self.reduce else "List {}").format(what) + "."
+
+
+def stand_together(conventions: Collection[str]) -> bool:
+    return any(set(conventions) <= together for together in TOGETHER)
 
 
 def draw(rng: random.Random, groups: Groups, kind: str | None = None) -> Operation:
@@ -76,11 +111,12 @@ def draw(rng: random.Random, groups: Groups, kind: str | None = None) -> Operati
     return rng.choice(rng.choice(fitting))
 
 
-def draw_problem(rng: random.Random) -> Problem:
-    """A problem at random. Not every one can be tested so that only agreement passes."""
+def draw_problem(rng: random.Random, weights: Mapping[str, int] = SHORT) -> Problem:
+    """A problem at random, its stages by ``weights``. Not every one can be tested so that only
+    agreement passes."""
     domain = rng.choices(DOMAINS, [_DOMAIN_WEIGHTS[d] for d in DOMAINS])[0]
-    open_to = [s for s in CONVENTIONS if domain.element_type or "map" in s]
-    stages = rng.choices(open_to, [_STAGE_WEIGHTS[s] for s in open_to])[0]
+    open_to = [s for s in weights if domain.element_type or "map" in s]
+    stages = rng.choices(open_to, [weights[s] for s in open_to])[0]
     mapped = draw(rng, domain.maps) if "map" in stages else None
     kind = mapped.gives if mapped else domain.element_type
     return Problem(
@@ -88,6 +124,7 @@ def draw_problem(rng: random.Random) -> Problem:
         draw(rng, domain.filters) if "filter" in stages else None,
         mapped,
         draw(rng, REDUCTIONS, kind) if "reduce" in stages else None,
+        draw(rng, THENS, kind) if "then" in stages else None,
     )
 
 
@@ -100,6 +137,7 @@ def helper_source(problem: Problem, convention: str, name: str = "aux") -> str:
     parameters, result = {
         "test": (domain.element, condition),
         "transform": (domain.element, value),
+        "then": ("y", problem.then.code if problem.then else "y"),
         "filter": (domain.param, domain.kept.format(source=domain.param, condition=condition)),
         "map": (domain.param, f"[{value} {loop}]"),
         "filter_map": (domain.param, f"[{value} {loop} if {condition}]"),
@@ -117,6 +155,9 @@ def main_source(problem: Problem, entry_point: str, helpers: Mapping[str, str]) 
     lines, answer = [f"ys = {_results(problem, helpers)}"], "ys"
     if "map" in helpers and problem.filter:
         answer = f"{helpers['map']}(ys)"
+    if problem.then:
+        value = f"{helpers['then']}(y)" if "then" in helpers else problem.then.code
+        answer = f"[{value} for y in ys]"
     if problem.reduce:
         if answer != "ys":
             lines.append(f"ys = {answer}")

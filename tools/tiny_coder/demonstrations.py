@@ -14,13 +14,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from comlrl.builtin.make_coopmini import ENTRY_POINTS, check_text, find_cases, prompt_text
-from comlrl.builtin.operations import REDUCTIONS
+from comlrl.builtin.operations import REDUCTIONS, THENS
 from comlrl.builtin.problems import (
+    LONG,
+    SHORT,
     Problem,
     draw,
     draw_problem,
     helper_source,
     main_source,
+    stand_together,
 )
 from comlrl.tasks.prompts import Prompts, plain_text
 from comlrl.types import Message, Task
@@ -29,7 +32,9 @@ from rewards.code.prompts import helper_names
 
 PROMPTS = Prompts(CODE)
 TEAM_SIZES = {1: 0.18, 2: 0.64, 3: 0.11, 4: 0.07}
+LONG_TEAM_SIZES = {1: 0.24, 2: 0.19, 3: 0.19, 4: 0.19, 5: 0.19}  # for long problems
 CONVENTION_WEIGHTS = (6, 4, 3, 3, 3)  # in the order of Problem.conventions
+LONG_CONVENTION_WEIGHTS = (12, 4, 2, 2, 2, 2)
 WRONG_OPERATION = 0.15
 ONE_RETURN = 0.15  # main as a thin wrapper
 SOLO = 0.01  # main does without its helpers
@@ -47,15 +52,10 @@ SLIPS = {  # what goes wrong with the text, and how often
 }
 CARELESS = {kind: 1.35 * often for kind, often in SLIPS.items() if kind}
 CARELESS[""] = 1 - sum(CARELESS.values())
+CAREFUL = {kind: 0.4 * often for kind, often in SLIPS.items() if kind}  # five agents slip often
+CAREFUL[""] = 1 - sum(CAREFUL.values())
 _FAVOURITES = {"aux2": "transform", "aux3": "reduce"}  # where a team has several helpers
-_TOGETHER = (  # conventions that one main can use side by side
-    {"test", "transform", "reduce"},
-    {"filter", "transform", "reduce"},
-    {"filter_map", "reduce"},
-    {"map", "reduce"},
-    {"filter", "map"},
-    {"test", "map"},
-)
+_LONG_FAVOURITES = {"aux2": "transform", "aux3": "then", "aux4": "reduce"}
 _ENDLESS_REPEATS = 12
 
 
@@ -96,13 +96,17 @@ class Plan:
 
 
 def demonstrations(
-    seed: int, exclude: Collection[str], answers: int, slips: Mapping[str, float] = SLIPS
+    seed: int,
+    exclude: Collection[str],
+    answers: int,
+    slips: Mapping[str, float] = SLIPS,
+    long: bool = False,
 ) -> Iterator[Demonstration]:
-    """Endless demonstrations on problems whose ``key`` is not in ``exclude``."""
+    """Endless demonstrations on (long) problems whose ``key`` is not in ``exclude``."""
     rng = random.Random(f"demonstrations/{seed}")
     while True:
-        problem, task = draw_task(rng, exclude)
-        team = draw_team(rng)
+        problem, task = draw_task(rng, exclude, weights=LONG if long else SHORT)
+        team = draw_team(rng, LONG_TEAM_SIZES if long else TEAM_SIZES)
         agent = draw_agent(rng, team)
         name = CODE.parts(task, team)[agent]
         prompt = plain_text((Message("user", PROMPTS.first(task, team)[agent]),))
@@ -113,10 +117,15 @@ def demonstrations(
         )
 
 
-def draw_task(rng: random.Random, exclude: Collection[str], tests: int = 0) -> tuple[Problem, Task]:
+def draw_task(
+    rng: random.Random,
+    exclude: Collection[str],
+    tests: int = 0,
+    weights: Mapping[str, int] = SHORT,
+) -> tuple[Problem, Task]:
     """A problem whose ``key`` is not in ``exclude``, as agents read it."""
     while True:
-        problem = draw_problem(rng)
+        problem = draw_problem(rng, weights)
         sizes = [2, 2] + [5] * tests
         cases = None if problem.key in exclude else find_cases(problem, rng, sizes)
         if cases:
@@ -126,9 +135,9 @@ def draw_task(rng: random.Random, exclude: Collection[str], tests: int = 0) -> t
             return problem, Task("pretraining", fields)
 
 
-def draw_team(rng: random.Random) -> int:
+def draw_team(rng: random.Random, sizes: Mapping[int, float] = TEAM_SIZES) -> int:
     """A number of agents."""
-    return rng.choices(list(TEAM_SIZES), list(TEAM_SIZES.values()))[0]
+    return rng.choices(list(sizes), list(sizes.values()))[0]
 
 
 def draw_agent(rng: random.Random, team: int) -> int:
@@ -157,9 +166,9 @@ def draw_plan(
 
 def draw_convention(rng: random.Random, problem: Problem, name: str = "aux") -> str:
     """A convention for a helper: the later helpers of a team lean towards the later stages."""
-    options = problem.conventions
-    weights = list(CONVENTION_WEIGHTS[: len(options)])
-    favourite = _FAVOURITES.get(name)
+    options, long = problem.conventions, problem.then is not None
+    weights = list((LONG_CONVENTION_WEIGHTS if long else CONVENTION_WEIGHTS)[: len(options)])
+    favourite = (_LONG_FAVOURITES if long else _FAVOURITES).get(name)
     if favourite in options:
         weights[options.index(favourite)] = 3 * sum(weights)
     return rng.choices(options, weights)[0]
@@ -169,7 +178,7 @@ def usable_together(helpers: Iterable[tuple[str, str]]) -> dict[str, str]:
     """(name, convention) pairs → convention → name, of those that one main can use together."""
     chosen: dict[str, str] = {}
     for name, convention in helpers:
-        if convention not in chosen and any({*chosen, convention} <= t for t in _TOGETHER):
+        if convention not in chosen and stand_together([*chosen, convention]):
             chosen[convention] = name
     return chosen
 
@@ -177,7 +186,8 @@ def usable_together(helpers: Iterable[tuple[str, str]]) -> dict[str, str]:
 def with_wrong_operation(rng: random.Random, problem: Problem) -> Problem:
     """The problem with one of its operations replaced by another of the same type."""
     stage = rng.choice(problem.stages.split("_"))
-    groups = {"filter": problem.domain.filters, "map": problem.domain.maps, "reduce": REDUCTIONS}
+    domain = problem.domain
+    groups = {"filter": domain.filters, "map": domain.maps, "then": THENS, "reduce": REDUCTIONS}
     kind = getattr(problem, stage).gives if stage != "filter" else None
     changed: dict[str, Any] = {stage: draw(rng, groups[stage], kind)}
     return replace(problem, **changed)

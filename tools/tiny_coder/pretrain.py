@@ -1,8 +1,10 @@
-"""Makes tiny-coder from nothing: ``python -m tools.tiny_coder.pretrain --out FOLDER``.
+"""Makes tiny-coder from nothing: ``python -m tools.tiny_coder.pretrain --out FOLDER``; with
+``--long``, tiny-coder-long from tiny-coder.
 
 A Qwen2 model of about 2.5M parameters learns, on two CPU cores, from generated demonstrations
 (``demonstrations``, and ``revisions`` for later turns) that never touch a problem of the eval
-split. A row holds one prompt and
+splits. tiny-coder-long has its tokenizer and goes on from its weights: two thirds of the batches are
+of long problems and teams of up to five, the rest as before. A row holds one prompt and
 several independent answers to it, each of which sees the prompt and itself; the loss is the
 cross-entropy of the answers' tokens, the end-of-sequence token included.
 """
@@ -20,12 +22,19 @@ from pathlib import Path
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from comlrl.builtin import TINY_CODER
-from comlrl.builtin.make_coopmini import MAKER
+from comlrl.builtin import TINY_CODER, TINY_CODER_LONG
+from comlrl.builtin.make_coopmini import LONG_MAKER, MAKER
 from external.plain import Plain
 from rewards.code.modes import LevelFeedback, LevelPassed, Passed
 from rewards.code.reward import CodeReward
-from tools.tiny_coder.demonstrations import CARELESS, PROMPTS, SLIPS, Demonstration, demonstrations
+from tools.tiny_coder.demonstrations import (
+    CAREFUL,
+    CARELESS,
+    PROMPTS,
+    SLIPS,
+    Demonstration,
+    demonstrations,
+)
 from tools.tiny_coder.revisions import revisions
 from tools.tiny_coder.tokenizer import MAX_LENGTH, train_tokenizer
 
@@ -59,6 +68,7 @@ class Phase:
 
 # How to write code first; then, shortly, how carelessly: the second sets the reward at the start.
 PHASES = (Phase(1000, 1.0, SLIPS), Phase(100, 0.15, CARELESS))
+LONG_PHASES = (Phase(360, 0.5, CAREFUL),)
 
 
 def new_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
@@ -167,12 +177,9 @@ def schedule(step: int, steps: int) -> float:
     return 0.05 + 0.95 * (1 + math.cos(math.pi * progress)) / 2
 
 
-def interleaved(
-    first: Iterator[Demonstration], later: Iterator[Demonstration]
-) -> Iterator[list[Demonstration]]:
-    """Batches of ``ROWS``, all of turn 1 or, every ``REVISIONS_EVERY``-th, all of later turns."""
-    for number in itertools.count(1):
-        source = first if number % REVISIONS_EVERY else later
+def interleaved(sources: Sequence[Iterator[Demonstration]]) -> Iterator[list[Demonstration]]:
+    """Batches of ``ROWS``, each of one source, in turn."""
+    for source in itertools.cycle(sources):
         yield list(itertools.islice(source, ROWS))
 
 
@@ -185,11 +192,14 @@ def tokenizer_texts(*streams: Iterator[Demonstration]) -> Iterator[str]:
 
 
 def pretrain(
-    phases: Sequence[Phase], seed: int, reward: CodeReward
+    phases: Sequence[Phase], seed: int, reward: CodeReward, start: Path | None = None
 ) -> tuple[Qwen2ForCausalLM, Qwen2Tokenizer]:
-    """The trained model and its tokenizer; on one machine, the same arguments give the same."""
+    """The trained model and its tokenizer; on one machine, the same arguments give the same.
+
+    ``start``: a model to go on from, with long problems beside the others; None: from nothing.
+    """
     torch.manual_seed(seed)
-    held_out = MAKER.shipped("eval")
+    held_out = MAKER.shipped("eval") | LONG_MAKER.shipped("eval")
 
     def streams(
         seed: int, answers: int, slips: Mapping[str, float]
@@ -199,11 +209,22 @@ def pretrain(
             revisions(seed, held_out, answers, reward.score, MODES),
         )
 
-    tokenizer = train_tokenizer(tokenizer_texts(*streams(seed + 1, 1, SLIPS)))
-    model = new_model(tokenizer)
+    if start:
+        tokenizer = Qwen2Tokenizer.from_pretrained(start)
+        model = Qwen2ForCausalLM.from_pretrained(
+            start, dtype=torch.float32, attn_implementation="eager"
+        ).train()
+    else:
+        tokenizer = train_tokenizer(tokenizer_texts(*streams(seed + 1, 1, SLIPS)))
+        model = new_model(tokenizer)
     for number, phase in enumerate(phases):
-        rows = interleaved(*streams(seed + 2 * number, ANSWERS, phase.slips))
-        train(model, tokenizer, rows, phase)
+        own = seed + 2 * number
+        first, later = streams(own, ANSWERS, phase.slips)
+        sources = [first] * (REVISIONS_EVERY - 1) + [later]
+        if start:
+            long = demonstrations(own, held_out, ANSWERS, phase.slips, long=True)
+            sources = [long, long, first, long, long, later]
+        train(model, tokenizer, interleaved(sources), phase)
     return model.eval(), tokenizer
 
 
@@ -237,13 +258,18 @@ def train(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Pretrain tiny-coder.")
-    parser.add_argument("--out", type=Path, default=TINY_CODER, help="folder to write")
+    parser.add_argument("--long", action="store_true", help="tiny-coder-long, from tiny-coder")
+    parser.add_argument("--out", type=Path, help="folder to write; default: the shipped one")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     with CodeReward() as reward:
-        model, tokenizer = pretrain(PHASES, args.seed, reward)
-    model.bfloat16().save_pretrained(args.out)
-    tokenizer.save_pretrained(args.out)
+        if args.long:
+            model, tokenizer = pretrain(LONG_PHASES, args.seed, reward, start=TINY_CODER)
+        else:
+            model, tokenizer = pretrain(PHASES, args.seed, reward)
+    out = args.out or (TINY_CODER_LONG if args.long else TINY_CODER)
+    model.bfloat16().save_pretrained(out)
+    tokenizer.save_pretrained(out)
 
 
 if __name__ == "__main__":
