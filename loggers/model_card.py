@@ -19,7 +19,10 @@ TOLD = (
 )  # fmt: skip
 RESULTS = ("reward_mean", "pass@1")
 OWN = ("base", "folder", "team", "tokenizer")  # names in the snippet
-BUILTINS = {"builtin:tiny-coder": "TINY_CODER"}  # their folders, as comlrl.builtin names them
+BUILTINS = {  # their folders, as comlrl.builtin names them
+    "builtin:tiny-coder": "TINY_CODER",
+    "builtin:tiny-coder-long": "TINY_CODER_LONG",
+}
 SHARED = """\
 from trainers.launch.load import load_sampler
 from comlrl.types import Message, Request, Sampling

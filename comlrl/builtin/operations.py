@@ -1,8 +1,9 @@
 """What CoopMini problems are made of: kinds of input, and filters, maps and reductions on them.
 
 A problem reads a collection and applies, in this order, a filter, a map and a reduction; one of
-the three may be missing. A long one maps once more, what the map gave. Operations come in groups that differ by a constant only (``x > 3``,
-``x > 4``): a draw picks a group first, so that no group is frequent because its constants are many.
+the three may be missing. A long one maps once more what the map gave. Operations come in groups
+that differ by a constant only (``x > 3``, ``x > 4``): a draw picks a group first, so that no group
+is frequent because its constants are many.
 """
 
 from __future__ import annotations

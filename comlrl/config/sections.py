@@ -17,7 +17,7 @@ class ConfigError(ValueError):
 class AgentModelConfig:
     """The base model of homogeneous agents, and how every agent samples."""
 
-    name: str = "builtin:tiny-coder"  # builtin:tiny-coder, a hub name or a local folder
+    name: str = "builtin:tiny-coder"  # that, builtin:tiny-coder-long, a hub name or a local folder
     # auto: bfloat16 on GPUs that have it and, of frozen bases, on CPUs that are faster in it (with
     # AMX, or AMD's with AVX-512 bfloat16); else float32
     torch_dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
@@ -48,7 +48,8 @@ class LoraSection:
 class DatasetConfig:
     """Where the problems come from: rows with the columns that the domain reads."""
 
-    # builtin:coopmini, builtin:posts (writing), a hub name, a folder, or .jsonl/.json/.parquet
+    # builtin:coopmini, builtin:coopmini-long, builtin:posts (writing), a hub name, a folder, or
+    # .jsonl/.json/.parquet
     name: str = "builtin:coopmini"
     type: str | None = None  # a short name for the run directory; null: from the name
     train_split: str = "train"  # e.g. train, test[33:163]

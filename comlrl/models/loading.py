@@ -12,14 +12,12 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from comlrl.builtin import TINY_CODER
+from comlrl.builtin import MODELS
 from comlrl.config.sections import AgentModelConfig, Config, ConfigError
 from comlrl.models.agent import REFERENCE, Agent
 from comlrl.models.fast.decoder import fast_decoder
 from comlrl.models.fast.lora_routing import add_router
 from comlrl.models.team import Team
-
-BUILTIN_MODELS = {"builtin:tiny-coder": TINY_CODER}
 
 
 def build_team(
@@ -84,9 +82,9 @@ def default_device() -> str:
 
 def resolve_model(name: str) -> str:
     """A builtin's folder, or the name as it was given."""
-    if name.startswith("builtin:") and name not in BUILTIN_MODELS:
-        raise ConfigError(f"agent_model.name: '{name}'; the builtin is 'builtin:tiny-coder'")
-    return str(BUILTIN_MODELS.get(name, name))
+    if name.startswith("builtin:") and name not in MODELS:
+        raise ConfigError(f"agent_model.name: '{name}'; the builtin are {', '.join(MODELS)}")
+    return str(MODELS.get(name, name))
 
 
 def load_model(

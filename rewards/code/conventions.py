@@ -1,8 +1,8 @@
 """Which convention an agent's code follows, read from its syntax tree (standard library only).
 
-The conventions are those of ``problems``: test, transform, filter, map, filter_map, reduce. What
-they are about is visible in the code: does the helper take an element or a collection, and does
-it give back a truth value, a collection or a single answer?
+The conventions are those of ``problems``: test, transform, then, filter, map, filter_map, reduce.
+What they are about is visible in the code: does the helper take an element, a result (``y``) or a
+collection, and does it give back a truth value, a collection or a single answer?
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ast
 import re
 
 _COLLECTIONS = frozenset({"d", "items", "out", "data"})  # beside every name that ends in s
+_RESULT = "y"  # what a second map calls the results of the first
 _LOOPS = ast.ListComp | ast.DictComp | ast.SetComp | ast.GeneratorExp
 
 
@@ -23,6 +24,8 @@ def convention(source: str, name: str = "aux") -> str | None:
     parameters = [argument.arg for argument in function.args.args]
     if not parameters:
         return None
+    if parameters == [_RESULT]:
+        return "then"
     if len(parameters) > 1 or not _is_collection(parameters[0]):
         tests = isinstance(result, ast.Compare | ast.BoolOp) or (
             isinstance(result, ast.UnaryOp) and isinstance(result.op, ast.Not)
@@ -51,15 +54,17 @@ def expected_convention(source: str, entry_point: str, stages: str | None = None
         if any(_calls_aux(test) for generator in loop.generators for test in generator.ifs):
             return "test"
         values = [loop.key, loop.value] if isinstance(loop, ast.DictComp) else [loop.elt]
+        second = _walks_results(loop)
         if any(_calls_aux(value) for value in values):
-            return "transform"
-        if any(_calls_aux(generator.iter) for generator in loop.generators):
+            return "then" if second else "transform"
+        if not second and any(_calls_aux(generator.iter) for generator in loop.generators):
             return "filter" if _changes(loop) or stages == "filter_reduce" else None
     result = _returned(function)
     if result is not None and _is_aux_call(result):
         return "map" if stages == "filter_map" else "reduce"
     if _calls_aux(function):
-        return {"filter_reduce": "filter", "map_reduce": "map"}.get(stages or "", "filter_map")
+        own = {"filter_reduce": "filter", "map_reduce": "map", "map_then_reduce": "map"}
+        return own.get(stages or "", "filter_map")
     return None
 
 
@@ -108,6 +113,10 @@ def _changes(loop: _LOOPS) -> bool:
     if isinstance(loop, ast.DictComp):
         return f"{ast.unparse(loop.key)}, {ast.unparse(loop.value)}" != target
     return ast.unparse(loop.elt).strip("()") != target
+
+
+def _walks_results(loop: _LOOPS) -> bool:
+    return ast.unparse(loop.generators[0].target) == _RESULT
 
 
 def _is_aux_call(node: ast.AST) -> bool:

@@ -3,10 +3,10 @@
 
 A Qwen2 model of about 2.5M parameters learns, on two CPU cores, from generated demonstrations
 (``demonstrations``, and ``revisions`` for later turns) that never touch a problem of the eval
-splits. tiny-coder-long has its tokenizer and goes on from its weights: two thirds of the batches are
-of long problems and teams of up to five, the rest as before. A row holds one prompt and
-several independent answers to it, each of which sees the prompt and itself; the loss is the
-cross-entropy of the answers' tokens, the end-of-sequence token included.
+splits. tiny-coder-long has its tokenizer and goes on from its weights: two thirds of the batches
+are of long problems and teams of up to five, the rest as before. A row holds one prompt and several
+independent answers to it, each of which sees the prompt and itself; the loss is the cross-entropy
+of the answers' tokens, the end-of-sequence token included.
 """
 
 from __future__ import annotations
@@ -211,6 +211,8 @@ def pretrain(
 
     if start:
         tokenizer = Qwen2Tokenizer.from_pretrained(start)
+        for key in ("is_local", "local_files_only"):  # of this loading, not of the tokenizer
+            tokenizer.init_kwargs.pop(key, None)
         model = Qwen2ForCausalLM.from_pretrained(
             start, dtype=torch.float32, attn_implementation="eager"
         ).train()

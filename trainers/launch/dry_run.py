@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from comlrl.builtin import DATASETS, TINY_CODER
+from comlrl.builtin import DATASETS, MODELS
 from comlrl.config.sections import Config, ConfigError
 from comlrl.loop.course import Course
 from comlrl.preferences.pairs import tasks_at_once
@@ -117,9 +117,9 @@ def _has_adapter(name: str, lora: Any) -> bool:
 def model_folder(name: str) -> Path | None:
     """Where a model lies: the builtin's folder, a local one, or the hub's cache; None: nowhere."""
     if name.startswith("builtin:"):
-        if name != "builtin:tiny-coder":
-            raise ConfigError(f"agent_model.name: '{name}'; the builtin is 'builtin:tiny-coder'")
-        return TINY_CODER
+        if name not in MODELS:
+            raise ConfigError(f"agent_model.name: '{name}'; the builtin are {', '.join(MODELS)}")
+        return MODELS[name]
     if Path(name).is_dir():
         return Path(name)
     home = os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")

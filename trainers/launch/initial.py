@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from comlrl.builtin import TINY_CODER
+from comlrl.builtin import MODELS
 from comlrl.config.loader import load_yaml
 from comlrl.config.sections import Config, ConfigError
 from trainers.configs import online_name, online_section
@@ -203,4 +203,4 @@ def _notices(config: Config, source: Source, wanted: int) -> list[str]:
 
 def _resolved(name: str) -> str:
     """A model by its folder: a builtin's, or the name itself."""
-    return str(TINY_CODER) if name == "builtin:tiny-coder" else name.rstrip("/")
+    return str(MODELS[name]) if name in MODELS else name.rstrip("/")

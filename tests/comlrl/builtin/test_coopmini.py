@@ -1,4 +1,4 @@
-"""CoopMini: reproducible, split by meaning, and rewarding agreement alone."""
+"""CoopMini and its long problems: reproducible, split by meaning, and rewarding agreement alone."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ import sys
 
 import pytest
 
-from comlrl.builtin import COOPMINI
-from comlrl.builtin.make_coopmini import MAKER, make_rows
-from comlrl.builtin.operations import DOMAINS, REDUCTIONS, Operation
-from comlrl.builtin.problems import CONVENTIONS, Problem, helper_source, main_source
+from comlrl.builtin import COOPMINI, COOPMINI_LONG
+from comlrl.builtin.make_coopmini import LONG_MAKER, MAKER, make_rows
+from comlrl.builtin.operations import DOMAINS, REDUCTIONS, THENS, Operation
+from comlrl.builtin.problems import LONG, SHORT, Problem, helper_source, main_source
 from comlrl.tasks.prompts import Prompts
 from rewards.code.conventions import convention, expected_convention
 from rewards.code.domain import CODE
-from tools.tiny_coder.demonstrations import demonstrations
+from tools.tiny_coder.demonstrations import demonstrations, draw_task
 
 
-def read(split: str) -> list[dict]:
-    return [json.loads(line) for line in COOPMINI[split].read_text().splitlines()]
+def read(split: str, files=COOPMINI) -> list[dict]:
+    return [json.loads(line) for line in files[split].read_text().splitlines()]
 
 
 ROWS = read("train") + read("eval")
+LONG_ROWS = read("train", COOPMINI_LONG) + read("eval", COOPMINI_LONG)
 
 
 def problem_of(row: dict) -> Problem:
@@ -38,13 +39,15 @@ def problem_of(row: dict) -> Problem:
 
     mapped = find(domain.maps, codes[1])
     kind = mapped.gives if mapped else domain.element_type
-    return Problem(domain, find(domain.filters, codes[0]), mapped, find(REDUCTIONS, codes[2], kind))
+    then = find(THENS, codes[3], kind) if len(codes) == 4 else None
+    reduced = find(REDUCTIONS, codes[2], kind)
+    return Problem(domain, find(domain.filters, codes[0]), mapped, reduced, then)
 
 
-def passed(row: dict, aux: str, main: str) -> list[bool]:
-    """Each assert of the row's check, run on aux and main put together."""
+def passed(row: dict, helpers: str, main: str) -> list[bool]:
+    """Each assert of the row's check, run on the helpers and main put together."""
     scope: dict = {}
-    exec(aux + main, scope)
+    exec(helpers + main, scope)
     scope["candidate"] = scope[row["entry_point"]]
     results = []
     for line in row["test"].splitlines()[1:]:
@@ -56,19 +59,21 @@ def passed(row: dict, aux: str, main: str) -> list[bool]:
     return results
 
 
-def test_the_shipped_splits_are_what_the_program_makes(tmp_path):
-    paths = {split: tmp_path / f"{split}.jsonl" for split in COOPMINI}
-    MAKER.write_shipped(paths)
+@pytest.mark.parametrize("maker", [MAKER, LONG_MAKER])
+def test_the_shipped_splits_are_what_the_program_makes(tmp_path, maker):
+    paths = {split: tmp_path / f"{split}.jsonl" for split in maker.paths}
+    maker.write_shipped(paths)
     for split, path in paths.items():
-        assert path.read_bytes() == COOPMINI[split].read_bytes()
+        assert path.read_bytes() == maker.paths[split].read_bytes()
 
 
-def test_size_and_format():
-    assert len(ROWS) >= 400
-    assert len({row["task_id"] for row in ROWS}) == len(ROWS)
-    assert {row["family"] for row in ROWS} == {d.name for d in DOMAINS}
-    assert {row["stages"] for row in ROWS} == set(CONVENTIONS)
-    for row in ROWS:
+@pytest.mark.parametrize(("rows", "count", "weights"), [(ROWS, 448, SHORT), (LONG_ROWS, 320, LONG)])
+def test_size_and_format(rows, count, weights):
+    assert len(rows) == count
+    assert len({row["task_id"] for row in rows}) == count
+    assert {row["family"] for row in rows} == {d.name for d in DOMAINS}
+    assert {row["stages"] for row in rows} == set(weights)
+    for row in rows:
         assert row["prompt"].startswith(f"def {row['entry_point']}(")
         assert row["prompt"].count(">>>") == 2
         assert row["test"].startswith("def check(candidate):\n")
@@ -76,12 +81,9 @@ def test_size_and_format():
         assert passed(row, "", row["prompt"] + row["canonical_solution"]) == [True] * 6
 
 
-def test_no_problem_is_shared_by_the_splits_or_appears_twice():
-    train = [row["operations"] for row in read("train")]
-    held_out = [row["operations"] for row in read("eval")]
-    assert len(set(train)) == len(train)
-    assert len(set(held_out)) == len(held_out)
-    assert not set(train) & set(held_out)
+def test_no_problem_is_shared_by_splits_or_sets_or_appears_twice():
+    operations = [row["operations"] for row in ROWS + LONG_ROWS]
+    assert len(set(operations)) == len(operations)
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])
@@ -97,8 +99,31 @@ def test_every_pair_of_conventions_scores_as_designed(split):
                 assert outcomes == [follows == expects] * 6, (row["task_id"], follows, expects)
 
 
+@pytest.mark.parametrize("row", LONG_ROWS[::16], ids=lambda row: row["task_id"])
+def test_long_teams_of_any_size_score_as_designed(row):
+    """Each set of conventions that a main can rely on, with every one of its helpers' ways."""
+    problem = problem_of(row)
+    for expected in problem.shares:
+        names = [f"aux{i + 1}" if i else "aux" for i in range(len(expected))]
+        relied = dict(zip(expected, names, strict=True))
+        main = main_source(problem, row["entry_point"], relied)
+        assert all(f"{name}(" in main for name in names), main
+        for follows in itertools.product(problem.conventions, repeat=len(expected)):
+            if len(expected) < 3 or sum(map(str.__ne__, follows, expected)) < 2:
+                helpers = [
+                    helper_source(problem, f, n) for f, n in zip(follows, names, strict=True)
+                ]
+                assert passed(row, "".join(helpers), main) == [follows == expected] * 6, follows
+
+
+def test_long_problems_have_work_for_as_many_helpers_as_stages():
+    for row in LONG_ROWS:
+        stages = row["stages"].count("_") + 1
+        assert max(map(len, problem_of(row).shares)) == stages in (3, 4)
+
+
 def test_the_examples_of_the_docstring_are_true():
-    for row in ROWS:
+    for row in ROWS + LONG_ROWS:
         scope: dict = {}
         exec(row["prompt"] + row["canonical_solution"], scope)
         lines = row["prompt"].splitlines()
@@ -108,7 +133,7 @@ def test_the_examples_of_the_docstring_are_true():
 
 
 def test_conventions_are_read_from_the_code():
-    for row in ROWS:
+    for row in ROWS + LONG_ROWS:
         problem = problem_of(row)
         for name in row["conventions"]:
             main = main_source(problem, row["entry_point"], {name: "aux"})
@@ -141,15 +166,26 @@ def test_fresh_problems_are_new_and_reproducible(tmp_path):
     assert [r["operations"] for r in make_rows(8, 30)] != [r["operations"] for r in rows]
 
 
+def test_fresh_long_problems(tmp_path, monkeypatch):
+    file = tmp_path / "long.jsonl"
+    monkeypatch.setattr(
+        sys, "argv", ["", "--long", "--seed", "7", "--num", "5", "--out", str(file)]
+    )
+    MAKER.main(long=LONG_MAKER)
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [row["task_id"] for row in rows] == [f"CoopMiniLong/7/{i}" for i in range(5)]
+    assert not {row["operations"] for row in rows} & LONG_MAKER.shipped()
+
+
 def test_too_many_problems_are_refused_in_one_line():
     with pytest.raises(ValueError, match=r"--num 100000: only \d+ such problems exist"):
         make_rows(0, 100_000, _everything_but(20))
 
 
 def test_prompts_are_short():
-    for row in ROWS:
+    for row in ROWS + LONG_ROWS:
         task = CODE.task(row["task_id"], row)
-        assert all(len(prompt) < 600 for prompt in Prompts(CODE).first(task, 2))
+        assert all(len(prompt) < 600 for prompt in Prompts(CODE).first(task, 5))
 
 
 def _everything_but(count: int) -> set[str]:
@@ -177,3 +213,6 @@ def test_pretraining_never_shows_an_eval_problem():
     held_out = {asked(row["prompt"]) for row in read("eval")}
     assert shown(set()) & held_out  # the stream would draw them
     assert not shown(MAKER.shipped("eval")) & held_out
+    first, _ = draw_task(random.Random(0), set(), weights=LONG)
+    other, _ = draw_task(random.Random(0), {first.key}, weights=LONG)
+    assert first.key != other.key

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import random
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from comlrl.builtin import COOPMINI, TINY_CODER
+from comlrl.builtin import COOPMINI, COOPMINI_LONG, MODELS, TINY_CODER, TINY_CODER_LONG
 from comlrl.builtin.make_coopmini import MAKER
 from comlrl.tasks.prompts import plain_text
 from comlrl.types import JointAction, Message, Task
 from rewards.code.reward import CodeReward
 from tools.tiny_coder.demonstrations import (
+    CAREFUL,
     PROMPTS,
     SLIPS,
     Answer,
@@ -24,6 +27,7 @@ from tools.tiny_coder.demonstrations import (
     slip,
 )
 from tools.tiny_coder.pretrain import (
+    ANSWERS,
     MODES,
     Phase,
     attention_mask,
@@ -37,29 +41,36 @@ from tools.tiny_coder.revisions import revisions
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    from transformers import AutoTokenizer
-
     return AutoTokenizer.from_pretrained(TINY_CODER)
 
 
 @pytest.fixture(scope="module")
 def model():
-    from transformers import AutoModelForCausalLM
-
     return AutoModelForCausalLM.from_pretrained(TINY_CODER, dtype=torch.float32).eval()
 
 
-def tasks(split: str) -> list[Task]:
-    rows = [json.loads(line) for line in COOPMINI[split].read_text().splitlines()]
+def tasks(split: str, files=COOPMINI) -> list[Task]:
+    rows = [json.loads(line) for line in files[split].read_text().splitlines()]
     return [Task(r["task_id"], r) for r in rows]
 
 
 def test_sizes(model, tokenizer):
     assert sum(p.numel() for p in model.parameters()) <= 4_000_000
-    assert sum(file.stat().st_size for file in TINY_CODER.iterdir()) <= 8_000_000
+    for folder in MODELS.values():
+        assert sum(file.stat().st_size for file in folder.iterdir()) <= 8_000_000
     assert model.config.model_type == "qwen2"
     assert model.config.max_position_embeddings >= 2048
     assert len(tokenizer) + 16 <= model.config.vocab_size  # room for tokens that loaders add
+
+
+def test_the_long_one_differs_in_its_weights_alone():
+    for file in (
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ):
+        assert (TINY_CODER_LONG / file).read_text() == (TINY_CODER / file).read_text(), file
 
 
 def test_special_tokens(tokenizer):
@@ -130,6 +141,21 @@ def test_demonstrations_are_seeded_and_diverse():
     assert len({answer.text for row in some(0) for answer in row.answers}) > 80
 
 
+def test_what_the_first_tiny_coder_was_shown():
+    """Its recipe, whatever else is demonstrated: the stream as it was then."""
+    stream = demonstrations(0, MAKER.shipped("eval"), ANSWERS, SLIPS)
+    shown = hashlib.sha256(repr(list(itertools.islice(stream, 300))).encode()).hexdigest()
+    assert shown == "a3f7bc313a0132dec678372fea15afd402966fa20b3938fa535b5685ecaa3bcd"
+
+
+def test_long_demonstrations_know_every_helper():
+    rows = list(itertools.islice(demonstrations(0, set(), answers=1, long=True), 400))
+    texts = "\n".join(answer.text for row in rows for answer in row.answers)
+    for name, convention in (("aux", "filter"), ("aux2", "transform"), ("aux4", "reduce")):
+        assert f"def {name}(" in texts, convention
+    assert "def aux3(y):" in texts and "[aux3(y) for y in ys]" in texts
+
+
 def test_every_slip_happens():
     source, rng = "def aux(x):\n    return x * (x + 1)\n", random.Random(0)
     texts = [slip(rng, source, "aux") for _ in range(600)]
@@ -162,12 +188,16 @@ def test_revisions_are_seeded_and_show_every_mode():
     assert sum(row.answers[0].text in row.prompt for row in kept) > len(kept) / 2
 
 
+@pytest.mark.parametrize(
+    ("folder", "files"), [(TINY_CODER, COOPMINI), (TINY_CODER_LONG, COOPMINI_LONG)]
+)
 @torch.no_grad()
-def test_it_knows_how_to_write_code(model, tokenizer):
+def test_it_knows_how_to_write_code(folder, files, tokenizer):
     """Greedy solo answers to unseen problems, on a quarter of the eval split."""
-    chosen = tasks("eval")[::4]
+    chosen = tasks("eval", files)[::4]
     prompts = [plain_text((Message("user", PROMPTS.first(task, 1)[0]),)) for task in chosen]
     batch = tokenizer(prompts, return_tensors="pt", padding=True, return_token_type_ids=False)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokens = model.generate(**batch, do_sample=False, max_new_tokens=56)
     texts = tokenizer.batch_decode(
         tokens[:, batch["input_ids"].shape[1] :], skip_special_tokens=True
@@ -189,3 +219,14 @@ def test_pretraining_learns():
             trained = batch_loss(model, make_batch(rows, tokenizer)).item()
             untrained = batch_loss(new_model(tokenizer), make_batch(rows, tokenizer)).item()
     assert trained < untrained / 3
+
+
+@pytest.mark.slow
+def test_pretraining_goes_on():
+    with CodeReward(workers=1) as reward:
+        before, tokenizer = pretrain([], 0, reward, start=TINY_CODER)
+        after, _ = pretrain([Phase(24, 0.5, CAREFUL)], 0, reward, start=TINY_CODER)
+    rows = list(itertools.islice(demonstrations(9, set(), answers=2, long=True), 16))
+    batch = make_batch(rows, tokenizer)
+    with torch.no_grad():
+        assert batch_loss(after, batch).item() < batch_loss(before, batch).item() / 2

@@ -286,7 +286,10 @@ def test_every_row_of_local_data_is_checked(capsys, tmp_path):
     [
         ("agent_model.name=/no/such", "agent_model.name: '/no/such' does not exist"),
         ("agent_model.name=docs", "agent_model.name: 'docs' cannot be loaded"),
-        ("agent_model.name=builtin:other", "the builtin is 'builtin:tiny-coder'"),
+        (
+            "agent_model.name=builtin:other",
+            "the builtin are builtin:tiny-coder, builtin:tiny-coder-long",
+        ),
         ("dataset.name=/no/such", "dataset.name: '/no/such' does not exist"),
         ("dataset.name=no/such.jsonl", "dataset.name: 'no/such.jsonl' does not exist"),
         ("dataset.eval_split=nowhere", "dataset split 'nowhere'"),
