@@ -1,7 +1,7 @@
 """Prints what the agents of a configuration read: its own domain, prompts and external mode.
 
     python tools/show_prompts.py --config configs/magrpo_quickstart.yaml
-    python tools/show_prompts.py --override dataset.name=../shared/data/HumanEval.jsonl \
+    python tools/show_prompts.py --override dataset.name=rows.jsonl \
         --task HumanEval/0 --completions aux.py main.py --mode level_feedback plain
 
 Each ``--completions`` is one turn: a file for each agent, in the agents' order; "-" stands for an

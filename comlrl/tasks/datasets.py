@@ -41,7 +41,10 @@ def load_tasks(
                 ) from error
             warn(f"dataset row {index} ('{name}') is skipped: {error}")
     if not tasks:
-        raise ConfigError(f"dataset split '{split}' of '{section.name}' has no usable row")
+        raise ConfigError(
+            f"{split_key(section, split)}: '{split}' of '{section.name}' has no usable row; give "
+            "another split"
+        )
     return _unique(tasks)
 
 
@@ -79,10 +82,15 @@ def _rows(section: DatasetConfig, split: str) -> Any:
         raise
     except (ValueError, KeyError, AssertionError, IndexError) as error:
         raise ConfigError(
-            f"dataset split '{split}' of '{name}' cannot be read: {_line(error)}"
+            f"{split_key(section, split)}: '{split}' of '{name}' cannot be read: {_line(error)}"
         ) from error
     except Exception as error:  # the hub's and the readers' many kinds, each a user's matter
         raise ConfigError(f"dataset.name: '{name}' cannot be had: {_line(error)}") from error
+
+
+def split_key(section: DatasetConfig, split: str) -> str:
+    """The key that names a split."""
+    return f"dataset.{'eval' if split == section.eval_split else 'train'}_split"
 
 
 def _line(error: Exception) -> str:

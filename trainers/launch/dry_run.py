@@ -260,7 +260,7 @@ def _memory(config: Config) -> list[str]:
     """Weights, what training adds, and the cache; activations come on top."""
     width = BYTES[config.agent_model.torch_dtype]
     count = config.section.policies
-    dtype = config.agent_model.torch_dtype.replace("auto", "bfloat16 (on a CPU float32: twice)")
+    dtype = config.agent_model.torch_dtype.replace("auto", "bfloat16 (on most CPUs float32: twice)")
     names = models_of(config)
     sizes = [model_size(name, config.lora) for name in names]
     shared = config.agents is None and config.lora.enabled

@@ -24,6 +24,10 @@ def refuse(config: Config) -> None:
     mend = "generation.backend=vllm"
     if generation.vllm_url is None:
         raise ConfigError(f"generation.vllm_url: null with {mend}; give the server's address")
+    if not generation.vllm_url.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"generation.vllm_url: '{generation.vllm_url}'; give it with http:// before it"
+        )
     if generation.importance_cap < 1:
         raise ConfigError(
             f"generation.importance_cap: {generation.importance_cap} would cut a ratio of 1, where "

@@ -309,7 +309,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="agents of --checkpoint, and who acts in the place of each: 0=untrained, 0=silent, "
         "0=1 (agent 1), 0=RUN; all=WHO for every agent",
     )  # fmt: skip
-    add("--num-agents", type=int, metavar="M", help="size of the team (SHPPO: any)")
+    add("--num-agents", type=int, metavar="M", help="agents, of an untrained team or of one policy")
     add("--k", default="1", metavar="1,3,5,10", help="pass@k for these k")
     add("--samples", type=int, metavar="N", help="answers to each task; left out: the largest k")
     add("--greedy", action="store_true", help="the likeliest tokens instead of samples")

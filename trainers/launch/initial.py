@@ -51,7 +51,8 @@ def check(config: Config, algorithms: Mapping[str, Any]) -> list[str]:
 
 
 def check_models(config: Config) -> None:
-    """Raises ConfigError where a model's name is the folder of an adapter or of a run."""
+    """Raises ConfigError where a model's name is the folder of an adapter or of a run, or is
+    written as a path, which no name of a hub is, and leads nowhere."""
     named = [("agents", name) for name in config.agents or ()]
     named = named or [("agent_model.name", config.agent_model.name)]
     section = config.section
@@ -62,6 +63,10 @@ def check_models(config: Config) -> None:
         named.append((f"{online_name(config)}.critic_model", online.critic_model))
     for key, name in named:
         folder = Path(name)
+        if name.startswith(("/", "./", "../", "~")) and not folder.is_dir():
+            raise ConfigError(
+                f"{key}: '{name}' does not exist; give a model's folder, or a name of the hub"
+            )
         if (folder / ADAPTER).is_file():
             base = json.loads((folder / ADAPTER).read_text()).get("base_model_name_or_path")
             whence = folder.parent if key == "agents" else folder

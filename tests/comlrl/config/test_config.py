@@ -261,6 +261,10 @@ REFUSED = [  # overrides → what the line must name
     (["generation.vllm_patience=0"], ["generation.vllm_patience", "0", "above 0"]),
     (["generation.backend=vlm"], ["generation.backend", "'vlm'", "vllm"]),
     (["generation.backend=vllm"], ["generation.vllm_url", "null", "address"]),
+    (
+        [*VLLM, "generation.vllm_url=localhost:8000"],
+        ["generation.vllm_url", "localhost", "http://"],
+    ),
     *(
         ([*VLLM, item], [named, "generation.backend=vllm", *words])
         for item, named, *words in (

@@ -285,6 +285,7 @@ def test_every_row_of_local_data_is_checked(capsys, tmp_path):
     ("override", "said"),
     [
         ("agent_model.name=/no/such", "agent_model.name: '/no/such' does not exist"),
+        ("agent_model.name=./no_such", "agent_model.name: './no_such' does not exist"),
         ("agent_model.name=docs", "agent_model.name: 'docs' cannot be loaded"),
         (
             "agent_model.name=builtin:other",
@@ -292,7 +293,7 @@ def test_every_row_of_local_data_is_checked(capsys, tmp_path):
         ),
         ("dataset.name=/no/such", "dataset.name: '/no/such' does not exist"),
         ("dataset.name=no/such.jsonl", "dataset.name: 'no/such.jsonl' does not exist"),
-        ("dataset.eval_split=nowhere", "dataset split 'nowhere'"),
+        ("dataset.eval_split=nowhere", "dataset.eval_split: 'nowhere'"),
         ("output.dir=/proc/nowhere", "output.dir: '/proc/nowhere' cannot be written"),
         ("external.sandbox_slice=all", ""),
         ("external.mode=expert_edits", "DEEPSEEK_API_KEY"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import yaml
 
 from comlrl.config.sections import ConfigError
 from trainers.launch import sweep_command as script
+from trainers.launch.command_line import parse_arguments, resolve
 from trainers.launch.sweeps import Point, Search, last_value, read_sweep
 
 ROOT = Path(__file__).parents[3]
@@ -201,6 +203,22 @@ def test_the_projects_sweeps_are_there_and_read(monkeypatch):
         assert line[0] == sys.executable and line[-1] == "a.b=None"
         assert "wandb.project=comlrl" in line  # so that the run reports to the sweep
     assert found == NEEDED
+
+
+@pytest.mark.parametrize("file", SWEEPS, ids=lambda file: file.stem)
+def test_every_point_of_the_projects_grids_is_a_configuration(file, monkeypatch):
+    """Also those behind the first: what a quickstart changes must not contradict what is swept."""
+    monkeypatch.chdir(ROOT)
+    sweep = read_sweep(file)
+    algorithm = sweep.program.removeprefix("train_").removesuffix(".py")
+    ends = [p.choices or (str(p.low), str(p.high)) for p in sweep.parameters]
+    for values in itertools.product(*ends):
+        point = dict(zip([p.name for p in sweep.parameters], values, strict=True))
+        line = sweep.command_line(point)
+        given = parse_arguments(algorithm, line[line.index("--config") :])
+        config, _ = resolve(algorithm, given)
+        said = {key.partition(".")[2]: value for key, value in point.items()}
+        assert {key: str(getattr(config.section, key)) for key in said} == said
 
 
 def test_command_lines_are_those_of_wandbs_agent(monkeypatch):
