@@ -17,6 +17,7 @@ from transformers import (
     MistralConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen3Config,
 )
 
 from comlrl.config.loader import Loader, Setting
@@ -43,6 +44,12 @@ _LLAMA: dict[str, Any] = {
 CONFIGS: dict[str, Any] = {
     "qwen2": lambda: Qwen2Config(**_SHARED, **_LLAMA),
     "llama": lambda: LlamaConfig(**_SHARED, **_LLAMA),
+    # Heads are wider than their part of the hidden width, and have norms.
+    "qwen3": lambda: Qwen3Config(**_SHARED, **_LLAMA, head_dim=16),
+    "qwen3 with a window": lambda: Qwen3Config(
+        **_SHARED, **_LLAMA, head_dim=16, use_sliding_window=True, sliding_window=8,
+        max_window_layers=1,
+    ),
     "gpt2": lambda: GPT2Config(
         **_SHARED, n_embd=32, n_layer=2, n_head=4, n_positions=512, initializer_range=0.4,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
@@ -74,9 +81,12 @@ def tokenizer(*, pad: bool = True, chat: bool = False, upper: bool = False) -> A
 @functools.cache
 def folder(kind: str, *, seed: int = 0, **tokens: bool) -> Path:
     """A saved model with its tokenizer; made once a session."""
-    path = Path(tempfile.mkdtemp(prefix=f"tiny_{kind}_"))
+    path = Path(tempfile.mkdtemp(prefix=f"tiny_{kind.split()[0]}_"))
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(CONFIGS[kind]())
+    for name, parameter in model.named_parameters():
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)  # they start at one, which hides them
     model.generation_config.eos_token_id = STOPS
     model.save_pretrained(path)
     tokenizer(**tokens).save_pretrained(path)

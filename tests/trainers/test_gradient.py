@@ -230,6 +230,8 @@ CASES = {
     "one agent": {"num_agents": 1, "algorithm": "grpo", "num_turns": 2},
     "all weights": {"lora__enabled": False},
     "gpt2": {"kind": "gpt2", "num_turns": 2},
+    "qwen3": {"kind": "qwen3", "num_turns": 2, "lora__r": 8},
+    "qwen3, all weights": {"kind": "qwen3", "lora__enabled": False},
     "a window": {"kind": "mistral", "num_turns": 2},  # rows that cannot be packed
     "checkpointing": {"agent_model__gradient_checkpointing": True},
     "modules": {"decoder": False, "num_turns": 2},  # transformers' own way through the model
@@ -246,7 +248,7 @@ def test_the_batched_gradient_is_the_sum_of_single_losses(case, monkeypatch):
     monkeypatch.setattr("comlrl.models.fast.decoder.shape_step", lambda device, dtype: step)
     agents = team(kind, discount=DISCOUNT, **keys)
     for agent in agents.agents:
-        assert (agent.fast is not None) == (kind == "qwen2")
+        assert (agent.fast is not None) == kind.startswith("qwen")
         agent.fast = agent.fast if decoder else None
     section = config(discount=DISCOUNT, **keys).section
     sampling = TRUNCATED if "truncated" in case else SAMPLING

@@ -1,10 +1,10 @@
 """The forward pass of Llama-like decoders in few, large operations: same weights, same numbers.
 
-Serves Qwen2 and Llama models of ordinary linear layers, with LoRA or without. transformers' modules
-run some hundred operations a layer, which is what small models, and decoding on any device, spend
-their time on. Here tokens lie flat, (T, D), so that padding costs nothing; layers that read the
-same input are one product; norms, rotations and gates are one autograd node each, which keep
-little for the backward pass; and attention is the caller's, who knows who sees whom.
+Serves Qwen2, Qwen3 and Llama models of ordinary linear layers, with LoRA or without. transformers'
+modules run some hundred operations a layer, which is what small models, and decoding on any
+device, spend their time on. Here tokens lie flat, (T, D), so that padding costs nothing; layers
+that read the same input are one product; norms, rotations and gates are one autograd node each,
+which keep little for the backward pass; and attention is the caller's, who knows who sees whom.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from comlrl.models.fast.prefix_cache import full_attention
 Attend = Callable[[int, Tensor], Tensor]  # (layer, (T, heads + 2 kv, width)) → (T, heads · width)
 Routes = Sequence[tuple[str | None, slice]]  # blocks of tokens and whose adapter they go through
 
-FAMILIES = ("qwen2", "llama")
+FAMILIES = ("qwen2", "qwen3", "llama")
 STATIC_ROPES = ("default", "linear", "llama3", "yarn")  # others depend on what is looked at
 MERGED_BYTES = 1 << 30  # merged weights of all agents together, while sampling
 
 
 class RMSNorm(torch.autograd.Function):
-    """y = w · x / rms(x), rounded where transformers rounds."""
+    """y = w · x / rms(x) of (T, …, D), rounded where transformers rounds; w is (D,), or (…, D)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -50,8 +50,22 @@ class RMSNorm(torch.autograd.Function):
             for_weight = (grad * torch.mul(x, scale).to(x.dtype)).sum(0)
         grad = grad * weight
         # dx = s g − s³ x (g·x) / D
-        along = torch.linalg.vecdot(grad, x)[:, None] * scale**3 / -x.shape[-1]
+        along = torch.linalg.vecdot(grad, x)[..., None] * scale**3 / -x.shape[-1]
         return torch.mul(grad, scale).addcmul_(x, along).to(x.dtype), for_weight, None
+
+
+class HeadNorms:
+    """One norm for the heads of all queries, and one for those of all keys, as one (Qwen3)."""
+
+    def __init__(self, attention: Any, heads: int, kv_heads: int) -> None:
+        self.norms = ((attention.q_norm, heads), (attention.k_norm, kv_heads))
+
+    def __call__(self, qkv: Tensor) -> Tensor:
+        """(T, heads + 2 kv_heads, width), of which the values stay as they are."""
+        weight = torch.cat([norm.weight.expand(count, -1) for norm, count in self.norms])
+        normed, values = qkv[:, : len(weight)], qkv[:, len(weight) :]
+        eps = self.norms[0][0].variance_epsilon
+        return torch.cat([RMSNorm.apply(normed, weight, eps), values], 1)
 
 
 class Rotate(torch.autograd.Function):
@@ -183,7 +197,11 @@ class FastDecoder:
                 Product([mlp.gate_proj, mlp.up_proj]),
                 Product([mlp.down_proj]),
             )
-            self.layers.append((layer.input_layernorm, layer.post_attention_layernorm, *products))
+            head_norms = None
+            if hasattr(attention, "q_norm"):
+                head_norms = HeadNorms(attention, self.heads, self.kv_heads)
+            norms = (layer.input_layernorm, head_norms, layer.post_attention_layernorm)
+            self.layers.append((*norms, *products))
         self.width = decoder.layers[0].self_attn.head_dim
         self.scaling = decoder.layers[0].self_attn.scaling
         weights: list[Any] = [
@@ -206,9 +224,10 @@ class FastDecoder:
         behind the last layer's attention the others are not computed."""
         cos, sin = cos_sin
         x = self.embedding(ids_T)
-        for index, (before, behind, qkv, out, gate_up, down) in enumerate(self.layers):
+        for index, (before, head_norms, behind, qkv, out, gate_up, down) in enumerate(self.layers):
             y = RMSNorm.apply(x, before.weight, before.variance_epsilon)
             y = self._product(qkv, y, routes).view(len(x), -1, self.width)
+            y = y if head_norms is None else head_norms(y)
             y = Rotate.apply(y, cos, sin, self.heads + self.kv_heads)
             y = attend(index, y)
             if wanted_A is not None and index == len(self.layers) - 1:

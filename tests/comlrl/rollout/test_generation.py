@@ -18,7 +18,8 @@ from comlrl.types import Completion, Message, Request, Sampling, Shape
 from tests.fakes import PROMPTS, FakeReward, FakeTransition, task
 from tests.tiny_models import EOS, STOPS, config, folder, prompt, team
 
-KINDS = ["qwen2", "llama", "gpt2", "mistral"]
+KINDS = ["qwen2", "llama", "qwen3", "gpt2", "mistral", "qwen3 with a window"]
+FAST = ["qwen2", "llama", "qwen3"]  # the others go through transformers' modules
 TEXTS = [
     "a",
     "def f(x):\n    return",
@@ -73,6 +74,7 @@ def plainly(agent, prompt_ids, key, sampling: Sampling) -> tuple[int, ...]:
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_the_batch_says_what_the_plain_loop_says(kind, sampling):
     agents = team(kind)
+    assert (agents.agents[0].fast is not None) == (kind in FAST)
     asked = requests(siblings=3)
     done = Generator(agents).sample([asked, requests(siblings=2, agent=1)], sampling)
     for index, of_agent in enumerate(done):
@@ -85,7 +87,7 @@ def test_the_batch_says_what_the_plain_loop_says(kind, sampling):
                     assert completion.token_ids == expected
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "llama", "gpt2"])
+@pytest.mark.parametrize("kind", [*FAST, "gpt2"])
 def test_sharing_prompts_changes_nothing(kind, monkeypatch):
     agents = team(kind)
     for sampling in SAMPLINGS:
@@ -95,7 +97,7 @@ def test_sharing_prompts_changes_nothing(kind, monkeypatch):
             assert Generator(agents).sample([requests(), []], sampling) == shared
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "mistral"])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "mistral"])
 def test_a_completion_brings_its_log_probability_along(kind):
     """Under what drew it: at the temperature, over the tokens that were left."""
     agents = team(kind)
