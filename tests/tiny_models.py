@@ -12,6 +12,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
     GPT2Config,
     LlamaConfig,
     MistralConfig,
@@ -53,6 +54,11 @@ CONFIGS: dict[str, Any] = {
     "gpt2": lambda: GPT2Config(
         **_SHARED, n_embd=32, n_layer=2, n_head=4, n_positions=512, initializer_range=0.4,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    ),
+    # Caps on attention's scores and on the logits; a window in every second layer.
+    "gemma2": lambda: Gemma2Config(
+        **_SHARED, **_LLAMA, head_dim=8, query_pre_attn_scalar=8, sliding_window=8,
+        attn_logit_softcapping=2.0, final_logit_softcapping=10.0,
     ),
     # A window shorter than most rows: cannot be packed, cannot share prefixes.
     "mistral": lambda: MistralConfig(**_SHARED, **_LLAMA, sliding_window=8),
@@ -125,13 +131,14 @@ def team(
 
 
 def exact_norms(model: torch.nn.Module) -> None:
-    """transformers takes these norms in float32, whatever the model's precision."""
+    """transformers takes these norms in float32, whatever the model's precision (and Gemma's have
+    another form: they stay as they are)."""
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         return self.weight * x * (x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon).rsqrt()
 
     for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm"):
+        if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
             module.forward = types.MethodType(forward, module)  # type: ignore[method-assign]
 
 

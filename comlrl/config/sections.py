@@ -21,8 +21,9 @@ class AgentModelConfig:
     # auto: bfloat16 on GPUs that have it and, of frozen bases, on CPUs that are faster in it (with
     # AMX, or AMD's with AVX-512 bfloat16); else float32
     torch_dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
-    # which of transformers' attention kernels
-    attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    # which of transformers' attention kernels; auto: sdpa, and eager for models that sdpa does not
+    # serve (Gemma 2, which caps its scores)
+    attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
     tokenizer_kwargs: dict[str, Any] = field(default_factory=dict)  # to AutoTokenizer
     model_kwargs: dict[str, Any] = field(default_factory=dict)  # to AutoModelForCausalLM
     special_tokens: dict[str, str] = field(default_factory=dict)  # pad_token, eos_token, …

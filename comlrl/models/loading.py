@@ -91,18 +91,22 @@ def load_model(
     section: AgentModelConfig, name: str, device: str, *, frozen: bool = False
 ) -> tuple[PreTrainedModel, Any]:
     """A causal language model in evaluation mode, and its tokenizer with pad and EOS tokens."""
-    source = resolve_model(name)
+    source, asked = resolve_model(name), section.attn_implementation
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **dict(section.tokenizer_kwargs))
         model = AutoModelForCausalLM.from_pretrained(
             source,
             dtype=dtype_of(section, device, frozen),
-            attn_implementation=section.attn_implementation,
+            attn_implementation=None if asked == "auto" else asked,
             **dict(section.model_kwargs),
         )
     except (OSError, ValueError, json.JSONDecodeError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ConfigError(f"agent_model.name: '{name}' cannot be loaded: {reason}") from error
+        reason = " ".join(str(error).split())
+        if asked != "auto" and "attn_implementation" in reason:
+            raise ConfigError(
+                f"agent_model.attn_implementation: '{name}' cannot be read by '{asked}'; give auto"
+            ) from error
+        raise ConfigError(f"agent_model.name: '{name}' cannot be loaded: {reason[:300]}") from error
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ConfigError(
             f"agent_model.name: '{name}' holds an adapter, which needs its base; give the base "

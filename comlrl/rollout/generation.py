@@ -175,12 +175,12 @@ class _Draw:
             self.broken |= ~best.values.isfinite().all()
             return best.indices
         probabilities = torch.softmax(logits / self.sampling.temperature, dim=-1)
+        self.broken |= ~probabilities[:, 0].isfinite().all()  # one that is none makes all so
         if self.sampling.truncates:
             whole, probabilities = probabilities, truncated(probabilities, self.sampling)
             if self.survivors is not None:
                 self.survivors.note(whole, probabilities, rows, step)
         cdf = probabilities.cumsum(-1)
-        self.broken |= ~cdf[:, -1].isfinite().all()
         threshold = self.uniforms[rows, step, None] * cdf[:, -1:]
         token = torch.searchsorted(cdf, threshold, right=True)[:, 0]
         # Rounding may leave the threshold at the very end: take the first token that has it all.

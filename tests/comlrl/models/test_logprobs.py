@@ -86,15 +86,15 @@ def test_packed_is_one_at_a_time(kind, attention, rows):
             assert near(said.entropy_A, plainly(agent, rows, entropy=True), tolerance)
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "mistral", "qwen3 with a window"])
+@pytest.mark.parametrize("kind", ["qwen2", "mistral", "qwen3 with a window", "gemma2"])
 def test_unpacked_is_one_at_a_time(kind):
-    agents = team(kind)
+    # transformers' eager attention is in float32; in float64 its masks become infinite there.
+    agents = team(kind, dtype="float32" if kind == "gemma2" else "float64")
     with agents.acting(0) as agent, torch.no_grad():
         assert packable(agent) == (kind == "qwen2")  # others' windows are shorter than these rows
         alone = unpacked(ROWS)
-        assert near(
-            action_logprobs(agent, pack(alone, PAD), TEMPERATURE).logprob_A, plainly(agent, alone)
-        )
+        said = action_logprobs(agent, pack(alone, PAD), TEMPERATURE).logprob_A
+        assert near(said, plainly(agent, alone), 1e-5 if kind == "gemma2" else 1e-10)
 
 
 def test_agents_differ_and_the_reference_is_the_base():

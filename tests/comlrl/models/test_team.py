@@ -92,6 +92,25 @@ def test_a_frozen_base_has_the_precision_that_its_cpu_is_fast_at(cpu, fast, froz
     assert agent.model.get_output_embeddings().weight.dtype == expected
 
 
+@pytest.mark.parametrize(
+    ("kind", "asked", "taken"),
+    [("qwen2", "auto", "sdpa"), ("qwen2", "eager", "eager"),
+     ("gemma2", "auto", "eager"), ("gemma2", "eager", "eager")],
+)  # fmt: skip
+def test_attention_is_one_that_serves_the_model(kind, asked, taken):
+    """Gemma 2 caps its attention's scores, which sdpa cannot."""
+    keys = {"agent_model__name": str(folder(kind)), "agent_model__torch_dtype": "float32"}
+    agents = build_team(config(**keys, agent_model__attn_implementation=asked), device="cpu")
+    model = agents.agents[0].model
+    assert model.config._attn_implementation == taken
+    with agents.reference(0), torch.no_grad():
+        given = model(IDS).logits
+        if kind == "gemma2":
+            for layer in model.get_decoder().layers:
+                layer.self_attn.attn_logit_softcapping = None
+            assert not torch.allclose(given, model(IDS).logits, atol=1e-3)
+
+
 def test_all_weights_are_those_of_separate_copies():
     agents = built(lora__enabled=False)
     assert agents.full and not agents.shared_base
@@ -297,6 +316,13 @@ def test_special_tokens_are_added():
         ({"agent_model__name": "builtin:huge-coder"}, "builtin:huge-coder"),
         ({"agent_model__name": "/nowhere/model"}, "/nowhere/model"),
         ({"agents": ["/nowhere/a", "/nowhere/b"]}, "/nowhere/a"),
+        (
+            {
+                "agent_model__name": str(folder("gemma2")),
+                "agent_model__attn_implementation": "sdpa",
+            },
+            "agent_model.attn_implementation",
+        ),
         ({"lora__target_modules": ["nothing_proj"]}, "lora.target_modules"),
     ],
 )

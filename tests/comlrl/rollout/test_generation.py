@@ -14,11 +14,11 @@ from comlrl.models.loading import build_team
 from comlrl.rollout import generation, truncation
 from comlrl.rollout.generation import Generator
 from comlrl.rollout.grow import Rollout
-from comlrl.types import Completion, Message, Request, Sampling, Shape
+from comlrl.types import Completion, Message, NonFiniteError, Request, Sampling, Shape
 from tests.fakes import PROMPTS, FakeReward, FakeTransition, task
 from tests.tiny_models import EOS, STOPS, config, folder, prompt, team
 
-KINDS = ["qwen2", "llama", "qwen3", "gpt2", "mistral", "qwen3 with a window"]
+KINDS = ["qwen2", "llama", "qwen3", "gpt2", "mistral", "qwen3 with a window", "gemma2"]
 FAST = ["qwen2", "llama", "qwen3"]  # the others go through transformers' modules
 TEXTS = [
     "a",
@@ -73,7 +73,7 @@ def plainly(agent, prompt_ids, key, sampling: Sampling) -> tuple[int, ...]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_the_batch_says_what_the_plain_loop_says(kind, sampling):
-    agents = team(kind)
+    agents = team(kind, dtype="float32" if kind == "gemma2" else "float64")
     assert (agents.agents[0].fast is not None) == (kind in FAST)
     asked = requests(siblings=3)
     done = Generator(agents).sample([asked, requests(siblings=2, agent=1)], sampling)
@@ -191,6 +191,15 @@ def test_completions_end_with_their_stop_token_and_say_so():
         assert completion.finished or len(completion.token_ids) == 16
         kept = [t for t in completion.token_ids if t < 256]  # specials are no text
         assert completion.text == agents.agents[0].tokenizer.decode(kept)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_logits_that_are_no_numbers_stop_the_sampling(sampling):
+    agents = team()
+    with torch.no_grad():
+        agents.agents[0].model.get_output_embeddings().weight[5] = torch.nan
+    with pytest.raises(NonFiniteError, match="no numbers"):
+        Generator(agents).sample([requests(["a"]), []], sampling)
 
 
 def test_one_token_is_enough():
