@@ -146,7 +146,7 @@ def dtype_of(section: AgentModelConfig, device: str, frozen: bool) -> torch.dtyp
 def multiplies_bfloat16_fast(cpu: Mapping[str, Any]) -> bool:
     """Whether a CPU's products are faster in bfloat16 than in float32.
 
-    By AMX they are. By AVX-512 alone they are on AMD's (2 to 4 times), but not on Intel's (150
+    By AMX they are. By AVX-512 alone they are on AMD's (2 to 5 times), but not on Intel's (150
     against 255 GFLOP/s on two cores). Known, and not measured at the start, so that a run that is
     repeated, resumed or spread over processes computes in one precision. ``cpu``:
     ``torch.cpu.get_capabilities()``.
