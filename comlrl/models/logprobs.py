@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -51,7 +52,7 @@ def action_logprobs(
     hidden_AD, targets_A = action_states(agent, batch)
     chosen = hidden_AD if head is None else head(hidden_AD, head_input_A)  # type: ignore[arg-type]
     logprob, entropies = _head(agent, chosen, targets_A, batch.kept, temperature, entropy)
-    return ActionLogprobs(logprob, entropies if entropy else None, hidden_AD)
+    return ActionLogprobs(logprob, entropies, hidden_AD)
 
 
 def action_states(agent: Agent, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,13 +90,16 @@ def _head(
     kept: Kept | None,
     temperature: float,
     entropy: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chosen log-probabilities without holding all logits: chunks are recomputed in backward."""
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Chosen log-probabilities, and entropies where they are asked for, without holding all logits.
+
+    A head that is trained, and entropies, have their chunks computed once more in backward.
+    """
+    step = 1 if agent.fast is None else agent.fast.step
 
     def part(
         hidden: torch.Tensor, targets: torch.Tensor, kept: Kept | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        step = 1 if agent.fast is None else agent.fast.step
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         more = rounded(len(hidden), step) - len(hidden)
         logits = agent.logits(F.pad(hidden, (0, 0, 0, more)))[: len(hidden)]
         logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -106,23 +110,54 @@ def _head(
             # A finite number, as 0 · ∞ is none: these have probability 0 and no gradient.
             logits = logits.masked_fill(~left, torch.finfo(logits.dtype).min)
         if not entropy:  # the fused way
-            logprob = -F.cross_entropy(logits, targets, reduction="none")
-            return logprob, logprob.detach()
+            return -F.cross_entropy(logits, targets, reduction="none"), None
         normalizer = logits.logsumexp(-1)
         logprob = logits.gather(-1, targets[:, None])[:, 0] - normalizer
         return logprob, normalizer - (logits.softmax(-1) * logits).sum(-1)
 
-    vocabulary = agent.model.get_output_embeddings().weight.shape[0]
-    chunk = max(1, HEAD_CHUNK_BYTES // (4 * vocabulary))
+    head = agent.model.get_output_embeddings()
+    chunk = max(step, HEAD_CHUNK_BYTES // (4 * len(head.weight)) // step * step)
     if len(hidden_AD) <= chunk:
         return part(hidden_AD, targets_A, kept)
     hiddens, targets = hidden_AD.split(chunk), targets_A.split(chunk)
     kepts = [None] * len(hiddens) if kept is None else split(kept, chunk)
-    parts = [
-        checkpoint(part, *own, use_reentrant=False)
-        for own in zip(hiddens, targets, kepts, strict=True)
-    ]
-    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+    chunks = zip(hiddens, targets, kepts, strict=True)
+    if entropy or any(weight.requires_grad for weight in head.parameters()):
+        parts = [checkpoint(part, *own, use_reentrant=False) for own in chunks]
+        entropies = [e for _, e in parts if e is not None]
+        logprob_A = torch.cat([said for said, _ in parts])
+        return logprob_A, torch.cat(entropies) if entropy else None
+    return torch.cat([FrozenHead.apply(own[0], part, *own[1:]) for own in chunks]), None
+
+
+class FrozenHead(torch.autograd.Function):
+    """Each row's log π(a) and, at once, its gradient in that row's own hidden state.
+
+    That is one vector, (w_a − Σ_v π_v w_v) / τ for an ordinary head, kept in place of logits, which
+    are neither held nor computed twice.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_AD: torch.Tensor,
+        part: Callable[..., tuple[torch.Tensor, torch.Tensor | None]],
+        *more: Any,
+    ) -> torch.Tensor:
+        """``part``: hidden states, and ``more`` → (log π(a) of each row, …)."""
+        if not ctx.needs_input_grad[0]:
+            return part(hidden_AD, *more)[0]
+        with torch.enable_grad():
+            own_AD = hidden_AD.detach().requires_grad_()
+            logprob_A, _ = part(own_AD, *more)
+            (slope_AD,) = torch.autograd.grad(logprob_A.sum(), own_AD)
+        ctx.save_for_backward(slope_AD)
+        return logprob_A.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[torch.Tensor, None, None, None]:
+        (slope_AD,) = ctx.saved_tensors
+        return slope_AD * grads[0][:, None].to(slope_AD), None, None, None
 
 
 def survivors(logits: torch.Tensor, targets: torch.Tensor, kept: Kept) -> torch.Tensor:

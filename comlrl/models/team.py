@@ -19,6 +19,8 @@ from comlrl.models.fast.lora_routing import Router
 from comlrl.processes import distributed, sharding
 from comlrl.processes.sharding import stored
 
+GRADIENTS_AT_ONCE = 256 << 20  # bytes
+
 
 class Team:
     """N agents, in the order of their roles."""
@@ -57,7 +59,10 @@ class Team:
 
     @property
     def side_by_side(self) -> bool:
-        """Whether agents may be updated at once, each in its own thread."""
+        """Whether agents may be updated at once, each in its own thread: where nothing stands
+        between them, and the gradients of all are little to hold at a time."""
+        if sum(p.nbytes for agent in self.agents for p in agent.parameters()) > GRADIENTS_AT_ONCE:
+            return False
         switched = any(agent.switches for agent in self.agents)  # of a model, not of a thread
         apart = self.router is not None or not self.shared_base
         return apart and not switched and not self.sharded

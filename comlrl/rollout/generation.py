@@ -174,7 +174,9 @@ class _Draw:
             best = logits.max(-1)
             self.broken |= ~best.values.isfinite().all()
             return best.indices
-        probabilities = torch.softmax(logits / self.sampling.temperature, dim=-1)
+        if self.sampling.temperature != 1:
+            logits = logits / self.sampling.temperature
+        probabilities = torch.softmax(logits, dim=-1)
         self.broken |= ~probabilities[:, 0].isfinite().all()  # one that is none makes all so
         if self.sampling.truncates:
             whole, probabilities = probabilities, truncated(probabilities, self.sampling)

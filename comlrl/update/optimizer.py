@@ -54,10 +54,11 @@ class AgentOptimizer:
         self.max_grad_norm, self.peak = max_grad_norm, learning_rate
         self.learning_rate = 0.0  # of the update just made
         self.schedule = Schedule(schedule, warmup)
-        # Split and whole tensors cannot stand in one fused list.
-        fused = not any(map(sharding.is_split, self.parameters))
+        # One pass over all that a weight has, and no copies of it; not where some tensors are
+        # split over processes and others are whole.
+        whole = not any(map(sharding.is_split, self.parameters))
         self.adam = torch.optim.AdamW(
-            self.parameters, lr=learning_rate, weight_decay=0.0, foreach=fused
+            self.parameters, lr=learning_rate, weight_decay=0.0, fused=whole, foreach=False
         )
 
     def zero(self) -> None:

@@ -27,7 +27,9 @@ Routes = Sequence[tuple[str | None, slice]]  # blocks of tokens and whose adapte
 
 FAMILIES = ("qwen2", "qwen3", "llama")
 STATIC_ROPES = ("default", "linear", "llama3", "yarn")  # others depend on what is looked at
-MERGED_BYTES = 1 << 30  # merged weights of all agents together, while sampling
+# Merged weights of all agents together, while sampling. Larger ones are read from memory at every
+# step, and for each agent once more than the base that all share.
+MERGED_BYTES = 64 << 20
 
 
 class RMSNorm(torch.autograd.Function):
