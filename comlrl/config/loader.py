@@ -33,9 +33,11 @@ ALIASES: dict[str, str | None] = {
     "<algo>.rollout_buffer_size": "<algo>.train_batch_size",
     "output.save_model": "output.save_final_model",
     "<algo>.reward_shift": "reward_processor.shift",
+    "<algo>.advantage_mode": "<algo>.advantage",
 }
 VALUE_ALIASES: dict[str, dict[Any, str]] = {
     "joint_mode": {"aligned": "align", "crossed": "cross"},
+    "rl_algorithm": {"mareinforce": "reinforce", "marloo": "rloo"},
     "dpo_reference": {True: "start", False: "none", None: "none"},
 }
 

@@ -141,6 +141,7 @@ OLDER = {
     "magrpo: {agent_learning_rate: 1.0e-5}": ("magrpo.learning_rate", 1e-5),
     "magrpo: {joint_mode: aligned}": ("magrpo.joint_mode", "align"),
     "magrpo: {joint_mode: crossed}": ("magrpo.joint_mode", "cross"),
+    "magrpo: {advantage_mode: rloo}": ("magrpo.advantage", "rloo"),
     "magrpo: {termination_threshold: -0.2}": ("magrpo.early_termination_threshold", -0.2),
     "magrpo: {external_original_prompt: true}": ("external.original_prompt", True),
     "magrpo: {external_previous_response: false}": ("external.previous_response", False),
@@ -213,6 +214,12 @@ def test_an_older_spelling_of_another_algorithm(tmp_path):
     config, notices = load(file, "ppo")
     assert (config.section.train_batch_size, config.section.learning_rate) == (8, 1e-5)
     assert len(notices) == 2
+    for old, now in {"mareinforce": "reinforce", "marloo": "rloo"}.items():
+        config, notices = load(write(tmp_path, f"marlhf: {{rl_algorithm: {old}}}\n"), "marlhf")
+        assert config.section.rl_algorithm == now
+        assert notices == [f"marlhf.rl_algorithm: '{old}' is read as '{now}'"]
+    with pytest.raises(ConfigError, match="maremax"):  # another baseline than remax here
+        load(write(tmp_path, "marlhf: {rl_algorithm: maremax}\n"), "marlhf")
 
 
 # ----------------------------------------------------------------------------------- refusals
