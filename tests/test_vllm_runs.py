@@ -3,11 +3,13 @@ by vLLM itself where VLLM_COMMAND tells how to start it."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shlex
 import socket
 import subprocess
+import threading
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -15,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from fastapi import HTTPException
 
 from comlrl.builtin import TINY_CODER
 from comlrl.models.loading import build_team
@@ -82,6 +85,87 @@ def test_a_run_by_a_server(zygote: Zygote, server: FakeVLLM, tmp_path: Path, alg
         assert ratios(folder) == pytest.approx([1] * 3, abs=1e-3)
 
 
+LEARNING = {"num_agents": 2, "max_new_tokens": 24, "num_generations": 4, "eval_interval": 0}
+A_STEP = 4  # requests: two tasks of two agents
+
+
+def has_logged(folder: Path, steps: int) -> bool:
+    file = folder / "metrics.jsonl"
+    return file.exists() and file.read_text().count("\n") >= steps
+
+
+def of_agent_0(server: FakeVLLM) -> list[str]:
+    """What the server did with its adapters, which are numbered; repetitions left out."""
+    events = [(what, name) for what, name in server.events if name.startswith("agent_0")]
+    names = [name for what, name in events if what == "load"]
+    told = [f"{what} {names.index(name)}" for what, name in events]
+    return [one for one, _ in itertools.groupby(told)]
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_a_step_s_first_turn_may_be_sampled_while_the_one_before_updates(
+    zygote: Zygote, server: FakeVLLM, tmp_path: Path, overlap: int
+) -> None:
+    """A step's requests are answered once the step before is through. The last step asks nothing
+    ahead, and the weights behind it are not sent."""
+    folder, numbers, over = tmp_path / "run", itertools.count(), threading.Event()
+
+    def before(body: dict) -> None:
+        if body["model"] != "base":
+            server.events.append(("ask", body["model"]))
+            steps = next(numbers) // A_STEP
+            while overlap and not has_logged(folder, steps) and not over.wait(0.05):
+                pass
+
+    server.before = before
+    arguments = asked("magrpo", folder, server.url, **LEARNING | {"max_steps": 3, "save_steps": 0})
+    run = zygote.run("magrpo", [*arguments, f"generation.overlap={overlap}"])
+    try:
+        assert run.wait() == 0, run.output
+    finally:
+        over.set()
+    assert of_agent_0(server) == [
+        ["load 0", "ask 0", "load 1", "unload 0", "ask 1", "load 2", "unload 1", "ask 2",
+         "unload 2"],
+        ["load 0", "ask 0", "load 1", "unload 0", "ask 1", "unload 1"],
+    ][overlap]  # fmt: skip
+    models = [body["model"] for body in server.asked if body["model"].startswith("agent_0")]
+    assert list(Counter(models).values()) == [[2, 2, 2], [4, 2]][overlap]
+    found = ratios(folder)
+    assert found[0] == pytest.approx(1, abs=1e-3)
+    assert (found[1:] == pytest.approx([1, 1], abs=1e-4)) == (not overlap)
+    assert server.adapters == {} and not (folder / "vllm").exists()
+
+
+def test_what_goes_wrong_while_a_step_updates_stops_the_run_behind_it(
+    zygote: Zygote, server: FakeVLLM, tmp_path: Path
+) -> None:
+    """The run then goes on with a step that is sampled anew."""
+    folder, numbers = tmp_path / "run", itertools.count()
+
+    def before(body: dict) -> None:
+        if body["model"] != "base" and next(numbers) >= A_STEP:
+            raise HTTPException(400, "out of luck")
+
+    server.before = before
+    keys = LEARNING | {"max_steps": 3, "save_steps": 0}
+    arguments = [*asked("magrpo", folder, server.url, **keys), "generation.overlap=1"]
+    run = zygote.run("magrpo", arguments)
+    assert run.wait() == 1, run.output
+    told = [x for x in run.output.splitlines() if x.startswith(("error: ", "interrupted: "))]
+    assert "answers HTTP 400: " in told[0] and "out of luck" in told[0]
+    assert told[1].startswith("interrupted: saved ") and "Traceback" not in run.output
+    assert newest_step(folder) == len(lines(folder)) == 1
+    server.before = lambda body: None
+    server.asked.clear()
+    again = zygote.run("magrpo", [*arguments, "--resume"])
+    assert again.wait() == 0, again.output
+    assert [line["update"] for line in lines(folder)] == [1, 2, 3]
+    assert ratios(folder)[:2] == pytest.approx([1, 1], abs=1e-3)
+    models = [body["model"] for body in server.asked if body["model"].startswith("agent_0")]
+    assert len(models) == 4 and len(set(models)) == 1  # steps 2 and 3, both by what was saved
+
+
 def test_a_server_that_is_not_there_is_told_at_once(zygote: Zygote, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -120,16 +204,21 @@ def ended(team: list[Process]) -> list[int]:
     return [process.wait() for process in team]
 
 
-def test_processes_share_the_adapters(zygote: Zygote, server: FakeVLLM, tmp_path: Path) -> None:
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_processes_share_the_adapters(
+    zygote: Zygote, server: FakeVLLM, tmp_path: Path, overlap: int
+) -> None:
+    """With ``overlap`` the weights behind the first of two updates are sampled from by nobody."""
     folder = tmp_path / "run"
     arguments = asked("magrpo", folder, server.url, batch_size=3, max_steps=2, max_new_tokens=24)
+    arguments.append(f"generation.overlap={overlap}")
     team = zygote.team(2, {"run": ["magrpo", arguments]})
     assert ended(team) == [0, 0], team[0].output + team[1].output
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["distributed"] == {"world_size": 2, "weights_in_sync": True}
     loads = Counter(name for what, name in server.events if what == "load")
-    assert set(loads.values()) == {1} and len(loads) == 2 * 3
-    assert ratios(folder) == pytest.approx([1] * 2, abs=1e-3)
+    assert set(loads.values()) == {1} and len(loads) == 2 * (3 - overlap)
+    assert ratios(folder)[: 2 - overlap] == pytest.approx([1] * (2 - overlap), abs=1e-3)
     assert server.adapters == {} and not (folder / "vllm").exists()
 
 

@@ -148,7 +148,7 @@ class MAGRPOTrainer:
         return agent_means(told_N) | {"learning_rate": self.optimizers[0].learning_rate}
 
     def _grow(self, step: Step) -> tuple[list[Tree], Greedy | None]:
-        tasks, key = distributed.share(step.tasks), ("train", step.index)
+        tasks, key = distributed.share(step.tasks), step.key
         if self.section.advantage != "greedy":
             return self.rollout.grow(tasks, self.section.shape, self.sampling, key), None
         return self.rollout.grow_with_greedy(

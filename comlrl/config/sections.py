@@ -150,6 +150,9 @@ class GenerationConfig:
     vllm_patience: float = 300.0  # seconds without an answer after which a run saves and stops
     # of π/μ, trained policy over server's, by which a completion's gradient is multiplied
     importance_cap: float = 2.0
+    # vllm: 1: a step's first turn is sampled while the step before it updates, by the policies from
+    # before that update
+    overlap: Literal[0, 1] = 0
 
 
 @dataclass(frozen=True)

@@ -52,17 +52,19 @@ class Loop:
         standing: Callable[[], Mapping[str, float]] = dict,
         best: BestModel | None = None,
         course: Course | None = None,
+        prefetch: Callable[[Step | None], None] | None = None,
     ) -> None:
         """``section``: the algorithm's keys. ``domain``: measures the trees. ``progress``: is told
         what the run is doing. ``evaluate``: trees and metrics of the present policy; None: never.
         ``seed``: of the order of the tasks, and of what draws from global generators (dropout).
         ``signals``: None: none are heeded. ``standing``: metrics that go into every record; asked
         on all processes. ``best``: is offered the weights of every evaluation. ``course``: which
-        tasks each step has; None: those of shuffled epochs."""
+        tasks each step has; None: those of shuffled epochs. ``prefetch``: is told of the step that
+        comes next, if one does, once a step has its trees and before it learns from them."""
         self.section, self.tasks, self.domain = section, tasks, domain
         self.run_dir, self.logger, self.evaluate = run_dir, logger, evaluate
         self.seed, self.signals, self.standing = seed, signals or Signals(), standing
-        self.best = best
+        self.best, self.prefetch = best, prefetch
         self.course = course or Course(tasks, section.batch_size, section.num_train_epochs, seed)
         self.counters = Counters()
         self.latest: Mapping[str, float] = {}  # metrics of the latest training step
@@ -153,7 +155,13 @@ class Loop:
         if greedy is not None:
             scored, tokens = scored + greedy.scored, tokens + greedy.tokens
         scored, tokens = int(distributed.total(scored)), int(distributed.total(tokens))
-        return Gathered(distributed.gather(trees), scored, scored, tokens, self.span(scored))
+        span = self.span(scored)
+        # Everybody has sampled by now, and waits for everybody below: an error here may be told.
+        if self.prefetch is not None:
+            last = span.end >= 1 or self.signals.received is not None
+            self.prefetch(None if last else Step(step.index + 1, *self.course.at(step.index)))
+            step.clock.lap("rollout")
+        return Gathered(distributed.gather(trees), scored, scored, tokens, span)
 
     def record(
         self, step: Step, gathered: Gathered, *, updates: int, metrics: Mapping[str, float]

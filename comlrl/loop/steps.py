@@ -41,6 +41,11 @@ class Step:
     tasks: list[Task]
     clock: Clock = field(default_factory=Clock)
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """Its part of every sample's key."""
+        return "train", self.index
+
 
 @dataclass(frozen=True, slots=True)
 class Gathered:

@@ -92,6 +92,12 @@ class Rollout:
         """One tree for each task. ``key`` (phase, training step) goes into every sample's key."""
         return [tree for tree, _ in self._grow(tasks, shape, sampling, key)]
 
+    def first_requests(
+        self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, key: tuple
+    ) -> list[list[Request]]:
+        """What ``grow`` begins with: each agent's requests at the roots."""
+        return self._requests(self._roots(tasks, shape, sampling), shape, key)
+
     def grow_with_greedy(
         self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, key: tuple, discount: float
     ) -> tuple[list[Tree], Greedy]:
@@ -112,7 +118,7 @@ class Rollout:
     ) -> list[tuple[Tree, list[_Pending]]]:
         nodes: list[list[Node]] = [[] for _ in tasks]
         states: list[list[_Pending]] = [[] for _ in tasks]
-        frontier = [self._root(index, task, shape, sampling) for index, task in enumerate(tasks)]
+        frontier = self._roots(tasks, shape, sampling)
         while frontier:
             level = self._expand(frontier, shape, sampling, key)
             indices = []
@@ -125,6 +131,9 @@ class Rollout:
             (Tree(task, tuple(nodes[i]), shape.joint_mode, shape.handoff), states[i])
             for i, task in enumerate(tasks)
         ]
+
+    def _roots(self, tasks: Sequence[Task], shape: Shape, sampling: Sampling) -> list[_Pending]:
+        return [self._root(index, task, shape, sampling) for index, task in enumerate(tasks)]
 
     def _root(self, index: int, task: Task, shape: Shape, sampling: Sampling) -> _Pending:
         told = self.prompts.first(task, shape.num_agents)
@@ -144,13 +153,7 @@ class Rollout:
         """Sample and score every pending node, which are all of one turn and stage."""
         acting = frontier[0].acting
         count = shape.generations(acting.start, frontier[0].state.turn)
-        requests_N = [
-            [self._request(pending, agent, count, key) for pending in frontier]
-            if agent in acting
-            else []
-            for agent in range(shape.num_agents)
-        ]
-        sampled_N = self.sampler.sample(requests_N, sampling)
+        sampled_N = self.sampler.sample(self._requests(frontier, shape, key), sampling)
         turns = [
             tuple(
                 AgentTurn(reading.prompt, reading.ids, sampled_N[agent][index], reading.dropped)
@@ -171,8 +174,18 @@ class Rollout:
             for pending, own in zip(frontier, turns, strict=True)
         ]
 
-    def _request(self, pending: _Pending, agent: int, count: int, key: tuple) -> Request:
+    def _requests(
+        self, frontier: Sequence[_Pending], shape: Shape, key: tuple
+    ) -> list[list[Request]]:
+        """Each agent's; none of one that does not act."""
+        return [
+            [self._request(p, agent, shape, key) for p in frontier if agent in p.acting]
+            for agent in range(shape.num_agents)
+        ]
+
+    def _request(self, pending: _Pending, agent: int, shape: Shape, key: tuple) -> Request:
         state = pending.state
+        count = shape.generations(pending.acting.start, state.turn)
         return Request(
             pending.readings[agent - pending.acting.start].ids,
             tuple(

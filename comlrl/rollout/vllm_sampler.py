@@ -4,6 +4,9 @@ Whenever weights have moved since they were last sampled from, the adapter is wr
 that the server reads and loaded under a new name; then the one before is unloaded. A name ends in a
 digest of the weights: a name that was used for other weights could be answered from a stale cache.
 
+What is asked for ahead (``ask_ahead``) is sampled while weights move, under the adapters from
+before; these stay loaded until something else is asked for ahead.
+
 The server draws its own random numbers: what is sampled depends on what else it does, so that
 neither keyed sampling nor bit-exact resuming hold.
 """
@@ -16,8 +19,11 @@ import math
 import secrets
 import shutil
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +41,21 @@ IN_FLIGHT = 64  # requests; the server forms the batches
 RELOADS = 3  # of an adapter that a restarted server does not know
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Requests that are on their way, and what becomes of each."""
+
+    requests_N: Sequence[Sequence[Request]]
+    sampling: Sampling
+    answers_N: list[list[Future]]
+
+    def cancel(self) -> None:
+        """Those that are not on their way yet."""
+        for answers in self.answers_N:
+            for answer in answers:
+                answer.cancel()
+
+
 class VLLMSampler:
     """A Sampler. Several processes may share a server: alike weights have one name."""
 
@@ -47,6 +68,9 @@ class VLLMSampler:
         self.folder = (folder / f"process_{distributed.rank()}").resolve()
         self.run = distributed.from_main(lambda: secrets.token_hex(3))  # others may share a server
         self._names: dict[int, str] = {}  # of each agent's adapter as it is loaded
+        self._replaced: list[str] = []  # loaded before, and not unloaded yet
+        self._kept: frozenset[str] = frozenset()  # not to be unloaded
+        self._ahead: _Asked | None = None
         self._reloading = threading.Lock()
         shutil.rmtree(self.folder, ignore_errors=True)  # of a process that was killed
         try:
@@ -66,31 +90,46 @@ class VLLMSampler:
     ) -> list[list[tuple[Completion, ...]]]:
         """Completions of each agent's requests, in order: a tuple with one for each key. Raises
         ServerError."""
-        if any(requests_N):
-            self._load_moved()
-        pool = ThreadPoolExecutor(IN_FLIGHT)
+        asked = self._ahead
+        if asked is not None and (asked.requests_N, asked.sampling) == (requests_N, sampling):
+            self._ahead = None
+        else:
+            if any(requests_N):
+                self._load_moved()
+            asked = self._ask_all(requests_N, sampling)
         try:
-            asked_N = [
-                [pool.submit(self._ask, self.team.of(i), r, sampling) for r in requests]
-                for i, requests in enumerate(requests_N)
-            ]
             return [
                 [
-                    self._completions(self.team.of(i), request, asked.result(), sampling)
-                    for request, asked in zip(requests, asked_N[i], strict=True)
+                    self._completions(self.team.of(i), request, answer.result(), sampling)
+                    for request, answer in zip(requests, asked.answers_N[i], strict=True)
                 ]
                 for i, requests in enumerate(requests_N)
             ]
         except BaseException:
             self.server.leave()
+            asked.cancel()
             raise
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+
+    def ask_ahead(self, requests_N: Sequence[Sequence[Request]], sampling: Sampling) -> None:
+        """Begin with what ``sample`` will be called with, under the present adapters; what goes
+        wrong on the way is told there. Called where all processes have what they asked for before;
+        without requests it lets go of the adapters that were kept for that. Raises ServerError
+        where adapters cannot be loaded."""
+        assert self._ahead is None, "what was asked for ahead has not been taken"
+        self._kept = frozenset()
+        if not any(requests_N):
+            self._unload_replaced()
+            return
+        self._load_moved()
+        self._kept = frozenset(self._names.values())
+        self._ahead = self._ask_all(requests_N, sampling)
 
     def close(self) -> None:
         """Unload what was loaded, if the server is still there."""
         self.server.leave()
-        for name in self._names.values():
+        if self._ahead is not None:
+            self._ahead.cancel()
+        for name in (*self._names.values(), *self._replaced):
             self._unload(name)
         shutil.rmtree(self.folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # other processes' are there yet
@@ -146,7 +185,6 @@ class VLLMSampler:
 
     def _load_moved(self) -> None:
         """Load the adapters that have moved, then unload those that they replace."""
-        replaced = []
         for agent in self.team.agents:
             name = f"{agent.adapter}-{self.run}-{_digest(agent)}"
             before = self._names.get(agent.index)
@@ -160,8 +198,12 @@ class VLLMSampler:
             )
             self._load(agent, name)
             self._names[agent.index] = name
-            replaced += [] if before is None else [before]
-        for name in replaced:
+            self._replaced += [] if before is None else [before]
+        self._unload_replaced()
+
+    def _unload_replaced(self) -> None:
+        for name in [name for name in self._replaced if name not in self._kept]:
+            self._replaced.remove(name)
             self._unload(name)
             shutil.rmtree(self.folder / name)
 
@@ -172,9 +214,19 @@ class VLLMSampler:
         with contextlib.suppress(ServerError):  # another process has, or the server was restarted
             self.server.ask("/v1/unload_lora_adapter", {"lora_name": name})
 
-    def _ask(self, agent: Agent, request: Request, sampling: Sampling) -> Any:
-        """The answer to a request; in a thread of its own."""
-        name = self._names[agent.index]
+    def _ask_all(self, requests_N: Sequence[Sequence[Request]], sampling: Sampling) -> _Asked:
+        jobs = [
+            partial(self._ask, agent, self._names[agent.index], request, sampling)
+            for i, requests in enumerate(requests_N)
+            for agent in [self.team.of(i)]
+            for request in requests
+        ]
+        found = iter(_in_threads(jobs))
+        answers_N = [[next(found) for _ in requests] for requests in requests_N]
+        return _Asked(requests_N, sampling, answers_N)
+
+    def _ask(self, agent: Agent, name: str, request: Request, sampling: Sampling) -> Any:
+        """The answer to a request under the adapter ``name``; in a thread of its own."""
         body = {
             "model": name,
             "prompt": list(request.prompt_ids),
@@ -192,7 +244,7 @@ class VLLMSampler:
             try:
                 return self.server.ask("/v1/completions", body)
             except Refused as error:
-                if error.status != 404:
+                if error.status != 404 or self.server.left:
                     raise
             with self._reloading:  # the server was restarted
                 self._load(agent, name)
@@ -217,6 +269,29 @@ class VLLMSampler:
             for text, own, logprob in zip(texts, ids, drawn, strict=True)
         )
         return found * len(request.keys_G) if greedy else found
+
+
+def _in_threads(jobs: Sequence[Callable[[], Any]]) -> list[Future]:
+    """What becomes of each job. In daemons, unlike a pool's threads: a run that ends does not wait
+    for answers that nobody needs any more."""
+    found: list[Future] = [Future() for _ in jobs]
+    waiting = deque(zip(found, jobs, strict=True))
+
+    def work() -> None:
+        while True:
+            try:
+                future, job = waiting.popleft()
+            except IndexError:
+                return
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(job())
+                except BaseException as error:
+                    future.set_exception(error)
+
+    for _ in jobs[:IN_FLIGHT]:
+        threading.Thread(target=work, daemon=True).start()
+    return found
 
 
 def _digest(agent: Agent) -> str:

@@ -71,7 +71,7 @@ class Server:
         the server's own may pass."""
         wait, limit = self.first_wait, None
         while True:
-            timeout = FIRST_ASK if self._leaving.is_set() else self.patience
+            timeout = FIRST_ASK if self.left else self.patience
             try:
                 return self._once(path, body, timeout)
             except Refused as error:
@@ -99,6 +99,10 @@ class Server:
     def leave(self) -> None:
         """Nothing is waited for any more."""
         self._leaving.set()
+
+    @property
+    def left(self) -> bool:
+        return self._leaving.is_set()
 
     def _once(self, path: str, body: Mapping[str, Any] | None, timeout: float) -> Any:
         data = None if body is None else json.dumps(body).encode()

@@ -1,7 +1,8 @@
 """Corrects for a sampler that is not quite the policy that is trained: an engine computes in other
-kernels, and often in another precision.
+kernels, and often in another precision, and with ``generation.overlap`` a step's first turn is
+drawn by the weights from before the last update.
 
-With μ(y | x) what drew a completion and π(y | x) the trained policy at the same weights, both
+With μ(y | x) what drew a completion and π(y | x) the trained policy as the step begins, both
 products over its tokens, a completion counts in its agent's gradient with
 
     c(y) = min(π(y | x) / μ(y | x), cap)
@@ -112,6 +113,7 @@ class Corrected:
                 f"warning: the mean importance ratio is {mean:.3g}, outside "
                 f"[{SOUND[0]}, {SOUND[1]}]: what samples is another policy than the one trained; "
                 "see that the server has the same model in the same precision (--dtype), and "
-                "--logprobs-mode processed_logprobs",
+                "--logprobs-mode processed_logprobs; or, with generation.overlap=1, give a lower "
+                "learning rate",
                 flush=True,
             )

@@ -15,14 +15,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
 
+from comlrl.loop.steps import Step
 from comlrl.models.loading import build_team
 from comlrl.models.team import Team
 from comlrl.rollout.grow import Rollout
+from comlrl.rollout.vllm_sampler import VLLMSampler
+from comlrl.rollout.vllm_server import Server
 from comlrl.types import Completion, Message, Request, Reward, Sampling, Score, Tree
 from comlrl.update.importance import Corrected
+from tests.fake_vllm import FakeVLLM
 from tests.fakes import PROMPTS, FakeTransition, task
 from tests.tiny_models import config, exact_norms
 from trainers.magrpo import MAGRPOTrainer
@@ -111,14 +116,24 @@ class Expectation(Reward):
         ]
 
 
+def built(folder: Path, **keys: object) -> Team:
+    agents = build_team(config(**RAW | {"agent_model__name": str(folder)} | keys), device="cpu")
+    exact_norms(agents.agents[0].model)
+    return agents
+
+
+@torch.no_grad()
+def chances(agents: Team) -> list[dict[tuple[int, ...], float]]:
+    """log π of each agent's completions."""
+    return [{ids: float(logprob(agents, i, ids)) for ids in WRITTEN} for i in range(2)]
+
+
 @pytest.fixture
 def drawn(folder: Path):
     """The trained team, and log μ of each agent's completions under moved weights."""
-    agents = build_team(config(agent_model__name=str(folder), **RAW), device="cpu")
-    exact_norms(agents.agents[0].model)
+    agents = built(folder)
     noisy(agents, 0.4)
-    with torch.no_grad():
-        drawn_N = [{ids: float(logprob(agents, i, ids)) for ids in WRITTEN} for i in range(2)]
+    drawn_N = chances(agents)
     noisy(agents, -0.2)
     return agents, drawn_N
 
@@ -173,7 +188,7 @@ def gradients(algorithm: str, agents: Team, trees: Sequence[Tree], folder: Path)
     trainer_of = MAGRPOTrainer if algorithm == "magrpo" else PPOTrainer
     trainer = trainer_of(section, agents, rollout, loop, SAMPLING)
     trainer.optimizers = [Optimizer(agent) for agent in agents.agents]
-    trainer.step(SimpleNamespace(index=1, tasks=[tree.task for tree in trees]))
+    trainer.step(Step(1, 0, [tree.task for tree in trees]))
     tokens = sum(len(first) for first, _ in PAIRS)  # PPO's mean is over tokens, of each agent alike
     scale = 1 if algorithm == "magrpo" else tokens / len(PAIRS)
     return [scale * optimizer.found for optimizer in trainer.optimizers]
@@ -200,6 +215,46 @@ def test_the_expected_gradient_is_the_trained_policy_s(algorithm, cap, drawn, fo
         assert (wrong - right).norm() > 0.01 * right.norm()
 
 
+class Enumerating(FakeVLLM):
+    """Answers a request with each pair's own completion, as the adapter that it names says them."""
+
+    def _choices(self, body):
+        adapter = self.adapters[body["model"]]
+        with self._lock, torch.no_grad():
+            self.team.agents[0].load_tensors(load_file(adapter / "adapter_model.safetensors"))
+            said = {ids: float(logprob(self.team, 0, ids)) for ids in WRITTEN}
+        for number, pair in enumerate(PAIRS):
+            ids = pair[int(adapter.name.removeprefix("agent_"))]
+            drawn = [said[ids], *[0.0] * (len(ids) - 1)]
+            yield {"index": number, "token_ids": ids, "logprobs": {"token_logprobs": drawn}}
+
+
+class Client(VLLMSampler):
+    def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
+        return PROMPT
+
+
+def test_what_was_sampled_before_an_update_is_corrected_for_it(folder, tmp_path):
+    """Asked ahead of a server; the adapters move; then it is learned from."""
+    agents = built(folder)
+    noisy(agents, 0.4)
+    server = Enumerating(built(folder, num_agents=1)).start()
+    client = Client(agents, Server(server.url, 60), tmp_path, 64, SAMPLING.temperature)
+    drawn_N = chances(agents)
+    corrected, shape = Corrected(agents, client, 1e9), config(**RAW).section.shape
+    rollout = Rollout(corrected, Expectation(drawn_N), FakeTransition(), PROMPTS, seed=1)
+    asked = [task()], shape, SAMPLING, ("train", 2)
+    client.ask_ahead(rollout.first_requests(*asked), SAMPLING)
+    noisy(agents, -0.2)
+    found = gradients("magrpo", agents, rollout.grow(*asked), folder)
+    client.close()
+    server.stop()
+    for index, own in enumerate(found):
+        wanted = expected(agents, drawn_N, index, 1e9)
+        assert (own - wanted).norm() < 1e-9 * wanted.norm()
+    assert corrected.metrics()["importance/ratio_max"] > 1.1
+
+
 def test_what_is_told_of_the_ratios(drawn):
     agents, drawn_N = drawn
     corrected = Corrected(agents, Everything(drawn_N), 1.5)
@@ -219,9 +274,7 @@ def test_what_is_told_of_the_ratios(drawn):
 def test_a_mean_ratio_far_from_1_is_said_once(drawn, capsys):
     agents, _ = drawn
     for less, times in ((0.1, 0), (-0.3, 1)):  # ratios 1.105, and 0.741
-        with torch.no_grad():
-            said_N = [{ids: float(logprob(agents, i, ids)) for ids in WRITTEN} for i in range(2)]
-        drawn_N = [{ids: own - less for ids, own in said.items()} for said in said_N]
+        drawn_N = [{ids: own - less for ids, own in said.items()} for said in chances(agents)]
         corrected = Corrected(agents, Everything(drawn_N), 2.0)
         for _ in range(2):
             corrected.sample([[Request(PROMPT, ((),) * len(PAIRS))]] * 2, SAMPLING)

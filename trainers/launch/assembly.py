@@ -136,6 +136,7 @@ def assemble(
     length, heat = sampler.max_length, sampled.temperature
     server, corrected = engine.build(config, team, run_dir, length, heat)
     rollout = build_rollout(config, corrected or server or sampler, reward, fallbacks)
+    learned = replace(sampled, max_kept=config.generation.max_kept)
     evaluated = build_rollout(config, server or sampler, measuring, fallbacks)
     domain = rollout.prompts.domain
     progress, logger, save = Progress(), loggers.Loggers([]), saver(team, sampler)
@@ -154,10 +155,11 @@ def assemble(
         standing=standing(fallbacks, corrected),
         best=BestModel(run_dir, save) if config.output.save_best else None,
         course=build_course(config, train),
+        prefetch=engine.prefetch(config, rollout, server, learned),
     )
     return Run(
-        config, section, run_dir, team, server, reward, rollout, loop,
-        replace(sampled, max_kept=config.generation.max_kept), start.continuing, save,
+        config, section, run_dir, team, server, reward, rollout, loop, learned, start.continuing,
+        save,
     )  # fmt: skip
 
 

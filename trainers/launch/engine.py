@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from comlrl.config.sections import Config, ConfigError
-from trainers.configs import online_section, top_k, top_p
+from trainers.configs import PreferenceConfig, online_section, top_k, top_p
 
 if TYPE_CHECKING:
+    from comlrl.loop.steps import Step
     from comlrl.models.team import Team
+    from comlrl.rollout.grow import Rollout
     from comlrl.rollout.vllm_sampler import VLLMSampler
     from comlrl.rollout.vllm_server import Server
+    from comlrl.types import Request, Sampling
     from comlrl.update.importance import Corrected
 
 
@@ -20,7 +24,18 @@ def refuse(config: Config) -> None:
     sample for."""
     generation, section = config.generation, online_section(config)
     if generation.backend != "vllm":
+        if generation.overlap:
+            raise ConfigError(
+                f"generation.overlap: 1 with generation.backend={generation.backend}, which "
+                "samples by the very weights that an update moves; give 0, or "
+                "generation.backend=vllm"
+            )
         return
+    if generation.overlap and isinstance(config.section, PreferenceConfig):
+        raise ConfigError(
+            f"generation.overlap: 1 with {config.algorithm}, which samples in rounds: what comes "
+            "next is not known while a step updates; give 0"
+        )
     mend = "generation.backend=vllm"
     if generation.vllm_url is None:
         raise ConfigError(f"generation.vllm_url: null with {mend}; give the server's address")
@@ -88,6 +103,27 @@ def build(
     if not config.section.trained_online:
         return engine, None
     return engine, Corrected(team, engine, config.generation.importance_cap)
+
+
+def prefetch(
+    config: Config, rollout: Rollout, server: VLLMSampler | None, sampling: Sampling
+) -> Callable[[Step | None], None] | None:
+    """What has a step's first turn sampled beforehand; None: nobody asked for it."""
+    if not config.generation.overlap:
+        return None
+    from comlrl.processes import distributed
+
+    assert server is not None
+    shape = config.section.shape
+
+    def ask(step: Step | None) -> None:
+        requests_N: list[list[Request]] = []
+        if step is not None:
+            tasks = distributed.share(step.tasks)
+            requests_N = rollout.first_requests(tasks, shape, sampling, step.key)
+        server.ask_ahead(requests_N, sampling)
+
+    return ask
 
 
 def _server(config: Config) -> Server:

@@ -283,6 +283,9 @@ REFUSED = [  # overrides → what the line must name
             ("distributed.strategy=fsdp", "distributed.strategy", "fsdp", "replicate"),
         )
     ),
+    (["generation.overlap=1"], ["generation.overlap", "1", "backend=builtin", "backend=vllm"]),
+    ([*VLLM, "generation.overlap=2"], ["generation.overlap", "2", "one of 0, 1"]),
+    ([*VLLM, "generation.overlap=true"], ["generation.overlap", "True", "one of 0, 1"]),
     ([*VLLM, "generation.importance_cap=0.5"], ["generation.importance_cap", "0.5", "at least 1"]),
     (["magrpo.max_steps=null"], ["max_steps", "max_env_steps", "num_train_epochs"]),
     (["magrpo.temperature=0"], ["magrpo.temperature", "0"]),
@@ -317,9 +320,18 @@ def test_shppo_has_a_layer_that_no_server_has():
         )
 
 
-def test_a_server_may_sample_without_truncation():
-    config, notices = parse("--override", *VLLM, "magrpo.top_p=1.0")
-    assert config.generation.backend == "vllm" and not notices
+@pytest.mark.parametrize("algorithm", ["madpo", "marlhf"])
+def test_rounds_do_not_know_what_comes_next(algorithm):
+    with pytest.raises(ConfigError, match=rf"generation\.overlap: 1 with {algorithm}, .*; give 0"):
+        parse(
+            "--override", *VLLM[:2], "generation.overlap=1", algorithm=algorithm,
+            file=QUICKSTART.replace("magrpo", algorithm),
+        )  # fmt: skip
+
+
+def test_a_server_may_sample_without_truncation_and_ahead():
+    config, notices = parse("--override", *VLLM, "magrpo.top_p=1.0", "generation.overlap=1")
+    assert config.generation.backend == "vllm" and config.generation.overlap == 1 and not notices
 
 
 @pytest.mark.parametrize(("items", "named"), REFUSED, ids=lambda value: str(value[0]))

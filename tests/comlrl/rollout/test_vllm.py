@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
+from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
 import torch
+from fastapi import HTTPException
 
 from comlrl.config.sections import ConfigError
 from comlrl.models.team import Team
 from comlrl.rollout.vllm_sampler import VLLMSampler
 from comlrl.rollout.vllm_server import Server, ServerError
-from comlrl.types import Request, Sampling
+from comlrl.types import Completion, Request, Sampling
 from comlrl.update.importance import Corrected
 from tests.fake_vllm import FakeVLLM
 from tests.tiny_models import STOPS, config, prompt, team
@@ -106,6 +109,106 @@ def test_adapters_are_loaded_under_new_names_before_old_ones_are_unloaded(server
     assert sorted(kept) == sorted(server.adapters)
     sampler.close()
     assert server.adapters == {} and not (tmp_path / "vllm").exists()
+
+
+def test_what_is_asked_ahead_is_sampled_by_the_adapters_of_then(server, tmp_path):
+    """Their weights move and others are sampled from meanwhile; both versions are there until
+    something else is asked for ahead."""
+    agents = team()
+    sampler = client(agents, server, tmp_path)
+    first, second = ([requests(0, n), requests(1, n)] for n in (1, 2))
+    other = [[Request(prompt("evaluated"), (("eval",),))], []]
+    told = threading.Event()
+    server.before = lambda body: told.wait(60) and None  # nothing is answered before
+    sampler.ask_ahead(first, SAMPLING)
+    old = dict(sampler._names)
+    move(agents, 0)
+    move(agents, 1)
+    told.set()
+    server.asked.clear()
+    sampler.sample(other, SAMPLING)
+    assert [body["model"] for body in server.asked if body["prompt"] == list(prompt("evaluated"))]
+    assert kinds(server)[2:] == ["load agent_0", "load agent_1"]
+    assert {*old.values(), *sampler._names.values()} == set(server.adapters)
+    server.asked.clear()
+    said_N = Corrected(agents, sampler, cap=1e9).sample(first, SAMPLING)
+    assert not server.asked  # anew
+    for index, said in enumerate(said_N):
+        for completion in said[0]:
+            ratio = ratio_to(agents, index, first[index][0], completion)
+            assert completion.importance == pytest.approx(ratio, rel=1e-3) != 1
+    assert len(server.events) == 4
+    sampler.ask_ahead(second, SAMPLING)
+    assert kinds(server)[4:] == ["unload agent_0", "unload agent_1"]
+    assert set(server.adapters) == set(sampler._names.values())
+    assert [len(said) for said in sampler.sample(second, SAMPLING)] == [2, 2]
+    assert {body["model"] for body in server.asked} == set(sampler._names.values())
+    move(agents, 0)
+    sampler.close()
+    assert server.adapters == {} and not (tmp_path / "vllm").exists()
+
+
+def ratio_to(agents: Team, index: int, request: Request, completion: Completion) -> float:
+    """π(completion) / what it was drawn with, written out."""
+    ids = completion.token_ids
+    with agents.acting(index) as agent, torch.no_grad():
+        logits = agent.model(torch.tensor([[*request.prompt_ids, *ids]])).logits[0]
+    chosen = (logits[-len(ids) - 1 : -1] / SAMPLING.temperature).log_softmax(-1)
+    return math.exp(chosen.gather(-1, torch.tensor(ids)[:, None]).sum() - completion.logprob)
+
+
+def test_what_goes_wrong_ahead_is_told_where_it_is_asked_for(server, tmp_path):
+    def broken(body: dict) -> None:
+        raise HTTPException(400, "no such luck")
+
+    sampler = client(team(), server, tmp_path)
+    asked = [requests(0, 1), []]
+    server.before = broken
+    sampler.ask_ahead(asked, SAMPLING)
+    with pytest.raises(ServerError, match=r"answers HTTP 400: .*no such luck"):
+        sampler.sample(asked, SAMPLING)
+    sampler.close()
+    assert server.adapters == {}
+
+
+def test_closing_does_not_wait_for_what_was_asked_ahead(server, tmp_path, monkeypatch):
+    """What waits is not sent any more, and nothing is loaded again for what comes late."""
+    monkeypatch.setattr("comlrl.rollout.vllm_sampler.IN_FLIGHT", 4)
+    sampler = client(team(), server, tmp_path)
+    arrived, closed = threading.Semaphore(0), threading.Event()
+
+    def before(body: dict) -> None:
+        arrived.release()
+        closed.wait(60)
+
+    server.before = before
+    sampler.ask_ahead([requests(0, 9), []], SAMPLING)
+    answers = sampler._ahead.answers_N[0]
+    for _ in range(4):
+        assert arrived.acquire(timeout=60)
+    sampler.close()
+    assert server.adapters == {} and not (tmp_path / "vllm").exists()
+    closed.set()
+    wait(answers, 60)
+    assert [answer.cancelled() for answer in answers] == [False] * 4 + [True] * 5
+    assert all(isinstance(answer.exception(), ServerError) for answer in answers[:4])
+    assert kinds(server)[2:] == ["unload agent_0", "unload agent_1"]
+
+
+def test_where_nothing_is_asked_ahead_nothing_is_kept(server, tmp_path):
+    """Never more than two versions of an adapter: the third is loaded behind the last step."""
+    agents = team()
+    sampler, asked = client(agents, server, tmp_path), [requests(0, 1), requests(1, 1)]
+    sampler.ask_ahead(asked, SAMPLING)
+    move(agents, 0)
+    sampler.sample(asked, SAMPLING)
+    sampler.sample([requests(0, 2), []], SAMPLING)
+    assert kinds(server)[2:] == ["load agent_0"]
+    for _ in range(2):
+        sampler.ask_ahead([], SAMPLING)
+    assert kinds(server)[3:] == ["unload agent_0"]
+    sampler.close()
+    assert server.adapters == {}
 
 
 def test_processes_with_the_same_weights_share_their_names(server, tmp_path, monkeypatch):
