@@ -234,7 +234,7 @@ def test_answers_are_waited_for_and_all_requests_are_sent_at_once(server, tmp_pa
 
 
 def test_an_answer_that_does_not_come_is_asked_for_again(server, tmp_path):
-    sampler = client(team(), server, tmp_path, patience=0.5)
+    sampler = client(team(), server, tmp_path, patience=3)
     never, asked = threading.Event(), []
 
     def before(body: dict) -> None:
