@@ -189,9 +189,9 @@ class Loader:
                 or _is_dict(self.sections[section], head)
             ):
                 return self._values[section], name
-        near = difflib.get_close_matches(key, self.keys, 1, 0.5) or [
-            k for k in self.keys if k.rpartition(".")[2] == key.rpartition(".")[2]
-        ]
+        own = key.rpartition(".")[2]  # a key of another section is likelier meant than a like name
+        near = [k for k in self.keys if k.rpartition(".")[2] == own]
+        near = near or difflib.get_close_matches(key, self.keys, 1, 0.5)
         mend = f"; did you mean `{near[0]}`?" if near else ""
         raise ConfigError(f"{key}: unknown key, given {value!r} ({setting.source}){mend}")
 
