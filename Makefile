@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Test files run side by side; each worker takes a core and some 1 GB.
+WORKERS ?= 2
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 # What constraints.txt has pins for; pyproject.toml says the same.
@@ -22,7 +24,7 @@ quickstart: setup
 	$(BIN)/python train_magrpo.py --config configs/magrpo_quickstart.yaml
 
 test: setup
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
