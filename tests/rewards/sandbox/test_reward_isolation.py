@@ -140,7 +140,7 @@ def test_scores_repeat_in_fresh_pools(level):
     )
     task, seen = code_task("t", "", test, "f"), []
     for pool in range(5):
-        with CodeReward(1 + pool % 2, 0.3, 512, level) as reward:
+        with CodeReward(1 + pool % 2, 1.0, 512, level) as reward:
             breakdowns(reward, TASK, *noise[:pool])
             order = programs[:: -1 if pool % 2 else 1]
             found = breakdowns(reward, task, *order)[:: -1 if pool % 2 else 1]
