@@ -94,6 +94,21 @@ def test_agents_in_order_and_a_wider_handoff_go_on_exactly(zygote: Zygote, tmp_p
     assert_same(folder, whole)
 
 
+def test_masters_of_trained_weights_go_on_exactly(zygote: Zygote, tmp_path: Path) -> None:
+    """Which hold more than the bfloat16 weights that a checkpoint has beside them."""
+    keys = ["lora.enabled=false", "agent_model.torch_dtype=bfloat16", "magrpo.learning_rate=1e-4"]
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    run = zygote.run("magrpo", [*small("magrpo", whole, max_steps=3), *keys])
+    assert run.wait() == 0, run.output
+    run = zygote.run("magrpo", [*small("magrpo", folder, max_steps=3), *keys])
+    run.until(partial(is_past, run, folder, 0))
+    run.kill()
+    run.wait()
+    run = zygote.run("magrpo", [*small("magrpo", folder, max_steps=3), *keys, "--resume"])
+    assert run.wait() == 0, run.output
+    assert_same(folder, whole)
+
+
 @pytest.mark.parametrize(
     "keys", [{"latent_gradient": "policy", "num_turns": 2}, {"latents": "sampled"}]
 )

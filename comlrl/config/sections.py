@@ -18,8 +18,8 @@ class AgentModelConfig:
     """The base model of homogeneous agents, and how every agent samples."""
 
     name: str = "builtin:tiny-coder"  # that, builtin:tiny-coder-long, a hub name or a local folder
-    # auto: bfloat16 on GPUs that have it and, of frozen bases, on CPUs that are faster in it (with
-    # AMX, or AMD's with AVX-512 bfloat16); else float32
+    # auto: bfloat16 on GPUs that have it and on CPUs that are faster in it (with AMX, or AMD's with
+    # AVX-512 bfloat16); else float32. Trained weights have float32 masters in the optimizer
     torch_dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     # which of transformers' attention kernels; auto: sdpa, and eager for models that sdpa does not
     # serve (Gemma 2, which caps its scores)

@@ -42,7 +42,7 @@ def build_team(
         full = not config.lora.enabled
         return Team(agents, shared_base=False, full=full, begun_elsewhere=elsewhere)
     name, indices = config.agent_model.name, range(count)
-    model, tokenizer = load_model(config.agent_model, name, device, frozen=True)
+    model, tokenizer = load_model(config.agent_model, name, device)
     peft, starts = _with_adapters(model, name, config, indices, reference)
     router = add_router(model)
     fast = fast_decoder(model, router, count, _learns_fast(config))
@@ -57,7 +57,7 @@ def _alone(config: Config, index: int, device: str, reference: bool) -> Agent:
     name = config.agents[index] if config.agents else config.agent_model.name
     place = config.agent_devices[index] if config.agent_devices else device
     lora = config.lora.enabled
-    model, tokenizer = load_model(config.agent_model, name, place, frozen=lora)
+    model, tokenizer = load_model(config.agent_model, name, place)
     peft, router, start, start_adapter = None, None, None, None
     if lora:
         peft, (start_adapter,) = _with_adapters(model, name, config, [index], reference)
@@ -87,16 +87,14 @@ def resolve_model(name: str) -> str:
     return str(MODELS.get(name, name))
 
 
-def load_model(
-    section: AgentModelConfig, name: str, device: str, *, frozen: bool = False
-) -> tuple[PreTrainedModel, Any]:
+def load_model(section: AgentModelConfig, name: str, device: str) -> tuple[PreTrainedModel, Any]:
     """A causal language model in evaluation mode, and its tokenizer with pad and EOS tokens."""
     source, asked = resolve_model(name), section.attn_implementation
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **dict(section.tokenizer_kwargs))
         model = AutoModelForCausalLM.from_pretrained(
             source,
-            dtype=dtype_of(section, device, frozen),
+            dtype=dtype_of(section, device),
             attn_implementation=None if asked == "auto" else asked,
             **dict(section.model_kwargs),
         )
@@ -132,14 +130,13 @@ def load_model(
     return model, tokenizer
 
 
-def dtype_of(section: AgentModelConfig, device: str, frozen: bool) -> torch.dtype:
-    """Of a model's weights; ``frozen``: its base is not trained."""
+def dtype_of(section: AgentModelConfig, device: str) -> torch.dtype:
+    """Of a model's weights; where they are trained, the optimizer has float32 masters of them."""
     if section.torch_dtype != "auto":
         return getattr(torch, section.torch_dtype)
     if device.startswith("cuda"):
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-    # Weights that are trained need float32's small steps; a frozen base does not.
-    fast = frozen and multiplies_bfloat16_fast(torch.cpu.get_capabilities())
+    fast = multiplies_bfloat16_fast(torch.cpu.get_capabilities())
     return torch.bfloat16 if fast else torch.float32
 
 

@@ -1,15 +1,23 @@
-"""AdamW with its own clip and schedule, for one agent."""
+"""AdamW with its own clip and schedule, for one agent.
+
+Weights of half precision are rounded copies of float32 masters that the optimizer holds and steps
+(mixed-precision training, arXiv 1710.03740): bfloat16 has 8 bits, so that a step of 2e-5 on a
+weight of 0.02 would be rounded away, and a moment with β₂ = 0.999 would never fall.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from comlrl.processes import distributed, sharding
 from comlrl.types import NonFiniteError
+
+MASTER = "master"  # the name of a float32 master among a weight's moments in a checkpoint
 
 
 class Schedule:
@@ -38,6 +46,9 @@ class Schedule:
 class AgentOptimizer:
     """AdamW with its own gradient-norm clip and learning-rate schedule."""
 
+    parameters: list[torch.nn.Parameter]  # what the model computes with
+    stepped: list[torch.Tensor]  # of each: itself, or its float32 master
+
     def __init__(
         self,
         parameters: Sequence[torch.nn.Parameter],
@@ -54,15 +65,17 @@ class AgentOptimizer:
         self.max_grad_norm, self.peak = max_grad_norm, learning_rate
         self.learning_rate = 0.0  # of the update just made
         self.schedule = Schedule(schedule, warmup)
+        self.stepped = [_stepped(parameter) for parameter in self.parameters]
         # One pass over all that a weight has, and no copies of it; not where some tensors are
         # split over processes and others are whole.
         whole = not any(map(sharding.is_split, self.parameters))
         self.adam = torch.optim.AdamW(
-            self.parameters, lr=learning_rate, weight_decay=0.0, fused=whole, foreach=False
+            self.stepped, lr=learning_rate, weight_decay=0.0, fused=whole, foreach=False
         )
 
     def zero(self) -> None:
-        self.adam.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def step(self, progress: float) -> float:
         """Sum gradients over processes, clip, step; returns the norm before clipping.
@@ -82,15 +95,38 @@ class AgentOptimizer:
         self.learning_rate = self.peak * self.schedule.factor(progress)
         for group in self.adam.param_groups:
             group["lr"] = self.learning_rate
-        self.adam.step()
+        with self._masters():
+            self.adam.step()
         self.schedule.updates += 1
         return norm
+
+    @contextlib.contextmanager
+    def _masters(self) -> Iterator[None]:
+        """Within, they have the gradients; behind it the weights are rounded from them."""
+        if not self.adam.state:  # what the first update starts from may have come from a file
+            for parameter, master in self._mastered:
+                master.copy_(parameter.detach())
+        for parameter, master in self._mastered:
+            master.grad = None if parameter.grad is None else parameter.grad.to(master.dtype)
+        yield
+        for parameter, master in self._mastered:
+            parameter.detach().copy_(master)
+            master.grad = None
+
+    @property
+    def _mastered(self) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
+        pairs = zip(self.parameters, self.stepped, strict=True)
+        return [(parameter, own) for parameter, own in pairs if own is not parameter]
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         tensors = {
             "updates": torch.tensor(self.schedule.updates),
             "start": torch.tensor(self.schedule.start, dtype=torch.float64),
         }
+        if self.adam.state:
+            for index, own in enumerate(self.stepped):
+                if own is not self.parameters[index]:
+                    tensors[f"{index}.{MASTER}"] = sharding.stored(own)
         for index, state in self.adam.state_dict()["state"].items():
             for name, value in state.items():
                 tensors[f"{index}.{name}"] = sharding.stored(torch.as_tensor(value))
@@ -105,10 +141,23 @@ class AgentOptimizer:
             if dot:
                 if value.dim():
                     value = sharding.like(value, self.parameters[int(index)])
-                state.setdefault(int(index), {})[name] = value
+                if name == MASTER:
+                    self.stepped[int(index)].copy_(value)
+                else:
+                    state.setdefault(int(index), {})[name] = value
         whole = self.adam.state_dict()
         whole["state"] = state
         self.adam.load_state_dict(whole)
+
+
+def _stepped(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """The parameter, or its master, whose values are set by the first update."""
+    if parameter.dtype not in (torch.bfloat16, torch.float16):
+        return parameter
+    # Micro-batches are summed in float32, where this torch can and FSDP does not set gradients.
+    if hasattr(parameter, "grad_dtype") and not sharding.is_split(parameter):
+        parameter.grad_dtype = torch.float32
+    return parameter.detach().float()
 
 
 def optimizer_of(

@@ -281,7 +281,8 @@ def _memory(config: Config) -> list[str]:
             )
         )
     else:
-        lines.append(_memory_line("training adds", _times(total, 3 * width), "gradients, Adam"))
+        adds, what = training_adds(width)
+        lines.append(_memory_line("training adds", _times(total, adds), what))
         if config.section.kl_coef > 0:
             lines.append(_memory_line("reference adds", _times(total, width), "frozen copies"))
     if config.generation.backend == "builtin":
@@ -296,6 +297,13 @@ def _memory(config: Config) -> list[str]:
     return [*lines, "Activations of the update's micro-batches come on top."]
 
 
+def training_adds(width: int) -> tuple[int, str]:
+    """Bytes for each weight of so many bytes that is trained, and what they are."""
+    if width == 2:
+        return 4 * 4, "float32: gradients, Adam's moments, masters of the weights"
+    return 3 * width, "gradients, Adam's moments"
+
+
 def _critics(config: Config, section: Any) -> list[str]:
     """Of PPO's language-model critics: weights held once, what each trains and, where adapters
     are off, everything of each."""
@@ -303,10 +311,12 @@ def _critics(config: Config, section: Any) -> list[str]:
     if name is None:
         return []
     size, count = model_size(name, config.lora), section.critics
-    weights = _times(size.parameters, BYTES[config.agent_model.torch_dtype])
+    width = BYTES[config.agent_model.torch_dtype]
+    weights = _times(size.parameters, width)
     many = f"{count} critic{'s' if count > 1 else ''}"
     if not config.lora.enabled:
-        return [_memory_line("critic model", _times(weights, 4 * count), f"{many} with Adam")]
+        each = _times(size.parameters, width + training_adds(width)[0])
+        return [_memory_line("critic model", _times(each, count), f"{many} with Adam")]
     adapters = _times(size.adapter, count * ADAPTER_BYTES)
     return [
         _memory_line("critic model", weights, f"{name}, beside the agents' own"),

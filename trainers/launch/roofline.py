@@ -95,7 +95,7 @@ def measured(config: Config) -> Hardware:
     from comlrl.models.loading import dtype_of
 
     dims = Dims.of(dry_run.models_of(config)[0])
-    dtype = dtype_of(config.agent_model, "cpu", frozen=config.lora.enabled)
+    dtype = dtype_of(config.agent_model, "cpu")
     x, weight = torch.rand(2048, dims.width).to(dtype), torch.rand(dims.inner, dims.width).to(dtype)
     query = torch.rand(32, 4, 128, 64)  # float32, as attention is on a CPU
     here, there = torch.zeros(2, 1 << 25)
@@ -310,7 +310,8 @@ class Work:
         held = {"weights": base, "adapters": self.trained * dry_run.ADAPTER_BYTES}
         if not self.config.lora.enabled:
             del held["adapters"]
-            held["gradients and moments"] = 3 * base
+            adds, _ = dry_run.training_adds(int(self.bytes))
+            held["gradients and moments"] = self.trained * adds
             held["reference"] = base * (section.kl_coef > 0)
         level = max(levels(section), key=lambda level: level.nodes)
         prompts = self.size * level.nodes * (len(level.stage) if self.shared else 1)

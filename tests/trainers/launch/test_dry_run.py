@@ -204,6 +204,19 @@ def test_passes_multiply_the_updates(capsys):
     assert "on-policy" not in out  # their ratio tells how far the policy has gone
 
 
+@pytest.mark.parametrize(("dtype", "weights", "adds"), [("bfloat16", 2, 16), ("float32", 4, 12)])
+def test_the_memory_of_weights_that_are_trained(dtype, weights, adds):
+    """In bfloat16: float32 gradients, two moments and masters, 4 bytes each; in float32 no master."""
+    config = load(ROOT / "configs" / "magrpo_quickstart.yaml")
+    model = replace(config.agent_model, torch_dtype=dtype)
+    config = replace(config, agent_model=model, lora=replace(config.lora, enabled=False))
+    size = model_size(config.agent_model.name, config.lora).parameters
+    lines = describe(config).splitlines()
+    for label, each in (("weights", weights), ("training adds", adds)):
+        (line,) = [line for line in lines if line.startswith(label + " ")]
+        assert f" {2 * each * size / 2**20:.1f} MiB " in line  # of two agents
+
+
 def test_the_memory_of_language_model_critics():
     """3e9 parameters · 2 bytes beside the agents' own, once, whether one critic or two."""
     for name, count in (("mappo_he", "1 critic "), ("ippo_che", "2 critics ")):
@@ -221,7 +234,7 @@ def test_the_memory_of_language_model_critics():
         for label in ("adapters", "critic adapters")
     )
     assert own == critics  # as many adapters of as many numbers
-    # all weights: bf16 · 4 of each critic. One for all where the policy is one.
+    # All weights: of each critic. One for all where the policy is one.
     shared = replace(section, shared_policy=True)
     full = replace(config, lora=replace(config.lora, enabled=False), sections={"ppo": shared})
     assert "1 critic with Adam" in describe(full)
