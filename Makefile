@@ -53,7 +53,7 @@ pins: setup
 
 bench: setup
 	$(BIN)/python benchmarks/bench_reward.py
-	$(BIN)/python benchmarks/bench_train_step.py --rounds 1
+	$(BIN)/python benchmarks/bench_train_step.py --rounds 1 --tasks 96
 	$(BIN)/python benchmarks/bench_scaling.py --steps 2
 	$(BIN)/python benchmarks/bench_memory.py
 

@@ -9,7 +9,8 @@ policy can sample it, so that all completions have 64 tokens, on both sides. The
 the texts: it costs nothing, and no group of completions has equal rewards, which would leave
 nothing to update. The learning rate is 1e-5. The peer (comlrl 1.4.3, in ``.venv-peer``, which is
 made here if missing) trains all weights, in float32 and in the bfloat16 of the model's file, which
-is its own default; ours all weights in float32, and LoRA in the machine's own precision. Every
+is its own default; ours all weights in float32, and all weights and LoRA in the machine's own
+precision. Every
 number comes from a process of its own; contenders alternate, and the table gives medians over
 rounds of a mean step, the first of each run left out. "Update" is all of a step but generation.
 """
@@ -109,7 +110,10 @@ def main() -> None:
         contenders: dict[str, Callable[[], dict[str, float]]] = {
             "peer, all weights, float32": lambda: peer(folder, options, "float32"),
             "peer, all weights, bfloat16": lambda: peer(folder, options, "bfloat16"),
-            "ours, all weights, float32": lambda: ours(folder, options, "lora.enabled=false"),
+            "ours, all weights, float32": lambda: ours(
+                folder, options, "lora.enabled=false", "agent_model.torch_dtype=float32"
+            ),
+            "ours, all weights (default)": lambda: ours(folder, options, "lora.enabled=false"),
             "ours, LoRA (default)": lambda: ours(folder, options),
         }
         found: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}

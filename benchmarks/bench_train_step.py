@@ -1,6 +1,6 @@
 """Whole training steps against the peer (comlrl 1.4.3) and TRL's GRPO trainer: same work, one run.
 
-    python benchmarks/bench_train_step.py [--rounds 2] [--tasks 96] [--device cpu]
+    python benchmarks/bench_train_step.py [--rounds 2] [--tasks 192] [--device cpu]
     python benchmarks/bench_train_step.py --rounds 0 --learning [--patience 8]
 
 Every number comes from a process of its own; contenders alternate, and a table gives medians with
@@ -8,7 +8,9 @@ the span over rounds. "Same work" is: the same start weights, tasks, G, prompts,
 at most 64 new tokens; one optimizer update for 32 tasks, no KL. The learning rate is 1e-5 for all:
 every update is computed and no policy moves, so that all go on writing completions of one mean
 length, which the table shows. What is compared is sampled tokens a second over whole steps, the
-first of each run, with its one-time costs, left out. The peer runs in ``.venv-peer`` (made
+first of each run, with its one-time costs, left out. Each is run in float32 and in bfloat16: the
+peer's weights (and nothing more exact beside them), TRL's autocast, our weights, with masters in
+float32 where they are trained (without a word, what ``torch_dtype: auto`` takes). The peer runs in ``.venv-peer`` (made
 here if missing) with its published kind of reward, in-process; ours scores in its sandbox.
 ``--learning`` measures the time to a mean training reward of 3.0; the peer is given up after
 ``--patience`` times our time.
@@ -83,7 +85,7 @@ def ours(arguments: argparse.Namespace, *overrides: str, algorithm: str = "magrp
     return measured(seconds, tokens, len(steps) * BATCH * GENERATIONS * agents, agents, memory)
 
 
-def peer_job(arguments: argparse.Namespace, tasks: int) -> dict:
+def peer_job(arguments: argparse.Namespace, tasks: int, dtype: str | None = None) -> dict:
     """The description that ``peer_runner.py`` reads."""
     sys.path.insert(0, str(ROOT))
     from comlrl.tasks.prompts import Prompts
@@ -98,7 +100,7 @@ def peer_job(arguments: argparse.Namespace, tasks: int) -> dict:
         "num_generations": GENERATIONS,
         "max_new_tokens": NEW_TOKENS,
         "batch_size": BATCH,
-        "dtype": "float32" if arguments.device == "cpu" else "bfloat16",
+        "dtype": dtype or ("float32" if arguments.device == "cpu" else "bfloat16"),
         "model": str(MODEL),
         "tasks": [
             {
@@ -125,8 +127,8 @@ def runner(python: Path | str, script: str, job: dict) -> dict:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def peer(arguments: argparse.Namespace) -> dict:
-    job = peer_job(arguments, arguments.tasks)
+def peer(arguments: argparse.Namespace, dtype: str) -> dict:
+    job = peer_job(arguments, arguments.tasks, dtype)
     said = runner(PEER / "bin" / "python", "peer_runner.py", job)
     agents = len(job["tasks"][0]["prompts"])
     lengths = said["lengths"][BATCH * GENERATIONS * agents :]  # behind the first update
@@ -135,9 +137,9 @@ def peer(arguments: argparse.Namespace) -> dict:
     return measured(seconds, sum(lengths), len(lengths), agents, said["peak_memory_mb"])
 
 
-def trl(arguments: argparse.Namespace) -> dict:
-    """TRL's GRPO trainer, on main's prompts alone."""
-    job = peer_job(arguments, arguments.tasks)
+def trl(arguments: argparse.Namespace, bf16: bool) -> dict:
+    """TRL's GRPO trainer, on main's prompts alone; ``bf16``: with autocast, its own default."""
+    job = peer_job(arguments, arguments.tasks, "float32") | {"bf16": bf16}
     said = runner(sys.executable, "trl_runner.py", job)
     lengths, times = said["lengths"][BATCH * GENERATIONS :], said["step_times"]
     seconds = times[-1] - times[0]
@@ -200,7 +202,7 @@ def learning(arguments: argparse.Namespace, level: float = 3.0) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--tasks", type=int, default=96, help="a multiple of 32, at least 64")
+    parser.add_argument("--tasks", type=int, default=192, help="a multiple of 32, at least 64")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--learning", action="store_true")
     parser.add_argument("--patience", type=float, default=8)
@@ -214,15 +216,24 @@ def main() -> None:
 
 def rates(arguments: argparse.Namespace) -> None:
     """Prints a table: each contender's tokens a second, and what they were."""
+    single, half = "agent_model.torch_dtype=float32", "agent_model.torch_dtype=bfloat16"
+    full = "lora.enabled=false"
     contenders: dict[str, Callable[[], dict]] = {
-        "peer, 2 agents, all weights": lambda: peer(arguments),
-        "ours, 2 agents, all weights": lambda: ours(arguments, "lora.enabled=false"),
-        "ours, 2 agents, LoRA (default)": lambda: ours(arguments),
-        "TRL GRPO, 1 agent": lambda: trl(arguments),
-        "ours GRPO, 1 agent, all weights": lambda: ours(
-            arguments, "lora.enabled=false", algorithm="grpo"
+        "peer, 2 agents, float32": lambda: peer(arguments, "float32"),
+        "peer, 2 agents, bfloat16": lambda: peer(arguments, "bfloat16"),
+        "ours, 2 agents, all weights, float32": lambda: ours(arguments, full, single),
+        "ours, 2 agents, all weights, bfloat16": lambda: ours(arguments, full, half),
+        "ours, 2 agents, LoRA, float32": lambda: ours(arguments, single),
+        "ours, 2 agents, LoRA, bfloat16": lambda: ours(arguments, half),
+        "TRL GRPO, 1 agent, float32": lambda: trl(arguments, False),
+        "TRL GRPO, 1 agent, bfloat16": lambda: trl(arguments, True),
+        "ours GRPO, 1 agent, all weights, float32": lambda: ours(
+            arguments, full, single, algorithm="grpo"
         ),
-        "ours GRPO, 1 agent, LoRA": lambda: ours(arguments, algorithm="grpo"),
+        "ours GRPO, 1 agent, all weights, bfloat16": lambda: ours(
+            arguments, full, half, algorithm="grpo"
+        ),
+        "ours GRPO, 1 agent, LoRA, bfloat16": lambda: ours(arguments, half, algorithm="grpo"),
     }
     found: dict[str, list[dict]] = {name: [] for name in contenders}
     for _ in range(arguments.rounds):
@@ -231,23 +242,25 @@ def rates(arguments: argparse.Namespace) -> None:
             found[name].append(contender())
             seconds = time.monotonic() - started
             print(f"{name}: {found[name][-1]['tokens']:.0f}/s ({seconds:.0f} s)", file=sys.stderr)
-    base = {
-        name: "TRL GRPO, 1 agent" if "1 agent" in name else "peer, 2 agents, all weights"
-        for name in contenders
-    }
     medians = {
         name: {key: statistics.median(run[key] for run in runs) for key in runs[0]}
         for name, runs in found.items()
     }
+    base = {  # the faster of the other's two
+        agents: max(
+            medians[name]["tokens"] for name in contenders if name.startswith(other + agents)
+        )
+        for other, agents in (("peer, ", "2 agents"), ("TRL GRPO, ", "1 agent"))
+    }
     print(
-        "| contender | tokens/s (span) | ratio | tokens a completion | joint actions/s | "
+        "| contender | tokens/s (span) | to the faster of the other's two | tokens a completion | joint actions/s | "
         "peak memory, MB |\n|---|---|---|---|---|---|"
     )
     for name, median in medians.items():
         span = sorted(run["tokens"] for run in found[name])
         print(
             f"| {name} | {median['tokens']:.0f} ({span[0]:.0f}–{span[-1]:.0f}) | "
-            f"{median['tokens'] / medians[base[name]]['tokens']:.1f}× | {median['length']:.1f} | "
+            f"{median['tokens'] / base[name.split(', ')[1]]:.1f}× | {median['length']:.1f} | "
             f"{median['joint']:.1f} | {median['memory']:.0f} |"
         )
 

@@ -52,7 +52,7 @@ def main() -> None:
             temperature=1.0,
             beta=0.0,
             scale_rewards=False,
-            bf16=False,
+            bf16=job["bf16"],
             gradient_checkpointing=False,
             report_to=[],
             save_strategy="no",
