@@ -10,8 +10,9 @@ every update is computed and no policy moves, so that all go on writing completi
 length, which the table shows. What is compared is sampled tokens a second over whole steps, the
 first of each run, with its one-time costs, left out. Each is run in float32 and in bfloat16: the
 peer's weights (and nothing more exact beside them), TRL's autocast, our weights, with masters in
-float32 where they are trained (without a word, what ``torch_dtype: auto`` takes). The peer runs in ``.venv-peer`` (made
-here if missing) with its published kind of reward, in-process; ours scores in its sandbox.
+float32 where they are trained (``torch_dtype: auto`` takes what the machine is faster in). The peer
+runs in ``.venv-peer`` (made here if missing) with its published kind of reward, in-process; ours
+scores in its sandbox.
 ``--learning`` measures the time to a mean training reward of 3.0; the peer is given up after
 ``--patience`` times our time.
 """
@@ -253,8 +254,8 @@ def rates(arguments: argparse.Namespace) -> None:
         for other, agents in (("peer, ", "2 agents"), ("TRL GRPO, ", "1 agent"))
     }
     print(
-        "| contender | tokens/s (span) | to the faster of the other's two | tokens a completion | joint actions/s | "
-        "peak memory, MB |\n|---|---|---|---|---|---|"
+        "| contender | tokens/s (span) | to the faster of the other's two | "
+        "tokens a completion | joint actions/s | peak memory, MB |\n|---|---|---|---|---|---|"
     )
     for name, median in medians.items():
         span = sorted(run["tokens"] for run in found[name])

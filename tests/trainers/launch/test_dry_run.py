@@ -206,7 +206,7 @@ def test_passes_multiply_the_updates(capsys):
 
 @pytest.mark.parametrize(("dtype", "weights", "adds"), [("bfloat16", 2, 16), ("float32", 4, 12)])
 def test_the_memory_of_weights_that_are_trained(dtype, weights, adds):
-    """In bfloat16: float32 gradients, two moments and masters, 4 bytes each; in float32 no master."""
+    """Gradients, two moments and masters in float32; float32 weights are their own masters."""
     config = load(ROOT / "configs" / "magrpo_quickstart.yaml")
     model = replace(config.agent_model, torch_dtype=dtype)
     config = replace(config, agent_model=model, lora=replace(config.lora, enabled=False))
