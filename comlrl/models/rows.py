@@ -7,6 +7,7 @@ action, padding never is, and the last token of a completion counts.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -14,14 +15,31 @@ import torch
 from comlrl.types import Kept, Row, TokenBatch
 
 
-def row_groups(rows: Sequence[Row], max_tokens: int) -> Iterator[list[Row]]:
+def computed(row: Row) -> int:
+    """Tokens of a row through the fast decoder: siblings' common beginnings once."""
+    said = sorted(set(row.completions))  # each has most in common with the one before it
+    common = sum(in_common(*pair) for pair in itertools.pairwise(said))
+    return len(row.prompt_ids) + sum(map(len, said)) - common
+
+
+def in_common(first: Sequence[int], second: Sequence[int]) -> int:
+    """With how many like tokens both begin."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
+
+
+def row_groups(rows: Sequence[Row], max_tokens: int, shared: bool = False) -> Iterator[list[Row]]:
     """Rows of like length together, at most ``max_tokens`` padded tokens a group (one row at
-    least)."""
+    least); ``shared``: at most so many computed ones."""
+    sized = [(computed(row) if shared else row.length, row) for row in rows]
     group: list[Row] = []
-    for row in sorted(rows, key=lambda row: -row.length):
-        if group and group[0].length * (len(group) + 1) > max_tokens:
+    total = each = 0
+    for size, row in sorted(sized, key=lambda pair: -pair[0]):
+        each = size if shared or not group else each  # padded to the group's first
+        if group and total + each > max_tokens:
             yield group
-            group = []
+            group, total, each = [], 0, size
+        total += each
         group.append(row)
     if group:
         yield group
@@ -32,16 +50,23 @@ def unpacked(rows: Sequence[Row]) -> list[Row]:
     return [row.part(at, at + 1) for row in rows for at in range(len(row.completions))]
 
 
-def split_rows(rows: Sequence[Row], max_tokens: int) -> list[Row]:
-    """The same completions with no row above ``max_tokens``, but one completion a row at least."""
+def split_rows(rows: Sequence[Row], max_tokens: int, shared: bool = False) -> list[Row]:
+    """The same completions with no row above ``max_tokens``, but one completion a row at least;
+    ``shared``: above so many computed ones."""
     parts = []
     for row in rows:
+        if shared and computed(row) <= max_tokens:
+            parts.append(row)
+            continue
         start, length = 0, len(row.prompt_ids)
         for at, ids in enumerate(row.completions):
-            if at > start and length + len(ids) > max_tokens:
-                parts.append(row.part(start, at))
-                start, length = at, len(row.prompt_ids)
             length += len(ids)
+            if (
+                at > start
+                and (computed(row.part(start, at + 1)) if shared else length) > max_tokens
+            ):
+                parts.append(row.part(start, at))
+                start, length = at, len(row.prompt_ids) + len(ids)
         parts.append(row.part(start, len(row.completions)))
     return parts
 

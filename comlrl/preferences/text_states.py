@@ -6,14 +6,14 @@ They share a packed row, as completions of what they have in common.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from comlrl.models.fast.decoder import FastDecoder
 from comlrl.models.fast.packed_attention import Packed
-from comlrl.models.rows import pack
+from comlrl.models.rows import in_common, pack
 from comlrl.types import Row
 
 Ids = list[int]
@@ -23,17 +23,8 @@ SHARED = 0.25  # of a text, at least: what texts in one row have in common
 def last_states(fast: FastDecoder, rows: Sequence[Row], pad_id: int, device: object) -> Tensor:
     """(texts, D), in the order of the rows' completions; padding is read nowhere."""
     batch = Packed(pack(rows, pad_id), torch.device(str(device)), fast.step)
-    return fast.packed(batch, torch.tensor(list(_ends(rows)), device=batch.ids_T.device))
-
-
-def _ends(rows: Sequence[Row]) -> Iterator[int]:
-    """The flat position of each completion's last token."""
-    at = -1
-    for row in rows:
-        at += len(row.prompt_ids)
-        for ids in row.completions:
-            at += len(ids)
-            yield at
+    lengths = torch.tensor([len(ids) for row in rows for ids in row.completions])
+    return fast.packed(batch, batch.token_A[lengths.cumsum(0) - 1])
 
 
 def shared_rows(texts: Sequence[Ids]) -> list[Row]:
@@ -44,7 +35,7 @@ def shared_rows(texts: Sequence[Ids]) -> list[Row]:
     common: Ids = []
     for index in order:
         text = texts[index]
-        shared = _common(common, text[:-1]) if group else text[:-1]
+        shared = text[: min(in_common(common, text), len(text) - 1)] if group else text[:-1]
         if group and len(shared) < SHARED * len(text):
             rows.append(_row(texts, group, common))
             group, shared = [], text[:-1]
@@ -53,12 +44,6 @@ def shared_rows(texts: Sequence[Ids]) -> list[Row]:
     if group:
         rows.append(_row(texts, group, common))
     return rows
-
-
-def _common(first: Ids, second: Ids) -> Ids:
-    pairs = enumerate(zip(first, second, strict=False))
-    end = next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
-    return first[:end]
 
 
 def _row(texts: Sequence[Ids], group: Sequence[int], common: Ids) -> Row:

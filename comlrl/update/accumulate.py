@@ -12,7 +12,7 @@ import torch
 
 from comlrl.models.agent import Agent
 from comlrl.models.logprobs import packable
-from comlrl.models.rows import pack, row_groups, split_rows, unpacked
+from comlrl.models.rows import computed, pack, row_groups, split_rows, unpacked
 from comlrl.processes import sharding
 from comlrl.processes.statistics import Sums
 from comlrl.types import NonFiniteError, Row, TokenBatch
@@ -35,10 +35,12 @@ def micro_batches(
     ``concurrent``: like shares for each of the CPU's cores.
     """
     budget = max_tokens or _budget(agent)
+    shared = agent.fast is not None and agent.fast.learning
     if concurrent and lanes(agent.device) > 1:
-        budget = min(budget, _share(rows, budget, lanes(agent.device)))
-    fitting = split_rows(rows, budget) if packable(agent) else unpacked(rows)
-    for group in row_groups(fitting, budget):
+        sizes = [computed(row) if shared else row.length for row in rows]
+        budget = min(budget, _share(sizes, budget, lanes(agent.device)))
+    fitting = split_rows(rows, budget, shared) if packable(agent) else unpacked(rows)
+    for group in row_groups(fitting, budget, shared):
         yield pack(group, agent.tokenizer.pad_token_id)
 
 
@@ -50,11 +52,12 @@ def _budget(agent: Agent) -> int:
     return max(256, min(MICRO_BATCH_TOKENS[kind], fitting))
 
 
-def _share(rows: Sequence[Row], budget: int, count: int) -> int:
-    """Tokens of a batch, so that as many batches come out as ``count`` cores share evenly."""
-    total = sum(row.length for row in rows)
+def _share(sizes: Sequence[int], budget: int, count: int) -> int:
+    """Tokens of a batch, so that as many batches come out as ``count`` cores share evenly.
+    ``sizes``: of the rows."""
+    total = sum(sizes)
     batches = count * math.ceil(total / (budget * count))
-    longest = max((row.length for row in rows), default=0)  # groups end up to a row short
+    longest = max(sizes, default=0)  # groups end up to a row short
     return max(SMALLEST_SHARE, math.ceil(total / max(1, batches)) + longest)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from comlrl.models.fast.lora_routing import Router
-from comlrl.models.fast.packed_attention import Packed, rounded, shape_step
+from comlrl.models.fast.packed_attention import Packed, Shown, rounded, shape_step, show
 from comlrl.models.fast.prefix_cache import full_attention
 
 Attend = Callable[[int, Tensor], Tensor]  # (layer, (T, heads + 2 kv, width)) → (T, heads · width)
@@ -220,9 +220,9 @@ class FastDecoder:
         cos_sin: tuple[Tensor, Tensor],
         attend: Attend,
         routes: Routes,
-        wanted_A: Tensor | None = None,
+        wanted_W: Tensor | None = None,
     ) -> Tensor:
-        """Last hidden states, (T, D); or (A, D), those of the tokens at the places ``wanted_A``:
+        """Last hidden states, (T, D); or (W, D), those of the tokens at the places ``wanted_W``:
         behind the last layer's attention the others are not computed."""
         cos, sin = cos_sin
         x = self.embedding(ids_T)
@@ -232,8 +232,8 @@ class FastDecoder:
             y = y if head_norms is None else head_norms(y)
             y = Rotate.apply(y, cos, sin, self.heads + self.kv_heads)
             y = attend(index, y)
-            if wanted_A is not None and index == len(self.layers) - 1:
-                x, y = x.index_select(0, wanted_A), y.index_select(0, wanted_A)
+            if wanted_W is not None and index == len(self.layers) - 1:
+                x, y = x.index_select(0, wanted_W), y.index_select(0, wanted_W)
             x = x + self._product(out, y, routes)
             y = RMSNorm.apply(x, behind.weight, behind.variance_epsilon)
             y = SwiGLU.apply(self._product(gate_up, y, routes))
@@ -246,7 +246,8 @@ class FastDecoder:
         return shape_step(self.embedding.weight.device, self.embedding.weight.dtype)
 
     def packed(self, batch: Packed, wanted_A: Tensor | None = None) -> Tensor:
-        """Last hidden states of a packed batch under the adapter that acts, (T, D); or (A, D)."""
+        """Last hidden states of a packed batch under the adapter that acts, (T, D); or (A, D),
+        those of the tokens ``wanted_A``, which is on the CPU and may name one several times."""
 
         def attend(layer: int, qkv_THW: Tensor) -> Tensor:
             return batch.attention(qkv_THW, self.heads, self.kv_heads, self.scaling)
@@ -254,9 +255,12 @@ class FastDecoder:
         rotations, acting = self.rotations(batch.positions_T), self.acting()
         if wanted_A is None:
             return self.hidden(batch.ids_T, rotations, attend, acting)
-        count = len(wanted_A)
-        rows_A = F.pad(wanted_A, (0, rounded(count, self.step) - count))  # by token 0, once more
-        return self.hidden(batch.ids_T, rotations, attend, acting, rows_A)[:count]
+        wanted_W, of_A = wanted_A.unique(return_inverse=True)
+        count = len(wanted_W)
+        rows_W = F.pad(wanted_W, (0, rounded(count, self.step) - count))  # token 0, once more
+        device = batch.ids_T.device
+        hidden_WD = self.hidden(batch.ids_T, rotations, attend, acting, rows_W.to(device))
+        return show(hidden_WD, Shown.of(of_A, len(rows_W)).to(device))
 
     def rotations(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """(cos, signed sin), (T, 1, width), as ``hidden`` takes them."""

@@ -9,15 +9,18 @@ first is attended causally, the second with the keys of its prompts in front of 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from comlrl.models.fast.trie import Trie
 from comlrl.types import TokenBatch
 
 SHAPE_STEP = 256  # tokens
+WORTH_A_GRID = 0.15  # of what attention to completions computes, at least: saved by one more
 
 
 def shape_step(device: torch.device, dtype: torch.dtype) -> int:
@@ -36,23 +39,46 @@ def wide(x: Tensor) -> Tensor:
     return x.float() if x.device.type == "cpu" and x.dtype == torch.bfloat16 else x
 
 
-class Arrange(torch.autograd.Function):
-    """(T, …) tokens → (slots, …). Padding slots show some token, and have no gradient."""
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Which row is shown at each of some places, and the places of each row."""
+
+    rows: Tensor  # of each place
+    places: Tensor  # a row's after the other's; those of padding are left out
+    starts: Tensor  # of each row among them
+
+    @classmethod
+    def of(cls, rows: Tensor, count: int, padding: Tensor | None = None) -> Shown:
+        """``rows``: of ``count``; ``padding``: places, bool, that show a row to nobody."""
+        used = torch.arange(len(rows)) if padding is None else (~padding).nonzero()[:, 0]
+        places = used[rows[used].argsort(stable=True)]
+        counts = torch.bincount(rows[used], minlength=count)
+        return cls(rows, places, counts.cumsum(0) - counts)
+
+    def to(self, device: torch.device) -> Shown:
+        return Shown(self.rows.to(device), self.places.to(device), self.starts.to(device))
+
+
+class Show(torch.autograd.Function):
+    """(T, W) → (places, W). A row's gradient is the sum over its places, in their order."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, token_of_slot: Tensor, slot_of_token: Tensor) -> Tensor:
-        ctx.save_for_backward(slot_of_token)
-        ctx.tokens = len(x)
-        return x.index_select(0, token_of_slot)
+    def forward(ctx: Any, x: Tensor, rows: Tensor, places: Tensor, starts: Tensor) -> Tensor:
+        ctx.save_for_backward(places, starts)
+        return x.index_select(0, rows)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None]:
-        (slot_of_token,) = ctx.saved_tensors
-        return _filled(grads[0], slot_of_token, ctx.tokens), None, None
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None, None]:
+        places, starts = ctx.saved_tensors
+        return F.embedding_bag(places, grads[0], starts, mode="sum"), None, None, None
+
+
+def show(x: Tensor, shown: Shown) -> Tensor:
+    return Show.apply(x, shown.rows, shown.places, shown.starts)
 
 
 class Flatten(torch.autograd.Function):
-    """The way back: (slots, …) → (T, …), zeros for tokens without a slot."""
+    """The way back: (slots, …) → (T, …), each token's first slot; zeros for tokens without one."""
 
     @staticmethod
     def forward(
@@ -60,79 +86,84 @@ class Flatten(torch.autograd.Function):
         x: Tensor,
         token_of_slot: Tensor,
         slot_of_token: Tensor,
-        padding: Tensor,
+        unread: Tensor,
         tokens: int,
     ) -> Tensor:
-        ctx.save_for_backward(token_of_slot, padding)
-        return _filled(x, slot_of_token, tokens)
+        ctx.save_for_backward(token_of_slot, unread)
+        out = x.new_empty(tokens, *x.shape[1:])
+        torch.index_select(x, 0, slot_of_token, out=out[: len(slot_of_token)])
+        out[len(slot_of_token) :] = 0
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None, None, None]:
-        token_of_slot, padding = ctx.saved_tensors
+        token_of_slot, unread = ctx.saved_tensors
         grad = grads[0].index_select(0, token_of_slot)
-        return grad.index_fill_(0, padding, 0), None, None, None, None
+        return grad.index_fill_(0, unread, 0), None, None, None, None
 
 
-def _filled(x: Tensor, rows: Tensor, count: int) -> Tensor:
-    """These rows of x, and zeros up to ``count``."""
-    out = x.new_empty(count, *x.shape[1:])
-    torch.index_select(x, 0, rows, out=out[: len(rows)])
-    out[len(rows) :] = 0
-    return out
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Completions of like length; K: L keys of the prompt, C of its own."""
+
+    prompt_of_S: Tensor
+    mask_SCK: Tensor  # bool (S, 1, C, K)
+
+    @classmethod
+    def of(cls, prompt_of_S: Tensor, lengths_P: Tensor, width: int) -> Grid:
+        seen_SL = (torch.arange(int(lengths_P.max())) < lengths_P[:, None])[prompt_of_S]
+        causal_CC = torch.ones(width, width, dtype=torch.bool).tril()
+        before = seen_SL[:, None, :].expand(-1, width, -1)
+        own = causal_CC.expand(len(prompt_of_S), -1, -1)
+        return cls(prompt_of_S, torch.cat([before, own], -1)[:, None])
+
+    def to(self, device: torch.device) -> Grid:
+        return Grid(self.prompt_of_S.to(device), self.mask_SCK.to(device))
 
 
 class Packed:
-    """A batch's tokens, flat, and where each stands in the grids of prompts and completions.
+    """A batch's distinct tokens, flat, and where each stands in the grids of prompts and
+    completions: a token that siblings share once, in as many slots as they are.
 
-    T: tokens without padding. P, L: prompts and the longest's tokens. S, C: completions and the
-    longest's tokens. A: actions.
+    T: tokens. P, L: prompts and the longest's tokens. A: actions, copies too.
     """
 
     def __init__(self, batch: TokenBatch, device: torch.device, step: int) -> None:
         """``step``: T is rounded up to a multiple of it, with tokens that nobody sees."""
-        segment_RL = batch.segment_RL
-        real = segment_RL >= 0
-        count = int(real.sum())
-        more = rounded(count, step) - count
-        self.ids_T = F.pad(batch.token_ids_RL[real], (0, more)).to(device)
-        self.positions_T = F.pad(batch.positions_RL[real], (0, more)).to(device)
-        flat_RL = (real.flatten().cumsum(0) - 1).view(real.shape)
+        trie = Trie.of(batch)
+        real = batch.segment_RL >= 0
+        tokens_T = torch.zeros(2, rounded(trie.count, step), dtype=torch.long)
+        tokens_T[:, trie.token_RL[real]] = torch.stack(
+            [batch.token_ids_RL[real], batch.positions_RL[real]]
+        )
+        self.ids_T, self.positions_T = tokens_T.to(device)
         row_A, column_A = batch.action_mask_RL.nonzero(as_tuple=True)
-        self.chooser_A = flat_RL[row_A, batch.previous_RL[row_A, column_A]].to(device)
+        previous_A = batch.previous_RL[row_A, column_A]
+        self.token_A = trie.token_RL[row_A, column_A]  # what was chosen; on the CPU
+        self.chooser_A = trie.token_RL[row_A, previous_A]  # in whose state; on the CPU
         self.targets_A = batch.token_ids_RL[row_A, column_A].to(device)
 
-        rows, segments = len(segment_RL), int(segment_RL.max()) + 1
-        group_RL = segment_RL + segments * torch.arange(rows)[:, None]
-        counts = torch.bincount(group_RL[real], minlength=rows * segments)
-        starts = counts.cumsum(0) - counts
-        prompt = torch.arange(rows) * segments
-        is_completion = torch.arange(len(counts)) % segments > 0
-        completion = ((counts > 0) & is_completion).nonzero()[:, 0]
-        self.shape_PL = rows, int(counts[prompt].max())
-        self.shape_SC = len(completion), int(counts[completion].max()) if len(completion) else 0
-        grids = [
-            _grid(starts[prompt], counts[prompt], self.shape_PL[1]),
-            _grid(starts[completion], counts[completion], self.shape_SC[1]),
-        ]
-        token_of_slot = torch.cat([tokens.flatten() for tokens, _ in grids])
-        padding = torch.cat([empty.flatten() for _, empty in grids])
-        slot_of_token = torch.empty(count, dtype=torch.long)
-        used = (~padding).nonzero()[:, 0]
-        slot_of_token[token_of_slot[used]] = used
-        self.token_of_slot = token_of_slot.to(device)
+        lengths_P = (batch.segment_RL == 0).sum(1)
+        starts = lengths_P.cumsum(0) - lengths_P
+        column = torch.arange(int(lengths_P.max()))
+        self.shape_PL = len(lengths_P), len(column)
+        padding = [column >= lengths_P[:, None]]
+        slots = [(starts[:, None] + column).masked_fill(padding[0], 0)]
+        self.grids = []
+        for S in _alike(trie.lengths_S, len(column)):
+            width = int(trie.lengths_S[S].max())
+            self.grids.append(Grid.of(trie.row_S[S], lengths_P, width).to(device))
+            slots.append(trie.path_SC[S, :width])
+            padding.append(torch.arange(width) >= trie.lengths_S[S, None])
+        token_of_slot = torch.cat([part.flatten() for part in slots])
+        empty = torch.cat([part.flatten() for part in padding])
+        shown = Shown.of(token_of_slot, len(self.ids_T), empty)
+        slot_of_token = shown.places[shown.starts[: trie.count]]
+        unread = torch.ones(len(token_of_slot), dtype=torch.bool)
+        unread[slot_of_token] = False
+        self.shown = shown.to(device)
         self.slot_of_token = slot_of_token.to(device)
-        self.padding = padding.nonzero()[:, 0].to(device)
-        self.prompt_of_S = (completion // segments).to(device)
-        seen_SL = ~grids[0][1][completion // segments]
-        width = self.shape_SC[1]
-        causal_CC = torch.ones(width, width, dtype=torch.bool).tril()
-        self.mask_SCK = torch.cat(
-            [
-                seen_SL[:, None, :].expand(-1, width, -1),
-                causal_CC.expand(len(completion), -1, -1),
-            ],
-            dim=-1,
-        ).to(device)[:, None]  # fmt: skip
+        self.unread = unread.nonzero()[:, 0].to(device)
 
     def attention(
         self,
@@ -147,9 +178,8 @@ class Packed:
         ``keep`` is handed the prompts' keys and values, (P, kv_heads, L, width) each.
         """
         width = qkv_THW.shape[-1]
-        slots = Arrange.apply(qkv_THW.flatten(1), self.token_of_slot, self.slot_of_token)
-        slots = wide(slots)
-        (P, L), (S, C) = self.shape_PL, self.shape_SC
+        slots = wide(show(qkv_THW.flatten(1), self.shown))
+        P, L = self.shape_PL
         split = (heads, kv_heads, kv_heads)
         prompts = slots[: P * L].view(P, L, -1, width).transpose(1, 2)
         query, key, value = prompts.split(split, 1)
@@ -158,23 +188,33 @@ class Packed:
             query, key, value, is_causal=True, scale=scaling, enable_gqa=heads != kv_heads
         )
         outs = [out.transpose(1, 2).reshape(P * L, heads * width)]
-        if S:
-            own = slots[P * L :].view(S, C, -1, width).transpose(1, 2)
-            before = prompts[:, heads:].index_select(0, self.prompt_of_S)
+        end = P * L
+        for grid in self.grids:
+            S, _, C, _ = grid.mask_SCK.shape
+            start, end = end, end + S * C
+            own = slots[start:end].view(S, C, -1, width).transpose(1, 2)
+            before = prompts[:, heads:].index_select(0, grid.prompt_of_S)
             query = own[:, :heads]
             key, value = torch.cat([before, own[:, heads:]], 2).split(kv_heads, 1)
             out = F.scaled_dot_product_attention(
-                query, key, value, self.mask_SCK, scale=scaling, enable_gqa=heads != kv_heads
+                query, key, value, grid.mask_SCK, scale=scaling, enable_gqa=heads != kv_heads
             )
             outs.append(out.transpose(1, 2).reshape(S * C, heads * width))
         flat = torch.cat(outs).to(qkv_THW.dtype)
-        return Flatten.apply(
-            flat, self.token_of_slot, self.slot_of_token, self.padding, len(qkv_THW)
-        )
+        tokens = len(qkv_THW)
+        return Flatten.apply(flat, self.shown.rows, self.slot_of_token, self.unread, tokens)
 
 
-def _grid(starts: Tensor, counts: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Token in each slot (token 0 in empty ones), and which slots are empty; both (n, width)."""
-    column = torch.arange(width)
-    empty = column >= counts[:, None]
-    return (starts[:, None] + column).masked_fill(empty, 0), empty
+def _alike(lengths_S: Tensor, before: int) -> list[Tensor]:
+    """Completions in groups of like length, shorter ones first; one group where two would not
+    save much of what attention computes. ``before``: tokens of the longest prompt."""
+    if not len(lengths_S):
+        return []
+    lengths, order = lengths_S.sort(stable=True)
+    size = torch.arange(1, len(lengths) + 1)
+    each = lengths * (before + lengths)  # queries × keys of one that is padded to this length
+    cost = size * each + (len(lengths) - size) * each[-1]  # split behind each one
+    at = int(cost.argmin())
+    if cost[at] > (1 - WORTH_A_GRID) * cost[-1]:
+        return [order]
+    return [order[: at + 1], order[at + 1 :]]

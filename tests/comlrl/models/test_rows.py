@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from comlrl.models.rows import attention_mask, pack, row_groups, split_rows, unpacked
+from comlrl.models.rows import attention_mask, computed, pack, row_groups, split_rows, unpacked
 from comlrl.types import Kept, Row
 
 PAD = 99
@@ -93,6 +93,33 @@ def test_splitting_loses_and_doubles_nothing():
         assert _contents(parts) == _contents(rows)
         assert all(part.length <= limit or len(part.completions) == 1 for part in parts)
     assert split_rows(rows, 10_000) == rows
+
+
+def test_common_beginnings_are_computed_once():
+    assert computed(Row((1, 2, 3), (), (), ())) == 3
+    # 3 of the prompt; 4 5 6, and 7 behind 4 5, and 8; 4 5 is a beginning and 4 5 6 a copy.
+    said = ((4, 5, 6), (4, 5), (4, 5, 7), (8,), (4, 5, 6))
+    row = Row((1, 2, 3), said, (1.0,) * 5, tuple(range(5)))
+    assert computed(row) == 3 + 3 + 1 + 1
+    # Up to 7 tokens: 3 + 3, with 4 5 still, with 7 behind 4 5 just so; with 8 they would be 8.
+    parts = split_rows([row], 7, shared=True)
+    assert [part.completions for part in parts] == [said[:3], said[3:]]
+    assert [computed(part) for part in parts] == [7, 3 + 1 + 3]
+    assert split_rows([row], 8, shared=True) == [row]
+    for limit, sizes in ((15, [1, 1]), (16, [2])):  # 8 each, while 3 + 12 are packed
+        assert list(map(len, row_groups([row, row], limit, shared=True))) == sizes
+    for limit, sizes in ((29, [1, 1]), (30, [2])):
+        assert list(map(len, row_groups([row, row], limit))) == sizes
+
+
+def test_grouping_and_splitting_by_what_is_computed():
+    rows = _random_rows(40)
+    for limit in (1, 40, 70, 500):
+        parts = split_rows(rows, limit, shared=True)
+        assert all(computed(part) <= limit or len(part.completions) == 1 for part in parts)
+        groups = list(row_groups(parts, limit, shared=True))
+        assert all(sum(map(computed, g)) <= limit or len(g) == 1 for g in groups)
+        assert _contents(row for group in groups for row in group) == _contents(rows)
 
 
 def test_unpacked_has_one_completion_a_row():

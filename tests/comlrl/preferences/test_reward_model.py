@@ -218,7 +218,7 @@ def test_a_base_in_bfloat16_is_scored_in_full_precision_at_the_end(tmp_path):
     found = made.raw(texts)
     assert torch.tensor(found).bfloat16().tolist() != found
     fast, made.fast = made.fast, None
-    assert fast is not None and found == pytest.approx(made.raw(texts), rel=0.05, abs=0.1)
+    assert fast is not None and found == pytest.approx(made.raw(texts), rel=0.05, abs=0.2)
     assert made.facts.accuracy > 0.95
     made.save(tmp_path / "kept")
     again = load(tmp_path / "kept", dtype=torch.bfloat16)

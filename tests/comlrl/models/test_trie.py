@@ -1,0 +1,170 @@
+"""What siblings share is computed once, and nothing above sees it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from comlrl.models.fast import packed_attention
+from comlrl.models.fast.packed_attention import Packed, Shown, show
+from comlrl.models.fast.trie import Trie
+from comlrl.models.logprobs import action_logprobs
+from comlrl.models.rows import computed, pack, unpacked
+from comlrl.types import Row
+from tests.comlrl.models.test_logprobs import near
+from tests.tiny_models import EOS, PAD, prompt, team
+
+HERE = torch.device("cpu")
+
+
+def row(start: str, *said: str, first: int = 0) -> Row:
+    count = len(said)
+    ids = tuple(tuple(EOS if c == "." else prompt(c)[0] for c in text) for text in said)
+    weights = tuple(0.5 - at for at in range(count))
+    return Row(tuple(prompt(start)), ids, weights, tuple(range(first, first + count)))
+
+
+# "." ends a completion; one without was cut off, and another one may go on where it stops.
+CASES = {
+    "copies": [row("p:", "abc.", "abc.", "abc.")],
+    "common beginnings": [row("p:", "abc.", "abd.", "axe.", "b.")],
+    "one goes on": [row("p:", "ab", "abc.", "abcd", "a")],
+    "of one token": [row("p:", "a", ".", "a", "ab."), row("longer:", ".", first=4)],
+    "nothing in common": [row("p:", "abc.", "bc.", "c")],
+    "like completions of other prompts": [
+        row("p:", "abc.", "abc."), row("q:", "abc.", "abd."), row("longer:", "abc.", first=4),
+    ],
+    "of many lengths": [
+        row("p:", "abc.", "a" * 30, "b.", "c.", "d.", "ab"), row("q:", "a" * 29 + "bc", "."),
+    ],
+}  # fmt: skip
+
+
+def numbered(rows: list[Row]) -> list[Row]:
+    """Each completion with a number of its own."""
+    at, out = 0, []
+    for one in rows:
+        count = len(one.completions)
+        out.append(replace(one, indices=tuple(range(at, at + count))))
+        at += count
+    return out
+
+
+def test_tokens_by_hand():
+    #  p :   a b c .   a b   a b d   |   q   a b      (as letters; 2 + 4 + 1 and 1 + 2 tokens)
+    rows = [row("p:", "abc.", "ab", "abd"), row("q", "ab", "ab")]
+    trie = Trie.of(pack(rows, PAD))
+    # Prompts 0, 1 and 2; a, b, c, "." are 3 to 6 and d is 7; below the other prompt 8 and 9.
+    assert trie.count == 2 + (4 + 1) + 1 + 2 == sum(map(computed, rows)) == 10
+    assert trie.token_RL.tolist() == [
+        [0, 1, 3, 4, 5, 6, 3, 4, 3, 4, 7],
+        [2, 8, 9, 8, 9, 0, 0, 0, 0, 0, 0],
+    ]
+    assert trie.path_SC.tolist() == [[3, 4, 5, 6], [3, 4, 7, 0], [8, 9, 0, 0]]
+    assert trie.lengths_S.tolist() == [4, 3, 2]
+    assert trie.row_S.tolist() == [0, 0, 1]
+    packed = Packed(pack(rows, PAD), HERE, 1)
+    letters = "p:qabc.dab"
+    ids = [EOS if c == "." else prompt(c)[0] for c in letters]
+    assert packed.ids_T.tolist() == ids
+    assert packed.positions_T.tolist() == [0, 1, 0, 2, 3, 4, 5, 4, 1, 2]
+    # First tokens are chosen by the prompts' last ones.
+    assert packed.chooser_A.tolist() == [1, 3, 4, 5, 1, 3, 1, 3, 4, 2, 8, 2, 8]
+    assert packed.token_A.tolist() == [3, 4, 5, 6, 3, 4, 3, 4, 7, 8, 9, 8, 9]
+    # Queries × keys behind 2 of the prompt: 3 · 4 · 6 = 72 in one grid; 2 · 3 · 5 + 24 = 54 in two.
+    # Slots 0 to 3: prompts, one padded; 4 to 9: 8 9 –, 3 4 7; 10 to 13: 3 4 5 6, of which 3 and 4
+    # have been.
+    assert [tuple(grid.mask_SCK.shape) for grid in packed.grids] == [(2, 1, 3, 5), (1, 1, 4, 6)]
+    assert packed.slot_of_token.tolist() == [0, 1, 2, 7, 8, 12, 13, 9, 4, 5]
+    assert packed.unread.tolist() == [3, 6, 10, 11]
+    assert len(Packed(pack(rows, PAD), HERE, 256).ids_T) == 256
+
+
+def test_prompts_alone_stay_in_their_order():
+    rows = [row("p:"), row("longer:"), row("q")]
+    packed = Packed(pack(rows, PAD), HERE, 1)
+    assert packed.ids_T.tolist() == [*prompt("p:"), *prompt("longer:"), *prompt("q")]
+    assert packed.grids == []
+
+
+def test_a_token_shown_twice_has_both_gradients():
+    # Rows 2, 0, 2 and, as padding, 1: only the first three count.
+    rows, padding = torch.tensor([2, 0, 2, 1]), torch.tensor([False, False, False, True])
+    shown = Shown.of(rows, 4, padding)
+    x = torch.arange(4.0, dtype=torch.float64)[:, None].requires_grad_()
+    out = show(x, shown)
+    assert out[:, 0].tolist() == [2, 0, 2, 1]
+    (out[:, 0] * torch.tensor([1.0, 10.0, 100.0, 1000.0])).sum().backward()
+    assert x.grad[:, 0].tolist() == [10, 0, 101, 0]
+
+
+def test_short_ones_stand_in_a_grid_of_their_own():
+    def grids(*lengths: int, before: int = 0) -> list[list[int]]:
+        return [g.tolist() for g in packed_attention._alike(torch.tensor(lengths), before)]
+
+    assert packed_attention._alike(torch.zeros(0, dtype=torch.long), 3) == []
+    # Queries × keys: 4 · 10 · 10 = 400 together; 3 · 2 · 2 + 100 = 112 in two.
+    assert grids(10, 2, 1, 2) == [[2, 1, 3], [0]]
+    # 2 · 10 · 10 = 200; 9 · 9 + 100 = 181 are not worth it, 8 · 8 + 100 = 164 are.
+    assert grids(10, 9) == [[1, 0]]
+    assert grids(10, 8) == [[1], [0]]
+    # Behind a prompt of 30: 2 · 10 · 40 = 800; 8 · 38 + 400 = 704 save 12 %.
+    assert grids(10, 8, before=30) == [[1, 0]]
+
+
+def said_by(agents, rows: list[Row], fast: bool):
+    """log π, entropies, and the gradients of their sum, each log π with a weight of its own."""
+    with agents.acting(0) as agent:
+        kept, agent.fast = agent.fast, agent.fast if fast else None
+        said = action_logprobs(agent, pack(rows, PAD), 0.7, entropy=True)
+        agent.fast = kept
+        weight_A = torch.linspace(-1, 2, len(said.logprob_A)).to(said.logprob_A)
+        ((said.logprob_A * weight_A).sum() + (said.entropy_A * weight_A.square()).sum()).backward()
+        gradients = [p.grad for p in agent.parameters()]
+        for parameter in agent.parameters():
+            parameter.grad = None
+    return said.logprob_A, said.entropy_A, torch.cat([g.flatten() for g in gradients])
+
+
+def is_plain(agents, rows: list[Row]) -> bool:
+    """As through transformers' modules, a completion a row."""
+    rows = numbered(rows)
+    ours, plain = said_by(agents, rows, True), said_by(agents, unpacked(rows), False)
+    return all(near(a, b, 1e-9) for a, b in zip(ours, plain, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("lora", [True, False], ids=["lora", "all weights"])
+def test_shared_tokens_are_computed_as_each_ones_own(kind, lora):
+    agents = team(kind, lora__enabled=lora)
+    assert agents.agents[0].fast.learning
+    for name, rows in CASES.items():
+        assert is_plain(agents, rows), name
+
+
+def test_random_tries():
+    agents = team()
+    draw = random.Random(5)
+    for _ in range(25):
+        rows = []
+        for _ in range(draw.randint(1, 4)):
+            said = ["".join(draw.choices("ab.", k=draw.randint(1, 7))) for _ in range(5)]
+            start = "".join(draw.choices("ab", k=draw.randint(1, 5)))
+            rows.append(row(start, *said[: draw.randint(1, 5)]))
+        trie = Trie.of(pack(rows, PAD))
+        beginnings = [{c[:n] for c in r.completions for n in range(1, 1 + len(c))} for r in rows]
+        assert trie.count == sum(map(computed, rows))
+        assert trie.count == sum(
+            len(r.prompt_ids) + len(b) for r, b in zip(rows, beginnings, strict=True)
+        )
+        assert is_plain(agents, rows)
+
+
+def test_copies_say_exactly_the_same():
+    agents = team(dtype="float32")
+    with agents.acting(0) as agent, torch.no_grad():
+        said = action_logprobs(agent, pack([row("p:", "abc.", "b.", "abc.")], PAD), 1.0)
+    assert torch.equal(said.logprob_A[:4], said.logprob_A[6:])
