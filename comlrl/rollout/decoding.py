@@ -12,15 +12,16 @@ from functools import partial
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from comlrl.models.agent import Agent
 from comlrl.models.fast import prefix_cache
-from comlrl.models.fast.decoder import Attend, FastDecoder, Routes
-from comlrl.models.fast.packed_attention import Packed, wide
+from comlrl.models.fast.decoder import FastDecoder, Routes
+from comlrl.models.fast.packed_attention import Packed, rounded, wide
 from comlrl.models.rows import pack
 from comlrl.types import Row
+
+ROWS_STEP = 16  # rows are a multiple of it: a new shape may cost more than some rows do
 
 
 class Decoding(Protocol):
@@ -88,28 +89,32 @@ class ByFastDecoder:
         lengths_P = self.cache.lengths_P
         rows = [Row(tuple(prompt), (), (), ()) for prompt in prompts]
         batch = Packed(pack(rows, pad_id=0), lengths_P.device, self.fast.step)
-        prompt_of_T = torch.arange(len(prompts), device=lengths_P.device)
-        prompt_of_T = prompt_of_T.repeat_interleave(lengths_P)
-        more = len(batch.ids_T) - len(prompt_of_T)  # rounded up: they go with the last prompt's
-        self.go_on(F.pad(prompt_of_T, (0, more), value=len(prompts) - 1))
+        prompt_of_P = torch.arange(len(prompts), device=lengths_P.device)
+        prompt_of_T = _filled(prompt_of_P.repeat_interleave(lengths_P), len(batch.ids_T))
+        last_W = _filled(lengths_P.cumsum(0) - 1, rounded(len(prompts), ROWS_STEP))
+        last_routes = routes(self.adapters, _filled(prompt_of_P, len(last_W)))
 
         def attend(layer: int, qkv_THW: Tensor) -> Tensor:
             fast = self.fast
             keep = partial(self.cache.update, layer=layer)
             return batch.attention(qkv_THW, fast.heads, fast.kv_heads, fast.scaling, keep)
 
-        hidden_TD = self._hidden(batch.ids_T, batch.positions_T, attend)
-        return hidden_TD[lengths_P.cumsum(0) - 1]
+        hidden_WD = self.fast.hidden(
+            batch.ids_T,
+            (self.cos[batch.positions_T], self.sin[batch.positions_T]),
+            attend,
+            routes(self.adapters, prompt_of_T),
+            last_W,
+            last_routes,
+        )
+        return hidden_WD[: len(prompts)]
 
     def go_on(self, prompt_of_row: Tensor) -> None:
         self.routes = routes(self.adapters, prompt_of_row)
 
     def step(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
-        return self._hidden(tokens_R, positions_R, self._attend_step)
-
-    def _hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        rotations = self.cos[positions], self.sin[positions]
-        return self.fast.hidden(ids, rotations, attend, self.routes)
+        rotations = self.cos[positions_R], self.sin[positions_R]
+        return self.fast.hidden(tokens_R, rotations, self._attend_step, self.routes)
 
     def _attend_step(self, layer: int, qkv_RHW: Tensor) -> Tensor:
         heads, kv = self.fast.heads, self.fast.kv_heads
@@ -119,6 +124,11 @@ class ByFastDecoder:
         query = query.reshape(rows, kv, heads // kv, width)
         out = prefix_cache.step_attention(self.cache, layer, query, key, value, self.fast.scaling)
         return out.reshape(rows, heads * width).to(qkv_RHW.dtype)
+
+
+def _filled(index: Tensor, count: int) -> Tensor:
+    """Up to ``count`` with the last of them."""
+    return torch.cat([index, index[-1:].expand(count - len(index))])
 
 
 def routes(adapters: Sequence[str | None], prompt_of_row: Tensor) -> Routes:

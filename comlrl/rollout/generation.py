@@ -22,11 +22,10 @@ from comlrl.models.agent import Agent
 from comlrl.models.fast import prefix_cache
 from comlrl.models.fast.packed_attention import rounded
 from comlrl.models.team import Team
-from comlrl.rollout.decoding import ByFastDecoder, ByModules, Decoding, routes
+from comlrl.rollout.decoding import ROWS_STEP, ByFastDecoder, ByModules, Decoding, routes
 from comlrl.rollout.truncation import Survivors, truncated
 from comlrl.types import Completion, Kept, Message, NonFiniteError, Request, Sampling
 
-ROWS_STEP = 16  # rows in a batch are a multiple of it once some have left
 Head = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (hidden, latents) → hidden
 
 
@@ -211,7 +210,7 @@ def _decode_shared(
         alive = int(going.sum())
         if alive == 0 or step == draw.steps - 1:
             break
-        staying = rounded(alive, ROWS_STEP)  # a new shape may cost more than finished rows do
+        staying = rounded(alive, ROWS_STEP)
         if staying <= 0.85 * len(rows):  # leaving costs a copy of the cache: not at every token
             stay = torch.argsort(~going, stable=True)[:staying].sort().values
             rows, chosen, going = rows[stay], chosen[stay], going[stay]

@@ -221,9 +221,11 @@ class FastDecoder:
         attend: Attend,
         routes: Routes,
         wanted_W: Tensor | None = None,
+        wanted_routes: Routes | None = None,
     ) -> Tensor:
         """Last hidden states, (T, D); or (W, D), those of the tokens at the places ``wanted_W``:
-        behind the last layer's attention the others are not computed."""
+        behind the last layer's attention the others are not computed. ``wanted_routes``: theirs,
+        where not all tokens go one way."""
         cos, sin = cos_sin
         x = self.embedding(ids_T)
         for index, (before, head_norms, behind, qkv, out, gate_up, down) in enumerate(self.layers):
@@ -234,6 +236,7 @@ class FastDecoder:
             y = attend(index, y)
             if wanted_W is not None and index == len(self.layers) - 1:
                 x, y = x.index_select(0, wanted_W), y.index_select(0, wanted_W)
+                routes = routes if wanted_routes is None else wanted_routes
             x = x + self._product(out, y, routes)
             y = RMSNorm.apply(x, behind.weight, behind.variance_epsilon)
             y = SwiGLU.apply(self._product(gate_up, y, routes))
