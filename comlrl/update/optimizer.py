@@ -66,6 +66,7 @@ class AgentOptimizer:
         self.learning_rate = 0.0  # of the update just made
         self.schedule = Schedule(schedule, warmup)
         self.stepped = [_stepped(parameter) for parameter in self.parameters]
+        self.mastered = False  # whether masters have values
         # One pass over all that a weight has, and no copies of it; not where some tensors are
         # split over processes and others are whole.
         whole = not any(map(sharding.is_split, self.parameters))
@@ -103,18 +104,19 @@ class AgentOptimizer:
     @contextlib.contextmanager
     def _masters(self) -> Iterator[None]:
         """Within, they have the gradients; behind it the weights are rounded from them."""
-        if not self.adam.state:  # what the first update starts from may have come from a file
-            for parameter, master in self._mastered:
+        if not self.mastered:  # what the first update starts from may have come from a file
+            for parameter, master in self._pairs:
                 master.copy_(parameter.detach())
-        for parameter, master in self._mastered:
+        self.mastered = True
+        for parameter, master in self._pairs:
             master.grad = None if parameter.grad is None else parameter.grad.to(master.dtype)
         yield
-        for parameter, master in self._mastered:
+        for parameter, master in self._pairs:
             parameter.detach().copy_(master)
             master.grad = None
 
     @property
-    def _mastered(self) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
+    def _pairs(self) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
         pairs = zip(self.parameters, self.stepped, strict=True)
         return [(parameter, own) for parameter, own in pairs if own is not parameter]
 
@@ -123,7 +125,7 @@ class AgentOptimizer:
             "updates": torch.tensor(self.schedule.updates),
             "start": torch.tensor(self.schedule.start, dtype=torch.float64),
         }
-        if self.adam.state:
+        if self.mastered:
             for index, own in enumerate(self.stepped):
                 if own is not self.parameters[index]:
                     tensors[f"{index}.{MASTER}"] = sharding.stored(own)
@@ -142,6 +144,7 @@ class AgentOptimizer:
                 if value.dim():
                     value = sharding.like(value, self.parameters[int(index)])
                 if name == MASTER:
+                    self.mastered = True
                     self.stepped[int(index)].copy_(value)
                 else:
                     state.setdefault(int(index), {})[name] = value

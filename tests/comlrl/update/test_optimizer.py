@@ -68,6 +68,20 @@ def test_a_resumed_one_goes_on_to_the_bit():
     assert torch.equal(own.stepped[0], fresh.stepped[0]) and torch.equal(weight, again)
 
 
+def test_a_checkpoint_of_float32_weights_goes_on_from_the_weights():
+    """Theirs has no masters: they are what the weights then are."""
+    single = torch.nn.Parameter(torch.linspace(-1, 1, 7))
+    own = stepped(single, 3)
+    half = torch.nn.Parameter(torch.zeros(7).bfloat16())
+    other = optimizer(half)
+    other.load_tensors(own.state_tensors())
+    with torch.no_grad():
+        half.copy_(single)
+    start = half.detach().float()
+    stepped(half, 1, other)
+    assert torch.allclose(other.stepped[0], start, rtol=0, atol=2 * RATE)
+
+
 @pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch cannot")
 def test_gradients_of_micro_batches_are_summed_in_float32():
     weight = torch.nn.Parameter(torch.ones(1).bfloat16())
