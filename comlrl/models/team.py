@@ -61,7 +61,8 @@ class Team:
     def side_by_side(self) -> bool:
         """Whether agents may be updated at once, each in its own thread: where nothing stands
         between them, and the gradients of all are little to hold at a time."""
-        if sum(p.nbytes for agent in self.agents for p in agent.parameters()) > GRADIENTS_AT_ONCE:
+        trained = [p for agent in self.agents for p in agent.parameters()]
+        if sum(p.numel() * max(4, p.itemsize) for p in trained) > GRADIENTS_AT_ONCE:  # float32
             return False
         switched = any(agent.switches for agent in self.agents)  # of a model, not of a thread
         apart = self.router is not None or not self.shared_base
