@@ -16,8 +16,9 @@ from torch import Tensor
 
 from comlrl.models.agent import Agent
 from comlrl.models.fast import prefix_cache
+from comlrl.models.fast.attention import wide
 from comlrl.models.fast.decoder import FastDecoder, Routes
-from comlrl.models.fast.packed_attention import Packed, rounded, wide
+from comlrl.models.fast.packed_attention import Packed, rounded
 from comlrl.models.rows import pack
 from comlrl.types import Row
 

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from comlrl.models.fast.attention import attend, wide
 from comlrl.models.fast.trie import Trie
 from comlrl.types import TokenBatch
 
@@ -31,12 +32,6 @@ def shape_step(device: torch.device, dtype: torch.dtype) -> int:
 
 def rounded(count: int, step: int) -> int:
     return -(-count // step) * step
-
-
-def wide(x: Tensor) -> Tensor:
-    """What attention computes in: float32 on a CPU, whose kernels for bfloat16 are slower, in the
-    backward pass several times, and compile for every new length."""
-    return x.float() if x.device.type == "cpu" and x.dtype == torch.bfloat16 else x
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,15 +173,13 @@ class Packed:
         ``keep`` is handed the prompts' keys and values, (P, kv_heads, L, width) each.
         """
         width = qkv_THW.shape[-1]
-        slots = wide(show(qkv_THW.flatten(1), self.shown))
+        slots = show(qkv_THW.flatten(1), self.shown)
         P, L = self.shape_PL
         split = (heads, kv_heads, kv_heads)
         prompts = slots[: P * L].view(P, L, -1, width).transpose(1, 2)
         query, key, value = prompts.split(split, 1)
-        keep(key, value)
-        out = F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scaling, enable_gqa=heads != kv_heads
-        )
+        keep(wide(key), wide(value))
+        out = attend(query, key, value, None, scaling)
         outs = [out.transpose(1, 2).reshape(P * L, heads * width)]
         end = P * L
         for grid in self.grids:
@@ -194,13 +187,10 @@ class Packed:
             start, end = end, end + S * C
             own = slots[start:end].view(S, C, -1, width).transpose(1, 2)
             before = prompts[:, heads:].index_select(0, grid.prompt_of_S)
-            query = own[:, :heads]
             key, value = torch.cat([before, own[:, heads:]], 2).split(kv_heads, 1)
-            out = F.scaled_dot_product_attention(
-                query, key, value, grid.mask_SCK, scale=scaling, enable_gqa=heads != kv_heads
-            )
+            out = attend(own[:, :heads], key, value, grid.mask_SCK, scaling)
             outs.append(out.transpose(1, 2).reshape(S * C, heads * width))
-        flat = torch.cat(outs).to(qkv_THW.dtype)
+        flat = torch.cat(outs)
         tokens = len(qkv_THW)
         return Flatten.apply(flat, self.shown.rows, self.slot_of_token, self.unread, tokens)
 

@@ -1,0 +1,73 @@
+"""Attention as each device is fast at it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+FEW_KEYS = 256  # whose weights are small beside what else is kept for the backward pass
+
+
+def wide(x: Tensor) -> Tensor:
+    """What torch's attention computes in: float32 on a CPU, whose kernels for bfloat16 are slower,
+    in the backward pass several times."""
+    return x.float() if x.device.type == "cpu" and x.dtype == torch.bfloat16 else x
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, scaling: float
+) -> Tensor:
+    """Queries (S, heads, C, W) to keys (S, kv heads, K, W), where ``seen`` (S or 1, 1, C, K) says;
+    None: up to oneself."""
+    heads, kv_heads = query.shape[1], key.shape[1]
+    if wide(query) is not query and key.shape[2] <= FEW_KEYS:
+        if seen is None:
+            seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()[None, None]
+        return ByProducts.apply(query, key, value, ~seen, scaling)
+    out = F.scaled_dot_product_attention(
+        wide(query),
+        wide(key),
+        wide(value),
+        seen,
+        is_causal=seen is None,
+        scale=scaling,
+        enable_gqa=heads != kv_heads,
+    )
+    return out.to(query.dtype)
+
+
+class ByProducts(torch.autograd.Function):
+    """softmax(s q kᵀ) v of few keys: weights are kept for the backward pass, not computed twice.
+
+    Scores and softmax are float32, weights and the other products as the arguments. All heads of a
+    key head are one product.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, hidden: Tensor, scaling: float
+    ) -> Tensor:
+        S, heads, C, W = query.shape
+        kv_heads, K = key.shape[1:3]
+        folded = query.reshape(S, kv_heads, -1, W)
+        scores = folded.float().mul_(scaling) @ key.float().transpose(-1, -2)
+        scores.view(S, heads, C, K).masked_fill_(hidden, -torch.inf)
+        weights = torch.softmax(scores, -1).to(value.dtype)
+        ctx.save_for_backward(folded, key, value, weights)
+        ctx.scaling = scaling
+        return (weights @ value).view(S, heads, C, W)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        query, key, value, weights = ctx.saved_tensors
+        grad = grads[0].reshape(query.shape)
+        for_weights = grad @ value.transpose(-1, -2)
+        for_scores = torch.ops.aten._softmax_backward_data(
+            for_weights, weights, -1, weights.dtype
+        ).mul_(ctx.scaling)
+        for_query = (for_scores @ key).view(grads[0].shape)
+        for_key = for_scores.transpose(-1, -2) @ query
+        return for_query, for_key, weights.transpose(-1, -2) @ grad, None, None
