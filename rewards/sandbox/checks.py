@@ -24,10 +24,15 @@ class Statement:
     """One statement of ``check``'s body, or of the module around it (then never a test)."""
 
     node: ast.stmt
-    source: str
     is_test: bool
     in_check: bool
+    names: frozenset[str]  # all that it mentions
+    reads: frozenset[str]
     binds: frozenset[str]  # names that it binds or changes
+
+    @property
+    def source(self) -> str:
+        return ast.unparse(self.node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,13 @@ def split_check(test: str, entry_point: str) -> Check:
     bound from them. Calling a function that asserts is asserting. Everything else is set-up.
     Raises TestError.
     """
+    found = parse_check(test, entry_point)
+    _compile_all(found.statements)
+    return found
+
+
+def parse_check(test: str, entry_point: str) -> Check:
+    """As ``split_check``, of nodes that nobody else has and that were not compiled."""
     try:
         tree = ast.parse(test)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -64,7 +76,6 @@ def split_check(test: str, entry_point: str) -> Check:
         raise TestError("its `check` takes no argument")
     parameter = arguments[0].arg
     statements = _classify(tree, check, {parameter, "candidate", entry_point})
-    _compile_all(statements)
     if not any(statement.is_test for statement in statements):
         raise TestError(f"its `check` has no assert that mentions `{parameter}`")
     return Check(parameter, tuple(statements))
@@ -74,19 +85,22 @@ def _classify(tree: ast.Module, check: ast.FunctionDef, under_test: set[str]) ->
     asserting: set[str] = set()  # functions that assert
     statements = []
     for node, in_check in _in_order(tree, check):
-        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-        mentions = bool(names & under_test)
-        asserts = any(isinstance(n, ast.Assert) for n in ast.walk(node))
+        nodes = list(ast.walk(node))
+        mentioned = [n for n in nodes if isinstance(n, ast.Name)]
+        names = frozenset(n.id for n in mentioned)
+        reads = frozenset(n.id for n in mentioned if isinstance(n.ctx, ast.Load))
+        mentions = not names.isdisjoint(under_test)
+        asserts = any(isinstance(n, ast.Assert) for n in nodes)
         is_definition = isinstance(node, _DEFINITION)
         is_test = (
             in_check and mentions and not is_definition and (asserts or bool(names & asserting))
         )
         if isinstance(node, _DEFINITION) and asserts:
             asserting.add(node.name)
-        binds = _binds(node)
+        binds = _binds(nodes)
         if mentions and not is_test:
             under_test |= binds
-        statements.append(Statement(node, ast.unparse(node), is_test, in_check, binds))
+        statements.append(Statement(node, is_test, in_check, names, reads, binds))
     return statements
 
 
@@ -110,10 +124,10 @@ def _root(node: ast.AST) -> str | None:
     return node.id if isinstance(node, ast.Name) else None
 
 
-def _binds(node: ast.stmt) -> frozenset[str]:
+def _binds(nodes: Iterable[ast.AST]) -> frozenset[str]:
     """Names that a statement binds or changes: ``x = …``, ``x[…] = …``, ``x.append(…)``."""
     bound: set[str] = set()
-    for n in ast.walk(node):
+    for n in nodes:
         if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             bound.add(n.name)
         elif isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store):
@@ -127,7 +141,7 @@ def _binds(node: ast.stmt) -> frozenset[str]:
     return frozenset(bound - {""})
 
 
-def _compile_all(statements: list[Statement]) -> None:
+def _compile_all(statements: Iterable[Statement]) -> None:
     for statement in statements:
         module = ast.Module([statement.node], type_ignores=[])
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import marshal
 import os
@@ -240,7 +241,7 @@ class _Batch:
 
     def tests(self, index: int) -> list[str]:
         job = self.jobs[index]
-        return [statement.source for statement in split_check(job.test, job.entry_point).tests]
+        return _sources(job.test, job.entry_point)
 
     def allowed(self, index: int) -> float:
         """Seconds that a judge may take for a job, at most."""
@@ -259,6 +260,11 @@ class _Batch:
         self.outcomes[index] = tuple(
             TestOutcome(source, False, "Died", message) for source in self.tests(index)
         )
+
+
+@functools.lru_cache(maxsize=1024)
+def _sources(test: str, entry_point: str) -> list[str]:
+    return [statement.source for statement in split_check(test, entry_point).tests]
 
 
 _warned = False

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import CodeType
 
 from rewards.sandbox import wire
-from rewards.sandbox.checks import Statement, split_check
+from rewards.sandbox.checks import Statement, parse_check
 
 ACTUAL, EXPECTED = "__actual__", "__expected__"  # names that a test leaves its values under
 
@@ -40,7 +40,7 @@ class Suite:
 @functools.lru_cache(maxsize=1024)
 def suite(preamble: str, test: str, entry_point: str) -> Suite:
     """A task's tests, compiled."""
-    check = split_check(test, entry_point)
+    check = parse_check(test, entry_point)  # the trainer has seen it compile
     under_test = {check.parameter, "candidate", entry_point}
     steps = tuple(_step(statement, under_test) for statement in check.statements)
     code = compile(preamble, "<preamble>", "exec", dont_inherit=True)
@@ -59,19 +59,17 @@ def _calls_ahead(steps: tuple[Step, ...]) -> tuple[tuple[bytes, ...], ...]:
 
 
 def _step(statement: Statement, under_test: set[str]) -> Step:
-    node = ast.parse(statement.source).body[0]
-    names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
-    call = _only_call(node, under_test) if statement.is_test else None
+    node, call = statement.node, None
     if statement.is_test:
+        call = _only_call(node, under_test)
         node = _Recorder(under_test).visit(node)
-    module = ast.fix_missing_locations(ast.Module([node], type_ignores=[]))
     return Step(
-        compile(module, "<check>", "exec", dont_inherit=True),
+        compile(ast.Module([node], type_ignores=[]), "<check>", "exec", dont_inherit=True),
         statement.is_test,
         statement.in_check,
-        frozenset(n.id for n in names if isinstance(n.ctx, ast.Load)),
+        statement.reads,
         statement.binds,
-        statement.is_test or any(n.id in under_test for n in names),
+        statement.is_test or not statement.names.isdisjoint(under_test),
         call,
     )
 
@@ -134,10 +132,12 @@ class _Recorder(ast.NodeTransformer):
 
 
 def _keep(name: str, value: ast.expr) -> ast.expr:
-    return ast.NamedExpr(ast.Name(name, ast.Store()), value)
+    target = ast.copy_location(ast.Name(name, ast.Store()), value)
+    return ast.copy_location(ast.NamedExpr(target, value), value)
 
 
 def _expecting(value: bool, test: ast.expr) -> ast.expr:
     """``[__expected__ := value] and test``: the list is always true."""
-    kept = ast.List([_keep(EXPECTED, ast.Constant(value))], ast.Load())
-    return ast.BoolOp(ast.And(), [kept, test])
+    expected = _keep(EXPECTED, ast.copy_location(ast.Constant(value), test))
+    kept = ast.copy_location(ast.List([expected], ast.Load()), test)
+    return ast.copy_location(ast.BoolOp(ast.And(), [kept, test]), test)
