@@ -34,12 +34,16 @@ class Decoding(Protocol):
         """Last hidden state of each prompt, (P, D)."""
         ...
 
-    def go_on(self, prompt_of_row: Tensor) -> None:
-        """From here on these are the rows."""
+    def begin(self, prompt_of_R: Tensor) -> None:
+        """Prefill is over; row r continues prompt ``prompt_of_R[r]``."""
         ...
 
-    def step(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
-        """Hidden states of each row's newest token, (R, D)."""
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows only."""
+        ...
+
+    def step(self, tokens_R: Tensor, going_R: Tensor) -> Tensor:
+        """Hidden states of each row's newest token, (R, D); of no use where a row has ended."""
         ...
 
 
@@ -58,21 +62,30 @@ class ByModules:
         pad = self.agent.tokenizer.pad_token_id
         ids_PL = torch.tensor([[*p, *[pad] * (longest - len(p))] for p in prompts], device=device)
         positions = torch.arange(longest, device=device)[None]
-        self.go_on(torch.arange(len(prompts)))
+        self._route(torch.arange(len(prompts)))
         hidden = self.agent.hidden(input_ids=ids_PL, position_ids=positions, **self.inputs)
         return hidden[torch.arange(len(prompts), device=device), self.cache.lengths_P - 1]
 
-    def go_on(self, prompt_of_row: Tensor) -> None:
+    def _route(self, prompt_of_R: Tensor) -> None:
         if self.agent.router is not None:
-            self.agent.router.routes = routes(self.adapters, prompt_of_row)
+            self.agent.router.routes = routes(self.adapters, prompt_of_R)
 
-    def step(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
-        inputs = {"input_ids": tokens_R[:, None], "position_ids": positions_R[:, None]}
+    def begin(self, prompt_of_R: Tensor) -> None:
+        self.cache.begin(prompt_of_R)
+        self._route(prompt_of_R)
+
+    def keep(self, rows: Tensor) -> None:
+        self.cache.keep(rows)
+        self._route(self.cache.prompt_of_R)
+
+    def step(self, tokens_R: Tensor, going_R: Tensor) -> Tensor:
+        inputs = {"input_ids": tokens_R[:, None], "position_ids": self.cache.positions_R[:, None]}
         return self.agent.hidden(**inputs, **self.inputs)[:, -1]
 
 
 class ByFastDecoder:
-    """Through ``FastDecoder``: prompts without padding, few operations a step."""
+    """Through ``FastDecoder``: prompts without padding, few operations a step; on a CPU, rows that
+    have said the same so far are one but for attention, which has a cache of each."""
 
     def __init__(
         self,
@@ -84,7 +97,8 @@ class ByFastDecoder:
         longest = int(cache.lengths_P.max())
         positions = torch.arange(longest + cache.max_new_tokens, device=cache.lengths_P.device)
         self.cos, self.sin = fast.rotations(positions)
-        self.routes: Routes = ()
+        self.merges = cache.lengths_P.device.type == "cpu"  # on a card, few rows take as long
+        self.one_of_U: Tensor | None = None  # the rows that are computed; None: all are
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         lengths_P = self.cache.lengths_P
@@ -110,21 +124,54 @@ class ByFastDecoder:
         )
         return hidden_WD[: len(prompts)]
 
-    def go_on(self, prompt_of_row: Tensor) -> None:
-        self.routes = routes(self.adapters, prompt_of_row)
+    def begin(self, prompt_of_R: Tensor) -> None:
+        self.cache.begin(prompt_of_R)
+        self.same_R = prompt_of_R
+        self.routes = routes(self.adapters, prompt_of_R)
 
-    def step(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
+    def keep(self, rows: Tensor) -> None:
+        self.cache.keep(rows)
+        self.same_R = self.same_R[rows]
+        self.routes = routes(self.adapters, self.cache.prompt_of_R)
+
+    def step(self, tokens_R: Tensor, going_R: Tensor) -> Tensor:
+        positions_R, computed = self.cache.positions_R, self.routes
+        if self.merges:
+            self._merge(tokens_R, going_R)
+        one_of_U = self.one_of_U
+        if one_of_U is not None:
+            tokens_R, positions_R = tokens_R[one_of_U], positions_R[one_of_U]
+            computed = routes(self.adapters, self.cache.prompt_of_R[one_of_U])
         rotations = self.cos[positions_R], self.sin[positions_R]
-        return self.fast.hidden(tokens_R, rotations, self._attend_step, self.routes)
+        hidden = self.fast.hidden(tokens_R, rotations, self._attend_step, computed)
+        return hidden if one_of_U is None else hidden.index_select(0, self.same_R)
 
-    def _attend_step(self, layer: int, qkv_RHW: Tensor) -> Tensor:
+    def _merge(self, tokens_R: Tensor, going_R: Tensor) -> None:
+        """Which rows have said the same so far, and one of each; rows that have ended go with any.
+        Rows stay in the order of their prompts."""
+        said_R = self.same_R * self.fast.embedding.num_embeddings + tokens_R
+        said_R = said_R.where(going_R, said_R[going_R][0])
+        distinct_U, self.same_R = said_R.unique(return_inverse=True)
+        count, rows = rounded(len(distinct_U), ROWS_STEP), len(said_R)
+        self.one_of_U = None
+        if count < rows:
+            row_R = torch.arange(rows).where(going_R, rows)
+            first_U = torch.full_like(distinct_U, rows)
+            first_U.scatter_reduce_(0, self.same_R, row_R, "amin")
+            self.one_of_U = _filled(first_U, count)
+
+    def _attend_step(self, layer: int, qkv_UHW: Tensor) -> Tensor:
         heads, kv = self.fast.heads, self.fast.kv_heads
+        merged = self.one_of_U is not None
+        qkv_RHW = qkv_UHW.index_select(0, self.same_R) if merged else qkv_UHW
         rows, _, width = qkv_RHW.shape
         query, key, value = wide(qkv_RHW)[:, :, None].split((heads, kv, kv), 1)
         key, value = self.cache.update(key, value, layer)
         query = query.reshape(rows, kv, heads // kv, width)
         out = prefix_cache.step_attention(self.cache, layer, query, key, value, self.fast.scaling)
-        return out.reshape(rows, heads * width).to(qkv_RHW.dtype)
+        out = out.reshape(rows, heads * width)
+        out = out if self.one_of_U is None else out.index_select(0, self.one_of_U)
+        return out.to(qkv_UHW.dtype)
 
 
 def _filled(index: Tensor, count: int) -> Tensor:

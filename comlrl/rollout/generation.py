@@ -1,7 +1,8 @@
 """Many (prompt, keys) requests of one agent → completions, in as few model calls as possible.
 
 A prompt is prefilled once and its key/value cache is shared by all its siblings; rows that have
-finished leave the batch (``models/fast/prefix_cache.py``).
+finished leave the batch (``models/fast/prefix_cache.py``), and those that have said the same so
+far are one where that saves time (``rollout/decoding.py``).
 
 Sampling is keyed: a completion's randomness is a stream of uniforms drawn from a counter-based
 generator whose key is a hash of what identifies the completion, turned into tokens by inverse
@@ -196,10 +197,9 @@ def _decode_shared(
     by: Decoding, prompts: Sequence[Sequence[int]], prompt_of_row: torch.Tensor, draw: _Draw
 ) -> torch.Tensor:
     """Sampled tokens (rows, max_new_tokens), −1 behind a row's end; the fast path."""
-    device, cache = prompt_of_row.device, by.cache
+    device = prompt_of_row.device
     hidden = by.prefill(prompts)[prompt_of_row]
-    cache.begin(prompt_of_row)
-    by.go_on(prompt_of_row)
+    by.begin(prompt_of_row)
     rows = torch.arange(len(prompt_of_row), device=device)
     going = torch.ones_like(rows, dtype=torch.bool)
     tokens = torch.full((len(rows), draw.steps), -1, device=device)
@@ -214,10 +214,9 @@ def _decode_shared(
         if staying <= 0.85 * len(rows):  # leaving costs a copy of the cache: not at every token
             stay = torch.argsort(~going, stable=True)[:staying].sort().values
             rows, chosen, going = rows[stay], chosen[stay], going[stay]
-            cache.keep(stay, prompt_of_row[rows])
-            by.go_on(prompt_of_row[rows])
-        hidden = by.step(chosen, cache.lengths_P[prompt_of_row[rows]] + step)
-        cache.step += 1
+            by.keep(stay)
+        hidden = by.step(chosen, going)
+        by.cache.step += 1
     return tokens
 
 

@@ -21,14 +21,14 @@ NAME = "comlrl_shared_prefix"
 class SharedPrefixCache:
     """Keys and values of P right-padded prompts and of R rows' own tokens, for each layer.
 
-    Life: one prefill (``update`` stores prompts), ``begin(prompt_of_row)``, then for each decoding
+    Life: one prefill (``update`` stores prompts), ``begin(prompt_of_R)``, then for each decoding
     step ``update`` of one token a row and ``step += 1``; ``keep`` drops rows.
     """
 
     def __init__(self, lengths_P: torch.Tensor, max_new_tokens: int) -> None:
         self.lengths_P, self.max_new_tokens = lengths_P, max_new_tokens
         self.prefilling = True
-        self._prompts = torch.arange(len(lengths_P), device=lengths_P.device)
+        self.prompt_of_R = torch.arange(len(lengths_P), device=lengths_P.device)
         self.step = 0
         self.prefix: list[tuple[torch.Tensor, torch.Tensor]] = []  # (P, heads, L, width)
         self.own: list[tuple[torch.Tensor, torch.Tensor]] = []  # (R, heads, T, width)
@@ -36,31 +36,41 @@ class SharedPrefixCache:
         columns = torch.arange(longest, device=lengths_P.device)
         self.padding_PL = columns[None, :] >= lengths_P[:, None]
 
-    def begin(self, prompt_of_row: torch.Tensor) -> None:
-        """Prefill is over; row r continues prompt ``prompt_of_row[r]`` (rows in prompt order)."""
+    @property
+    def positions_R(self) -> torch.Tensor:
+        """Of each row's newest token."""
+        return self.lengths_P[self.prompt_of_R] + self.step
+
+    def begin(self, prompt_of_R: torch.Tensor) -> None:
+        """Prefill is over; row r continues prompt ``prompt_of_R[r]`` (rows in prompt order)."""
         self.prefilling = False
-        self._place(prompt_of_row)
+        self._place(prompt_of_R)
 
-    def keep(self, rows: torch.Tensor, prompt_of_row: torch.Tensor) -> None:
-        """Go on with these rows only; ``prompt_of_row`` is theirs."""
-        self.own = [(k[rows], v[rows]) for k, v in self.own]
-        self._place(prompt_of_row)
+    def keep(self, rows: torch.Tensor) -> None:
+        """Go on with these rows only."""
+        self.own = [(self._kept(k, rows), self._kept(v, rows)) for k, v in self.own]
+        self._place(self.prompt_of_R[rows])
 
-    def _place(self, prompt_of_row: torch.Tensor) -> None:
+    def _kept(self, own: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        kept = own.new_empty(len(rows), *own.shape[1:])
+        torch.index_select(own[:, :, : self.step], 0, rows, out=kept[:, :, : self.step])
+        return kept
+
+    def _place(self, prompt_of_R: torch.Tensor) -> None:
         """Give each row a slot in a (prompts, siblings) grid; prompts without rows leave."""
         prompts, group, counts = torch.unique_consecutive(
-            prompt_of_row, return_inverse=True, return_counts=True
+            prompt_of_R, return_inverse=True, return_counts=True
         )
         if len(self.padding_PL) != len(prompts):
-            index = torch.searchsorted(torch.unique_consecutive(self._prompts), prompts)
+            index = torch.searchsorted(torch.unique_consecutive(self.prompt_of_R), prompts)
             self.prefix = [(k[index], v[index]) for k, v in self.prefix]
             self.padding_PL = self.padding_PL[index]
-        self._prompts = prompt_of_row
+        self.prompt_of_R = prompt_of_R
         first = counts.cumsum(0) - counts
-        rank = torch.arange(len(prompt_of_row), device=prompt_of_row.device) - first[group]
+        rank = torch.arange(len(prompt_of_R), device=prompt_of_R.device) - first[group]
         self.siblings = int(counts.max())
         self.slot_R = group * self.siblings + rank
-        self.full_grid = len(prompt_of_row) == len(prompts) * self.siblings
+        self.full_grid = len(prompt_of_R) == len(prompts) * self.siblings
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer: int, *_: Any, **__: Any

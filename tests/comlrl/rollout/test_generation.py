@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 import torch
 
 from comlrl.keyed import uniforms
+from comlrl.models.fast.decoder import FastDecoder
 from comlrl.models.loading import build_team
-from comlrl.rollout import generation, truncation
+from comlrl.rollout import decoding, generation, truncation
 from comlrl.rollout.generation import Generator
 from comlrl.rollout.grow import Rollout
 from comlrl.types import Completion, Message, NonFiniteError, Request, Sampling, Shape
@@ -175,6 +177,47 @@ def test_agents_and_keys_say_different_things():
 def test_greedy_siblings_are_alike():
     for group in Generator(team()).sample([requests(), []], Sampling(0.0, 12))[0]:
         assert len({completion.token_ids for completion in group}) == 1
+
+
+def each(done: list[list[tuple[Completion, ...]]]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """Agent, request and tokens of every completion."""
+    for agent, of_agent in enumerate(done):
+        for at, group in enumerate(of_agent):
+            yield from ((agent, at, completion.token_ids) for completion in group)
+
+
+@pytest.mark.parametrize("agents_have", ["merged adapters", "adapters", "models"])
+def test_siblings_that_say_the_same_are_computed_once(agents_have, monkeypatch):
+    """Where they part, each goes on by itself, whoever of them has ended before."""
+    monkeypatch.setattr(decoding, "ROWS_STEP", 1)
+    agents = team("qwen2", lora__enabled=agents_have != "models")
+    for agent in agents.agents:
+        agent.fast.merging = agents_have == "merged adapters"
+    asked = [requests(siblings=40), requests(siblings=30, agent=1)]
+    sampling = Sampling(1.0, 24, top_k=3)
+    computed: list[int] = []
+    forward = FastDecoder.hidden
+
+    def hidden(self, ids_T, *others):
+        computed.append(len(ids_T))
+        return forward(self, ids_T, *others)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FastDecoder, "hidden", hidden)
+        once = Generator(agents).sample(asked, sampling)
+    for agent in agents.agents:
+        monkeypatch.setattr(agent, "fast", None)
+    monkeypatch.setattr(generation.prefix_cache, "supported", lambda model: False)
+    every = Generator(agents).sample(asked, sampling)
+    said = list(each(once))
+    assert said == list(each(every))
+    lengths = {len(ids) for _, _, ids in said}
+    assert 24 in lengths and len(lengths) > 8  # some end, at many steps, and some do not
+    # Behind the prompts, what is followed by something: each beginning of a prompt's once.
+    beginnings = {(agent, at, ids[:end]) for agent, at, ids in said for end in range(1, len(ids))}
+    prompts = sum(len(r.prompt_ids) for of_agent in asked for r in of_agent)
+    assert sum(computed) - prompts == len(beginnings)
+    assert len(beginnings) < 0.8 * sum(len(ids) - 1 for _, _, ids in said)
 
 
 def test_completions_end_with_their_stop_token_and_say_so():
