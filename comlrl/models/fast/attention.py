@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,21 +19,34 @@ def wide(x: Tensor) -> Tensor:
     return x.float() if x.device.type == "cpu" and x.dtype == torch.bfloat16 else x
 
 
-def attend(
-    query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, scaling: float
-) -> Tensor:
-    """Queries (S, heads, C, W) to keys (S, kv heads, K, W), where ``seen`` (S or 1, 1, C, K) says;
-    None: up to oneself."""
+@dataclass(frozen=True)
+class Seen:
+    """Which keys a query sees: bool, (S, 1, C, K)."""
+
+    mask: Tensor
+
+    @cached_property
+    def bias(self) -> Tensor:
+        """What is added to scores: −∞ where nothing is to be seen."""
+        return torch.zeros(self.mask.shape).masked_fill_(~self.mask, -torch.inf)
+
+    def to(self, device: torch.device) -> Seen:
+        return Seen(self.mask.to(device))
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, seen: Seen | None, scaling: float) -> Tensor:
+    """Queries (S, heads, C, W) to the keys (S, kv heads, K, W) that they see; None: those up to
+    oneself."""
     heads, kv_heads = query.shape[1], key.shape[1]
     if wide(query) is not query and key.shape[2] <= FEW_KEYS:
-        if seen is None:
-            seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()[None, None]
-        return ByProducts.apply(query, key, value, ~seen, scaling)
+        C = query.shape[2]
+        seen = Seen(torch.ones(1, 1, C, C, dtype=torch.bool).tril()) if seen is None else seen
+        return ByProducts.apply(query, key, value, seen.bias, scaling)
     out = F.scaled_dot_product_attention(
         wide(query),
         wide(key),
         wide(value),
-        seen,
+        None if seen is None else seen.mask,
         is_causal=seen is None,
         scale=scaling,
         enable_gqa=heads != kv_heads,
@@ -48,13 +63,13 @@ class ByProducts(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, hidden: Tensor, scaling: float
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: float
     ) -> Tensor:
         S, heads, C, W = query.shape
         kv_heads, K = key.shape[1:3]
         folded = query.reshape(S, kv_heads, -1, W)
         scores = folded.float().mul_(scaling) @ key.float().transpose(-1, -2)
-        scores.view(S, heads, C, K).masked_fill_(hidden, -torch.inf)
+        scores.view(S, heads, C, K).add_(bias)
         weights = torch.softmax(scores, -1).to(value.dtype)
         ctx.save_for_backward(folded, key, value, weights)
         ctx.scaling = scaling

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comlrl.models.fast.attention import attend, wide
+from comlrl.models.fast.attention import Seen, attend, wide
 from comlrl.models.fast.trie import Trie
 from comlrl.types import TokenBatch
 
@@ -102,7 +102,7 @@ class Grid:
     """Completions of like length; K: L keys of the prompt, C of its own."""
 
     prompt_of_S: Tensor
-    mask_SCK: Tensor  # bool (S, 1, C, K)
+    seen: Seen
 
     @classmethod
     def of(cls, prompt_of_S: Tensor, lengths_P: Tensor, width: int) -> Grid:
@@ -110,10 +110,10 @@ class Grid:
         causal_CC = torch.ones(width, width, dtype=torch.bool).tril()
         before = seen_SL[:, None, :].expand(-1, width, -1)
         own = causal_CC.expand(len(prompt_of_S), -1, -1)
-        return cls(prompt_of_S, torch.cat([before, own], -1)[:, None])
+        return cls(prompt_of_S, Seen(torch.cat([before, own], -1)[:, None]))
 
     def to(self, device: torch.device) -> Grid:
-        return Grid(self.prompt_of_S.to(device), self.mask_SCK.to(device))
+        return Grid(self.prompt_of_S.to(device), self.seen.to(device))
 
 
 class Packed:
@@ -183,12 +183,12 @@ class Packed:
         outs = [out.transpose(1, 2).reshape(P * L, heads * width)]
         end = P * L
         for grid in self.grids:
-            S, _, C, _ = grid.mask_SCK.shape
+            S, _, C, _ = grid.seen.mask.shape
             start, end = end, end + S * C
             own = slots[start:end].view(S, C, -1, width).transpose(1, 2)
             before = prompts[:, heads:].index_select(0, grid.prompt_of_S)
             key, value = torch.cat([before, own[:, heads:]], 2).split(kv_heads, 1)
-            out = attend(own[:, :heads], key, value, grid.mask_SCK, scaling)
+            out = attend(own[:, :heads], key, value, grid.seen, scaling)
             outs.append(out.transpose(1, 2).reshape(S * C, heads * width))
         flat = torch.cat(outs)
         tokens = len(qkv_THW)

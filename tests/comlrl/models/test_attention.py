@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from comlrl.models.fast import attention
-from comlrl.models.fast.attention import FEW_KEYS, attend
+from comlrl.models.fast.attention import FEW_KEYS, Seen, attend
 
 
 def plain(query, key, value, seen, scaling):
@@ -37,7 +37,7 @@ def test_it_is_the_plain_formula_and_its_gradients(causal):
     if not causal:  # each of the batch sees other keys
         seen = seen & (torch.arange(keys) != torch.arange(3)[:, None])[:, None, None]
     wanted = plain(*exact, seen, 0.25)
-    found = attend(*asked, None if causal else seen, 0.25)
+    found = attend(*asked, None if causal else Seen(seen), 0.25)
     upstream = torch.randn(found.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
     gradients = torch.autograd.grad(found, asked, upstream)
     of_exact = torch.autograd.grad(wanted, exact, upstream.double())
@@ -51,7 +51,7 @@ def test_many_keys_and_other_precisions_go_through_torchs_own(monkeypatch):
         raise AssertionError("weights of many keys would be kept")
 
     monkeypatch.setattr(attention.ByProducts, "apply", refuse)
-    attend(*sample(2, FEW_KEYS + 1), torch.ones(3, 1, 2, FEW_KEYS + 1, dtype=torch.bool), 0.25)
+    attend(*sample(2, FEW_KEYS + 1), Seen(torch.ones(3, 1, 2, FEW_KEYS + 1).bool()), 0.25)
     attend(*(x.float() for x in sample(4, 4)), None, 0.25)
     with pytest.raises(AssertionError, match="many keys"):
         attend(*sample(4, 4), None, 0.25)

@@ -77,7 +77,7 @@ def test_tokens_by_hand():
     # Queries × keys behind 2 of the prompt: 3 · 4 · 6 = 72 in one grid; 2 · 3 · 5 + 24 = 54 in two.
     # Slots 0 to 3: prompts, one padded; 4 to 9: 8 9 –, 3 4 7; 10 to 13: 3 4 5 6, of which 3 and 4
     # have been.
-    assert [tuple(grid.mask_SCK.shape) for grid in packed.grids] == [(2, 1, 3, 5), (1, 1, 4, 6)]
+    assert [tuple(grid.seen.mask.shape) for grid in packed.grids] == [(2, 1, 3, 5), (1, 1, 4, 6)]
     assert packed.slot_of_token.tolist() == [0, 1, 2, 7, 8, 12, 13, 9, 4, 5]
     assert packed.unread.tolist() == [3, 6, 10, 11]
     assert len(Packed(pack(rows, PAD), HERE, 256).ids_T) == 256
