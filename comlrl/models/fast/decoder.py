@@ -312,18 +312,20 @@ class FastDecoder:
         down, up = kept[product, names]
         low = x @ down
         if len(names) > 1:  # a row's own adapter's part; few products of all, not many of parts
-            low.view(len(x), len(names), -1).mul_(self._owners(routes, x)[:, :, None])
+            low.mul_(self._owners(routes, low, kept))
         return y.addmm_(low, up)
 
-    def _owners(self, routes: Routes, x: Tensor) -> Tensor:
-        """1 where a row (first) goes through an adapter (second), else 0."""
-        assert self._kept is not None
-        if self._kept.get("routes") is not routes:
-            owners = x.new_zeros(len(x), len(routes))
+    def _owners(self, routes: Routes, low: Tensor, kept: dict[Any, Any]) -> Tensor:
+        """1 where a row goes through the adapter of a column, else 0."""
+        if kept.get("routes") is not routes:
+            kept |= {"routes": routes, "owners": {}}
+        width = low.shape[1]
+        if width not in kept["owners"]:
+            owners = low.new_zeros(len(low), len(routes), width // len(routes))
             for index, (_, rows) in enumerate(routes):
                 owners[rows, index] = 1
-            self._kept |= {"routes": routes, "owners": owners}
-        return self._kept["owners"]
+            kept["owners"][width] = owners.flatten(1)
+        return kept["owners"][width]
 
 
 def fast_decoder(

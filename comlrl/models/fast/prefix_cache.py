@@ -65,6 +65,7 @@ class SharedPrefixCache:
             index = torch.searchsorted(torch.unique_consecutive(self.prompt_of_R), prompts)
             self.prefix = [(k[index], v[index]) for k, v in self.prefix]
             self.padding_PL = self.padding_PL[index]
+        self.bias_PL: torch.Tensor | None = None
         self.prompt_of_R = prompt_of_R
         first = counts.cumsum(0) - counts
         rank = torch.arange(len(prompt_of_R), device=prompt_of_R.device) - first[group]
@@ -86,6 +87,13 @@ class SharedPrefixCache:
         keys[:, :, self.step] = key[:, :, 0]
         values[:, :, self.step] = value[:, :, 0]
         return keys[:, :, : self.step + 1], values[:, :, : self.step + 1]
+
+    def bias(self, dtype: torch.dtype) -> torch.Tensor:
+        """What is added to scores of prompts, (P, L): −∞ in padding."""
+        if self.bias_PL is None:
+            zeros = torch.zeros(self.padding_PL.shape, dtype=dtype, device=self.padding_PL.device)
+            self.bias_PL = zeros.masked_fill_(self.padding_PL, -torch.inf)
+        return self.bias_PL
 
     def get_seq_length(self, *_: Any) -> int:
         return 0 if self.prefilling else self.padding_PL.shape[1] + self.step
@@ -150,7 +158,7 @@ def step_attention(
     query = query * scaling
     prefix_key, prefix_value = cache.prefix[layer]
     to_prefix = cache.spread(query) @ prefix_key.transpose(-1, -2)
-    to_prefix = to_prefix.masked_fill_(cache.padding_PL[:, None, None, :], float("-inf"))
+    to_prefix += cache.bias(to_prefix.dtype)[:, None, None, :]
     to_own = query @ key.transpose(-1, -2)
     scores = torch.cat([cache.gather(to_prefix, count), to_own], dim=-1)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
