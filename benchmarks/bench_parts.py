@@ -28,7 +28,7 @@ import torch
 from comlrl.loop.interrupts import Signals
 from comlrl.loop.resume import prepare
 from loggers.tables import table
-from trainers.launch import assembly, command_line
+from trainers.launch import assembly, command_line, memory
 from trainers.magrpo import MAGRPOTrainer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,6 +69,7 @@ def start(overrides: list[str], fast: bool, folder: str, steps: int) -> tuple[An
     )
     config, _ = command_line.resolve("magrpo", arguments)
     assembly.deterministic()
+    memory.keep_freed()
     train, _ = assembly.load_both_splits(config)
     run = assembly.assemble(prepare(config, False, False), Signals(), train, [], resume=False)
     if not fast:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import os
 import signal
 import sys
@@ -21,7 +20,7 @@ from comlrl.loop.interrupts import Interrupted, Signals
 from comlrl.loop.run_directory import check_free
 from comlrl.types import Trainer
 from trainers.configs import SECTIONS
-from trainers.launch import engine, initial
+from trainers.launch import engine, initial, memory
 from trainers.launch.assembly import (
     Run,
     assemble,
@@ -158,7 +157,7 @@ def execute(
             if not is_user_error(error):
                 raise
             return _refuse(error, getattr(error, "exit_code", 2))
-        gc.freeze()  # what is loaded stays: to walk it all would stop a step for a third of a second
+        memory.keep_loaded()
         try:
             trainer.train()
             _finish(run)
@@ -251,6 +250,7 @@ def _open(
     check_devices(start.config)
     sharding.check(start.config, start.config.section.fits_reward_model)
     deterministic()
+    memory.keep_freed()
     found = None if start.checkpoint is None else checkpoint.read(start.checkpoint)
     tasks = distributed.from_main(lambda: load_both_splits(start.config))
     run = assemble(start, signals, *tasks, resume=found is not None)
