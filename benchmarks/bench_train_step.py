@@ -4,15 +4,15 @@
     python benchmarks/bench_train_step.py --rounds 0 --learning [--patience 8]
 
 Every number comes from a process of its own; contenders alternate, and a table gives medians with
-the span over rounds. "Same work" is: the same start weights, tasks, G, prompts, temperature 1 and
-at most 64 new tokens; one optimizer update for 32 tasks, no KL. The learning rate is 1e-5 for all:
-every update is computed and no policy moves, so that all go on writing completions of one mean
-length, which the table shows. What is compared is sampled tokens a second over whole steps, the
-first of each run, with its one-time costs, left out. Each is run in float32 and in bfloat16: the
-peer's weights (and nothing more exact beside them), TRL's autocast, our weights, with masters in
-float32 where they are trained (``torch_dtype: auto`` takes what the machine is faster in). The peer
-runs in ``.venv-peer`` (made here if missing) with its published kind of reward, in-process; ours
-scores in its sandbox.
+the span over rounds; ratios are of rates of one round. "Same work" is: the same start weights,
+tasks, G, prompts, temperature 1 and at most 64 new tokens; one optimizer update for 32 tasks, no
+KL. The learning rate is 1e-5 for all: every update is computed and no policy moves, so that all go
+on writing completions of one mean length, which the table shows. What is compared is sampled
+tokens a second over whole steps, the first of each run, with its one-time costs, left out. Each is
+run in float32 and in bfloat16: the peer's weights (and nothing more exact beside them), TRL's
+autocast, our weights, with masters in float32 where they are trained (``torch_dtype: auto`` takes
+what the machine is faster in). The peer runs in ``.venv-peer`` (made here if missing) with its
+published kind of reward, in-process; ours scores in its sandbox.
 ``--learning`` measures the time to a mean training reward of 3.0; the peer is given up after
 ``--patience`` times our time.
 """
@@ -247,23 +247,32 @@ def rates(arguments: argparse.Namespace) -> None:
         name: {key: statistics.median(run[key] for run in runs) for key in runs[0]}
         for name, runs in found.items()
     }
-    base = {  # the faster of the other's two
-        agents: max(
-            medians[name]["tokens"] for name in contenders if name.startswith(other + agents)
-        )
-        for other, agents in (("peer, ", "2 agents"), ("TRL GRPO, ", "1 agent"))
-    }
+    ratios = ratios_of({name: [run["tokens"] for run in runs] for name, runs in found.items()})
     print(
-        "| contender | tokens/s (span) | to the faster of the other's two | "
+        "| contender | tokens/s (span) | to the other's faster form, in a round (span) | "
         "tokens a completion | joint actions/s | peak memory, MB |\n|---|---|---|---|---|---|"
     )
     for name, median in medians.items():
         span = sorted(run["tokens"] for run in found[name])
+        times = sorted(ratios[name])
         print(
             f"| {name} | {median['tokens']:.0f} ({span[0]:.0f}–{span[-1]:.0f}) | "
-            f"{median['tokens'] / base[name.split(', ')[1]]:.1f}× | {median['length']:.1f} | "
-            f"{median['joint']:.1f} | {median['memory']:.0f} |"
+            f"{statistics.median(times):.1f}× ({times[0]:.1f}–{times[-1]:.1f}) | "
+            f"{median['length']:.1f} | {median['joint']:.1f} | {median['memory']:.0f} |"
         )
+
+
+def ratios_of(rates: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Each contender's rate in each round to that of the other's two, in that round, whose median
+    is higher: machines drift more between rounds than within one."""
+    others = {"2 agents": "peer, ", "1 agent": "TRL GRPO, "}
+    found = {}
+    for name, own in rates.items():
+        agents = name.split(", ")[1]
+        two = [runs for each, runs in rates.items() if each.startswith(others[agents] + agents)]
+        other = max(two, key=statistics.median)
+        found[name] = [mine / theirs for mine, theirs in zip(own, other, strict=True)]
+    return found
 
 
 if __name__ == "__main__":
