@@ -162,15 +162,15 @@ class ByFastDecoder:
 
     def _attend_step(self, layer: int, qkv_UHW: Tensor) -> Tensor:
         heads, kv = self.fast.heads, self.fast.kv_heads
-        merged = self.one_of_U is not None
-        qkv_RHW = qkv_UHW.index_select(0, self.same_R) if merged else qkv_UHW
+        one_of_U = self.one_of_U
+        qkv_RHW = qkv_UHW if one_of_U is None else qkv_UHW.index_select(0, self.same_R)
         rows, _, width = qkv_RHW.shape
         query, key, value = wide(qkv_RHW)[:, :, None].split((heads, kv, kv), 1)
         key, value = self.cache.update(key, value, layer)
         query = query.reshape(rows, kv, heads // kv, width)
         out = prefix_cache.step_attention(self.cache, layer, query, key, value, self.fast.scaling)
         out = out.reshape(rows, heads * width)
-        out = out if self.one_of_U is None else out.index_select(0, self.one_of_U)
+        out = out if one_of_U is None else out.index_select(0, one_of_U)
         return out.to(qkv_UHW.dtype)
 
 

@@ -239,7 +239,7 @@ class _Batch:
                 self.outcomes.append(())
         return bool(self.pending)
 
-    def tests(self, index: int) -> list[str]:
+    def tests(self, index: int) -> tuple[str, ...]:
         job = self.jobs[index]
         return _sources(job.test, job.entry_point)
 
@@ -263,8 +263,8 @@ class _Batch:
 
 
 @functools.lru_cache(maxsize=1024)
-def _sources(test: str, entry_point: str) -> list[str]:
-    return [statement.source for statement in split_check(test, entry_point).tests]
+def _sources(test: str, entry_point: str) -> tuple[str, ...]:
+    return tuple(statement.source for statement in split_check(test, entry_point).tests)
 
 
 _warned = False

@@ -1,4 +1,4 @@
-"""What the process does with memory that it has freed."""
+"""Memory that a run has freed, and what it has loaded: both are kept."""
 
 from __future__ import annotations
 
