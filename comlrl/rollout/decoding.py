@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -106,18 +105,13 @@ class ByFastDecoder:
         batch = Packed(pack(rows, pad_id=0), lengths_P.device, self.fast.step)
         prompt_of_P = torch.arange(len(prompts), device=lengths_P.device)
         prompt_of_T = _filled(prompt_of_P.repeat_interleave(lengths_P), len(batch.ids_T))
-        last_W = _filled(lengths_P.cumsum(0) - 1, rounded(len(prompts), ROWS_STEP))
+        last_W = _filled(batch.ends_P, rounded(len(prompts), ROWS_STEP)).to(lengths_P.device)
         last_routes = routes(self.adapters, _filled(prompt_of_P, len(last_W)))
-
-        def attend(layer: int, qkv_THW: Tensor) -> Tensor:
-            fast = self.fast
-            keep = partial(self.cache.update, layer=layer)
-            return batch.attention(qkv_THW, fast.heads, fast.kv_heads, fast.scaling, keep)
-
+        last = batch.read(batch.ends_P, len(last_W))
         hidden_WD = self.fast.hidden(
             batch.ids_T,
             (self.cos[batch.positions_T], self.sin[batch.positions_T]),
-            attend,
+            self.fast.attention(batch, last, self.cache.update),
             routes(self.adapters, prompt_of_T),
             last_W,
             last_routes,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,10 +20,19 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from comlrl.models.fast.lora_routing import Router
-from comlrl.models.fast.packed_attention import Packed, Shown, rounded, shape_step, show
+from comlrl.models.fast.packed_attention import (
+    Packed,
+    Questions,
+    Shown,
+    rounded,
+    shape_step,
+    show,
+)
 from comlrl.models.fast.prefix_cache import full_attention
 
-Attend = Callable[[int, Tensor], Tensor]  # (layer, (T, heads + 2 kv, width)) → (T, heads · width)
+# (layer, (T, heads + 2 kv, width)) → (T, heads · width); in the last layer (W, …) where some are
+# wanted.
+Attend = Callable[[int, Tensor], Tensor]
 Routes = Sequence[tuple[str | None, slice]]  # blocks of tokens and whose adapter they go through
 
 FAMILIES = ("qwen2", "qwen3", "llama")
@@ -87,10 +97,11 @@ class Rotate(torch.autograd.Function):
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
     """``sin`` is negative in the first half, so that rolling is turning by a right angle."""
-    out = x.clone()
-    turned = out[:, :heads]
-    part = x[:, :heads]
-    turned.mul_(cos).addcmul_(part.roll(part.shape[-1] // 2, -1), sin)
+    out = torch.empty_like(x)
+    part, turned = x[:, :heads], out[:, :heads]
+    torch.mul(part, cos, out=turned)
+    turned.addcmul_(part.roll(part.shape[-1] // 2, -1), sin)
+    out[:, heads:] = x[:, heads:]
     return out
 
 
@@ -224,7 +235,7 @@ class FastDecoder:
         wanted_routes: Routes | None = None,
     ) -> Tensor:
         """Last hidden states, (T, D); or (W, D), those of the tokens at the places ``wanted_W``:
-        behind the last layer's attention the others are not computed. ``wanted_routes``: theirs,
+        from the last layer's attention on the others are not computed. ``wanted_routes``: theirs,
         where not all tokens go one way."""
         cos, sin = cos_sin
         x = self.embedding(ids_T)
@@ -235,7 +246,7 @@ class FastDecoder:
             y = Rotate.apply(y, cos, sin, self.heads + self.kv_heads)
             y = attend(index, y)
             if wanted_W is not None and index == len(self.layers) - 1:
-                x, y = x.index_select(0, wanted_W), y.index_select(0, wanted_W)
+                x = x.index_select(0, wanted_W)
                 routes = routes if wanted_routes is None else wanted_routes
             x = x + self._product(out, y, routes)
             y = RMSNorm.apply(x, behind.weight, behind.variance_epsilon)
@@ -252,18 +263,30 @@ class FastDecoder:
         """Last hidden states of a packed batch under the adapter that acts, (T, D); or (A, D),
         those of the tokens ``wanted_A``, which is on the CPU and may name one several times."""
 
-        def attend(layer: int, qkv_THW: Tensor) -> Tensor:
-            return batch.attention(qkv_THW, self.heads, self.kv_heads, self.scaling)
-
         rotations, acting = self.rotations(batch.positions_T), self.acting()
         if wanted_A is None:
+            attend = self.attention(batch, batch.everyone)
             return self.hidden(batch.ids_T, rotations, attend, acting)
         wanted_W, of_A = wanted_A.unique(return_inverse=True)
         count = len(wanted_W)
         rows_W = F.pad(wanted_W, (0, rounded(count, self.step) - count))  # token 0, once more
+        attend = self.attention(batch, batch.read(wanted_W, len(rows_W)))
         device = batch.ids_T.device
         hidden_WD = self.hidden(batch.ids_T, rotations, attend, acting, rows_W.to(device))
         return show(hidden_WD, Shown.of(of_A, len(rows_W)).to(device))
+
+    def attention(
+        self, batch: Packed, last: Questions, keep: Callable[..., object] | None = None
+    ) -> Attend:
+        """Among packed rows; ``last``: what the last layer is asked; ``keep``: handed each layer's
+        keys and values of prompts."""
+
+        def attend(layer: int, qkv_THW: Tensor) -> Tensor:
+            asked = last if layer == len(self.layers) - 1 else batch.everyone
+            kept = None if keep is None else partial(keep, layer=layer)
+            return batch.attention(qkv_THW, self.heads, self.kv_heads, self.scaling, asked, kept)
+
+        return attend
 
     def rotations(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """(cos, signed sin), (T, 1, width), as ``hidden`` takes them."""
@@ -293,7 +316,7 @@ class FastDecoder:
         y = product.base(x)
         ((name, _),) = routes  # gradients are of one agent at a time
         adapter = None if name is None else product.adapter(name, x.dtype)
-        return y if adapter is None else torch.addmm(y, x @ adapter[0], adapter[1])
+        return y if adapter is None else y.addmm_(x @ adapter[0], adapter[1])
 
     def _sampled(self, product: Product, x: Tensor, routes: Routes, kept: dict[Any, Any]) -> Tensor:
         """Through each agent's own W + s B A where that is exact and small; else W x + B A x."""

@@ -8,7 +8,7 @@ first is attended causally, the second with the keys of its prompts in front of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,59 +72,112 @@ def show(x: Tensor, shown: Shown) -> Tensor:
     return Show.apply(x, shown.rows, shown.places, shown.starts)
 
 
-class Flatten(torch.autograd.Function):
-    """The way back: (slots, …) → (T, …), each token's first slot; zeros for tokens without one."""
+class Answers(torch.autograd.Function):
+    """(places, W) → (rows, W), each row from one place; zeros for the last, which have none."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        token_of_slot: Tensor,
-        slot_of_token: Tensor,
-        unread: Tensor,
-        tokens: int,
+        ctx: Any, x: Tensor, place_of_row: Tensor, row_of_place: Tensor, unread: Tensor, rows: int
     ) -> Tensor:
-        ctx.save_for_backward(token_of_slot, unread)
-        out = x.new_empty(tokens, *x.shape[1:])
-        torch.index_select(x, 0, slot_of_token, out=out[: len(slot_of_token)])
-        out[len(slot_of_token) :] = 0
+        ctx.save_for_backward(row_of_place, unread)
+        out = x.new_empty(rows, x.shape[1])
+        torch.index_select(x, 0, place_of_row, out=out[: len(place_of_row)])
+        out[len(place_of_row) :] = 0
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None, None, None]:
-        token_of_slot, unread = ctx.saved_tensors
-        grad = grads[0].index_select(0, token_of_slot)
+        row_of_place, unread = ctx.saved_tensors
+        grad = grads[0].index_select(0, row_of_place)
         return grad.index_fill_(0, unread, 0), None, None, None, None
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Completions of like length; K: L keys of the prompt, C of its own."""
+    """C queries of each of S texts to K keys: which tokens they are, and which are no padding."""
 
-    prompt_of_S: Tensor
-    seen: Seen
+    query_SC: Tensor
+    asks_SC: Tensor
+    key_SK: Tensor
+    known_SK: Tensor
 
     @classmethod
-    def of(cls, prompt_of_S: Tensor, lengths_P: Tensor, width: int) -> Grid:
-        seen_SL = (torch.arange(int(lengths_P.max())) < lengths_P[:, None])[prompt_of_S]
-        causal_CC = torch.ones(width, width, dtype=torch.bool).tril()
-        before = seen_SL[:, None, :].expand(-1, width, -1)
-        own = causal_CC.expand(len(prompt_of_S), -1, -1)
-        return cls(prompt_of_S, Seen(torch.cat([before, own], -1)[:, None]))
+    def causal(cls, token_SL: Tensor, real_SL: Tensor) -> Grid:
+        return cls(token_SL, real_SL, token_SL, real_SL)
 
-    def to(self, device: torch.device) -> Grid:
-        return Grid(self.prompt_of_S.to(device), self.seen.to(device))
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return *self.query_SC.shape, self.key_SK.shape[1]
+
+    def seen(self) -> Seen | None:
+        """The keys up to oneself; the last ones are the queries' own. None: all are."""
+        if self.query_SC is self.key_SK:  # padding is behind all that asks
+            return None
+        _, C, K = self.shape
+        upto_CK = torch.ones(C, K, dtype=torch.bool).tril(K - C)
+        return Seen((upto_CK & self.known_SK[:, None])[:, None])
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """Some grids, and which tokens' answers are read."""
+
+    shapes: list[tuple[int, int, int]]
+    seen: list[Seen | None]
+    queries: Shown
+    keys: Shown
+    place_of_row: Tensor
+    row_of_place: Tensor
+    unread: Tensor
+    rows: int
+
+    @classmethod
+    def of(cls, grids: Sequence[Grid], tokens: int, read: Tensor, rows: int) -> Questions:
+        """``read``: tokens, which all stand in a grid; ``rows``: so many and some zeros."""
+        token_of_place = torch.cat([grid.query_SC.flatten() for grid in grids])
+        silent = torch.cat([~grid.asks_SC.flatten() for grid in grids])
+        queries = Shown.of(token_of_place, tokens, silent)
+        key = torch.cat([grid.key_SK.flatten() for grid in grids])
+        empty = torch.cat([~grid.known_SK.flatten() for grid in grids])
+        place_of_row = queries.places[queries.starts[read]]
+        row_of_place = torch.zeros_like(token_of_place)
+        row_of_place[place_of_row] = torch.arange(len(read))
+        unread = torch.ones_like(silent)
+        unread[place_of_row] = False
+        return cls(
+            [grid.shape for grid in grids],
+            [grid.seen() for grid in grids],
+            queries,
+            Shown.of(key, tokens, empty),
+            place_of_row,
+            row_of_place,
+            unread.nonzero()[:, 0],
+            rows,
+        )
+
+    def to(self, device: torch.device) -> Questions:
+        return Questions(
+            self.shapes,
+            [None if seen is None else seen.to(device) for seen in self.seen],
+            self.queries.to(device),
+            self.keys.to(device),
+            self.place_of_row.to(device),
+            self.row_of_place.to(device),
+            self.unread.to(device),
+            self.rows,
+        )
 
 
 class Packed:
-    """A batch's distinct tokens, flat, and where each stands in the grids of prompts and
-    completions: a token that siblings share once, in as many slots as they are.
+    """A batch's distinct tokens, flat, and the grids in which prompts and completions attend: a
+    token that siblings share once, at as many places as they are.
 
     T: tokens. P, L: prompts and the longest's tokens. A: actions, copies too.
     """
 
     def __init__(self, batch: TokenBatch, device: torch.device, step: int) -> None:
         """``step``: T is rounded up to a multiple of it, with tokens that nobody sees."""
+        self.device = device
         trie = Trie.of(batch)
         real = batch.segment_RL >= 0
         tokens_T = torch.zeros(2, rounded(trie.count, step), dtype=torch.long)
@@ -139,26 +192,33 @@ class Packed:
         self.targets_A = batch.token_ids_RL[row_A, column_A].to(device)
 
         lengths_P = (batch.segment_RL == 0).sum(1)
-        starts = lengths_P.cumsum(0) - lengths_P
+        starts_P = lengths_P.cumsum(0) - lengths_P
         column = torch.arange(int(lengths_P.max()))
-        self.shape_PL = len(lengths_P), len(column)
-        padding = [column >= lengths_P[:, None]]
-        slots = [(starts[:, None] + column).masked_fill(padding[0], 0)]
-        self.grids = []
+        real_PL = column < lengths_P[:, None]
+        token_PL = (starts_P[:, None] + column).where(real_PL, 0)
+        self.prompts = Grid.causal(token_PL, real_PL)
+        self.ends_P = starts_P + lengths_P - 1
+        self.completions = []
         for S in _alike(trie.lengths_S, len(column)):
             width = int(trie.lengths_S[S].max())
-            self.grids.append(Grid.of(trie.row_S[S], lengths_P, width).to(device))
-            slots.append(trie.path_SC[S, :width])
-            padding.append(torch.arange(width) >= trie.lengths_S[S, None])
-        token_of_slot = torch.cat([part.flatten() for part in slots])
-        empty = torch.cat([part.flatten() for part in padding])
-        shown = Shown.of(token_of_slot, len(self.ids_T), empty)
-        slot_of_token = shown.places[shown.starts[: trie.count]]
-        unread = torch.ones(len(token_of_slot), dtype=torch.bool)
-        unread[slot_of_token] = False
-        self.shown = shown.to(device)
-        self.slot_of_token = slot_of_token.to(device)
-        self.unread = unread.nonzero()[:, 0].to(device)
+            own_SC, real_SC = trie.path_SC[S, :width], torch.arange(width) < trie.lengths_S[S, None]
+            of_S = trie.row_S[S]
+            keys_SK = torch.cat([token_PL[of_S], own_SC], 1)
+            known_SK = torch.cat([real_PL[of_S], real_SC], 1)
+            self.completions.append(Grid(own_SC, real_SC, keys_SK, known_SK))
+        grids = [self.prompts, *self.completions]
+        everyone = Questions.of(grids, len(self.ids_T), torch.arange(trie.count), len(self.ids_T))
+        self.everyone = everyone.to(device)
+
+    def read(self, wanted_W: Tensor, rows: int) -> Questions:
+        """Of a layer behind which only these tokens, which are on the CPU, go on."""
+        prompts = self.prompts
+        of_prompts = wanted_W[wanted_W < int(prompts.known_SK.sum())]
+        if torch.isin(of_prompts, self.ends_P).all():
+            ends = self.ends_P[:, None]
+            prompts = Grid(ends, torch.ones_like(ends).bool(), prompts.key_SK, prompts.known_SK)
+        grids = [prompts, *self.completions]
+        return Questions.of(grids, len(self.ids_T), wanted_W, rows).to(self.device)
 
     def attention(
         self,
@@ -166,33 +226,32 @@ class Packed:
         heads: int,
         kv_heads: int,
         scaling: float,
-        keep: Callable[[Tensor, Tensor], object] = lambda key, value: None,
+        asked: Questions,
+        keep: Callable[[Tensor, Tensor], object] | None = None,
     ) -> Tensor:
-        """(T, heads + 2 kv_heads, width) → (T, heads · width).
+        """(T, heads + 2 kv_heads, width) → (rows, heads · width).
 
         ``keep`` is handed the prompts' keys and values, (P, kv_heads, L, width) each.
         """
         width = qkv_THW.shape[-1]
-        slots = show(qkv_THW.flatten(1), self.shown)
-        P, L = self.shape_PL
-        split = (heads, kv_heads, kv_heads)
-        prompts = slots[: P * L].view(P, L, -1, width).transpose(1, 2)
-        query, key, value = prompts.split(split, 1)
-        keep(wide(key), wide(value))
-        out = attend(query, key, value, None, scaling)
-        outs = [out.transpose(1, 2).reshape(P * L, heads * width)]
-        end = P * L
-        for grid in self.grids:
-            S, _, C, _ = grid.seen.mask.shape
-            start, end = end, end + S * C
-            own = slots[start:end].view(S, C, -1, width).transpose(1, 2)
-            before = prompts[:, heads:].index_select(0, grid.prompt_of_S)
-            key, value = torch.cat([before, own[:, heads:]], 2).split(kv_heads, 1)
-            out = attend(own[:, :heads], key, value, grid.seen, scaling)
+        query_THW, keys_THW = qkv_THW.split((heads, 2 * kv_heads), 1)
+        queries = show(query_THW.flatten(1), asked.queries)
+        keys = show(keys_THW.flatten(1), asked.keys)
+        queries_of = queries.split([S * C for S, C, _ in asked.shapes])
+        keys_of = keys.split([S * K for S, _, K in asked.shapes])
+        outs: list[Tensor] = []
+        for (S, C, K), seen, own, known in zip(
+            asked.shapes, asked.seen, queries_of, keys_of, strict=True
+        ):
+            query = own.view(S, C, heads, width).transpose(1, 2)
+            key, value = known.view(S, K, 2 * kv_heads, width).transpose(1, 2).split(kv_heads, 1)
+            if not outs and keep is not None:
+                keep(wide(key), wide(value))
+            out = attend(query, key, value, seen, scaling)
             outs.append(out.transpose(1, 2).reshape(S * C, heads * width))
-        flat = torch.cat(outs)
-        tokens = len(qkv_THW)
-        return Flatten.apply(flat, self.shown.rows, self.slot_of_token, self.unread, tokens)
+        return Answers.apply(
+            torch.cat(outs), asked.place_of_row, asked.row_of_place, asked.unread, asked.rows
+        )
 
 
 def _alike(lengths_S: Tensor, before: int) -> list[Tensor]:
