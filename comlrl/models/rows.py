@@ -16,8 +16,9 @@ from comlrl.types import Kept, Row, TokenBatch
 
 
 def computed(row: Row) -> int:
-    """Tokens of a row through the fast decoder: siblings' common beginnings once."""
-    said = sorted(set(row.completions))  # each has most in common with the one before it
+    """Tokens of a row through the fast decoder: siblings' common beginnings once, and no
+    completion's last one, in whose state nothing is chosen."""
+    said = sorted({ids[:-1] for ids in row.completions})  # each has most in common with the last
     common = sum(in_common(*pair) for pair in itertools.pairwise(said))
     return len(row.prompt_ids) + sum(map(len, said)) - common
 

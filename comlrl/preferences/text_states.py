@@ -22,7 +22,7 @@ SHARED = 0.25  # of a text, at least: what texts in one row have in common
 
 def last_states(fast: FastDecoder, rows: Sequence[Row], pad_id: int, device: object) -> Tensor:
     """(texts, D), in the order of the rows' completions; padding is read nowhere."""
-    batch = Packed(pack(rows, pad_id), torch.device(str(device)), fast.step)
+    batch = Packed(pack(rows, pad_id), torch.device(str(device)), fast.step, last_tokens=True)
     lengths = torch.tensor([len(ids) for row in rows for ids in row.completions])
     return fast.packed(batch, batch.token_A[lengths.cumsum(0) - 1])
 

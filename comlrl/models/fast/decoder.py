@@ -182,11 +182,13 @@ class Product:
         down, up = [], []
         for layer, linear in zip(mine, self.linears, strict=True):
             if layer is None:
-                up.append(linear.weight.new_zeros(linear.out_features, 0))
+                up.append(linear.weight.new_zeros(linear.out_features, 0, dtype=dtype))
                 continue
-            down.append(layer.lora_A[name].weight)
-            up.append(layer.lora_B[name].weight * layer.scaling[name])
-        return torch.cat(down).to(dtype).t(), torch.block_diag(*up).to(dtype).t()
+            down.append(layer.lora_A[name].weight.to(dtype))
+            up.append((layer.lora_B[name].weight * layer.scaling[name]).to(dtype))
+        if len(mine) == 1:
+            return down[0].t(), up[0].t()
+        return torch.cat(down).t(), torch.block_diag(*up).t()
 
 
 class FastDecoder:

@@ -175,11 +175,14 @@ class Packed:
     T: tokens. P, L: prompts and the longest's tokens. A: actions, copies too.
     """
 
-    def __init__(self, batch: TokenBatch, device: torch.device, step: int) -> None:
-        """``step``: T is rounded up to a multiple of it, with tokens that nobody sees."""
+    def __init__(
+        self, batch: TokenBatch, device: torch.device, step: int, last_tokens: bool = False
+    ) -> None:
+        """``step``: T is rounded up to a multiple of it, with tokens that nobody sees;
+        ``last_tokens``: those of completions are read too, in whose states nothing is chosen."""
         self.device = device
-        trie = Trie.of(batch)
-        real = batch.segment_RL >= 0
+        trie = Trie.of(batch, last_tokens)
+        real = trie.token_RL >= 0
         tokens_T = torch.zeros(2, rounded(trie.count, step), dtype=torch.long)
         tokens_T[:, trie.token_RL[real]] = torch.stack(
             [batch.token_ids_RL[real], batch.positions_RL[real]]
@@ -187,7 +190,7 @@ class Packed:
         self.ids_T, self.positions_T = tokens_T.to(device)
         row_A, column_A = batch.action_mask_RL.nonzero(as_tuple=True)
         previous_A = batch.previous_RL[row_A, column_A]
-        self.token_A = trie.token_RL[row_A, column_A]  # what was chosen; on the CPU
+        self.token_A = trie.token_RL[row_A, column_A]  # what was chosen, or −1; on the CPU
         self.chooser_A = trie.token_RL[row_A, previous_A]  # in whose state; on the CPU
         self.targets_A = batch.token_ids_RL[row_A, column_A].to(device)
 

@@ -1,7 +1,8 @@
-"""What is computed of packed rows: siblings' common beginnings once.
+"""What is computed of packed rows: siblings' common beginnings once, and what nobody reads not.
 
 A token's hidden state depends on its prompt and on what stands before it, so the completions of a
-row are a tree below their prompt's last token. Trained policies often say the same.
+row are a tree below their prompt's last token. Trained policies often say the same. In the state of
+a completion's last token nothing is chosen.
 """
 
 from __future__ import annotations
@@ -20,20 +21,24 @@ class Trie:
     """The distinct tokens of packed rows: all prompts' in the rows' order, then the others.
 
     S: completions that are neither a copy nor a beginning of a sibling, which hold all the tokens;
-    C: the longest's.
+    C: the longest's. A completion's last token is one of them where it is asked for, or stands in a
+    sibling's middle.
     """
 
     count: int
-    token_RL: Tensor  # which one stands at a place; 0 in padding
+    token_RL: Tensor  # which one stands at a place; −1 in padding, and where none is computed
     path_SC: Tensor  # those of a completion; 0 behind its end
     lengths_S: Tensor
     row_S: Tensor
 
     @classmethod
-    def of(cls, batch: TokenBatch) -> Trie:
+    def of(cls, batch: TokenBatch, last_tokens: bool) -> Trie:
         """Completions in lexicographic order: what one has in common with any before it, it has
         with the one just before it."""
-        row_S, ids_SC, own_SC = _completions(batch)
+        spoken_RL = batch.segment_RL > 0
+        if not last_tokens:
+            spoken_RL &= F.pad(batch.segment_RL[:, 1:], (0, 1), value=-1) == batch.segment_RL
+        row_S, ids_SC, own_SC = _completions(batch, spoken_RL)
         keys, number = torch.cat([row_S[:, None], ids_SC], 1), torch.zeros(0, dtype=torch.long)
         if len(keys):
             keys, number = keys.unique(dim=0, return_inverse=True)
@@ -45,9 +50,9 @@ class Trie:
         prompts = int(in_prompt_RL.sum())
         first = (new_SC.flatten().cumsum(0) - 1 + prompts).view_as(new_SC)
         token_SC = first.where(new_SC, 0).cummax(0).values.where(said_SC, 0)
-        token_RL = torch.zeros_like(batch.segment_RL)
+        token_RL = torch.full_like(batch.segment_RL, -1)
         token_RL[in_prompt_RL] = torch.arange(prompts)
-        token_RL[batch.segment_RL > 0] = token_SC[number][own_SC]
+        token_RL[spoken_RL] = token_SC[number][own_SC]
 
         lengths_S = said_SC.sum(1)
         whole = F.pad(same.sum(1), (0, 1))[: len(keys)] < lengths_S  # the next does not go on
@@ -55,11 +60,11 @@ class Trie:
         return cls(count, token_RL, token_SC[whole], lengths_S[whole], keys[whole, 0])
 
 
-def _completions(batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:
-    """Each one's row, (S,), and its tokens, (S, C), −1 behind its end; and where these are."""
+def _completions(batch: TokenBatch, spoken_RL: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of what is spoken, each one's row, (S,), and its tokens, (S, C), −1 behind its end; and where
+    these are."""
     segment_RL = batch.segment_RL
     of_row = segment_RL + (int(segment_RL.max()) + 1) * torch.arange(len(segment_RL))[:, None]
-    spoken_RL = segment_RL > 0
     rows_RL = torch.arange(len(segment_RL))[:, None].expand_as(segment_RL)
     _, counts = of_row[spoken_RL].unique_consecutive(return_counts=True)
     row_S = rows_RL[spoken_RL][counts.cumsum(0) - counts]
