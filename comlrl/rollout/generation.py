@@ -91,7 +91,7 @@ class Generator:
         ordered = iter(results[i] for i in range(len(flat)))
         return [[next(ordered) for _ in requests] for requests in requests_N]
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _complete(
         self, owned: Sequence[tuple[int, Request]], sampling: Sampling, shared: bool
     ) -> list[tuple[Completion, ...]]:
