@@ -21,7 +21,7 @@ from comlrl.update.lanes import lanes, side_by_side
 S = TypeVar("S")
 Loss = Callable[[TokenBatch], tuple[torch.Tensor, Sums]]
 
-MICRO_BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}  # more do not make a token cheaper
+MICRO_BATCH_TOKENS = {"cpu": 3072, "cuda": 8192}  # more make a token hardly cheaper
 SMALLEST_SHARE = 256  # tokens; fewer are not worth a thread
 ACTIVATION_BYTES = {"cpu": 256 << 20, "cuda": 8 << 30}  # of one micro-batch, before the head
 
@@ -29,16 +29,16 @@ ACTIVATION_BYTES = {"cpu": 256 << 20, "cuda": 8 << 30}  # of one micro-batch, be
 def micro_batches(
     agent: Agent, rows: Sequence[Row], max_tokens: int | None = None, concurrent: bool = False
 ) -> Iterator[TokenBatch]:
-    """Packed batches of what the device takes at once; the same rows give the same batches.
+    """Packed batches of like size, at most what the device takes at once; the same rows give the
+    same batches.
 
     Where memory has run out before, the agent's batches stay as small as they then became.
     ``concurrent``: like shares for each of the CPU's cores.
     """
     budget = max_tokens or _budget(agent)
     shared = agent.fast is not None and agent.fast.learning
-    if concurrent and lanes(agent.device) > 1:
-        sizes = [computed(row) if shared else row.length for row in rows]
-        budget = min(budget, _share(sizes, budget, lanes(agent.device)))
+    sizes = [computed(row) if shared else row.length for row in rows]
+    budget = min(budget, _share(sizes, budget, lanes(agent.device) if concurrent else 1))
     fitting = split_rows(rows, budget, shared) if packable(agent) else unpacked(rows)
     for group in row_groups(fitting, budget, shared):
         yield pack(group, agent.tokenizer.pad_token_id)
