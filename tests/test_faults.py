@@ -17,6 +17,7 @@ from comlrl.builtin import COOPMINI
 from comlrl.config.sections import AgentModelConfig, ConfigError
 from comlrl.loop.alarm import CollapseAlarm
 from comlrl.models.agent import Agent
+from comlrl.models.fast.trie import Trie
 from comlrl.models.loading import build_team, load_model
 from comlrl.models.logprobs import action_logprobs
 from comlrl.processes.statistics import Sums
@@ -200,7 +201,7 @@ ROWS = [
     Row(tiny_models.prompt("def f(x):"), tuple(map(tiny_models.prompt, texts)), weights, indices)
     for texts, weights, indices in [
         (("abc", "de", "fghij"), (0.5, -1.0, 0.25), (0, 1, 2)),
-        (("k", "lmnopqrstuvwxyz"), (1.0, -0.5), (0, 2)),
+        (("kk", "lmnopqrstuvwxyz"), (1.0, -0.5), (0, 2)),
     ]
 ]
 
@@ -218,7 +219,8 @@ def loss_of(agent: Agent, batch: TokenBatch) -> torch.Tensor:
 def test_out_of_memory_halves_the_micro_batch(
     error: type[Exception], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Memory for 24 tokens, and a row of 9 + 1 + 15 = 25: rows are split, nothing is lost."""
+    """Memory for 23 tokens, and a row of 9 + 1 + 14 = 24 that are computed: rows are split, nothing
+    is lost."""
     team = tiny_models.team()
     with team.acting(0) as agent:
         accumulate(agent, ROWS, lambda batch: (loss_of(agent, batch), Sums()), Sums())
@@ -228,20 +230,21 @@ def test_out_of_memory_halves_the_micro_batch(
 
         def scarce(batch: TokenBatch) -> tuple[torch.Tensor, Sums]:
             value = loss_of(agent, batch)
-            if batch.token_ids_RL.numel() > 24:
+            size = Trie.of(batch, last_tokens=False).count
+            if size > 23:
                 value.backward()  # an error in the middle leaves gradients behind
                 raise error("[enforce fail] can't allocate memory: you tried to allocate 1 bytes")
-            told.append(batch.token_ids_RL.numel())
-            return value, Sums(tokens=told[-1])
+            told.append(size)
+            return value, Sums(tokens=size)
 
         told, sums = list[int](), Sums()
         accumulate(agent, ROWS, scarce, sums, max_tokens=100)
-        # 2 rows of 25 → 1 row of 25 → its completions apart, the longest 9 + 15 = 24.
+        # 2 rows → 1 row of 24 → its completions apart, the longest 9 + 14 = 23.
         halved = re.findall(r"micro-batches have (\d+) tokens", capsys.readouterr().out)
-        assert halved == ["50", "25", "24"]
-        assert agent.micro_batch_tokens == 24
-        # 9 + 3 + 2 + 5 = 19, 9 + 1 = 10 and 24: no two fit together; none of what failed is told
-        assert sorted(told[-3:]) == [10, 19, 24] and sums.of["tokens"] == 53
+        assert halved == ["50", "25", "23"]
+        assert agent.micro_batch_tokens == 23
+        # 9 + 2 + 1 + 4 = 16, 9 + 1 = 10 and 23: no two fit together; none of what failed is told
+        assert sorted(told[-3:]) == [10, 16, 23] and sums.of["tokens"] == 49
         for one, other in zip(whole, gradients(agent), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
@@ -276,7 +279,7 @@ def test_a_number_that_is_none_stops_with_its_batch(tmp_path: Path, kind: str) -
         told = explanation(raised.value, 3, tmp_path)
         assert told.startswith("agent 1, training step 3") and str(tmp_path) in told
         saved = load_file(str(tmp_path / "non_finite_batch.safetensors"))
-        assert saved["token_ids_RL"].shape == (2, 25) == saved["action_mask_RL"].shape
+        assert saved["token_ids_RL"].shape == (2, 26) == saved["action_mask_RL"].shape
         for one, other in zip(before, agent.parameters(), strict=True):
             assert torch.equal(one, other)
 

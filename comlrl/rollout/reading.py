@@ -67,9 +67,12 @@ class Reader:
         """Raises PromptTooLongError where nothing more can be left out: first the oldest turns
         go, then the ends of what the agents before it wrote, as far as needed."""
 
+        ids: tuple[int, ...] = ()  # of the prompt that was tried last
+
         def fits(prompt: Sequence[Message]) -> bool:
-            whole = (*self.prompts.opening, *prompt)
-            return self.sampler.fits(self.sampler.encode(agent, whole), sampling)
+            nonlocal ids
+            ids = self.sampler.encode(agent, (*self.prompts.opening, *prompt))
+            return self.sampler.fits(ids, sampling)
 
         whole = written = tuple(clean(text) for text in texts(state.written))
         limit = max(map(len, whole), default=0)
@@ -83,8 +86,7 @@ class Reader:
                 limit //= 2
                 written = tuple(_cut(text, limit) for text in whole)
                 continue
-            prompt = (*self.prompts.opening, *prompt)
-            return Reading(prompt, self.sampler.encode(agent, prompt), dropped, shown)
+            return Reading((*self.prompts.opening, *prompt), ids, dropped, shown)
 
     def _shown(self, state: State, agent: int, written: Sequence[str]) -> str:
         if not written:

@@ -36,12 +36,22 @@ def micro_batches(
     ``concurrent``: like shares for each of the CPU's cores.
     """
     budget = max_tokens or _budget(agent)
-    shared = agent.fast is not None and agent.fast.learning
-    sizes = [computed(row) if shared else row.length for row in rows]
-    budget = min(budget, _share(sizes, budget, lanes(agent.device) if concurrent else 1))
+    shared = _shared(agent)
+    count = lanes(agent.device) if concurrent else 1
+    budget = min(budget, _share(_sizes(agent, rows), budget, count))
     fitting = split_rows(rows, budget, shared) if packable(agent) else unpacked(rows)
     for group in row_groups(fitting, budget, shared):
         yield pack(group, agent.tokenizer.pad_token_id)
+
+
+def _shared(agent: Agent) -> bool:
+    """Whether updates compute what siblings have in common once."""
+    return agent.fast is not None and agent.fast.learning
+
+
+def _sizes(agent: Agent, rows: Sequence[Row]) -> list[int]:
+    """Tokens of each row, as the agent's memory counts them."""
+    return [computed(row) if _shared(agent) else row.length for row in rows]
 
 
 def _budget(agent: Agent) -> int:
@@ -93,7 +103,6 @@ def accumulate(
     """
     trained = list(agent.parameters() if parameters is None else parameters)
     kept = [None if p.grad is None else p.grad.clone() for p in trained]
-    smallest = max((length for row in rows for length in _lengths(row)), default=0)
     budget = max_tokens or _budget(agent)
     while True:
         batches = list(micro_batches(agent, rows, budget, concurrent))
@@ -113,6 +122,7 @@ def accumulate(
                 raise
         if any(map(sharding.is_split, trained)):
             raise MemoryError("out of memory in the update; start more processes")
+        smallest = max(_sizes(agent, unpacked(rows)))
         if budget <= smallest:
             raise MemoryError(
                 f"out of memory in the update, with one completion of {smallest} tokens at a "
@@ -230,7 +240,3 @@ def _check_gradient(norm: torch.Tensor, batch: TokenBatch) -> None:
 def _out_of_memory(error: Exception) -> bool:
     known = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return known or "can't allocate memory" in str(error)  # how torch says it on the CPU
-
-
-def _lengths(row: Row) -> list[int]:
-    return [len(row.prompt_ids) + len(ids) for ids in row.completions]

@@ -1,8 +1,9 @@
 """Independent pieces of work side by side on the CPU's cores.
 
-A thread for each piece with one intra-op thread each: small models spend their time in many small
-operations, which two OpenMP threads hardly speed up and, on a busy machine, slow down many times
-over. On a GPU pieces run one after the other.
+A thread for each piece, and to each an equal share of the intra-op threads, which it may spend on
+pieces of its own: small models spend their time in many small operations, which two OpenMP threads
+hardly speed up and, on a busy machine, slow down many times over. On a GPU pieces run one after the
+other.
 """
 
 from __future__ import annotations
@@ -24,12 +25,21 @@ def lanes(device: torch.device) -> int:
 def side_by_side(
     jobs: Sequence[Callable[[], T]], device: torch.device, allowed: bool = True
 ) -> list[T]:
-    """Results of the jobs, in order. A job's error is raised when all have ended.
+    """Results of the jobs, in order. A job's error is raised when those beside it have ended.
 
-    ``allowed`` false: one after the other, as they share what only one can use.
+    As many at once as there are cores; what is then left over shares all of them. ``allowed``
+    false: one after the other, as they share what only one can use.
     """
-    workers = min(lanes(device), len(jobs)) if allowed else 1
+    cores = lanes(device) if allowed else 1
+    left_over = len(jobs) % cores
+    full = len(jobs) - left_over
+    return _at_once(jobs[:full], cores, 1) + _at_once(
+        jobs[full:], left_over, cores // max(1, left_over)
+    )
+
+
+def _at_once(jobs: Sequence[Callable[[], T]], workers: int, threads: int) -> list[T]:
     if workers < 2:
         return [job() for job in jobs]
-    with ThreadPoolExecutor(workers, initializer=lambda: torch.set_num_threads(1)) as pool:
+    with ThreadPoolExecutor(workers, initializer=lambda: torch.set_num_threads(threads)) as pool:
         return [future.result() for future in [pool.submit(job) for job in jobs]]

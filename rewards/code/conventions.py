@@ -48,7 +48,7 @@ def expected_convention(source: str, entry_point: str, stages: str | None = None
     a collection that it takes over from aux as it is was to be filtered, mapped, or both.
     """
     function = _function(source, entry_point)
-    if function is None:
+    if function is None or not _calls_aux(function):
         return None
     for loop in [node for node in ast.walk(function) if isinstance(node, _LOOPS)]:
         if any(_calls_aux(test) for generator in loop.generators for test in generator.ifs):
@@ -62,10 +62,8 @@ def expected_convention(source: str, entry_point: str, stages: str | None = None
     result = _returned(function)
     if result is not None and _is_aux_call(result):
         return "map" if stages == "filter_map" else "reduce"
-    if _calls_aux(function):
-        own = {"filter_reduce": "filter", "map_reduce": "map", "map_then_reduce": "map"}
-        return own.get(stages or "", "filter_map")
-    return None
+    own = {"filter_reduce": "filter", "map_reduce": "map", "map_then_reduce": "map"}
+    return own.get(stages or "", "filter_map")
 
 
 def _function(source: str, name: str) -> ast.FunctionDef | None:

@@ -46,7 +46,9 @@ def main_use(main: Function, helpers: Sequence[str], support: Sequence[Function]
 
     ``support``: other functions of main's text, which may bind a name of the module too.
     """
-    if main.node is None or not helpers:
+    if main.node is None or not any(
+        isinstance(node, ast.Name) and node.id in helpers for node in ast.walk(main.node)
+    ):
         return MainUse()
     names = Names(main.node)
     bound = names.module_bound.union(

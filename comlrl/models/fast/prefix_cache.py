@@ -113,7 +113,7 @@ class SharedPrefixCache:
         prompts, heads, _, width = grid.shape
         grid = grid.view(prompts, heads, self.siblings, count, width).transpose(1, 2)
         rows = grid.reshape(prompts * self.siblings, heads, count, width)
-        return rows if self.full_grid else rows[self.slot_R]
+        return rows if self.full_grid else rows.index_select(0, self.slot_R)
 
 
 def attention(

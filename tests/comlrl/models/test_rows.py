@@ -97,8 +97,9 @@ def test_splitting_loses_and_doubles_nothing():
 
 def test_common_beginnings_are_computed_once():
     assert computed(Row((1, 2, 3), (), (), ())) == 3
-    # 3 of the prompt; 4 5 6, and 7 behind 4 5, and 8; 4 5 is a beginning and 4 5 6 a copy.
-    said = ((4, 5, 6), (4, 5), (4, 5, 7), (8,), (4, 5, 6))
+    # 3 of the prompt; 4 5 6, and 7 behind 4 5, and 8; 4 5 is a beginning and 4 5 6 a copy. Behind
+    # the last tokens, 9 here, nothing is chosen.
+    said = ((4, 5, 6, 9), (4, 5, 9), (4, 5, 7, 9), (8, 9), (4, 5, 6, 9))
     row = Row((1, 2, 3), said, (1.0,) * 5, tuple(range(5)))
     assert computed(row) == 3 + 3 + 1 + 1
     # Up to 7 tokens: 3 + 3, with 4 5 still, with 7 behind 4 5 just so; with 8 they would be 8.
@@ -106,9 +107,9 @@ def test_common_beginnings_are_computed_once():
     assert [part.completions for part in parts] == [said[:3], said[3:]]
     assert [computed(part) for part in parts] == [7, 3 + 1 + 3]
     assert split_rows([row], 8, shared=True) == [row]
-    for limit, sizes in ((15, [1, 1]), (16, [2])):  # 8 each, while 3 + 12 are packed
+    for limit, sizes in ((15, [1, 1]), (16, [2])):  # 8 each, while 3 + 17 are packed
         assert list(map(len, row_groups([row, row], limit, shared=True))) == sizes
-    for limit, sizes in ((29, [1, 1]), (30, [2])):
+    for limit, sizes in ((39, [1, 1]), (40, [2])):
         assert list(map(len, row_groups([row, row], limit))) == sizes
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from comlrl.models.fast import packed_attention
-from comlrl.models.fast.packed_attention import Packed, Shown, show
+from comlrl.models.fast.packed_attention import Answers, Grid, Packed, Questions, Shown, show
 from comlrl.models.fast.trie import Trie
 from comlrl.models.logprobs import action_logprobs
 from comlrl.models.rows import computed, pack, unpacked
@@ -53,41 +53,98 @@ def numbered(rows: list[Row]) -> list[Row]:
     return out
 
 
+# p :   a b c .   a b   a b d   |   q   a b   a b      (as letters)
+BY_HAND = [row("p:", "abc.", "ab", "abd"), row("q", "ab", "ab")]
+
+
+def ids(letters: str) -> list[int]:
+    return [EOS if c == "." else prompt(c)[0] for c in letters]
+
+
 def test_tokens_by_hand():
-    #  p :   a b c .   a b   a b d   |   q   a b      (as letters; 2 + 4 + 1 and 1 + 2 tokens)
-    rows = [row("p:", "abc.", "ab", "abd"), row("q", "ab", "ab")]
-    trie = Trie.of(pack(rows, PAD))
+    #  2 + 4 + 1 tokens and 1 + 2
+    trie = Trie.of(pack(BY_HAND, PAD), last_tokens=True)
     # Prompts 0, 1 and 2; a, b, c, "." are 3 to 6 and d is 7; below the other prompt 8 and 9.
-    assert trie.count == 2 + (4 + 1) + 1 + 2 == sum(map(computed, rows)) == 10
+    assert trie.count == 2 + (4 + 1) + 1 + 2 == 10
     assert trie.token_RL.tolist() == [
         [0, 1, 3, 4, 5, 6, 3, 4, 3, 4, 7],
-        [2, 8, 9, 8, 9, 0, 0, 0, 0, 0, 0],
+        [2, 8, 9, 8, 9, *[-1] * 6],
     ]
     assert trie.path_SC.tolist() == [[3, 4, 5, 6], [3, 4, 7, 0], [8, 9, 0, 0]]
     assert trie.lengths_S.tolist() == [4, 3, 2]
     assert trie.row_S.tolist() == [0, 0, 1]
-    packed = Packed(pack(rows, PAD), HERE, 1)
-    letters = "p:qabc.dab"
-    ids = [EOS if c == "." else prompt(c)[0] for c in letters]
-    assert packed.ids_T.tolist() == ids
+    packed = Packed(pack(BY_HAND, PAD), HERE, 1, last_tokens=True)
+    assert packed.ids_T.tolist() == ids("p:qabc.dab")
     assert packed.positions_T.tolist() == [0, 1, 0, 2, 3, 4, 5, 4, 1, 2]
     # First tokens are chosen by the prompts' last ones.
     assert packed.chooser_A.tolist() == [1, 3, 4, 5, 1, 3, 1, 3, 4, 2, 8, 2, 8]
     assert packed.token_A.tolist() == [3, 4, 5, 6, 3, 4, 3, 4, 7, 8, 9, 8, 9]
     # Queries × keys behind 2 of the prompt: 3 · 4 · 6 = 72 in one grid; 2 · 3 · 5 + 24 = 54 in two.
-    # Slots 0 to 3: prompts, one padded; 4 to 9: 8 9 –, 3 4 7; 10 to 13: 3 4 5 6, of which 3 and 4
+    # Places 0 to 3: prompts, one padded; 4 to 9: 8 9 –, 3 4 7; 10 to 13: 3 4 5 6, of which 3 and 4
     # have been.
-    assert [tuple(grid.seen.mask.shape) for grid in packed.grids] == [(2, 1, 3, 5), (1, 1, 4, 6)]
-    assert packed.slot_of_token.tolist() == [0, 1, 2, 7, 8, 12, 13, 9, 4, 5]
-    assert packed.unread.tolist() == [3, 6, 10, 11]
-    assert len(Packed(pack(rows, PAD), HERE, 256).ids_T) == 256
+    everyone = packed.everyone
+    assert everyone.shapes == [(2, 2, 2), (2, 3, 5), (1, 4, 6)]
+    assert everyone.place_of_row.tolist() == [0, 1, 2, 7, 8, 12, 13, 9, 4, 5]
+    assert everyone.unread.tolist() == [3, 6, 10, 11]
+    assert len(Packed(pack(BY_HAND, PAD), HERE, 256).ids_T) == 256
+
+
+def test_last_tokens_are_not_computed_where_nobody_goes_on():
+    #  2 tokens and a b c, of which "a" and "ab" are beginnings; 1 and a
+    trie = Trie.of(pack(BY_HAND, PAD), last_tokens=False)
+    assert trie.count == 2 + 3 + 1 + 1 == sum(map(computed, BY_HAND))
+    assert trie.token_RL.tolist() == [
+        [0, 1, 3, 4, 5, -1, 3, -1, 3, 4, -1],
+        [2, 6, -1, 6, *[-1] * 7],
+    ]
+    assert trie.path_SC.tolist() == [[3, 4, 5], [6, 0, 0]]
+    packed = Packed(pack(BY_HAND, PAD), HERE, 1)
+    assert packed.ids_T.tolist() == ids("p:qabca")
+    assert packed.chooser_A.tolist() == [1, 3, 4, 5, 1, 3, 1, 3, 4, 2, 6, 2, 6]
+    assert packed.targets_A.tolist() == ids("abc.ababdabab")  # all are chosen still
+    alone = pack([row("p:", ".", "a")], PAD)  # of one token: the prompt chooses, that is all
+    assert Trie.of(alone, last_tokens=False).count == 2
+    assert Packed(alone, HERE, 1).chooser_A.tolist() == [1, 1]
+
+
+def test_the_last_layer_is_asked_what_is_read():
+    packed = Packed(pack(BY_HAND, PAD), HERE, 1)
+    assert packed.everyone.shapes == [(2, 2, 2), (1, 1, 3), (1, 3, 5)]
+    # Of prompts the last tokens, 1 and 2, at places 0 and 1; 6 at place 2; 3 4 5 behind it.
+    read = packed.read(torch.tensor([1, 2, 3, 5, 6]), 8)
+    assert read.shapes == [(2, 1, 2), (1, 1, 3), (1, 3, 5)]
+    assert read.place_of_row.tolist() == [0, 1, 3, 5, 2]
+    assert read.unread.tolist() == [4]
+    assert read.rows == 8
+    # A token inside a prompt: all of it is asked.
+    assert packed.read(torch.tensor([0]), 1).shapes[0] == (2, 2, 2)
+
+
+def test_who_sees_whom_in_a_grid():
+    # A prompt of one token, where others have two, and two of its own.
+    token_SK, known_SK = torch.tensor([[0, 0, 1, 2]]), torch.tensor([[True, False, True, True]])
+    grid = Grid(token_SK[:, 2:], known_SK[:, 2:], token_SK, known_SK)
+    assert grid.seen().mask.long().tolist() == [[[[1, 0, 1, 0], [1, 0, 1, 1]]]]
+    assert Grid.causal(token_SK, known_SK).seen() is None
+
+
+def test_answers_are_read_at_one_place_each():
+    # Token 1 stands at places 0 and 2, 0 at place 1; place 3 is padding; token 2 stands nowhere.
+    token_SC, real_SC = torch.tensor([[1, 0], [1, 0]]), torch.tensor([[True, True], [True, False]])
+    asked = Questions.of([Grid.causal(token_SC, real_SC)], 3, torch.tensor([0, 1]), 3)
+    at_places = torch.tensor([[1.0], [2.0], [4.0], [8.0]], requires_grad=True)
+    where = asked.place_of_row, asked.row_of_place, asked.unread, asked.rows
+    rows = Answers.apply(at_places, *where)
+    assert rows.tolist() == [[2.0], [1.0], [0.0]]
+    (rows * torch.tensor([[10.0], [100.0], [1000.0]])).sum().backward()
+    assert at_places.grad.tolist() == [[100.0], [10.0], [0.0], [0.0]]
 
 
 def test_prompts_alone_stay_in_their_order():
     rows = [row("p:"), row("longer:"), row("q")]
     packed = Packed(pack(rows, PAD), HERE, 1)
     assert packed.ids_T.tolist() == [*prompt("p:"), *prompt("longer:"), *prompt("q")]
-    assert packed.grids == []
+    assert packed.completions == []
 
 
 def test_a_token_shown_twice_has_both_gradients():
@@ -154,8 +211,8 @@ def test_random_tries():
             said = ["".join(draw.choices("ab.", k=draw.randint(1, 7))) for _ in range(5)]
             start = "".join(draw.choices("ab", k=draw.randint(1, 5)))
             rows.append(row(start, *said[: draw.randint(1, 5)]))
-        trie = Trie.of(pack(rows, PAD))
-        beginnings = [{c[:n] for c in r.completions for n in range(1, 1 + len(c))} for r in rows]
+        trie = Trie.of(pack(rows, PAD), last_tokens=False)
+        beginnings = [{c[:n] for c in r.completions for n in range(1, len(c))} for r in rows]
         assert trie.count == sum(map(computed, rows))
         assert trie.count == sum(
             len(r.prompt_ids) + len(b) for r, b in zip(rows, beginnings, strict=True)

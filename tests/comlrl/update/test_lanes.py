@@ -1,0 +1,63 @@
+"""Pieces of work side by side, and what each may spend."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from comlrl.update.lanes import lanes, side_by_side
+
+HERE = torch.device("cpu")
+
+
+@pytest.fixture
+def eight_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(8)
+    yield
+    torch.set_num_threads(before)
+
+
+def pieces_of_its_own() -> int:
+    """As many as there is room for, which must all run at once."""
+    meeting = threading.Barrier(lanes(HERE), timeout=60)
+
+    def piece() -> int:
+        meeting.wait()
+        return torch.get_num_threads()
+
+    return len(side_by_side([piece] * lanes(HERE), HERE))
+
+
+@pytest.mark.usefixtures("eight_threads")
+@pytest.mark.parametrize(
+    ("jobs", "each"), [(1, [8]), (2, [4] * 2), (3, [2] * 3), (8, [1] * 8), (11, [1] * 8 + [2] * 3)]
+)
+def test_jobs_share_the_cores(jobs, each):
+    assert side_by_side([pieces_of_its_own] * jobs, HERE) == each
+    assert torch.get_num_threads() == 8
+
+
+@pytest.mark.usefixtures("eight_threads")
+def test_one_after_the_other_where_only_one_can():
+    here = threading.get_ident()
+    assert side_by_side([threading.get_ident] * 3, HERE, allowed=False) == [here] * 3
+    assert side_by_side([lambda: lanes(HERE)] * 2, torch.device("cuda")) == [8, 8]
+
+
+@pytest.mark.usefixtures("eight_threads")
+def test_an_error_is_raised_when_all_have_ended():
+    ended = threading.Event()
+
+    def fails() -> None:
+        raise ValueError("the first")
+
+    def takes_longer() -> None:
+        threading.Event().wait(0.2)
+        ended.set()
+
+    with pytest.raises(ValueError, match="the first"):
+        side_by_side([fails, takes_longer], HERE)
+    assert ended.is_set()
