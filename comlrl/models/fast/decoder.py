@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from comlrl.models.fast.lora_routing import Router
+from comlrl.models.fast.operations import rms_norm, rotate, swiglu
 from comlrl.models.fast.packed_attention import (
     Packed,
     Questions,
@@ -42,30 +43,6 @@ STATIC_ROPES = ("default", "linear", "llama3", "yarn")  # others depend on what 
 MERGED_BYTES = 64 << 20
 
 
-class RMSNorm(torch.autograd.Function):
-    """y = w · x / rms(x) of (T, …, D), rounded where transformers rounds; w is (D,), or (…, D)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        wide = x.dtype if x.dtype == torch.float64 else torch.float32
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
-        scale = length.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-        ctx.save_for_backward(x, weight, scale)
-        return torch.mul(x, scale).to(x.dtype).mul_(weight)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor | None, None]:
-        x, weight, scale = ctx.saved_tensors
-        (grad,) = grads
-        for_weight = None
-        if ctx.needs_input_grad[1]:
-            for_weight = (grad * torch.mul(x, scale).to(x.dtype)).sum(0)
-        grad = grad * weight
-        # dx = s g − s³ x (g·x) / D
-        along = torch.linalg.vecdot(grad, x)[..., None] * scale**3 / -x.shape[-1]
-        return torch.mul(grad, scale).addcmul_(x, along).to(x.dtype), for_weight, None
-
-
 class HeadNorms:
     """One norm for the heads of all queries, and one for those of all keys, as one (Qwen3)."""
 
@@ -77,52 +54,7 @@ class HeadNorms:
         weight = torch.cat([norm.weight.expand(count, -1) for norm, count in self.norms])
         normed, values = qkv[:, : len(weight)], qkv[:, len(weight) :]
         eps = self.norms[0][0].variance_epsilon
-        return torch.cat([RMSNorm.apply(normed, weight, eps), values], 1)
-
-
-class Rotate(torch.autograd.Function):
-    """Rotary position embedding of the first ``heads`` heads of (T, all heads, width)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        ctx.heads = heads
-        return _rotated(x, cos, sin, heads)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None, None]:
-        cos, sin = ctx.saved_tensors
-        return _rotated(grads[0], cos, -sin, ctx.heads), None, None, None
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
-    """``sin`` is negative in the first half, so that rolling is turning by a right angle."""
-    out = torch.empty_like(x)
-    part, turned = x[:, :heads], out[:, :heads]
-    torch.mul(part, cos, out=turned)
-    turned.addcmul_(part.roll(part.shape[-1] // 2, -1), sin)
-    out[:, heads:] = x[:, heads:]
-    return out
-
-
-class SwiGLU(torch.autograd.Function):
-    """silu(gate) · up of (T, [gate, up]); recomputed in the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, both: Tensor) -> Tensor:
-        ctx.save_for_backward(both)
-        gate, up = both.chunk(2, -1)
-        return F.silu(gate).mul_(up)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Tensor:
-        (both,) = ctx.saved_tensors
-        gate, up = both.chunk(2, -1)
-        out = torch.empty_like(both)
-        for_gate, for_up = out.chunk(2, -1)
-        torch.mul(grads[0], F.silu(gate), out=for_up)
-        for_gate.copy_(torch.ops.aten.silu_backward(grads[0] * up, gate))
-        return out
+        return torch.cat([rms_norm(normed, weight, eps), values], 1)
 
 
 class Product:
@@ -242,19 +174,19 @@ class FastDecoder:
         cos, sin = cos_sin
         x = self.embedding(ids_T)
         for index, (before, head_norms, behind, qkv, out, gate_up, down) in enumerate(self.layers):
-            y = RMSNorm.apply(x, before.weight, before.variance_epsilon)
+            y = rms_norm(x, before.weight, before.variance_epsilon)
             y = self._product(qkv, y, routes).view(len(x), -1, self.width)
             y = y if head_norms is None else head_norms(y)
-            y = Rotate.apply(y, cos, sin, self.heads + self.kv_heads)
+            y = rotate(y, cos, sin, self.heads + self.kv_heads)
             y = attend(index, y)
             if wanted_W is not None and index == len(self.layers) - 1:
                 x = x.index_select(0, wanted_W)
                 routes = routes if wanted_routes is None else wanted_routes
             x = x + self._product(out, y, routes)
-            y = RMSNorm.apply(x, behind.weight, behind.variance_epsilon)
-            y = SwiGLU.apply(self._product(gate_up, y, routes))
+            y = rms_norm(x, behind.weight, behind.variance_epsilon)
+            y = swiglu(self._product(gate_up, y, routes))
             x = x + self._product(down, y, routes)
-        return RMSNorm.apply(x, self.norm.weight, self.norm.variance_epsilon)
+        return rms_norm(x, self.norm.weight, self.norm.variance_epsilon)
 
     @property
     def step(self) -> int:
