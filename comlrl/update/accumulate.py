@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from comlrl.models.agent import Agent
+from comlrl.models.fast.packed_attention import rounded
 from comlrl.models.logprobs import packable
 from comlrl.models.rows import computed, pack, row_groups, split_rows, unpacked
 from comlrl.processes import sharding
@@ -23,6 +24,7 @@ Loss = Callable[[TokenBatch], tuple[torch.Tensor, Sums]]
 
 MICRO_BATCH_TOKENS = {"cpu": 3072, "cuda": 8192}  # more make a token hardly cheaper
 SMALLEST_SHARE = 256  # tokens; fewer are not worth a thread
+SHARE_STEP = 64  # tokens by which a share grows
 ACTIVATION_BYTES = {"cpu": 256 << 20, "cuda": 8 << 30}  # of one micro-batch, before the head
 
 
@@ -36,12 +38,23 @@ def micro_batches(
     ``concurrent``: like shares for each of the CPU's cores.
     """
     budget = max_tokens or _budget(agent)
-    shared = _shared(agent)
-    count = lanes(agent.device) if concurrent else 1
-    budget = min(budget, _share(_sizes(agent, rows), budget, count))
-    fitting = split_rows(rows, budget, shared) if packable(agent) else unpacked(rows)
-    for group in row_groups(fitting, budget, shared):
+    total, cores = sum(_sizes(agent, rows)), lanes(agent.device) if concurrent else 1
+    fewest = cores * math.ceil(total / (budget * cores))
+    step = SHARE_STEP if agent.fast is None else max(SHARE_STEP, agent.fast.step)
+    share = max(SMALLEST_SHARE, rounded(math.ceil(total / max(1, fewest)), step))
+    groups = _groups(agent, rows, min(budget, share))
+    while len(groups) > fewest and share < budget:  # rows do not fill them
+        share += step
+        groups = _groups(agent, rows, min(budget, share))
+    for group in groups:
         yield pack(group, agent.tokenizer.pad_token_id)
+
+
+def _groups(agent: Agent, rows: Sequence[Row], most: int) -> list[list[Row]]:
+    """Rows that go together, with at most so many tokens, or one completion."""
+    shared = _shared(agent)
+    fitting = split_rows(rows, most, shared) if packable(agent) else unpacked(rows)
+    return list(row_groups(fitting, most, shared))
 
 
 def _shared(agent: Agent) -> bool:
@@ -60,15 +73,6 @@ def _budget(agent: Agent) -> int:
     kind = agent.device.type if agent.device.type in MICRO_BATCH_TOKENS else "cuda"
     fitting = ACTIVATION_BYTES[kind] // _activation_bytes(agent)
     return max(256, min(MICRO_BATCH_TOKENS[kind], fitting))
-
-
-def _share(sizes: Sequence[int], budget: int, count: int) -> int:
-    """Tokens of a batch, so that as many batches come out as ``count`` cores share evenly.
-    ``sizes``: of the rows."""
-    total = sum(sizes)
-    batches = count * math.ceil(total / (budget * count))
-    longest = max(sizes, default=0)  # groups end up to a row short
-    return max(SMALLEST_SHARE, math.ceil(total / max(1, batches)) + longest)
 
 
 def _activation_bytes(agent: Agent) -> int:
