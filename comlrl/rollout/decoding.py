@@ -130,7 +130,8 @@ class ByFastDecoder:
 
     def step(self, tokens_R: Tensor, going_R: Tensor) -> Tensor:
         positions_R, computed = self.cache.positions_R, self.routes
-        if self.merges:
+        self.one_of_U = None
+        if self.merges and len(tokens_R) > ROWS_STEP:
             self._merge(tokens_R, going_R)
         one_of_U = self.one_of_U
         if one_of_U is not None:
@@ -147,7 +148,6 @@ class ByFastDecoder:
         said_R = said_R.where(going_R, said_R[going_R][0])
         distinct_U, self.same_R = said_R.unique(return_inverse=True)
         count, rows = rounded(len(distinct_U), ROWS_STEP), len(said_R)
-        self.one_of_U = None
         if count < rows:
             row_R = torch.arange(rows).where(going_R, rows)
             first_U = torch.full_like(distinct_U, rows)
