@@ -23,28 +23,25 @@ S = TypeVar("S")
 Loss = Callable[[TokenBatch], tuple[torch.Tensor, Sums]]
 
 MICRO_BATCH_TOKENS = {"cpu": 3072, "cuda": 8192}  # more make a token hardly cheaper
-SMALLEST_SHARE = 256  # tokens; fewer are not worth a thread
-SHARE_STEP = 64  # tokens by which a share grows
+SHARE_STEP = 256  # tokens, of which shares are multiples; fewer are not worth a thread
 ACTIVATION_BYTES = {"cpu": 256 << 20, "cuda": 8 << 30}  # of one micro-batch, before the head
 
 
 def micro_batches(
     agent: Agent, rows: Sequence[Row], max_tokens: int | None = None, concurrent: bool = False
 ) -> Iterator[TokenBatch]:
-    """Packed batches of like size, at most what the device takes at once; the same rows give the
-    same batches.
+    """Packed batches of like size, as few as the device takes at once; ``concurrent``, about as
+    many as a multiple of the CPU's cores. The same rows give the same batches.
 
     Where memory has run out before, the agent's batches stay as small as they then became.
-    ``concurrent``: like shares for each of the CPU's cores.
     """
     budget = max_tokens or _budget(agent)
     total, cores = sum(_sizes(agent, rows)), lanes(agent.device) if concurrent else 1
     fewest = cores * math.ceil(total / (budget * cores))
-    step = SHARE_STEP if agent.fast is None else max(SHARE_STEP, agent.fast.step)
-    share = max(SMALLEST_SHARE, rounded(math.ceil(total / max(1, fewest)), step))
+    share = rounded(math.ceil(total / max(1, fewest)), SHARE_STEP)
     groups = _groups(agent, rows, min(budget, share))
     while len(groups) > fewest and share < budget:  # rows do not fill them
-        share += step
+        share += SHARE_STEP
         groups = _groups(agent, rows, min(budget, share))
     for group in groups:
         yield pack(group, agent.tokenizer.pad_token_id)

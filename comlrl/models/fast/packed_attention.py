@@ -2,8 +2,9 @@
 their prompt and themselves.
 
 A mask over a packed row of a prompt of p tokens and G completions of c has (p + G c)² entries, of
-which p² / 2 + G c (p + c / 2) are used. Here prompts and completions lie in two grids, and the
-first is attended causally, the second with the keys of its prompts in front of its own.
+which p² / 2 + G c (p + c / 2) are used. Here tokens are gathered into grids of queries and keys:
+prompts, attended causally, and completions, with their prompt's keys in front of their own. A token
+may stand at several places, its gradient is the sum over them, and its answer is read at one.
 """
 
 from __future__ import annotations

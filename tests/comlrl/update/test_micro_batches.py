@@ -1,0 +1,61 @@
+"""How an agent's rows become micro-batches."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from comlrl.models.rows import computed
+from comlrl.types import Row
+from comlrl.update import accumulate
+from comlrl.update.accumulate import micro_batches
+from tests.tiny_models import team
+
+
+def row(size: int, number: int) -> Row:
+    """Of so many computed tokens: a prompt of 10, and a completion whose last one is not."""
+    said = tuple(range(97, 97 + 26)) * (size // 26 + 1)
+    return Row((98,) * 10, (said[: size - 9],), (1.0,), (number,))
+
+
+def sizes(rows: list[Row], most: int, **how: bool) -> list[int]:
+    """Rows in each micro-batch."""
+    with team().acting(0) as agent:
+        return [len(batch.token_ids_RL) for batch in micro_batches(agent, rows, most, **how)]
+
+
+def test_batches_are_of_like_size():
+    rows = [row(100, n) for n in range(10)]
+    assert [computed(r) for r in rows] == [100] * 10
+    # 1,000 tokens in two of up to 900: not nine rows and one, but 500 each, up to 512.
+    assert sizes(rows, 900) == [5, 5]
+    assert sizes(rows, 1000) == [10]
+    # 1,500 in two of up to 1,400: of 768 each, two rows go into one, and three batches come out; of
+    # 1,024 three do.
+    assert sizes([row(300, n) for n in range(5)], 1400) == [3, 2]
+    assert sizes([row(500, n) for n in range(3)], 400) == [1, 1, 1]  # one completion at least
+    assert sizes([], 400) == []
+
+
+def test_concurrent_ones_are_as_many_as_cores_share_evenly(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(accumulate, "lanes", lambda device: 4)
+    rows = [row(100, n) for n in range(20)]
+    # 2,000 tokens for four cores, 500 each.
+    assert sizes(rows, 3000, concurrent=True) == [5, 5, 5, 5]
+    # 300 each at most: eight, of 256 each, would hold two rows; of 300 three.
+    assert sizes(rows, 300, concurrent=True) == [*[3] * 6, 2]
+
+
+def test_all_rows_and_never_more_than_fits():
+    draw = random.Random(3)
+    with team().acting(0) as agent:
+        for _ in range(30):
+            rows = [row(draw.randint(11, 200), n) for n in range(draw.randint(1, 30))]
+            most = draw.choice([200, 400, 1000])
+            found = list(micro_batches(agent, rows, most))
+            numbers = [n for batch in found for n in batch.completion_RL.unique().tolist()]
+            assert sorted(n for n in numbers if n >= 0) == list(range(len(rows)))
+            for batch in found:
+                own = {n for n in batch.completion_RL.unique().tolist() if n >= 0}
+                assert sum(computed(rows[n]) for n in own) <= most
