@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from comlrl.models.agent import Agent
-from comlrl.models.fast.packed_attention import rounded
+from comlrl.models.fast.packed_attention import SHAPE_STEP, rounded
 from comlrl.models.logprobs import packable
 from comlrl.models.rows import computed, pack, row_groups, split_rows, unpacked
 from comlrl.processes import sharding
@@ -23,7 +23,8 @@ S = TypeVar("S")
 Loss = Callable[[TokenBatch], tuple[torch.Tensor, Sums]]
 
 MICRO_BATCH_TOKENS = {"cpu": 3072, "cuda": 8192}  # more make a token hardly cheaper
-SHARE_STEP = 256  # tokens, of which shares are multiples; fewer are not worth a thread
+SHARE_STEP = SHAPE_STEP  # tokens, of which shares are multiples; fewer are not worth a thread
+LANES_BYTES = 2 << 30  # of the gradients that an agent's lanes sum, each its own
 ACTIVATION_BYTES = {"cpu": 256 << 20, "cuda": 8 << 30}  # of one micro-batch, before the head
 
 
@@ -107,7 +108,7 @@ def accumulate(
     budget = max_tokens or _budget(agent)
     while True:
         batches = list(micro_batches(agent, rows, budget, concurrent))
-        count = _lane_count(agent, batches, concurrent)
+        count = _lane_count(agent, batches, concurrent, trained)
         try:
             with agent.learning():
                 if count < 2:
@@ -201,8 +202,18 @@ def measure_all(
     _in_lanes(agent, batches, lane, _lane_count(agent, batches, concurrent))
 
 
-def _lane_count(agent: Agent, batches: Sequence[TokenBatch], concurrent: bool) -> int:
-    return min(lanes(agent.device), len(batches)) if concurrent else 1
+def _lane_count(
+    agent: Agent,
+    batches: Sequence[TokenBatch],
+    concurrent: bool,
+    trained: Sequence[torch.nn.Parameter] = (),
+) -> int:
+    """Lanes for the batches, of which each sums gradients of ``trained`` of its own."""
+    if not concurrent:
+        return 1
+    gradient = 4 * sum(parameter.numel() for parameter in trained)  # bytes, as sums are float32
+    affordable = LANES_BYTES // gradient if gradient else len(batches)
+    return max(1, min(lanes(agent.device), len(batches), affordable))
 
 
 def _in_lanes(

@@ -111,8 +111,9 @@ class Grid:
         return *self.query_SC.shape, self.key_SK.shape[1]
 
     def seen(self) -> Seen | None:
-        """The keys up to oneself; the last ones are the queries' own. None: all are."""
-        if self.query_SC is self.key_SK:  # padding is behind all that asks
+        """Keys up to oneself, of which the last are the queries' own. None: all are, and a text's
+        padding is behind what asks, so that ``attend`` needs no mask."""
+        if self.query_SC is self.key_SK:
             return None
         _, C, K = self.shape
         upto_CK = torch.ones(C, K, dtype=torch.bool).tril(K - C)
@@ -215,13 +216,13 @@ class Packed:
         self.everyone = everyone.to(device)
 
     def read(self, wanted_W: Tensor, rows: int) -> Questions:
-        """Of a layer behind which only these tokens, which are on the CPU, go on."""
-        prompts = self.prompts
-        of_prompts = wanted_W[wanted_W < int(prompts.known_SK.sum())]
-        if torch.isin(of_prompts, self.ends_P).all():
-            ends = self.ends_P[:, None]
-            prompts = Grid(ends, torch.ones_like(ends).bool(), prompts.key_SK, prompts.known_SK)
-        grids = [prompts, *self.completions]
+        """Of a layer behind which only these tokens, which are on the CPU, go on: of prompts the
+        last ones at most."""
+        key_PL, known_PL = self.prompts.key_SK, self.prompts.known_SK
+        of_prompts = wanted_W[wanted_W < known_PL.sum()]
+        assert torch.isin(of_prompts, self.ends_P).all(), "inside prompts nothing is read"
+        ends = self.ends_P[:, None]
+        grids = [Grid(ends, torch.ones_like(ends).bool(), key_PL, known_PL), *self.completions]
         return Questions.of(grids, len(self.ids_T), wanted_W, rows).to(self.device)
 
     def attention(

@@ -116,8 +116,8 @@ def test_the_last_layer_is_asked_what_is_read():
     assert read.place_of_row.tolist() == [0, 1, 3, 5, 2]
     assert read.unread.tolist() == [4]
     assert read.rows == 8
-    # A token inside a prompt: all of it is asked.
-    assert packed.read(torch.tensor([0]), 1).shapes[0] == (2, 2, 2)
+    with pytest.raises(AssertionError, match="inside prompts"):
+        packed.read(torch.tensor([0]), 1)
 
 
 def test_who_sees_whom_in_a_grid():

@@ -1,13 +1,17 @@
-"""How an agent's rows become micro-batches."""
+"""How an agent's rows become micro-batches, and how many of these run at once."""
 
 from __future__ import annotations
 
 import random
+import threading
 
 import pytest
+import torch
 
+from comlrl.models.logprobs import action_logprobs
 from comlrl.models.rows import computed
-from comlrl.types import Row
+from comlrl.processes.statistics import Sums
+from comlrl.types import Row, TokenBatch
 from comlrl.update import accumulate
 from comlrl.update.accumulate import micro_batches
 from tests.tiny_models import team
@@ -59,3 +63,29 @@ def test_all_rows_and_never_more_than_fits():
             for batch in found:
                 own = {n for n in batch.completion_RL.unique().tolist() if n >= 0}
                 assert sum(computed(rows[n]) for n in own) <= most
+
+
+def learned(rows: list[Row]) -> tuple[list[torch.Tensor], set[int]]:
+    """Gradients of concurrent micro-batches, and the threads that found them."""
+    threads = set()
+    with team().acting(0) as agent:
+
+        def loss(batch: TokenBatch) -> tuple[torch.Tensor, Sums]:
+            threads.add(threading.get_ident())
+            return action_logprobs(agent, batch, 1.0).logprob_A.sum(), Sums()
+
+        accumulate.accumulate(agent, rows, loss, Sums(), concurrent=True)
+        return [p.grad for p in agent.parameters()], threads
+
+
+def test_lanes_sum_gradients_of_their_own_as_far_as_memory_goes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    rows = [row(300, n) for n in range(4)]
+    two, threads = learned(rows)
+    assert threading.get_ident() not in threads
+    # Two sums of the gradient, 4 bytes a number, would be one byte too many.
+    monkeypatch.setattr(accumulate, "LANES_BYTES", 2 * 4 * sum(g.numel() for g in two) - 1)
+    one, threads = learned(rows)
+    assert threads == {threading.get_ident()}
+    for gradient, other in zip(one, two, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-6)
