@@ -5,14 +5,14 @@
 
 Every number comes from a process of its own; contenders alternate, and a table gives medians with
 the span over rounds; ratios are of rates of one round. "Same work" is: the same start weights,
-tasks, G, prompts, temperature 1 and at most 64 new tokens; one optimizer update for 32 tasks, no
-KL. The learning rate is 1e-5 for all: every update is computed and no policy moves, so that all go
-on writing completions of one mean length, which the table shows. What is compared is sampled
-tokens a second over whole steps, the first of each run, with its one-time costs, left out. Each is
-run in float32 and in bfloat16: the peer's weights (and nothing more exact beside them), TRL's
-autocast, our weights, with masters in float32 where they are trained (``torch_dtype: auto`` takes
-what the machine is faster in). The peer runs in ``.venv-peer`` (made here if missing) with its
-published kind of reward, in-process; ours scores in its sandbox.
+tasks (each once), G, prompts, temperature 1 and at most 64 new tokens; one optimizer update for 32
+tasks, no KL. The learning rate is 1e-5 for all: every update is computed and no policy moves, so
+that all go on writing completions of one mean length, which the table shows. What is compared is
+sampled tokens a second over whole steps, the first of each run, with its one-time costs, left out.
+Each is run in float32 and in bfloat16: the peer's weights (and nothing more exact beside them),
+TRL's autocast, our weights, with masters in float32 where they are trained (``torch_dtype: auto``
+takes what the machine is faster in). The peer runs in ``.venv-peer`` (made here if missing) with
+its published kind of reward, in-process; ours scores in its sandbox.
 ``--learning`` measures the time to a mean training reward of 3.0; the peer is given up after
 ``--patience`` times our time.
 """
@@ -79,7 +79,7 @@ def trained(
 def ours(arguments: argparse.Namespace, *overrides: str, algorithm: str = "magrpo") -> dict:
     agents = 1 if algorithm == "grpo" else 2
     steps, memory = trained(
-        arguments.tasks, BATCH, 2 * arguments.tasks // BATCH, *overrides, algorithm=algorithm
+        arguments.tasks, BATCH, arguments.tasks // BATCH, *overrides, algorithm=algorithm
     )
     seconds = sum(step["step_seconds"] for step in steps)
     tokens = sum(step["tokens"] for step in steps)
