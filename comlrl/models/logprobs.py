@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,11 @@ from comlrl.models.fast.prefix_cache import full_attention
 from comlrl.models.rows import attention_mask
 from comlrl.types import Kept, TokenBatch
 
-HEAD_CHUNK_BYTES = 256 << 20  # logits of one chunk; larger vocabularies are done in more chunks
+# Of logits in float32. Larger vocabularies go through the head in more chunks and, where it is
+# frozen, from logits to gradients in pieces: these are of memory that was just used, as to get
+# fresh one takes a CPU longer than what is computed.
+HEAD_CHUNK_BYTES = 256 << 20
+PIECE_BYTES = {"cpu": 10 << 20}  # elsewhere a chunk is one piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +101,13 @@ def _head(
     """
     step = 1 if agent.fast is None else agent.fast.step
 
-    def part(
-        hidden: torch.Tensor, targets: torch.Tensor, kept: Kept | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def logits_of(hidden: torch.Tensor) -> torch.Tensor:
         more = rounded(len(hidden), step) - len(hidden)
-        logits = agent.logits(F.pad(hidden, (0, 0, 0, more)))[: len(hidden)]
+        return agent.logits(F.pad(hidden, (0, 0, 0, more)))[: len(hidden)]
+
+    def chosen(
+        logits: torch.Tensor, targets: torch.Tensor, kept: Kept | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         logits = logits if logits.dtype == torch.float64 else logits.float()
         if temperature != 1:
             logits = logits / temperature
@@ -115,19 +121,34 @@ def _head(
         logprob = logits.gather(-1, targets[:, None])[:, 0] - normalizer
         return logprob, normalizer - (logits.softmax(-1) * logits).sum(-1)
 
+    def whole(
+        hidden: torch.Tensor, targets: torch.Tensor, kept: Kept | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return chosen(logits_of(hidden), targets, kept)
+
     head = agent.model.get_output_embeddings()
-    chunk = max(step, HEAD_CHUNK_BYTES // (4 * len(head.weight)) // step * step)
+    row = 4 * len(head.weight)  # bytes
+    chunk = max(step, HEAD_CHUNK_BYTES // row // step * step)
     if len(hidden_AD) <= chunk:
-        return part(hidden_AD, targets_A, kept)
-    hiddens, targets = hidden_AD.split(chunk), targets_A.split(chunk)
-    kepts = [None] * len(hiddens) if kept is None else split(kept, chunk)
-    chunks = zip(hiddens, targets, kepts, strict=True)
+        return whole(hidden_AD, targets_A, kept)
+    chunks = [(hidden_AD[own], *rest) for own, *rest in _parts(targets_A, kept, chunk)]
     if entropy or any(weight.requires_grad for weight in head.parameters()):
-        parts = [checkpoint(part, *own, use_reentrant=False) for own in chunks]
+        parts = [checkpoint(whole, *own, use_reentrant=False) for own in chunks]
         entropies = [e for _, e in parts if e is not None]
         logprob_A = torch.cat([said for said, _ in parts])
         return logprob_A, torch.cat(entropies) if entropy else None
-    return torch.cat([FrozenHead.apply(own[0], part, *own[1:]) for own in chunks]), None
+    piece = max(1, PIECE_BYTES.get(agent.device.type, HEAD_CHUNK_BYTES) // row)
+    return torch.cat([FrozenHead.apply(*own, logits_of, chosen, piece) for own in chunks]), None
+
+
+def _parts(
+    targets_A: torch.Tensor, kept: Kept | None, size: int
+) -> Iterator[tuple[slice, torch.Tensor, Kept | None]]:
+    """Places, targets and what truncation kept, of at most so many actions each."""
+    targets = targets_A.split(size)
+    kepts = [None] * len(targets) if kept is None else split(kept, size)
+    for number, (each, own) in enumerate(zip(targets, kepts, strict=True)):
+        yield slice(number * size, (number + 1) * size), each, own
 
 
 class FrozenHead(torch.autograd.Function):
@@ -141,23 +162,35 @@ class FrozenHead(torch.autograd.Function):
     def forward(
         ctx: Any,
         hidden_AD: torch.Tensor,
-        part: Callable[..., tuple[torch.Tensor, torch.Tensor | None]],
-        *more: Any,
+        targets_A: torch.Tensor,
+        kept: Kept | None,
+        logits_of: Callable[[torch.Tensor], torch.Tensor],
+        chosen: Callable[..., tuple[torch.Tensor, torch.Tensor | None]],
+        piece: int,
     ) -> torch.Tensor:
-        """``part``: hidden states, and ``more`` → (log π(a) of each row, …)."""
-        if not ctx.needs_input_grad[0]:
-            return part(hidden_AD, *more)[0]
-        with torch.enable_grad():
-            own_AD = hidden_AD.detach().requires_grad_()
-            logprob_A, _ = part(own_AD, *more)
-            (slope_AD,) = torch.autograd.grad(logprob_A.sum(), own_AD)
-        ctx.save_for_backward(slope_AD)
-        return logprob_A.detach()
+        """``chosen``: logits, targets and what was kept, of up to ``piece`` rows → (log π(a) of
+        each, …)."""
+        learns = ctx.needs_input_grad[0]
+        with torch.set_grad_enabled(learns):
+            own_AD = hidden_AD.detach().requires_grad_(learns)
+            logits_AV = logits_of(own_AD)
+        slope_AV = torch.empty_like(logits_AV) if learns else None
+        found = []
+        for own, *rest in _parts(targets_A, kept, piece):
+            with torch.set_grad_enabled(learns):
+                logits = logits_AV[own].detach().requires_grad_(learns)
+                logprob, _ = chosen(logits, *rest)
+            if slope_AV is not None:
+                (slope_AV[own],) = torch.autograd.grad(logprob, logits, torch.ones_like(logprob))
+            found.append(logprob.detach())
+        if slope_AV is not None:
+            ctx.save_for_backward(*torch.autograd.grad(logits_AV, own_AD, slope_AV))
+        return torch.cat(found)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[torch.Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Any) -> tuple[torch.Tensor | None, ...]:
         (slope_AD,) = ctx.saved_tensors
-        return slope_AD * grads[0][:, None].to(slope_AD), None, None, None
+        return slope_AD * grads[0][:, None].to(slope_AD), None, None, None, None, None
 
 
 def survivors(logits: torch.Tensor, targets: torch.Tensor, kept: Kept) -> torch.Tensor:

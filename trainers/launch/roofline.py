@@ -20,7 +20,7 @@ from typing import Any
 from comlrl.config.sections import Config, ConfigError, LoraSection
 from comlrl.preferences.pairs import tasks_at_once
 from trainers import configs
-from trainers.launch import dry_run
+from trainers.launch import dry_run, memory
 from trainers.launch.dry_run_checks import prompt_tokens
 from trainers.launch.growth import Level, growth, levels, scored
 
@@ -46,7 +46,7 @@ class Hardware:
     launch: float = 1e-5  # seconds of an operation, however small
     cards: float = 1
     workers: float = 16  # sandbox workers a card
-    rewards: float = 150  # joint actions that a worker scores in a second
+    rewards: float = 250  # joint actions that a worker scores in a second
     prompt: float = 0  # tokens of a first prompt; 0: those of the data, where it is at hand
     tokens: float = 0  # of a completion; 0: max_new_tokens
     word: float = 0  # bytes of a weight; 0: as configured
@@ -94,6 +94,7 @@ def measured(config: Config) -> Hardware:
 
     from comlrl.models.loading import dtype_of
 
+    memory.keep_freed()  # as a run does; else results of 128 KiB may be mapped anew each time
     dims = Dims.of(dry_run.models_of(config)[0])
     dtype = dtype_of(config.agent_model, "cpu")
     x, weight = torch.rand(2048, dims.width).to(dtype), torch.rand(dims.inner, dims.width).to(dtype)

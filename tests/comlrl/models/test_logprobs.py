@@ -130,6 +130,7 @@ def test_a_head_in_chunks_is_the_whole_head(rows, lora, entropy, monkeypatch):
 
     whole, whole_gradient = gradients()
     monkeypatch.setattr(logprobs, "HEAD_CHUNK_BYTES", 4 * 300 * 3)  # three actions at a time
+    monkeypatch.setitem(logprobs.PIECE_BYTES, "cpu", 4 * 300 * 2)  # in two pieces
     parts, parts_gradient = gradients()
     assert near(parts.logprob_A, whole.logprob_A)
     assert near(parts.entropy_A, whole.entropy_A) if entropy else parts.entropy_A is None
