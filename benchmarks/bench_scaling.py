@@ -1,6 +1,6 @@
 """Cost against G, N, T and tasks: seconds of a training step against the tokens it generates.
 
-    python benchmarks/bench_scaling.py [--steps 3] [--out docs/scaling_cost.png]
+    python benchmarks/bench_scaling.py [--steps 3] [--out outputs/scaling_cost.png]
 
 Each point is a run of the train script on the embedded default; the first step (warm-up) is left
 out and the median of the others taken. A cost linear in generated tokens is a straight line; the
@@ -63,7 +63,7 @@ def exponent(points: list[tuple[float, float]]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "scaling_cost.png")
+    parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "scaling_cost.png")
     arguments = parser.parse_args()
     import matplotlib
 
@@ -80,6 +80,7 @@ def main() -> None:
     axes.set(xlabel="generated tokens in a training step", ylabel="seconds of the step")
     axes.legend()
     figure.tight_layout()
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(arguments.out, dpi=120)
     print(f"\nplot: {arguments.out}")
 
