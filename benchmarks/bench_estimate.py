@@ -25,21 +25,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from bench_real_shape import make_endless
 from bench_train_step import ROOT, trained
 
+from comlrl.config.sections import Config
 from loggers.tables import table
 from trainers.launch import command_line, roofline
-from trainers.launch.dry_run_checks import prompt_tokens
 
 QUICKSTART = str(ROOT / "configs" / "magrpo_quickstart.yaml")
 
 
+def resolved(keys: list[str]) -> Config:
+    """The quickstart's configuration with these overrides."""
+    parsed = command_line.parse_arguments("magrpo", ["--config", QUICKSTART, "--override", *keys])
+    return command_line.resolve("magrpo", parsed)[0]
+
+
 def estimated(keys: list[str], length: float = 0) -> dict[str, float]:
     """Seconds of a step's parts; ``length``: of a completion, 0 for the longest."""
-    parsed = command_line.parse_arguments("magrpo", ["--config", QUICKSTART, "--override", *keys])
-    config, _ = command_line.resolve("magrpo", parsed)
-    on = roofline.hardware("cpu", config)
-    on = replace(on, prompt=prompt_tokens(config) or roofline.PROMPT, tokens=length)
-    dims = roofline.Dims.of(config.agent_model.name)
-    work = roofline.Work(config, config.section, dims, on, config.section.batch_size)
+    config = resolved(keys)
+    work = roofline.work_of(config, replace(roofline.hardware("cpu", config), tokens=length))
     rollout, update = work.generation() + work.reward(), work.update()
     return {"rollout": rollout, "update": update, "step": rollout + update}
 
@@ -73,12 +75,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="of the quickstart")
     parser.add_argument("--warm", type=int, default=5, help="that come before them")
     options = parser.parse_args()
-    quickstart = [
-        f"magrpo.{key}" for key in (
-            "num_generations=8", "batch_size=16", "max_new_tokens=48", "top_p=0.95",
-            "kl_coef=0.02", "learning_rate=3e-3",
-        )
-    ]  # fmt: skip
+    section = resolved([]).section
+    own = ("num_generations", "batch_size", "max_new_tokens", "top_p", "kl_coef", "learning_rate")
+    quickstart = [f"magrpo.{name}={getattr(section, name)}" for name in own]
     rows = compare("quickstart", options.steps, options.warm, quickstart)
     with tempfile.TemporaryDirectory() as folder:
         make_endless(Path(folder), 640, 12)

@@ -42,10 +42,7 @@ def work(model: str, agents: int, cards: int, options: argparse.Namespace) -> ro
     )
     config, _ = command_line.resolve("magrpo", parsed)
     on = roofline.hardware(f"{cards}x{options.hardware}", config)
-    on = replace(on, prompt=on.prompt or roofline.PROMPT)
-    return roofline.Work(
-        config, config.section, roofline.Dims.of(model), on, -(-options.tasks // cards)
-    )
+    return roofline.work_of(config, replace(on, prompt=on.prompt or roofline.PROMPT))
 
 
 def main() -> None:

@@ -105,7 +105,7 @@ def _head(
         more = rounded(len(hidden), step) - len(hidden)
         return agent.logits(F.pad(hidden, (0, 0, 0, more)))[: len(hidden)]
 
-    def chosen(
+    def logprobs_of(
         logits: torch.Tensor, targets: torch.Tensor, kept: Kept | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -124,7 +124,7 @@ def _head(
     def whole(
         hidden: torch.Tensor, targets: torch.Tensor, kept: Kept | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return chosen(logits_of(hidden), targets, kept)
+        return logprobs_of(logits_of(hidden), targets, kept)
 
     head = agent.model.get_output_embeddings()
     row = 4 * len(head.weight)  # bytes
@@ -138,7 +138,8 @@ def _head(
         logprob_A = torch.cat([said for said, _ in parts])
         return logprob_A, torch.cat(entropies) if entropy else None
     piece = max(1, PIECE_BYTES.get(agent.device.type, HEAD_CHUNK_BYTES) // row)
-    return torch.cat([FrozenHead.apply(*own, logits_of, chosen, piece) for own in chunks]), None
+    parts = [FrozenHead.apply(*own, logits_of, logprobs_of, piece) for own in chunks]
+    return torch.cat(parts), None
 
 
 def _parts(
@@ -165,11 +166,11 @@ class FrozenHead(torch.autograd.Function):
         targets_A: torch.Tensor,
         kept: Kept | None,
         logits_of: Callable[[torch.Tensor], torch.Tensor],
-        chosen: Callable[..., tuple[torch.Tensor, torch.Tensor | None]],
+        logprobs_of: Callable[..., tuple[torch.Tensor, torch.Tensor | None]],
         piece: int,
     ) -> torch.Tensor:
-        """``chosen``: logits, targets and what was kept, of up to ``piece`` rows → (log π(a) of
-        each, …)."""
+        """``logprobs_of``: logits, targets and what was kept, of up to ``piece`` rows → (log π(a)
+        of each, …)."""
         learns = ctx.needs_input_grad[0]
         with torch.set_grad_enabled(learns):
             own_AD = hidden_AD.detach().requires_grad_(learns)
@@ -179,7 +180,7 @@ class FrozenHead(torch.autograd.Function):
         for own, *rest in _parts(targets_A, kept, piece):
             with torch.set_grad_enabled(learns):
                 logits = logits_AV[own].detach().requires_grad_(learns)
-                logprob, _ = chosen(logits, *rest)
+                logprob, _ = logprobs_of(logits, *rest)
             if slope_AV is not None:
                 (slope_AV[own],) = torch.autograd.grad(logprob, logits, torch.ones_like(logprob))
             found.append(logprob.detach())

@@ -31,6 +31,8 @@ class WritingDomain(Domain):
         post = row.get("prompt")
         if not isinstance(post, str) or not post.strip():
             raise ValueError("there is no text in its field `prompt`")
+        if "entry_point" in row:
+            raise ValueError("it is a coding problem, with an `entry_point`; give builtin:posts")
         return Task(name, row)
 
     def roles(self, num_agents: int) -> tuple[str, ...]:

@@ -324,18 +324,22 @@ class Work:
         return held
 
 
+def work_of(config: Config, on: Hardware, tasks: int | None = None) -> Work:
+    """A card's part of a step; ``tasks``: how many there are, where known. Raises ConfigError."""
+    section, dims = configs.online_section(config), Dims.of(dry_run.models_of(config)[0])
+    on = replace(on, prompt=on.prompt or prompt_tokens(config) or PROMPT)
+    size = section.batch_size if tasks is None else min(section.batch_size, tasks)
+    return Work(config, section, dims, on, math.ceil(size / on.cards))
+
+
 def estimate(config: Config, text: str) -> str:
     """What is told behind ``dry_run.describe``; ``text``: of ``hardware``. Raises ConfigError."""
     if config.distributed.strategy == "fsdp":
         raise ConfigError("--hardware: distributed.strategy=fsdp is not estimated; give replicate")
-    section = configs.online_section(config)
     tasks, _ = dry_run.count_tasks(config.dataset.name, config.dataset.train_split)
     steps = dry_run.steps_of(config, tasks)
-    dims = Dims.of(dry_run.models_of(config)[0])
-    on = hardware(text, config)
-    on = replace(on, prompt=on.prompt or prompt_tokens(config) or PROMPT)
-    size = section.batch_size if tasks is None else min(section.batch_size, tasks)
-    work = Work(config, section, dims, on, math.ceil(size / on.cards))
+    work = work_of(config, hardware(text, config), tasks)
+    dims, on = work.dims, work.on
     before, parts = 0.0, {"generation": 0.0, "reward": 0.0}
     if config.section.trained_online:
         parts = {"generation": work.generation(), "reward": work.reward()}

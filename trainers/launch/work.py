@@ -80,11 +80,6 @@ def with_mode(config: Config, prompts: Prompts) -> ExternalConfig:
 def check(config: Config) -> None:
     """Refuse what cannot work, before anything heavy loads. Raises ConfigError."""
     prompts, agents = load_prompts(config), config.section.num_agents
-    if config.domain == "writing" and config.dataset.name.startswith("builtin:coopmini"):
-        raise ConfigError(
-            f"dataset.name: '{config.dataset.name}' has coding problems, and domain=writing sums "
-            "up posts; give builtin:posts or posts of your own"
-        )
     try:
         roles = prompts.domain.roles(agents)
     except ValueError as error:

@@ -133,6 +133,9 @@ def test_a_head_in_chunks_is_the_whole_head(rows, lora, entropy, monkeypatch):
     monkeypatch.setitem(logprobs.PIECE_BYTES, "cpu", 4 * 300 * 2)  # in two pieces
     parts, parts_gradient = gradients()
     assert near(parts.logprob_A, whole.logprob_A)
+    with agents.acting(0) as agent, torch.no_grad():
+        measured = action_logprobs(agent, batch, TEMPERATURE, entropy=entropy)
+    assert near(measured.logprob_A, whole.logprob_A) and not measured.logprob_A.requires_grad
     assert near(parts.entropy_A, whole.entropy_A) if entropy else parts.entropy_A is None
     for a, b in zip(parts_gradient, whole_gradient, strict=True):
         assert near(a, b)

@@ -41,6 +41,12 @@ def test_a_row_without_a_post(prompt, tmp_path):
     assert len(told) == 1 and "`prompt`" in told[0]
 
 
+def test_coding_problems_are_no_posts():
+    """They have a `prompt` too, and are the default of dataset.name."""
+    with pytest.raises(ConfigError, match=r"row 0 .*coding problem.*builtin:posts"):
+        load_tasks(DatasetConfig(), "train", WRITING)
+
+
 def test_roles():
     assert WRITING.roles(2) == ("concise", "detailed")
     assert WRITING.roles(4) == ("concise", "detailed", "detailed2", "detailed3")

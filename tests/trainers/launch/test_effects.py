@@ -113,7 +113,7 @@ IN_VAIN = [  # file, what is said, of it in vain
     ("magrpo", "magrpo.top_p=1 generation.max_kept=9", "generation.max_kept"),
     ("madpo", "madpo.top_p=0.9 generation.max_kept=9", "generation.max_kept"),
     ("magrpo", "agents=[a,b] agent_model.name=c", "agent_model.name"),
-    ("magrpo", "domain=writing dataset.name=builtin:posts sandbox.timeout=3", "sandbox.timeout"),
+    ("magrpo", "domain=writing sandbox.timeout=3", "sandbox.timeout"),
     ("magrpo", "generation.vllm_url=http://localhost:8000", "generation.vllm_url"),
     ("magrpo", "generation.importance_cap=3", "generation.importance_cap"),
     ("madpo", f"{VLLM} generation.importance_cap=3", "generation.importance_cap"),

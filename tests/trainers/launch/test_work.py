@@ -242,10 +242,6 @@ BAD = {
         ("domain=field:FIELD", r"domain: its `revision`: '\{colour\}' has an unknown field"),
         ("domain=mute:MUTE", r"domain: 'mute:MUTE.reward' has no method `score\(actions\)`"),
         ("domain=one:One", r"domain: its `templates` for 3 agents are \['a'\]; give one for each"),
-        (
-            "domain=writing dataset.name=builtin:coopmini",
-            r"dataset.name: .* give builtin:posts",
-        ),
         ("domain=pair:PAIR", r"magrpo.num_agents: 3; this work is for two"),
         ("reward.target=share:Deel", r"reward.target: 'share:Deel': .* did you mean `Deal`\?"),
         ("reward.target=share:SHARING", r"reward.target: 'share:SHARING' is no class; give one"),
@@ -270,9 +266,7 @@ def test_refused_at_the_door(override, line, tmp_path):
     folder = place(tmp_path)
     for name, body in BAD.items():
         (folder / f"{name}.py").write_text(body)
-    parsed = parse_arguments(
-        "magrpo", arguments(folder / "share.yaml", tmp_path / "run", *override.split())
-    )
+    parsed = parse_arguments("magrpo", arguments(folder / "share.yaml", tmp_path / "run", override))
     with pytest.raises(ConfigError) as raised:
         resolve("magrpo", parsed)
     assert re.match(line, str(raised.value)) and "\n" not in str(raised.value)
