@@ -5,18 +5,18 @@
 In a sequential turn r_k is 0 until the last agent has acted, and γ counts between turns alone: an
 agent's return is the mean of what follows it within the turn.
 
-With ``handoff``, m of a turn's K joint actions have children (m is ``handoff_width``). F_k is γ
-times the mean return of k's child, and F̄ the mean of the m futures:
+With ``handoff``, m of a turn's K joint actions have children (m is ``handoff_width``). F_k is the
+mean return of k's child, and F̄ the mean of the m futures:
 
-    R_k = r_k + F̄ + (K − 1)/(m − 1) · (F_k − F̄)    where k has a child
-    R_k = r_k + F̄                                   where it has none
+    R_k = r_k + γ F̄ + γ (K − 1)/(m − 1) · (F_k − F̄)    where k has a child
+    R_k = r_k + γ F̄                                     where it has none
 
-If the m are drawn at random, the expectation of R_k is that of the full tree up to a constant, so
-any sibling baseline that is linear in the returns sees the full tree's advantages: F_k − F̄ is at
-hand in m of K draws only, and F̄ holds F_k itself, which the factor makes up for. ``best`` is
-biased. With m = 1 all are credited with one future, which cancels in the sibling baseline: γ then
-has no effect, and a turn learns from its own reward alone. With m = K it is the full tree. (A
-departure from MAGRPO's paper.)
+If the m are drawn at random, the expected R_k is the full tree's, and so are the expected
+advantages ``mean`` and ``rloo``, which are linear in it. The factor is needed because k has a
+child in m of K draws only, and because F̄ then holds F_k itself. ``best`` is biased. With m = 1
+all are credited with one future, which cancels in the sibling baseline: γ then has no effect, and
+a turn learns from its own reward alone. With m = K it is the full tree. (A departure from MAGRPO's
+paper.)
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _handed_on(
     """What is added to each of a node's ``count`` joint actions: of those with a child (``own``)
     and of those without. ``of_turn``: the futures of all ``candidates`` that were handed on."""
     average = mean(of_turn)
-    factor = (candidates - 1) / max(1, len(of_turn) - 1)  # one future is the average: no matter
+    factor = (candidates - 1) / max(1, len(of_turn) - 1)  # m = 1: the one future is the average
     return {k: average + factor * (own.get(k, average) - average) for k in range(count)}
 
 

@@ -199,6 +199,7 @@ def test_the_future_counts_as_much_as_the_reward(mode, count, width, advantage):
     at_once = averaged(lambda _: tree(node(values, mode=mode), mode=mode), count, width, advantage)
     assert averaged(following, count, width, advantage) == pytest.approx(at_once, abs=1e-9)
 
+
 # ---------------------------------------------------------------------------- agents in order
 
 
