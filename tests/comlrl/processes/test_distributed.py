@@ -324,16 +324,16 @@ def test_a_run_of_two_processes(zygote: Zygote, tmp_path: Path, lone: Path) -> N
 def test_whole_runs_with_more_processes_than_tasks(
     zygote: Zygote, tmp_path: Path, algorithm: str
 ) -> None:
-    """One task, of which the second process labels, fits and grows nothing."""
-    one_task = ["dataset.train_split=train[:1]", "agent_model.torch_dtype=float32"]
-    keys = {"batch_size": 1, "max_steps": 2, "eval_interval": 0, "round_tasks": 1}
-    one_task += [f"{algorithm}.{name}={value}" for name, value in keys.items()]
+    """Two tasks, of which the third process labels, fits and grows nothing."""
+    two_tasks = ["dataset.train_split=train[:2]", "agent_model.torch_dtype=float32"]
+    keys = {"max_steps": 2, "eval_interval": 0, "num_iterations": 1, "round_tasks": 2}
+    two_tasks += [f"{algorithm}.{name}={value}" for name, value in keys.items()]
     folder = tmp_path / "run"
-    team = zygote.team(2, {"run": [algorithm, [*small_of(algorithm, folder), *one_task]]})
-    assert ended(team) == [0, 0], team[0].output + team[1].output
+    team = zygote.team(3, {"run": [algorithm, [*small_of(algorithm, folder), *two_tasks]]})
+    assert ended(team) == [0, 0, 0], "\n".join(process.output for process in team)
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["distributed"] == {"world_size": 2, "weights_in_sync": True}
-    assert [line["update"] for line in metrics(folder)] == [1, 2]
+    assert summary["distributed"] == {"world_size": 3, "weights_in_sync": True}
+    assert metrics(folder)[-1]["update"] == 2
 
 
 @pytest.mark.slow
