@@ -125,7 +125,7 @@ def test_those_handed_on_are_credited_with_their_own_future(handoff):
         handoff=handoff,
     )
     # γ = 0.5: futures 2 and 5, their mean 3.5 for those that were not handed on. What was
-    # handed on is credited with (4 − 1) / (2 − 1) = 3 times the distance from it: 3.5 − 4.5 and 3.5 + 4.5.
+    # handed on is credited with (4 − 1) / (2 − 1) = 3 times the distance: 3.5 − 4.5, 3.5 + 4.5.
     returns = joint_returns(grown, 0.5)[0]
     assert returns == [1 + 3.5, 2 - 1, 3 + 3.5, 6 + 8]
     # The baseline is the mean of r, 3, plus the mean future of those handed on.

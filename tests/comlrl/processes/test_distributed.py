@@ -443,9 +443,13 @@ def run_sharded(zygote: Zygote, tmp_path: Path, algorithm: str, *more: str) -> t
 
 
 def assert_sharded(lone: Path, folder: Path) -> None:
-    """That a run's numbers are those of one process."""
+    """That a run's numbers are those of one process. Where the policy is still its own reference,
+    MADPO's margins are rounding, and so is their sign, of which the accuracy is the share."""
     for before, after in zip(metrics(lone), metrics(folder), strict=True):
         for name, value in before["metrics"].items():
+            margin = before["metrics"].get(name.replace("dpo/accuracy", "dpo/margin"))
+            if name.endswith("dpo/accuracy") and abs(margin) < 1e-5:
+                continue
             expected = value if value is None else pytest.approx(value, rel=1e-2, abs=1e-4)
             assert after["metrics"][name] == expected, name
     summary = json.loads((folder / "summary.json").read_text())
