@@ -179,3 +179,26 @@ def test_resumed_online_it_keeps_its_reward_model(zygote, whole, tmp_path):
     assert (folder / "reward_model/reward_model.json").stat().st_mtime_ns == before
     one = [line for line in metrics(folder) if line["phase"] == "train"]
     assert one == [line for line in metrics(whole) if line["phase"] == "train"]
+
+
+def test_a_round_with_too_few_pairs_trains_nothing_and_the_run_comes_to_its_end(zygote, tmp_path):
+    """From the second round on no round has a batch of 600 pairs (18 tasks of 4: 108 at most)."""
+    folder = tmp_path / "run"
+    keys = {
+        "num_iterations": 3, "round_tasks": 8, "num_train_epochs": 1, "max_steps": None,
+        "reward_train_batch_size": 600,
+    }  # fmt: skip
+    run = zygote.run("marlhf", small(folder, **keys))
+    assert run.wait() == 0, run.output
+    for number in (2, 3):
+        assert f"round {number}: " in run.output
+    assert run.output.count("are fewer than reward_train_batch_size=600") == 2
+    assert "reward_max_length" not in run.output
+    lines = metrics(folder)
+    labelled = [line for line in lines if "preferences/labelled" in line["metrics"]]
+    assert [line["metrics"]["preferences/labelled"] for line in labelled] == [32, 64, 96]
+    assert ["reward_model/loss" in line["metrics"] for line in labelled] == [True, False, False]
+    assert [line["update"] for line in lines if line["phase"] == "eval"] == [0, 4, 4, 4]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["env_steps"] == 3 * 32 + 2 * 8
+    assert (folder / "final_model").exists()
