@@ -26,6 +26,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -46,7 +47,7 @@ from comlrl.preferences.reward_model import (
 )
 from comlrl.preferences.reward_training import Fit, RewardBase, TextPair, begin, train
 from comlrl.processes import distributed
-from comlrl.types import Part
+from comlrl.types import Part, Task
 from trainers.configs import MARLHFConfig
 
 FOLDER = "reward_model"
@@ -92,8 +93,9 @@ class MARLHFTrainer:
             index = course.round_of(step.index - 1)
             if index != self.round:
                 self._begin(index)
-            if self.idle:
-                self.loop.skip(course.end_of(index))
+            step = replace(step, tasks=self._fitted(step))
+            if self.idle or not step.tasks:
+                self.loop.skip(course.end_of(index) if self.idle else step.index)
                 continue
             step.clock.lap("label")
             self.online.step(step)
@@ -105,6 +107,18 @@ class MARLHFTrainer:
         if self.section.num_iterations > 1:
             moving = {"reward_model": self.reward, "best_round": self.best}
         return {**self.online.parts(), **moving}
+
+    def _fitted(self, step: Step) -> list[Task]:
+        """In rounds the step's part of the tasks that the model has been fitted to: of what the
+        others ask for, those held out and those whose candidates tie, it knows next to nothing."""
+        course = self.loop.course
+        if self.section.num_iterations == 1:
+            return step.tasks
+        fitted = {item.task_id for item in self.collector.round(self.round).train}
+        tasks = [task for task in course.tasks_of(self.round) if task.task_id in fitted]
+        part, parts = course.part_of(step.index - 1)
+        chosen = order((self.seed, "online", step.epoch), len(tasks))[part::parts]
+        return [tasks[i] for i in chosen]
 
     def _begin(self, index: int) -> None:
         """The reward model of a round: read, resumed, or fitted to the round's labels."""
