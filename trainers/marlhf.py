@@ -8,17 +8,25 @@ In each of ``num_iterations`` rounds:
    Ouyang et al. 2022, arXiv 2203.02155), from its weights of the round before, and is frozen until
    the next. ``reward_margin`` c > 0 asks that winners lead by as much as they are better:
    −log σ(r_w − r_l − c (R_w − R_l)), R the task reward (Touvron et al. 2023, arXiv 2307.09288,
-   eq. 2). Its pairwise accuracy is measured on the pairs of tasks that it was not fitted to; no
-   better than chance in the first round stops the run. With ``pair_selection: all`` a task's pairs
+   eq. 2). Its pairwise accuracy is measured on tasks that no round fits it to; no better than
+   chance in the first round stops the run. With ``pair_selection: all`` a task's pairs
    lie together in batches, as Ouyang et al. do (their section 3.5): each text is then read once
    for all its comparisons.
 3. Online reinforcement learning by a sibling trainer that the train script hands in. Its reward
-   is r, less its mean and over its standard deviation on the round's candidates, then
+   is r, less its mean and over its standard deviation on all the round's candidates, then
    ``reward_processor``'s scale and shift. Evaluation keeps the task reward: where the score rises
    and the task reward does not, the policies exploit the model; both are logged.
 
 Departures from RLHF as published: one model scores the joint action of all agents, so that the
-reward is common; preferences come from the task reward, or a comparator, instead of people.
+reward is common; preferences come from the task reward, or a comparator, instead of people. In
+several rounds two more, since a model that was fitted to a few hundred pairs is often wrong:
+
+- The online steps have the tasks that the round's fit has had, and no others: scores of the tasks
+  whose candidates all tie, or that are held out, would be noise.
+- A round's labels also judge the round before. Where their mean task reward (``comparator:
+  reward``) is more than two standard errors of the difference below that of the best round, the
+  team and its optimizers go back to what they were there, and the round trains nothing. Neither
+  does one that leaves fewer pairs than a batch of the reward model.
 """
 
 from __future__ import annotations
