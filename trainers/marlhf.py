@@ -24,7 +24,7 @@ several rounds two more, since a model that was fitted to a few hundred pairs is
 - The online steps have the tasks that the round's fit has had, and no others: scores of the tasks
   whose candidates all tie, or that are held out, would be noise.
 - A round's labels also judge the round before. Where their mean task reward (``comparator:
-  reward``) is more than two standard errors of the difference below that of the best round, the
+  reward``) is more than three standard errors of the difference below that of the best round, the
   team and its optimizers go back to what they were there, and the round trains nothing. Neither
   does one that leaves fewer pairs than a batch of the reward model.
 """

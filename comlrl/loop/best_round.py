@@ -12,7 +12,7 @@ from comlrl.loop.checkpoint import load_part, tensors_of
 from comlrl.preferences.pairs import Round
 from comlrl.types import Part
 
-ERRORS = 2.0  # standard errors of the difference below which a team has not fallen
+ERRORS = 3.0  # standard errors of the difference; a smaller one is noise between rounds' tasks
 
 
 class BestRound:
