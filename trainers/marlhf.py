@@ -211,6 +211,8 @@ class MARLHFTrainer:
         """Whether the round is idle: its team has fallen below an earlier one's labels, which is
         put back in its place, or has left too few pairs for one batch of the reward model."""
         index, batch = labelled.index, self.section.reward_train_batch_size
+        if self.section.num_iterations == 1:
+            return False
         least = self.best.mean
         if self.section.comparison[0] == "reward" and not self.best.offer(labelled):
             say(

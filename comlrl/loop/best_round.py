@@ -33,13 +33,10 @@ class BestRound:
         mean, error = reward_of(labelled)
         if mean >= self.mean:
             self.mean, self.error = mean, error
-            self.tensors = {
-                name: {key: tensor.detach().cpu().clone() for key, tensor in tensors_of(p).items()}
-                for name, p in self.parts.items()
-            }
+            self.tensors = {name: _copies(tensors_of(part)) for name, part in self.parts.items()}
         elif self.mean - mean > ERRORS * math.hypot(error, self.error):
             for name, part in self.parts.items():
-                load_part(part, self.tensors[name])
+                load_part(part, _copies(self.tensors[name]))  # it may go on in what it is given
             return False
         return True
 
@@ -58,6 +55,10 @@ class BestRound:
             name, slash, key = path.partition("/")
             if slash:
                 self.tensors[name][key] = tensor
+
+
+def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {key: tensor.detach().cpu().clone() for key, tensor in tensors.items()}
 
 
 def reward_of(labelled: Round) -> tuple[float, float]:

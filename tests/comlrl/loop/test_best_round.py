@@ -13,7 +13,7 @@ from tests.comlrl.preferences.test_collector import candidates
 
 
 class Weights:
-    """A part of one number."""
+    """A part of one number; as an optimizer's moments, it goes on in the tensor that it is given."""
 
     def __init__(self, value: float) -> None:
         self.value = torch.tensor([value])
@@ -22,7 +22,7 @@ class Weights:
         return {"value": self.value}
 
     def load_tensors(self, tensors):
-        self.value = tensors["value"].clone()
+        self.value = tensors["value"]
 
 
 def labelled(*rewards_of_tasks: tuple[float, ...]) -> Round:
