@@ -179,13 +179,11 @@ class MADPOTrainer:
         return pairs
 
     def _labelled(self, step: Step) -> int:
-        """Candidates of the step's tasks, in the round's first pass over them."""
+        """The round's candidates, in its first step: all were scored before it."""
         assert self.round is not None
-        if step.epoch % (self.section.num_train_epochs or step.epoch + 1):
+        if step.index - 1 != self.loop.course.start_of(self.round.index):
             return 0
-        tasks = {t.task_id for t in step.tasks}
-        known = [item.candidates for item in self.round.tasks if item.task_id in tasks]
-        return sum(len(item.candidates_K) for item in known)
+        return sum(len(item.candidates.candidates_K) for item in self.round.tasks)
 
     def _update(self, pairs: Sequence[Weighted], sums: Sums, progress: float) -> list[float]:
         """One optimizer step of every trained agent; their gradient norms."""

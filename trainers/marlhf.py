@@ -8,17 +8,25 @@ In each of ``num_iterations`` rounds:
    Ouyang et al. 2022, arXiv 2203.02155), from its weights of the round before, and is frozen until
    the next. ``reward_margin`` c > 0 asks that winners lead by as much as they are better:
    −log σ(r_w − r_l − c (R_w − R_l)), R the task reward (Touvron et al. 2023, arXiv 2307.09288,
-   eq. 2). Its pairwise accuracy is measured on the pairs of tasks that it was not fitted to; no
-   better than chance in the first round stops the run. With ``pair_selection: all`` a task's pairs
+   eq. 2). Its pairwise accuracy is measured on tasks that no round fits it to; no better than
+   chance in the first round stops the run. With ``pair_selection: all`` a task's pairs
    lie together in batches, as Ouyang et al. do (their section 3.5): each text is then read once
    for all its comparisons.
 3. Online reinforcement learning by a sibling trainer that the train script hands in. Its reward
-   is r, less its mean and over its standard deviation on the round's candidates, then
+   is r, less its mean and over its standard deviation on all the round's candidates, then
    ``reward_processor``'s scale and shift. Evaluation keeps the task reward: where the score rises
    and the task reward does not, the policies exploit the model; both are logged.
 
 Departures from RLHF as published: one model scores the joint action of all agents, so that the
-reward is common; preferences come from the task reward, or a comparator, instead of people.
+reward is common; preferences come from the task reward, or a comparator, instead of people. In
+several rounds two more, since a model that was fitted to a few hundred pairs is often wrong:
+
+- The online steps have the tasks that the round's fit has had, and no others: scores of the tasks
+  whose candidates all tie, or that are held out, would be noise.
+- A round's labels also judge the round before. Where their mean task reward (``comparator:
+  reward``) is more than three standard errors of the difference below that of the best round, the
+  team and its optimizers go back to what they were there, and the round trains nothing. Neither
+  does one that leaves fewer pairs than a batch of the reward model.
 """
 
 from __future__ import annotations
@@ -26,11 +34,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from comlrl import files
 from comlrl.keyed import order
+from comlrl.loop.best_round import BestRound
 from comlrl.loop.loop import Loop
 from comlrl.loop.steps import Step
 from comlrl.preferences.candidates import PreferenceError, joint_texts
@@ -45,7 +55,7 @@ from comlrl.preferences.reward_model import (
 )
 from comlrl.preferences.reward_training import Fit, RewardBase, TextPair, begin, train
 from comlrl.processes import distributed
-from comlrl.types import Part
+from comlrl.types import Part, Task
 from trainers.configs import MARLHFConfig
 
 FOLDER = "reward_model"
@@ -80,24 +90,43 @@ class MARLHFTrainer:
         self.section, self.loop, self.collector = section, loop, collector
         self.reward, self.online, self.base = reward, online, base
         self.seed, self.resume = seed, resume
-        self.round = -1  # the present one
+        self.round, self.idle = -1, False  # the present one, and whether it teaches nothing
+        self.best = BestRound(online.parts())
 
     def train(self) -> None:
-        started, counters = time.monotonic(), self.loop.counters
-        self._begin(self.loop.course.round_of(counters.steps))
+        started, counters, course = time.monotonic(), self.loop.counters, self.loop.course
+        self._begin(course.round_of(counters.steps))
         counters.train_seconds += time.monotonic() - started
         for step in self.loop.steps(self, self.reward.of_evaluation):
-            index = self.loop.course.round_of(step.index - 1)
+            index = course.round_of(step.index - 1)
             if index != self.round:
                 self._begin(index)
+            step = replace(step, tasks=self._fitted(step))
+            if self.idle or not step.tasks:
+                self.loop.skip(course.end_of(index) if self.idle else step.index)
+                continue
             step.clock.lap("label")
             self.online.step(step)
             self._end_early(index)
 
     def parts(self) -> Mapping[str, Part]:
         """In one round the model is frozen, and its folder holds it."""
-        moving = {"reward_model": self.reward} if self.section.num_iterations > 1 else {}
+        moving: dict[str, Part] = {}
+        if self.section.num_iterations > 1:
+            moving = {"reward_model": self.reward, "best_round": self.best}
         return {**self.online.parts(), **moving}
+
+    def _fitted(self, step: Step) -> list[Task]:
+        """In rounds the step's part of the tasks that the model has been fitted to: of what the
+        others ask for, those held out and those whose candidates tie, it knows next to nothing."""
+        course = self.loop.course
+        if self.section.num_iterations == 1:
+            return step.tasks
+        fitted = {item.task_id for item in self.collector.round(self.round).train}
+        tasks = [task for task in course.tasks_of(self.round) if task.task_id in fitted]
+        part, parts = course.part_of(step.index - 1)
+        chosen = order((self.seed, "online", step.epoch), len(tasks))[part::parts]
+        return [tasks[i] for i in chosen]
 
     def _begin(self, index: int) -> None:
         """The reward model of a round: read, resumed, or fitted to the round's labels."""
@@ -108,7 +137,7 @@ class MARLHFTrainer:
         elif self.section.num_iterations == 1 and self.resume and (folder / FACTS).exists():
             self.reward.model = self._load(folder)
             if not self.loop.counters.logged:  # killed before the first checkpoint
-                self._report(self.collector.round(0))
+                self._report(self.collector.round(0), {}, self.reward.model)
             self._check()
         elif self.section.num_iterations == 1 and self.loop.counters.steps:
             raise PreferenceError(f"'{folder}' is missing; the run cannot go on without it")
@@ -117,7 +146,8 @@ class MARLHFTrainer:
                 facts, weights = self.reward.kept
                 self.reward.model = begin(self.base, facts, self.seed, weights)
                 self.reward.model.freeze()
-            if self.reward.model is None or self.reward.model.facts.round != index:
+            over = self.loop.counters.steps >= self.loop.course.end_of(index)
+            if self.reward.model is None or (self.reward.model.facts.round != index and not over):
                 self._refit(index, folder)
         self.round = index
 
@@ -133,44 +163,76 @@ class MARLHFTrainer:
         return load(folder, dtype=self.base.dtype, device=self.base.device)
 
     def _refit(self, index: int, folder: Path) -> None:
-        """Label the round's candidates, and go on fitting the model to them and the replay."""
+        """Label the round's candidates, and go on fitting the model to them and the replay, unless
+        the round is idle."""
         labelled = self.collector.round(index)
         if index == 0 and not labelled.held_out:
             raise PreferenceError(
                 "preferences: one task alone has pairs, so that none can be held out to measure "
                 "the reward model; give more tasks or more preference_num_candidates"
             )
+        pairs = self._text_pairs(labelled)
+        self.idle = self._teaches_nothing(labelled, pairs)
         before, told = None, {}
         if (earlier := self.reward.model) is not None:
+            fresh = earlier.order(labelled.tasks)
+            told = {} if fresh is None else {"reward_model/fresh_accuracy": fresh}
+        if self.idle:
+            self._report(labelled, told)
+            return
+        if earlier is not None:
             before = {name: tensor.clone() for name, tensor in earlier.weights().items()}
-            margins, _ = earlier.margins(labelled.tasks)
-            told = {"reward_model/fresh_accuracy": float((margins > 0).float().mean())}
         self.reward.model = earlier = None  # two need not be held at once
         started = time.monotonic()
         model = train(
             self.base,
             self._fit(index),
-            self._text_pairs(labelled),
+            pairs,
             work_dir=folder,
             say=say if index == 0 else lambda text: None,
             before=before,
         )
         model.facts.round = index
-        if labelled.held_out:
-            model.measure(labelled.held_out, labelled.train)
-        else:  # nothing was kept to measure with
-            model.measure(labelled.train)
-        say(
-            f"{model.facts.accuracy:.1%} of {model.facts.held_out_pairs} held-out pairs ordered "
-            f"rightly, after {time.monotonic() - started:.0f} s on {model.facts.pairs} pairs"
+        model.measure(labelled)
+        found, seconds = model.facts, time.monotonic() - started
+        share = (
+            "no" if found.accuracy is None else f"{found.accuracy:.1%} of {found.held_out_pairs}"
         )
+        say(f"{share} held-out pairs ordered rightly, after {seconds:.0f} s on {found.pairs} pairs")
         self.reward.model = model
-        self._report(labelled, told)
+        self._report(labelled, told, model)
         if distributed.is_main():
             model.save(folder)
         distributed.everyone(None)
         if index == 0:
             self._check()
+
+    def _teaches_nothing(self, labelled: Round, pairs: Sequence[TextPair]) -> bool:
+        """Whether the round is idle: its team has fallen below an earlier one's labels, which is
+        put back in its place, or has left too few pairs for one batch of the reward model."""
+        index, batch = labelled.index, self.section.reward_train_batch_size
+        if self.section.num_iterations == 1:
+            return False
+        least = self.best.mean
+        if self.section.comparison[0] == "reward" and not self.best.offer(labelled):
+            say(
+                f"round {index + 1}: its candidates' mean reward, {labelled.reward_mean:.2f}, has "
+                f"fallen below the {least:.2f} of the best round; the team goes back to the "
+                "weights that it had there, and this round trains nothing"
+            )
+            return True
+        if (model := self.reward.model) is None:
+            return False
+        short = sum(model.holds(pair.winner) and model.holds(pair.loser) for pair in pairs)
+        if short < batch:
+            long = len(pairs) - short
+            more = f" ({long} more are longer than reward_max_length)" if long else ""
+            say(
+                f"round {index + 1}: {short} pairs{more} are fewer than "
+                f"reward_train_batch_size={batch}, so that it trains nothing"
+            )
+            return True
+        return False
 
     def _fit(self, index: int) -> Fit:
         section = self.section
@@ -196,28 +258,32 @@ class MARLHFTrainer:
         shuffled = order((self.seed, "reward model", labelled.index), len(tasks))
         return text_pairs([tasks[i] for i in shuffled], self.section.reward_prompts == "first")
 
-    def _report(self, labelled: Round, told: Mapping[str, float] | None = None) -> None:
-        """Candidates that this run has scored are environment steps of it; the model's quality
-        goes to the log and into the summary of the preferences."""
+    def _report(
+        self, labelled: Round, told: Mapping[str, float], model: RewardModel | None = None
+    ) -> None:
+        """Candidates that this run has scored are environment steps of it; the quality of the
+        ``model`` fitted to them goes to the log and into the summary of the preferences."""
         candidates = sum(len(item.candidates.candidates_K) for item in labelled.tasks)
         if self.section.preferences is None:
             self.loop.counters.env_steps += candidates
-        assert self.reward.model is not None
-        path, facts = self.loop.run_dir / SUMMARY, self.reward.model.facts
+        facts = None if model is None else model.facts
         gaps = [pair.gap for item in labelled.tasks for pair in item.pairs]
+        measured = {}
+        if facts is not None and facts.accuracy is not None and facts.loss is not None:
+            measured = {"reward_model/loss": facts.loss, "reward_model/accuracy": facts.accuracy}
         self.loop.tell(
             {
-                "reward_model/loss": facts.loss,
-                "reward_model/accuracy": facts.accuracy,
-                "preferences/pairs": float(facts.pairs),
+                **measured,
+                "preferences/pairs": 0.0 if facts is None else float(facts.pairs),
                 "preferences/gap_mean": sum(gaps) / max(1, len(gaps)),
                 "preferences/reward_mean": labelled.reward_mean,
                 "preferences/labelled": float(self.collector.labelled),
-                **(told or {}),
+                **told,
             }
         )
-        if not distributed.is_main():
+        if not distributed.is_main() or facts is None:
             return
+        path = self.loop.run_dir / SUMMARY
         summary = json.loads(path.read_text())
         summary["reward_model_accuracy"] = facts.accuracy
         summary["reward_model"] = {
@@ -231,7 +297,7 @@ class MARLHFTrainer:
     def _check(self) -> None:
         assert self.reward.model is not None
         least, facts = self.section.reward_min_accuracy, self.reward.model.facts
-        if facts.accuracy < least:
+        if facts.accuracy is not None and facts.accuracy < least:
             raise WeakRewardModelError(
                 f"the reward model orders {facts.accuracy:.1%} of {facts.held_out_pairs} held-out "
                 f"pairs rightly, below marlhf.reward_min_accuracy={least}: reinforcement learning "

@@ -51,6 +51,10 @@ class Course:
         """The round (0-based) that a step (0-based) is in; one behind the last is of the last."""
         return min(bisect_right(self._ends, step), self.rounds - 1)
 
+    def start_of(self, round_index: int) -> int:
+        """Steps before a round's first."""
+        return self._ends[round_index - 1] if round_index else 0
+
     def end_of(self, round_index: int) -> int:
         """Steps up to the end of a round."""
         return self._ends[round_index]
@@ -60,8 +64,8 @@ class Course:
         index = self.round_of(step)
         tasks = self.tasks_of(index)
         part, parts = self.part_of(step)
-        within = step - (self._ends[index - 1] if index else 0)
-        epoch = index * (self.epochs or 1) + within // parts
+        within = step - self.start_of(index)
+        epoch = self._passes[index] + within // parts
         chosen = order((self.seed, "epoch", epoch), len(tasks))
         chosen = chosen[part * self.batch_size : (part + 1) * self.batch_size]
         return epoch, [tasks[i] for i in chosen]
@@ -69,12 +73,26 @@ class Course:
     def part_of(self, step: int) -> tuple[int, int]:
         """Which of how many steps of a pass it is; 0-based."""
         index = self.round_of(step)
-        parts = math.ceil(self._lengths[index] / self.batch_size)
-        return (step - (self._ends[index - 1] if index else 0)) % parts, parts
+        parts = self._parts(index)
+        return (step - self.start_of(index)) % parts, parts
 
     def length_of(self, round_index: int) -> int:
         """Tasks of a round."""
         return self._lengths[round_index]
+
+    def _parts(self, round_index: int) -> int:
+        """Steps of a pass over a round's tasks."""
+        return math.ceil(self._lengths[round_index] / self.batch_size)
+
+    @cached_property
+    def _passes(self) -> list[int]:
+        """Passes begun before each round. One that ``max_steps`` breaks off counts too, so that no
+        two rounds share an epoch, which is what their tasks are shuffled by."""
+        of_each = (
+            math.ceil((self.end_of(r) - self.start_of(r)) / self._parts(r))
+            for r in range(self.rounds)
+        )
+        return list(accumulate(of_each, initial=0))
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -83,7 +101,7 @@ class Course:
             whole = self.max_steps or 0
             return [whole * (r + 1) // self.rounds for r in range(self.rounds)]
         passes = self.epochs
-        return list(accumulate(passes * math.ceil(n / self.batch_size) for n in self._lengths))
+        return list(accumulate(passes * self._parts(r) for r in range(self.rounds)))
 
     @cached_property
     def _lengths(self) -> list[int]:

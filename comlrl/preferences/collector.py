@@ -110,7 +110,7 @@ class Collector:
         )
         if index == 0:
             check_some(every)
-        train, held_out = hold_out(every, section.preference_holdout, self.seed)
+        train, held_out = hold_out(every, section.preference_holdout, self.seed, self._rounds)
         made = Round(index, tuple(every), tuple(train), tuple(held_out))
         if distributed.is_main() and index == present:
             self._sum_up([*self._rounds, made])

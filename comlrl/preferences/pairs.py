@@ -119,18 +119,25 @@ def check_some(tasks: Sequence[TaskPairs]) -> None:
 
 
 def hold_out(
-    tasks: Sequence[TaskPairs], share: float, seed: int
+    tasks: Sequence[TaskPairs], share: float, seed: int, earlier: Sequence[Round] = ()
 ) -> tuple[list[TaskPairs], list[TaskPairs]]:
     """(training, held-out) tasks that have pairs; whole tasks, so that no candidate is in both.
 
-    A share above 0 holds out at least one task where there are two.
+    What a task was in an ``earlier`` round it stays, so that nothing is ever fitted to a task that
+    is held out. Of the others as many are drawn as make up the share, which above 0 is at least one
+    task where there are two; once every task has had its pairs, a round may have none held out.
     """
     useful = [item for item in tasks if item.pairs]
     count = min(max(1, round(share * len(useful))), len(useful) - 1) if share > 0 else 0
-    chosen = set(order((seed, "held-out"), len(useful))[:count])
+    fitted = {item.task_id for made in earlier for item in made.train}
+    held = {item.task_id for made in earlier for item in made.held_out}
+    drawn = [useful[i].task_id for i in order((seed, "held-out", len(earlier)), len(useful))]
+    held &= set(drawn)
+    fresh = [name for name in drawn if name not in fitted | held]
+    held |= set(fresh[: max(0, count - len(held))])
     return (
-        [item for i, item in enumerate(useful) if i not in chosen],
-        [item for i, item in enumerate(useful) if i in chosen],
+        [item for item in useful if item.task_id not in held],
+        [item for item in useful if item.task_id in held],
     )
 
 

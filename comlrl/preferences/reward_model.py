@@ -23,7 +23,7 @@ from comlrl.models.fast.lora_routing import add_router
 from comlrl.models.loading import resolve_model
 from comlrl.models.rows import row_groups, split_rows
 from comlrl.preferences.candidates import PreferenceError, joint_text, joint_texts
-from comlrl.preferences.pairs import TaskPairs
+from comlrl.preferences.pairs import Round, TaskPairs
 from comlrl.preferences.text_states import last_states, shared_rows
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import JointAction, Reward, Row, Score, Tree
@@ -48,8 +48,8 @@ class Facts:
     prompts_first: bool = False  # the form of the joint texts that it was fitted to
     mean: float = 0.0  # of the raw scores of the round's candidates
     std: float = 1.0
-    accuracy: float = 0.0  # share of held-out pairs that it orders rightly
-    loss: float = 0.0  # on those pairs
+    accuracy: float | None = None  # share of held-out pairs ordered rightly; None: there are none
+    loss: float | None = None  # on those pairs
     pairs: int = 0  # trained on
     held_out_pairs: int = 0
     too_long: int = 0  # training pairs left out, a text of theirs exceeding max_length
@@ -66,6 +66,10 @@ class RewardModel:
     def encode(self, text: str) -> list[int]:
         """Token ids of a whole text, end-of-sequence behind it."""
         return [*self.tokenizer(text)["input_ids"], self.tokenizer.eos_token_id]
+
+    def holds(self, text: str) -> bool:
+        """Whether a text is short enough to be fitted to."""
+        return len(self.encode(text)) <= self.facts.max_length
 
     @torch.no_grad()
     def raw(self, texts: Sequence[str]) -> list[float]:
@@ -100,7 +104,7 @@ class RewardModel:
                 yield from zip((i for row in group for i in row.indices), raw, strict=True)
 
     def scores(self, texts: Sequence[str]) -> list[float]:
-        """Raw scores less their held-out mean, over their held-out standard deviation."""
+        """Raw scores less the mean of the round's candidates, over their standard deviation."""
         return [(score - self.facts.mean) / self.facts.std for score in self.raw(texts)]
 
     def _forward(self, rows: Sequence[Sequence[int]]) -> list[float]:
@@ -128,23 +132,27 @@ class RewardModel:
             inner.score.float()  # scores that lie close are not rounded to one
             self.fast = fast_decoder(inner, add_router(inner), 1, learning=False)
 
-    def measure(self, held_out: Sequence[TaskPairs], fitted: Sequence[TaskPairs] = ()) -> None:
-        """Take mean and deviation of all candidates, and the accuracy on held-out pairs."""
-        margins, every = self.margins(held_out)
-        facts, values = self.facts, torch.tensor(every + self.margins(fitted)[1])
+    def measure(self, labelled: Round) -> None:
+        """Take mean and deviation of all the round's candidates, those of tasks whose rewards tie
+        too, and the accuracy on the held-out pairs."""
+        raw_of = {item.task_id: self.scores_of(item) for item in labelled.tasks}
+        facts, values = self.facts, torch.tensor([raw for each in raw_of.values() for raw in each])
         facts.mean, facts.std = float(values.mean()), float(values.std(correction=0)) or 1.0
-        facts.accuracy = float((margins > 0).float().mean())
-        facts.loss = float(-torch.nn.functional.logsigmoid(margins).mean())
-        facts.held_out_pairs = len(margins)
+        held_out = [margins(item, raw_of[item.task_id]) for item in labelled.held_out]
+        margin_P = torch.tensor([margin for each in held_out for margin in each])
+        facts.held_out_pairs, facts.accuracy, facts.loss = len(margin_P), None, None
+        if len(margin_P):
+            facts.accuracy = float((margin_P > 0).float().mean())
+            facts.loss = float(-torch.nn.functional.logsigmoid(margin_P).mean())
 
-    def margins(self, tasks: Sequence[TaskPairs]) -> tuple[torch.Tensor, list[float]]:
-        """Raw score of winner less loser of each pair, shape (P,); and of every candidate."""
-        margins, every = [], []
-        for item in tasks:
-            raw = self.raw(joint_texts(item.candidates, self.facts.prompts_first))
-            every += raw
-            margins += [raw[pair.winner] - raw[pair.loser] for pair in item.pairs]
-        return torch.tensor(margins), every
+    def order(self, tasks: Sequence[TaskPairs]) -> float | None:
+        """The share of these tasks' pairs that it orders rightly; None: they have none."""
+        right = [m > 0 for item in tasks for m in margins(item, self.scores_of(item))]
+        return sum(right) / len(right) if right else None
+
+    def scores_of(self, item: TaskPairs) -> list[float]:
+        """The raw score of each candidate."""
+        return self.raw(joint_texts(item.candidates, self.facts.prompts_first))
 
     def save(self, folder: Path) -> None:
         """Adapter and head (or all weights), tokenizer and facts; the facts last."""
@@ -152,6 +160,11 @@ class RewardModel:
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         (folder / FACTS).write_text(json.dumps(asdict(self.facts), indent=1) + "\n")
+
+
+def margins(item: TaskPairs, raw_K: Sequence[float]) -> list[float]:
+    """Raw score of winner less loser of each pair."""
+    return [raw_K[pair.winner] - raw_K[pair.loser] for pair in item.pairs]
 
 
 def load(

@@ -70,10 +70,12 @@ def train(
     say: Callable[[str], None],
     before: Mapping[str, torch.Tensor] | None = None,
 ) -> RewardModel:
-    """A classifier fitted to pairs of texts. Raises PreferenceError where none can be.
+    """A classifier fitted to ``pairs`` of texts, one at least. Raises PreferenceError where all of
+    them are too long.
 
     ``before``: weights of an earlier fit, to go on from.
     """
+    assert pairs, "a round without pairs is not fitted to"
     reward = begin(base, Facts(base.name, fit.max_length, fit.prompts_first), fit.seed, before)
     encoded = [(reward.encode(pair.winner), reward.encode(pair.loser)) for pair in pairs]
     rows = [

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from comlrl.loop.checkpoint import load_part
+from comlrl.loop.course import Course
 from comlrl.loop.loop import Loop
 from comlrl.loop.steps import Step
 from comlrl.preferences.candidates import CandidateSet, JointCandidate, Pair
@@ -258,11 +259,35 @@ def test_parts_are_of_like_size_and_the_schedule_comes_to_its_end(tmp_path):
 
 
 def test_the_other_x_axis_counts_candidates(tmp_path):
+    """All 15 of the round in its first step: they were scored before it."""
     made = trainer(
         tmp_path, team("qwen2", num_agents=AGENTS), batch_size=2, use_environment_step=False
     )
     made.train()
-    assert [line.step for line in made.loop.logger.records] == [3 + 2, 3 + 2 + 10]
+    assert [line.step for line in made.loop.logger.records] == [15, 15]
+
+
+class Rounds(Kept):
+    """Rounds of the same candidates."""
+
+    def round(self, index):
+        return replace(self.found, index=index)
+
+
+@pytest.mark.parametrize(
+    ("max_env_steps", "steps"), [(None, [15, 15, 15, 30, 30, 30]), (20, [15, 15, 15, 30])]
+)
+def test_every_round_s_candidates_count(tmp_path, max_env_steps, steps):
+    """Two rounds of three steps, which are a pass and a half; they can end the run."""
+    agents = team("qwen2", num_agents=AGENTS)
+    keys = {"use_environment_step": False, "batch_size": 2, "num_iterations": 2, "round_tasks": 3}
+    section = config("madpo", num_agents=AGENTS, **keys).section
+    section = replace(section, num_train_epochs=None, max_steps=6, max_env_steps=max_env_steps)
+    tasks = [task(item.task_id) for item in TASKS]
+    course = Course(tasks, 2, None, 0, rounds=2, round_tasks=3, max_steps=6)
+    loop = Loop(section, tasks, domain=CODE, run_dir=tmp_path, logger=Recorder(), course=course)
+    MADPOTrainer(section, agents, loop, SAMPLING, Rounds(TASKS)).train()
+    assert [line.step for line in loop.logger.records] == steps
 
 
 def test_tasks_without_pairs_teach_nothing(tmp_path):

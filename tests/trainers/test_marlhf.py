@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 
 from comlrl.config.sections import ConfigError
 from comlrl.evaluation.metrics import order_agreement
-from comlrl.preferences.pairs import Pair, TaskPairs
+from comlrl.loop.course import Course
+from comlrl.loop.loop import Loop
+from comlrl.loop.steps import Gathered
+from comlrl.preferences.pairs import Pair, Round, TaskPairs
+from comlrl.preferences.reward_model import Facts
+from comlrl.preferences.reward_training import RewardBase
 from comlrl.types import Score, Tree
+from rewards.code.domain import CODE
 from tests.comlrl.preferences.test_collector import candidates
+from tests.fakes import task
 from tests.made_runs import TASK, node
 from tests.runs import ROOT, Zygote, metrics
-from trainers.configs import MAGRPOConfig, PPOConfig, online_section
+from tests.tiny_trainers import Recorder
+from trainers.configs import MAGRPOConfig, MARLHFConfig, PPOConfig, online_section
 from trainers.launch.command_line import parse_arguments, resolve
-from trainers.marlhf import text_pairs
+from trainers.marlhf import MARLHFTrainer, text_pairs
 
 CONFIG = str(ROOT / "configs/marlhf_quickstart.yaml")
 
@@ -102,6 +112,109 @@ def test_texts_of_pairs_hold_all_agents_in_order():
     assert gap == 1.0
 
 
+class FakeModel:
+    """A reward model that has always read everything."""
+
+    def __init__(self, fitted):
+        self.facts, self.fitted = Facts("fake", 64), fitted
+
+    def measure(self, labelled):
+        self.facts.accuracy, self.facts.loss = 1.0, 0.0
+
+    def order(self, tasks):
+        return None
+
+    def holds(self, text):
+        return True
+
+    def weights(self):
+        return {}
+
+    def save(self, folder):
+        return
+
+
+class FakeOnline:
+    """Each step adds 1 to the weight; the part of a checkpoint is itself."""
+
+    def __init__(self, loop):
+        self.loop, self.weight, self.steps = loop, torch.zeros(1), []
+
+    def step(self, step):
+        self.steps.append((step.index, {t.task_id for t in step.tasks}, float(self.weight)))
+        self.weight += 1
+        span = self.loop.span(0)
+        self.loop.record(step, Gathered((), 0, 0, 0, span), updates=1, metrics={})
+
+    def parts(self):
+        return {"agent": self}
+
+    def state_tensors(self):
+        return {"weight": self.weight}
+
+    def load_tensors(self, tensors):
+        self.weight = tensors["weight"].clone()
+
+
+class Labels:
+    """Rounds of six tasks each: one whose candidates tie, one held out, four that are fitted to;
+    or of ties alone."""
+
+    labelled = 0
+
+    def __init__(self, tasks_of, levels):
+        self.tasks_of, self.levels = tasks_of, levels
+
+    def round(self, index):
+        level, sets = self.levels[index], []
+        for n, given in enumerate(self.tasks_of(index)):
+            rewards = (level, level + (0.5 if n and level else 0.0))
+            pairs = (Pair(1, 0, 0.5),) if n and level else ()
+            sets.append(TaskPairs(candidates(given.task_id, rewards), pairs, 0))
+        useful = [item for item in sets if item.pairs]
+        return Round(index, tuple(sets), tuple(useful[1:]), tuple(useful[:1]))
+
+    def replayed(self, index):
+        return []
+
+
+def test_a_team_that_falls_goes_back_and_only_fitted_tasks_are_learned_from(
+    tmp_path, monkeypatch, capsys
+):
+    """Four rounds of six tasks in three steps. The third's labels are of a team that has come to
+    nothing: it gets the weights of the second round's start, 3 steps, and the round is left out."""
+    section = MARLHFConfig(
+        num_iterations=4, round_tasks=6, batch_size=2, num_train_epochs=1, eval_interval=0,
+        save_steps=None, pair_selection="all", preference_pairs_per_sample=None,
+        reward_train_batch_size=4,
+    )  # fmt: skip
+    tasks = [task(f"t{n}") for n in range(12)]
+    course = Course(tasks, 2, 1, 0, rounds=4, round_tasks=6)
+    loop = Loop(section, tasks, domain=CODE, run_dir=tmp_path, logger=Recorder(), course=course)
+    collector, online = Labels(course.tasks_of, [1.0, 2.0, 0.0, 2.0]), FakeOnline(loop)
+    fits: list[int] = []
+
+    def fit(base, how, pairs, **_):
+        fits.append(len(pairs))
+        return FakeModel(pairs)
+
+    monkeypatch.setattr("trainers.marlhf.train", fit)
+    (tmp_path / "preferences_summary.json").write_text("{}")
+    reward = SimpleNamespace(model=None, kept=None, of_evaluation=lambda trees: {})
+    made = MARLHFTrainer(
+        section, loop, collector, reward, online, RewardBase("fake"), seed=0, resume=False
+    )
+    made.train()
+    assert fits == [4, 4, 4]
+    assert [index for index, *_ in online.steps] == [1, 2, 3, 4, 5, 6, 10, 11, 12]
+    assert [weight for *_, weight in online.steps] == [0, 1, 2, 3, 4, 5, 3, 4, 5]
+    for first, index in ((0, 0), (3, 1), (6, 3)):
+        seen = [names for _, names, _ in online.steps[first : first + 3]]
+        assert [len(names) for names in seen] == [2, 1, 1]
+        assert set.union(*seen) == {item.task_id for item in collector.round(index).train}
+    assert "round 3" in (said := capsys.readouterr().out) and "goes back" in said
+
+
 def small(folder: Path, **keys) -> list[str]:
     """Everything that a run does, in seconds."""
     given = {
@@ -179,3 +292,26 @@ def test_resumed_online_it_keeps_its_reward_model(zygote, whole, tmp_path):
     assert (folder / "reward_model/reward_model.json").stat().st_mtime_ns == before
     one = [line for line in metrics(folder) if line["phase"] == "train"]
     assert one == [line for line in metrics(whole) if line["phase"] == "train"]
+
+
+def test_a_round_with_too_few_pairs_trains_nothing_and_the_run_comes_to_its_end(zygote, tmp_path):
+    """From the second round on no round has a batch of 600 pairs (18 tasks of 4: 108 at most)."""
+    folder = tmp_path / "run"
+    keys = {
+        "num_iterations": 3, "round_tasks": 8, "num_train_epochs": 1, "max_steps": None,
+        "reward_train_batch_size": 600,
+    }  # fmt: skip
+    run = zygote.run("marlhf", small(folder, **keys))
+    assert run.wait() == 0, run.output
+    for number in (2, 3):
+        assert f"round {number}: " in run.output
+    assert run.output.count("are fewer than reward_train_batch_size=600") == 2
+    assert "reward_max_length" not in run.output
+    lines = metrics(folder)
+    labelled = [line for line in lines if "preferences/labelled" in line["metrics"]]
+    assert [line["metrics"]["preferences/labelled"] for line in labelled] == [32, 64, 96]
+    assert ["reward_model/loss" in line["metrics"] for line in labelled] == [True, False, False]
+    assert [line["update"] for line in lines if line["phase"] == "eval"] == [0, 4, 4, 4]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert 3 * 32 < summary["env_steps"] < 3 * 32 + 2 * 8  # online on the tasks with pairs alone
+    assert (folder / "final_model").exists()

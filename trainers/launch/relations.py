@@ -293,6 +293,13 @@ def _madpo(section: MADPOConfig, config: Config) -> None:
         raise ConfigError(
             f"madpo.kl_coef: {section.kl_coef}; DPO's reference is dpo_reference=start: give 0"
         )
+    endless = section.num_train_epochs is None and section.max_steps is None
+    if endless and not section.use_environment_step:
+        raise ConfigError(
+            f"madpo.max_env_steps: {section.max_env_steps} alone may never end a run whose steps "
+            "are labelled candidates (use_environment_step=false), of which there are no more than "
+            "its rounds label; give num_train_epochs or max_steps too"
+        )
     trained = section.train_agents
     if trained is not None and (
         not trained

@@ -377,6 +377,15 @@ def test_a_mistake_is_refused_in_one_line(items, named):
         ),
         ("madpo", ["madpo.pair_selection=all"], ["preference_pairs_per_sample", "null"]),
         ("madpo", ["lora.dropout=0.1"], ["lora.dropout", "0.1", "madpo"]),
+        (
+            "madpo",
+            [
+                "madpo.use_environment_step=false",
+                "madpo.num_train_epochs=null",
+                "madpo.max_env_steps=99",
+            ],
+            ["madpo.max_env_steps", "99", "max_steps"],
+        ),
         ("marlhf", ["magrpo.num_turns=2"], ["magrpo.num_turns", "2"]),
         *(
             (name, [f"{key}.turn_order=sequential"], [f"{key}.turn_order", "give simultaneous"])

@@ -21,7 +21,7 @@ from comlrl.preferences.candidates import (
     read_sets,
 )
 from comlrl.preferences.collector import Collector
-from comlrl.preferences.pairs import TaskPairs, hold_out, select_pairs
+from comlrl.preferences.pairs import Round, TaskPairs, hold_out, select_pairs
 from comlrl.rollout.grow import Rollout
 from comlrl.types import Completion, Message
 from rewards.code.domain import CODE
@@ -108,6 +108,29 @@ def test_whole_tasks_are_held_out():
     assert hold_out(tasks, 0.0, 7)[1] == []
     assert len(hold_out(tasks[:3], 0.1, 7)[1]) == 1  # two tasks: one of them
     assert hold_out(tasks[:2], 0.1, 7)[1] == []  # one task alone is learned from
+
+
+def test_what_is_held_out_was_never_fitted_and_never_will_be():
+    """Twelve tasks, four a round, in three shuffled orders one after the other; some rounds leave
+    tasks without pairs, which are decided when they have some."""
+    generator, rounds = random.Random(3), []
+    for index in range(9):
+        names = [str(n) for n in range(12)]
+        random.Random(index // 3).shuffle(names)
+        at = 4 * (index % 3)
+        tasks = [pairs_of(name, generator.randrange(3)) for name in names[at : at + 4]]
+        train, held = hold_out(tasks, 0.25, 7, rounds)
+        assert {t.task_id for t in (*train, *held)} == {t.task_id for t in tasks if t.pairs}
+        assert len(held) == 1 or index >= 3 or len(train) < 2
+        rounds.append(Round(index, tuple(tasks), tuple(train), tuple(held)))
+    fitted = {t.task_id for made in rounds for t in made.train}
+    held_out = {t.task_id for made in rounds for t in made.held_out}
+    assert not fitted & held_out and 3 <= len(held_out) <= 5
+    # Which of them is drawn anew in each round, not by its place alone.
+    tasks = [pairs_of(str(n), 1) for n in range(10)]
+    empty = [Round(n, (), (), ()) for n in range(8)]
+    drawn = {hold_out(tasks, 0.1, 7, empty[:n])[1][0].task_id for n in range(8)}
+    assert len(drawn) > 2
 
 
 def test_the_file_gives_back_what_was_written(tmp_path):

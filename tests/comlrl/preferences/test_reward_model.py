@@ -17,7 +17,7 @@ from comlrl.preferences.candidates import (
     PreferenceError,
     joint_text,
 )
-from comlrl.preferences.pairs import Pair, TaskPairs
+from comlrl.preferences.pairs import Pair, Round, TaskPairs
 from comlrl.preferences.reward_model import Facts, ModelReward, RewardModel, load
 from comlrl.preferences.reward_training import Fit, RewardBase, TextPair, train
 from comlrl.preferences.text_states import last_states, shared_rows
@@ -70,7 +70,7 @@ def fitted(tmp_path: Path, given=None, *, fit: Fit = FIT, said=None, **base) -> 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> RewardModel:
     made = fitted(tmp_path_factory.mktemp("fit"))
-    made.measure(held_out(24))
+    made.measure(labelled(held_out(24), held_out(24)))
     return made
 
 
@@ -87,14 +87,29 @@ def plain_score(model: RewardModel, text: str) -> float:
         return float(model.model(torch.tensor([ids])).logits[0, 0])
 
 
+def labelled(tasks, held_out) -> Round:
+    return Round(0, tuple(tasks), (), tuple(held_out))
+
+
 def test_statistics_are_of_all_candidates_accuracy_of_the_held_out_ones(model):
+    """Those of a task whose candidates tie, and which therefore is in neither part, too."""
     whole, tasks = replace(model.facts), held_out(24)
-    model.measure(tasks[:16], tasks[16:])
+    tied = replace(tasks[0], pairs=(), ties=1)
+    model.measure(labelled([tied, *tasks[1:]], tasks[1:17]))
     assert model.facts.held_out_pairs == 16
     assert model.facts.mean == pytest.approx(whole.mean, abs=1e-5)
     assert model.facts.std == pytest.approx(whole.std, rel=1e-5)
-    model.measure(tasks)
+    model.measure(labelled(tasks, []))
+    assert (model.facts.accuracy, model.facts.loss, model.facts.held_out_pairs) == (None, None, 0)
+    model.measure(labelled(tasks, tasks))
     assert model.facts == whole
+
+
+def test_the_share_of_pairs_that_are_ordered_rightly(model):
+    tasks = held_out(8)
+    turned = [replace(item, pairs=(Pair(1, 0, -1.0),)) for item in tasks[:2]]
+    assert model.order(tasks) == 1.0 and model.order([*turned, *tasks[2:]]) == 6 / 8
+    assert model.order([replace(tasks[0], pairs=())]) is None
 
 
 def test_statistics_and_accuracy_by_a_plain_pass(model):
@@ -213,7 +228,7 @@ def test_it_is_saved_and_loaded_as_it_was(model, tmp_path):
 def test_a_base_in_bfloat16_is_scored_in_full_precision_at_the_end(tmp_path):
     """Its scores are the plain pass's up to the rounding within, and are not rounded to 8 bits."""
     made = fitted(tmp_path, dtype=torch.bfloat16)
-    made.measure(held_out(24))
+    made.measure(labelled(held_out(24), held_out(24)))
     texts = [f"p\n{w}\n" for pair in pairs(16, seed=5) for w in pair]
     found = made.raw(texts)
     assert torch.tensor(found).bfloat16().tolist() != found

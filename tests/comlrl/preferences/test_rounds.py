@@ -67,6 +67,15 @@ def test_without_passes_the_steps_are_divided_among_the_rounds():
     assert course.steps is None and course.end_of(0) == 2
 
 
+def test_no_two_rounds_share_an_epoch_where_the_steps_are_divided():
+    """Three steps a round, two a pass: one pass and half of the next, which is not gone on with."""
+    course = Course(
+        [task(n) for n in "ABCDEFGH"], 2, None, seed=3, rounds=2, round_tasks=4, max_steps=6
+    )
+    assert [course.at(step)[0] for step in range(6)] == [0, 0, 1, 2, 2, 3]
+    assert [course.start_of(r) for r in range(2)] == [0, 3]
+
+
 def candidates(rewards, texts) -> CandidateSet:
     made = tuple(
         JointCandidate((Completion(t, (), True), Completion("-", (), True)), r)

@@ -1,0 +1,66 @@
+"""A team that falls below the labels of its best round gets that round's weights back."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from comlrl.loop.best_round import BestRound, reward_of
+from comlrl.preferences.pairs import Round, TaskPairs
+from tests.comlrl.preferences.test_collector import candidates
+
+
+class Weights:
+    """A part of one number. It goes on in the tensor that it is given, as Adam's moments do."""
+
+    def __init__(self, value: float) -> None:
+        self.value = torch.tensor([value])
+
+    def state_tensors(self):
+        return {"value": self.value}
+
+    def load_tensors(self, tensors):
+        self.value = tensors["value"]
+
+
+def labelled(*rewards_of_tasks: tuple[float, ...]) -> Round:
+    made = [candidates(str(n), rewards) for n, rewards in enumerate(rewards_of_tasks)]
+    return Round(0, tuple(TaskPairs(item, (), 0) for item in made), (), ())
+
+
+def test_the_error_is_over_tasks():
+    """Means 1, 2 and 6: mean 3, variance (4 + 1 + 9) / 2 = 7, of the mean 7 / 3."""
+    mean, error = reward_of(labelled((0, 2), (2, 2), (5, 7)))
+    assert (mean, error) == (3.0, pytest.approx(math.sqrt(7 / 3)))
+    assert reward_of(labelled((0, 2))) == (1.0, math.inf)  # one task tells nothing of others
+
+
+def test_the_best_team_comes_back_where_a_later_one_has_fallen():
+    """Each round is of two tasks d apart, so that its standard error is d / 2: 0.1 and 0.1, and
+    the difference's 0.1414. Three of them below 2.0 is 1.576."""
+    weights = Weights(1.0)
+    best = BestRound({"agent": weights})
+    assert best.offer(labelled((0.9, 0.9), (1.1, 1.1)))
+    weights.value += 1.0  # in place, as an optimizer steps
+    assert best.offer(labelled((1.9, 1.9), (2.1, 2.1))) and weights.value == 2.0
+    weights.value += 1.0
+    assert best.offer(labelled((1.5, 1.5), (1.7, 1.7)))  # below, but within the error
+    assert weights.value == 3.0 and best.mean == 2.0
+    assert not best.offer(labelled((1.45, 1.45), (1.65, 1.65)))
+    assert weights.value == 2.0
+    weights.value += 5.0
+    assert not best.offer(labelled((0.0, 0.0), (0.2, 0.2))) and weights.value == 2.0
+
+
+def test_a_checkpoint_holds_it():
+    weights = Weights(4.0)
+    best, empty = BestRound({"agent": weights}), BestRound({"agent": Weights(0.0)})
+    empty.load_tensors(empty.state_tensors())
+    assert empty.mean == -math.inf and empty.tensors == {}
+    best.offer(labelled((1.9, 1.9), (2.1, 2.1)))
+    other = Weights(7.0)
+    again = BestRound({"agent": other})
+    again.load_tensors(best.state_tensors())
+    assert not again.offer(labelled((0.0, 0.0), (0.2, 0.2))) and other.value == 4.0
