@@ -30,7 +30,9 @@ class Before:
 
     @classmethod
     def of(cls, folder: Path) -> Before:
-        names = frozenset(path.name for path in folder.iterdir()) if folder.is_dir() else frozenset()
+        names = (
+            frozenset(path.name for path in folder.iterdir()) if folder.is_dir() else frozenset()
+        )
         above = (folder, *folder.parents)
         return cls(folder, names, tuple(path for path in above if not path.exists()))
 

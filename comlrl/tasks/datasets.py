@@ -165,12 +165,12 @@ def _read(
     name = name or source
     try:
         return datasets.load_dataset(source, data_files=data_files, split=base)
-    except (ValueError, KeyError, AssertionError, IndexError) as error:
-        raise ConfigError(f"{given} of '{name}' cannot be read: {_line(error)}") from error
     except Exception as error:  # the hub's and the readers' many kinds, each a user's matter
         for file in sorted(Path(name).glob("**/*.json*")):
-            if file.suffix in KINDS:
+            if KINDS.get(file.suffix) == "json":
                 json_rows(file, str(file))  # says which line it is
+        if isinstance(error, ValueError | KeyError | AssertionError | IndexError):
+            raise ConfigError(f"{given} of '{name}' cannot be read: {_line(error)}") from error
         raise ConfigError(f"dataset.name: '{name}' cannot be had: {_line(error)}") from error
 
 

@@ -91,8 +91,8 @@ def _who(given: Other, roles: Sequence[str]) -> Other:
         return given
     if given in roles:
         return roles.index(given)
-    mend = near(given, (*roles, *NOBODY), "give a role, {}, or a run")
-    raise ConfigError(f"--replace: '{given}' is no agent, and no such run exists; {mend}")
+    mend = near(given, (*roles, *NOBODY), "give a run, or one of {}")
+    raise ConfigError(f"--replace: '{given}' does not exist, as a run or a role; {mend}")
 
 
 def told(who: Other) -> str:
