@@ -50,12 +50,12 @@ def check(asked: Mapping[str, Other], config: Config) -> dict[int, Other]:
         raise ConfigError("--replace: the agents of this run act by one policy; none has its own")
     roles = load_domain(config).roles(section.num_agents) if asked else ()
     replaced: dict[int, Other] = {}
-    for place, given in asked.items():
-        who = _who(given, roles)
-        for agent in range(section.num_agents) if place == "all" else [_place(place, roles)]:
-            if agent in replaced:
-                raise ConfigError(_again(f"{place}={given}"))
-            replaced[agent] = who
+    for text, given in asked.items():
+        named = range(section.num_agents) if text == "all" else [_place(text, roles)]
+        for place in named:
+            if place in replaced:
+                raise ConfigError(_again(f"{text}={told(given)}"))
+            replaced[place] = _who(given, roles)
     for place, who in replaced.items():
         for agent in (place, who) if isinstance(who, int) else (place,):
             if agent >= section.num_agents:
