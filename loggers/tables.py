@@ -37,7 +37,10 @@ def evaluation_table(result: Mapping[str, Any]) -> str:
     names += ["reward_mean", *(name for name in metrics if name.startswith("reward/"))]
     names += listed(view_of(result["settings"]["domain"]).tables, metrics) + list(SHOWN)
     rows = [[n, metrics[n], _interval(intervals.get(n))] for n in names if n in metrics]
-    cost = [[name, value] for name, value in result["budget"].items()]
+    cost = [
+        [name, counted(value) if name.startswith("flops") else value]
+        for name, value in result["budget"].items()
+    ]
     heading = f"# {_what(result)}\n\n{_how(result)}\n"
     return "\n".join(
         [heading, table(["metric", "mean", "95% interval"], rows), table(["budget", ""], cost)]
@@ -77,7 +80,7 @@ def replacement_table(result: Mapping[str, Any]) -> str:
         for name in scores:
             who += [team["metrics"][name], _interval(team["intervals"][name])]
         who.append(f"{team['budget']['model_calls'] / (result['tasks'] * result['samples']):g}")
-        rows.append(who + [f"{team['budget'][cost]:.3g}" for _, cost in costs])
+        rows.append(who + [counted(team["budget"][cost]) for _, cost in costs])
     head += ["calls", *(title for title, _ in costs)]
     heading = f"# {_what(result)}, agents replaced\n\n{_how(result)} Cost is of one answer.\n"
     parts = [heading, table(head, rows)]
@@ -125,6 +128,19 @@ def _how(result: Mapping[str, Any]) -> str:
 
 def _interval(pair: Sequence[float] | None) -> str:
     return f"{_text(pair[0])} – {_text(pair[1])}" if pair else ""
+
+
+def counted(value: float) -> str:
+    """Tokens or operations in three digits, e.g. 245 M."""
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= 0.9995 * size:
+            return f"{_digits(value / size)} {unit}"
+    return _digits(value)
+
+
+def _digits(value: float) -> str:
+    """Three of them, and all of a larger number's whole part."""
+    return f"{value:.0f}" if value >= 99.95 else f"{value:.3g}"
 
 
 def _text(value: Any) -> str:

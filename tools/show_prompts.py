@@ -1,5 +1,8 @@
 """Prints what the agents of a configuration read: its own domain, prompts and external mode.
 
+Prompts are printed as the model reads them, with its chat template and what that adds, such as a
+system message. Each is headed by its agent's role, the key of ``prompts``.
+
     python tools/show_prompts.py --config configs/magrpo_quickstart.yaml
     python tools/show_prompts.py --override dataset.name=rows.jsonl \
         --task HumanEval/0 --completions aux.py main.py --mode level_feedback plain
@@ -15,18 +18,20 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from comlrl.config.sections import Config
+from comlrl.config.sections import Config, ConfigError, DatasetConfig
 from comlrl.tasks.datasets import load_tasks
 from comlrl.tasks.history import Exchange, behind, next_prompt
-from comlrl.tasks.prompts import Prompts, plain_text
+from comlrl.tasks.prompts import Prompts
 from comlrl.tasks.quoting import clean
 from comlrl.types import Attempt, JointAction, Message, Task
-from trainers.launch import evaluation_plan
+from trainers.launch import evaluation_plan, hub
+from trainers.launch.execution import is_user_error
 from trainers.launch.work import build_reward, build_transition, load_prompts, with_mode
 
 UNKNOWN = "(here stands what those before it will have written in this turn)\n"
@@ -130,30 +135,66 @@ def _handed_on(
     return ("", *(handed_on(task, i, agents, texts[:i]) for i in range(1, agents)))
 
 
-def show(mode: str, names: Sequence[str], prompts_T: Sequence[Sequence[Sequence[Message]]]) -> None:
+def readers(config: Config) -> list[Callable[[Sequence[Message]], str]]:
+    """What turns each agent's messages into the text that its model reads; loads no weights."""
+    names = config.agents or (config.agent_model.name,) * config.section.num_agents
+    found = {name: _reader(config, name) for name in dict.fromkeys(names)}
+    return [found[name] for name in names]
+
+
+def _reader(config: Config, name: str) -> Callable[[Sequence[Message]], str]:
+    model: Any = None  # an agent's prompts are encoded without it
+    builtin = dataclasses.replace(config, dataset=DatasetConfig())  # the rows have been read
+    try:
+        hub.check_reachable(builtin, [("agent_model.name", name)])
+        from comlrl.models.agent import Agent
+        from comlrl.models.loading import load_tokenizer
+
+        agent = Agent(0, model, load_tokenizer(config.agent_model, name), None)
+    except ConfigError as error:
+        print(f"notice: shown without a chat template: {error}", file=sys.stderr)
+        return _messages
+    return lambda prompt: agent.tokenizer.decode(
+        agent.encode(prompt), skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
+
+
+def _messages(prompt: Sequence[Message]) -> str:
+    return "\n".join(f"[{message.role}]\n{message.content}" for message in prompt)
+
+
+def show(
+    mode: str,
+    roles: Sequence[str],
+    prompts_T: Sequence[Sequence[Sequence[Message]]],
+    reader_N: Sequence[Callable[[Sequence[Message]], str]],
+) -> None:
     for turn, prompts_N in enumerate(prompts_T, 1):
-        for name, prompt in zip(names, prompts_N, strict=True):
-            roles = ", ".join(message.role for message in prompt)
-            print(f"════ {mode} · turn {turn} · {name} ({roles})\n{plain_text(prompt)}")
+        for role, prompt, text in zip(roles, prompts_N, reader_N, strict=True):
+            print(f"════ {mode} · turn {turn} · {role}\n{text(prompt)}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     try:
         config = resolve(options)
+        hub.check_data(config)
         prompts, agents = load_prompts(config), config.section.num_agents
         tasks = load_tasks(config.dataset, config.dataset.eval_split, prompts.domain)
         task = find_task(tasks, options.task)
         attempts = attempts_of(config, task, options.completions)
         for attempt in attempts:
             print(f"════ reward of turn {attempt.turn}: {attempt.score.value:.2f}")
+        reader_N = readers(config)
         for mode in options.mode or [None]:
             external = dataclasses.replace(config.external, mode=mode or config.external.mode)
             moded = dataclasses.replace(config, external=external)
             shown = str(with_mode(moded, prompts).mode)
-            names = prompts.domain.parts(task, agents)
-            show(shown, names, prompts_by_turn(moded, prompts, task, attempts))
-    except (OSError, ValueError) as error:
+            roles = prompts.domain.roles(agents)
+            show(shown, roles, prompts_by_turn(moded, prompts, task, attempts), reader_N)
+    except (OSError, ValueError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not is_user_error(error):
+            raise
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

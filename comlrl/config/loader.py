@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from comlrl.config import paths
 from comlrl.config.sections import SECTIONS, Config, ConfigError, Root
 
 # Older spellings; "<algo>" stands for the algorithm's section. None: accepted and ignored.
@@ -60,6 +62,7 @@ class Loader:
         self.algorithm_sections = dict(sections)
         self.sections: dict[str, type] = {**SECTIONS, **sections}
         self.folder = Path.cwd()  # of the file that was read last
+        self.beside = self.folder  # where its paths are looked for
         self.notices: list[str] = []
         self.given: dict[str, str] = {}  # key → source, of everything that was said
         self._values = OmegaConf.create(
@@ -74,7 +77,7 @@ class Loader:
 
     def read(self, path: str | Path) -> None:
         """Take every key of a YAML file."""
-        self.folder = Path(path).absolute().parent
+        self.folder = self.beside = Path(os.path.abspath(path)).parent
         for key, value in self._leaves(load_yaml(path)):
             self.set(Setting(key, value, str(path)))
 
@@ -109,7 +112,7 @@ class Loader:
             return
         if key.startswith("wandb."):
             self._wandb = True
-        self._assign(key, value, setting)
+        self._assign(key, self._absolute(key, value, setting), setting)
         self.given[key] = setting.source
 
     def build(self) -> Config:
@@ -126,6 +129,7 @@ class Loader:
             wandb=self._section("wandb") if self._wandb else None,
             sections={n: self._section(n) for n in self.algorithm_sections},
             folder=self.folder,
+            beside=self.beside,
             **shared,
         )
 
@@ -157,6 +161,13 @@ class Loader:
         text = f"is read as `{new}`" if new else "is ignored"
         self.notices.append(f"{setting.source}: `{key}` {text}")
         return new
+
+    def _absolute(self, key: str, value: Any, setting: Setting) -> Any:
+        head, _, tail = key.partition(".")
+        if (f"<algo>.{tail}" if head in self.algorithm_sections else key) not in paths.KEYS:
+            return value
+        folders = [self.beside, Path.cwd()]
+        return paths.absolute(value, folders[::-1] if setting.source[:2] == "--" else folders)
 
     def _assign(self, key: str, value: Any, setting: Setting) -> None:
         target, name = self._locate(key, value, setting)

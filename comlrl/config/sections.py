@@ -187,6 +187,8 @@ class Config:
     sections: Mapping[str, Any]  # the algorithm's section, and MARLHF's RL algorithm's
     # of the file: modules of its own lie there
     folder: Path = field(default_factory=Path.cwd, compare=False)
+    # of the file that was read: its paths are looked for there first
+    beside: Path = field(default_factory=Path.cwd, compare=False)
 
     @property
     def section(self) -> Any:
@@ -204,7 +206,7 @@ class Config:
         plain = {
             f.name: _plain(getattr(self, f.name))
             for f in dataclasses.fields(self)
-            if f.name not in ("algorithm", "sections", "folder")
+            if f.name not in ("algorithm", "sections", "folder", "beside")
         }
         return plain | {name: _plain(section) for name, section in self.sections.items()}
 

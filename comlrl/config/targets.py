@@ -113,11 +113,14 @@ def check_class(target: Target, protocol: type, methods: Iterable[str]) -> None:
     check_methods(target, protocol, methods)
 
 
-def check_methods(target: Target, protocol: type, methods: Iterable[str]) -> None:
+def check_methods(
+    target: Target, protocol: type, methods: Iterable[str], *, inherited: bool = False
+) -> None:
     """Raises ConfigError where ``target.found``, a class or an object, lacks a method or has one
     of other arguments than ``protocol`` says.
 
-    What is inherited from ``protocol`` itself, which only says what it is for, is lacking.
+    What is inherited from ``protocol`` itself, which only says what it is for, is lacking, unless
+    ``inherited``: then what is not there at all is not missed either.
     """
     is_class = isinstance(target.found, type)
     places = [*([] if is_class else [target.found]), *inspect.getmro(_class(target.found))]
@@ -126,8 +129,12 @@ def check_methods(target: Target, protocol: type, methods: Iterable[str]) -> Non
         shown = f"{name}({', '.join(form)})"
         place = next((p for p in places if name in getattr(p, "__dict__", {})), protocol)
         method = getattr(place if is_class else target.found, name, None)
-        if place is protocol or not callable(method):
+        if place is protocol:
+            if inherited:
+                continue
             raise ConfigError(f"{target} has no method `{shown}`; give it one")
+        if not callable(method):
+            raise ConfigError(f"{target}: its `{name}` is {method!r}; write a method `{shown}`")
         unbound = is_class and inspect.isfunction(vars(place)[name])
         try:
             inspect.signature(method).bind(*form, *["self"] * unbound)

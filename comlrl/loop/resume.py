@@ -24,6 +24,7 @@ from comlrl.loop.run_directory import (
     make_writable,
     move_aside,
 )
+from comlrl.loop.traces import Before
 
 HARMLESS_SECTIONS = ("output", "wandb", "distributed", "agent_devices")
 HARMLESS_KEYS = (
@@ -42,6 +43,7 @@ class Start:
     checkpoint: Path | None  # to go on from; None: a fresh start
     continuing: bool  # what an earlier process left in ``run_dir`` is this run's own
     sources: Sequence[Source] = ()  # the user's own modules
+    before: Before | None = None  # of a fresh start
 
 
 def prepare(config: Config, resume: bool, force: bool, sources: Sequence[Source] = ()) -> Start:
@@ -55,6 +57,7 @@ def prepare(config: Config, resume: bool, force: bool, sources: Sequence[Source]
     found = checkpoint.newest(folder) if resume and folder.exists() else None
     if found is None and holds_run(folder):
         _make_room(folder, config, resume)
+    before = Before.of(folder)
     make_writable(folder)
     config = replace(config, output=replace(config.output, dir=str(folder), overwrite=False))
     changed = _changes(folder, config, sources)
@@ -66,7 +69,7 @@ def prepare(config: Config, resume: bool, force: bool, sources: Sequence[Source]
     for change in changed if found is not None else ():
         print(f"notice: resuming with {change}", file=sys.stderr)
     continuing = found is not None or (folder / CONFIG).exists()
-    return Start(config, folder, found, continuing, sources)
+    return Start(config, folder, found, continuing, sources, None if continuing else before)
 
 
 def _make_room(folder: Path, config: Config, resume: bool) -> None:

@@ -87,11 +87,26 @@ def resolve_model(name: str) -> str:
     return str(MODELS.get(name, name))
 
 
+def load_tokenizer(section: AgentModelConfig, name: str) -> Any:
+    """A model's tokenizer, with its special tokens. Raises ConfigError where it cannot be had."""
+    try:
+        tokenizer = _tokenizer(section, name)
+    except (OSError, ValueError, json.JSONDecodeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(f"agent_model.name: '{name}' cannot be loaded: {reason}") from error
+    tokenizer.add_special_tokens(dict(section.special_tokens))
+    return tokenizer
+
+
+def _tokenizer(section: AgentModelConfig, name: str) -> Any:
+    return AutoTokenizer.from_pretrained(resolve_model(name), **dict(section.tokenizer_kwargs))
+
+
 def load_model(section: AgentModelConfig, name: str, device: str) -> tuple[PreTrainedModel, Any]:
     """A causal language model in evaluation mode, and its tokenizer with pad and EOS tokens."""
     source, asked = resolve_model(name), section.attn_implementation
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **dict(section.tokenizer_kwargs))
+        tokenizer = _tokenizer(section, name)
         model = AutoModelForCausalLM.from_pretrained(
             source,
             dtype=dtype_of(section, device),

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from comlrl.builtin import DATASETS
 from comlrl.config.sections import ConfigError, DatasetConfig
+from comlrl.config.targets import near
+from comlrl.tasks.json_rows import KINDS, json_rows
 from comlrl.types import Domain, Task
-
-FILE_KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 
 
 def load_tasks(
@@ -24,67 +24,153 @@ def load_tasks(
 ) -> list[Task]:
     """The tasks of a split such as ``train`` or ``test[33:163]``.
 
-    Raises ConfigError, naming the row, for one that the domain cannot use; with ``on_bad_row:
-    skip`` it is told to ``warn`` and left out.
+    A task's name is its row's ``task_id``, else ``row_N`` by its place in the whole file (with
+    the split's name before it where the data set has several files), whatever is sliced. Raises
+    ConfigError, naming the row, for one that the domain cannot use; with ``on_bad_row: skip`` it
+    is told to ``warn`` and left out.
     """
     tasks: list[Task] = []
-    rows = _rows(section, split)
-    for index, row in enumerate(rows):
-        name = str(row.get("task_id") or f"row_{index}")
+    for rows, index in _chosen(section, split):
+        name, where = rows.names[index], rows.where(index)
         try:
-            tasks.append(domain.task(name, row))
+            tasks.append(domain.task(name, rows.content[index]))
         except ValueError as error:
             if section.on_bad_row == "error":
                 raise ConfigError(
-                    f"dataset.name: '{section.name}' split '{split}': row {index} ('{name}'): "
-                    f"{error}; mend the row, or set dataset.on_bad_row=skip"
+                    f"dataset.name: '{section.name}' split '{split}': {where}: {error}; fix the "
+                    "row, or set dataset.on_bad_row=skip"
                 ) from error
-            warn(f"dataset row {index} ('{name}') is skipped: {error}")
+            warn(f"dataset {where} is skipped: {error}")
     if not tasks:
         raise ConfigError(
             f"{split_key(section, split)}: '{split}' of '{section.name}' has no usable row; give "
             "another split"
         )
-    return _unique(tasks)
+    names = _unique([task.task_id for task in tasks])
+    return [replace(task, task_id=name) for task, name in zip(tasks, names, strict=True)]
 
 
-def _unique(tasks: list[Task]) -> list[Task]:
+def apart(held_out: Sequence[Task], training: Sequence[Task]) -> tuple[list[Task], list[str]]:
+    """Held-out tasks, none of which has the name of another task of training; and the names of
+    those that are training tasks themselves."""
+    names = {task.task_id for task in training}
+    rows = {_content(task) for task in training}
+    own = {(task.task_id, _content(task)) for task in training}
+    taken = names | {task.task_id for task in held_out}
+    result, shared = [], []
+    for task in held_out:
+        content = _content(task)
+        if content in rows:
+            shared.append(task.task_id)
+        if task.task_id in names and (task.task_id, content) not in own:
+            name = _free(task.task_id, taken)
+            taken.add(name)
+            task = replace(task, task_id=name)
+        result.append(task)
+    return result, shared
+
+
+def _content(task: Task) -> str:
+    return repr(sorted((k, repr(v)) for k, v in task.fields.items() if k != "task_id"))
+
+
+def _free(name: str, taken: set[str]) -> str:
+    return next(new for n in range(2, 10**9) if (new := f"{name}#{n}") not in taken)
+
+
+def _unique(names: Sequence[str]) -> list[str]:
     """Task names key the sampling, so that each must stand once."""
-    seen: dict[str, int] = {}
-    result = []
-    for task in tasks:
-        count = seen[task.task_id] = seen.get(task.task_id, 0) + 1
-        name = task.task_id if count == 1 else f"{task.task_id}#{count}"
-        result.append(replace(task, task_id=name))
+    taken, seen, result = set(names), set[str](), []
+    for name in names:
+        if name in seen:
+            name = _free(name, taken)
+            taken.add(name)
+        seen.add(name)
+        result.append(name)
     return result
 
 
-def _rows(section: DatasetConfig, split: str) -> Any:
+@dataclass(frozen=True)
+class Rows:
+    """All rows of a file, or of a data set's split."""
+
+    content: Sequence[Mapping[str, Any]]
+    names: Sequence[str]
+    lines: Sequence[int] | None  # of the file, from 1
+
+    def where(self, index: int) -> str:
+        place = f"row {index}" if self.lines is None else f"line {self.lines[index]}"
+        return f"{place} ('{self.names[index]}')"
+
+
+def _chosen(section: DatasetConfig, split: str) -> Iterator[tuple[Rows, int]]:
+    """The rows that a split's text names. Raises ConfigError where it names none."""
+    import datasets
+
+    key, name = split_key(section, split), section.name
+    try:
+        instruction = datasets.ReadInstruction.from_spec(split)
+    except ValueError:
+        raise ConfigError(f"{key}: '{split}' is not a split; write e.g. test[:16]") from None
+    bases = dict.fromkeys(part.strip().partition("[")[0] for part in split.split("+"))
+    rows = {base: _whole(name, base, f"{key}: '{split}'") for base in bases}
+    sizes = {base: len(found.content) for base, found in rows.items()}
+    pieces = instruction.to_absolute(sizes)
+    places = [(rows[p.splitname], index) for p in pieces for index in range(p.from_, p.to)]
+    if not places:
+        there = " and ".join(f"{size:,} rows in '{base}'" for base, size in sizes.items())
+        raise ConfigError(f"{key}: '{split}' of '{name}' is empty: there are {there}; give another")
+    yield from places
+
+
+def _whole(name: str, base: str, given: str) -> Rows:
+    """A whole split. ``given``: key and value, for messages."""
+    path = Path(name)
+    if name.startswith("builtin:"):
+        if name not in DATASETS:
+            mend = near(name, DATASETS, "the builtin are {}")
+            raise ConfigError(f"dataset.name: '{name}' does not exist; {mend}")
+        if base not in DATASETS[name]:
+            there = ", ".join(DATASETS[name])
+            raise ConfigError(f"{given}: '{name}' has no split '{base}'; it has {there}")
+        return _named(*json_rows(DATASETS[name][base], name), prefix=f"{base}_")
+    if path.suffix not in KINDS:
+        return _named(_read(name, given, base), None, prefix=f"{base}_")
+    if not path.is_file():
+        raise ConfigError(f"dataset.name: '{name}' does not exist; give a file that does")
+    if KINDS[path.suffix] == "json":
+        return _named(*json_rows(path, name))
+    return _named(_read(KINDS[path.suffix], given, base, data_files={base: name}, name=name), None)
+
+
+def _named(content: Any, lines: Sequence[int] | None, prefix: str = "") -> Rows:
+    if isinstance(content, list):
+        ids = [row.get("task_id") for row in content]
+    else:  # a table, read by columns
+        ids = (
+            list(content["task_id"]) if "task_id" in content.column_names else [None] * len(content)
+        )
+    names = [str(given or f"{prefix}row_{index}") for index, given in enumerate(ids)]
+    return Rows(content, _unique(names), lines)
+
+
+def _read(
+    source: str, given: str, base: str, data_files: Any = None, name: str | None = None
+) -> Any:
+    """What the datasets library makes of a name. Raises ConfigError for whatever it raises."""
     import datasets
 
     datasets.disable_progress_bars()
-    name, path = section.name, Path(section.name)
-    if name.startswith("builtin:") and name not in DATASETS:
-        raise ConfigError(f"dataset.name: '{name}'; the builtin are {', '.join(DATASETS)}")
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it is all in the error
+    name = name or source
     try:
-        if name in DATASETS:
-            files = {key: str(file) for key, file in DATASETS[name].items()}
-            return datasets.load_dataset("json", data_files=files, split=split)
-        if path.suffix in FILE_KINDS:
-            if not path.is_file():
-                raise ConfigError(f"dataset.name: '{name}' does not exist; give a file that does")
-            base = re.split(r"[\[+]", split)[0]
-            return datasets.load_dataset(
-                FILE_KINDS[path.suffix], data_files={base: str(path)}, split=split
-            )
-        return datasets.load_dataset(name, split=split)
-    except ConfigError:
-        raise
-    except (ValueError, KeyError, AssertionError, IndexError) as error:
-        raise ConfigError(
-            f"{split_key(section, split)}: '{split}' of '{name}' cannot be read: {_line(error)}"
-        ) from error
+        return datasets.load_dataset(source, data_files=data_files, split=base)
     except Exception as error:  # the hub's and the readers' many kinds, each a user's matter
+        for file in sorted(Path(name).glob("**/*.json*")):
+            if KINDS.get(file.suffix) == "json":
+                json_rows(file, str(file))  # says which line it is
+        if isinstance(error, ValueError | KeyError | AssertionError | IndexError):
+            raise ConfigError(f"{given} of '{name}' cannot be read: {_line(error)}") from error
         raise ConfigError(f"dataset.name: '{name}' cannot be had: {_line(error)}") from error
 
 

@@ -98,7 +98,11 @@ def _clock(seconds: float) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m loggers.report", description=__doc__)
+    module = Path(sys.argv[0]).name == "__main__.py"
+    parser = argparse.ArgumentParser(
+        prog="python -m loggers.report" if module else None,  # else `comlrl report`
+        description="Write a run, or several compared, as one page to look at.",
+    )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directories")
     parser.add_argument(
         "--out",

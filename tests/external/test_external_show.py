@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from comlrl.builtin import TINY_CODER
 
 ROOT = Path(__file__).parents[2]
 ROW = {
@@ -35,8 +38,8 @@ def test_every_mode_is_printed_for_every_agent_and_turn(tmp_path: Path) -> None:
     assert "reward of turn 1: 1.50" in shown.stdout
     for mode in modes:
         for turn in (1, 2):
-            for name in ("aux", "pick"):
-                assert f"════ {mode} · turn {turn} · {name} (" in shown.stdout
+            for role in ("aux", "main"):  # the keys of `prompts`
+                assert f"════ {mode} · turn {turn} · {role}\n" in shown.stdout
     assert "Failed: assert pick(3) == 6\n" in shown.stdout
     assert "`aux`: used.\nWrite a revised `pick`, code only" in shown.stdout
 
@@ -45,7 +48,7 @@ def test_a_configurations_own_prompts_are_printed(tmp_path: Path) -> None:
     own = ["prompts.system=Be short.", "prompts.aux={problem} Help {entry_point}."]
     shown = show(tmp_path, *own, "prompts.revision=Once more, {name}.")
     assert shown.returncode == 0, shown.stderr
-    assert "turn 1 · aux (system, user)\nBe short.\n\ndef pick(n):" in shown.stdout
+    assert "turn 1 · aux\nBe short.\n\ndef pick(n):" in shown.stdout
     assert "Help pick.\n\n" in shown.stdout and "turn 2" not in shown.stdout
     own += ["prompts.revision=Once more, {name}.", "--mode", "passed", "--completions"]
     shown = show(tmp_path, *own, "aux.py", "main.py")
@@ -67,3 +70,51 @@ def test_a_task_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     shown = show(tmp_path, "--task", "7", "--completions", "aux.py", "main.py")
     assert shown.returncode == 2
     assert shown.stderr == "error: --task: '7' is not among the 1 rows of the split\n"
+
+
+TEMPLATE = (
+    "{% if messages[0].role != 'system' %}<|system|>You help.\n{% endif %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}<|assistant|>"
+)
+
+
+def test_the_chat_template_is_shown_with_the_system_message_that_it_adds(tmp_path: Path) -> None:
+    shutil.copytree(TINY_CODER, tmp_path / "chat")
+    file = tmp_path / "chat" / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": TEMPLATE}))
+    own = ["agent_model.name=chat", "prompts.aux={problem} Help.", "prompts.main=Write {name}."]
+    shown = show(tmp_path, *own)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout == (
+        "════ level_feedback · turn 1 · aux\n<|system|>You help.\n<|user|>def pick(n):\n"
+        "    '''Twice n.'''\n Help.\n<|assistant|>\n"
+        "════ level_feedback · turn 1 · main\n<|system|>You help.\n"
+        "<|user|>Write pick.\n<|assistant|>\n"
+    )
+    shown = show(tmp_path, *own, "prompts.system=Be short.")
+    assert (
+        "aux\n<|system|>Be short.\n<|user|>def" in shown.stdout and "You help" not in shown.stdout
+    )
+
+
+DOMAIN = """
+from comlrl.types import Domain, Task
+from rewards.code.reward import CodeReward
+
+class Mine(Domain):
+    fields, revision, reward = ("text",), "Again.", CodeReward
+    def task(self, name, row): return Task(name, row)
+    def roles(self, num_agents): return ("aux", "main")
+    def templates(self, num_agents): return ("{text}", "{text}")
+    def values(self, task, num_agents): return [{}, {}]
+    def problem(self, task): return ""
+"""
+
+
+def test_a_domain_of_ones_own_that_fails_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(DOMAIN)
+    (tmp_path / "c.yaml").write_text("domain: 'mine:Mine'\nmagrpo: {}\n")
+    shown = show(tmp_path, "--config", "c.yaml")
+    assert shown.returncode == 2
+    assert shown.stderr.startswith("error: domain: 'mine:Mine' gave no `text` for task 'T/0'")
+    assert shown.stderr.count("\n") == 1

@@ -96,14 +96,22 @@ def deterministic() -> None:
 
 def load_both_splits(config: Config) -> tuple[list[Task], list[Task]]:
     """Training tasks and the first ``eval_num_samples`` evaluation tasks."""
-    from comlrl.tasks.datasets import load_tasks
+    from comlrl.tasks.datasets import apart, load_tasks
 
-    domain = load_domain(config)
-    train = load_tasks(config.dataset, config.dataset.train_split, domain)
+    domain, data = load_domain(config), config.dataset
+    train = load_tasks(data, data.train_split, domain)
     if not config.section.eval_interval:
         return train, []
-    held_out = load_tasks(config.dataset, config.dataset.eval_split, domain)
-    return train, held_out[: config.section.eval_num_samples]
+    held_out = load_tasks(data, data.eval_split, domain)[: config.section.eval_num_samples]
+    held_out, shared = apart(held_out, train)
+    if shared:
+        print(
+            f"notice: dataset.eval_split: {len(shared)} of the {len(held_out)} evaluation tasks of "
+            f"'{data.eval_split}' are also training tasks of '{data.train_split}', e.g. "
+            f"'{shared[0]}'; their rewards are not those of held-out tasks",
+            file=sys.stderr,
+        )
+    return train, held_out
 
 
 def assemble(

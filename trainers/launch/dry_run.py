@@ -7,23 +7,22 @@ shapes, not its weights) or its name gives a size. What cannot be known so is sa
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from comlrl.builtin import DATASETS, MODELS
+from comlrl.builtin import DATASETS
 from comlrl.config.sections import Config, ConfigError
 from comlrl.loop.course import Course
 from comlrl.preferences.pairs import tasks_at_once
-from comlrl.tasks.datasets import FILE_KINDS, split_size
+from comlrl.tasks.datasets import split_size
 from trainers import configs
 from trainers.launch.assembly import build_course
 from trainers.launch.growth import growth, scored, training_steps
+from trainers.launch.hub import model_folder, tensor_shapes
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}
 ADAPTER_BYTES = 4 * 4  # float32 weight, gradient and Adam's two moments
@@ -58,13 +57,11 @@ def steps_of(config: Config, tasks: int | None) -> int | None:
 def count_tasks(name: str, split: str) -> tuple[int | None, str]:
     """(rows of the split or None, how that is known). Counts the lines of a local .jsonl."""
     base, _, piece = split.partition("[")
-    if name.startswith("builtin:") and name not in DATASETS:
-        raise ConfigError(f"dataset.name: '{name}'; the builtin are {', '.join(DATASETS)}")
     file = DATASETS[name].get(base) if name in DATASETS else Path(name)
     if file is None:
-        raise ConfigError(f"dataset: '{name}' has no split '{base}'; it has train, eval")
-    if file.suffix in FILE_KINDS and not file.is_file():
-        raise ConfigError(f"dataset.name: '{name}' does not exist; give a file that does")
+        raise ConfigError(
+            f"dataset.train_split: '{split}': '{name}' has no split '{base}'; it has train, eval"
+        )
     window = re.fullmatch(r"(-?\d*):(-?\d*)\]", piece)
     count, how = split_size(split), "as the slice says"
     if file.suffix == ".jsonl" and (window or not piece):
@@ -91,7 +88,7 @@ class Size:
 
 def model_size(name: str, lora: Any) -> Size:
     """From the header of local or cached weights, else from a size such as ``3B`` in the name."""
-    shapes = _shapes(model_folder(name))
+    shapes = tensor_shapes(model_folder(name))
     if shapes:
         linear = [s for n, s in shapes.items() if len(s) == 2 and _has_adapter(n, lora)]
         keys = [s[0] for n, s in shapes.items() if n.endswith("k_proj.weight")]
@@ -112,30 +109,6 @@ def _has_adapter(name: str, lora: Any) -> bool:
     if isinstance(lora.target_modules, str):
         return not EXCLUDED.search(name)
     return name.split(".")[-2] in lora.target_modules
-
-
-def model_folder(name: str) -> Path | None:
-    """Where a model lies: the builtin's folder, a local one, or the hub's cache; None: nowhere."""
-    if name.startswith("builtin:"):
-        if name not in MODELS:
-            raise ConfigError(f"agent_model.name: '{name}'; the builtin are {', '.join(MODELS)}")
-        return MODELS[name]
-    if Path(name).is_dir():
-        return Path(name)
-    home = os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE", Path(home) / "hub"))
-    snapshots = cache / f"models--{name.replace('/', '--')}" / "snapshots"
-    return max(snapshots.glob("*"), key=lambda p: p.stat().st_mtime, default=None)
-
-
-def _shapes(folder: Path | None) -> dict[str, Sequence[int]]:
-    """Tensor name → shape, read from safetensors headers: 8 bytes of length, then JSON."""
-    shapes: dict[str, Sequence[int]] = {}
-    for file in sorted(folder.glob("*.safetensors")) if folder else ():
-        with file.open("rb") as handle:
-            header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
-        shapes |= {n: t["shape"] for n, t in header.items() if n != "__metadata__"}
-    return shapes
 
 
 def models_of(config: Config) -> Sequence[str]:

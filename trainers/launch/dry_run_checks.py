@@ -4,21 +4,20 @@ and no network is used; what that leaves unchecked is told, a line each.
 
 from __future__ import annotations
 
-import re
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from comlrl.config.sections import Config, ConfigError
-from comlrl.tasks.datasets import FILE_KINDS
+from comlrl.tasks.json_rows import KINDS
 from trainers.configs import PreferenceConfig, online_name, online_section
 from trainers.launch.assembly import (
     context_length,
     fitting,
     load_both_splits,
 )
-from trainers.launch.dry_run import model_folder
+from trainers.launch.hub import model_folder
 from trainers.launch.labelling import build_judge
 from trainers.launch.work import build_reward, build_transition, load_prompts
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from comlrl.models.agent import Agent
     from comlrl.types import Task
 
-HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 WEIGHTS = ("*.safetensors", "*.bin")
 
 
@@ -89,11 +87,9 @@ def _tasks(config: Config, unchecked: list[str]) -> list[Task]:
     import datasets
 
     name, section = config.dataset.name, config.dataset
-    if name.startswith("builtin:") or Path(name).suffix in FILE_KINDS or Path(name).is_dir():
+    if name.startswith("builtin:") or Path(name).suffix in KINDS or Path(name).is_dir():
         train, held_out = load_both_splits(config)
         return train + held_out
-    if not HUB_NAME.fullmatch(name):
-        raise ConfigError(f"dataset.name: '{name}' does not exist; give a file or folder that does")
     for key in ("train_split", "eval_split"):
         split = getattr(section, key)
         try:
@@ -123,8 +119,6 @@ def _agents(config: Config, unchecked: list[str]) -> list[Agent]:
 def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> Agent | None:
     folder, ours = model_folder(name), config.agent_model
     if folder is None:
-        if not HUB_NAME.fullmatch(name):
-            raise ConfigError(f"{key}: '{name}' does not exist; give a model's folder")
         unchecked.append(f"{key}: '{name}'; no such folder here, and not in the hub's cache")
         return None
     from transformers import AutoConfig, AutoTokenizer

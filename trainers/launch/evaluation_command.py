@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from comlrl import files
 from comlrl.config.sections import ConfigError
 from trainers.configs import SECTIONS, sampling
-from trainers.launch import initial, replacements, weights
+from trainers.launch import hub, initial, replacements, weights
 from trainers.launch.assembly import (
     build_rewards,
     build_rollout,
@@ -220,6 +220,8 @@ def build(plan: Plan, *, remembering: bool) -> Stage:
     config, section = plan.config, plan.config.section
     if config.generation.backend != "builtin":
         print("notice: generation.backend: evaluations take the builtin generator", file=sys.stderr)
+    hub.check_data(config)
+    hub.check_reachable(config, hub.agents_models(config))
     tasks = load_tasks(config.dataset, config.dataset.eval_split, load_domain(config))
     team = build_team(config)
     generator, sampler = build_sampler(config, team)

@@ -20,7 +20,7 @@ from comlrl.loop.interrupts import Interrupted, Signals
 from comlrl.loop.run_directory import check_free
 from comlrl.types import Trainer
 from trainers.configs import SECTIONS
-from trainers.launch import engine, initial, memory
+from trainers.launch import engine, hub, initial, memory
 from trainers.launch.assembly import (
     Run,
     assemble,
@@ -65,7 +65,9 @@ def _main(
     if os.environ.get("RANK", "0") == "0":
         try:
             check_free(config, arguments.resume)
+            hub.check_data(config)
             initial.check_models(config)
+            initial.check_target_modules(config)
             if config.init_from is not None and not arguments.resume:
                 notices += initial.check(config, SECTIONS)
         except ConfigError as error:
@@ -74,6 +76,10 @@ def _main(
             print(f"notice: {notice}", file=sys.stderr)
     if arguments.dry_run:
         return _dry_run(config, arguments.hardware)
+    try:
+        hub.check_reachable(config, hub.named_models(config))
+    except ConfigError as error:
+        return _refuse(error)
     return execute(config, build, signals, arguments.resume, arguments.resume_force)
 
 
@@ -149,6 +155,8 @@ def execute(
         opened.callback(distributed.stop)
         try:
             start = distributed.from_main(lambda: prepare(config, resume, force, sources(config)))
+            if distributed.is_main() and start.before is not None:
+                opened.callback(start.before.restore)  # once the loggers are closed
             run, trainer = _open(start, build, signals, force, opened)
             distributed.everyone("open")  # whoever could not open says so here
         except distributed.PeerFailed as failed:

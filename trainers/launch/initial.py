@@ -6,6 +6,7 @@ Torch is imported where weights are read, not before: a wrong path is answered a
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from comlrl.builtin import MODELS
 from comlrl.config.loader import load_yaml
+from comlrl.config.paths import searched
 from comlrl.config.sections import Config, ConfigError
-from trainers.configs import online_name, online_section
-from trainers.launch import weights
+from comlrl.config.targets import near
+from trainers.launch import hub, weights
 
 if TYPE_CHECKING:
     from comlrl.models.team import Team
@@ -51,22 +53,11 @@ def check(config: Config, algorithms: Mapping[str, Any]) -> list[str]:
 
 
 def check_models(config: Config) -> None:
-    """Raises ConfigError where a model's name is the folder of an adapter or of a run, or is
-    written as a path, which no name of a hub is, and leads nowhere."""
-    named = [("agents", name) for name in config.agents or ()]
-    named = named or [("agent_model.name", config.agent_model.name)]
-    section = config.section
-    if section.fits_reward_model and section.reward_model_name is not None:
-        named.append((f"{config.algorithm}.reward_model_name", section.reward_model_name))
-    online = online_section(config)
-    if getattr(online, "critic_model", None) is not None:
-        named.append((f"{online_name(config)}.critic_model", online.critic_model))
-    for key, name in named:
+    """Raises ConfigError where a model's name is the folder of an adapter or of a run, or leads
+    nowhere and is none that a hub has."""
+    for key, name in hub.named_models(config):
+        hub.check_model(key, name, config)
         folder = Path(name)
-        if name.startswith(("/", "./", "../", "~")) and not folder.is_dir():
-            raise ConfigError(
-                f"{key}: '{name}' does not exist; give a model's folder, or a name of the hub"
-            )
         if (folder / ADAPTER).is_file():
             base = json.loads((folder / ADAPTER).read_text()).get("base_model_name_or_path")
             whence = folder.parent if key == "agents" else folder
@@ -80,6 +71,33 @@ def check_models(config: Config) -> None:
                 f"{key}: '{name}' holds a run and no model; give the model that it was trained on, "
                 f"and init_from={name}"
             )
+
+
+def check_target_modules(config: Config) -> None:
+    """Raises ConfigError where ``lora.target_modules`` names what no model at hand has."""
+    given, folders = config.lora.target_modules, {}
+    for _, name in hub.named_models(config):
+        folders[name] = hub.tensor_shapes(hub.model_folder(name))
+    if not config.lora.enabled or given == "all-linear" or not all(folders.values()):
+        return
+    wanted = [given] if isinstance(given, str) else list(given)
+    for name, shapes in folders.items():
+        layers = [tensor.rpartition(".")[0] for tensor in shapes]
+        missing = [w for w in wanted if not any(_names(w, layer, given) for layer in layers)]
+        if missing:
+            linear = sorted({n.split(".")[-2] for n, s in shapes.items() if len(s) == 2})
+            raise ConfigError(
+                f"lora.target_modules: '{missing[0]}' is no layer of '{name}'; "
+                + near(missing[0], linear, "it has {}")
+            )
+
+
+def _names(wanted: str, layer: str, given: Any) -> bool:
+    """Whether PEFT puts an adapter on a layer: a text is a regular expression of its whole name, an
+    item of a list what the name ends with."""
+    if isinstance(given, str):
+        return re.fullmatch(wanted, layer) is not None
+    return layer == wanted or layer.endswith(f".{wanted}")
 
 
 def begin(config: Config, algorithms: Mapping[str, Any], team: Team, sampler: Sampler) -> None:
@@ -112,6 +130,11 @@ def _source(config: Config, algorithms: Mapping[str, Any]) -> Source:
     """What lies in ``init_from``. Raises ConfigError where nothing does."""
     name = str(config.init_from)
     path = Path(name)
+    if not path.exists():
+        raise ConfigError(
+            f"init_from: '{name}' does not exist: {searched(config.beside)}; give a run, or a "
+            "folder of adapters"
+        )
     if (path / ADAPTER).is_file():
         adapter = _adapter(path, name)
         return Source(name, path, True, (adapter[:2],), (adapter[2],), 1, None)

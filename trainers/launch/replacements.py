@@ -3,34 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from comlrl.config.sections import Config, ConfigError
+from comlrl.config.targets import near
 from trainers.launch import weights
 from trainers.launch.weights import Trained
+from trainers.launch.work import load_domain
 
-# "untrained", "silent", another agent of the team, or the agent of that place of another team
+NOBODY = ("untrained", "silent")
+# one of those, another agent of the team, or the agent of that place of another team
 Other = str | int | Trained
 MOST = 5  # agents: every subset of them is evaluated
 
 
 def parse(items: Sequence[str], teams: Sequence[Trained]) -> dict[str, Other]:
-    """Place, as it was written → who acts there. Raises ConfigError."""
+    """Place, as it was written → who acts there; a text that is no path may be a role. Raises
+    ConfigError."""
     if items and (len(teams) != 1 or teams[0].model is not None):
         raise ConfigError("--replace: agents of what? give the run of a team with --checkpoint")
     found: dict[str, Other] = {}
     for item in items:
         place, _, who = item.partition("=")
-        if not who or not (place.isdecimal() or place == "all"):
+        if not who or not place:
             raise ConfigError(
-                f"--replace: '{item}'; give an agent's number, or all, and who acts in its place: "
-                "0=untrained, 0=silent, 0=1 (agent 1), or 0=RUN"
+                f"--replace: '{item}'; give an agent's role or number, or all, and who acts in its "
+                "place: 0=untrained, 0=silent, 0=1 (agent 1), or 0=RUN"
             )
         if place in found or (found and "all" in (place, *found)):
-            raise ConfigError(f"--replace: '{item}' names an agent again; name each once")
-        own = int(who) if who.isdecimal() else who
-        named = isinstance(own, int) or own in ("untrained", "silent")
-        found[place] = own if named else weights.locate(who, "--replace")
+            raise ConfigError(_again(item))
+        if who.isdecimal():
+            found[place] = int(who)
+        else:
+            found[place] = weights.locate(who, "--replace") if Path(who).exists() else who
     return found
+
+
+def _again(item: str) -> str:
+    return f"--replace: '{item}' names an agent again; name each once"
 
 
 def check(asked: Mapping[str, Other], config: Config) -> dict[int, Other]:
@@ -38,10 +48,14 @@ def check(asked: Mapping[str, Other], config: Config) -> dict[int, Other]:
     section, models = config.section, config.agents
     if asked and section.one_policy:
         raise ConfigError("--replace: the agents of this run act by one policy; none has its own")
-    if "all" in asked:
-        replaced = dict.fromkeys(range(section.num_agents), asked["all"])
-    else:
-        replaced = {int(place): who for place, who in asked.items()}
+    roles = load_domain(config).roles(section.num_agents) if asked else ()
+    replaced: dict[int, Other] = {}
+    for text, given in asked.items():
+        named = range(section.num_agents) if text == "all" else [_place(text, roles)]
+        for place in named:
+            if place in replaced:
+                raise ConfigError(_again(f"{text}={told(given)}"))
+            replaced[place] = _who(given, roles)
     for place, who in replaced.items():
         for agent in (place, who) if isinstance(who, int) else (place,):
             if agent >= section.num_agents:
@@ -61,6 +75,24 @@ def check(asked: Mapping[str, Other], config: Config) -> dict[int, Other]:
             f"{MOST} at most"
         )
     return replaced
+
+
+def _place(text: str, roles: Sequence[str]) -> int:
+    """The agent of a number, or of a role. Raises ConfigError."""
+    if text.isdecimal() or text in roles:
+        return int(text) if text.isdecimal() else roles.index(text)
+    mend = near(text, roles, "there are {}")
+    raise ConfigError(f"--replace: '{text}' is none of this team's agents; {mend}")
+
+
+def _who(given: Other, roles: Sequence[str]) -> Other:
+    """The same, with a role as its agent's number. Raises ConfigError for a name of nobody's."""
+    if not isinstance(given, str) or given in NOBODY:
+        return given
+    if given in roles:
+        return roles.index(given)
+    mend = near(given, (*roles, *NOBODY), "give a run, or one of {}")
+    raise ConfigError(f"--replace: '{given}' does not exist, as a run or a role; {mend}")
 
 
 def told(who: Other) -> str:

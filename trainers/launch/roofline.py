@@ -20,7 +20,7 @@ from typing import Any
 from comlrl.config.sections import Config, ConfigError, LoraSection
 from comlrl.preferences.pairs import tasks_at_once
 from trainers import configs
-from trainers.launch import dry_run, memory
+from trainers.launch import dry_run, hub, memory
 from trainers.launch.dry_run_checks import prompt_tokens
 from trainers.launch.growth import Level, growth, levels, scored
 
@@ -141,7 +141,7 @@ class Dims:
     def of(cls, name: str) -> Dims:
         """From a model's ``config.json`` or, where none is at hand, a usual decoder of the size in
         its name. Raises ConfigError where there is neither."""
-        folder = dry_run.model_folder(name)
+        folder = hub.model_folder(name)
         file = None if folder is None else folder / "config.json"
         if file is None or not file.is_file():
             size = dry_run.model_size(name, LoraSection()).parameters

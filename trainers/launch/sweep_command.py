@@ -41,8 +41,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     write_results(search, folder)
     write_page(search, folder)
-    print(f"written: {folder}/results.md, results.csv, parallel_coordinates.png, comparison.html")
-    return 0 if any(p.state == "done" for p in search.points.values()) else 1
+    names = ("results.md", "results.csv", "parallel_coordinates.png", "comparison.html")
+    print(f"written: {folder}/{', '.join(name for name in names if (folder / name).exists())}")
+    failed = [point for point in search.points.values() if point.state == "failed"]
+    for point in failed:
+        print(f"point {point.number} failed: {point.error}", file=sys.stderr)
+    if len(failed) < len(search.points):
+        return 0
+    print(
+        f"error: sweep file: '{arguments.file}': all {len(failed)} points failed; fix what they "
+        f"name, and remove {folder} to run them again",
+        file=sys.stderr,
+    )
+    return 1
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -86,9 +97,6 @@ def write_results(search: Search, folder: Path) -> None:
             sweep.metric,
             log=[p.name for p in sweep.parameters if p.log],
         )
-    for point in points:
-        if point.state == "failed":
-            print(f"point {point.number} failed: {point.error}", file=sys.stderr)
 
 
 def write_page(search: Search, folder: Path) -> None:

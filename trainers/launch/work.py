@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from external.expert_edits import Fallbacks
 
 BUILTIN = ("code", "writing")
+OPTIONAL = ("for_evaluation", "close")  # of a reward
 NEEDED = ("task", "roles", "templates", "values", "problem")  # of a domain; it inherits the others
 
 
@@ -156,9 +157,23 @@ def _domain_target(config: Config) -> Target:
             mend = "name comlrl.types.Domain as the base of its class, which has it"
             raise ConfigError(f"{target} has no `{name}`; {mend if name in METHODS else 'add it'}")
     if isinstance(target.found, type):
+        check_methods(target, Domain, METHODS, inherited=True)
         with target.calling():
-            return dataclasses.replace(target, found=target.found())
+            target = dataclasses.replace(target, found=target.found())
+    check_methods(target, Domain, METHODS, inherited=True)
+    _check_attributes(target)
     return target
+
+
+def _check_attributes(target: Target) -> None:
+    """What a domain has beside its methods."""
+    fields, revision = target.found.fields, target.found.revision
+    if not isinstance(fields, list | tuple) or not all(isinstance(name, str) for name in fields):
+        raise ConfigError(f"{target}: its `fields` is {fields!r}; give a tuple of names")
+    if not isinstance(revision, str):
+        raise ConfigError(f"{target}: its `revision` is {revision!r}; give a text")
+    if not callable(target.found.reward):
+        raise ConfigError(f"{target}: its `reward` is {target.found.reward!r}; give a class")
 
 
 def _reward(config: Config) -> tuple[Callable[..., Reward], Target | None]:
@@ -166,15 +181,16 @@ def _reward(config: Config) -> tuple[Callable[..., Reward], Target | None]:
     if config.reward.target is not None:
         target = load("reward.target", config.reward.target, config.folder)
         check_class(target, Reward, ["score"])
+        check_methods(target, Reward, OPTIONAL, inherited=True)
         return target.found, target
     if ":" not in config.domain:
         return load_domain(config).reward, None
     own = _domain_target(config)
     cls = own.found.reward
     if isinstance(cls, type):
-        check_methods(
-            dataclasses.replace(own, value=f"{own.value}.reward", found=cls), Reward, ["score"]
-        )
+        reward = dataclasses.replace(own, value=f"{own.value}.reward", found=cls)
+        check_methods(reward, Reward, ["score"])
+        check_methods(reward, Reward, OPTIONAL, inherited=True)
     return cls, own
 
 

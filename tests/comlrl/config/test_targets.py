@@ -168,7 +168,7 @@ def test_an_import_that_failed_works_once_it_is_mended(write):
     ("body", "pattern"),
     [
         ("pass", r"has no method `score\(actions\)`; give it one"),
-        ("score = 3", r"has no method `score\(actions\)`"),
+        ("score = 3", r"its `score` is 3; write a method `score\(actions\)`"),
         ("def score(self): pass", r"its `score` is not called as score\(actions\): too many"),
         (
             "def score(self, a, b): pass",

@@ -10,7 +10,7 @@ import pytest
 
 from comlrl.builtin import COOPMINI
 from comlrl.config.sections import ConfigError, DatasetConfig
-from comlrl.tasks.datasets import load_tasks, split_size
+from comlrl.tasks.datasets import apart, load_tasks, split_size
 from rewards.code.domain import CODE
 
 
@@ -107,6 +107,67 @@ def test_names_are_made_where_there_are_none_and_made_unique(tmp_path):
     assert ids(jsonl(tmp_path, items), "test") == ["row_0", "T/1", "T/1#2", "T/1#3"]
 
 
+def unnamed(count: int) -> list[dict]:
+    return [{k: v for k, v in row.items() if k != "task_id"} for row in rows(count)]
+
+
+def test_rows_are_numbered_by_their_place_in_the_file(tmp_path):
+    file = jsonl(tmp_path, unnamed(8))
+    assert ids(file, "test[:2]") == ["row_0", "row_1"]
+    assert ids(file, "test[6:8]") == ["row_6", "row_7"]
+    assert ids(file, "test[-1:]+test[1:2]") == ["row_7", "row_1"]
+    items = rows(4)
+    items[3]["task_id"] = items[0]["task_id"]
+    assert ids(jsonl(tmp_path, items), "test[3:]") == ["T/0#2"]  # whatever else is taken
+
+
+def test_rows_of_two_files_of_a_folder_have_different_names(tmp_path):
+    jsonl(tmp_path, unnamed(1), "train.jsonl")
+    jsonl(tmp_path, unnamed(1), "test.jsonl")
+    assert ids(str(tmp_path), "train") + ids(str(tmp_path), "test") == ["train_row_0", "test_row_0"]
+
+
+def test_a_bad_row_is_named_by_its_line_whatever_is_sliced(tmp_path):
+    file = tmp_path / "test.jsonl"
+    items = [json.dumps(item) for item in unnamed(3)]
+    file.write_text("\n".join([items[0], "", items[1], json.dumps({"prompt": "x"})]) + "\n")
+    with pytest.raises(ConfigError, match=r"split 'test\[1:\]': line 4 \('row_2'\): "):
+        ids(str(file), "test[1:]")
+
+
+def test_held_out_tasks_never_have_the_name_of_another_training_task(tmp_path):
+    training = load_tasks(DatasetConfig(jsonl(tmp_path, rows(3))), "test", CODE)
+    others = [row | {"task_id": f"T/{i}"} for i, row in enumerate(rows(5)[2:])]
+    held_out = load_tasks(DatasetConfig(jsonl(tmp_path, others)), "test", CODE)
+    named, shared = apart(held_out, training)
+    assert [task.task_id for task in named] == ["T/0#2", "T/1#2", "T/2#2"]
+    assert shared == ["T/0"]  # T/2 of training, under another name
+    same, shared = apart(training[1:], training)
+    assert list(same) == training[1:] and shared == ["T/1", "T/2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "has no rows"),
+        ("\n\n", "has no rows"),
+        ('{"a": 1}\n{"a": \n', "line 2, column 7: "),
+        ('{"a": 1}\n[2]\n', "line 2 is no JSON object"),
+        ('[{"a": 1},\n {"a" 2}]', "line 2, column 7: "),
+        ("[]", "has no rows"),
+        ("\xff", "is not UTF-8"),
+    ],
+)
+@pytest.mark.parametrize("within", ["file", "folder"])
+def test_broken_json_is_named_by_its_line(tmp_path, text, named, within):
+    file = tmp_path / "test.jsonl"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError) as error:
+        ids(str(file if within == "file" else tmp_path), "test")
+    line = str(error.value)
+    assert "\n" not in line and str(file) in line and named in line
+
+
 BAD = [
     ({"prompt": None}, "prompt"),
     ({"prompt": "  "}, "prompt"),
@@ -129,7 +190,7 @@ def test_a_bad_row_is_named_or_skipped(tmp_path, change, named):
         load_tasks(DatasetConfig(file), "test", CODE)
     line = str(error.value)
     assert "\n" not in line and named in line and "on_bad_row=skip" in line
-    assert line.startswith(f"dataset.name: '{file}' split 'test': row 1 ('T/1'): ")
+    assert line.startswith(f"dataset.name: '{file}' split 'test': line 2 ('T/1'): ")
     told: list[str] = []
     section = DatasetConfig(file, on_bad_row="skip")
     kept = load_tasks(section, "test", CODE, warn=told.append)
@@ -139,7 +200,8 @@ def test_a_bad_row_is_named_or_skipped(tmp_path, change, named):
 
 @pytest.mark.parametrize(
     ("split", "named"),
-    [("test[3:3]", "no data"), ("test[9:]", "no data"), ("train", None), ("test[", None),
+    [("test[3:3]", "there are 6 rows"), ("test[9:]", "there are 6 rows"), ("train", None),
+     ("test[", None),
      ("test[a:b]", None)],
 )  # fmt: skip
 def test_a_split_that_gives_nothing_is_refused(sources, split, named):

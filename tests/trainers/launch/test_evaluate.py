@@ -175,6 +175,12 @@ def test_agents_swap_their_places(runs, tmp_path):
     assert _timeless(_of(found)["metrics"]) == _timeless(apart["metrics"])
 
 
+def test_agents_are_replaced_by_role():
+    config = script.make_plan(script.parse_arguments(["--config", QUICK])).config
+    assert replacements.check({"aux": "main", "main": "silent"}, config) == {0: 1, 1: "silent"}
+    assert replacements.check({"main": 0}, config) == {1: 0}
+
+
 def test_more_than_five_agents_are_not_all_replaced():
     config = script.make_plan(
         script.parse_arguments(["--config", QUICK, "--num-agents", "6"])
@@ -340,7 +346,16 @@ def test_shppos_weights_need_its_section(runs, shppo_run, tmp_path, capsys):
         (["--checkpoint", "RUN", "--baseline", "single"], "not allowed with"),
         (["--baseline", "single"], "--config: missing"),
         (["--config", QUICK, "--replace", "0=silent"], "--replace: agents of what?"),
-        (["--checkpoint", "RUN", "--replace", "aux=silent"], "--replace: 'aux=silent'; give"),
+        (["--checkpoint", "RUN", "--replace", "aux"], "--replace: 'aux'; give"),
+        (
+            ["--checkpoint", "RUN", "--replace", "auxx=silent"],
+            "'auxx' is none of this team's agents; did you mean `aux`?",
+        ),
+        (
+            ["--checkpoint", "RUN", "--replace", "aux=mian"],
+            "'mian' does not exist, as a run or a role; did you mean `main`?",
+        ),
+        (["--checkpoint", "RUN", "--replace", "aux=silent", "0=silent"], "names an agent again"),
         (["--checkpoint", "RUN", "--replace", "0=nowhere"], "--replace: 'nowhere' does not exist"),
         (["--checkpoint", "RUN", "--replace", "2=silent"], "there is no agent 2; give 0 to 1"),
         (["--checkpoint", "RUN", "--replace", "0=2"], "there is no agent 2"),

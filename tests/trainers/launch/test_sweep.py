@@ -121,9 +121,16 @@ def test_a_stopped_sweep_starts_its_interrupted_point_again(tmp_path):
     assert [r["a.x"] for r in _rows(tmp_path / "s")] == ["99", "3", "1"]
 
 
-def test_all_points_failing_is_an_error(tmp_path):
-    file = _sweep_file(tmp_path, {"a.x": {"value": 13}})
+def test_all_points_failing_is_an_error(tmp_path, capsys):
+    file = _sweep_file(tmp_path, {"a.x": {"values": [13, 13]}})
     assert script.main([str(file), "--dir", str(tmp_path / "s")]) == 1
+    told = capsys.readouterr()
+    assert told.out == f"written: {tmp_path}/s/results.md, results.csv\n"
+    lines = told.err.splitlines()
+    assert [line.partition(":")[0] for line in lines] == [
+        "point 0 failed", "point 1 failed", "error",
+    ]  # fmt: skip
+    assert "all 2 points failed" in lines[-1]
     assert not (tmp_path / "s" / "parallel_coordinates.png").exists()
 
 

@@ -362,3 +362,33 @@ def test_a_mode_that_leaves_an_agent_out_is_told(zygote, tmp_path):
     given = arguments(folder / "share.yaml", tmp_path / "run", "external.mode=failing:Mute")
     line = told(zygote.run("magrpo", given), 1)
     assert line.startswith("external.mode: 'failing:Mute' gave (") and "to 3 agents" in line
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("greatest_reward = 1.0", "its `greatest_reward` is 1.0; write a method `greatest_reward("),
+        ("measures = {}", "its `measures` is {}; write a method `measures(action, score)`"),
+        ("roles = ('aux', 'main')", "its `roles` is ('aux', 'main'); write a method `roles("),
+        ("def parts(self): return ()", "its `parts` is not called as parts(task, num_agents)"),
+        ("def __init__(self): self.modes = {}", "its `modes` is {}; write a method `modes()`"),
+        ("fields = 'text'", "its `fields` is 'text'; give a tuple of names"),
+        ("reward = 1.0", "its `reward` is 1.0; give a class"),
+    ],
+)
+def test_an_attribute_in_the_place_of_a_method_is_refused(tmp_path, line, named):
+    (tmp_path / "mine.py").write_text(
+        f"from rewards.code.domain import CodeDomain\nclass W(CodeDomain):\n    {line}\n"
+    )
+    file = tmp_path / "c.yaml"
+    file.write_text("domain: 'mine:W'\nmagrpo: {}\n")
+    with pytest.raises(ConfigError, match=re.escape(f"domain: 'mine:W': {named}")):
+        resolve("magrpo", parse_arguments("magrpo", ["--config", str(file)]))
+
+
+def test_a_rewards_own_close_is_a_method(tmp_path):
+    (tmp_path / "mine.py").write_text("class R:\n    close = 3\n    def score(self, actions): 0\n")
+    file = tmp_path / "c.yaml"
+    file.write_text("reward: {target: 'mine:R'}\nmagrpo: {}\n")
+    with pytest.raises(ConfigError, match=r"its `close` is 3; write a method `close\(\)`"):
+        resolve("magrpo", parse_arguments("magrpo", ["--config", str(file)]))

@@ -1,0 +1,45 @@
+"""Paths in a configuration: looked for beside the YAML file, then in the working directory.
+
+Those of the command line are looked for in the working directory first, where a shell completes
+them. What is found is kept as an absolute path, so that a run's ``config.yaml`` holds anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# Keys whose value may be a file or a folder; "<algo>" stands for any algorithm's section.
+KEYS = (
+    "dataset.name", "agent_model.name", "agents", "init_from", "<algo>.preferences",
+    "<algo>.reward_model", "<algo>.reward_model_name", "<algo>.critic_model", "<algo>.comparator",
+)  # fmt: skip
+PREFIX = "earlier:"  # of a comparator that is a run
+
+
+def absolute(value: Any, folders: Sequence[Path]) -> Any:
+    """A value of one of ``KEYS`` with every path that exists in one of the folders, the first that
+    has it, made absolute; anything else as it is."""
+    if isinstance(value, list):
+        return [absolute(item, folders) for item in value]
+    if not isinstance(value, str):
+        return value
+    prefix = PREFIX if value.startswith(PREFIX) else ""
+    name = Path(value.removeprefix(prefix).strip()).expanduser()
+    found = next((path for folder in folders if (path := folder / name).exists()), None)
+    if found is None or not name.parts:
+        return value
+    return f"{prefix} {os.path.abspath(found)}".strip()
+
+
+def searched(folder: Path) -> str:
+    """The folders in which a path of a configuration was looked for, in words.
+
+    ``folder``: that of the YAML file.
+    """
+    here = Path.cwd()
+    if folder == here:
+        return f"looked in {here}"
+    return f"looked in {folder}, beside the YAML file, and in {here}"

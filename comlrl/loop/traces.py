@@ -1,0 +1,60 @@
+"""A run that was refused, or ended before anything was learned, leaves its folder as it found it.
+
+So no empty folder stays behind, and the next run need not take another name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from comlrl.loop.run_directory import SUMMARY
+
+# What is worth keeping of a run without a logged training step.
+RESULTS = (
+    SUMMARY, "checkpoints/step_*", "final_model", "preferences.jsonl", "reward_model",
+    "non_finite_batch.safetensors",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Before:
+    """What stood in a run's folder before the run began."""
+
+    folder: Path
+    names: frozenset[str]
+    missing: tuple[Path, ...]  # the folder and those above it that were not there, innermost first
+
+    @classmethod
+    def of(cls, folder: Path) -> Before:
+        names = (
+            frozenset(path.name for path in folder.iterdir()) if folder.is_dir() else frozenset()
+        )
+        above = (folder, *folder.parents)
+        return cls(folder, names, tuple(path for path in above if not path.exists()))
+
+    def restore(self) -> None:
+        """Remove what came after, unless there is a result or a training step among it."""
+        if not self.folder.is_dir() or _has_results(self.folder):
+            return
+        for path in list(self.folder.iterdir()):
+            if path.name in self.names:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # another run has begun beside it
+            for path in self.missing:
+                path.rmdir()
+
+
+def _has_results(folder: Path) -> bool:
+    if any(next(folder.glob(pattern), None) for pattern in RESULTS):
+        return True
+    file = folder / "metrics.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    return any(json.loads(line)["phase"] == "train" for line in lines)

@@ -1,0 +1,62 @@
+"""Rows of a JSON file, each with the line that it is on; a broken one is named by its line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from comlrl.config.sections import ConfigError
+
+KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+
+
+def json_rows(file: Path, name: str) -> tuple[list[dict[str, Any]], list[int] | None]:
+    """The rows of a .jsonl or .json file, all with the same keys (None where a row has none), and
+    the line of each (from 1; None: a list, whose rows have no lines of their own).
+
+    ``name``: the file as the user wrote it. Raises ConfigError for one that is empty or broken.
+    """
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"dataset.name: '{name}' is not UTF-8 text: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"dataset.name: '{name}' cannot be read: {error.strerror}") from None
+    if text.lstrip().startswith("["):
+        rows, lines = list(_listed(text, name)), None
+    else:
+        pairs = list(_lines(text, name))
+        rows, lines = [row for _, row in pairs], [line for line, _ in pairs]
+    if not rows:
+        raise ConfigError(f"dataset.name: '{name}' has no rows; write a JSON object on each line")
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return [{key: row.get(key) for key in keys} for row in rows], lines
+
+
+def _lines(text: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(text.split("\n"), 1):  # other line breaks may stand in strings
+        if line.strip():
+            yield number, _object(_parsed(line, name, number), name, f"line {number}")
+
+
+def _listed(text: str, name: str) -> Iterator[dict[str, Any]]:
+    for index, row in enumerate(_parsed(text, name)):
+        yield _object(row, name, f"row {index}")
+
+
+def _parsed(text: str, name: str, line: int = 1) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        where = f"line {line + error.lineno - 1}, column {error.colno}"
+        raise ConfigError(f"dataset.name: '{name}' {where}: {error.msg}; fix the line") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"dataset.name: '{name}' line {line}: {error}; fix the line") from None
+
+
+def _object(value: Any, name: str, where: str) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    raise ConfigError(f"dataset.name: '{name}' {where} is no JSON object; write {{…}}")
