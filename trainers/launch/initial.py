@@ -15,7 +15,7 @@ from comlrl.builtin import MODELS
 from comlrl.config.loader import load_yaml
 from comlrl.config.sections import Config, ConfigError
 from trainers.configs import online_name, online_section
-from trainers.launch import weights
+from trainers.launch import own_algorithm, weights
 
 if TYPE_CHECKING:
     from comlrl.models.team import Team
@@ -123,6 +123,7 @@ def _source(config: Config, algorithms: Mapping[str, Any]) -> Source:
     if place.final_model is not None:
         return _of_folder(name, place, place.final_model)
     assert place.config_file is not None
+    algorithms = {**own_algorithm.known(place.run_dir), **algorithms}
     said = weights.of_run(load_yaml(place.config_file), algorithms)
     r = said.get("lora.r", 16)
     alpha = said.get("lora.alpha")
