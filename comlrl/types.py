@@ -400,7 +400,8 @@ class Domain(Protocol):
     """
 
     fields: Sequence[str]  # that templates may name in braces
-    revision: str  # template: what every feedback ends with
+    # template: what every feedback ends with; empty where nothing follows a single turn
+    revision: str = ""
     reward: Callable[..., Reward]  # the class of its reward, where ``reward.target`` is null
 
     def task(self, name: str, row: Mapping[str, Any]) -> Task:
