@@ -10,7 +10,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 SUPPORTED := import sys; (3, 10) <= sys.version_info[:2] <= (3, 13) or sys.exit("CoMLRL runs on \
 Python 3.10 to 3.13, and $(PYTHON) is %d.%d: make setup PYTHON=python3.12" % sys.version_info[:2])
 
-.PHONY: setup quickstart test test-slow check docs pins bench bench-gpu clean
+.PHONY: setup quickstart test test-slow test-all check docs pins bench bench-gpu clean
 
 setup: $(VENV)/.ready
 
@@ -27,7 +27,12 @@ test: setup
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
 
 test-slow: setup
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile $(TESTS)
+
+# One after the other: side by side they would take twice the cores.
+test-all:
+	$(MAKE) test
+	$(MAKE) test-slow
 
 check: setup
 	$(BIN)/ruff format --check .

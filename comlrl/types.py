@@ -231,6 +231,11 @@ class Tree:
     joint_mode: Literal["align", "cross"]
     handoff: Literal["random", "best"] | None
 
+    @property
+    def num_agents(self) -> int:
+        """Of the whole team, also where they act at nodes of their own."""
+        return max(node.acting.stop for node in self.nodes)
+
     def children(self, index: int) -> dict[int, int]:
         """Joint action → index of the child node that it led to."""
         return {n.parent_action: i for i, n in enumerate(self.nodes) if n.parent == index}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from comlrl import files
-from comlrl.types import AgentTurn, Domain, LogMark, LogRecord, Node, Tree
+from comlrl.types import Domain, LogMark, LogRecord, Tree
 
 
 class LatentLogger:
@@ -28,24 +29,18 @@ class LatentLogger:
     def episodes(self, record: LogRecord, trees: Sequence[Tree]) -> None:
         if record.phase != "train":
             return
-        lines = [
-            {
-                "step": record.step,
-                "turn": node.turn,
-                "role": role,
-                "mu": [round(x, 5) for x in latent.mu_K.tolist()],
-            }
-            for tree in trees
-            for node in tree.nodes
-            for turn, role in self._named(node)
-            if (latent := turn.completions_G[0].latent) is not None
-        ]
+        lines = [line for tree in trees for line in self._lines(tree, record.step)]
         if lines:
             with self._path.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(line) + "\n" for line in lines)
 
-    def _named(self, node: Node) -> Iterator[tuple[AgentTurn, str]]:
-        return zip(node.agents_N, self._domain.roles(len(node.agents_N)), strict=True)
+    def _lines(self, tree: Tree, step: int) -> Iterator[dict[str, Any]]:
+        roles = self._domain.roles(tree.num_agents)
+        for node in tree.nodes:
+            for agent, turn in zip(node.acting, node.agents_N, strict=True):
+                if (latent := turn.completions_G[0].latent) is not None:
+                    mu = [round(x, 5) for x in latent.mu_K.tolist()]
+                    yield {"step": step, "turn": node.turn, "role": roles[agent], "mu": mu}
 
     def close(self) -> None:
         """Nothing: the file is closed after each record."""

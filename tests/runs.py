@@ -184,3 +184,16 @@ def weights(run_dir: Path) -> dict[str, Any]:
         for file in sorted(folder.glob("*.safetensors"))
         for name, tensor in load_file(str(file)).items()
     }
+
+
+def assert_same(run_dir: Path, undisturbed: Path) -> None:
+    """That a run left what one that nobody disturbed left: metrics, weights, the best model."""
+    assert metrics(run_dir) == metrics(undisturbed)
+    one, other = weights(run_dir), weights(undisturbed)
+    assert one.keys() == other.keys()
+    assert not [name for name in one if not torch.equal(one[name], other[name])]
+    assert (run_dir / "best_model").exists() == (undisturbed / "best_model").exists()
+    for file in undisturbed.glob("best_model/**/*.safetensors"):
+        assert (run_dir / file.relative_to(undisturbed)).read_bytes() == file.read_bytes()
+    for file in undisturbed.glob("best_model/best.json"):
+        assert (run_dir / file.relative_to(undisturbed)).read_text() == file.read_text()

@@ -19,7 +19,16 @@ from comlrl.config.sections import Config, ConfigError
 from comlrl.loop import checkpoint
 from comlrl.loop.resume import prepare, write_config
 from tests import tiny_models
-from tests.runs import ALGORITHMS, Process, Zygote, metrics, newest_step, small, small_of, weights
+from tests.runs import (
+    ALGORITHMS,
+    Process,
+    Zygote,
+    assert_same,
+    metrics,
+    newest_step,
+    small,
+    small_of,
+)
 
 
 def has_begun(run_dir: Path) -> bool:
@@ -35,18 +44,6 @@ def with_delay(run: Process, seconds: float) -> None:
     limit = time.monotonic() + seconds
     while time.monotonic() < limit and run.code() is None:
         time.sleep(0.01)
-
-
-def assert_same(run_dir: Path, undisturbed: Path) -> None:
-    assert metrics(run_dir) == metrics(undisturbed)
-    one, other = weights(run_dir), weights(undisturbed)
-    assert one.keys() == other.keys()
-    assert not [name for name in one if not torch.equal(one[name], other[name])]
-    assert (run_dir / "best_model").exists() == (undisturbed / "best_model").exists()
-    for file in undisturbed.glob("best_model/**/*.safetensors"):
-        assert (run_dir / file.relative_to(undisturbed)).read_bytes() == file.read_bytes()
-    for file in undisturbed.glob("best_model/best.json"):
-        assert (run_dir / file.relative_to(undisturbed)).read_text() == file.read_text()
 
 
 BEST = "output.save_best=true"

@@ -73,6 +73,17 @@ def test_a_supported_python_makes_the_environment(tmp_path: Path, version: str) 
     assert "CoMLRL runs on" not in done.stderr and "Error 7" in done.stderr
 
 
+def test_test_all_runs_the_default_suite_and_then_the_slow_one() -> None:
+    done = subprocess.run(
+        ["make", "-n", "test-all", "VENV=/nowhere"], cwd=ROOT, capture_output=True, text=True
+    )
+    suites = [line for line in done.stdout.splitlines() if "-m pytest" in line]
+    assert [("-m slow" in line, "--dist loadfile" in line) for line in suites] == [
+        (False, True),
+        (True, True),
+    ]
+
+
 DOCKERFILE = ROOT / "Dockerfile"
 
 

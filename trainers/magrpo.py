@@ -26,7 +26,8 @@ of its advantage. For completions of one token this is the gradient of c_H · H 
 
 Departures from the paper: no division by the siblings' standard deviation unless asked for; no
 importance ratio and no clip where each sample is used once (strictly on-policy); with ``handoff``
-the future's return is added to every joint action of a node (``comlrl/credit/returns.py``);
+joint actions without a child are credited with the mean future of those that have one, which are
+weighted by how many they are (``comlrl/credit/returns.py``);
 ``train_batch_size`` below the step's nodes makes several updates of a pass, of like size and each
 over its own |nodes|; a sequential turn is never divided. The entropy that is logged is the
 estimate −log π of the samples, with ``entropy_coef`` H itself.

@@ -5,16 +5,24 @@
 In a sequential turn r_k is 0 until the last agent has acted, and γ counts between turns alone: an
 agent's return is the mean of what follows it within the turn.
 
-With ``handoff`` m of a turn's joint actions have children (m is ``handoff_width``). They are
-credited with their own futures, the others with the mean of those, so that being picked is
-neither reward nor punishment. With m = 1 all are credited with one future, which cancels in the
-sibling baseline: γ then has no effect, and a turn learns from its own reward alone. With m = K it
-is the full tree. (A departure from MAGRPO's paper.)
+With ``handoff``, m of a turn's K joint actions have children (m is ``handoff_width``). F_k is the
+mean return of k's child, and F̄ the mean of the m futures:
+
+    R_k = r_k + γ F̄ + γ (K − 1)/(m − 1) · (F_k − F̄)    where k has a child
+    R_k = r_k + γ F̄                                     where it has none
+
+If the m are drawn at random, the expected R_k is the full tree's, and so are the expected
+advantages ``mean`` and ``rloo``, which are linear in it. The factor is needed because k has a
+child in m of K draws only, and because F̄ then holds F_k itself. ``best`` is biased. With m = 1
+all are credited with one future, which cancels in the sibling baseline: γ then has no effect, and
+a turn learns from its own reward alone. With m = K it is the full tree. (A departure from MAGRPO's
+paper.)
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 
 from comlrl.types import Node, Tree
 
@@ -23,14 +31,18 @@ def joint_returns(tree: Tree, discount: float) -> list[list[float]]:
     """R_k for each node of the tree (its order) and each joint action, shape (nodes, K)."""
     returns = [list(node.rewards_K) or [0.0] * len(node.joint_actions_K) for node in tree.nodes]
     starts = tree.turn_starts()
+    candidates: Counter[int] = Counter()  # joint actions of a turn that may be handed on
+    for start, node in zip(starts, tree.nodes, strict=True):
+        candidates[start] += 0 if node.terminated else len(node.scores_K)
     future: dict[tuple[int, int], float] = {}  # of a node's joint action
-    handed_on: defaultdict[int, list[float]] = defaultdict(list)  # futures behind a whole turn
+    handed_on: defaultdict[int, list[float]] = defaultdict(list)  # futures of a whole turn
     for index in range(len(tree.nodes) - 1, -1, -1):  # children stand behind their parents
-        node, others = tree.nodes[index], 0.0
-        if tree.handoff is not None and node.scores_K and not node.terminated:
-            others = mean(handed_on[starts[index]] or [0.0])
-        for k in range(len(returns[index])):
-            returns[index][k] += future.get((index, k), others)
+        node, of_turn = tree.nodes[index], handed_on[starts[index]]
+        own = {k: future[index, k] for k in range(len(returns[index])) if (index, k) in future}
+        if of_turn and node.scores_K and not node.terminated and tree.handoff is not None:
+            own = _handed_on(own, of_turn, len(returns[index]), candidates[starts[index]])
+        for k, value in own.items():
+            returns[index][k] += value
         value = mean(returns[index])
         if node.first_agent == 0:  # a turn lies between it and its parent
             value *= discount
@@ -38,6 +50,16 @@ def joint_returns(tree: Tree, discount: float) -> list[list[float]]:
                 handed_on[starts[node.parent]].append(value)
         future[node.parent, node.parent_action] = value
     return returns
+
+
+def _handed_on(
+    own: Mapping[int, float], of_turn: list[float], count: int, candidates: int
+) -> dict[int, float]:
+    """What is added to each of a node's ``count`` joint actions: of those with a child (``own``)
+    and of those without. ``of_turn``: the futures of all ``candidates`` that were handed on."""
+    average = mean(of_turn)
+    factor = (candidates - 1) / max(1, len(of_turn) - 1)  # m = 1: the one future is the average
+    return {k: average + factor * (own.get(k, average) - average) for k in range(count)}
 
 
 def agent_returns(node: Node, joint_returns_K: list[float]) -> list[list[float]]:

@@ -82,6 +82,10 @@ class LatentEncoder(nn.Module):
         ``parent_S``: the state one turn before, earlier in the list, or −1 at the first turn.
         """
         states, agents, width = observation_SND.shape
+        if states == 0:  # of a process without tasks, which descends with the others all the same
+            blank = observation_SND.new_zeros(0, self.hidden)
+            mu, sigma, _ = self(observation_SND.view(0, width), blank)
+            return mu.view(0, agents, mu.shape[-1]), sigma.view(0, agents, sigma.shape[-1])
         mus: dict[int, torch.Tensor] = {}
         sigmas: dict[int, torch.Tensor] = {}
         after: dict[int, torch.Tensor] = {}

@@ -129,16 +129,19 @@ def from_main(make: Callable[[], T]) -> T:
     return everyone(make() if is_main() else None)[0]  # type: ignore[return-value]
 
 
+def of_shares(value: T) -> list[T]:
+    """The value of each process's share; in lock-step all have one share, and it counts once."""
+    return everyone(value) if _dealing else [value]
+
+
 def total(value: float) -> float:
     """Sum over the processes' shares."""
-    return sum(everyone(value)) if _dealing else value
+    return sum(of_shares(value))
 
 
 def totals(values: Mapping[str, float]) -> dict[str, float]:
     """Sums over the processes' shares, in one exchange."""
-    if not _dealing:
-        return dict(values)
-    parts = everyone(dict(values))
+    parts = of_shares(dict(values))
     return {name: sum(part[name] for part in parts) for name in values}
 
 

@@ -68,9 +68,9 @@ class Sums:
         self.reach(**other.maxima)
 
     def everyone(self) -> Sums:
-        """Those of all processes. A collective call."""
+        """Those of all processes' shares. A collective call."""
         whole = Sums()
-        for of, maxima in distributed.everyone((dict(self.of), self.maxima)):
+        for of, maxima in distributed.of_shares((dict(self.of), self.maxima)):
             whole.add(**of)
             whole.reach(**maxima)
         return whole

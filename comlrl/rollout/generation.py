@@ -82,7 +82,10 @@ class Generator:
         results: dict[int, tuple[Completion, ...]] = {}
         chunks = list(self._chunks([request for _, request in flat], sampling))
         self.calls += len(chunks)
-        with prefix_cache.used_by(model) as shared:
+        # FSDP keeps the tensors that it gathers weights into, and an update saves them for
+        # backward, which tensors made in inference mode cannot be.
+        without_gradients = torch.no_grad if self.team.sharded else torch.inference_mode
+        with prefix_cache.used_by(model) as shared, without_gradients():
             for chunk in chunks:
                 chunk.sort(key=lambda i: flat[i][0])  # each agent's rows stand together
                 completions = self._complete([flat[i] for i in chunk], sampling, shared)
@@ -91,7 +94,6 @@ class Generator:
         ordered = iter(results[i] for i in range(len(flat)))
         return [[next(ordered) for _ in requests] for requests in requests_N]
 
-    @torch.inference_mode()
     def _complete(
         self, owned: Sequence[tuple[int, Request]], sampling: Sampling, shared: bool
     ) -> list[tuple[Completion, ...]]:

@@ -107,7 +107,7 @@ def turn_advantages(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """GAE over turns along each chain; advantages and returns A + V of joint actions, (C,) each."""
     advantages_C = value_S.new_zeros(len(chains.reward_C))
-    values_C = value_S[torch.tensor(chains.state_C)]
+    values_C = value_S[torch.tensor(chains.state_C, dtype=torch.long)]
     for chain in chains.chains:
         index = torch.tensor(chain)
         rewards_T = values_C.new_tensor([chains.reward_C[c] for c in chain])

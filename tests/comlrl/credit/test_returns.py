@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -123,9 +124,10 @@ def test_those_handed_on_are_credited_with_their_own_future(handoff):
         node([8.0, 12.0], 0, 3, turn=2),  # mean 10
         handoff=handoff,
     )
-    # γ = 0.5: futures 2 and 5, their mean 3.5 for those that were not handed on.
+    # γ = 0.5: futures 2 and 5, their mean 3.5 for those that were not handed on. What was
+    # handed on is credited with (4 − 1) / (2 − 1) = 3 times the distance from it: 3.5 − 4.5 and 3.5 + 4.5.
     returns = joint_returns(grown, 0.5)[0]
-    assert returns == [1 + 3.5, 2 + 2, 3 + 3.5, 6 + 5]
+    assert returns == [1 + 3.5, 2 - 1, 3 + 3.5, 6 + 8]
     # The baseline is the mean of r, 3, plus the mean future of those handed on.
     assert sum(returns) / 4 == 3 + 3.5
 
@@ -150,11 +152,56 @@ def test_three_turns_of_a_wider_handoff():
         node([4.0, 0.0], 2, 2, turn=3),
         handoff="random",
     )
-    # γ = 0.5. Behind node 1: futures 1 and 3.5, mean 2.25: 2, 4.5, 6.25. Behind node 2: 0 and 1,
-    # mean 0.5: 0.5, 3, 1. Root: futures 0.5 · 12.75 / 3 = 2.125 and 0.5 · 1.5 = 0.75, mean 1.4375.
+    # γ = 0.5 and a factor of (3 − 1) / (2 − 1) = 2. After node 1: futures 1 and 3.5, mean 2.25,
+    # credited −0.25, 4.75 and 2.25. After node 2: 0 and 1, mean 0.5, credited 0.5, −0.5 and 1.5.
+    # Root: futures 0.5 · 12.75 / 3 = 2.125 and 0.5 · 4.5 / 3 = 0.75, mean 1.4375 ± 2 · 0.6875.
     assert joint_returns(grown, 0.5)[:3] == close(
-        [[2.125, 3.4375, 4.75], [2.0, 4.5, 6.25], [0.5, 3.0, 1.0]]
+        [[2.8125, 3.4375, 4.0625], [0.75, 5.75, 6.25], [0.5, 2.5, 1.5]]
     )
+
+
+def averaged(grow: Callable[[Sequence[int]], Tree], actions: int, width: int, advantage: str):
+    """Each agent's advantages at the nodes of turn 1, averaged over the choices of ``width`` of
+    the turn's joint actions."""
+    chosen = list(itertools.combinations(range(actions), width))
+    found = []
+    for own in chosen:
+        grown = grow(own)
+        returns = joint_returns(grown, 1.0)
+        found.append(
+            [
+                a
+                for here, returns_K in zip(grown.nodes, returns, strict=True)
+                if here.turn == 1
+                for returns_G in agent_returns(here, returns_K)
+                for a in sibling_advantages(returns_G, advantage)
+            ]
+        )
+    return [sum(values) / len(chosen) for values in zip(*found, strict=True)]
+
+
+VALUES = [0.3, -2.0, 1.7, 4.0, 0.9, -1.1, 2.2, 3.6, -0.4]
+
+
+@pytest.mark.parametrize("advantage", ["mean", "rloo"])
+@pytest.mark.parametrize(
+    ("mode", "count", "width"),
+    [
+        (mode, count, width)
+        for mode, count in (("align", 4), ("align", 5), ("cross", 9))
+        for width in range(2, count + 1)
+    ],
+)
+def test_the_future_counts_as_much_as_the_reward(mode, count, width, advantage):
+    """By enumeration: the same values as rewards of turn 1, and as what turn 2 comes to."""
+    values = VALUES[:count]
+
+    def following(chosen: Sequence[int]) -> Tree:
+        ends = [node([values[k]] * count, 0, k, turn=2, mode=mode) for k in chosen]
+        return tree(node([0.0] * count, mode=mode), *ends, mode=mode, handoff="random")
+
+    at_once = averaged(lambda _: tree(node(values, mode=mode), mode=mode), count, width, advantage)
+    assert averaged(following, count, width, advantage) == pytest.approx(at_once, abs=1e-9)
 
 
 # ---------------------------------------------------------------------------- agents in order
@@ -226,11 +273,44 @@ def test_a_turn_in_order_hands_on_as_one():
     # γ = 0.5, mean 4: all four joint actions of the turn get 2, and nobody's advantage changes.
     assert joint_returns(grown, 0.5)[:3] == [[4.0, 6.0], [3.0, 5.0], [2.0, 10.0]]
     assert advantages(grown)[:3] == advantages(tree(*begun))
-    # Two handed on, one below each of aux's completions: 2 and 0.5 · 8 = 4, the others 3.
+    # Two handed on, one below each of aux's completions: 2 and 0.5 · 8 = 4, the others' 3. Of the
+    # turn's four joint actions, hence 3 ± (4 − 1) / (2 − 1) · 1.
     more = [act(0, 2, 1, 1, turn=2), act(1, [8.0, 8.0], 6, 0, turn=2),
             act(1, [8.0, 8.0], 6, 1, turn=2)]  # fmt: skip
     grown = tree(*begun, *behind, *more, handoff="random")
-    assert joint_returns(grown, 0.5)[:3] == [[5.5, 6.5], [4.0, 7.0], [2.0, 11.0]]
+    assert joint_returns(grown, 0.5)[:3] == [[6.5, 5.5], [4.0, 9.0], [0.0, 11.0]]
+
+
+@pytest.mark.parametrize("advantage", ["mean", "rloo"])
+@pytest.mark.parametrize("width", [2, 3, 4])
+def test_in_order_too_the_future_counts_as_much_as_the_reward(width, advantage):
+    values, places = VALUES[:4], [(1, 0), (1, 1), (2, 0), (2, 1)]
+
+    def begun(rewards: Sequence[float]) -> list[Node]:
+        return [act(0, 2), act(1, [*rewards[:2]], 0, 0), act(1, [*rewards[2:]], 0, 1)]
+
+    def following(chosen: Sequence[int]) -> Tree:
+        nodes = begun([0.0] * 4)
+        for k in chosen:
+            nodes.append(act(0, 2, *places[k], turn=2))
+            parent = len(nodes) - 1
+            nodes += [act(1, [values[k]] * 2, parent, g, turn=2) for g in range(2)]
+        return tree(*nodes, handoff="random")
+
+    at_once = averaged(lambda _: tree(*begun(values)), 4, width, advantage)
+    assert averaged(following, 4, width, advantage) == pytest.approx(at_once, abs=1e-9)
+
+
+def test_a_branch_that_ended_is_no_choice_of_the_handoff():
+    grown = tree(
+        act(0, 2), act(1, [1.0, 3.0, 2.0], 0, 0), act(1, [9.0, 9.0, 9.0], 0, 1, terminated=True),
+        act(0, 2, 1, 0, turn=2), act(0, 2, 1, 2, turn=2),
+        act(1, [2.0, 2.0], 3, 0, turn=2), act(1, [2.0, 2.0], 3, 1, turn=2),
+        act(1, [6.0, 6.0], 4, 0, turn=2), act(1, [6.0, 6.0], 4, 1, turn=2),
+        handoff="random",
+    )  # fmt: skip
+    # γ = 1: 2 and 6 of three that might go on: 4 ± (3 − 1) / (2 − 1) · 2.
+    assert joint_returns(grown, 1.0)[1:3] == [[1.0 + 0, 3.0 + 4, 2.0 + 8], [9.0, 9.0, 9.0]]
 
 
 def test_three_turns_with_an_early_end():
@@ -259,8 +339,9 @@ def test_the_tree_stays_as_it_is():
 
 
 def _literally(grown: Tree, index: int, discount: float) -> list[float]:
-    """R_k by recursion from the root: r_k + γ · the mean of what follows k. Where some of a turn's
-    joint actions were handed on, the others are given the mean of those futures."""
+    """R_k by recursion from the root: r_k + γ · the mean of what follows k. Where m of a turn's K
+    joint actions were handed on, the others are given the mean of those futures, and these
+    (K − 1) / (m − 1) times their distance from it."""
     here, own = grown.nodes[index], list(grown.nodes[index].rewards_K)
     below = {k: _literally(grown, c, discount) for k, c in grown.children(index).items()}
     follows = {k: sum(values) / len(values) for k, values in below.items()}
@@ -276,6 +357,14 @@ def _literally(grown: Tree, index: int, discount: float) -> list[float]:
         ]
         means = [sum(v) / len(v) for v in (_literally(grown, i, discount) for i in begun)]
         future = sum(means) / len(means) if means else 0.0
+        turn = [
+            n
+            for i, n in enumerate(grown.nodes)
+            if starts[i] == starts[index] and n.rewards_K and not n.terminated
+        ]
+        if len(means) > 1:
+            factor = (sum(len(n.rewards_K) for n in turn) - 1) / (len(means) - 1)
+            follows = {k: future + factor * (own - future) for k, own in follows.items()}
     return [r + discount * follows.get(k, future) for k, r in enumerate(own)]
 
 

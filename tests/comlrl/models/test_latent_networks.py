@@ -96,6 +96,15 @@ def test_latents_along_a_chain_are_the_encoder_turn_by_turn():
         torch.testing.assert_close(mu[2, agent], m[0])
 
 
+def test_a_process_without_tasks_takes_part_in_the_encoders_update():
+    encoder = LatentEncoder(WIDTH, HIDDEN, LATENT)
+    mu, sigma = encoder.along_chains(torch.zeros(0, 2, WIDTH), [])
+    assert mu.shape == sigma.shape == (0, 2, LATENT)
+    (mu.sum() + sigma.sum()).backward()
+    gradients = [p.grad for p in encoder.parameters() if p.grad is not None]
+    assert gradients and not any(gradient.any() for gradient in gradients)
+
+
 def test_the_last_turns_latent_teaches_the_memory():
     encoder = policy().encoder
     mu, _ = encoder.along_chains(torch.randn(2, 1, WIDTH), (-1, 0))
