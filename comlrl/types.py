@@ -84,10 +84,32 @@ class Sampling:
     top_p: float | None = None
     top_k: int | None = None
     max_kept: int | None = None  # tokens of a set in ``Completion.kept``; None: no sets are kept
+    # of each agent, where not all sample alike; the fields above are then no agent's own
+    by_agent: tuple[Sampling, ...] = ()
+
+    def of(self, agent: int) -> Sampling:
+        """How this agent's tokens are drawn."""
+        return self.by_agent[agent] if self.by_agent else self
 
     @property
     def truncates(self) -> bool:
         return self.top_k is not None or (self.top_p is not None and self.top_p < 1)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of any agent's longest completion."""
+        return max((own.max_new_tokens for own in self.by_agent), default=self.max_new_tokens)
+
+    def with_sets(self, max_kept: int | None) -> Sampling:
+        """The same with another ``max_kept``, for all agents."""
+        by_agent = tuple(replace(own, max_kept=max_kept) for own in self.by_agent)
+        return replace(self, max_kept=max_kept, by_agent=by_agent)
+
+    @property
+    def greedy(self) -> Sampling:
+        """The likeliest tokens, of the same lengths at most."""
+        by_agent = tuple(own.greedy for own in self.by_agent)
+        return Sampling(0.0, self.max_new_tokens, by_agent=by_agent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,7 +405,8 @@ class Domain(Protocol):
     """
 
     fields: Sequence[str]  # that templates may name in braces
-    revision: str  # template: what every feedback ends with
+    # template: what every feedback ends with; empty where nothing follows a single turn
+    revision: str = ""
     reward: Callable[..., Reward]  # the class of its reward, where ``reward.target`` is null
 
     def task(self, name: str, row: Mapping[str, Any]) -> Task:

@@ -118,6 +118,9 @@ def _how(result: Mapping[str, Any]) -> str:
     sampling = result["sampling"]
     drawn = f"temperature {sampling['temperature']}" if sampling["temperature"] else "greedy"
     cut = "".join(f", {k} {sampling[k]}" for k in ("top_p", "top_k") if sampling[k] is not None)
+    for role, own in result.get("settings", {}).get("sampling", {}).items():
+        said = " ".join(f"{key} {value}" for key, value in own.items() if value is not None)
+        cut += f", {role}: {said}"
     return (
         f"{result['tasks']} tasks of `{result['dataset']}` {result['split']}, "
         f"{result['samples']} answer(s) each, {result['num_agents']} agent(s), "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,8 @@ from loggers.latents import LatentLogger
 from rewards.code.domain import CODE
 from tests.fakes import PROMPTS, code_task
 from tests.tiny_models import config, folder
-from trainers.configs import sampling
 from trainers.launch.assembly import build_critic_team, build_sampler
+from trainers.launch.sampling import sampling
 from trainers.magrpo import MAGRPOTrainer
 from trainers.ppo import PPOTrainer
 from trainers.shppo import SHPPOTrainer
@@ -98,7 +97,7 @@ def build(
     rollout = Rollout(sampler, TextReward(value), transition, PROMPTS, seed=cfg.seed)
     logger = Recorder(LatentLogger(run_dir / "latents.jsonl", CODE))
     loop = Loop(section, tasks(count), domain=CODE, run_dir=run_dir, logger=logger, seed=cfg.seed)
-    sampled = replace(sampling(cfg), max_kept=cfg.generation.max_kept)
+    sampled = sampling(cfg).with_sets(cfg.generation.max_kept)
     if algorithm == "magrpo":
         return MAGRPOTrainer(section, team, rollout, loop, sampled)
     if algorithm == "ppo":

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
 from comlrl.config.sections import Config, ConfigError
-from comlrl.types import Sampling, Shape
+from comlrl.types import Shape
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,7 @@ class MAGRPOConfig(CommonConfig):
     # return of a greedy rollout, nothing
     advantage: Literal["mean", "rloo", "max", "greedy", "raw"] = "mean"
     advantage_normalization: bool = False  # divide by the siblings' standard deviation
+    entropy_coef: float = 0.0  # weight of the entropy bonus, of the sum over a completion's tokens
     update_epochs: int = 1  # passes over a step's nodes; 1: each sample is used once, as published
     clip_range: float = 0.2  # of the importance ratio around 1, which several passes have
 
@@ -291,10 +292,11 @@ SECTIONS: dict[str, type] = {
 EXTRA_SECTIONS = {"marlhf": ("magrpo", "ppo")}  # read beside the algorithm's own
 
 
-def sections_of(algorithm: str) -> dict[str, type]:
-    """The sections that a file of this algorithm may have, its own first."""
+def sections_of(algorithm: str, algorithms: Mapping[str, type] = SECTIONS) -> dict[str, type]:
+    """The sections that a file of this algorithm may have, its own first. ``algorithms``: the
+    section of each."""
     names = (algorithm, *EXTRA_SECTIONS.get(algorithm, ()))
-    return {name: SECTIONS[name] for name in names}
+    return {name: algorithms[name] for name in names}
 
 
 def online_name(config: Config) -> str:
@@ -377,10 +379,3 @@ def top_p(section: Any, config: Config) -> float | None:
 def top_k(section: Any, config: Config) -> int | None:
     """The section's top-k, or agent_model's where it says null."""
     return config.agent_model.top_k if section.top_k is None else section.top_k
-
-
-def sampling(config: Config, greedy: bool = False) -> Sampling:
-    """How the run's own section samples."""
-    section = config.section
-    heat = 0.0 if greedy else temperature(section, config)
-    return Sampling(heat, section.max_new_tokens, top_p(section, config), top_k(section, config))

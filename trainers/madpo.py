@@ -119,7 +119,7 @@ class MADPOTrainer:
             groups = [list(group) for _, group in groupby(said_U, key=lambda s: s.prompt_ids)]
             own = [said for group in distributed.share(groups) for said in group]
             with (self.team.reference if first else self.team.acting)(index) as reading:
-                value_U = logprobs(reading, own, self.sampling.temperature).tolist()
+                value_U = logprobs(reading, own, self._temperature(index)).tolist()
             found = dict(zip(own, value_U, strict=True))
             everything = {s: v for part in distributed.everyone(found) for s, v in part.items()}
             values_N.append(torch.tensor([everything[s] for s in said_U], dtype=torch.float64))
@@ -224,7 +224,7 @@ class MADPOTrainer:
 
     def _loss(self, agent: Agent, batch: TokenBatch) -> tuple[torch.Tensor, Sums]:
         """A sum over tokens whose gradient is this micro-batch's part of ∇L_i."""
-        said = action_logprobs(agent, batch, self.sampling.temperature)
+        said = action_logprobs(agent, batch, self._temperature(agent.index))
         weight_A = batch.weight_RL[batch.action_mask_RL]
         return policy_gradient(said.logprob_A, weight_A.to(said.logprob_A)), Sums()
 
@@ -238,10 +238,13 @@ class MADPOTrainer:
             return torch.zeros(len(batch.weights), dtype=torch.float64)  # it is the reference yet
         said_U, owner_C = said_by(self.team.agents[index], batch.candidates_C)
         with self.team.acting(index) as agent:
-            value_U = logprobs(agent, said_U, self.sampling.temperature)
+            value_U = logprobs(agent, said_U, self._temperature(index))
         if self.section.dpo_reference != "none":
             value_U = value_U - self.reference.of(index, said_U)
         return batch.differences(value_U[owner_C])
+
+    def _temperature(self, index: int) -> float:
+        return self.sampling.of(index).temperature
 
     def _measure(self) -> dict[str, float]:
         """The metrics of the round's held-out pairs under the present policies."""

@@ -16,13 +16,21 @@ min(ρ Â, clip(ρ, 1 ± ε) Â), ρ = π_i / π_i,old token by token (arXiv 170
 policy that sampled, read by the first pass itself, so that the first update's ratios are exactly
 1 and its gradient is L_i's.
 
+``entropy_coef`` c_H > 0 adds a bonus for the entropy H of the distribution (after temperature and
+truncation) from which each token was drawn, summed over a completion's tokens as log π is:
+
+    L_i −= c_H (1/|nodes|) Σ_nodes (1/G) Σ_g Σ_tokens H(π_i(· | …))
+
+H is differentiated where it was reached; that an action leads to states of more entropy is no part
+of its advantage. For completions of one token this is the gradient of c_H · H exactly.
+
 Departures from the paper: no division by the siblings' standard deviation unless asked for; no
 importance ratio and no clip where each sample is used once (strictly on-policy); with ``handoff``
 joint actions without a child are credited with the mean future of those that have one, which are
 weighted by how many they are (``comlrl/credit/returns.py``);
 ``train_batch_size`` below the step's nodes makes several updates of a pass, of like size and each
 over its own |nodes|; a sequential turn is never divided. The entropy that is logged is the
-estimate −log π of the samples.
+estimate −log π of the samples, with ``entropy_coef`` H itself.
 """
 
 from __future__ import annotations
@@ -41,7 +49,7 @@ from comlrl.credit.returns import agent_returns, joint_returns
 from comlrl.loop.loop import Loop
 from comlrl.loop.steps import Step
 from comlrl.models.agent import Agent
-from comlrl.models.logprobs import action_logprobs
+from comlrl.models.logprobs import ActionLogprobs, action_logprobs
 from comlrl.models.team import Team
 from comlrl.processes import distributed
 from comlrl.processes.statistics import Sums, agent_means
@@ -139,6 +147,8 @@ class MAGRPOTrainer:
                 "zero_advantage_share": of["zeros"] / count,
                 "advantage_std": math.sqrt(max(0.0, variance)),
             }
+            if self.section.entropy_coef > 0:
+                told["entropy"] = of["entropy"] / (tokens * passes)
             if self.section.kl_coef > 0:
                 told["kl"] = of["kl"] / (tokens * passes)
             if self.section.takes_ratios:
@@ -183,11 +193,11 @@ class MAGRPOTrainer:
         return credited
 
     def _row(self, turn: AgentTurn, weights: Sequence[float], numbers: Iterator[int]) -> Row | None:
-        """Completions without advantage have no gradient unless the KL gives them one.
+        """Completions without advantage have no gradient unless KL or entropy gives them one.
 
         ``numbers``: one for each completion of the step.
         """
-        said, always = turn.completions_G, self.section.kl_coef > 0
+        said, always = turn.completions_G, self.section.kl_coef > 0 or self.section.entropy_coef > 0
         keep = [g for g, w in enumerate(weights) if said[g].token_ids and (w or always)]
         if not keep:
             return None
@@ -216,15 +226,18 @@ class MAGRPOTrainer:
                     measure_all(
                         agent,
                         _rows_of(part, index),
-                        lambda batch: before_N[index].policy.put(batch, self._said(agent, batch)),
+                        lambda batch: before_N[index].policy.put(
+                            batch, self._said(agent, batch).logprob_A
+                        ),
                         self.team.side_by_side,
                     )
 
         jobs = [partial(measure, index) for index in range(len(self.team))]
         side_by_side(jobs, self.team.device, self.team.side_by_side)
 
-    def _said(self, agent: Agent, batch: TokenBatch) -> torch.Tensor:
-        return action_logprobs(agent, batch, self.sampling.temperature).logprob_A
+    def _said(self, agent: Agent, batch: TokenBatch) -> ActionLogprobs:
+        temperature = self.sampling.of(agent.index).temperature
+        return action_logprobs(agent, batch, temperature, entropy=self.section.entropy_coef > 0)
 
     def _update(
         self,
@@ -264,7 +277,8 @@ class MAGRPOTrainer:
         self, agent: Agent, batch: TokenBatch, nodes: int, before: Before
     ) -> tuple[torch.Tensor, Sums]:
         """This micro-batch's part of L_i (a sum over its rows), and its sums for the log."""
-        section, logprob_A, sums = self.section, self._said(agent, batch), Sums()
+        section, said, sums = self.section, self._said(agent, batch), Sums()
+        logprob_A, count = said.logprob_A, section.shape.generations(agent.index)
         weight_A = batch.weight_RL[batch.action_mask_RL].to(logprob_A.device, logprob_A.dtype)
         if self.section.takes_ratios:
             old_A = before.policy.once(batch, lambda: logprob_A)
@@ -275,16 +289,18 @@ class MAGRPOTrainer:
             loss = policy_gradient(logprob_A, weight_A / nodes)
         if section.kl_coef > 0:
             kl_A = k3_kl(logprob_A, before.reference.once(batch, lambda: self._start(agent, batch)))
-            count = section.shape.generations(agent.index)
             loss = loss + section.kl_coef * kl_A.sum() / (nodes * count)
             sums.add(kl=kl_A)
+        if said.entropy_A is not None:
+            loss = loss - section.entropy_coef * said.entropy_A.sum() / (nodes * count)
+            sums.add(entropy=said.entropy_A)
         sums.add(loss=nodes * float(loss.detach()))
         return loss, sums
 
     def _start(self, agent: Agent, batch: TokenBatch) -> torch.Tensor:
         """What the reference says."""
         with torch.no_grad(), self.team.reference(agent.index) as reference:
-            return self._said(reference, batch)
+            return self._said(reference, batch).logprob_A
 
 
 def _rows_of(turns: Sequence[TurnRows], index: int) -> list[Row]:

@@ -231,7 +231,7 @@ class PPOTrainer:
         self, index: int, chains: Chains, values: Sequence[StepValues], step: int
     ) -> Improvement:
         """What a policy, its reference and a head on its states say of the samples."""
-        section, temperature = self.section, self.sampling.temperature
+        section, temperature = self.section, self.sampling.of(index).temperature
         own = values[0 if self._centralized else index]
         key = (self.rollout.seed, "minibatches", step, 0)
         rows_S = chains.rows(self._acting(index), self.weight_T, section.num_agents)

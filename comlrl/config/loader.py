@@ -19,7 +19,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from comlrl.config import paths
-from comlrl.config.sections import SECTIONS, Config, ConfigError, Root
+from comlrl.config.arguments import keywords
+from comlrl.config.sections import SECTIONS, Config, ConfigError, RoleSampling, Root
 
 # Older spellings; "<algo>" stands for the algorithm's section. None: accepted and ignored.
 ALIASES: dict[str, str | None] = {
@@ -125,6 +126,7 @@ class Loader:
             domain=self._root.domain,
             prompts=dict(self._root.prompts),
             seed=self._root.seed,
+            sampling=_sampling(OmegaConf.to_container(self._root.sampling)),
             init_from=self._root.init_from,
             wandb=self._section("wandb") if self._wandb else None,
             sections={n: self._section(n) for n in self.algorithm_sections},
@@ -286,6 +288,19 @@ def _fields(cls: type) -> tuple[dataclasses.Field[Any], ...]:
 
 def _is_dict(cls: type, name: str) -> bool:
     return any(f.name == name and str(f.type).startswith("dict") for f in _fields(cls))
+
+
+def _sampling(given: Any) -> dict[str, RoleSampling]:
+    """``sampling`` with its values checked. Raises ConfigError."""
+    found = {}
+    for role, values in given.items():
+        if values is not None and not isinstance(values, dict):
+            raise ConfigError(
+                f"sampling.{role}: {values!r} is not a mapping; write sampling.{role}.KEY=VALUE"
+            )
+        if values:
+            found[role] = RoleSampling(**keywords(RoleSampling, f"sampling.{role}", values, {}, ""))
+    return found
 
 
 def _tuple(items: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -163,6 +163,16 @@ class DistributedConfig:
 
 
 @dataclass(frozen=True)
+class RoleSampling:
+    """One agent's sampling; null: as the algorithm's section says."""
+
+    max_new_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+
+
+@dataclass(frozen=True)
 class Config:
     """The resolved configuration of one run."""
 
@@ -184,6 +194,7 @@ class Config:
     generation: GenerationConfig
     distributed: DistributedConfig
     agent_devices: tuple[str, ...] | None
+    sampling: Mapping[str, RoleSampling]  # by role, of agents that sample otherwise than the rest
     sections: Mapping[str, Any]  # the algorithm's section, and MARLHF's RL algorithm's
     # of the file: modules of its own lie there
     folder: Path = field(default_factory=Path.cwd, compare=False)
@@ -235,6 +246,9 @@ class Root:
     # templates in the place of the domain's, by role; also system, and revision: what feedback
     # ends with
     prompts: dict[str, str] = field(default_factory=dict)
+    # by role: max_new_tokens, temperature, top_p and top_k of that agent alone; left out: those of
+    # the algorithm's section
+    sampling: dict[str, Any] = field(default_factory=dict)
     # a run (of any algorithm), its best_model, …, or adapters in PEFT's format to start from
     init_from: str | None = None
     agents: list[str] | None = None  # one model for each agent, instead of adapters on agent_model

@@ -102,10 +102,11 @@ class Generator:
         prompts = [request.prompt_ids for request in requests]
         prompt_of_row = torch.tensor([p for p, r in enumerate(requests) for _ in r.keys_G])
         prompt_of_row = prompt_of_row.to(agent.device)
-        draw = _Draw(agent, requests, sampling, self.head, prompt_of_row)
+        each = [sampling.of(owner) for owner, _ in owned]
+        draw = _Draw(agent, requests, each, self.head, prompt_of_row)
         adapters = [self.team.of(owner).adapter for owner, _ in owned]
         lengths = torch.tensor([len(p) for p in prompts], device=agent.device)
-        cache = prefix_cache.SharedPrefixCache(lengths, sampling.max_new_tokens)
+        cache = prefix_cache.SharedPrefixCache(lengths, draw.steps)
         fast, router = agent.fast, agent.router
         kept = contextlib.nullcontext() if router is None else router.sampling()
         with fast.sampling() if fast is not None else kept:
@@ -130,7 +131,7 @@ class Generator:
         rows = 0
         for i in sorted(range(len(requests)), key=lambda i: len(requests[i].prompt_ids)):
             siblings, longest = len(requests[i].keys_G), len(requests[i].prompt_ids)
-            slots = (len(chunk) + 1) * longest + (rows + siblings) * sampling.max_new_tokens
+            slots = (len(chunk) + 1) * longest + (rows + siblings) * sampling.longest
             if chunk and slots > self.max_batch_tokens:
                 yield chunk
                 chunk, rows = [], 0
@@ -147,12 +148,17 @@ class _Draw:
         self,
         agent: Agent,
         requests: Sequence[Request],
-        sampling: Sampling,
+        sampling_of_request: Sequence[Sampling],
         head: Head | None,
         prompt_of_row: torch.Tensor,
     ) -> None:
-        self.agent, self.sampling, self.head = agent, sampling, head
-        self.steps = sampling.max_new_tokens
+        self.agent, self.head = agent, head
+        self.ways = list(dict.fromkeys(sampling_of_request))  # of agents in one batch
+        self.steps = max(way.max_new_tokens for way in self.ways)
+        number = [self.ways.index(way) for way in sampling_of_request]
+        self.way = torch.tensor(number, device=agent.device)[prompt_of_row]  # of each row
+        limit = torch.tensor([way.max_new_tokens for way in self.ways], device=agent.device)
+        self.limit = limit[self.way]
         self.stop = torch.tensor(agent.stop_ids, device=agent.device)
         if head is not None:
             latents = torch.stack([r.latent_K for r in requests])  # type: ignore[misc]
@@ -160,28 +166,48 @@ class _Draw:
         self.broken = torch.zeros((), dtype=torch.bool, device=agent.device)
         shape = (len(prompt_of_row), self.steps)
         self.logprobs = torch.full(shape, torch.nan, device=agent.device)
-        if sampling.temperature > 0:
+        if any(way.temperature > 0 for way in self.ways):
             streams = [uniforms(key, self.steps) for r in requests for key in r.keys_G]
             self.uniforms = torch.from_numpy(np.stack(streams)).float().to(agent.device)
         self.survivors: Survivors | None = None
-        if sampling.truncates and sampling.max_kept is not None:
-            self.survivors = Survivors(*shape, sampling.max_kept, agent.device)
+        kept = [way.max_kept for way in self.ways if way.truncates and way.max_kept is not None]
+        if kept:
+            self.survivors = Survivors(*shape, kept[0], agent.device)
 
     def __call__(self, hidden: torch.Tensor, rows: torch.Tensor, step: int) -> torch.Tensor:
         """The next token of each of these rows, from its last hidden state (rows, width)."""
         if self.head is not None:
             hidden = self.head(hidden, self.latents[rows])
         logits = self.agent.logits(hidden).float()
-        if self.sampling.temperature == 0:
+        if len(self.ways) == 1:
+            return self._drawn(logits, rows, step, self.ways[0])
+        tokens = torch.empty_like(rows)
+        for number, way in enumerate(self.ways):
+            own = (self.way[rows] == number).nonzero()[:, 0]
+            if len(own):
+                tokens[own] = self._drawn(logits[own], rows[own], step, way)
+        return tokens
+
+    def ended(self, tokens: torch.Tensor, rows: torch.Tensor, step: int) -> torch.Tensor:
+        """Which of these rows are done with the tokens that they were given at this step."""
+        stopped = torch.isin(tokens, self.stop)
+        if len(self.ways) == 1:  # the last step is the same for all
+            return stopped
+        return stopped | (self.limit[rows] == step + 1)
+
+    def _drawn(
+        self, logits: torch.Tensor, rows: torch.Tensor, step: int, sampling: Sampling
+    ) -> torch.Tensor:
+        if sampling.temperature == 0:
             best = logits.max(-1)
             self.broken |= ~best.values.isfinite().all()
             return best.indices
-        if self.sampling.temperature != 1:
-            logits = logits / self.sampling.temperature
+        if sampling.temperature != 1:
+            logits = logits / sampling.temperature
         probabilities = torch.softmax(logits, dim=-1)
         self.broken |= ~probabilities[:, 0].isfinite().all()  # one that is none makes all so
-        if self.sampling.truncates:
-            whole, probabilities = probabilities, truncated(probabilities, self.sampling)
+        if sampling.truncates:
+            whole, probabilities = probabilities, truncated(probabilities, sampling)
             if self.survivors is not None:
                 self.survivors.note(whole, probabilities, rows, step)
         cdf = probabilities.cumsum(-1)
@@ -208,7 +234,7 @@ def _decode_shared(
     for step in range(draw.steps):
         chosen = draw(hidden, rows, step)
         tokens[rows[going], step] = chosen[going]
-        going &= ~torch.isin(chosen, draw.stop)
+        going &= ~draw.ended(chosen, rows, step)
         alive = int(going.sum())
         if alive == 0 or step == draw.steps - 1:
             break
@@ -246,7 +272,7 @@ def _decode_plain(
         )
         chosen = draw(hidden[:, -1], rows, step)
         tokens[going, step] = chosen[going]
-        going &= ~torch.isin(chosen, draw.stop)
+        going &= ~draw.ended(chosen, rows, step)
         if not going.any():
             break
         ids, positions = chosen[:, None], positions[:, -1:] + 1
@@ -262,7 +288,9 @@ def _to_completions(agent: Agent, tokens: torch.Tensor, draw: _Draw) -> list[Com
     drawn = draw.logprobs.where(tokens >= 0, 0.0).sum(-1, dtype=torch.float64).tolist()
     left: Sequence[Kept | None] = [None] * len(ids)
     if draw.survivors is not None:
-        left = draw.survivors.of_rows([len(sampled) for sampled in ids])
+        cut = [draw.ways[way].truncates for way in draw.way.tolist()]
+        kept_R = draw.survivors.of_rows([len(sampled) for sampled in ids])
+        left = [kept if own else None for kept, own in zip(kept_R, cut, strict=True)]
     return [
         Completion(text, sampled, bool(sampled) and sampled[-1] in stop, logprob, kept=kept)
         for text, sampled, logprob, kept in zip(texts, ids, drawn, left, strict=True)

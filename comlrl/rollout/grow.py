@@ -104,8 +104,8 @@ class Rollout:
         """Trees, and the greedy rollouts from each node's state (ReMax)."""
         grown = self._grow(tasks, shape, sampling, key)
         starts = [pending for _, pendings in grown for pending in pendings]
-        greedy = Sampling(0.0, sampling.max_new_tokens)
-        returns, nodes = self._chains(starts, shape.chain, greedy, (*key, "greedy"), discount)
+        key = (*key, "greedy")
+        returns, nodes = self._chains(starts, shape.chain, sampling.greedy, key, discount)
         values = iter(returns)
         return [tree for tree, _ in grown], Greedy(
             [[next(values) for _ in pendings] for _, pendings in grown],
@@ -144,7 +144,7 @@ class Rollout:
 
     def _pending(self, state: State, shape: Shape, sampling: Sampling) -> _Pending:
         acting = next(stage for stage in shape.stages if stage.start == len(state.written))
-        readings = tuple(self.reader.read(state, agent, sampling) for agent in acting)
+        readings = tuple(self.reader.read(state, agent, sampling.of(agent)) for agent in acting)
         return _Pending(state, acting, readings)
 
     def _expand(

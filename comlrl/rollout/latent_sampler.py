@@ -41,13 +41,19 @@ class LatentSampler:
     def sample(
         self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
     ) -> list[list[tuple[Completion, ...]]]:
-        """Completions of each agent's requests, in order: one generation call for all agents."""
+        """Completions of each agent's requests, in order: one generation call for all agents that
+        sample alike."""
         flat = [request for requests in requests_N for request in requests]
         if not flat:
             return [[] for _ in requests_N]
         latents = self._latents(flat, greedy=sampling.temperature == 0)
         asked = [replace(r, latent_K=own.value_K) for r, own in zip(flat, latents, strict=True)]
-        said = self.inner.sample([asked], sampling)[0]
+        if sampling.by_agent:
+            own = iter(asked)
+            asked_N = [[next(own) for _ in requests] for requests in requests_N]
+            said = [group for groups in self.inner.sample(asked_N, sampling) for group in groups]
+        else:
+            said = self.inner.sample([asked], sampling)[0]
         carried = iter(
             tuple(replace(completion, latent=own) for completion in completions_G)
             for completions_G, own in zip(said, latents, strict=True)

@@ -64,8 +64,9 @@ class Reader:
     history: History
 
     def read(self, state: State, agent: int, sampling: Sampling) -> Reading:
-        """Raises PromptTooLongError where nothing more can be left out: first the oldest turns
-        go, then the ends of what the agents before it wrote, as far as needed."""
+        """``sampling``: the agent's own. Raises PromptTooLongError where nothing more can be left
+        out: first the oldest turns go, then the ends of what the agents before it wrote, as far as
+        needed."""
 
         ids: tuple[int, ...] = ()  # of the prompt that was tried last
 

@@ -100,7 +100,7 @@ class VLLMSampler:
         try:
             return [
                 [
-                    self._completions(self.team.of(i), request, answer.result(), sampling)
+                    self._completions(self.team.of(i), request, answer.result(), sampling.of(i))
                     for request, answer in zip(requests, asked.answers_N[i], strict=True)
                 ]
                 for i, requests in enumerate(requests_N)
@@ -216,7 +216,7 @@ class VLLMSampler:
 
     def _ask_all(self, requests_N: Sequence[Sequence[Request]], sampling: Sampling) -> _Asked:
         jobs = [
-            partial(self._ask, agent, self._names[agent.index], request, sampling)
+            partial(self._ask, agent, self._names[agent.index], request, sampling.of(i))
             for i, requests in enumerate(requests_N)
             for agent in [self.team.of(i)]
             for request in requests

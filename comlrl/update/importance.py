@@ -52,7 +52,7 @@ class Corrected:
         if sampling.temperature == 0:  # a baseline's, which nothing learns from
             return said_N
         return [
-            self._weighted(index, requests, said, sampling.temperature)
+            self._weighted(index, requests, said, sampling.of(index).temperature)
             for index, (requests, said) in enumerate(zip(requests_N, said_N, strict=True))
         ]
 

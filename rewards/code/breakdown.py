@@ -45,6 +45,8 @@ class RewardBreakdown:
     aux_ignored: float = 0.0
     helpers: tuple[str, ...] = ()  # names that the team was to define: "aux", "aux2", …
     defined: tuple[str, ...] = ()  # of helpers and entry point, those found with a return
+    # of each agent whose own function was not found: the functions that its text holds
+    instead: tuple[tuple[str, ...], ...] = ()
     called: tuple[str, ...] = ()  # helpers that main calls
     ignored: tuple[str, ...] = ()  # helpers that main calls somewhere without reading the result
     wrapper: bool = False  # main only hands on aux's result

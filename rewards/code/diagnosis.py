@@ -19,6 +19,7 @@ from rewards.sandbox.outcome import TestOutcome
 
 MAX_SOURCE = 400  # characters of a test that are shown
 MAX_MESSAGE = 200  # characters of an error message that are shown
+MAX_NAMES, MAX_NAME = 3, 40  # functions that were written instead, and characters of a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ def diagnostics(attempt: Attempt, agent: int, sandbox_slice: int | str | None) -
     line itself is quoted only to the agent that wrote it.
     """
     facts, names = breakdown_of(attempt), agent_names(attempt)
-    lines = [_definitions(facts, names)]
+    lines = [_definitions(facts, names, agent)]
     if names[-1] not in facts.defined:
         return lines[0]
     if facts.syntax_error is not None:
@@ -112,13 +113,29 @@ def diagnostics(attempt: Attempt, agent: int, sandbox_slice: int | str | None) -
     return clean("\n".join(lines))
 
 
-def _definitions(facts: RewardBreakdown, names: Sequence[str]) -> str:
+def _definitions(facts: RewardBreakdown, names: Sequence[str], reader: int) -> str:
+    """Whose functions were found; to a reader whose own was not, what its text has instead."""
     found = [name for name in names if name in facts.defined]
     missing = [name for name in names if name not in facts.defined]
     parts = [f"Defined: {_listed(found)}."] if found else []
     if missing:
         parts.append(f"Missing (a `def` with a return): {_listed(missing)}.")
+    if names[reader] in missing and facts.instead:
+        parts.append(_instead(facts.instead[reader], names, reader))
     return " ".join(parts)
+
+
+def _instead(written: Sequence[str], names: Sequence[str], reader: int) -> str:
+    """What an agent wrote that was to write ``names[reader]``."""
+    own = names[reader]
+    if own in written:
+        return f"Your `{own}` returns nothing."
+    theirs = [name for name in names if name in written]
+    if theirs:
+        work = "the other agent's work" if len(names) == 2 else "the work of others"
+        return f"You wrote {_listed(theirs)}, which is {work}."
+    shown = [cut(name, MAX_NAME) for name in written[:MAX_NAMES]]
+    return f"You wrote {_listed(shown)}." if shown else "You wrote no function."
 
 
 def _syntax_error(facts: RewardBreakdown, names: Sequence[str], reader: str) -> str:

@@ -28,6 +28,7 @@ from typing import Literal
 
 from comlrl.types import JointAction, Reward, Score, Task
 from rewards.code.breakdown import RewardBreakdown, SyntaxProblem
+from rewards.code.extraction import extract
 from rewards.code.program import (
     Contribution,
     compile_program,
@@ -121,6 +122,7 @@ class CodeReward(Reward):
         self._pool = Pool(workers, timeout, memory_mb, isolation)
         self._lock = threading.Lock()
         self._contribution = lru_cache(maxsize=CACHED)(contribution)
+        self._written = lru_cache(maxsize=CACHED)(_written)
         self._compile = lru_cache(maxsize=CACHED)(compile_program)
         self._preamble = lru_cache(maxsize=CACHED)(preamble)
         self._outcomes: dict[Job, tuple[TestOutcome, ...]] = {}
@@ -164,7 +166,7 @@ class CodeReward(Reward):
             self._remember(dict(zip(fresh, outcomes, strict=True)), drafts)
             if self.measure_need or self.need_bonus:
                 self._run_without_helpers(drafts)
-            breakdowns = [self._breakdown(draft) for draft in drafts]
+            breakdowns = [self._breakdown(*pair) for pair in zip(drafts, ordered, strict=True)]
         scores = [Score(b.total, b.parts, b.passed_all, b) for b in breakdowns]
         return [score for _, score in sorted(zip(order, scores, strict=True), key=itemgetter(0))]
 
@@ -260,7 +262,7 @@ class CodeReward(Reward):
         job = Job(code, join(prompt, ()), task.fields["test"], task.fields["entry_point"])
         return _Draft(names, parts, program, given=prompt, job=job)
 
-    def _breakdown(self, draft: _Draft) -> RewardBreakdown:
+    def _breakdown(self, draft: _Draft, action: JointAction) -> RewardBreakdown:
         """The table's terms, from the draft and its program's outcomes."""
         helpers, defined = draft.helpers, draft.defined
         there = [name for name in helpers if name in defined]
@@ -283,6 +285,10 @@ class CodeReward(Reward):
             aux_ignored=scale * AUX_IGNORED if earns_use and use.ignored else 0.0,
             helpers=helpers,
             defined=defined,
+            instead=tuple(
+                () if name in defined else self._written(text)
+                for name, text in zip(draft.names, action.completions_N, strict=True)
+            ),
             called=use.called,
             ignored=use.ignored,
             wrapper=use.wrapper,
@@ -303,6 +309,11 @@ class CodeReward(Reward):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _written(text: str) -> tuple[str, ...]:
+    """The functions that a text holds, by name."""
+    return tuple(extract(text).by_name())
 
 
 def _use(main: Contribution | None, helpers: Sequence[str]) -> MainUse:

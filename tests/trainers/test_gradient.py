@@ -150,9 +150,9 @@ def plain(
     part: range | None = None,
     left: Mapping[tuple, torch.Tensor] = {},
 ) -> torch.Tensor:
-    """The gradient of L_i = −(1/|nodes|) Σ w_t (1/G) Σ_g Â_ig Σ log π + β k3, term by term; with
-    ``old``, of Σ min(ρ Â, clip(ρ, 1 ± ε) Â) in place of Â Σ log π. Nodes are those at which agent i
-    acts. ``part``: of these nodes. ``left``: what truncation left to choose from."""
+    """The gradient of L_i = −(1/|nodes|) Σ w_t (1/G) Σ_g Â_ig Σ log π + β k3 − c H, term by term;
+    with ``old``, of Σ min(ρ Â, clip(ρ, 1 ± ε) Â) in place of Â Σ log π. Nodes are those at which
+    agent i acts. ``part``: of these nodes. ``left``: what truncation left to choose from."""
     every = [node for tree in trees for node in tree.nodes]
     part = part or range(len(every))
     nodes, number = sum(index in every[n].acting for n in part), -1
@@ -190,6 +190,9 @@ def plain(
                         ratio = before - logprobs
                         k3 = (ratio.exp() - ratio - 1).sum()
                         loss = loss + section.kl_coef * k3 / (count * nodes)
+                    if section.entropy_coef:
+                        entropy = _entropies(agent, *spoken).sum()
+                        loss = loss - section.entropy_coef * entropy / (count * nodes)
                     loss.backward()
         return flat(agent)
 
@@ -204,6 +207,15 @@ def _logprobs(agent, prompt_ids, ids, left_LV: torch.Tensor | None = None) -> to
     if left_LV is not None:
         logits = logits.masked_fill(~left_LV, -torch.inf)
     return logits.log_softmax(-1).gather(-1, torch.tensor(ids)[:, None])[:, 0]
+
+
+def _entropies(agent, prompt_ids, ids, left_LV: torch.Tensor | None = None) -> torch.Tensor:
+    """Of the distribution that each token was drawn from."""
+    found = []
+    for at, logits in enumerate(_logits(agent, prompt_ids, ids)):
+        logprobs = (logits if left_LV is None else logits[left_LV[at]]).log_softmax(-1)
+        found.append(-(logprobs.exp() * logprobs).sum())
+    return torch.stack(found)
 
 
 def _left(agent, prompt_ids, ids) -> torch.Tensor:
@@ -225,6 +237,10 @@ CASES = {
     "early end": {"num_turns": 2, "early_termination_threshold": 1.7},
     "divergence": {"num_turns": 2, "kl_coef": 0.3},
     "three agents": {"num_agents": 3},
+    "entropy": {"num_turns": 2, "entropy_coef": 0.1},
+    "entropy, in order": {"turn_order": "sequential", "entropy_coef": 0.1, "kl_coef": 0.3},
+    "entropy, a window": {"kind": "mistral", "entropy_coef": 0.1},
+    "entropy, all weights": {"lora__enabled": False, "entropy_coef": 0.1},
     "in order": {"turn_order": "sequential", "num_turns": 2, "kl_coef": 0.3},
     "three in order": {"turn_order": "sequential", "num_agents": 3, "num_generations": 2},
     "one agent": {"num_agents": 1, "algorithm": "grpo", "num_turns": 2},
@@ -237,6 +253,7 @@ CASES = {
     "modules": {"decoder": False, "num_turns": 2},  # transformers' own way through the model
     "rounded": {"step": 64, "num_turns": 2},  # shapes rounded up, as on a CPU in bfloat16
     "truncated": {"top_p": 0.9, "num_turns": 2, "kl_coef": 0.3},  # the reference over these too
+    "truncated, entropy": {"top_p": 0.9, "entropy_coef": 0.1},
     "truncated, a window": {"top_p": 0.9, "kind": "mistral"},
 }
 
@@ -278,6 +295,7 @@ REUSE = {
     "three agents": {"num_agents": 3},
     "one agent": {"num_agents": 1, "algorithm": "grpo", "num_turns": 2},
     "all weights": {"lora__enabled": False},
+    "entropy": {"num_turns": 2, "entropy_coef": 0.1, "train_batch_size": 3},
     "a window": {"kind": "mistral", "num_turns": 2},
     "truncated": {"top_p": 0.9, "num_turns": 2, "kl_coef": 0.3, "train_batch_size": 3},
 }
@@ -442,3 +460,21 @@ def test_padding_has_no_gradient():
                 assert PAD not in seen
                 assert part[PAD].abs().max() == 0
                 assert int((part.abs().amax(1) > 0).sum()) <= len(seen)
+
+
+def test_each_agent_learns_at_the_temperature_and_over_the_sets_that_it_sampled_by():
+    """As where all agents sample as it does: the same completions, gradients agent by agent."""
+    own_N = (SAMPLING, replace(TRUNCATED, temperature=1.3))
+    agents = team()
+    section = config(discount=DISCOUNT, kl_coef=0.1, entropy_coef=0.1).section
+    apart = replace(SAMPLING, by_agent=own_N)
+    trees = grown(agents, section, sampling=apart)
+    said_N = zip(*((turn for turn in tree.nodes[0].agents_N) for tree in trees), strict=True)
+    for turns, own in zip(said_N, own_N, strict=True):
+        for completion in (c for turn in turns for c in turn.completions_G):
+            assert (completion.kept is not None) == own.truncates
+    found = fast(agents, section, trees, sampling=apart)
+    for index, own in enumerate(own_N):
+        alone = fast(agents, section, trees, sampling=own)
+        assert torch.equal(found[index][0], alone[index][0])
+        assert relative(found[1 - index][0], alone[1 - index][0]) > 0.01

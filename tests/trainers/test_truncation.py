@@ -164,7 +164,13 @@ def gradient_of(way: Way) -> torch.Tensor:
     return found
 
 
-def by_magrpo(way: Way, said: Sequence[Completion], weights: Sequence[float], sampling: Sampling):
+def by_magrpo(
+    way: Way,
+    said: Sequence[Completion],
+    weights: Sequence[float],
+    sampling: Sampling,
+    entropy_coef: float = 0.0,
+):
     """∇L of the trainer's own update on a node with these completions, Â_g = G · weight."""
     count = len(said)
     rewards = tuple(count * w for w in weights)
@@ -172,7 +178,8 @@ def by_magrpo(way: Way, said: Sequence[Completion], weights: Sequence[float], sa
     scores = tuple(map(Score, rewards))
     node = Node(1, -1, -1, (turn,), tuple((g,) for g in range(count)), scores, rewards)
     tree = Tree(task("A"), (node,), "align", None)
-    section = config("grpo", num_agents=1, num_generations=count, advantage="raw").section
+    keys = {"num_generations": count, "advantage": "raw", "entropy_coef": entropy_coef}
+    section = config("grpo", num_agents=1, **keys).section
     ((gradient,),) = fast(way.team, section, [tree], sampling=sampling)
     return gradient
 
@@ -238,3 +245,23 @@ def test_the_gradient_is_that_of_the_policy_that_acted(name, sampling):
     for by in [by_ratios] if name == "shppo" else [by_magrpo, by_ratios]:
         assert relative(by(way, said, weights, sampling), -exact) < 1e-9
         assert relative(by(way, of_all, weights, sampling), -exact) > 0.05
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.8, 1), *SAMPLINGS[:3]], ids=str)
+@pytest.mark.parametrize("name", ["decoder", "modules", "gpt2"])
+def test_the_entropy_bonus_is_the_gradient_of_the_entropy(name, sampling):
+    """Of completions of one token: −∇(J + c H), J and H summed up over all tokens."""
+    way, coef = Way(name), 0.7
+    sampling = replace(sampling, max_new_tokens=1)
+    logits = way.logits(())
+    left = allowed(logits.detach(), sampling)
+    chance = (logits[left] / sampling.temperature).softmax(-1)
+    entropy = -(chance * chance.log()).sum()
+    expected = sum(p * reward((token,)) for token, p in zip(left, chance, strict=True))
+    (expected + coef * entropy).backward()
+    exact = gradient_of(way)
+    found = way.sample(sampling)
+    said = [found[(token,)] for token in left]
+    weights = [p * reward(c.token_ids) for p, c in zip(chance.tolist(), said, strict=True)]
+    assert relative(by_magrpo(way, said, weights, sampling, coef), -exact) < 1e-9
+    assert relative(by_magrpo(way, said, weights, sampling), -exact) > 0.01

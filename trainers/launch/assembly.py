@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comlrl.config.sections import Config, ConfigError
-from trainers.configs import SECTIONS, PreferenceConfig, online_name, online_section, sampling
+from trainers.configs import SECTIONS, PreferenceConfig, online_name, online_section
 from trainers.launch import engine
+from trainers.launch.sampling import limits, sampling
 from trainers.launch.work import build_reward, build_transition, load_domain, load_prompts
 
 if TYPE_CHECKING:
@@ -141,10 +142,10 @@ def assemble(
     train = fitting(train, config, sampler, sampled)
     held_out = fitting(held_out, config, sampler, sampled) if held_out else []
     (reward, measuring), fallbacks = build_rewards(config), build_fallbacks(config)
-    length, heat = sampler.max_length, sampled.temperature
-    server, corrected = engine.build(config, team, run_dir, length, heat)
+    length, heats = sampler.max_length, [sampled.of(i).temperature for i in range(len(team))]
+    server, corrected = engine.build(config, team, run_dir, length, heats)
     rollout = build_rollout(config, corrected or server or sampler, reward, fallbacks)
-    learned = replace(sampled, max_kept=config.generation.max_kept)
+    learned = sampled.with_sets(config.generation.max_kept)
     evaluated = build_rollout(config, server or sampler, measuring, fallbacks)
     domain = rollout.prompts.domain
     progress, logger, save = Progress(), loggers.Loggers([]), saver(team, sampler)
@@ -278,9 +279,10 @@ def context_length(config: Config, team: Team) -> int:
     Raises ConfigError where that leaves no room for a prompt.
     """
     holds = min(agent.context_length for agent in team.agents)
-    if holds <= config.section.max_new_tokens:
+    longest = max(limits(config))
+    if holds <= longest:
         raise ConfigError(
-            f"{config.algorithm}.max_new_tokens: {config.section.max_new_tokens} leaves no room "
+            f"{config.algorithm}.max_new_tokens: {longest} leaves no room "
             f"for a prompt in the model's context of {holds} tokens; give less"
         )
     return min(config.agent_model.max_length, holds)
@@ -297,20 +299,20 @@ def fitting(
     from comlrl.types import Message
 
     prompts = load_prompts(config)
-    room = sampler.max_length - sampling.max_new_tokens
     kept = []
     for task in tasks:
-        longest = max(
+        lengths = [
             len(sampler.encode(agent, (*prompts.opening, Message("user", text))))
             for agent, text in enumerate(prompts.first(task, config.section.num_agents))
-        )
-        if longest <= room:
+        ]
+        asked = [sampling.of(agent).max_new_tokens for agent in range(len(lengths))]
+        read, written = max(zip(lengths, asked, strict=True), key=sum)
+        room = sampler.max_length - written
+        if read <= room:
             kept.append(task)
             continue
-        problem = f"dataset row '{task.task_id}' has a prompt of {longest} tokens, with room for "
-        problem += (
-            f"{room} (context {sampler.max_length}, max_new_tokens {sampling.max_new_tokens})"
-        )
+        problem = f"dataset row '{task.task_id}' has a prompt of {read} tokens, with room for "
+        problem += f"{room} (context {sampler.max_length}, max_new_tokens {written})"
         if config.dataset.on_bad_row == "error":
             raise ConfigError(
                 f"dataset.name: {problem}; raise agent_model.max_length if the model allows it, or "

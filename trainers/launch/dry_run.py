@@ -21,8 +21,9 @@ from comlrl.preferences.pairs import tasks_at_once
 from comlrl.tasks.datasets import split_size
 from trainers import configs
 from trainers.launch.assembly import build_course
-from trainers.launch.growth import growth, scored, training_steps
+from trainers.launch.growth import growth, levels, scored, training_steps
 from trainers.launch.hub import model_folder, tensor_shapes
+from trainers.launch.sampling import limits
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}
 ADAPTER_BYTES = 4 * 4  # float32 weight, gradient and Adam's two moments
@@ -131,21 +132,21 @@ def _online(config: Config, section: Any, tasks: int | None) -> list[str]:
     actions = size * scored(section, tree)
     steps = steps_of(config, tasks)
     nodes = size * tree.nodes
-    decoders, levels = _decoders(config), section.num_turns * len(section.shape.stages)
-    calls = decoders * levels
+    decoders, deep = _decoders(config), section.num_turns * len(section.shape.stages)
+    calls = decoders * deep
     if getattr(section, "advantage", None) == "greedy":  # a greedy chain from every state
-        calls += decoders * levels * (levels + 1) // 2
+        calls += decoders * deep * (deep + 1) // 2
     turns = size * tree.turns
     parts = math.ceil(turns / (section.train_batch_size or turns))
     greedy = actions - size * tree.joint_actions
-    completions = size * tree.completions + greedy * section.num_agents
+    completions, longest_N = size * tree.completions + greedy * section.num_agents, limits(config)
     rows: Mapping[str, int] = {
         "tasks": size,
         "nodes ≤": nodes,
         "joint actions ≤": actions,
         "completions ≤": completions,
         "generation calls": calls,
-        "sampled tokens ≤": completions * section.max_new_tokens,
+        "sampled tokens ≤": size * _tokens(section, longest_N) + greedy * sum(longest_N),
     }
     if not section.chains:
         rows = {**rows, "optimizer updates ≤": parts * section.update_epochs}
@@ -162,6 +163,12 @@ def _online(config: Config, section: Any, tasks: int | None) -> list[str]:
             f"{section.train_batch_size}): not strictly on-policy"
         )
     return lines
+
+
+def _tokens(section: Any, longest_N: Sequence[int]) -> int:
+    """Of one task's tree at most; ``longest_N``: of each agent's completions."""
+    each = ((level, sum(longest_N[i] for i in level.stage)) for level in levels(section))
+    return sum(level.nodes * level.own * tokens for level, tokens in each)
 
 
 def _decoders(config: Config) -> int:
@@ -196,8 +203,7 @@ def _preferences(config: Config, tasks: int | None) -> list[str]:
     labelled = None if each is None else sum(each)
     size = tasks_at_once(section.batch_size, own)
     calls = None if each is None else sum(math.ceil(n / size) for n in each) * _decoders(config)
-    sampled = None if labelled is None else labelled * own * section.num_agents
-    tokens = None if sampled is None else sampled * section.max_new_tokens
+    tokens = None if labelled is None else labelled * own * sum(limits(config))
     lines = [
         f"{'candidates':<22}{_number(_times(labelled, candidates))}  {candidates} for each task, "
         f"in {_number(calls)} generation calls, ≤ {_number(tokens)} tokens",
@@ -220,8 +226,8 @@ def _evaluations(config: Config, tasks: int | None) -> list[str]:
     passes = None
     if steps is not None and config.section.trained_online:
         passes = 1 + math.ceil(steps / section.eval_interval)
-    levels = section.num_turns * len(section.shape.stages)
-    calls = _decoders(config) * levels * section.eval_answers
+    deep = section.num_turns * len(section.shape.stages)
+    calls = _decoders(config) * deep * section.eval_answers
     return [
         "",
         f"{'evaluations':<22}{_number(passes)}  of {_number(each)} tasks, {calls} generation "
@@ -301,8 +307,9 @@ def _cache_slots(config: Config) -> int:
     """Tokens in the key/value cache at once: a prompt once, and its completions."""
     section = configs.online_section(config)
     tree = growth(section)
-    prompt = config.agent_model.max_length - section.max_new_tokens
-    node = prompt + section.num_generations * section.max_new_tokens
+    longest = max(limits(config))
+    prompt = config.agent_model.max_length - longest
+    node = prompt + section.num_generations * longest
     return min(config.generation.max_batch_tokens, section.batch_size * tree.widest * node)
 
 

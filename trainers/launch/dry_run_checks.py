@@ -19,6 +19,7 @@ from trainers.launch.assembly import (
 )
 from trainers.launch.hub import model_folder
 from trainers.launch.labelling import build_judge
+from trainers.launch.sampling import sampling
 from trainers.launch.work import build_reward, build_transition, load_prompts
 
 if TYPE_CHECKING:
@@ -149,14 +150,12 @@ def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> Agent |
 
 def _check_prompts(config: Config, agents: list[Agent], tasks: list[Task]) -> None:
     """Every row's first prompts leave room for a completion, unless ``on_bad_row: skip``."""
-    from comlrl.types import Sampling
-
     team: Any = SimpleNamespace(agents=agents)
     sampler: Any = SimpleNamespace(
         encode=lambda agent, prompt: agents[agent].encode(prompt),
         max_length=context_length(config, team),
     )
-    fitting(tasks, config, sampler, Sampling(1.0, config.section.max_new_tokens))
+    fitting(tasks, config, sampler, sampling(config))
 
 
 def _check_preferences(config: Config) -> None:

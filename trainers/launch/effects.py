@@ -13,7 +13,8 @@ from typing import Any
 from comlrl.config.sections import SECTIONS as SHARED
 from comlrl.config.sections import Config
 from comlrl.tasks.prompts import REVISION
-from trainers.configs import SECTIONS, MAGRPOConfig, online_name, online_section, sampling
+from trainers.configs import SECTIONS, MAGRPOConfig, online_name, online_section
+from trainers.launch.sampling import KEYS, sampling
 from trainers.launch.work import load_prompts, mode_reads, reward_reads, with_mode
 
 
@@ -205,7 +206,7 @@ TABLE = (
     ),
     Idle(
         "generation.max_kept",
-        lambda c, s: not (c.section.trained_online and sampling(c).truncates),
+        lambda c, s: not (c.section.trained_online and _truncates(c)),
         "no log-probability is over what top_p or top_k leave",
     ),
     Idle(
@@ -232,6 +233,14 @@ TABLE = (
         )
         for key in ("temperature", "top_p", "top_k")
     ),
+    *(
+        Idle(
+            f"<algo>.{key} agent_model.{key}" if key != "max_new_tokens" else f"<algo>.{key}",
+            lambda c, s, key=key: _all_have_their_own(c, key),  # type: ignore[misc]
+            f"sampling gives every agent its own {key}",
+        )
+        for key in KEYS
+    ),
 )
 
 
@@ -256,6 +265,16 @@ def without_effect(config: Config, given: Mapping[str, str]) -> list[str]:
     if section.num_turns == 1 and REVISION in config.prompts:
         lines.append("prompts.revision has no effect: nothing follows a single turn")
     return [line.replace("<algo>", config.algorithm) for line in lines]
+
+
+def _all_have_their_own(config: Config, key: str) -> bool:
+    values = [getattr(own, key) for own in config.sampling.values()]
+    return len(values) == config.section.num_agents and None not in values
+
+
+def _truncates(config: Config) -> bool:
+    drawn = sampling(config)
+    return any(drawn.of(agent).truncates for agent in range(config.section.num_agents))
 
 
 def _by_token(section: Any) -> bool:

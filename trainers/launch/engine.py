@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,8 +69,11 @@ def refuse(config: Config) -> None:
             f"lora.target_modules: {list(given)} with {mend}, which serves no adapter on the "
             "language-model head; leave lm_head out, or give generation.backend=builtin"
         )
-    for key, value in (("top_p", top_p(section, config)), ("top_k", top_k(section, config))):
-        if value is not None and not (key == "top_p" and value == 1):
+    truncating = {"top_p": top_p(section, config), "top_k": top_k(section, config)}
+    for role, own in config.sampling.items():
+        truncating |= {f"sampling.{role}.top_p": own.top_p, f"sampling.{role}.top_k": own.top_k}
+    for key, value in truncating.items():
+        if value is not None and not (key.endswith("top_p") and value == 1):
             raise ConfigError(
                 f"{key}: {value:g} with {mend}, whose server does not tell which tokens survived, "
                 f"so that their policy cannot be trained; give {key}=null, or "
@@ -90,16 +93,17 @@ def check(config: Config) -> None:
 
 
 def build(
-    config: Config, team: Team, run_dir: Path, max_length: int, temperature: float
+    config: Config, team: Team, run_dir: Path, max_length: int, temperatures: Sequence[float]
 ) -> tuple[VLLMSampler | None, Corrected | None]:
     """The client of a server that samples in the generator's place, and, where the samples'
-    policy is trained, the same with what corrects for it."""
+    policy is trained, the same with what corrects for it. ``temperatures``: the agents'."""
     if config.generation.backend == "builtin":
         return None, None
     from comlrl.rollout.vllm_sampler import VLLMSampler
     from comlrl.update.importance import Corrected
 
-    engine = VLLMSampler(team, _server(config), run_dir / "vllm", max_length, temperature)
+    tempered = next((heat for heat in temperatures if heat != 1), 1.0)  # one shows what it gives
+    engine = VLLMSampler(team, _server(config), run_dir / "vllm", max_length, tempered)
     if not config.section.trained_online:
         return engine, None
     return engine, Corrected(team, engine, config.generation.importance_cap)

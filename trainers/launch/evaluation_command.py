@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from comlrl import files
 from comlrl.config.sections import ConfigError
-from trainers.configs import SECTIONS, sampling
+from trainers.configs import SECTIONS
 from trainers.launch import hub, initial, replacements, weights
 from trainers.launch.assembly import (
     build_rewards,
@@ -27,6 +27,7 @@ from trainers.launch.assembly import (
 )
 from trainers.launch.evaluation_plan import Plan, make_plan, parse_arguments, place
 from trainers.launch.execution import is_user_error
+from trainers.launch.sampling import sampling
 from trainers.launch.work import load_domain
 
 if TYPE_CHECKING:
@@ -239,7 +240,9 @@ def grower(plan: Plan, stage: Stage) -> Callable[[], list[Tree]]:
 
     section = plan.config.section
     if plan.baseline is not None:
-        grow = baselines.build(plan.baseline, stage.rollout, section.num_agents, stage.sampling)
+        size = baselines.team_size(plan.baseline, section.num_agents)
+        drawn = sampling(plan.config, plan.greedy, size)
+        grow = baselines.build(plan.baseline, stage.rollout, size, drawn)
         return lambda: estimates.repeat(grow, stage.tasks, plan.samples)
     return lambda: estimates.evaluate(
         stage.rollout, stage.tasks, section.shape, stage.sampling, plan.samples
@@ -257,6 +260,8 @@ def described(plan: Plan, stage: Stage) -> dict[str, Any]:
     one = names[0] if len(names) == 1 else None
     others = {str(i): replacements.told(who) for i, who in plan.replaced.items()}
     told = {"runs": names} if len(names) > 1 else {"replaced": others} if others else {}
+    sampled = dataclasses.asdict(stage.sampling)
+    del sampled["by_agent"]  # what differs is told by role, in ``settings``
     return told | {
         "config": plan.config_file,
         "algorithm": config.algorithm,
@@ -274,7 +279,7 @@ def described(plan: Plan, stage: Stage) -> dict[str, Any]:
         "tasks": len(stage.tasks),
         "samples": plan.samples,
         "seed": config.seed,
-        "sampling": dataclasses.asdict(stage.sampling),
+        "sampling": sampled,
         "settings": config.to_dict(),
     }
 

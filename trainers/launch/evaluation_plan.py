@@ -19,7 +19,7 @@ from comlrl.config.loader import Loader, Setting, load_yaml, parse_override
 from comlrl.config.sections import Config, ConfigError
 from comlrl.config.user_modules import digests, kept
 from trainers.configs import SECTIONS, sections_of, share_common_keys, split_older_critic
-from trainers.launch import initial, replacements, weights
+from trainers.launch import initial, own_algorithm, replacements, weights
 from trainers.launch.command_line import Parser
 from trainers.launch.relations import validate
 from trainers.launch.replacements import Other
@@ -153,11 +153,12 @@ def _holds(path: Path, described: Mapping[str, Any]) -> bool:
 
 def resolve(file: str, teams: Sequence[Trained], arguments: argparse.Namespace) -> Config:
     """File, then what the weights say of themselves, then flags and overrides; checked."""
-    algorithm = weights.run_algorithm(load_yaml(file), SECTIONS, file)
-    loader = Loader(algorithm, sections_of(algorithm))
+    algorithms = own_algorithm.known(Path(file).parent, *(team.run_dir for team in teams))
+    algorithm = weights.run_algorithm(load_yaml(file), algorithms, file)
+    loader = Loader(algorithm, sections_of(algorithm, algorithms))
     loader.read(file)
     option = "--replace" if arguments.replace else "--cross-play"
-    said = [weights.settings(team, algorithm, SECTIONS, team.name) for team in teams]
+    said = [weights.settings(team, algorithm, algorithms, team.name) for team in teams]
     _check_pairing(option, teams, said)
     _check_work(option, teams, said, [parse_override(item).key for item in arguments.override])
     given = loader.build()
@@ -165,7 +166,9 @@ def resolve(file: str, teams: Sequence[Trained], arguments: argparse.Namespace) 
         loader.set(setting)
     for team in teams[:1]:
         loader.folder = team.run_dir.absolute() if team.run_dir else loader.folder
-    for section in sections_of(algorithm):  # the file's number is that of training's evaluations
+    for section in sections_of(
+        algorithm, algorithms
+    ):  # the file's number is that of training's evaluations
         loader.set(Setting(f"{section}.eval_num_samples", None, "evaluate.py"))
     own_size = loader.build().section.num_agents
     if arguments.num_agents is not None:
@@ -275,7 +278,10 @@ def _check_size(config: Config, own: int, teams: Sequence[Trained]) -> None:
 def _check_order(option: str, teams: Sequence[Trained], algorithm: str) -> None:
     """Raises ConfigError where teams that are crossed have learned to act in different orders."""
     runs = {team.name: team.config_file for team in teams if team.config_file is not None}
-    orders = {name: _order(load_yaml(file)) for name, file in runs.items()}
+    orders = {
+        name: _order(load_yaml(file), own_algorithm.known(file.parent))
+        for name, file in runs.items()
+    }
     for name, order in orders.items():
         first, first_order = next(iter(orders.items()))
         if order != first_order:
@@ -286,8 +292,8 @@ def _check_order(option: str, teams: Sequence[Trained], algorithm: str) -> None:
             )
 
 
-def _order(tree: Mapping[str, Any]) -> str:
-    section = tree[weights.run_algorithm(tree, SECTIONS, "config.yaml")]
+def _order(tree: Mapping[str, Any], algorithms: Mapping[str, type]) -> str:
+    section = tree[weights.run_algorithm(tree, algorithms, "config.yaml")]
     return section.get("turn_order", "simultaneous")
 
 

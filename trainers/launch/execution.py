@@ -20,7 +20,7 @@ from comlrl.loop.interrupts import Interrupted, Signals
 from comlrl.loop.run_directory import check_free
 from comlrl.types import Trainer
 from trainers.configs import SECTIONS
-from trainers.launch import engine, hub, initial, memory
+from trainers.launch import engine, hub, initial, memory, own_algorithm
 from trainers.launch.assembly import (
     Run,
     assemble,
@@ -40,8 +40,16 @@ if TYPE_CHECKING:
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
-def main(algorithm: str, build: Callable[[Run], Trainer], argv: Sequence[str] | None = None) -> int:
-    """Run a train script; returns its exit code."""
+def main(
+    algorithm: str,
+    build: Callable[[Run], Trainer],
+    argv: Sequence[str] | None = None,
+    section: type | None = None,
+) -> int:
+    """Run a train script; returns its exit code. ``section``: the class of the keys of an algorithm
+    that does not ship."""
+    if section is not None:
+        own_algorithm.add(algorithm, section)
     with Signals() as signals:
         try:
             return _main(algorithm, build, argv, signals)
@@ -270,6 +278,7 @@ def _open(
     if found is not None:
         run.loop.resume(found, trainer, force=force)
     if distributed.is_main():
+        own_algorithm.keep(start.run_dir, start.config)
         write_config(start)
     run.loop.logger.begin(run.loop.mark)
     return run, trainer

@@ -17,7 +17,8 @@ from comlrl.config.loader import load_yaml
 from comlrl.config.paths import searched
 from comlrl.config.sections import Config, ConfigError
 from comlrl.config.targets import near
-from trainers.launch import hub, weights
+from trainers.configs import online_name, online_section
+from trainers.launch import hub, own_algorithm, weights
 
 if TYPE_CHECKING:
     from comlrl.models.team import Team
@@ -146,6 +147,7 @@ def _source(config: Config, algorithms: Mapping[str, Any]) -> Source:
     if place.final_model is not None:
         return _of_folder(name, place, place.final_model)
     assert place.config_file is not None
+    algorithms = {**own_algorithm.known(place.run_dir), **algorithms}
     said = weights.of_run(load_yaml(place.config_file), algorithms)
     r = said.get("lora.r", 16)
     alpha = said.get("lora.alpha")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from comlrl.config.sections import Config, ConfigError
@@ -22,7 +21,7 @@ def build_collector(run: Run) -> Collector:
         run.section,
         run.rollout,
         run.loop,
-        replace(run.sampling, max_kept=None),  # preferences are of the whole policies
+        run.sampling.with_sets(None),  # preferences are of the whole policies
         run.loop.course.tasks_of,
         seed=run.config.seed,
         resume=run.resume,

@@ -18,7 +18,7 @@ from trainers.configs import (
     top_k,
     top_p,
 )
-from trainers.launch import engine, work
+from trainers.launch import engine, sampling, work
 
 
 def validate(config: Config) -> None:
@@ -43,6 +43,7 @@ def validate(config: Config) -> None:
         )
     _shared(config)
     work.check(config)
+    sampling.check(config)
 
 
 def _ranges(name: str, section: CommonConfig) -> None:
@@ -117,12 +118,8 @@ def _relations(name: str, section: CommonConfig, config: Config) -> None:
         )
     if name == "grpo" and section.num_agents != 1:
         raise ConfigError(f"grpo.num_agents: {section.num_agents}; GRPO has 1 agent, use magrpo")
-    if (heat := temperature(section, config)) <= 0:
-        raise ConfigError(f"{name}.temperature: {heat} samples nothing to learn from; give > 0")
-    if (share := top_p(section, config)) is not None and not 0 < share <= 1:
-        raise ConfigError(f"{name}.top_p: {share} must be above 0 and at most 1; null keeps all")
-    if (kept := top_k(section, config)) is not None and kept < 1:
-        raise ConfigError(f"{name}.top_k: {kept} must be at least 1; null keeps all tokens")
+    drawn = temperature(section, config), top_p(section, config), top_k(section, config)
+    sampling.check_values(name, section.max_new_tokens, *drawn)
     if isinstance(section, ActorCriticConfig):
         _actor_critic(name, section, config)
 

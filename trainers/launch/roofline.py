@@ -23,6 +23,7 @@ from trainers import configs
 from trainers.launch import dry_run, hub, memory
 from trainers.launch.dry_run_checks import prompt_tokens
 from trainers.launch.growth import Level, growth, levels, scored
+from trainers.launch.sampling import limits
 
 # Operations of a layer: while decoding a token, and forth and back in an update.
 DECODING, LEARNING = 40, 150
@@ -200,7 +201,15 @@ class Work:
 
     @property
     def tokens(self) -> float:
-        return min(self.on.tokens or math.inf, self.section.max_new_tokens)
+        return self.written(range(self.section.num_agents))
+
+    def written(self, stage: range) -> float:
+        """Tokens of a completion, the mean over these agents."""
+        own_N, most = limits(self.config), self.on.tokens or math.inf
+        return sum(min(most, own_N[agent]) for agent in stage) / len(stage)
+
+    def longest(self, stage: range) -> int:
+        return max(limits(self.config)[agent] for agent in stage)
 
     @property
     def bytes(self) -> float:
@@ -227,12 +236,12 @@ class Work:
         agents = len(level.stage)
         prompts = self.size * level.nodes * (agents if self.shared else 1)
         rows, read = prompts * level.own, self.read(level)
-        longest = self.section.max_new_tokens
+        longest, tokens = self.longest(level.stage), self.written(level.stage)
         held = prompts * read + rows * longest
         chunks = math.ceil(held / self.config.generation.max_batch_tokens)
-        dims, written = self.dims, rows * self.tokens
+        dims, written = self.dims, rows * tokens
         products = 2 * (dims.linear + dims.head) * written
-        keys = self.tokens * (prompts * read + rows * self.tokens / 2) * dims.cache
+        keys = tokens * (prompts * read + rows * tokens / 2) * dims.cache
         moved = chunks * longest * (dims.linear + dims.head) + keys + dims.left * written
         once = max(
             products / self.on.flops,
@@ -259,9 +268,9 @@ class Work:
         section, dims = self.section, self.dims
         read = written = seen = 0.0
         for level in levels(section):
-            nodes, longest = self.size * level.nodes * len(level.stage), section.max_new_tokens
+            nodes, longest = self.size * level.nodes * len(level.stage), self.longest(level.stage)
             read += nodes * self.read(level)
-            written += nodes * level.own * self.tokens
+            written += nodes * level.own * self.written(level.stage)
             seen += self.attention(nodes * level.own * longest, self.read(level) + longest)
             seen += self.attention(nodes * self.read(level), self.read(level))
         back = 1 if self.config.lora.enabled else 2  # gradients of activations, and of weights
@@ -316,7 +325,7 @@ class Work:
             held["reference"] = base * (section.kl_coef > 0)
         level = max(levels(section), key=lambda level: level.nodes)
         prompts = self.size * level.nodes * (len(level.stage) if self.shared else 1)
-        slots = prompts * (self.read(level) + level.own * section.max_new_tokens)
+        slots = prompts * (self.read(level) + level.own * self.longest(level.stage))
         slots = min(slots, self.config.generation.max_batch_tokens)
         held["cache"] = slots * dims.cache * self.bytes
         most = ACTIVATION_BYTES["cpu" if self.on.word else "cuda"]

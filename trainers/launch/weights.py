@@ -88,13 +88,14 @@ def run_algorithm(tree: Mapping[str, Any], algorithms: Mapping[str, Any], file: 
     Raises ConfigError where there is none, or more than one.
     """
     found = [name for name in algorithms if name in tree]
-    whole = [name for name in found if set(found) <= set(sections_of(name))]
+    whole = [name for name in found if set(found) <= set(sections_of(name, algorithms))]
     if len(whole) == 1:
         return whole[0]
     if found:
         raise ConfigError(f"--config: '{file}' has sections {', '.join(found)}; keep one of them")
     raise ConfigError(
-        f"--config: '{file}' has no algorithm's section; add one of {', '.join(algorithms)}"
+        f"--config: '{file}' has no algorithm's section; add one of {', '.join(algorithms)} (for "
+        "one of your own, give the config.yaml of its run)"
     )
 
 

@@ -12,7 +12,7 @@ from comlrl.config.sections import Config, ConfigError, ExternalConfig
 from comlrl.config.targets import Target, check_class, check_methods, load, near
 from comlrl.config.user_modules import Source
 from comlrl.rollout.checked import METHODS, CheckedDomain, CheckedReward, CheckedTransition
-from comlrl.tasks.prompts import Prompts, check_templates
+from comlrl.tasks.prompts import REVISION, Prompts, check_templates
 from comlrl.types import Domain, Reward
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ def check(config: Config) -> None:
     except ValueError as error:
         raise ConfigError(f"{config.algorithm}.num_agents: {agents}; {error}") from error
     check_templates(prompts, roles, agents)
+    _check_revision(config, prompts)
     cls, _ = _reward(config)
     _arguments(config, cls)
     if config.reward.target is None:
@@ -95,6 +96,16 @@ def check(config: Config) -> None:
             raise ConfigError(str(error)) from error
     mode_reads(config, prompts)
     _check_facts(config, prompts, cls)
+
+
+def _check_revision(config: Config, prompts: Prompts) -> None:
+    """Raises ConfigError where feedback follows, and nothing says what is to be done with it."""
+    turns, own = config.section.num_turns, prompts.own.get(REVISION, prompts.domain.revision)
+    if turns > 1 and not own:
+        raise ConfigError(
+            f"{config.algorithm}.num_turns: {turns}, and domain '{config.domain}' has no "
+            "`revision`, with which feedback ends; give it one, prompts.revision, or num_turns=1"
+        )
 
 
 def _check_facts(config: Config, prompts: Prompts, reward: Callable[..., Reward]) -> None:
@@ -155,7 +166,8 @@ def _domain_target(config: Config) -> Target:
     for name in (*Domain.__annotations__, *METHODS):
         if not hasattr(target.found, name):
             mend = "name comlrl.types.Domain as the base of its class, which has it"
-            raise ConfigError(f"{target} has no `{name}`; {mend if name in METHODS else 'add it'}")
+            inherits = hasattr(Domain, name)
+            raise ConfigError(f"{target} has no `{name}`; {mend if inherits else 'add it'}")
     if isinstance(target.found, type):
         check_methods(target, Domain, METHODS, inherited=True)
         with target.calling():

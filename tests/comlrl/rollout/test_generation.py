@@ -89,6 +89,34 @@ def test_the_batch_says_what_the_plain_loop_says(kind, sampling):
                     assert completion.token_ids == expected
 
 
+APART = (
+    Sampling(0.7, 5, top_p=0.9, max_kept=4),
+    Sampling(1.3, 12),
+    Sampling(1.0, 9, top_k=5, max_kept=4),
+)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2", "mistral"])
+def test_agents_sample_by_their_own_limits_in_one_batch(kind):
+    agents = team(kind, num_agents=3)
+    asked = [requests(siblings=3, agent=agent) for agent in range(3)]
+    generator = Generator(agents)
+    found = generator.sample(asked, replace(Sampling(1.0, 7), by_agent=APART))
+    assert generator.calls == (3 if kind == "gpt2" else 1)  # whose adapters cannot share a batch
+    lengths = [{len(c.token_ids) for group in own for c in group} for own in found]
+    assert [max(own) for own in lengths] == [5, 12, 9]
+    for index, own in enumerate(APART):
+        alone = Generator(agents).sample([asked[i] if i == index else [] for i in range(3)], own)
+        for group, expected in zip(found[index], alone[index], strict=True):
+            assert group == expected
+            for completion, other in zip(group, expected, strict=True):
+                assert completion.logprob == pytest.approx(other.logprob, rel=1e-6)
+                assert (completion.kept is None) == (other.kept is None) == (not own.truncates)
+                if completion.kept is not None:
+                    assert torch.equal(completion.kept.ids_I, other.kept.ids_I)
+                    assert torch.equal(completion.kept.counts_L, other.kept.counts_L)
+
+
 @pytest.mark.parametrize("kind", [*FAST, "gpt2"])
 def test_sharing_prompts_changes_nothing(kind, monkeypatch):
     agents = team(kind)

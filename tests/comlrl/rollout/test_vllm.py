@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Iterator
 from concurrent.futures import wait
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,18 @@ def test_greedy_asks_once_for_all_siblings_and_weights_nothing(server, tmp_path)
     said = corrected.sample([[], requests(1)], greedy)[1]
     assert all(group == group[:1] * 3 and group[0].importance == 1 for group in said)
     assert corrected.metrics() == {}
+
+
+def test_each_agent_is_asked_for_at_its_own_limits(server, tmp_path):
+    """And compared with the trained policy at its own temperature: ratios of 1."""
+    agents = team()
+    own_N = (Sampling(0.8, 5), Sampling(1.4, 12))
+    sampler = Corrected(agents, client(agents, server, tmp_path), cap=2.0)
+    said_N = sampler.sample([requests(0), requests(1)], replace(own_N[0], by_agent=own_N))
+    asked = {(b["temperature"], b["max_tokens"]) for b in server.asked if b["model"] != "base"}
+    assert asked == {(0.8, 5), (1.4, 12)}
+    for completion in (c for said in said_N for group in said for c in group):
+        assert completion.importance == pytest.approx(1, abs=1e-4)
 
 
 def test_adapters_are_loaded_under_new_names_before_old_ones_are_unloaded(server, tmp_path):

@@ -11,15 +11,17 @@ from hypothesis import strategies as st
 import external
 from comlrl.config.sections import ConfigError, ExternalConfig
 from comlrl.tasks.prompts import Prompts
-from comlrl.types import Attempt, Score, Transition
+from comlrl.types import Attempt, JointAction, Score, Transition
 from rewards.code.breakdown import RewardBreakdown, SyntaxProblem
 from rewards.code.diagnosis import surfaced
 from rewards.code.domain import CODE
+from rewards.code.reward import CodeReward
 from rewards.sandbox.outcome import TestOutcome
 from tests.fakes import code_task
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "feedback.txt"
-TASK = code_task("T/0", "def pick(n, x, y):\n    '''x if n is odd, else y.'''\n", "", "pick")
+PROMPT = "def pick(n, x, y):\n    '''x if n is odd, else y.'''\n"
+TASK = code_task("T/0", PROMPT, "", "pick")
 PROGRAM = """\
 import math
 
@@ -60,6 +62,18 @@ SITUATIONS: dict[str, tuple[int, RewardBreakdown]] = {  # name → (agents, brea
         facts(helpers=(), defined=("pick",), called=(), outcomes=(WRONG, LAST)),
     ),
     "main undefined": (2, facts(defined=("aux",), called=(), outcomes=())),
+    "main wrote aux's function": (
+        2,
+        facts(defined=("aux",), called=(), outcomes=(), instead=((), ("aux",))),
+    ),
+    "no function, and one without a return": (
+        2,
+        facts(defined=(), called=(), outcomes=(), instead=((), ("pick", "odd"))),
+    ),
+    "functions of other names": (
+        2,
+        facts(defined=(), called=(), outcomes=(), instead=(("odd",), ("a", "b", "c", "d"))),
+    ),
     "nothing defined": (2, facts(defined=(), called=(), outcomes=())),
     "aux undefined": (2, facts(defined=("pick",), outcomes=(WRONG, WRONG))),
     "syntax error in aux": (
@@ -93,6 +107,7 @@ SITUATIONS: dict[str, tuple[int, RewardBreakdown]] = {  # name → (agents, brea
             defined=("aux", "aux2", "pick"),
             called=("aux",),
             outcomes=(WRONG, LAST),
+            instead=((), (), ("aux", "pick", "more"), ()),
         ),
     ),
 }
@@ -254,6 +269,28 @@ def test_what_a_program_says_cannot_pose_as_a_special_token_or_flood() -> None:
     (texts,) = build("level_feedback")([attempt(2, facts(outcomes=(loud,)))])
     assert "<|" not in texts[0] and "ValueError: user ?xxx" in texts[0]
     assert len(texts[0]) < 500
+
+
+def test_the_reward_finds_what_was_written_instead() -> None:
+    """Said to who was to write it alone; whoever wrote their own is told nothing new."""
+    reward = CodeReward(workers=1, isolation="limits")
+    task = code_task("T/1", PROMPT, "def check(candidate):\n    assert candidate(1) == 1\n", "pick")
+    main = "def pick(n):\n    return n\n"
+    found = {}
+    with reward:
+        for aux in ("def pick(n):\n    return 1\n", "def aux(n):\n    pass\n", "no code", main * 2):
+            (score,) = reward.score([JointAction(task, (aux, main))])
+            (texts,) = build("level_feedback")([Attempt(task, (aux, main), score, 1)])
+            found[aux] = score.facts.instead, texts[0].split("\n")[1]
+            assert "You wrote" not in texts[1] and "Your" not in texts[1]
+    start = "Defined: `pick`. Missing (a `def` with a return): `aux`."
+    theirs = f"{start} You wrote `pick`, which is the other agent's work. Syntax: valid."
+    assert list(found.values()) == [
+        ((("pick",), ()), theirs),
+        ((("aux",), ()), f"{start} Your `aux` returns nothing. Syntax: valid."),
+        (((), ()), f"{start} You wrote no function. Syntax: valid."),
+        ((("pick",), ()), theirs),
+    ]
 
 
 if __name__ == "__main__":

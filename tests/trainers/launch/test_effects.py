@@ -112,6 +112,14 @@ IN_VAIN = [  # file, what is said, of it in vain
     ("magrpo", "magrpo.top_k=5 agent_model.top_k=7", "agent_model.top_k"),
     ("magrpo", "magrpo.top_p=1 generation.max_kept=9", "generation.max_kept"),
     ("madpo", "madpo.top_p=0.9 generation.max_kept=9", "generation.max_kept"),
+    *(
+        (
+            "magrpo",
+            f"sampling.aux.{key}=1 sampling.main.{key}=1 magrpo.{key}={said}",
+            f"magrpo.{key}",
+        )
+        for key, said in {"max_new_tokens": 5, "temperature": 2, "top_p": 0.5, "top_k": 3}.items()
+    ),
     ("magrpo", "agents=[a,b] agent_model.name=c", "agent_model.name"),
     ("magrpo", "domain=writing sandbox.timeout=3", "sandbox.timeout"),
     ("magrpo", "generation.vllm_url=http://localhost:8000", "generation.vllm_url"),
@@ -141,6 +149,8 @@ def test_what_is_said_in_vain_is_told(name, overrides, key):
         ("mt_magrpo", "external.history=last external.original_prompt=true"),
         ("mt_magrpo", "external.mode=expert_edits external.expert_model=gpt-5"),
         ("magrpo", "magrpo.discount=0.9"),  # the default, said
+        ("magrpo", "sampling.aux.temperature=0.5 magrpo.temperature=0.7"),
+        ("magrpo", "sampling.main.top_k=9 magrpo.top_p=1 generation.max_kept=9"),
         ("madpo", "madpo.replay=lambda_decay madpo.replay_rounds=3 madpo.replay_lambda=0.3"),
         ("magrpo", "magrpo.joint_mode=cross lora.alpha=3"),
         ("marlhf", "magrpo.update_epochs=2 magrpo.clip_range=0.3"),
