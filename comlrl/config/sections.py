@@ -101,7 +101,8 @@ class SandboxConfig:
     # what shuts a program in: docs/sandbox.md
     isolation: Literal["auto", "namespaces", "bubblewrap", "unshare", "limits"] = "auto"
     workers: int | None = None  # null: the CPU cores
-    timeout: float = 10.0  # wall-clock seconds for each test
+    # wall-clock seconds for each test; all tests of a program have three times that together
+    timeout: float = 10.0
     memory_mb: int = 512  # of a program
 
 

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from rewards.code.bounds import check_names
 from rewards.code.breakdown import SyntaxProblem
 from rewards.code.extraction import UNPARSABLE, Function, Import, extract, parse
 from rewards.code.usage import without_docstring
@@ -137,6 +138,7 @@ def compile_program(program: str, broken: tuple[str, ...] = ()) -> bytes | Synta
             ast.parse(program, PROGRAM_NAME)
             message = "a function that is not complete, or nested beyond measure"
             return SyntaxProblem(message, None, None, broken[0][:200])
+        check_names(program)
         return marshal.dumps(compile(program, PROGRAM_NAME, "exec", dont_inherit=True))
     except SyntaxError as error:
         text = error.text.rstrip("\n")[:200] if error.text else None

@@ -24,9 +24,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import itemgetter
-from typing import Literal
+from typing import Any, Literal
 
 from comlrl.types import JointAction, Reward, Score, Task
+from rewards.code.bounds import Memo, bounded
 from rewards.code.breakdown import RewardBreakdown, SyntaxProblem
 from rewards.code.extraction import extract
 from rewards.code.program import (
@@ -53,7 +54,11 @@ USES_AUX = 0.5
 NOT_WRAPPER = 1.0
 AUX_IGNORED = -0.5
 
-CACHED = 4096  # texts, programs and outcomes remembered: more than a training step holds
+# What is remembered, more than a training step holds. Of texts these are their syntax trees, up to
+# 230 bytes a character; of programs their code, and of outcomes the code that they are known by.
+CACHED_TEXT = 2 << 20  # characters of texts
+CACHED_CODE = 64 << 20  # bytes of programs, and again of outcomes
+CACHED = 4096  # outcomes, and prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +96,8 @@ class CodeReward(Reward):
 
     Args:
         workers: sandbox processes that run side by side; None: the CPU cores.
-        timeout: seconds of wall-clock time for each test; after three timeouts a program's
-            other tests are not run and count as failed.
+        timeout: seconds of wall-clock time for each test; all tests of a program have three times
+            as much together, and those that are not run by then count as failed.
         memory_mb: address space of the process under test, in MiB.
         isolation: ``auto``, ``namespaces``, ``bubblewrap``, ``unshare`` or ``limits``.
         bonus: what the terms of main's use of aux are multiplied by: ``any_test`` 1, ``share`` the
@@ -121,9 +126,9 @@ class CodeReward(Reward):
         self.bonus, self.measure_need, self.need_bonus = bonus, measure_need, need_bonus
         self._pool = Pool(workers, timeout, memory_mb, isolation)
         self._lock = threading.Lock()
-        self._contribution = lru_cache(maxsize=CACHED)(contribution)
-        self._written = lru_cache(maxsize=CACHED)(_written)
-        self._compile = lru_cache(maxsize=CACHED)(compile_program)
+        self._contribution = Memo(contribution, _text_weight, CACHED_TEXT)
+        self._written = Memo(_written, _text_weight, CACHED_TEXT)
+        self._compile = Memo(compile_program, _code_weight, CACHED_CODE)
         self._preamble = lru_cache(maxsize=CACHED)(preamble)
         self._outcomes: dict[Job, tuple[TestOutcome, ...]] = {}
         self._seconds: dict[str, float] = {}  # by the tests' source
@@ -238,7 +243,8 @@ class CodeReward(Reward):
         for job, parts in outcomes.items():
             seconds = sum(part.seconds for part in parts)
             self._seconds[job.test] = max(seconds, self._seconds.get(job.test, 0.0))
-        if len(self._outcomes) > CACHED:
+        code = sum(len(job.code) for job in self._outcomes)
+        if len(self._outcomes) > CACHED or code > CACHED_CODE:
             used = {draft.job for draft in drafts}
             for job in self._outcomes.keys() - used:
                 del self._outcomes[job]
@@ -256,7 +262,7 @@ class CodeReward(Reward):
         prompt = self._preamble(task.fields["prompt"], task.fields["entry_point"])
         program = join(prompt, parts)
         broken = tuple(source for part in parts if part is not None for source in part.broken)
-        code = self._compile(program, broken)
+        code = bounded(self._compile(program, broken))
         if isinstance(code, SyntaxProblem):
             return _Draft(names, parts, program, problem=code)
         job = Job(code, join(prompt, ()), task.fields["test"], task.fields["entry_point"])
@@ -314,6 +320,14 @@ class CodeReward(Reward):
 def _written(text: str) -> tuple[str, ...]:
     """The functions that a text holds, by name."""
     return tuple(extract(text).by_name())
+
+
+def _text_weight(arguments: tuple[Any, ...], _: object) -> int:
+    return 1 + len(arguments[0])
+
+
+def _code_weight(arguments: tuple[Any, ...], code: bytes | SyntaxProblem) -> int:
+    return len(arguments[0]) + (len(code) if isinstance(code, bytes) else 0)
 
 
 def _use(main: Contribution | None, helpers: Sequence[str]) -> MainUse:

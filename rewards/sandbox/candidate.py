@@ -30,6 +30,8 @@ from typing import Any, NoReturn
 from rewards.sandbox import another, confine, seccomp, wire
 
 FORK, KILL, LOWER, READY = b"F", b"K", b"L", b"R"
+KILLED = struct.Struct("<i?")  # the program's status, and whether the scratch is worn
+WORN_BYTES = 64 << 10  # of an empty directory: on a disk it stays as large as it once was
 PROGRAM = "<program>"
 # What solutions import most: loaded once, before the forks. A fork copies every mapping and page,
 # so compiled modules that few solutions use stay out, here (``_socket``, not ``socket``) and there.
@@ -40,8 +42,10 @@ PRELOADED += ["re", "string", "typing"]
 def main(config: dict[str, Any]) -> NoReturn:
     """Gives up all rights, then serves until the control socket closes."""
     level, scratch, slot = config["level"], config["scratch"], int(config["slot"])
-    if level == "bubblewrap" and not confine.has_fixed_addresses():
-        _start_again(slot)
+    if level == "bubblewrap":
+        confine.mount_over(scratch)
+        if not confine.has_fixed_addresses():
+            _start_again(slot)
     control, channels = os.dup(0), os.dup(1)
     _preload()
     visible, hidden, devices = config["visible"], config["hidden"], config["devices"]
@@ -60,7 +64,8 @@ def main(config: dict[str, Any]) -> NoReturn:
     confine.limit_resources(config["memory_mb"])
     filtered = seccomp.filter_calls()
     _silence()
-    os.write(control, READY + bytes([restricted, filtered, confine.has_fixed_addresses()]))
+    flags = restricted, filtered, confine.has_fixed_addresses(), confine.counts_files(scratch)
+    os.write(control, READY + bytes(flags))
     _Zygote(control, channels, scratch, config["cpu_seconds"], own or level != "limits").serve()
 
 
@@ -123,6 +128,7 @@ class _Zygote:
         self.cpu_seconds, self.everything = cpu_seconds, everything
         self.child = self.number = 0  # the program's process, and which one it is, modulo 256
         self.filter = seccomp.program_filter()
+        self.worn = False  # the scratch's directory stays large, and each look at it slow
 
     def serve(self) -> NoReturn:
         assert not self.everything or os.getpid() == 1 or os.getuid() > confine.FIRST_UID
@@ -140,7 +146,7 @@ class _Zygote:
                 if self.child:
                     os.setpriority(os.PRIO_PROCESS, self.child, 19)
             elif command == KILL:
-                os.write(self.control, struct.pack("<i", self._clean()))
+                os.write(self.control, KILLED.pack(self._clean(), self.worn))
             else:
                 self._clean()
                 os._exit(0)
@@ -178,6 +184,7 @@ class _Zygote:
             os._exit(0)
         if os.waitpid(janitor, 0)[1]:
             os._exit(1)
+        self.worn = os.stat(self.scratch).st_size > WORN_BYTES
 
 
 def _reap() -> None:
@@ -252,7 +259,7 @@ def serve_program(channel: _Channel) -> NoReturn:
 _CHANGEABLE = frozenset({list, dict, set, tuple})  # a tuple may hold one of the others
 
 
-def answer(function: Any, payload: bytes) -> bytes:
+def answer(function: Any, payload: bytes | bytearray) -> bytes:
     """One call's reply: its value or exception, and the arguments that it changed."""
     arguments, *named = wire.loads(payload)
     keywords = named[0] if named else {}
@@ -312,17 +319,14 @@ class _Channel:
             received = data[0]
         socket.close()
 
-    def receive(self) -> tuple[int, bytes]:
+    def receive(self) -> tuple[int, bytearray]:
         length, sequence = wire.HEADER.unpack(self._read(wire.HEADER.size))
         return sequence, self._read(length)
 
-    def _read(self, size: int) -> bytes:
-        data = self.socket.recv(size, _socket.MSG_WAITALL) if size else b""
-        while len(data) < size:
-            more = self.socket.recv(size - len(data), _socket.MSG_WAITALL)
-            if not more:
-                os._exit(0)
-            data += more
+    def _read(self, size: int) -> bytearray:
+        data = wire.read(self.socket, size, _socket.MSG_WAITALL)
+        if len(data) < size:
+            os._exit(0)
         return data
 
     def send(self, sequence: int, payload: bytes) -> None:

@@ -15,6 +15,7 @@ import struct
 from collections.abc import Iterator
 
 SCRATCH_BYTES = 16 << 20  # of files in the scratch directory
+SCRATCH_FILES = 4096  # in it, with namespaces
 FILE_BYTES = 8 << 20  # of one file
 MAX_FILES = 64  # open at a time
 MAX_TIMERS = 64  # of POSIX, each of which the kernel keeps a signal for
@@ -177,13 +178,28 @@ def enter_namespaces(root: str, visible: list[str], hidden: list[str], devices: 
     for path in devices:
         _show(path, root + path, read_only=False)
     os.makedirs(f"{root}/tmp", exist_ok=True)
-    options = f"mode=1777,size={SCRATCH_BYTES},nr_inodes=4096"
-    _mount("tmpfs", f"{root}/tmp", "tmpfs", _NOSUID_NODEV, options)
+    _mount_scratch(f"{root}/tmp")
     os.chdir(root)
     _call("pivot_root", b".", b".")
     _call("umount2", b".", _DETACH)
     os.chdir("/")
     _set_attributes("/", recursive=False)
+
+
+def _mount_scratch(path: str) -> None:
+    options = f"mode=1777,size={SCRATCH_BYTES},nr_inodes={SCRATCH_FILES}"
+    _mount("tmpfs", path, "tmpfs", _NOSUID_NODEV, options)
+
+
+def mount_over(path: str) -> None:
+    """A scratch over bubblewrap's, which bounds no number of files; where this process may."""
+    with contextlib.suppress(PermissionError):  # ``counts_files`` says so
+        _mount_scratch(path)
+
+
+def counts_files(scratch: str) -> bool:
+    """Whether the number of files in the scratch is bounded."""
+    return 0 < os.statvfs(scratch).f_files <= SCRATCH_FILES
 
 
 def _mount(

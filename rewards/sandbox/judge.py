@@ -16,22 +16,24 @@ import resource
 import socket
 import struct
 import time
+from collections.abc import Callable
 from typing import Any
 
+from rewards.sandbox import wire
 from rewards.sandbox.confine import adopt_orphans
-from rewards.sandbox.launch import Limits, Sandbox, remove_tree
+from rewards.sandbox.folders import remove_tree
+from rewards.sandbox.launch import Limits, Sandbox
 from rewards.sandbox.stand_in import (
-    MAX_TIMEOUTS,
     SHORT,
     Candidate,
     Clock,
     Failure,
     SandboxGone,
-    Stop,
 )
 from rewards.sandbox.suite import ACTUAL, EXPECTED, Step, suite
 
 LENGTH = struct.Struct("<I")
+TOO_LONG = "too long to show"
 MEMORY_BYTES = 4 << 30  # of this process
 
 
@@ -40,7 +42,7 @@ def shorten(value: Any) -> str:
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of too many digits; nested too deeply
-        return f"<{type(value).__name__} too long to show>"
+        return f"<{type(value).__name__} {TOO_LONG}>"
     return text if len(text) <= SHORT else text[: SHORT - 1] + "…"
 
 
@@ -49,7 +51,7 @@ def message_of(error: BaseException) -> str:
     try:
         return str(error)[:SHORT]
     except (ValueError, RecursionError):
-        return "too long to show"
+        return TOO_LONG
 
 
 Request = tuple[bytes, str, str, str, str]  # a ``pool.Job``'s fields
@@ -57,14 +59,14 @@ Request = tuple[bytes, str, str, str, str]  # a ``pool.Job``'s fields
 Outcome = tuple[bool, str | None, str | None, int | None, str | None, str | None, bool, float]
 
 
-def run_tests(sandbox: Sandbox, clock: Clock, request: Request) -> list[Outcome]:
-    """The outcome of each test. Raises SandboxGone."""
+def run_tests(sandbox: Sandbox, clock: Clock, request: Request, seconds: float) -> list[Outcome]:
+    """The outcome of each test, of all that can be run in ``seconds``. Raises SandboxGone."""
     code, preamble, test, entry_point, replacement = request
     tests = suite(preamble, test, entry_point)
     random.seed(_seed(test))
     candidate = Candidate(sandbox, clock, code, entry_point, replacement)
     run = _Run(candidate, clock, only_whether=bool(replacement))
-    clock.limit_program()
+    clock.start_program(seconds)
     stand_ins = dict.fromkeys((tests.parameter, "candidate", entry_point), candidate)
     module: dict[str, Any] = {"__name__": "tests"}
     run.step(tests.preamble, module)
@@ -95,7 +97,6 @@ class _Run:
     def __init__(self, candidate: Candidate, clock: Clock, only_whether: bool) -> None:
         self.candidate, self.clock, self.only_whether = candidate, clock, only_whether
         self.outcomes: list[Outcome] = []
-        self.timeouts = 0
         self.broken: dict[str, Failure] = {}  # names that set-up failed to bind
 
     def step(self, step: Step, names: dict[str, Any]) -> None:
@@ -104,7 +105,6 @@ class _Run:
             start = time.perf_counter()
             failure, rang = self._execute(step, names)
             seconds = time.perf_counter() - start
-            self.timeouts += rang
         else:
             rang, seconds = False, 0.0
         if step.is_test:
@@ -119,8 +119,8 @@ class _Run:
         """Why a step fails without being run."""
         if step.is_test and self.candidate.load_failure is not None:
             return self.candidate.load_failure
-        if self.timeouts >= MAX_TIMEOUTS:
-            return ("NotRun", f"not run after {MAX_TIMEOUTS} timeouts", None)
+        if not self.clock.program_left:
+            return ("NotRun", f"not run: {self._all_time()} were over", None)
         if self.only_whether and not all(passed for passed, *_ in self.outcomes):
             return ("NotRun", "not run after a failure", None)
         for name in step.reads & self.broken.keys():
@@ -129,22 +129,17 @@ class _Run:
 
     def _execute(self, step: Step, names: dict[str, Any]) -> tuple[Failure | None, bool]:
         """Why the step failed, and whether its time ran out."""
-        candidate, error = self.candidate, None
+        candidate = self.candidate
         candidate.failure = candidate.raised = candidate.last = None
         names.pop(ACTUAL, None)
         names.pop(EXPECTED, None)
-        try:
-            try:
-                self.clock.start()
-                if step.is_test:
-                    candidate.load()
-                exec(step.code, names)
-            except BaseException as caught:
-                error = caught
-            self.clock.armed = False
-        except Stop:
-            pass  # rang just after the end: clock.rang says so
-        self.clock.armed = False
+
+        def execute() -> None:
+            if step.is_test:
+                candidate.load()
+            exec(step.code, names)
+
+        error = self.clock.run(execute)
         if candidate.gone:
             raise SandboxGone
         if self.clock.rang:
@@ -155,11 +150,21 @@ class _Run:
             return None, False
         if error is candidate.raised:
             return (type(error).__name__, candidate.message, candidate.line), False
-        return (type(error).__name__, message_of(error), None), False
+        return (type(error).__name__, self._text(error, message_of), None), False
+
+    def _all_time(self) -> str:
+        return f"the {self.clock.program_seconds:g} s for all tests of a program"
+
+    def _text(self, value: Any, describe: Callable[[Any], str]) -> str:
+        """A value in words, on the program's clock: it may be the program's, and large."""
+        found: list[str] = []
+        self.clock.run(lambda: found.append(describe(value)))
+        return found[0] if found else TOO_LONG
 
     def _timeout(self) -> Failure:
         candidate = self.candidate
-        failure = ("Timeout", f"more than {self.clock.timeout:g} s", None)
+        limit = f"{self.clock.timeout:g} s" if self.clock.program_left else self._all_time()
+        failure = ("Timeout", f"more than {limit}", None)
         if candidate.loading:
             candidate.load_failure = failure
         candidate.close()  # the next test's clock runs while the processes end
@@ -174,8 +179,8 @@ class _Run:
         expected = actual = None
         if kind == "AssertionError" and line is None:  # the test's own, not the program's
             if EXPECTED in names:
-                expected = shorten(names[EXPECTED])
-            actual = shorten(names.get(ACTUAL, self.candidate.last))
+                expected = self._text(names[EXPECTED], shorten)
+            actual = self._text(names.get(ACTUAL, self.candidate.last), shorten)
         timed_out = rang or kind == "Timeout"
         return (False, kind, message or None, line, expected, actual, timed_out, seconds)
 
@@ -186,43 +191,43 @@ class Judge:
     def __init__(self, level: str, limits: Limits, directory: str) -> None:
         self.level, self.limits, self.directory = level, limits, directory
         self.clock = Clock(limits.timeout)
-        self.sandbox = Sandbox(level, limits, directory)
+        self.sandbox = self._start()
+
+    def _start(self) -> Sandbox:
+        return Sandbox(self.level, self.limits, self.directory, is_judges=True)
 
     def run(self, request: Request) -> list[Outcome]:
-        """A program's outcomes; a sandbox that ended is replaced and the program run once more."""
+        """A program's outcomes; a sandbox that ended is replaced and the program run once more, in
+        the time that it has left."""
+        seconds = self.clock.program_seconds
         for _ in range(2):
+            if not self.sandbox.settle() or self.sandbox.worn:
+                self._replace()
             try:
-                if self.sandbox.settle():
-                    return run_tests(self.sandbox, self.clock, request)
+                return run_tests(self.sandbox, self.clock, request, seconds)
             except SandboxGone:
+                seconds = self.clock.program_left
                 self.clock.stop()
-            self.sandbox.close()
-            self.sandbox = Sandbox(self.level, self.limits, self.directory)
+                self._replace()
         _, preamble, test, entry_point, _ = request
         tests = [step for step in suite(preamble, test, entry_point).steps if step.is_test]
         message = "the program ended the sandbox"
         return [(False, "Exited", message, None, None, None, False, 0.0) for _ in tests]
 
+    def _replace(self) -> None:
+        self.sandbox.close()
+        self.sandbox = self._start()
+
 
 def serve(connection: socket.socket, judge: Judge) -> None:
     """Requests until the other side closes."""
-    while (header := _read(connection, LENGTH.size)) is not None:
-        body = _read(connection, *LENGTH.unpack(header))
-        if body is None:
+    while header := wire.read(connection, LENGTH.size):
+        body = wire.read(connection, *LENGTH.unpack(header))
+        if not body:
             break
         reply = json.dumps(judge.run(marshal.loads(body))).encode()
         connection.sendall(LENGTH.pack(len(reply)) + reply)
     judge.sandbox.close()
-
-
-def _read(connection: socket.socket, size: int) -> bytes | None:
-    data = b""
-    while len(data) < size:
-        more = connection.recv(min(size - len(data), 1 << 20))
-        if not more:
-            return None
-        data += more
-    return data
 
 
 def main(level: str, timeout: float, memory_mb: int, directory: str) -> None:

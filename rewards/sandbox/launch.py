@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rewards.sandbox import confine, wire
+from rewards.sandbox import confine, folders, wire
 
 LEVELS = ("bubblewrap", "unshare", "limits")  # best first
 CHOICES = ("auto", "namespaces", *LEVELS)
@@ -32,7 +33,7 @@ INSTALL = (
     "conda-forge bubblewrap) or allow user namespaces"
 )
 KILL_SECONDS = 10.0  # for the end of a program's processes and files
-PREFIX = "comlrl-sandbox-"  # of directories for temporary files
+_KILLED = struct.Struct("<i?")  # ``candidate.KILLED``, which does not run here
 _DEVICES = ["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"]
 _LIBRARIES = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"]
 _HIDDEN = ("site-packages", "dist-packages")  # folders of what is not the standard library
@@ -57,13 +58,13 @@ class Limits:
 class Sandbox:
     """The sandboxed process and the control socket to it. Raises SandboxError at the start.
 
-    ``parent``: where its files go, of a process that starts nothing but sandboxes; what is left of
-    their processes is ended with them.
+    ``parent``: the folder that its files go to. ``is_judges``: this process starts nothing but
+    sandboxes; what is left of their processes is ended with them.
     """
 
-    def __init__(self, level: str, limits: Limits, parent: str | None = None) -> None:
-        self.level, self.is_judges = level, parent is not None
-        self.directory = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
+    def __init__(self, level: str, limits: Limits, parent: str, is_judges: bool = False) -> None:
+        self.level, self.is_judges = level, is_judges
+        self.directory = tempfile.mkdtemp(dir=parent)
         self.control, theirs = socket.socketpair()
         self.channels, their_channels = socket.socketpair()
         config = {
@@ -95,18 +96,19 @@ class Sandbox:
         except OSError as error:
             self.control.close()
             self.channels.close()
-            remove_tree(self.directory)
+            folders.remove_tree(self.directory)
             raise SandboxError(f"sandbox.isolation: {level} does not start: {error}") from None
         finally:
             theirs.close()
             their_channels.close()
         self.killing, self.number = False, 0  # programs so far, modulo 256
+        self.worn = False  # a program's files made its scratch slow for those that come after it
         self._await_ready()
 
     def _await_ready(self) -> None:
         self.control.settimeout(START_SECONDS)
-        ready = self._receive(4)
-        if len(ready) < 4:
+        ready = self._receive(5)
+        if len(ready) < 5:
             self.process.kill()
             assert self.process.stderr is not None
             lines = self.process.stderr.read().decode(errors="replace").strip().splitlines()
@@ -116,7 +118,8 @@ class Sandbox:
         assert self.process.stderr is not None
         self.process.stderr.close()
         self.control.settimeout(KILL_SECONDS)
-        self.restricts_files, self.filters_calls, self.fixes_addresses = map(bool, ready[1:])
+        flags = map(bool, ready[1:])
+        self.restricts_files, self.filters_calls, self.fixes_addresses, self.counts_files = flags
         for _ in range(3):  # the first rounds leave things in memory that all later ones find
             self.warm_up()
 
@@ -138,6 +141,8 @@ class Sandbox:
             or self.level != "limits",
             "a seccomp filter on system calls": self.filters_calls,
             "fixed addresses (scores may depend on them)": self.fixes_addresses,
+            "a bound on the number of files (bwrap is installed setuid)": self.counts_files
+            or self.level == "limits",
         }
         return tuple(name for name, there in found.items() if not there)
 
@@ -170,9 +175,13 @@ class Sandbox:
 
     def wait_killed(self) -> int | None:
         """Status of the program's first process (−9: it was still running); None: sandbox gone."""
-        reply = self._receive(4)
+        reply = self._receive(_KILLED.size)
         self.killing = False
-        return struct.unpack("<i", reply)[0] if len(reply) == 4 else None
+        if len(reply) < _KILLED.size:
+            return None
+        status, worn = _KILLED.unpack(reply)
+        self.worn = self.worn or worn
+        return int(status)
 
     def settle(self) -> bool:
         """Waits until nothing of the last program is left; False where the sandbox is gone."""
@@ -200,7 +209,7 @@ class Sandbox:
             _end_descendants(os.getpid())  # what it had left, see ``confine.adopt_orphans``
         if self.process.stderr is not None:
             self.process.stderr.close()
-        remove_tree(self.directory)
+        folders.remove_tree(self.directory)
 
 
 def _end_descendants(ancestor: int) -> None:
@@ -229,12 +238,6 @@ def _descendants(ancestor: int) -> list[int]:
         found += below
         pending += below
     return found
-
-
-def remove_tree(directory: str) -> None:
-    """Removes a scratch, however deep and whatever its modes."""
-    for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
-        subprocess.run([*command, "--", directory], check=False, stderr=subprocess.DEVNULL)
 
 
 @functools.cache
@@ -294,6 +297,8 @@ def _bubblewrap() -> list[str]:
     command += ["--as-pid-1", "--die-with-parent", "--cap-drop", "ALL"]
     if os.getuid() == 0:  # to take another user's id inside
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    if os.getuid() == 0 or not os.stat(executable).st_mode & stat.S_ISUID:
+        command += ["--cap-add", "CAP_SYS_ADMIN"]  # to mount a scratch of its own, given up then
     shown = visible_paths()
     parents = {parent for path in (*shown, *_DEVICES) for parent in Path(path).parents[:-1]}
     for parent in sorted(parents):
@@ -333,13 +338,17 @@ module.main({config!r})
 @functools.cache
 def _probe(level: str) -> tuple[str | None, tuple[str, ...]]:
     """Why a level cannot be used on this machine (None: it can), and what it lacks. Tried once."""
+    folder, lock = folders.claim()
     try:
-        sandbox = Sandbox(level, Limits(timeout=1.0, memory_mb=512))
+        sandbox = Sandbox(level, Limits(timeout=1.0, memory_mb=512), folder)
         sandbox.kill()
         status = sandbox.wait_killed()
         sandbox.close()
     except SandboxError as error:
         return str(error), ()
+    finally:
+        folders.remove_tree(folder)
+        os.close(lock)
     if status is None:
         return f"sandbox.isolation: {level} does not answer", ()
     return None, sandbox.missing

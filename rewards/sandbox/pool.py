@@ -11,7 +11,6 @@ import selectors
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections import deque
@@ -19,22 +18,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rewards.sandbox import folders
 from rewards.sandbox.checks import split_check
 from rewards.sandbox.judge import LENGTH
 from rewards.sandbox.launch import (
     INSTALL,
-    PREFIX,
     START_SECONDS,
     SandboxError,
     choose,
     failure,
     missing,
-    remove_tree,
 )
 from rewards.sandbox.outcome import TestOutcome
+from rewards.sandbox.stand_in import PROGRAM_TIMEOUTS
 
 IN_FLIGHT = 3  # programs handed to a judge: the one that runs and the next ones
-SPARE_SECONDS = 60.0  # beyond all its timeouts, after which a silent judge is given up
+SPARE_SECONDS = 60.0  # beyond a program's time, after which a silent judge is given up
 _ROOT = Path(__file__).parents[2]
 
 
@@ -54,8 +53,7 @@ class _Worker:
 
     def __init__(self, level: str, timeout: float, memory_mb: int) -> None:
         self.connection, theirs = socket.socketpair()
-        self.directory = tempfile.mkdtemp(prefix=PREFIX)
-        os.chmod(self.directory, 0o711)  # the sandbox's own user goes through it
+        self.directory, lock = folders.claim()
         arguments = f"{level!r}, {timeout!r}, {memory_mb!r}, {self.directory!r}"
         program = f"import sys; sys.path.append({str(_ROOT)!r}); "
         program += f"from rewards.sandbox import judge; judge.main({arguments})"
@@ -68,11 +66,13 @@ class _Worker:
             env=environment | kept,
             cwd="/",
             start_new_session=True,  # Ctrl-C is the trainer's to handle
+            pass_fds=[lock],
         )
         theirs.close()
+        os.close(lock)  # the judge has it, and the folder is in use until the judge ends
         self.jobs: deque[int] = deque()
         self.deadline = float("inf")
-        self.buffer = b""
+        self.buffer = bytearray()
         self.connection.settimeout(2 * START_SECONDS)
 
     def await_ready(self) -> None:
@@ -107,7 +107,7 @@ class _Worker:
             if len(self.buffer) < end:
                 break
             replies.append(json.loads(self.buffer[LENGTH.size : end]))
-            self.buffer = self.buffer[end:]
+            del self.buffer[:end]
         return replies
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ class _Worker:
             self.process.kill()
             self.process.wait()
         if os.path.exists(self.directory):
-            remove_tree(self.directory)
+            folders.remove_tree(self.directory)
 
 
 class Pool:
@@ -128,6 +128,7 @@ class Pool:
     def __init__(self, workers: int | None, timeout: float, memory_mb: int, isolation: str) -> None:
         self.size = workers or len(os.sched_getaffinity(0))
         self.timeout, self.memory_mb = timeout, memory_mb
+        self._allowed = PROGRAM_TIMEOUTS * timeout + SPARE_SECONDS  # seconds of a judge for a job
         self._asked, self._level = isolation, ""
         self._workers: list[_Worker] = []
 
@@ -144,7 +145,7 @@ class Pool:
 
         Jobs are taken as workers become free, so that making them and running them overlap.
         """
-        batch = _Batch(iter(jobs), self.timeout)
+        batch = _Batch(iter(jobs))
         if not batch.refill():
             return []
         self._start()
@@ -173,6 +174,7 @@ class Pool:
 
     def _start(self) -> None:
         if not self._workers:
+            folders.sweep()
             self._workers = [self._worker() for _ in range(self.size)]
             for worker in self._workers:
                 worker.await_ready()
@@ -190,7 +192,7 @@ class Pool:
                 return False
             index = batch.pending.popleft()
             with contextlib.suppress(OSError):  # its end is seen when its replies are read
-                worker.send(index, batch.jobs[index], batch.allowed(index))
+                worker.send(index, batch.jobs[index], self._allowed)
 
     def _collect(self, worker: _Worker, batch: _Batch, selector: selectors.BaseSelector) -> None:
         try:
@@ -200,10 +202,7 @@ class Pool:
             return
         for reply in replies:
             batch.finish(worker.jobs.popleft(), reply)
-            following = worker.jobs[0] if worker.jobs else None
-            worker.deadline = (
-                float("inf") if following is None else time.monotonic() + batch.allowed(following)
-            )
+            worker.deadline = time.monotonic() + self._allowed if worker.jobs else float("inf")
 
     def _replace(self, worker: _Worker, batch: _Batch, selector: selectors.BaseSelector) -> None:
         """The job that ran is failed; those behind it are run by others."""
@@ -224,7 +223,6 @@ class _Batch:
     """The jobs of one call and what is known of them."""
 
     source: Iterator[Job]
-    timeout: float
     jobs: list[Job] = field(default_factory=list)
     outcomes: list[tuple[TestOutcome, ...]] = field(default_factory=list)
     pending: deque[int] = field(default_factory=deque)
@@ -242,12 +240,6 @@ class _Batch:
     def tests(self, index: int) -> tuple[str, ...]:
         job = self.jobs[index]
         return _sources(job.test, job.entry_point)
-
-    def allowed(self, index: int) -> float:
-        """Seconds that a judge may take for a job, at most."""
-        job = self.jobs[index]
-        count = len(split_check(job.test, job.entry_point).statements) + 1
-        return count * self.timeout + SPARE_SECONDS
 
     def finish(self, index: int, reply: list[list]) -> None:
         self.outcomes[index] = tuple(

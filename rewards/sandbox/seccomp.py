@@ -112,6 +112,17 @@ _DENIED_TO_PROGRAMS: Numbers = {
     "sync": (162, 81),
     "syncfs": (306, 267),
     "io_setup": (206, 0),
+    # sockets beyond the process's own: a path or an abstract name may be that of a service outside
+    "connect": (42, 203),
+    "bind": (49, 200),
+    "sendmsg": (46, 211),  # whose address stands in memory, out of a filter's sight
+    "sendmmsg": (307, 269),
+    # locks and wake-ups that processes of other sandboxes would notice, on files that all can read
+    "flock": (73, 32),
+    "futex_waitv": (449, 449),
+    "futex_wake": (454, 454),
+    "futex_wait": (455, 455),
+    "futex_requeue": (456, 456),
 }
 # One program, one task: what starts a second one says "try again" as at a limit of processes.
 _TASKS: Numbers = {
@@ -134,12 +145,18 @@ _IDENTITY: Numbers = {
     "getegid": (108, 177),
 }
 _PRLIMIT64, _CLONE, _CLONE3 = (302, 261), (56, 220), (435, 435)
-_FCNTL, _IOCTL = (72, 25), (16, 29)
+_FCNTL, _IOCTL, _FUTEX = (72, 25), (16, 29), (202, 98)
+_FUTEX_PRIVATE = 128
+_SOCKETPAIR, _SENDTO = (53, 199), (44, 206)
+# Of pairs of sockets: connected streams, which asyncio uses; with SOCK_NONBLOCK, SOCK_CLOEXEC.
+# Datagrams could be sent to an address.
+_PAIRS_ALLOWED = (1, 0x801, 0x80001, 0x80801)
 _OPEN, _OPENAT, _O_WRITES, _O_TRUNC = (2, None), (257, 56), 3, 0x200
 _NEW_ANY = 0x7E020080  # clone flags that make a namespace
 _SET_FLAGS, _O_ASYNC = 4, 0x2000
-# Of fcntl: duplicate, flags, locks. Not: signals (SETSIG, SETOWN, SETOWN_EX, NOTIFY, SETLEASE).
-_FCNTL_ALLOWED = (0, 1, 2, 3, 4, 5, 6, 7, 1030)
+# Of fcntl: duplicate and flags. Not: locks, which a program of another sandbox would notice, nor
+# signals (SETSIG, SETOWN, SETOWN_EX, NOTIFY, SETLEASE).
+_FCNTL_ALLOWED = (0, 1, 2, 3, 4, 1030)
 # Of ioctl: whether it is a terminal, its size, bytes to read, whether to wait, what exec closes.
 _IOCTL_ALLOWED = (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -221,6 +238,21 @@ def _program_rules(column: int) -> list[bytes]:
         *_refuse(_DENIED_TO_PROGRAMS, column, _EPERM),
         *_refuse(_TASKS, column, _EAGAIN),
         *_only(_IOCTL[column], _IOCTL_ALLOWED),
+        *_only(_SOCKETPAIR[column], _PAIRS_ALLOWED),
+        # sendto: to the other end alone; an address is a pointer, read in two halves
+        _step(_EQUAL, _SENDTO[column], 0, 6),
+        _step(_LOAD, 48),
+        _step(_EQUAL, 0, 0, 2),
+        _step(_LOAD, 52),
+        _step(_EQUAL, 0, 1, 0),
+        _step(_RETURN, _ERRNO | _EPERM),
+        _step(_LOAD, 0),
+        # futex: private ones; one in a file's page would wake a process of another sandbox
+        _step(_EQUAL, _FUTEX[column], 0, 4),
+        _step(_LOAD, 24),
+        _step(_ANY_BIT, _FUTEX_PRIVATE, 1, 0),
+        _step(_RETURN, _ERRNO | _EPERM),
+        _step(_LOAD, 0),
         # fcntl: flags may be set, but for the one that sends signals
         _step(_EQUAL, _FCNTL[column], 0, 6),
         _step(_LOAD, 24),

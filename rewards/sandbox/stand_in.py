@@ -21,7 +21,7 @@ from typing import Any
 from rewards.sandbox import wire
 from rewards.sandbox.launch import Sandbox
 
-MAX_TIMEOUTS = 3
+PROGRAM_TIMEOUTS = 3  # a program's time for all its tests, in timeouts of one test
 GRACE_SECONDS = 1.0
 LONG_SECONDS = 1.0  # in one test, after which a program gets the lowest priority
 AHEAD_BYTES = 1 << 16  # of calls sent ahead: less than what the channel holds
@@ -39,24 +39,50 @@ class SandboxGone(BaseException):
 
 
 class Clock:
-    """The wall clock of one statement at a time. Only the main thread of a process can have one."""
+    """The wall clock of one statement at a time, and of all that is done for one program.
+
+    Only the main thread of a process can have one.
+    """
 
     def __init__(self, timeout: float) -> None:
-        self.timeout, self.armed, self.rang = timeout, False, False
+        self.timeout, self.program_seconds = timeout, PROGRAM_TIMEOUTS * timeout
+        self.armed, self.rang = False, False
         self.when_long: Callable[[], None] = lambda: None
-        self._end = 0.0
+        self._end = self._program_end = 0.0
         signal.signal(signal.SIGALRM, self._ring)
 
-    def start(self) -> None:
-        """For the next statement; ``armed = False`` is its end."""
-        self.armed, self.rang = True, False
-        self._end = time.monotonic() + self.timeout
-        # again and again, for a test that catches everything
-        signal.setitimer(signal.ITIMER_REAL, min(self.timeout, LONG_SECONDS), 0.5)
+    def start_program(self, seconds: float) -> None:
+        """``seconds`` for all its statements. Of CPU time this process gets as much: what cannot be
+        interrupted ends the judge."""
+        self._program_end = time.monotonic() + seconds
+        signal.setitimer(signal.ITIMER_PROF, self.program_seconds + GRACE_SECONDS)
 
-    def limit_program(self) -> None:
-        """This process's CPU time for one program: what cannot be interrupted ends the judge."""
-        signal.setitimer(signal.ITIMER_PROF, MAX_TIMEOUTS * self.timeout + GRACE_SECONDS)
+    @property
+    def program_left(self) -> float:
+        """Seconds that the program still has, at least 0."""
+        return max(0.0, self._program_end - time.monotonic())
+
+    def run(self, action: Callable[[], None]) -> BaseException | None:
+        """Does something for as long as a statement may take; what it raised, unless its time ran
+        out (``rang``). Where the program has no time left, nothing is done."""
+        error, seconds = None, min(self.timeout, self.program_left)
+        self.rang = not seconds
+        if self.rang:
+            return None
+        try:
+            try:
+                self.armed = True
+                self._end = time.monotonic() + seconds
+                # again and again, for a test that catches everything
+                signal.setitimer(signal.ITIMER_REAL, min(seconds, LONG_SECONDS), 0.5)
+                action()
+            except BaseException as caught:
+                error = caught
+            self.armed = False
+        except Stop:
+            pass  # rang just after the end
+        self.armed = False
+        return None if self.rang else error
 
     def stop(self) -> None:
         """Between programs."""
@@ -86,7 +112,8 @@ class Candidate:
         clock.when_long = sandbox.lower
         self._payload = marshal.dumps((entry_point, code, replacement))
         self._channel: socket.socket | None = None
-        self._sequence, self._buffer = int.from_bytes(os.urandom(3), "little"), b""
+        self._sequence = int.from_bytes(os.urandom(3), "little")
+        self._buffer = bytearray()  # what has come of replies
         self.expected: Sequence[bytes] = ()  # calls to come; set before the program starts
         self._sent: deque[tuple[bytes, int]] = deque()  # those sent ahead, not yet asked for
         self.loading = False
@@ -146,7 +173,7 @@ class Candidate:
     def _hand_over(self) -> None:
         """Sends the program, and the calls that are sure to come."""
         self._sent.clear()
-        self._buffer = b""
+        self._buffer = bytearray()
         frames, size = [wire.frame(wire.LOAD, self._payload)], 0
         for request in self.expected:
             size += len(request)
@@ -217,7 +244,7 @@ class Candidate:
             if not self._await_data():
                 raise self._gone()
         payload = self._buffer[header : header + length]
-        self._buffer = self._buffer[header + length :]
+        del self._buffer[: header + length]
         if self._buffer and not self._sent:
             raise self._forged()
         try:

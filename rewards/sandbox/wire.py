@@ -61,7 +61,7 @@ def dumps(value: Any) -> bytes:
     return "".join(_encode(pack(value), 0)).encode()
 
 
-def loads(payload: bytes) -> Any:
+def loads(payload: bytes | bytearray) -> Any:
     """Raises ValueError for anything that ``dumps`` does not write."""
     try:
         text = payload.decode("ascii")
@@ -78,6 +78,18 @@ def loads(payload: bytes) -> Any:
 def call(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> bytes:
     """A request. Raises as ``dumps``."""
     return dumps([list(arguments), keywords] if keywords else [list(arguments)])
+
+
+def read(connection: Any, size: int, flags: int = 0) -> bytearray:
+    """So many bytes from a socket; nothing, where it closes before."""
+    data = bytearray(size)
+    missing = memoryview(data)
+    while missing:
+        count = connection.recv_into(missing, 0, flags)
+        if not count:
+            return bytearray()
+        missing = missing[count:]
+    return data
 
 
 def frame(sequence: int, payload: bytes) -> bytes:

@@ -17,7 +17,6 @@ from comlrl.config.loader import load_yaml
 from comlrl.config.paths import searched
 from comlrl.config.sections import Config, ConfigError
 from comlrl.config.targets import near
-from trainers.configs import online_name, online_section
 from trainers.launch import hub, own_algorithm, weights
 
 if TYPE_CHECKING:

@@ -1,0 +1,77 @@
+"""What a program may cost the trainer: the size of its code, and the memory of what is known."""
+
+from __future__ import annotations
+
+import ast
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from rewards.code.breakdown import SyntaxProblem
+
+MAX_COMPILED = 1 << 20  # bytes of a program's marshalled code
+SHORT = 4096  # characters of a program in which no names can be written out beyond measure
+MAX_NAMES = 8 << 20  # characters of names that the compiler writes out, guessed from above
+_SCOPES = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def check_names(program: str) -> None:
+    """Raises SyntaxError for a program that is short to read and whose names are endless once
+    compiled."""
+    if len(program) > SHORT and written_out(ast.parse(program)) > MAX_NAMES:
+        raise SyntaxError("names that are endless once compiled")
+
+
+def written_out(tree: ast.Module) -> int:
+    """Characters of the names that the compiler makes, guessed from above.
+
+    A private name is written out with the name of its class, and each function and class with the
+    names of all around it: 5,000 of them in a class whose name has 30 KB are 150 MB.
+    """
+    total = 0
+    pending: list[tuple[ast.AST, int]] = [(tree, 0)]
+    while pending:
+        node, around = pending.pop()
+        total += around
+        if isinstance(node, _SCOPES):
+            around += len(node.name)
+        pending += [(child, around) for child in ast.iter_child_nodes(node)]
+    return total
+
+
+def bounded(code: bytes | SyntaxProblem) -> bytes | SyntaxProblem:
+    """A program's code, unless it is too large to be run."""
+    if isinstance(code, bytes) and len(code) > MAX_COMPILED:
+        size = f"{len(code):,} bytes once compiled, more than {MAX_COMPILED:,}"
+        return SyntaxProblem(f"a program of {size}", None, None)
+    return code
+
+
+class Memo:
+    """A function that remembers its latest results, as many as weigh ``capacity`` in all.
+
+    ``weigh`` gets the arguments and the result.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        weigh: Callable[[tuple[Any, ...], Any], int],
+        capacity: int,
+    ) -> None:
+        self._function, self._weigh, self._capacity = function, weigh, capacity
+        self._known: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self.weight = 0  # of all that is remembered
+
+    def __call__(self, *arguments: Any) -> Any:
+        known = self._known.get(arguments)
+        if known is not None:
+            self._known.move_to_end(arguments)
+            return known[0]
+        result = self._function(*arguments)
+        weight = self._weigh(arguments, result)
+        self._known[arguments] = result, weight
+        self.weight += weight
+        while self.weight > self._capacity:
+            self.weight -= self._known.popitem(last=False)[1][1]
+        return result

@@ -1,0 +1,70 @@
+"""Folders for the sandboxes' temporary files, and what killed runs have left of them.
+
+A folder that is in use holds a file that is locked; the kernel releases the lock with the last
+process that has it open, however that ends. Standard library only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import tempfile
+
+PREFIX = "comlrl-sandbox-"
+_LOCK = "lock"
+
+
+def claim() -> tuple[str, int]:
+    """A new folder, and the descriptor of its lock: the folder is in use while it is open."""
+    while True:
+        folder = tempfile.mkdtemp(prefix=PREFIX)
+        path = os.path.join(folder, _LOCK)
+        try:
+            lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:  # another run's sweep was faster
+            continue
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.exists(path):
+            os.chmod(folder, 0o711)  # the sandbox's own user goes through it
+            return folder, lock
+        os.close(lock)
+
+
+def sweep() -> None:
+    """Removes this user's folders that are empty, or that no process uses any more."""
+    with os.scandir(tempfile.gettempdir()) as entries:
+        found = [entry for entry in entries if entry.name.startswith(PREFIX)]
+    for entry in found:
+        try:
+            if entry.stat(follow_symlinks=False).st_uid == os.getuid():
+                _sweep(entry.path)
+        except FileNotFoundError:
+            continue  # another run's sweep was faster
+
+
+def _sweep(folder: str) -> None:
+    try:
+        os.rmdir(folder)
+        return
+    except FileNotFoundError:
+        raise
+    except OSError:  # not empty, or no directory
+        pass
+    try:
+        lock = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return  # not made by ``claim``
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        remove_tree(folder)
+    except BlockingIOError:
+        pass  # in use
+    finally:
+        os.close(lock)
+
+
+def remove_tree(directory: str) -> None:
+    """Removes a scratch, however deep and whatever its modes."""
+    for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
+        subprocess.run([*command, "--", directory], check=False, stderr=subprocess.DEVNULL)
