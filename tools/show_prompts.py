@@ -126,8 +126,7 @@ def _handed_on(
     if written is None:
         return ("", *[UNKNOWN] * (agents - 1))
     texts = [clean(text) for text in written]
-    handed_on = prompts.domain.handed_on
-    return ("", *(handed_on(task, i, agents, texts[:i]) for i in range(1, agents)))
+    return ("", *(prompts.handed_on(task, i, agents, texts[:i]) for i in range(1, agents)))
 
 
 def show(mode: str, names: Sequence[str], prompts_T: Sequence[Sequence[Sequence[Message]]]) -> None:

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
 
 from comlrl.builtin import MODELS
 from comlrl.config.sections import AgentModelConfig, Config, ConfigError
 from comlrl.models.agent import REFERENCE, Agent
 from comlrl.models.fast.decoder import fast_decoder
 from comlrl.models.fast.lora_routing import add_router
+from comlrl.models.packed import check_packed, is_packed, parted
 from comlrl.models.team import Team
 
 
@@ -87,13 +88,27 @@ def resolve_model(name: str) -> str:
     return str(MODELS.get(name, name))
 
 
+def pretrained(name: str) -> tuple[str, dict[str, str]]:
+    """What ``from_pretrained`` takes: a folder or a hub's name, and of a GGUF its file's name.
+
+    Raises ConfigError for a builtin or a GGUF that cannot be had.
+    """
+    source = resolve_model(name)
+    if not is_packed(source):
+        return source, {}
+    check_packed("agent_model.name", source)
+    return parted(source)
+
+
 def load_model(section: AgentModelConfig, name: str, device: str) -> tuple[PreTrainedModel, Any]:
     """A causal language model in evaluation mode, and its tokenizer with pad and EOS tokens."""
-    source, asked = resolve_model(name), section.attn_implementation
+    (source, file), asked = pretrained(name), section.attn_implementation
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **dict(section.tokenizer_kwargs))
-        model = AutoModelForCausalLM.from_pretrained(
+        tokenizer = AutoTokenizer.from_pretrained(source, **file, **dict(section.tokenizer_kwargs))
+        model = read_weights(
+            AutoModelForCausalLM,
             source,
+            file,
             dtype=dtype_of(section, device),
             attn_implementation=None if asked == "auto" else asked,
             **dict(section.model_kwargs),
@@ -128,6 +143,22 @@ def load_model(section: AgentModelConfig, name: str, device: str) -> tuple[PreTr
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
     return model, tokenizer
+
+
+def read_weights(auto: Any, source: str, file: Mapping[str, str], **settings: Any) -> Any:
+    """``auto.from_pretrained`` of what ``pretrained`` found.
+
+    A GGUF's weights become ordinary ones. transformers would neither train nor save a model that
+    remembers how they were packed.
+    """
+    if not file:
+        return auto.from_pretrained(source, **settings)
+    plain = GgufConfig(dequantize=True)
+    model = auto.from_pretrained(source, **file, quantization_config=plain, **settings)
+    model.hf_quantizer = None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    return model
 
 
 def dtype_of(section: AgentModelConfig, device: str) -> torch.dtype:

@@ -7,6 +7,7 @@ shapes, not its weights) or its name gives a size. What cannot be known so is sa
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -19,6 +20,7 @@ from typing import Any
 from comlrl.builtin import DATASETS, MODELS
 from comlrl.config.sections import Config, ConfigError
 from comlrl.loop.course import Course
+from comlrl.models.packed import is_packed, parted
 from comlrl.preferences.pairs import tasks_at_once
 from comlrl.tasks.datasets import FILE_KINDS, split_size
 from trainers import configs
@@ -91,7 +93,7 @@ class Size:
 
 def model_size(name: str, lora: Any) -> Size:
     """From the header of local or cached weights, else from a size such as ``3B`` in the name."""
-    shapes = _shapes(model_folder(name))
+    shapes = _packed(name)[0] if is_packed(name) else _shapes(model_folder(name))
     if shapes:
         linear = [s for n, s in shapes.items() if len(s) == 2 and _has_adapter(n, lora)]
         keys = [s[0] for n, s in shapes.items() if n.endswith("k_proj.weight")]
@@ -126,6 +128,28 @@ def model_folder(name: str) -> Path | None:
     cache = Path(os.environ.get("HF_HUB_CACHE", Path(home) / "hub"))
     snapshots = cache / f"models--{name.replace('/', '--')}" / "snapshots"
     return max(snapshots.glob("*"), key=lambda p: p.stat().st_mtime, default=None)
+
+
+def model_settings(name: str) -> Mapping[str, Any] | None:
+    """What a model's ``config.json`` says; None: it is not at hand."""
+    if is_packed(name):
+        return _packed(name)[1]
+    folder = model_folder(name)
+    file = None if folder is None else folder / "config.json"
+    return json.loads(file.read_text()) if file is not None and file.is_file() else None
+
+
+@functools.cache
+def _packed(name: str) -> tuple[dict[str, Sequence[int]], dict[str, Any]]:
+    """A ``.gguf``'s shapes, and what would be its ``config.json``, without its weights."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder, file = parted(name)
+    settings = AutoConfig.from_pretrained(folder, **file)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(settings)
+    return {n: tuple(p.shape) for n, p in model.named_parameters()}, settings.to_dict()
 
 
 def _shapes(folder: Path | None) -> dict[str, Sequence[int]]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from comlrl.builtin import MODELS
 from comlrl.config.loader import load_yaml
 from comlrl.config.sections import Config, ConfigError
+from comlrl.models.packed import check_packed, is_packed
 from trainers.configs import online_name, online_section
 from trainers.launch import weights
 
@@ -63,6 +64,9 @@ def check_models(config: Config) -> None:
         named.append((f"{online_name(config)}.critic_model", online.critic_model))
     for key, name in named:
         folder = Path(name)
+        if is_packed(name):
+            check_packed(key, name)
+            continue
         if name.startswith(("/", "./", "../", "~")) and not folder.is_dir():
             raise ConfigError(
                 f"{key}: '{name}' does not exist; give a model's folder, or a name of the hub"
