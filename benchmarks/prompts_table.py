@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from comlrl import files
 from loggers.tables import table
-from rewards.code import prompts
+from rewards.code import chat_prompts, prompts
 
 ROOT = Path(__file__).resolve().parents[1]
 RULES_HELPER = """\
@@ -81,32 +81,11 @@ Your answer must start with this and end with a `return`:
     part = aux({arguments})
 ```
 """
-SHARED_HELPER = """\
-```python
-{problem}
-```
-This function will call a helper, `{name}({arguments})`, for a part of the work. Write that \
-helper, and not `{entry_point}`. Answer with one short Python function and nothing else:
-```python
-def {name}({parameters}):
-```
-"""
-SHARED_MAIN = """\
-```python
-{problem}
-```
-Write this function. A helper, `aux({arguments})`, does a part of the work; it is written already. \
-Answer with one short Python function and nothing else:
-```python
-{signature}
-    part = aux({arguments})
-```
-"""
 WORDINGS: Mapping[str, tuple[str, str]] = {
     "plain": (prompts.HELPER, prompts.MAIN),  # of models without a chat template
     "rules": (RULES_HELPER, RULES_MAIN),  # what the published project tells, in other words
     "start": (START_HELPER, START_MAIN),
-    "shared": (SHARED_HELPER, SHARED_MAIN),
+    "shared": (chat_prompts.HELPER, chat_prompts.MAIN),
 }
 COLUMNS: Mapping[str, tuple[str, float]] = {  # heading → metric, and what it is multiplied by
     "aux defined": ("aux_defined_rate", 100),

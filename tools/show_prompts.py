@@ -17,6 +17,7 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -27,6 +28,7 @@ from comlrl.tasks.prompts import Prompts, plain_text
 from comlrl.tasks.quoting import clean
 from comlrl.types import Attempt, JointAction, Message, Task
 from trainers.launch import evaluation_plan
+from trainers.launch.dry_run_checks import team_at_hand
 from trainers.launch.work import build_reward, build_transition, load_prompts, with_mode
 
 UNKNOWN = "(here stands what those before it will have written in this turn)\n"
@@ -129,6 +131,16 @@ def _handed_on(
     return ("", *(prompts.handed_on(task, i, agents, texts[:i]) for i in range(1, agents)))
 
 
+def reading(config: Config) -> Any:
+    """Who reads; None, and a notice, where it is not known whether they have a chat template."""
+    team = team_at_hand(config)
+    if team is None:
+        name = config.agent_model.name
+        what = "shown is what models without a chat template read"
+        print(f"notice: agent_model.name: '{name}' is not at hand; {what}", file=sys.stderr)
+    return team
+
+
 def show(mode: str, names: Sequence[str], prompts_T: Sequence[Sequence[Sequence[Message]]]) -> None:
     for turn, prompts_N in enumerate(prompts_T, 1):
         for name, prompt in zip(names, prompts_N, strict=True):
@@ -140,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     try:
         config = resolve(options)
-        prompts, agents = load_prompts(config), config.section.num_agents
+        prompts, agents = load_prompts(config, reading(config)), config.section.num_agents
         tasks = load_tasks(config.dataset, config.dataset.eval_split, prompts.domain)
         task = find_task(tasks, options.task)
         attempts = attempts_of(config, task, options.completions)

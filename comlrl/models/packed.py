@@ -1,4 +1,4 @@
-"""Models in one GGUF file: llama.cpp's format, with tokenizer and chat template. Light to import."""
+"""Models in one GGUF file, llama.cpp's format with tokenizer and chat template. Light to import."""
 
 from __future__ import annotations
 

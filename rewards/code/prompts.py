@@ -49,6 +49,7 @@ REVISION = "Write a revised `{name}`, code only: no fences, prose, tests or exam
 
 FIELDS = (
     "problem", "entry_point", "signature", "parameters", "arguments", "name", "helpers", "them",
+    "calls",
 )  # fmt: skip
 
 
@@ -100,13 +101,6 @@ def of_call(head: str) -> tuple[str, str]:
     return ast.unparse(given), ", ".join(names)
 
 
-def templates(num_agents: int) -> tuple[str, ...]:
-    """Each agent's template: the helpers', then main's."""
-    if num_agents == 1:
-        return (SINGLE,)
-    return (*[HELPER] * (num_agents - 1), MAIN)
-
-
 def values(problem: str, head: str, entry_point: str, num_agents: int) -> list[dict[str, str]]:
     """For each agent, what stands for each of ``FIELDS``; ``head``: the entry point's signature."""
     names = helper_names(num_agents)
@@ -121,5 +115,6 @@ def values(problem: str, head: str, entry_point: str, num_agents: int) -> list[d
         "arguments": arguments,
         "helpers": f"{listed} exists" if len(names) == 1 else f"{listed} exist",
         "them": "it" if len(names) == 1 else "them",
+        "calls": "\n".join(f"    {name}_result = {name}({arguments})" for name in names),
     }
     return [shared | {"name": name} for name in (*names, entry_point)]

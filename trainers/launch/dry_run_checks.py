@@ -64,7 +64,7 @@ def prompt_tokens(config: Config) -> float | None:
     from comlrl.types import Message
 
     tasks, agents = _tasks(config, []), _agents(config, [])
-    prompts = load_prompts(config, _team(agents))
+    prompts = load_prompts(config, _as_team(agents))
     lengths = [
         len(agent.encode((*prompts.opening, Message("user", text))))
         for task in tasks[:64]
@@ -157,8 +157,12 @@ def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> Agent |
     return Agent(0, unweighted, tokenizer, None)
 
 
-def _team(agents: list[Agent]) -> Any:
-    """They as a team, as far as prompts and their lengths need one; None where there are none."""
+def team_at_hand(config: Config) -> Any:
+    """The agents' tokenizers as a team's, for its prompts; None: a model is not at hand."""
+    return _as_team(_agents(config, []))
+
+
+def _as_team(agents: list[Agent]) -> Any:
     return SimpleNamespace(agents=agents, of=agents.__getitem__) if agents else None
 
 
@@ -166,7 +170,7 @@ def _check_prompts(config: Config, agents: list[Agent], tasks: list[Task]) -> No
     """Every row's first prompts leave room for a completion, unless ``on_bad_row: skip``."""
     from comlrl.types import Sampling
 
-    team = _team(agents)
+    team = _as_team(agents)
     sampler: Any = SimpleNamespace(
         encode=lambda agent, prompt: agents[agent].encode(prompt),
         max_length=context_length(config, team),
