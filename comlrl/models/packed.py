@@ -22,6 +22,6 @@ def check_packed(key: str, name: str) -> None:
         )
 
 
-def parted(file: str) -> tuple[str, dict[str, str]]:
+def source_of(file: str) -> tuple[str, dict[str, str]]:
     """A GGUF file as ``from_pretrained`` takes it: its folder, and its name there."""
     return str(Path(file).parent), {"gguf_file": Path(file).name}

@@ -1,8 +1,8 @@
 """What the agents of the code domain read where their models have a chat template.
 
-Such models answer as assistants do: with fences, prose, examples and the whole solution. Told what
-not to write they write it all the same; shown how the answer starts they follow. Helper and main
-are shown one call, the entry point's own arguments, so that they count on the same.
+Such models answer as assistants do: with fences, prose, examples and the whole solution. They
+are shown how the answer starts, which small ones follow better than a list of what not to write;
+and helper and main are shown one call, with the entry point's own arguments.
 `benchmarks/prompts_table.py` has the wordings that were tried.
 """
 

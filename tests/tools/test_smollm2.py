@@ -56,12 +56,12 @@ def test_the_folder_answers_as_the_gguf_does(tmp_path):
     except smollm2.FetchError as error:
         pytest.skip(str(error))
     smollm2.convert(gguf, out := tmp_path / "made")
-    told = [{"role": "user", "content": "Write a Python function that adds two numbers."}]
+    messages = [{"role": "user", "content": "Write a Python function that adds two numbers."}]
     found = []
     for source, file in ((out, {}), (gguf.parent, {"gguf_file": gguf.name})):
         tokenizer = AutoTokenizer.from_pretrained(source, **file)
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16, **file)
-        text = tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         ids = tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
         found.append(model.generate(ids, max_new_tokens=32, do_sample=False)[0].tolist())
     assert found[0] == found[1] and len(found[0]) > 40

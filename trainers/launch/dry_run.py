@@ -20,7 +20,7 @@ from typing import Any
 from comlrl.builtin import DATASETS, MODELS
 from comlrl.config.sections import Config, ConfigError
 from comlrl.loop.course import Course
-from comlrl.models.packed import is_packed, parted
+from comlrl.models.packed import is_packed, source_of
 from comlrl.preferences.pairs import tasks_at_once
 from comlrl.tasks.datasets import FILE_KINDS, split_size
 from trainers import configs
@@ -145,7 +145,7 @@ def _packed(name: str) -> tuple[dict[str, Sequence[int]], dict[str, Any]]:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    folder, file = parted(name)
+    folder, file = source_of(name)
     settings = AutoConfig.from_pretrained(folder, **file)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(settings)

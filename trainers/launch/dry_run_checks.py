@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from comlrl.config.sections import Config, ConfigError
-from comlrl.models.packed import is_packed, parted
+from comlrl.models.packed import is_packed, source_of
 from comlrl.tasks.datasets import FILE_KINDS
 from trainers.configs import PreferenceConfig, online_name, online_section
 from trainers.launch.assembly import (
@@ -124,7 +124,7 @@ def _agents(config: Config, unchecked: list[str]) -> list[Agent]:
 
 def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> Agent | None:
     packed, ours = is_packed(name), config.agent_model
-    place, file = parted(name) if packed else ("", {})
+    place, file = source_of(name) if packed else ("", {})
     folder = Path(place) if packed else model_folder(name)
     if folder is None:
         if not HUB_NAME.fullmatch(name):
