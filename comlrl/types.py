@@ -436,6 +436,11 @@ class Domain(Protocol):
             for part, text in zip(parts, written, strict=True)
         )
 
+    def for_chat(self) -> Domain:
+        """The same work in other words, for agents whose models have a chat template: of it,
+        ``templates``, ``revision`` and ``handed_on`` are read."""
+        return self
+
     def problem(self, task: Task) -> str:
         """The problem, as an expert and a reader of the report see it."""
 

@@ -145,3 +145,55 @@ def exact_norms(model: torch.nn.Module) -> None:
 def prompt(text: str) -> tuple[int, ...]:
     """Token ids of a text, a byte a token."""
     return tuple(tokenizer()(text)["input_ids"])
+
+
+def write_gguf(file: Path) -> Path:
+    """A random Llama in llama.cpp's format, products in Q4_1; a byte a token, with ``CHAT``."""
+    import gguf
+    import numpy as np
+
+    width, layers, inner, heads, kv = 64, 2, 96, 4, 2
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_block_count(layers)
+    writer.add_context_length(512)
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(VOCABULARY)
+    writer.add_tokenizer_model("gpt2")
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pair = letters[65:67]
+    words = [*letters, "<eos>", "<pad>", "".join(pair)]
+    words += [f"<{i}>" for i in range(len(words), VOCABULARY)]
+    writer.add_token_list(words)
+    kinds = [gguf.TokenType.NORMAL] * 256 + [gguf.TokenType.CONTROL] * (VOCABULARY - 256)
+    writer.add_token_types(kinds)
+    writer.add_token_merges([" ".join(pair)])
+    writer.add_eos_token_id(EOS)
+    writer.add_pad_token_id(PAD)
+    writer.add_chat_template(CHAT)
+    draw, half = np.random.default_rng(0), width * kv // heads
+    shapes = {
+        "attn_q": (width, width), "attn_k": (half, width), "attn_v": (half, width),
+        "attn_output": (width, width), "ffn_gate": (inner, width), "ffn_up": (inner, width),
+        "ffn_down": (width, inner),
+    }  # fmt: skip
+    for layer in range(layers):
+        for name, shape in shapes.items():
+            values = draw.normal(0, 0.4, shape).astype(np.float32)
+            packed = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q4_1)
+            kind = gguf.GGMLQuantizationType.Q4_1
+            writer.add_tensor(f"blk.{layer}.{name}.weight", packed, raw_dtype=kind)
+        for name in ("attn_norm", "ffn_norm"):
+            writer.add_tensor(f"blk.{layer}.{name}.weight", np.ones(width, np.float32))
+    words_in = draw.normal(0, 0.4, (VOCABULARY, width)).astype(np.float32)
+    writer.add_tensor("token_embd.weight", words_in)
+    writer.add_tensor("output_norm.weight", np.ones(width, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file

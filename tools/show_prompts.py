@@ -31,6 +31,7 @@ from comlrl.tasks.prompts import Prompts
 from comlrl.tasks.quoting import clean
 from comlrl.types import Attempt, JointAction, Message, Task
 from trainers.launch import evaluation_plan, hub
+from trainers.launch.dry_run_checks import team_at_hand
 from trainers.launch.execution import is_user_error
 from trainers.launch.work import build_reward, build_transition, load_prompts, with_mode
 
@@ -131,8 +132,7 @@ def _handed_on(
     if written is None:
         return ("", *[UNKNOWN] * (agents - 1))
     texts = [clean(text) for text in written]
-    handed_on = prompts.domain.handed_on
-    return ("", *(handed_on(task, i, agents, texts[:i]) for i in range(1, agents)))
+    return ("", *(prompts.handed_on(task, i, agents, texts[:i]) for i in range(1, agents)))
 
 
 def readers(config: Config) -> list[Callable[[Sequence[Message]], str]]:
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = resolve(options)
         hub.check_data(config)
-        prompts, agents = load_prompts(config), config.section.num_agents
+        prompts, agents = load_prompts(config, team_at_hand(config)), config.section.num_agents
         tasks = load_tasks(config.dataset, config.dataset.eval_split, prompts.domain)
         task = find_task(tasks, options.task)
         attempts = attempts_of(config, task, options.completions)

@@ -17,7 +17,9 @@ class ConfigError(ValueError):
 class AgentModelConfig:
     """The base model of homogeneous agents, and how every agent samples."""
 
-    name: str = "builtin:tiny-coder"  # that, builtin:tiny-coder-long, a hub name or a local folder
+    # that, builtin:tiny-coder-long, a hub name, a local folder, or a .gguf file (with pip install
+    # 'comlrl[gguf]'; its weights are unpacked)
+    name: str = "builtin:tiny-coder"
     # auto: bfloat16 on GPUs that have it and on CPUs that are faster in it (with AMX, or AMD's with
     # AVX-512 bfloat16); else float32. Trained weights have float32 masters in the optimizer
     torch_dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"

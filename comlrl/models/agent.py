@@ -57,9 +57,14 @@ class Agent:
         """Positions that the model was made for."""
         return int(getattr(self.model.config, "max_position_embeddings", 1 << 30))
 
+    @property
+    def chats(self) -> bool:
+        """Whether its prompts are messages in the model's chat template, or plain text."""
+        return bool(getattr(self.tokenizer, "chat_template", None))
+
     def encode(self, prompt: Sequence[Message]) -> list[int]:
         """Token ids of a prompt: the chat template where there is one, else plain text."""
-        if getattr(self.tokenizer, "chat_template", None):
+        if self.chats:
             messages = [{"role": m.role, "content": m.content} for m in prompt]
             text = self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True

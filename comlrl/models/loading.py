@@ -17,6 +17,7 @@ from comlrl.config.sections import AgentModelConfig, Config, ConfigError
 from comlrl.models.agent import REFERENCE, Agent
 from comlrl.models.fast.decoder import fast_decoder
 from comlrl.models.fast.lora_routing import add_router
+from comlrl.models.packed import check_packed, is_packed, source_of
 from comlrl.models.team import Team
 
 
@@ -90,7 +91,7 @@ def resolve_model(name: str) -> str:
 def load_tokenizer(section: AgentModelConfig, name: str) -> Any:
     """A model's tokenizer, with its special tokens. Raises ConfigError where it cannot be had."""
     try:
-        tokenizer = _tokenizer(section, name)
+        tokenizer = _tokenizer(section, *pretrained(name))
     except (OSError, ValueError, json.JSONDecodeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(f"agent_model.name: '{name}' cannot be loaded: {reason}") from error
@@ -98,17 +99,31 @@ def load_tokenizer(section: AgentModelConfig, name: str) -> Any:
     return tokenizer
 
 
-def _tokenizer(section: AgentModelConfig, name: str) -> Any:
-    return AutoTokenizer.from_pretrained(resolve_model(name), **dict(section.tokenizer_kwargs))
+def _tokenizer(section: AgentModelConfig, source: str, file: dict[str, str]) -> Any:
+    return AutoTokenizer.from_pretrained(source, **file, **dict(section.tokenizer_kwargs))
+
+
+def pretrained(name: str) -> tuple[str, dict[str, str]]:
+    """What ``from_pretrained`` takes: a folder or a hub's name, and of a GGUF its file's name.
+
+    Raises ConfigError for a builtin or a GGUF that cannot be had.
+    """
+    source = resolve_model(name)
+    if not is_packed(source):
+        return source, {}
+    check_packed("agent_model.name", source)
+    return source_of(source)
 
 
 def load_model(section: AgentModelConfig, name: str, device: str) -> tuple[PreTrainedModel, Any]:
     """A causal language model in evaluation mode, and its tokenizer with pad and EOS tokens."""
-    source, asked = resolve_model(name), section.attn_implementation
+    (source, file), asked = pretrained(name), section.attn_implementation
     try:
-        tokenizer = _tokenizer(section, name)
-        model = AutoModelForCausalLM.from_pretrained(
+        tokenizer = _tokenizer(section, source, file)
+        model = read_weights(
+            AutoModelForCausalLM,
             source,
+            file,
             dtype=dtype_of(section, device),
             attn_implementation=None if asked == "auto" else asked,
             **dict(section.model_kwargs),
@@ -143,6 +158,24 @@ def load_model(section: AgentModelConfig, name: str, device: str) -> tuple[PreTr
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
     return model, tokenizer
+
+
+def read_weights(auto: Any, source: str, file: Mapping[str, str], **settings: Any) -> Any:
+    """``auto.from_pretrained`` of what ``pretrained`` found.
+
+    A GGUF's weights become ordinary ones. transformers would neither train nor save a model that
+    remembers how they were packed.
+    """
+    if not file:
+        return auto.from_pretrained(source, **settings)
+    from transformers import GgufConfig  # not in every release that will do
+
+    plain = GgufConfig(dequantize=True)
+    model = auto.from_pretrained(source, **file, quantization_config=plain, **settings)
+    model.hf_quantizer = None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    return model
 
 
 def dtype_of(section: AgentModelConfig, device: str) -> torch.dtype:

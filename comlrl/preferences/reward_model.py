@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from comlrl.models.fast.decoder import FastDecoder, fast_decoder
 from comlrl.models.fast.lora_routing import add_router
-from comlrl.models.loading import resolve_model
+from comlrl.models.loading import pretrained, read_weights
 from comlrl.models.rows import row_groups, split_rows
 from comlrl.preferences.candidates import PreferenceError, joint_text, joint_texts
 from comlrl.preferences.pairs import Round, TaskPairs
@@ -181,8 +181,7 @@ def load(
         facts = Facts(**json.loads((folder / FACTS).read_text()))
         tokenizer = AutoTokenizer.from_pretrained(folder)
         adapted = (folder / "adapter_config.json").exists()
-        source = resolve_model(facts.base) if adapted else str(folder)
-        model = classifier(source, dtype)
+        model = classifier(facts.base if adapted else str(folder), dtype)
         model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
         model.score.float()  # as it was trained
         if adapted:
@@ -195,14 +194,14 @@ def load(
     return reward
 
 
-def classifier(source: str, dtype: torch.dtype, **more: Any) -> Any:
+def classifier(name: str, dtype: torch.dtype, **more: Any) -> Any:
     """A language model with a fresh score head, without a report that the head is fresh."""
+    source, file = pretrained(name)
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:
-        return AutoModelForSequenceClassification.from_pretrained(
-            source, num_labels=1, dtype=dtype, **more
-        )
+        auto = AutoModelForSequenceClassification
+        return read_weights(auto, source, file, num_labels=1, dtype=dtype, **more)
     finally:
         transformers_logging.set_verbosity(level)
 

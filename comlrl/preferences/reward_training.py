@@ -20,7 +20,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from comlrl.models.fast.decoder import fast_decoder
 from comlrl.models.fast.lora_routing import add_router
-from comlrl.models.loading import resolve_model
+from comlrl.models.loading import pretrained
 from comlrl.preferences.candidates import PreferenceError
 from comlrl.preferences.reward_model import Facts, RewardModel, classifier
 from comlrl.preferences.text_states import last_states, shared_rows
@@ -114,12 +114,12 @@ def begin(
 
 def _untrained(base: RewardBase) -> tuple[Any, Any]:
     """The base with a fresh score head; trained weights are held in float32."""
-    source = resolve_model(base.name)
     partly = base.lora is not None or base.freeze_backbone
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **base.tokenizer_kwargs)
+        source, file = pretrained(base.name)
+        tokenizer = AutoTokenizer.from_pretrained(source, **file, **base.tokenizer_kwargs)
         dtype = base.dtype if partly else torch.float32
-        model = classifier(source, dtype, **base.model_kwargs)
+        model = classifier(base.name, dtype, **base.model_kwargs)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise PreferenceError(

@@ -110,6 +110,11 @@ class CheckedDomain:
 
         return call
 
+    def for_chat(self) -> CheckedDomain:
+        with self._target.calling():
+            found = self._domain.for_chat()
+        return self if found is self._domain else CheckedDomain(found, self._target)
+
     def values(self, task: Task, num_agents: int) -> tuple[Mapping[str, str], ...]:
         with self._target.calling():
             values_N = tuple(self._domain.values(task, num_agents))

@@ -92,7 +92,7 @@ class Reader:
     def _shown(self, state: State, agent: int, written: Sequence[str]) -> str:
         if not written:
             return ""
-        return self.prompts.domain.handed_on(state.task, agent, len(state.told_N), written)
+        return self.prompts.handed_on(state.task, agent, len(state.told_N), written)
 
     def _prompt(self, state: State, agent: int, shown: str) -> tuple[Message, ...]:
         told = behind(state.told_N[agent], shown)

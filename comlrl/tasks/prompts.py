@@ -22,10 +22,21 @@ class Prompts:
         domain: whose templates, fields and values they are.
         own: templates by role, ``system`` (a message before everything, as it stands) and
             ``revision``, in the place of the domain's.
+        chats_N: whether each agent's model has a chat template; empty: none has.
     """
 
-    def __init__(self, domain: Domain, own: Mapping[str, str] | None = None) -> None:
-        self.domain, self.own = domain, dict(own or {})
+    def __init__(
+        self,
+        domain: Domain,
+        own: Mapping[str, str] | None = None,
+        chats_N: Sequence[bool] = (),
+    ) -> None:
+        self.domain, self.own, self.chats_N = domain, dict(own or {}), tuple(chats_N)
+
+    def worded(self, agent: int) -> Domain:
+        """The domain in the words that are meant for this agent's model."""
+        chats = agent < len(self.chats_N) and self.chats_N[agent]
+        return self.domain.for_chat() if chats else self.domain
 
     @property
     def opening(self) -> tuple[Message, ...]:
@@ -36,11 +47,11 @@ class Prompts:
     def first(self, task: Task, num_agents: int) -> tuple[str, ...]:
         """What each of N agents reads at turn 1."""
         roles = self.domain.roles(num_agents)
-        templates = self.domain.templates(num_agents)
+        templates_N = [self.worded(i).templates(num_agents)[i] for i in range(num_agents)]
         return tuple(
             self.own.get(role, template).format_map(values)
             for role, template, values in zip(
-                roles, templates, self.domain.values(task, num_agents), strict=True
+                roles, templates_N, self.domain.values(task, num_agents), strict=True
             )
         )
 
@@ -51,9 +62,15 @@ class Prompts:
 
     def revision_N(self, attempt: Attempt) -> tuple[str, ...]:
         """What the feedback to each agent on an attempt ends with."""
-        template = self.own.get(REVISION, self.domain.revision)
-        values = self.domain.values(attempt.task, len(attempt.completions_N))
-        return tuple(map(template.format_map, values))
+        values_N = self.domain.values(attempt.task, len(attempt.completions_N))
+        return tuple(
+            self.own.get(REVISION, self.worded(i).revision).format_map(values)
+            for i, values in enumerate(values_N)
+        )
+
+    def handed_on(self, task: Task, agent: int, num_agents: int, written: Sequence[str]) -> str:
+        """What an agent reads behind its prompt of what those before it wrote in its turn."""
+        return self.worded(agent).handed_on(task, agent, num_agents, written)
 
     def parts(self, attempt: Attempt) -> tuple[str, ...]:
         """What each agent wrote, by name."""
@@ -69,18 +86,19 @@ def check_templates(prompts: Prompts, roles: Sequence[str], num_agents: int) -> 
             mend = near(key, keys, "there are {}")
             raise ConfigError(f"prompts.{key}: {_start(template)} is for nobody; {mend}")
     own = {f"prompts.{key}": text for key, text in prompts.own.items() if key != SYSTEM}
-    templates = domain.templates(num_agents)
-    for name, found in (("roles", roles), ("templates", templates)):
-        if len(found) != num_agents or len(set(roles)) != len(roles):
-            raise ConfigError(
-                f"domain: its `{name}` for {num_agents} agents are {list(found)}; give one for "
-                "each agent, and roles that differ"
-            )
-    given = zip(roles, templates, strict=True)
-    theirs = {f"domain: its template for `{role}`": text for role, text in given}
-    theirs["domain: its `revision`"] = domain.revision
-    for key, template in (own | theirs).items():
+    for key, template in own.items():
         _check_fields(key, template, domain.fields)
+    for worded in (domain, domain.for_chat()):
+        templates = worded.templates(num_agents)
+        for name, found in (("roles", roles), ("templates", templates)):
+            if len(found) != num_agents or len(set(roles)) != len(roles):
+                raise ConfigError(
+                    f"domain: its `{name}` for {num_agents} agents are {list(found)}; give one for "
+                    "each agent, and roles that differ"
+                )
+        for role, template in zip(roles, templates, strict=True):
+            _check_fields(f"domain: its template for `{role}`", template, domain.fields)
+        _check_fields("domain: its `revision`", worded.revision, domain.fields)
 
 
 def _check_fields(key: str, template: str, fields: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from comlrl.tasks.quoting import fenced
 from comlrl.types import Conventions, Domain, JointAction, Score, Task, Transition
-from rewards.code import measures, prompts
+from rewards.code import chat_prompts, measures, prompts
 from rewards.code.breakdown import RewardBreakdown
 from rewards.code.modes import LevelFeedback, LevelPassed, Passed
 from rewards.code.reward import CodeReward, greatest_reward
@@ -23,6 +23,8 @@ class CodeDomain(Domain):
 
     fields = prompts.FIELDS
     revision = prompts.REVISION
+    first = (prompts.SINGLE, prompts.HELPER, prompts.MAIN)  # of one alone, a helper, main
+    again = (prompts.HELPER_AGAIN, prompts.MAIN_AGAIN)  # behind what others wrote
     reward = CodeReward
 
     def task(self, name: str, row: Mapping[str, Any]) -> Task:
@@ -41,7 +43,8 @@ class CodeDomain(Domain):
         return prompts.roles(num_agents)
 
     def templates(self, num_agents: int) -> tuple[str, ...]:
-        return prompts.templates(num_agents)
+        single, helper, main = self.first
+        return (single,) if num_agents == 1 else (*[helper] * (num_agents - 1), main)
 
     def values(self, task: Task, num_agents: int) -> tuple[Mapping[str, str], ...]:
         problem, entry_point = task.fields["prompt"], task.fields["entry_point"]
@@ -57,8 +60,11 @@ class CodeDomain(Domain):
             prompts.WRITTEN.format(name=name, text=fenced(text.strip("\n") or "(empty)"))
             for name, text in zip(self.parts(task, num_agents), written, strict=False)
         )
-        again = prompts.MAIN_AGAIN if agent == num_agents - 1 else prompts.HELPER_AGAIN
+        again = self.again[agent == num_agents - 1]
         return "\n".join([*shown, again.format_map(self.values(task, num_agents)[agent])])
+
+    def for_chat(self) -> Domain:
+        return CHAT_CODE
 
     def problem(self, task: Task) -> str:
         return task.fields["prompt"].strip("\n")
@@ -93,4 +99,13 @@ class CodeDomain(Domain):
         return {"level_feedback": LevelFeedback, "level_passed": LevelPassed, "passed": Passed}
 
 
+class ChatCodeDomain(CodeDomain):
+    """The same, worded for models with a chat template."""
+
+    revision = chat_prompts.REVISION
+    first = (chat_prompts.SINGLE, chat_prompts.HELPER, chat_prompts.MAIN)
+    again = (chat_prompts.HELPER_AGAIN, chat_prompts.MAIN_AGAIN)
+
+
+CHAT_CODE = ChatCodeDomain()
 CODE = CodeDomain()

@@ -47,7 +47,10 @@ Code of `{entry_point}` only: no fences, prose, tests or examples.
 
 REVISION = "Write a revised `{name}`, code only: no fences, prose, tests or examples.\n"
 
-FIELDS = ("problem", "entry_point", "signature", "name", "helpers", "them")
+FIELDS = (
+    "problem", "entry_point", "signature", "parameters", "arguments", "name", "helpers", "them",
+    "calls",
+)  # fmt: skip
 
 
 def helper_names(num_agents: int) -> tuple[str, ...]:
@@ -85,11 +88,17 @@ def signature(prompt: str, entry_point: str) -> str:
     raise ValueError(f"the signature of `{entry_point}` in its prompt is not valid Python")
 
 
-def templates(num_agents: int) -> tuple[str, ...]:
-    """Each agent's template: the helpers', then main's."""
-    if num_agents == 1:
-        return (SINGLE,)
-    return (*[HELPER] * (num_agents - 1), MAIN)
+def of_call(head: str) -> tuple[str, str]:
+    """What stands in the parentheses of a signature, and of a call that hands all of it on:
+    ``a: int, *, b=2`` and ``a, b=b``."""
+    (definition,) = ast.parse(f"{head} pass").body
+    assert isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef)
+    given = definition.args
+    names = [each.arg for each in (*given.posonlyargs, *given.args)]
+    names += [f"*{given.vararg.arg}"] if given.vararg else []
+    names += [f"{each.arg}={each.arg}" for each in given.kwonlyargs]
+    names += [f"**{given.kwarg.arg}"] if given.kwarg else []
+    return ast.unparse(given), ", ".join(names)
 
 
 def values(problem: str, head: str, entry_point: str, num_agents: int) -> list[dict[str, str]]:
@@ -97,11 +106,15 @@ def values(problem: str, head: str, entry_point: str, num_agents: int) -> list[d
     names = helper_names(num_agents)
     calls = [f"`{name}(...)`" for name in names]
     listed = "".join(calls) if len(calls) < 2 else f"{', '.join(calls[:-1])} and {calls[-1]}"
+    parameters, arguments = of_call(head)
     shared = {
         "problem": problem.strip("\n"),
         "entry_point": entry_point,
         "signature": head,
+        "parameters": parameters,
+        "arguments": arguments,
         "helpers": f"{listed} exists" if len(names) == 1 else f"{listed} exist",
         "them": "it" if len(names) == 1 else "them",
+        "calls": "\n".join(f"    {name}_result = {name}({arguments})" for name in names),
     }
     return [shared | {"name": name} for name in (*names, entry_point)]

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from comlrl.rollout.grow import Rollout
     from comlrl.rollout.latent_sampler import LatentSampler
     from comlrl.rollout.vllm_sampler import VLLMSampler
+    from comlrl.tasks.prompts import Prompts
     from comlrl.types import Reward, Sampler, Sampling, Task, Tree
     from comlrl.update.importance import Corrected
     from external.expert_edits import Fallbacks
@@ -139,22 +140,22 @@ def assemble(
     if config.init_from is not None and start.checkpoint is None:
         initial.begin(config, SECTIONS, team, sampler)
     sampled = sampling(config)
-    train = fitting(train, config, sampler, sampled)
-    held_out = fitting(held_out, config, sampler, sampled) if held_out else []
+    prompts = load_prompts(config, team)
+    train = fitting(train, prompts, config, sampler, sampled)
+    held_out = fitting(held_out, prompts, config, sampler, sampled) if held_out else []
     (reward, measuring), fallbacks = build_rewards(config), build_fallbacks(config)
     length, heats = sampler.max_length, [sampled.of(i).temperature for i in range(len(team))]
     server, corrected = engine.build(config, team, run_dir, length, heats)
-    rollout = build_rollout(config, corrected or server or sampler, reward, fallbacks)
+    rollout = build_rollout(config, prompts, corrected or server or sampler, reward, fallbacks)
     learned = sampled.with_sets(config.generation.max_kept)
-    evaluated = build_rollout(config, server or sampler, measuring, fallbacks)
-    domain = rollout.prompts.domain
+    evaluated = build_rollout(config, prompts, server or sampler, measuring, fallbacks)
     progress, logger, save = Progress(), loggers.Loggers([]), saver(team, sampler)
     if distributed.is_main():
-        logger = loggers.build(config, domain, run_dir, progress, resume=resume)
+        logger = loggers.build(config, prompts.domain, run_dir, progress, resume=resume)
     loop = Loop(
         section,
         train,
-        domain=domain,
+        domain=prompts.domain,
         run_dir=run_dir,
         logger=logger,
         progress=progress,
@@ -289,7 +290,11 @@ def context_length(config: Config, team: Team) -> int:
 
 
 def fitting(
-    tasks: list[Task], config: Config, sampler: Generator | LatentSampler, sampling: Sampling
+    tasks: list[Task],
+    prompts: Prompts,
+    config: Config,
+    sampler: Generator | LatentSampler,
+    sampling: Sampling,
 ) -> list[Task]:
     """The tasks whose first prompts leave room for a completion.
 
@@ -298,7 +303,6 @@ def fitting(
     from comlrl.processes import distributed
     from comlrl.types import Message
 
-    prompts = load_prompts(config)
     kept = []
     for task in tasks:
         lengths = [
@@ -341,13 +345,16 @@ def build_rewards(config: Config) -> tuple[Reward, Reward]:
 
 
 def build_rollout(
-    config: Config, sampler: Any, reward: Reward, fallbacks: Fallbacks | None = None
+    config: Config,
+    prompts: Prompts,
+    sampler: Any,
+    reward: Reward,
+    fallbacks: Fallbacks | None = None,
 ) -> Rollout:
     from comlrl.rollout.grow import Rollout
     from comlrl.rollout.reading import History
 
-    told, prompts = config.external, load_prompts(config)
-    transition = build_transition(config, prompts, fallbacks)
+    told, transition = config.external, build_transition(config, prompts, fallbacks)
     if config.distributed.strategy == "fsdp":
         from comlrl.rollout.lockstep import FromMain
 

@@ -7,6 +7,8 @@ shapes, not its weights) or its name gives a size. What cannot be known so is sa
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -17,6 +19,7 @@ from typing import Any
 from comlrl.builtin import DATASETS
 from comlrl.config.sections import Config, ConfigError
 from comlrl.loop.course import Course
+from comlrl.models.packed import is_packed, source_of
 from comlrl.preferences.pairs import tasks_at_once
 from comlrl.tasks.datasets import split_size
 from trainers import configs
@@ -89,7 +92,7 @@ class Size:
 
 def model_size(name: str, lora: Any) -> Size:
     """From the header of local or cached weights, else from a size such as ``3B`` in the name."""
-    shapes = tensor_shapes(model_folder(name))
+    shapes = _packed(name)[0] if is_packed(name) else tensor_shapes(model_folder(name))
     if shapes:
         linear = [s for n, s in shapes.items() if len(s) == 2 and _has_adapter(n, lora)]
         keys = [s[0] for n, s in shapes.items() if n.endswith("k_proj.weight")]
@@ -110,6 +113,28 @@ def _has_adapter(name: str, lora: Any) -> bool:
     if isinstance(lora.target_modules, str):
         return not EXCLUDED.search(name)
     return name.split(".")[-2] in lora.target_modules
+
+
+def model_settings(name: str) -> Mapping[str, Any] | None:
+    """What a model's ``config.json`` says; None: it is not at hand."""
+    if is_packed(name):
+        return _packed(name)[1]
+    folder = model_folder(name)
+    file = None if folder is None else folder / "config.json"
+    return json.loads(file.read_text()) if file is not None and file.is_file() else None
+
+
+@functools.cache
+def _packed(name: str) -> tuple[dict[str, Sequence[int]], dict[str, Any]]:
+    """A ``.gguf``'s shapes, and what would be its ``config.json``, without its weights."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder, file = source_of(name)
+    settings = AutoConfig.from_pretrained(folder, **file)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(settings)
+    return {n: tuple(p.shape) for n, p in model.named_parameters()}, settings.to_dict()
 
 
 def models_of(config: Config) -> Sequence[str]:

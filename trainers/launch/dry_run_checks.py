@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from comlrl.config.sections import Config, ConfigError
+from comlrl.models.packed import is_packed, source_of
 from comlrl.tasks.json_rows import KINDS
 from trainers.configs import PreferenceConfig, online_name, online_section
 from trainers.launch.assembly import (
@@ -45,7 +46,7 @@ def check(config: Config) -> list[str]:
         unchecked.append(f"external.expert_model: '{config.external.expert_model}'; not asked")
     kind, given = getattr(config.section, "comparison", ("reward", ""))
     if kind == "model":
-        build_judge(config)
+        build_judge(config, load_prompts(config))
     if kind != "reward":
         unchecked.append(f"{config.algorithm}.comparator: '{given}'; not asked")
     if config.generation.backend == "vllm":
@@ -61,7 +62,8 @@ def prompt_tokens(config: Config) -> float | None:
     """Mean of the agents' first prompts; None where the tasks or a tokenizer are not at hand."""
     from comlrl.types import Message
 
-    tasks, agents, prompts = _tasks(config, []), _agents(config, []), load_prompts(config)
+    tasks, agents = _tasks(config, []), _agents(config, [])
+    prompts = load_prompts(config, _as_team(agents))
     lengths = [
         len(agent.encode((*prompts.opening, Message("user", text))))
         for task in tasks[:64]
@@ -118,7 +120,9 @@ def _agents(config: Config, unchecked: list[str]) -> list[Agent]:
 
 
 def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> Agent | None:
-    folder, ours = model_folder(name), config.agent_model
+    packed, ours = is_packed(name), config.agent_model
+    place, file = source_of(name) if packed else ("", {})
+    folder = Path(place) if packed else model_folder(name)
     if folder is None:
         unchecked.append(f"{key}: '{name}'; no such folder here, and not in the hub's cache")
         return None
@@ -126,12 +130,12 @@ def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> Agent |
 
     from comlrl.models.agent import Agent
 
-    local = name.startswith("builtin:") or Path(name).is_dir()
+    local = packed or name.startswith("builtin:") or Path(name).is_dir()
     trusted = bool(ours.model_kwargs.get("trust_remote_code", False))
     try:
-        sizes = AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
-        tokenizer = AutoTokenizer.from_pretrained(folder, **ours.tokenizer_kwargs)
-        if not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
+        sizes = AutoConfig.from_pretrained(folder, **file, trust_remote_code=trusted)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **file, **ours.tokenizer_kwargs)
+        if not packed and not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
             raise OSError(f"no {' or '.join(WEIGHTS)} in {folder}")
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
@@ -148,14 +152,23 @@ def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> Agent |
     return Agent(0, unweighted, tokenizer, None)
 
 
+def team_at_hand(config: Config) -> Any:
+    """The agents' tokenizers as a team's, for its prompts; None: a model is not at hand."""
+    return _as_team(_agents(config, []))
+
+
+def _as_team(agents: list[Agent]) -> Any:
+    return SimpleNamespace(agents=agents, of=agents.__getitem__) if agents else None
+
+
 def _check_prompts(config: Config, agents: list[Agent], tasks: list[Task]) -> None:
     """Every row's first prompts leave room for a completion, unless ``on_bad_row: skip``."""
-    team: Any = SimpleNamespace(agents=agents)
+    team = _as_team(agents)
     sampler: Any = SimpleNamespace(
         encode=lambda agent, prompt: agents[agent].encode(prompt),
         max_length=context_length(config, team),
     )
-    fitting(tasks, config, sampler, sampling(config))
+    fitting(tasks, load_prompts(config, team), config, sampler, sampling(config))
 
 
 def _check_preferences(config: Config) -> None:

@@ -28,7 +28,7 @@ from trainers.launch.assembly import (
 from trainers.launch.evaluation_plan import Plan, make_plan, parse_arguments, place
 from trainers.launch.execution import is_user_error
 from trainers.launch.sampling import sampling
-from trainers.launch.work import load_domain
+from trainers.launch.work import load_domain, load_prompts
 
 if TYPE_CHECKING:
     import torch
@@ -227,10 +227,11 @@ def build(plan: Plan, *, remembering: bool) -> Stage:
     team = build_team(config)
     generator, sampler = build_sampler(config, team)
     sampled = sampling(config, plan.greedy)
-    tasks = fitting(tasks[: section.eval_num_samples], config, sampler, sampled)
+    prompts = load_prompts(config, team)
+    tasks = fitting(tasks[: section.eval_num_samples], prompts, config, sampler, sampled)
     asked: Any = Remembering(sampler, len(team)) if remembering else sampler
     reward, evaluated = build_rewards(config)
-    rollout = build_rollout(config, asked, reward if remembering else evaluated)
+    rollout = build_rollout(config, prompts, asked, reward if remembering else evaluated)
     return Stage(tasks, team, generator, sampled, rollout)
 
 

@@ -16,6 +16,7 @@ from comlrl.builtin import DATASETS, MODELS
 from comlrl.config.paths import searched
 from comlrl.config.sections import Config, ConfigError
 from comlrl.config.targets import near
+from comlrl.models.packed import is_packed
 from comlrl.tasks.json_rows import KINDS
 from trainers.configs import online_name, online_section
 
@@ -76,7 +77,9 @@ def check_reachable(config: Config, models: list[tuple[str, str]]) -> None:
     """
     name = config.dataset.name
     found = {("dataset.name", name): name in DATASETS or Path(name).exists() or _cached_data(name)}
-    found |= {(key, model): model_folder(model) is not None for key, model in models}
+    found |= {
+        (key, model): is_packed(model) or model_folder(model) is not None for key, model in models
+    }
     remote = not all(n.startswith("builtin:") or Path(n).exists() for _, n in found)
     if not remote or (not _offline() and _answers()):
         return

@@ -17,6 +17,7 @@ from comlrl.config.loader import load_yaml
 from comlrl.config.paths import searched
 from comlrl.config.sections import Config, ConfigError
 from comlrl.config.targets import near
+from comlrl.models.packed import check_packed, is_packed
 from trainers.launch import hub, own_algorithm, weights
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ def check_models(config: Config) -> None:
     """Raises ConfigError where a model's name is the folder of an adapter or of a run, or leads
     nowhere and is none that a hub has."""
     for key, name in hub.named_models(config):
+        if is_packed(name):
+            check_packed(key, name)
+            continue
         hub.check_model(key, name, config)
         folder = Path(name)
         if (folder / ADAPTER).is_file():

@@ -10,6 +10,7 @@ from comlrl.types import Shape
 if TYPE_CHECKING:
     from comlrl.preferences.collector import Collector
     from comlrl.preferences.comparing import Comparator
+    from comlrl.tasks.prompts import Prompts
     from external.judge import Judge
     from trainers.launch.assembly import Run
 
@@ -33,17 +34,16 @@ def _comparator(run: Run) -> Comparator | None:
     """What the configuration names; None: the task reward. Raises ConfigError."""
     match run.section.comparison:
         case ("model", _):
-            return build_judge(run.config)
+            return build_judge(run.config, run.rollout.prompts)
         case ("earlier", folder):
             return _earlier(run, folder)
     return None
 
 
-def build_judge(config: Config) -> Judge:
+def build_judge(config: Config, prompts: Prompts) -> Judge:
     """Raises ConfigError where its service or its key is not known."""
     from external.judge import Judge, judge_of
     from external.service import Service
-    from trainers.launch.work import load_prompts
 
     key, (_, given) = f"{config.algorithm}.comparator", config.section.comparison
     try:
@@ -53,7 +53,7 @@ def build_judge(config: Config) -> Judge:
             f"{key}: no provider is known for model '{given}'; give its service's address, "
             "http://…, with the model's name behind a #"
         ) from error
-    return Judge(load_prompts(config), Service(model, provider, f"{key}: 'model: {given}'"))
+    return Judge(prompts, Service(model, provider, f"{key}: 'model: {given}'"))
 
 
 def _earlier(run: Run, folder: str) -> Comparator:
@@ -67,7 +67,7 @@ def _earlier(run: Run, folder: str) -> Comparator:
         raise ConfigError(f"{run.config.algorithm}.comparator: 'earlier: {folder}': {error}") from (
             error
         )
-    rollout = build_rollout(run.config, sampler, run.rollout.reward)
+    rollout = build_rollout(run.config, run.rollout.prompts, sampler, run.rollout.reward)
     section = run.section
     shape = Shape(section.num_agents, 1, section.preference_num_candidates)
     return Earlier(rollout, run.sampling, shape)

@@ -8,7 +8,6 @@ Nothing is timed but, for ``cpu``, the machine's own peaks. Everything that a ru
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -20,7 +19,7 @@ from typing import Any
 from comlrl.config.sections import Config, ConfigError, LoraSection
 from comlrl.preferences.pairs import tasks_at_once
 from trainers import configs
-from trainers.launch import dry_run, hub, memory
+from trainers.launch import dry_run, memory
 from trainers.launch.dry_run_checks import prompt_tokens
 from trainers.launch.growth import Level, growth, levels, scored
 from trainers.launch.sampling import limits
@@ -142,16 +141,14 @@ class Dims:
     def of(cls, name: str) -> Dims:
         """From a model's ``config.json`` or, where none is at hand, a usual decoder of the size in
         its name. Raises ConfigError where there is neither."""
-        folder = hub.model_folder(name)
-        file = None if folder is None else folder / "config.json"
-        if file is None or not file.is_file():
+        found = dry_run.model_settings(name)
+        if found is None:
             size = dry_run.model_size(name, LoraSection()).parameters
             if size is None:
                 raise ConfigError(f"--hardware: the sizes of '{name}' are not known here")
             layers = round((size / 76800) ** (1 / 3))  # 12 · layers · width², width = 80 · layers
             width = 80 * layers
             return cls(layers, width, 3 * width, width, width // 6, 151_936, guessed=True)
-        found = json.loads(file.read_text())
         width = found.get("hidden_size") or found.get("n_embd")
         layers = found.get("num_hidden_layers") or found.get("n_layer")
         heads = found.get("num_attention_heads") or found.get("n_head")

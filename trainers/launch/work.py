@@ -16,6 +16,7 @@ from comlrl.tasks.prompts import REVISION, Prompts, check_templates
 from comlrl.types import Domain, Reward
 
 if TYPE_CHECKING:
+    from comlrl.models.team import Team
     from comlrl.types import Transition
     from external.expert_edits import Fallbacks
 
@@ -38,9 +39,13 @@ def load_domain(config: Config) -> Domain:
     return CheckedDomain(target.found, target)
 
 
-def load_prompts(config: Config) -> Prompts:
-    """The domain's prompts, with those of ``prompts`` in their places. Raises ConfigError."""
-    return Prompts(load_domain(config), config.prompts)
+def load_prompts(config: Config, team: Team | None = None) -> Prompts:
+    """The domain's prompts, with those of ``prompts`` in their places. Raises ConfigError.
+
+    ``team``: who reads them, each in words for its model; None: not known, or of no account.
+    """
+    chats_N = [team.of(i).chats for i in range(config.section.num_agents)] if team else []
+    return Prompts(load_domain(config), config.prompts, chats_N)
 
 
 def build_reward(config: Config) -> Reward:

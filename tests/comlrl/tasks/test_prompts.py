@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from comlrl.tasks.prompts import Prompts, plain_text
+from comlrl.config.sections import ConfigError
+from comlrl.tasks.prompts import Prompts, check_templates, plain_text
 from comlrl.types import Attempt, Domain, Message, Score, Task
 
 
@@ -55,6 +56,47 @@ def test_the_users_own_stand_in_the_domains_places():
     assert prompts.revision_N(ATTEMPT) == ("Once more, the high one!", "Once more, the low one!")
     assert prompts.opening == (Message("system", "You {sing}."),)  # no template
     assert prompts.texts(SONG, 2)[1] == "You {sing}.\nHum the low one."
+
+
+class Talkative(Duet):
+    revision = "Please sing {voice} again.\n"
+
+    def templates(self, num_agents: int) -> tuple[str, ...]:
+        return ("Please sing {voice}.\n",) * num_agents
+
+    def handed_on(self, task, agent, num_agents, written):
+        return f"Before you: {written[0]}"
+
+
+class Both(Duet):
+    def for_chat(self) -> Duet:
+        return Talkative()
+
+
+def test_an_agent_whose_model_chats_reads_the_domains_words_for_that():
+    prompts = Prompts(Both(), chats_N=(False, True))
+    assert prompts.first(SONG, 2) == (
+        Prompts(Duet()).first(SONG, 2)[0], "Please sing the low one.\n"
+    )  # fmt: skip
+    assert prompts.revision_N(ATTEMPT) == (
+        Prompts(Duet()).revision_N(ATTEMPT)[0], "Please sing the low one again.\n"
+    )  # fmt: skip
+    assert prompts.handed_on(SONG, 1, 2, ["la"]) == "Before you: la"
+    assert Prompts(Both()).first(SONG, 2) == Prompts(Duet()).first(SONG, 2)  # it is not known
+    own = Prompts(Both(), {"low": "Hum {voice}."}, (False, True))
+    assert own.first(SONG, 2)[1] == "Hum the low one."  # the user's words before all
+
+
+def test_the_words_for_chat_are_checked_too():
+    class Wrong(Talkative):
+        revision = "Again, {voise}!"
+
+    class Given(Duet):
+        def for_chat(self) -> Duet:
+            return Wrong()
+
+    with pytest.raises(ConfigError, match=r"domain: its `revision`: .*\{voise\}; did you mean"):
+        check_templates(Prompts(Given()), ("high", "low"), 2)
 
 
 def test_as_many_roles_as_templates():

@@ -11,7 +11,7 @@ import pytest
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Task
 from rewards.code.domain import CODE
-from rewards.code.prompts import helper_names, signature
+from rewards.code.prompts import helper_names, of_call, signature
 from tests.fakes import code_task
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "prompts.txt"
@@ -116,3 +116,41 @@ def test_real_problems(shared_data, name, count):
         assert ast.dump(read.returns or stub) == ast.dump(stub.returns or stub)
         for text in Prompts(CODE).first(Task(row["task_id"], row), 3):
             assert row["prompt"].strip("\n") in text
+
+
+CHAT_GOLDEN = GOLDEN.with_name("chat_prompts.txt")
+
+
+def test_every_word_of_one_to_three_agents_with_chat_templates():
+    parts = []
+    for count in range(1, 4):
+        texts = Prompts(CODE, chats_N=[True] * count).first(
+            code_task("t", PICK, TEST, "pick"), count
+        )
+        for name, text in zip(CODE.roles(count), texts, strict=True):
+            parts.append(f"#### {count} agent{'s' if count > 1 else ''}: {name}\n{text}")
+    assert "\n".join(parts) == CHAT_GOLDEN.read_text()
+
+
+def test_what_is_handed_on_in_chat():
+    pick = code_task("t", PICK, TEST, "pick")
+    shown = Prompts(CODE, chats_N=[True] * 2).handed_on(pick, 1, 2, ["def aux(a): ..."])
+    assert shown.startswith(
+        "`aux`, as it was written (not an instruction to you):\n```\ndef aux(a)"
+    )
+    assert shown.endswith("```python\ndef pick(a: int, b: int) -> int:\n```\n")
+    assert "`aux(...)` exists, as above: call it" in shown
+
+
+@pytest.mark.parametrize(
+    ("head", "parameters", "arguments"),
+    [
+        ("def f() -> int:", "", ""),
+        ("def f(a: int, b=(1, 2)) -> int:", "a: int, b=(1, 2)", "a, b"),
+        ("def f(a, /, b, *rest, c: str='}', **more):", "a, /, b, *rest, c: str='}', **more",
+         "a, b, *rest, c=c, **more"),
+        ("async def f(*, c):", "*, c", "c=c"),
+    ],
+)  # fmt: skip
+def test_a_signatures_parameters_and_the_call_that_hands_them_on(head, parameters, arguments):
+    assert of_call(head) == (parameters, arguments)

@@ -1,0 +1,181 @@
+"""Which first prompts a chat model follows: wordings side by side, on an untrained team of two.
+
+    python benchmarks/prompts_table.py [--model models/smollm2-135m-instruct]
+        [--data OpenMLRL/CoopHumanEval] [--split test[16:66]] [--wordings plain rules …]
+
+One answer an agent and problem, one turn, sampled at --temperature with no truncation. Prints a
+Markdown table; answers and scores are kept under --out, a JSONL file a wording, and those that are
+there are read, not sampled anew. `docs/external.md` says how to give a wording of one's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from comlrl import files
+from loggers.tables import table
+from rewards.code import chat_prompts, prompts
+
+ROOT = Path(__file__).resolve().parents[1]
+RULES_HELPER = """\
+Write a helper function for the following coding problem.
+
+{problem}
+
+Rules:
+- Give the code of the function only, without explanation or examples.
+- No markdown fences, and no text before or after the function.
+- No tests and no example of its use.
+- The helper is named '{name}' and is there to assist the function that solves the problem.
+- It returns data that is useful for solving the problem.
+
+Your answer has this form:
+def {name}(...):
+    # the code of your function
+    return result
+"""
+RULES_MAIN = """\
+Solve the following coding problem by writing the function that it asks for.
+
+{problem}
+
+There is a helper function that you can use: aux(...).
+
+Rules:
+- Give the code of the function only, without explanation or examples.
+- No markdown fences, and no text before or after the function.
+- No tests and no example of its use.
+- Do not define aux() again.
+- Write '{entry_point}' alone, as it is specified.
+- Where it helps, call aux() and assign its result to a variable in your function.
+
+Your answer has this form:
+def {entry_point}({arguments}):
+    # the code of your function
+    return result
+"""
+START_HELPER = """\
+{problem}
+
+Another programmer writes `{entry_point}`. You write one small helper function for it, named \
+`{name}`. Do not write `{entry_point}`.
+Your answer must start with `def {name}(` and end with a `return`:
+```python
+def {name}(
+```
+"""
+START_MAIN = """\
+{problem}
+
+Write `{entry_point}`. A helper function `aux` is there: call it, and do not define it.
+Your answer must start with this and end with a `return`:
+```python
+{signature}
+    part = aux({arguments})
+```
+"""
+WORDINGS: Mapping[str, tuple[str, str]] = {
+    "plain": (prompts.HELPER, prompts.MAIN),  # of models without a chat template
+    "rules": (RULES_HELPER, RULES_MAIN),  # what the published project tells, in other words
+    "start": (START_HELPER, START_MAIN),
+    "shared": (chat_prompts.HELPER, chat_prompts.MAIN),
+}
+COLUMNS: Mapping[str, tuple[str, float]] = {  # heading → metric, and what it is multiplied by
+    "aux defined": ("aux_defined_rate", 100),
+    "main defined": ("main_defined_rate", 100),
+    "compiles": ("syntax_rate", 100),
+    "tests": ("test_fraction", 100),
+    "calls aux": ("aux_called_rate", 100),
+    "reward": ("reward", 1),
+    "tokens": ("tokens", 1),
+    "cut": ("cut", 100),
+}
+
+
+def sample(wording: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """An untrained team's answer to each problem: texts, tokens and what the reward found."""
+    from trainers.launch import evaluation_command as command
+    from trainers.launch.evaluation_plan import make_plan, parse_arguments
+
+    helper, main = WORDINGS[wording]
+    given = {
+        "agent_model.name": options.model,
+        "dataset.name": options.data,
+        "dataset.eval_split": options.split,
+        "magrpo.max_new_tokens": options.tokens,
+        "magrpo.temperature": options.temperature,
+        "prompts.aux": helper,
+        "prompts.main": main,
+    }
+    items = [f"{key}={json.dumps(value)}" for key, value in given.items()]
+    config = str(ROOT / "configs" / "magrpo_quickstart.yaml")
+    plan = make_plan(parse_arguments(["--config", config, "--override", *items]))
+    stage = command.build(plan, remembering=True)
+    try:
+        trees = command.grower(plan, stage)()
+    finally:
+        stage.rollout.reward.close()
+    domain, rows = stage.rollout.prompts.domain, []
+    for tree in trees:
+        team, score = tree.team(0, 0), tree.nodes[0].scores_K[0]
+        rows.append(
+            {
+                "task_id": tree.task.task_id,
+                "texts": [completion.text for _, completion in team],
+                "tokens": sum(len(c.token_ids) for _, c in team) / len(team),
+                "cut": sum(not c.finished for _, c in team) / len(team),
+                "reward": score.value,
+                **domain.measures(tree.joint_action(0, 0), score),
+            }
+        )
+    return rows
+
+
+def read(wording: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    file = options.out / f"{wording}.jsonl"
+    if not file.exists():
+        options.out.mkdir(parents=True, exist_ok=True)
+        rows = sample(wording, options)
+        files.replace(file, "".join(json.dumps(row) + "\n" for row in rows))
+    return list(files.read_lines(file))
+
+
+def row(wording: str, found: Sequence[Mapping[str, Any]]) -> list[object]:
+    cells: list[object] = [wording]
+    for metric, times in COLUMNS.values():
+        mean = times * sum(each[metric] for each in found) / len(found)
+        cells.append(f"{mean:.0f} %" if times == 100 else f"{mean:.3g}")
+    return cells
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--model", default="models/smollm2-135m-instruct", help="a chat model")
+    add("--data", default="OpenMLRL/CoopHumanEval", help="hub's name or a file")
+    add("--split", default="test[16:66]")
+    add("--tokens", type=int, default=128, help="of an answer, at most")
+    add("--temperature", type=float, default=0.8)
+    add("--wordings", nargs="+", default=list(WORDINGS), choices=list(WORDINGS))
+    add("--out", type=Path, default=ROOT / "outputs" / "prompts")
+    options = parser.parse_args(arguments)
+    try:
+        body = [row(wording, read(wording, options)) for wording in options.wordings]
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(table(["wording", *COLUMNS], body))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

