@@ -37,7 +37,8 @@ def sweep() -> None:
         found = [entry for entry in entries if entry.name.startswith(PREFIX)]
     for entry in found:
         try:
-            if entry.stat(follow_symlinks=False).st_uid == os.getuid():
+            own = entry.stat(follow_symlinks=False).st_uid == os.getuid()
+            if own and entry.is_dir(follow_symlinks=False):
                 _sweep(entry.path)
         except FileNotFoundError:
             continue  # another run's sweep was faster
@@ -49,11 +50,11 @@ def _sweep(folder: str) -> None:
         return
     except FileNotFoundError:
         raise
-    except OSError:  # not empty, or no directory
-        pass
+    except OSError:
+        pass  # not empty
     try:
         lock = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
+    except OSError:
         return  # not made by ``claim``
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
