@@ -73,6 +73,11 @@ CODE = View(
             phase="eval",
         ),
         Lines(
+            "Reward without all tests passed",
+            (Metric("mean over all joint actions", "unsolved_reward_mean"),),
+            percent=False,
+        ),
+        Lines(
             "The code",
             (
                 Metric("all tests pass", "pass_rate"),
@@ -84,6 +89,7 @@ CODE = View(
             ),
         ),
     ),
+    unsolved=Metric("reward without all tests passed", "unsolved_reward_mean"),
     note="Shares of all joint actions of a training step.",
     agreement="Which way of sharing the work each agent follows, read from the syntax tree of its "
     "code. The agents cannot talk; only matching conventions score.",

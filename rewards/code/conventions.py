@@ -10,6 +10,8 @@ from __future__ import annotations
 import ast
 import re
 
+from rewards.code.parsing import parse, written
+
 _COLLECTIONS = frozenset({"d", "items", "out", "data"})  # beside every name that ends in s
 _RESULT = "y"  # what a second map calls the results of the first
 _LOOPS = ast.ListComp | ast.DictComp | ast.SetComp | ast.GeneratorExp
@@ -75,10 +77,8 @@ def _function(source: str, name: str) -> ast.FunctionDef | None:
     length = 1
     while length < len(lines) and (not lines[length].strip() or lines[length][0] in " \t"):
         length += 1
-    try:
-        definition = ast.parse("\n".join(lines[:length])).body[0]
-    except (SyntaxError, ValueError):
-        return None
+    tree = parse("\n".join(lines[:length]))
+    definition = tree.body[0] if tree is not None else None
     return definition if isinstance(definition, ast.FunctionDef) else None
 
 
@@ -101,20 +101,20 @@ def _is_collection(name: str) -> bool:
 def _unwrapped(node: ast.expr) -> ast.expr:
     """The loop inside ``list(…)``, ``dict(…)`` or ``tuple(…)``, or the expression itself."""
     if isinstance(node, ast.Call) and len(node.args) == 1:
-        return node.args[0] if ast.unparse(node.func) in ("list", "dict", "tuple") else node
+        return node.args[0] if written(node.func) in ("list", "dict", "tuple") else node
     return node
 
 
 def _changes(loop: _LOOPS) -> bool:
     """Whether a loop gives something else than the elements that it walks through."""
-    target = ast.unparse(loop.generators[0].target).strip("()")
+    target = (written(loop.generators[0].target) or "").strip("()")
     if isinstance(loop, ast.DictComp):
-        return f"{ast.unparse(loop.key)}, {ast.unparse(loop.value)}" != target
-    return ast.unparse(loop.elt).strip("()") != target
+        return f"{written(loop.key)}, {written(loop.value)}" != target
+    return (written(loop.elt) or "").strip("()") != target
 
 
 def _walks_results(loop: _LOOPS) -> bool:
-    return ast.unparse(loop.generators[0].target) == _RESULT
+    return written(loop.generators[0].target) == _RESULT
 
 
 def _is_aux_call(node: ast.AST) -> bool:

@@ -1,11 +1,11 @@
-"""Text that a model wrote → the functions and imports in it.
+"""Text that a model wrote → the functions, imports and other statements in it.
 
 A text that parses is read from its syntax tree. Any other text (prose, fences, a cut-off end) is
 read in blocks: from a ``def`` line to the first line that is no longer inside it, where strings
-and brackets are lexed and everything between the blocks is passed over. Nothing here raises, on
-any text. A function's source is one definition and nothing else, by Python's own reading of it;
-a text of more than 64 KiB is taken to hold nothing, for the parser's sake, and of one that does not
-parse a bounded part is read.
+and brackets are lexed and everything between the blocks is passed over; likewise from a line that
+imports, assigns, or begins a class. Nothing here raises, on any text. A part's source is one
+statement and nothing else, by Python's own reading of it; a text of more than 64 KiB is taken to
+hold nothing, and of one that does not parse a bounded part is read.
 """
 
 from __future__ import annotations
@@ -13,18 +13,15 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rewards.code.excess import is_excessive
+from rewards.code.parsing import MAX_BYTES, first_line, is_long, parse, source_of
+from rewards.code.scopes import Names
 
-MAX_BYTES = 64 << 10  # of a text; deeper nesting than fits in here has crashed Python's parser
 MAX_READ = 8 * MAX_BYTES  # characters in all blocks of a text that does not parse
-TEXT_NAME = "<completion>"  # the file name under which completions are parsed
-UNPARSABLE = (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError)
-
-# Completions are full of invalid escapes and `is` with literals; their warnings help nobody.
-warnings.filterwarnings("ignore", module=re.escape(TEXT_NAME))
+_DEFINITION = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,30 +38,78 @@ class Function:
         return self.returns, self.node is not None
 
     def names(self) -> frozenset[str]:
-        """Identifiers that it mentions."""
+        """The module's names that it mentions."""
         if self.node is None:
             return frozenset(_IDENTIFIER.findall(self.source))
-        return frozenset(n.id for n in ast.walk(self.node) if isinstance(n, ast.Name))
+        return Names(self.node).of_module
 
 
 @dataclass(frozen=True, slots=True)
 class Import:
     """An import statement at the top level of a text."""
 
-    source: str
-    binds: frozenset[str]  # empty for ``import *``, whose names are not known
+    node: ast.Import | ast.ImportFrom
+
+    @property
+    def source(self) -> str:
+        return ast.unparse(self.node)
+
+    @property
+    def binds(self) -> frozenset[str]:
+        """Empty for ``import *``, whose names are not known."""
+        names = (a.asname or a.name.partition(".")[0] for a in self.node.names)
+        return frozenset(names) - {"*"}
 
     @property
     def is_future(self) -> bool:
-        return self.source.startswith("from __future__")
+        return isinstance(self.node, ast.ImportFrom) and self.node.module == "__future__"
+
+    def without(self, team: frozenset[str]) -> Import | None:
+        """Without the team's functions, which are there already (``from aux import aux``, ``import
+        aux``); None where nothing is left."""
+        node = self.node
+        if isinstance(node, ast.ImportFrom) and node.module not in team:
+            return self
+        names = team | {"*"} if isinstance(node, ast.ImportFrom) else team
+        left = [alias for alias in node.names if alias.name not in names or alias.asname]
+        if not left:
+            return None
+        if isinstance(node, ast.ImportFrom):
+            return Import(ast.ImportFrom(node.module, left, node.level))
+        return Import(ast.Import(left))
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Any other statement at the top level of a text that binds or changes names: a class, a
+    constant, ``TABLE[1] = 2``, a loop that fills a table, ``try: import …``."""
+
+    source: str
+    binds: frozenset[str]
+    changes: frozenset[str]  # names of what it changes
+    node: ast.stmt | None  # None: it is excessive, or cannot be written by itself
+
+    def names(self) -> frozenset[str]:
+        """The module's names that it mentions."""
+        return frozenset() if self.node is None else Names(self.node).of_module
+
+
+Part = Function | Import | Setup
 
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
     """What a text holds, in its order."""
 
-    functions: tuple[Function, ...]
-    imports: tuple[Import, ...]
+    parts: tuple[Part, ...]
+
+    @property
+    def functions(self) -> tuple[Function, ...]:
+        return tuple(part for part in self.parts if isinstance(part, Function))
+
+    @property
+    def imports(self) -> tuple[Import, ...]:
+        return tuple(part for part in self.parts if isinstance(part, Import))
 
     def by_name(self) -> dict[str, Function]:
         """Of functions of one name, the last complete one that returns something.
@@ -79,56 +124,81 @@ class Extracted:
         return best
 
 
-def parse(source: str) -> ast.Module | None:
-    """The syntax tree, or None where there is none."""
-    try:
-        return ast.parse(source, TEXT_NAME)
-    except UNPARSABLE:
-        return None
-
-
 def extract(text: str) -> Extracted:
-    """Functions and imports at the top level of a text, whatever stands around them."""
-    if len(text) > MAX_BYTES or len(text.encode("utf-8", "replace")) > MAX_BYTES:
-        return Extracted((), ())
+    """What stands at the top level of a text, whatever is around it."""
+    if is_long(text):
+        return Extracted(())
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-    tree = parse(text)
-    if tree is None:
-        return _scan(text.split("\n"))
-    lines = text.split("\n")
-    functions, imports = [], []
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            functions.append(_parsed(node, lines))
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            imports.append(_import(node))
-    return Extracted(tuple(functions), tuple(imports))
+    lines, tree = text.split("\n"), parse(text)
+    return Extracted(tuple(_scan(lines) if tree is None else _parts(tree.body, lines)))
 
 
-def _parsed(node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]) -> Function:
-    """A definition and the lines that it stands on, of the lines that were parsed."""
+def _parts(body: Sequence[ast.stmt], lines: list[str]) -> Iterator[Part]:
+    """The parts that statements are, of the lines that were parsed."""
+    for node in body:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield _function(node, lines)
+            case ast.Import() | ast.ImportFrom():
+                yield Import(node)
+            case ast.If(test=ast.Constant(value=value)):
+                yield from _parts(node.body if value else node.orelse, lines)
+            case _:
+                yield from _setup(node, lines)
+
+
+def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]) -> Function:
     returns = any(isinstance(n, ast.Return) and n.value is not None for n in ast.walk(node))
-    source = "\n".join(lines[first_line(node) - 1 : node.end_lineno])
-    return Function(node.name, source, returns, None if is_excessive(node) else node)
+    source = None if is_excessive(node) else source_of(node, lines)
+    if source is None:
+        return Function(node.name, _text(node, lines), returns, None)
+    return Function(node.name, source, returns, node)
 
 
-def first_line(node: ast.stmt) -> int:
-    """Where a statement begins, decorators included; 1-based."""
-    return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+def _setup(node: ast.stmt, lines: list[str]) -> Iterator[Setup]:
+    binds, changes = Names(node).module_bound, _changed(node)
+    if binds or changes:
+        source = None if is_excessive(node) else source_of(node, lines)
+        if source is None:
+            yield Setup(_text(node, lines), binds, changes, None)
+        else:
+            yield Setup(source, binds, changes, node)
 
 
-def _import(node: ast.Import | ast.ImportFrom) -> Import:
-    binds = frozenset(
-        alias.asname or alias.name.partition(".")[0] for alias in node.names if alias.name != "*"
-    )
-    return Import(ast.unparse(node), binds)
+def _text(node: ast.stmt, lines: list[str]) -> str:
+    return "\n".join(lines[first_line(node) - 1 : node.end_lineno])
+
+
+def _changed(node: ast.stmt) -> frozenset[str]:
+    """Names of what a statement changes: ``x[…] = …``, ``x.y = …``, ``x.append(…)``."""
+    found: list[ast.expr] = [
+        n
+        for n in ast.walk(node)
+        if isinstance(n, ast.Attribute | ast.Subscript) and not isinstance(n.ctx, ast.Load)
+    ]
+    match node:
+        case ast.Expr(value=ast.Call(func=ast.Attribute() as method)):
+            found.append(method)
+    return frozenset(name for each in found if (name := _root(each)) is not None)
+
+
+def _root(node: ast.expr) -> str | None:
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
 
 
 # --- texts that do not parse -------------------------------------------------------------------
 
 _DEF = re.compile(r"[ \t]*(?:async[ \t]+)?def[ \t]+(\w+)[ \t]*\(")
 _START = re.compile(rf"{_DEF.pattern}|[ \t]*(?:@\w|import[ \t]|from[ \t.])")
+_SETUP = re.compile(  # a class, an assignment, a method's call
+    r"[ \t]*(?:class[ \t]+\w+[ \t]*[(:]"
+    r"|\w[\w., \t]{0,99}(?:\[[^\n]{0,99}\][ \t]*)?(?::[^=\n]{1,99})?[-+*/%&|^@<>]{0,2}=[^=]"
+    r"|\w+\.\w+\()"
+)
 _HEADER = re.compile(r"[ \t]*(?:class|def|async|if|elif|else|for|while|try|except|finally|with)\b")
+_ALWAYS = re.compile(r"[ \t]*if[ \t]+(?:True|1)[ \t]*:[ \t]*(?:#.*)?$")
 # Lines that cannot stand inside brackets: where one follows, the bracket was never closed.
 _STOP = re.compile(rf"{_START.pattern}|[ \t]*(?:```|~~~|class[ \t]+\w+[ \t]*[(:])")
 _LEXEME = re.compile(r"'''|\"\"\"|'|\"|#|[()\[\]{}]")
@@ -136,9 +206,8 @@ _RETURN = re.compile(r"\breturn\b[ \t]*[^\s;]")
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 
 
-def _scan(lines: list[str]) -> Extracted:
-    functions: list[Function] = []
-    imports: list[Import] = []
+def _scan(lines: list[str]) -> list[Part]:
+    parts: list[Part] = []
     enclosing: list[tuple[int, bool]] = []  # indentation of a line, whether code hangs below it
     index = read = 0
     while index < len(lines) and read < MAX_READ:
@@ -148,13 +217,14 @@ def _scan(lines: list[str]) -> Extracted:
             while enclosing and enclosing[-1][0] >= indent:
                 enclosing.pop()
             nested = bool(enclosing) and enclosing[-1][1]
-            if _START.match(line) and not nested:
+            starts, sets_up = _START.match(line), _SETUP.match(line)
+            if (starts or sets_up) and not nested:
                 block = _Block(lines, index)
                 read += block.size
-                function, found = _read(block)
-                functions.extend(function)
-                imports.extend(found)
-                end = block.end if function or found else max(end, block.header)
+                found = [*_read(block)]
+                parts.extend(found)
+                if found or starts:
+                    end = block.end if found else max(end, block.header)
             elif "'''" in line or '"""' in line:
                 block = _Block(lines, index)
                 read += block.size
@@ -162,28 +232,26 @@ def _scan(lines: list[str]) -> Extracted:
                     end = block.end
             enclosing.append((indent, nested or _is_header(line)))
         index = end
-    return Extracted(tuple(functions), tuple(imports))
+    return parts
 
 
-def _read(block: _Block) -> tuple[list[Function], list[Import]]:
-    """What a block holds: a function, or imports, or nothing."""
+def _read(block: _Block) -> Iterable[Part]:
+    """What a block holds: a function, or other statements, or nothing."""
     source = block.source
-    tree = parse(source)
+    tree = parse(source + "\n")  # behind a backslash there has to be a line
     if tree is not None and tree.body:
-        node = tree.body[0]
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            return [_parsed(node, source.split("\n"))], []
-        imports = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
-        return [], [_import(n) for n in imports]
+        body = tree.body[:1] if isinstance(tree.body[0], _DEFINITION) else tree.body
+        return _parts(body, source.split("\n"))
     head = _DEF.match(block.lines[block.header - block.start])
     if head is None:
-        return [], []
-    return [Function(head[1], source, bool(_RETURN.search(block.code)), None)], []
+        return ()
+    return (Function(head[1], source, bool(_RETURN.search(block.code)), None),)
 
 
 def _is_header(line: str) -> bool:
-    """Whether a line opens a block of code; prose that ends with a colon does not."""
-    if not _HEADER.match(line):
+    """Whether a line opens a block of code that need not run; prose that ends with a colon does
+    not."""
+    if not _HEADER.match(line) or _ALWAYS.match(line):
         return False
     source = line.strip()
     if source.startswith(("elif", "else", "except", "finally")):

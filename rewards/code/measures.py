@@ -22,6 +22,7 @@ def measures(found: RewardBreakdown, entry_point: str) -> dict[str, float]:
         "main_defined_rate": float(entry_point in found.defined),
         "timeout_rate": float(any(outcome.timed_out for outcome in found.outcomes)),
         "reward_seconds_mean": found.seconds,
+        "unsolved_reward_mean": 0.0 if found.passed_all else found.total,
     }
     if not found.helpers:
         return told

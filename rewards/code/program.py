@@ -11,29 +11,42 @@ import re
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from rewards.code.bounds import check_names
 from rewards.code.breakdown import SyntaxProblem
-from rewards.code.extraction import UNPARSABLE, Function, Import, extract, parse
+from rewards.code.extraction import Extracted, Function, Import, Setup, extract
+from rewards.code.parsing import UNPARSABLE, parse
+from rewards.code.scopes import Names
 from rewards.code.usage import without_docstring
 
 PROGRAM_NAME = "<program>"  # the file name of the joint program, in tracebacks
 warnings.filterwarnings("ignore", module=re.escape(PROGRAM_NAME))  # of model-written code
 
 
+MAX_PROMPT = 1 << 20  # bytes; a prompt is the task's own text, not a model's
+
+
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """One agent's own definition, with the imports and functions of its text that it needs."""
+    """One agent's own definition, with all of its text that it needs."""
 
     function: Function
     imports: tuple[str, ...]
-    source: str  # what it needs, then its own definition
+    source: str  # its own definition and what it needs, in the text's order
     broken: tuple[str, ...] = ()  # sources in it that do not parse, or are excessive
-    support: tuple[Function, ...] = ()  # the functions that it needs
+    support: tuple[Function | Setup, ...] = ()  # what it needs beside imports
+    imported: frozenset[str] = frozenset()  # names that the imports bind
 
     @property
     def defined(self) -> bool:
         return self.function.returns
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Names of the module that it reads."""
+        nodes = (part.node for part in (self.function, *self.support))
+        return frozenset().union(*(Names(node).module_reads for node in nodes if node is not None))
 
 
 def contribution(text: str, name: str, team: Sequence[str]) -> Contribution | None:
@@ -43,42 +56,45 @@ def contribution(text: str, name: str, team: Sequence[str]) -> Contribution | No
     from this text.
     """
     extracted = extract(text)
-    available = extracted.by_name()
-    own = available.get(name)
+    own = extracted.by_name().get(name)
     if own is None:
         return None
-    if len(extracted.functions) == 1 and not extracted.imports:
-        return Contribution(own, (), own.source, _broken([own]))
-    needed, names = _closure(own, available, frozenset(team))
-    imports = tuple(i.source for i in extracted.imports if _is_needed(i, names))
-    source = "\n\n\n".join(function.source for function in [*needed, own])
-    return Contribution(own, imports, source, _broken([*needed, own]), tuple(needed))
-
-
-def imported_names(statement: str) -> set[str]:
-    """Names that an import statement binds."""
-    aliases = [a for n in ast.walk(ast.parse(statement)) for a in getattr(n, "names", ())]
-    return {alias.asname or alias.name.partition(".")[0] for alias in aliases}
-
-
-def _broken(functions: Iterable[Function]) -> tuple[str, ...]:
-    return tuple(function.source for function in functions if function.node is None)
+    parts, names = _closure(own, extracted, frozenset(team))
+    left = [statement.without(frozenset(team)) for statement in extracted.imports]
+    imports = [s for s in left if s is not None and _is_needed(s, names)]
+    return Contribution(
+        own,
+        tuple(statement.source for statement in imports),
+        "\n\n\n".join(part.source for part in parts),
+        tuple(part.source for part in parts if part.node is None),
+        tuple(part for part in parts if part is not own),
+        frozenset().union(*(statement.binds for statement in imports)),
+    )
 
 
 def _closure(
-    own: Function, available: dict[str, Function], team: frozenset[str]
-) -> tuple[list[Function], set[str]]:
-    """The functions that ``own`` needs, in the text's order, and all names they mention."""
+    own: Function, extracted: Extracted, team: frozenset[str]
+) -> tuple[list[Function | Setup], set[str]]:
+    """``own`` and what it needs beside imports, in the text's order, and all names they mention."""
+    makers: dict[str, list[Function | Setup]] = {}
+    for name, function in extracted.by_name().items():
+        makers[name] = [function]
+    modules = frozenset().union(*(statement.binds for statement in extracted.imports))
+    for part in extracted.parts:
+        if isinstance(part, Setup) and own.name not in part.binds:
+            for name in part.binds | (part.changes - modules):
+                makers.setdefault(name, []).append(part)
     names: set[str] = set()
-    taken, pending = {own.name}, [own]
+    taken, pending = {id(own)}, [own.names()]
     while pending:
-        mentioned = pending.pop().names()
-        names |= mentioned
-        for name in (mentioned & available.keys()) - taken - team:
-            taken.add(name)
-            pending.append(available[name])
-    needed = [f for f in available.values() if f is not own and f.name in taken]
-    return needed, names
+        fresh = pending.pop() - names
+        names |= fresh
+        for part in (p for n in fresh - (team - {own.name}) for p in makers.get(n, ())):
+            if id(part) not in taken:
+                taken.add(id(part))
+                pending.append(part.names())
+    kept = (part for part in extracted.parts if id(part) in taken)
+    return [part for part in kept if not isinstance(part, Import)], names
 
 
 def _is_needed(statement: Import, names: set[str]) -> bool:
@@ -91,7 +107,7 @@ def preamble(prompt: str, entry_point: str) -> tuple[tuple[str, ...], str]:
     Where the prompt parses, its classes and constants count too. The entry point's stub and
     other functions without a body are left out.
     """
-    tree = parse(prompt)
+    tree = parse(prompt, MAX_PROMPT)
     if tree is None:
         extracted = extract(prompt)
         functions = [f for f in extracted.functions if f.node is not None and not _is_stub(f.node)]
@@ -107,6 +123,17 @@ def preamble(prompt: str, entry_point: str) -> tuple[tuple[str, ...], str]:
         elif isinstance(node, ast.ClassDef | ast.Assign | ast.AnnAssign):
             kept.append(ast.unparse(node))
     return tuple(imports), "\n\n\n".join(kept)
+
+
+@lru_cache(maxsize=1024)
+def read_names(source: str) -> frozenset[str]:
+    """Names of the module that a prompt's functions read."""
+    tree = parse(source, MAX_PROMPT)
+    return (
+        frozenset().union(*(Names(node).module_reads for node in tree.body))
+        if tree
+        else frozenset()
+    )
 
 
 def _is_stub(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import ast
 import re
 
+from rewards.code.parsing import parse
+
 HELPER = """\
 {problem}
 
@@ -77,9 +79,8 @@ def signature(prompt: str, entry_point: str) -> str:
     lines = prompt[starts[-1].start() :].split("\n")
     for count in range(1, len(lines) + 1):  # a signature may run over several lines
         source = "\n".join(lines[:count])
-        try:
-            function = ast.parse(source + " pass" if source.rstrip().endswith(":") else source)
-        except SyntaxError:
+        function = parse(source + " pass" if source.rstrip().endswith(":") else source)
+        if function is None:
             continue
         definition = function.body[0]
         if isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -34,14 +34,14 @@ from rewards.code.program import (
     Contribution,
     compile_program,
     contribution,
-    imported_names,
     join,
     preamble,
+    read_names,
 )
 from rewards.code.prompts import helper_names
 from rewards.code.usage import MainUse, main_use
 from rewards.sandbox.another import NAME as REPLACE
-from rewards.sandbox.another import REPLACEMENTS
+from rewards.sandbox.another import replacements
 from rewards.sandbox.checks import TestError, split_check
 from rewards.sandbox.outcome import TestOutcome
 from rewards.sandbox.pool import Job, Pool
@@ -190,12 +190,11 @@ class CodeReward(Reward):
         """Each helper that is there, with the programs in which its results are replaced."""
         assert draft.job is not None
         found = {}
+        ways = replacements(len(self._outcomes[draft.job]))
         for name in draft.helpers:
             if name in draft.defined:
                 program = self._replacing(draft, name)
-                found[name] = [
-                    replace(draft.job, code=program, replacement=how) for how in REPLACEMENTS
-                ]
+                found[name] = [replace(draft.job, code=program, replacement=way) for way in ways]
         return found
 
     def _replacing(self, draft: _Draft, helper: str) -> bytes:
@@ -273,8 +272,7 @@ class CodeReward(Reward):
         helpers, defined = draft.helpers, draft.defined
         there = [name for name in helpers if name in defined]
         has_main = draft.names[-1] in defined
-        main = draft.parts[-1]
-        use = _use(main, there)
+        use = _use(draft, there)
         outcomes = self._outcomes[draft.job] if draft.job is not None else ()
         passed = sum(outcome.passed for outcome in outcomes)
         needed = self._needed(draft)
@@ -330,8 +328,11 @@ def _code_weight(arguments: tuple[Any, ...], code: bytes | SyntaxProblem) -> int
     return len(arguments[0]) + (len(code) if isinstance(code, bytes) else 0)
 
 
-def _use(main: Contribution | None, helpers: Sequence[str]) -> MainUse:
+def _use(draft: _Draft, helpers: Sequence[str]) -> MainUse:
+    main = draft.parts[-1]
     if main is None:
         return MainUse()
-    bound = {name for line in main.imports for name in imported_names(line)}
-    return main_use(main.function, [name for name in helpers if name not in bound], main.support)
+    others = (part.reads for part in draft.parts[:-1] if part is not None)
+    reads = frozenset().union(read_names(draft.given[1]), *others)
+    names = [name for name in helpers if name not in main.imported]
+    return main_use(main.function, names, main.support, reads)

@@ -24,7 +24,7 @@ class Scope:
     def owner(self, name: str) -> Scope | None:
         """The scope whose variable a name here is; None: the module's."""
         scope: Scope | None = self
-        while scope is not None:
+        while scope is not None and scope.parent is not None:
             if name in scope.globals:
                 return None
             visible = scope is self or not isinstance(scope.node, ast.ClassDef)
@@ -38,18 +38,43 @@ Variable = tuple[Scope | None, str]
 
 
 class Names:
-    """A function's names, resolved: ``variable[node]`` of every ``ast.Name`` in it."""
+    """The names in a statement of a module, resolved: ``variables[node]`` of every ``ast.Name``."""
 
-    def __init__(self, function: Definition) -> None:
+    def __init__(self, statement: ast.stmt) -> None:
         self.variables: dict[ast.Name, Variable] = {}
+        self.closures: set[ast.Name] = set()  # in a function within the one that has the variable
+        self.definitions: dict[ast.stmt, Variable] = {}  # functions and classes
+        self.parameters: dict[ast.arg, Variable] = {}
+        module = Scope(ast.Module([], []), None)
         self._scopes: list[Scope] = []
         self._found: list[tuple[ast.Name, Scope]] = []
-        self._visit(function, Scope(ast.Module([], []), None))
-        self.module_bound = {
-            name for scope in self._scopes for name in scope.globals & scope.bound
-        }  # through `global`
+        self._defined: list[tuple[ast.stmt, Scope]] = []
+        self._visit(statement, module)
+        self.module_bound = frozenset(
+            module.bound.union(*(scope.globals & scope.bound for scope in self._scopes))
+        )
         for name, scope in self._found:
-            self.variables[name] = (scope.owner(name.id), name.id)
+            owner = scope.owner(name.id)
+            self.variables[name] = (owner, name.id)
+            if owner is not None and _function_around(scope) is not _function_around(owner):
+                self.closures.add(name)
+        for node, scope in self._defined:
+            name_of = node.name  # type: ignore[attr-defined]
+            self.definitions[node] = (scope.owner(name_of), name_of)
+
+    @property
+    def of_module(self) -> frozenset[str]:
+        """Names of the module's variables that it mentions."""
+        return frozenset(name for scope, name in self.variables.values() if scope is None)
+
+    @property
+    def module_reads(self) -> frozenset[str]:
+        """Names of the module's variables that it reads."""
+        return frozenset(
+            name
+            for node, (scope, name) in self.variables.items()
+            if scope is None and isinstance(node.ctx, ast.Load)
+        )
 
     def _visit(self, node: ast.AST, outer: Scope) -> None:
         """Reads what a node binds in the scope around it."""
@@ -64,6 +89,8 @@ class Names:
             self._visit(node.value, outer)
             return
         self._bind(node, outer)
+        if isinstance(node, ast.arg):  # its annotation belongs around the function
+            return
         for child in ast.iter_child_nodes(node):
             self._visit(child, outer)
 
@@ -72,6 +99,7 @@ class Names:
         self._scopes.append(scope)
         if isinstance(node, Definition | ast.ClassDef):
             outer.bound.add(node.name)
+            self._defined.append((node, outer))
         inside, outside = _split(node)
         for child in outside:
             self._visit(child, outer)
@@ -86,6 +114,7 @@ class Names:
                     scope.bound.add(node.id)
             case ast.arg(arg=name):
                 scope.bound.add(name)
+                self.parameters[node] = (scope, name)
             case ast.alias(name=name, asname=asname):
                 scope.bound.add(asname or name.partition(".")[0])
             case ast.Global(names=names):
@@ -105,6 +134,7 @@ def _split(node: ast.AST) -> tuple[Iterator[ast.AST], Iterator[ast.AST]]:
     outside: list[ast.AST] = []
     if isinstance(node, Definition):
         outside += node.decorator_list
+        outside += _annotations(node)
     if isinstance(node, _FUNCTIONS):
         arguments = node.args
         outside += [*arguments.defaults, *(d for d in arguments.kw_defaults if d is not None)]
@@ -114,6 +144,28 @@ def _split(node: ast.AST) -> tuple[Iterator[ast.AST], Iterator[ast.AST]]:
         outside.append(node.generators[0].iter)
     skipped = {id(child) for child in outside}
     return iter(_inner(node, skipped)), iter(outside)
+
+
+def _annotations(node: Definition) -> Iterator[ast.expr]:
+    arguments = node.args
+    for each in (
+        *arguments.posonlyargs,
+        *arguments.args,
+        arguments.vararg,
+        *arguments.kwonlyargs,
+        arguments.kwarg,
+    ):
+        if each is not None and each.annotation is not None:
+            yield each.annotation
+    if node.returns is not None:
+        yield node.returns
+
+
+def _function_around(scope: Scope) -> Scope:
+    """A comprehension runs where it stands."""
+    while isinstance(scope.node, _COMPREHENSIONS) and scope.parent is not None:
+        scope = scope.parent
+    return scope
 
 
 def _inner(node: ast.AST, skipped: set[int]) -> Iterator[ast.AST]:

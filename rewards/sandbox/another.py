@@ -1,7 +1,10 @@
 """Helpers whose results are replaced, to see whether a program needs them.
 
-A program that passes all its tests is run again with each helper's result replaced by another
-value of its type, and once more by None. It needs the helper if neither run passes.
+A program that passes all its tests is run again with each helper's result replaced: by another
+value of its type, by None, by one constant among its own answers, and by its own argument (the
+first, or all of them where its answer has as many items; then the last). It needs the helper if
+none of the runs passes. The constant is its first answer; where there is one test only, which that
+one may pass by itself, its answer to other arguments.
 
 Standard library only: this is loaded in the sandbox, beside the program. It measures; it does not
 guard: a program that looks at how its helper was made can tell that it is replaced.
@@ -10,14 +13,18 @@ guard: a program that looks at how its helper was made can tell that it is repla
 from __future__ import annotations
 
 import codecs
+import copy
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 NAME = "__another__"  # under which a program's text finds the replacement, while it is loaded
 DEPTH = 20  # of nested values
+MAX_ITEMS = 10_000  # of an iterator that is given again
 
 Helper = Callable[..., Any]
+Replacement = Callable[[Any, list[Any]], Any]  # of a helper's answer, beside its arguments
 
 
 def another(value: Any, depth: int = DEPTH) -> Any:
@@ -29,12 +36,12 @@ def another(value: Any, depth: int = DEPTH) -> Any:
     if value is None or not depth:
         return None
     try:
-        return _another(value, depth - 1)
+        return _other(value, depth - 1)
     except Exception:  # of a value's own methods
         return None
 
 
-def _another(value: Any, depth: int) -> Any:
+def _other(value: Any, depth: int) -> Any:
     other = functools.partial(another, depth=depth)
     match value:
         case bool():
@@ -82,27 +89,98 @@ def _character(character: str) -> str:
     return codecs.encode(character, "rot13")
 
 
-def _replacing(make: Callable[[Any], Any]) -> Callable[[Helper], Helper]:
+def _another(answer: Any, _: list[Any]) -> Any:
+    return another(answer)
+
+
+def _none(answer: Any, _: list[Any]) -> None:
+    return None
+
+
+def _constant() -> Replacement:
+    kept: list[Any] = []
+
+    def constant(answer: Any, _: list[Any]) -> Any:
+        again = hasattr(answer, "__next__")
+        if not kept:
+            kept.append(list(itertools.islice(answer, MAX_ITEMS)) if again else _copied(answer))
+        return iter(_copied(kept[0])) if again else _copied(kept[0])
+
+    return constant
+
+
+def _elsewhere(helper: Helper) -> Helper:
+    """A helper whose first answer is that to other arguments, if it has one."""
+    asked = False
+
+    @functools.wraps(helper)
+    def answer(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal asked
+        if not asked:
+            asked = True
+            try:
+                others = {name: another(value) for name, value in keywords.items()}
+                return helper(*map(another, arguments), **others)
+            except Exception:  # other arguments than it is made for
+                pass
+        return helper(*arguments, **keywords)
+
+    return answer
+
+
+def _argument(answer: Any, arguments: list[Any]) -> Any:
+    if isinstance(answer, list | tuple) and len(answer) == len(arguments) > 1:
+        return type(answer)(arguments) if type(answer) in (list, tuple) else tuple(arguments)
+    return arguments[0] if arguments else None
+
+
+def _last_argument(answer: Any, arguments: list[Any]) -> Any:
+    return arguments[-1] if arguments else None
+
+
+def _copied(value: Any) -> Any:
+    """What a program changes in a value does not change what it gets next time."""
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # of a value's own methods
+        return value
+
+
+def _replacing(make: Callable[[], Replacement]) -> Callable[[Helper], Helper]:
     """helper → the helper with its results replaced, except those that it hands to itself."""
 
     def replace(helper: Helper) -> Helper:
-        running = False
+        running, replaced_by = False, make()
 
         @functools.wraps(helper)
         def replaced(*arguments: Any, **keywords: Any) -> Any:
             nonlocal running
             if running:
                 return helper(*arguments, **keywords)
-            running = True
+            running, given = True, [_copied(value) for value in (*arguments, *keywords.values())]
             try:
                 result = helper(*arguments, **keywords)
             finally:
                 running = False
-            return make(result)
+            return replaced_by(result, given)
 
         return replaced
 
     return replace
 
 
-REPLACEMENTS = {"another": _replacing(another), "none": _replacing(lambda _: None)}
+_constantly = _replacing(_constant)
+REPLACEMENTS = {
+    "another": _replacing(lambda: _another),
+    "none": _replacing(lambda: _none),
+    "constant": _constantly,
+    "constant_elsewhere": lambda helper: _constantly(_elsewhere(helper)),
+    "argument": _replacing(lambda: _argument),
+    "last_argument": _replacing(lambda: _last_argument),
+}
+
+
+def replacements(tests: int) -> list[str]:
+    """Those that are tried on a program that passes so many tests."""
+    constant = "constant" if tests > 1 else "constant_elsewhere"
+    return ["another", "none", constant, "argument", "last_argument"]

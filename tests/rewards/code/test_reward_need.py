@@ -94,15 +94,54 @@ def scored(aux: str | tuple[str, ...], main: str, **settings):
         ("y = aux(x)\n    return x * x + 1", False),
         ("y = aux(x) + 1\n    return x * x + 1", False),  # None alone would raise
         ("y = aux(x)\n    if y is None: return 0\n    return x * x + 1", False),
-        ("y = aux(x)\n    while y < 0: pass\n    return x * x + 1 + 0 * y", True),  # never ends
+        ("y = aux(x)\n    while y != x * x: pass\n    return x * x + 1", True),  # never ends
+        ("y = aux(x)\n    while y < 0: pass\n    return x * x + 1 + 0 * y", False),  # a constant
         ("try: y = aux(x) + 1\n    except TypeError: y = x * x + 1\n    return y", 0),
         ("return x * x + 1", False),
     ],
 )  # fmt: skip
 def test_needed(main, needed):
-    """A helper is needed where neither another value nor None will do."""
+    """A helper is needed where nothing else will do in place of its results."""
     breakdown = scored(SQUARE, f"def f(x):\n    {main}\n", measure_need=True)
     assert breakdown.passed_all and breakdown.needed == (("aux",) if needed else ())
+
+
+@pytest.mark.parametrize(
+    ("aux", "expression"),
+    [
+        ("return 0", "x * x + 1 + aux(x)"),
+        ("return 1", "(x * x + 1) * aux(x)"),
+        ("return 'k'", "{'k': x * x + 1}[aux(x)]"),
+        ("return x", "{x: x * x + 1}[aux(x)]"),
+        ("return x", "aux(x) ** 2 + 1"),
+        ("return 7", "x * x + 1 if aux(x) == 7 else None"),
+        ("return y", "{x: x * x + 1}[aux(0, x)]"),
+        ("return x, y", "aux(x, 1)[0] ** 2 + aux(x, 1)[1]"),
+        ("return iter([1, 2])", "x * x + sum(aux(x)) - 2"),
+        ("return [1, 2]", "x * x + aux(x).pop() - 1"),
+    ],
+)
+@pytest.mark.parametrize("tests", [4, 1])
+def test_what_a_constant_or_its_argument_can_do_needs_no_helper(aux, expression, tests):
+    """Main solves the task alone; the helper is there for show."""
+    aux = f"def aux(x, y=None):\n    {aux}\n"
+    main = f"def f(x):\n    y = {expression}\n    return y\n"
+    task = code_task("t", "", "\n".join(TEST.split("\n")[: tests + 1]), "f")
+    with CodeReward(workers=1, timeout=0.5, need_bonus=True) as reward:
+        score = reward.score([JointAction(task, (aux, main))])[0]
+    assert score.facts.passed_all and score.facts.needed == ()
+    assert score.value == pytest.approx(2.5)
+
+
+def test_a_list_that_is_sorted_in_place_is_no_argument():
+    """What the program gets in place of the result is the argument as it was."""
+    test = "def check(candidate):\n    assert candidate([2, 1]) == 1\n"
+    test += "    assert candidate([3, 2]) == 2\n"
+    aux = "def aux(x):\n    x.sort()\n    return x\n"
+    main = "def f(x):\n    y = aux(list(x))\n    return y[0]\n"
+    with CodeReward(workers=1, measure_need=True) as reward:
+        score = reward.score([JointAction(code_task("t", "", test, "f"), (aux, main))])[0]
+    assert score.facts.needed == ("aux",)
 
 
 def test_a_helper_that_calls_itself_is_replaced_once():

@@ -28,6 +28,13 @@ def test_wrappers():
         "return sorted(aux(x))[0] + 1",
         "y = aux(x)\n    return y",
         "y: int = aux(x)\n    return y",
+        "return sorted(x, key=aux)",
+        "return aux",
+        "return list(map(lambda v: aux(v), x))",
+        "y = list(map(aux, x))\n    return y",
+        "y = next(iter(list(map(aux, [x]))))\n    return y",
+        "y = (g := aux)(x)\n    return y",
+        "y = list(map(aux, x))[0]\n    return y",
     ]
     others = [
         "y = aux(x)\n    return y + 1",
@@ -36,6 +43,8 @@ def test_wrappers():
         "if x:\n        return aux(x)\n    return 1",
         "x = x + 1\n    return aux(x)",
         "return x",
+        "y = sorted(aux(x))\n    return y",
+        "y = list(map(aux, x))\n    return y[0]",
     ]
     assert all(use(f"def f(x):\n    {body}").wrapper for body in wrappers)
     assert not any(use(f"def f(x):\n    {body}").wrapper for body in others)
@@ -119,7 +128,7 @@ def test_a_name_bound_elsewhere_is(body):
     "body",
     [
         "y = list(map(aux, x))\n    return y[0]",
-        "return sorted(x, key=aux)",
+        "y = sorted(x, key=aux)\n    return y + [1]",
         "x.sort(key=aux)\n    return x",
         "g = aux\n    y = g(x)\n    return y + 1",
         "g = aux\n    return list(map(g, x))",
@@ -127,7 +136,11 @@ def test_a_name_bound_elsewhere_is(body):
         "table = {'a': aux}\n    return table['a'](x)",
         "import functools\n    return functools.reduce(aux, x)",
         "def g(h=aux):\n        return h(x)\n    return g()",
-        "return aux",
+        "x.append(aux)\n    return x",
+        "x.f = aux\n    return x",
+        "y = [aux for _ in x]\n    return y[0](x)",
+        "(f,) = (aux,)\n    y = f(x)\n    return y + 1",
+        "f = [aux, abs][0]\n    return f(x) + 1",
     ],
 )
 def test_a_helper_handed_on_is_used(body):
@@ -138,7 +151,13 @@ def test_a_helper_handed_on_is_used(body):
 @pytest.mark.parametrize(
     "body",
     ["g = aux\n    return x", "aux\n    return x", "print(aux)\n    return x",
-     "if aux:\n        return x\n    return 1", "return aux.__name__", "(aux, 1)\n    return x"],
+     "if aux:\n        return x\n    return 1", "return aux.__name__", "(aux, 1)\n    return x",
+     "return [y for y in x if aux]", "return x[aux]", "return not aux", "return f'{aux}'",
+     "for _ in x:\n        g = aux\n        g = x\n    return g",
+     "g = h = aux\n    h = g = 1\n    return g + h",
+     "g = aux\n    h = g\n    h = x\n    return h",
+     "with open(x) as g:\n        h = aux\n    h = 1\n    return h",
+     "g = aux\n    with open(x) as g:\n        return g.read()"],
 )  # fmt: skip
 def test_a_helper_that_is_only_mentioned_is_not(body):
     assert use(f"def f(x):\n    {body}\n").called == ()

@@ -1,0 +1,123 @@
+"""What the code domain's reward pays for show: mains that solve nothing, over HumanEval.
+
+    python benchmarks/show_table.py
+
+In each, main calls a helper that hands its arguments on (`if aux(a): pass`) and has no use for it:
+it returns one constant or one of its arguments, or looks the docstring's examples up in a table;
+the last one solves the task by itself. For each: the mean reward of the definition as published,
+with `bonus: share` and with `need_bonus`, and how many tasks it solves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import mean
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from comlrl.types import JointAction, Score, Task
+from rewards.code.reward import CodeReward
+
+DATA = Path(__file__).parents[1].parent / "shared" / "data" / "HumanEval.jsonl"
+AUX = "def aux(*values):\n    return values\n"
+BODIES = (
+    "True", "False", "None", "0", "1", "-1", "2", "0.0", "''", "[]", "{}", "()", "'0'", "[0]",
+    "{first}", "{last}", "len(str({first}))", "str({first})", "sorted({first})", "[{first}]",
+)  # fmt: skip
+# `f(1, 2) == 3`, `f(1) ➞ 2`, `>>> f(1)` and 2 on the next line
+EXAMPLE = r"{}\((?P<call>.*?)\)\s*(?:==|=>|->|➞|=|returns?|\n)\s*(?P<answer>[^\n]+)"
+
+
+class Problem:
+    def __init__(self, row: dict[str, str]) -> None:
+        self.task, self.name = Task(row["task_id"], row), row["entry_point"]
+        self.prompt, self.solution = row["prompt"], row["prompt"] + row["canonical_solution"]
+        functions = [n for n in ast.parse(self.solution).body if isinstance(n, ast.FunctionDef)]
+        self.function = next(n for n in functions if n.name == self.name)
+        self.parameters = [argument.arg for argument in self.function.args.args]
+
+    def main(self, *body: str) -> str:
+        """The entry point, with a call of aux for show before its body."""
+        show = f"if aux({', '.join(self.parameters)}): pass"
+        lines = [f"def {self.name}({', '.join(self.parameters)}):", show, *body]
+        return "\n    ".join(lines) + "\n"
+
+    def returning(self, value: str) -> str:
+        return self.main(
+            "return " + value.format(first=self.parameters[0], last=self.parameters[-1])
+        )
+
+    def table(self) -> str:
+        """The docstring's examples, looked up; None for what is not among them."""
+        answers = dict(self.examples())
+        key = f"repr(({', '.join(self.parameters)},))"
+        return self.main(f"return {answers!r}.get({key})")
+
+    def examples(self) -> Iterable[tuple[str, object]]:
+        docstring = ast.get_docstring(self.function) or ""
+        for found in re.finditer(EXAMPLE.format(re.escape(self.name)), docstring):
+            try:
+                given = ast.literal_eval(f"({found['call']},)")
+                answer = found["answer"].split("#")[0].strip().rstrip(".")
+                yield repr(given), ast.literal_eval(answer)
+            except (SyntaxError, ValueError, TypeError):
+                continue  # words
+
+    def solved(self) -> str:
+        body = ast.parse(self.solution).body
+        own = next(n for n in body if isinstance(n, ast.FunctionDef) and n.name == self.name)
+        start = 1 if ast.get_docstring(own) else 0
+        show = f"if aux({', '.join(self.parameters)}): pass"
+        own.body[start:start] = ast.parse(show).body
+        return "\n".join(map(ast.unparse, body))
+
+
+def scored(
+    reward: CodeReward, problems: Sequence[Problem], main: Callable[[Problem], str]
+) -> list[list[Score]]:
+    """The scores as published, with `bonus: share` and with `need_bonus`."""
+    actions = [JointAction(p.task, (AUX, main(p))) for p in problems]
+    found = []
+    for bonus, need_bonus in (("any_test", False), ("share", False), ("any_test", True)):
+        reward.bonus, reward.need_bonus = bonus, need_bonus  # type: ignore[assignment]
+        found.append(reward.score(actions))
+    return found
+
+
+def best(scores: Sequence[list[Score]]) -> list[Score]:
+    """The best of several mains, task by task."""
+    return [max(of_task, key=lambda s: s.value) for of_task in zip(*scores, strict=True)]
+
+
+def line(name: str, scores: Sequence[list[Score]]) -> str:
+    means = " | ".join(f"{mean(s.value for s in each):.2f}" for each in scores)
+    solved = sum(bool(score.passed) for score in scores[0])
+    return f"| {name} | {means} | {solved} of {len(scores[0])} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", type=Path, default=DATA, help="HumanEval, one task a line")
+    options = parser.parse_args()
+    if not options.data.exists():
+        raise SystemExit(f"{options.data} is missing; --data names HumanEval's file of JSON lines")
+    problems = [Problem(json.loads(row)) for row in options.data.read_text().splitlines()]
+    print("| main | as published | `bonus: share` | `need_bonus` | solved |")
+    print("|---|---|---|---|---|")
+    with CodeReward() as reward:
+        each = [scored(reward, problems, lambda p, b=b: p.returning(b)) for b in BODIES]
+        print(line("`return True`", each[0]))
+        columns = [best([scores[i] for scores in each]) for i in range(3)]
+        print(line(f"the best of {len(BODIES)} such bodies", columns))
+        print(line("a table of the docstring's examples", scored(reward, problems, Problem.table)))
+        print(line("solves the task alone", scored(reward, problems, Problem.solved)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Text that a model wrote → its syntax tree: the one parser of everything that reads such text.
+
+A text has no tree where Python finds none in it, where it is longer than 64 KiB (deeper nesting
+than fits in there has crashed Python's parser), and where the tree is nested so deeply that a
+reader that calls itself at each level would not come back. Nothing here raises.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+
+from rewards.code.excess import MAX_DEPTH
+
+MAX_BYTES = 64 << 10
+MAX_LEVELS = MAX_DEPTH + 10  # of a tree: a definition that is not excessive, and what is around it
+TEXT_NAME = "<completion>"  # the file name under which completions are parsed
+UNPARSABLE = (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError)
+
+# Completions are full of invalid escapes and `is` with literals; their warnings help nobody.
+warnings.filterwarnings("ignore", module=re.escape(TEXT_NAME))
+
+
+def is_long(text: str, max_bytes: int = MAX_BYTES) -> bool:
+    """Whether a text is longer than the parser reads."""
+    return len(text) > max_bytes or len(text.encode("utf-8", "replace")) > max_bytes
+
+
+def parse(source: str, max_bytes: int = MAX_BYTES) -> ast.Module | None:
+    """The syntax tree, or None where there is none."""
+    if is_long(source, max_bytes):
+        return None
+    try:
+        tree = ast.parse(source, TEXT_NAME)
+    except UNPARSABLE:
+        return None
+    return None if _is_deep(tree) else tree
+
+
+def _is_deep(tree: ast.AST) -> bool:
+    level = [tree]
+    for _ in range(MAX_LEVELS):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        if not level:
+            return False
+    return True
+
+
+def source_of(node: ast.stmt, lines: list[str]) -> str | None:
+    """A statement's own source: its lines, of those that were parsed, if Python reads the very
+    statement from them; else as Python writes it. None where it reads another from that too."""
+    wanted, first = ast.dump(node), first_line(node)
+    cut = lines[first - 1 : node.end_lineno]
+    for source in (_dedented(cut, node.col_offset), written(node)):
+        tree = parse(source + "\n") if source is not None else None
+        if tree is not None and [ast.dump(read) for read in tree.body] == [wanted]:
+            return source
+    return None
+
+
+def first_line(node: ast.stmt) -> int:
+    """Where a statement begins, decorators included; 1-based."""
+    return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+
+
+def _dedented(lines: list[str], columns: int) -> str:
+    """Lines without the indentation that the first of them has."""
+    margin = lines[0][:columns]
+    return "\n".join(line.removeprefix(margin) for line in lines)
+
+
+def written(node: ast.AST) -> str | None:
+    """A tree as Python writes it; None where it cannot."""
+    try:
+        return ast.unparse(node)
+    except UNPARSABLE:  # an f-string that cannot be quoted, before Python 3.12
+        return None
