@@ -24,6 +24,11 @@ def cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
+def one_line(text: str, limit: int = 300) -> str:
+    """Untrusted text as a part of one line on a terminal: no escape sequences, no line breaks."""
+    return cut(" ".join(clean(text[: 10 * limit]).split()), limit)
+
+
 def fenced(text: str) -> str:
     """A block that the text cannot end: its fence is longer than any run of backticks in it."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)

@@ -142,7 +142,7 @@ def execute(
     from comlrl.loop.checkpoint import CheckpointError
     from comlrl.loop.resume import prepare
     from comlrl.processes import distributed
-    from comlrl.rollout.vllm_server import ServerError
+    from comlrl.rollout.vllm_replies import ServerError
 
     distributed.start(config.distributed.strategy)
     with contextlib.ExitStack() as opened:
