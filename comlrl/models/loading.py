@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
+import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +18,12 @@ from comlrl.models.agent import REFERENCE, Agent
 from comlrl.models.fast.decoder import fast_decoder
 from comlrl.models.fast.lora_routing import add_router
 from comlrl.models.team import Team
+from comlrl.tasks.quoting import one_line
+
+# Unless the configuration says otherwise: code of a model's repository is not run, and nobody is
+# asked on the terminal whether it may be; pickled weights may hold tensors and nothing else.
+TOKENIZER_SAFETY: Mapping[str, Any] = {"trust_remote_code": False}
+MODEL_SAFETY: Mapping[str, Any] = {"trust_remote_code": False, "weights_only": True}
 
 
 def build_team(
@@ -91,20 +97,22 @@ def load_model(section: AgentModelConfig, name: str, device: str) -> tuple[PreTr
     """A causal language model in evaluation mode, and its tokenizer with pad and EOS tokens."""
     source, asked = resolve_model(name), section.attn_implementation
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **dict(section.tokenizer_kwargs))
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, **{**TOKENIZER_SAFETY, **section.tokenizer_kwargs}
+        )
         model = AutoModelForCausalLM.from_pretrained(
             source,
             dtype=dtype_of(section, device),
             attn_implementation=None if asked == "auto" else asked,
-            **dict(section.model_kwargs),
+            **{**MODEL_SAFETY, **section.model_kwargs},
         )
-    except (OSError, ValueError, json.JSONDecodeError) as error:
-        reason = " ".join(str(error).split())
+    except Exception as error:  # the hub's and the readers' many kinds
+        reason = load_failure(error)
         if asked != "auto" and "attn_implementation" in reason:
             raise ConfigError(
                 f"agent_model.attn_implementation: '{name}' cannot be read by '{asked}'; give auto"
             ) from error
-        raise ConfigError(f"agent_model.name: '{name}' cannot be loaded: {reason[:300]}") from error
+        raise ConfigError(f"agent_model.name: '{name}' cannot be loaded: {reason}") from error
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ConfigError(
             f"agent_model.name: '{name}' holds an adapter, which needs its base; give the base "
@@ -128,6 +136,14 @@ def load_model(section: AgentModelConfig, name: str, device: str) -> tuple[PreTr
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
     return model, tokenizer
+
+
+def load_failure(error: Exception) -> str:
+    """Why a model's folder could not be read, in a line."""
+    if isinstance(error, pickle.UnpicklingError):
+        return "its pickled weights hold more than tensors, and are not run; give safetensors"
+    known = isinstance(error, OSError | ValueError)  # libraries' own words for the user
+    return one_line(str(error) if known and str(error) else f"{type(error).__name__}: {error}")
 
 
 def dtype_of(section: AgentModelConfig, device: str) -> torch.dtype:

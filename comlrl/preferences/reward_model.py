@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from comlrl.models.fast.decoder import FastDecoder, fast_decoder
 from comlrl.models.fast.lora_routing import add_router
-from comlrl.models.loading import resolve_model
+from comlrl.models.loading import MODEL_SAFETY, TOKENIZER_SAFETY, load_failure, resolve_model
 from comlrl.models.rows import row_groups, split_rows
 from comlrl.preferences.candidates import PreferenceError, joint_text, joint_texts
 from comlrl.preferences.pairs import TaskPairs
@@ -166,7 +166,7 @@ def load(
     """
     try:
         facts = Facts(**json.loads((folder / FACTS).read_text()))
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **TOKENIZER_SAFETY)
         adapted = (folder / "adapter_config.json").exists()
         source = resolve_model(facts.base) if adapted else str(folder)
         model = classifier(source, dtype)
@@ -174,8 +174,8 @@ def load(
         model.score.float()  # as it was trained
         if adapted:
             model = PeftModel.from_pretrained(model, str(folder))
-    except (OSError, ValueError, TypeError) as error:
-        reason = " ".join(str(error).split())[:300]
+    except Exception as error:  # the readers' many kinds
+        reason = load_failure(error)
         raise PreferenceError(f"reward_model: '{folder}' cannot be loaded: {reason}") from error
     reward = RewardModel(model.to(device), tokenizer, facts)
     reward.freeze()
@@ -188,7 +188,7 @@ def classifier(source: str, dtype: torch.dtype, **more: Any) -> Any:
     transformers_logging.set_verbosity_error()
     try:
         return AutoModelForSequenceClassification.from_pretrained(
-            source, num_labels=1, dtype=dtype, **more
+            source, num_labels=1, dtype=dtype, **{**MODEL_SAFETY, **more}
         )
     finally:
         transformers_logging.set_verbosity(level)

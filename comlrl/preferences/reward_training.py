@@ -20,7 +20,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from comlrl.models.fast.decoder import fast_decoder
 from comlrl.models.fast.lora_routing import add_router
-from comlrl.models.loading import resolve_model
+from comlrl.models.loading import TOKENIZER_SAFETY, load_failure, resolve_model
 from comlrl.preferences.candidates import PreferenceError
 from comlrl.preferences.reward_model import Facts, RewardModel, classifier
 from comlrl.preferences.text_states import last_states, shared_rows
@@ -115,13 +115,14 @@ def _untrained(base: RewardBase) -> tuple[Any, Any]:
     source = resolve_model(base.name)
     partly = base.lora is not None or base.freeze_backbone
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **base.tokenizer_kwargs)
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, **{**TOKENIZER_SAFETY, **base.tokenizer_kwargs}
+        )
         dtype = base.dtype if partly else torch.float32
         model = classifier(source, dtype, **base.model_kwargs)
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:300]
+    except Exception as error:  # the hub's and the readers' many kinds
         raise PreferenceError(
-            f"reward_model_name: '{base.name}' cannot be loaded: {reason}"
+            f"reward_model_name: '{base.name}' cannot be loaded: {load_failure(error)}"
         ) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

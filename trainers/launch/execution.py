@@ -140,7 +140,6 @@ def execute(
     """Build everything, train, and leave the run directory; returns the exit code."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from comlrl.loop.checkpoint import CheckpointError
-    from comlrl.loop.resume import prepare
     from comlrl.processes import distributed
     from comlrl.rollout.vllm_replies import ServerError
 
@@ -148,7 +147,7 @@ def execute(
     with contextlib.ExitStack() as opened:
         opened.callback(distributed.stop)
         try:
-            start = distributed.from_main(lambda: prepare(config, resume, force, sources(config)))
+            start = distributed.from_main(lambda: _start(config, resume, force, opened))
             run, trainer = _open(start, build, signals, force, opened)
             distributed.everyone("open")  # whoever could not open says so here
         except distributed.PeerFailed as failed:
@@ -190,6 +189,16 @@ def execute(
             print(f"notice: {notice}", file=sys.stderr)
         print(f"done: {run.run_dir}/report.html")
     return 0
+
+
+def _start(config: Config, resume: bool, force: bool, opened: contextlib.ExitStack) -> Start:
+    """Where the run begins, its folder locked until ``opened`` closes; main process only."""
+    from comlrl.loop.lock import hold
+    from comlrl.loop.resume import prepare
+
+    start = prepare(config, resume, force, sources(config))
+    opened.enter_context(hold(start.run_dir))
+    return start
 
 
 def _report_interrupted(run_dir: Path) -> None:

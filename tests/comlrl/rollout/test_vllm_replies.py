@@ -174,7 +174,7 @@ BAD_CHOICES = [
     ("no log-probabilities", [GOOD, OTHER | {"logprobs": None}]),
     ("lengths that differ", [GOOD, OTHER | {"token_ids": [7, 7]}]),
     *[
-        (f"{value!r:.20} as a log-probability", [GOOD, OTHER | {"logprobs": {"token_logprobs": [value]}}])
+        (f"{value!r:.20} as one", [GOOD, OTHER | {"logprobs": {"token_logprobs": [value]}}])
         for value in (math.nan, -math.inf, 0.1, None, "-1", True, -(10**400), [0.0])
     ],
 ]  # fmt: skip
