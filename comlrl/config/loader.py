@@ -35,8 +35,8 @@ ALIASES: dict[str, str | None] = {
     "<algo>.reward_shift": "reward_processor.shift",
     "<algo>.advantage_mode": "<algo>.advantage",
 }
-# Of an interpolation: what opens one (an odd number of backslashes escapes it), and a whole one that
-# names another key. All others call resolvers, such as oc.env, which read what is not in the file.
+# Of an interpolation: what opens one (an odd number of backslashes escapes it), and a whole one
+# that names another key. Others call resolvers, such as oc.env: they read what is not in the file.
 OPENING = re.compile(r"(?<!\\)(?:\\\\)*\$\{")
 REFERENCE = re.compile(OPENING.pattern + r"\s*[\w.\[\]-]+\s*\}")
 VALUE_ALIASES: dict[str, dict[Any, str]] = {

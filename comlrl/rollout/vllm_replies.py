@@ -58,10 +58,13 @@ def model_names(url: str, reply: Any) -> list[str]:
 
 def _models(url: str, reply: Any) -> Sequence[Mapping[str, Any]]:
     cards = reply.get("data") if isinstance(reply, dict) else None
-    if isinstance(cards, list) and cards:
-        if all(isinstance(card, dict) and isinstance(card.get("id"), str) for card in cards):
-            return cards
-    raise BadReply(url, "no list of models")
+    if (
+        not _is_list(cards, dict)
+        or not cards
+        or not all(isinstance(c.get("id"), str) for c in cards)
+    ):
+        raise BadReply(url, "no list of models")
+    return cards
 
 
 def top_two(url: str, reply: Any) -> tuple[float, float]:

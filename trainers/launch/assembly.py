@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comlrl.config.sections import Config, ConfigError
+from comlrl.tasks.quoting import printable
 from trainers.configs import SECTIONS, PreferenceConfig, online_name, online_section, sampling
 from trainers.launch import engine
 from trainers.launch.work import build_reward, build_transition, load_domain, load_prompts
@@ -309,7 +310,7 @@ def fitting(
                 "set dataset.on_bad_row=skip"
             )
         if distributed.is_main():
-            print(f"notice: {problem}: skipped", file=sys.stderr)
+            print(f"notice: {printable(problem)}: skipped", file=sys.stderr)
     if not kept:
         raise ConfigError(
             f"dataset.name: no row of '{config.dataset.name}' fits the model's context of "

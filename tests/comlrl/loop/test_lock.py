@@ -42,7 +42,7 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
 
 
 def test_a_file_that_was_removed_by_its_holder_is_no_lock(tmp_path: Path) -> None:
-    """Whoever opened it before must not believe in it afterwards: two others could hold one each."""
+    """Whoever opened it before must not believe in it afterwards: two could hold one each."""
     with hold(tmp_path):
         before = os.open(tmp_path / FILE, os.O_RDWR)
     fcntl.flock(before, fcntl.LOCK_EX)
