@@ -1,19 +1,52 @@
-"""Files that a kill or a full disk leaves whole: atomic writes, and JSON lines."""
+"""Files that a kill or a full disk leaves whole: atomic writes, JSON lines; and the terminal."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 
 def replace(path: str | Path, content: str | bytes) -> None:
-    """Write a file so that a reader, or a kill, sees the old one or the new one."""
+    """Write a file so that a reader, a kill or a full disk leaves the old one or the new one."""
     partial = Path(path).with_name(f".{Path(path).name}.partial")
-    partial.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
-    os.replace(partial, path)
+    partial.unlink(missing_ok=True)  # a link would be written through
+    try:
+        with partial.open("xb") as file:
+            file.write(content.encode("utf-8") if isinstance(content, str) else content)
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def remove(path: Path) -> None:
+    """Remove a folder, whatever is in it, or a link to one, whose target stays as it is."""
+    if path.is_symlink():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)
+
+
+def put_in_place(new: Path, path: Path, old: Path) -> None:
+    """Rename the folder ``new`` to ``path``; what is there is removed, by way of ``old``."""
+    remove(old)
+    if path.exists() or path.is_symlink():
+        path.rename(old)
+    new.rename(path)
+    remove(old)
+
+
+def tolerant_terminal() -> None:
+    """Let stdout write what its encoding does not have as escapes: a locale that is not UTF-8, or
+    a file's name that is not, ends no run."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:

@@ -55,7 +55,7 @@ def write_model_card(run_dir: str | Path, method: str = "") -> Path:
             continue
         text = card(run, place, method)
         for file in (run.path / "model_card.md", place / "README.md"):  # the last one's stays
-            file.write_text(text, encoding="utf-8")
+            file.write_text(text, encoding="utf-8", errors="replace")
         for folder, role in zip(folders, _roles(run, place, folders), strict=True):
             said = _agent_card(run, folder, role)
             (place / folder / "README.md").write_text(said, encoding="utf-8")

@@ -33,6 +33,7 @@ class FakeVLLM:
         self.max_model_len, self.max_rank, self.processed = 4096, 64, True
         self.torn = 0  # answers to come whose connection breaks
         self.before: Callable[[dict[str, Any]], None] = lambda body: None  # an answer is made
+        self.after: Callable[[Any], Any] = lambda answer: answer  # as it is sent
         self._lock, self._draws = threading.Lock(), itertools.count()
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -102,7 +103,7 @@ class FakeVLLM:
             raise HTTPException(404, f"The model `{body['model']}` does not exist.")
         if body["temperature"] == 0 and body["n"] > 1:
             raise HTTPException(400, "n must be 1 when using greedy sampling")
-        answer = {"choices": list(self._choices(body))[::-1]}  # in whatever order
+        answer = self.after({"choices": list(self._choices(body))[::-1]})  # in whatever order
         with self._lock:
             self.torn -= 1
             if self.torn >= 0:

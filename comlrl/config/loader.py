@@ -38,6 +38,10 @@ ALIASES: dict[str, str | None] = {
     "<algo>.reward_shift": "reward_processor.shift",
     "<algo>.advantage_mode": "<algo>.advantage",
 }
+# Of an interpolation: what opens one (an odd number of backslashes escapes it), and a whole one
+# that names another key. Others call resolvers, such as oc.env: they read what is not in the file.
+OPENING = re.compile(r"(?<!\\)(?:\\\\)*\$\{")
+REFERENCE = re.compile(OPENING.pattern + r"\s*[\w.\[\]-]+\s*\}")
 VALUE_ALIASES: dict[str, dict[Any, str]] = {
     "joint_mode": {"aligned": "align", "crossed": "cross"},
     "rl_algorithm": {"mareinforce": "reinforce", "marloo": "rloo"},
@@ -117,7 +121,14 @@ class Loader:
         self.given[key] = setting.source
 
     def build(self) -> Config:
-        """The frozen object. Relations between keys are checked by ``validate``."""
+        """The frozen object. Relations between keys are checked by ``validate``. Raises ConfigError
+        where an override refers to a key that there is not."""
+        try:
+            return self._build()
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"--override: {' '.join(str(error).split())}") from error
+
+    def _build(self) -> Config:
         shared = {n: self._section(n) for n in SECTIONS if n != "wandb"}
         return Config(
             algorithm=self.algorithm,
@@ -173,19 +184,25 @@ class Loader:
 
     def _assign(self, key: str, value: Any, setting: Setting) -> None:
         target, name = self._locate(key, value, setting)
+        _refuse_resolvers(value, f"{key} ({setting.source})")
         if isinstance(value, float) and value.is_integer() and self._wants_int(key):
             value = int(value)  # 1e6 is a whole number to a person
         try:
             if isinstance(value, bool) != (self._annotation(key) == "bool") and self._strict(key):
                 raise OmegaConfBaseException("a truth value is not a number")
             OmegaConf.update(target, name, value, merge=False)
-        except OmegaConfBaseException as error:
+            taken = OmegaConf.select(target, name)
+        except (OmegaConfBaseException, OverflowError, RecursionError) as error:
             raise ConfigError(
-                f"{key}: {value!r} ({setting.source}) is not valid: expected {self._expected(key)}"
+                f"{key}: {_shown(value)} ({setting.source}) is not valid: expected "
+                f"{self._expected(key)}"
             ) from error
-        taken = OmegaConf.select(target, name)
         if isinstance(taken, float) and not math.isfinite(taken):
             raise ConfigError(f"{key}: {value!r} ({setting.source}) is not a finite number")
+        if isinstance(taken, int) and abs(taken) >= 1 << 63:
+            raise ConfigError(
+                f"{key}: an integer of more than 64 bits ({setting.source}); give less"
+            )
 
     def _locate(self, key: str, value: Any, setting: Setting) -> tuple[Any, str]:
         section, _, name = key.partition(".")
@@ -231,20 +248,54 @@ class Loader:
 
 
 def load_yaml(path: str | Path) -> dict[str, Any]:
-    """A YAML file's mapping, interpolations resolved. Raises ConfigError naming the file."""
+    """A YAML file's mapping, references to other keys resolved. Raises ConfigError naming the
+    file."""
     try:
         loaded = OmegaConf.load(path)
+        _refuse_resolvers(OmegaConf.to_container(loaded), f"--config: {str(path)!r}")
         tree = OmegaConf.to_container(loaded, resolve=True)
+    except ConfigError:
+        raise
     except FileNotFoundError:
         raise ConfigError(f"--config: {str(path)!r} does not exist; give a YAML file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config: {str(path)!r} cannot be read: {error}") from None
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
+    except RecursionError:
+        raise ConfigError(f"--config: {str(path)!r} is nested too deep") from None
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
         line = " ".join(str(error).split())
         raise ConfigError(f"--config: {str(path)!r} is not valid YAML: {line}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"--config: {str(path)!r} holds no mapping; write `section: …`")
     return {str(key): value for key, value in tree.items()}
+
+
+def _refuse_resolvers(value: Any, where: str) -> None:
+    """Raises ConfigError where a text in ``value`` has an interpolation that is no reference to
+    another key."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            _refuse_resolvers(item, where)
+    if not isinstance(value, str):
+        return
+    rest, more = value, 1
+    while more:  # a reference may have others in it
+        rest, more = REFERENCE.subn("x", rest)
+    if OPENING.search(rest):
+        raise ConfigError(
+            f"{where}: {_shown(value)} has an interpolation that is no reference; of these only "
+            "${section.key} is read: write the value itself"
+        )
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more than 4,300 digits
+        return "an integer of thousands of digits"
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def parse_override(item: str) -> Setting:
@@ -261,7 +312,7 @@ def parse_value(text: str) -> Any:
     """A value as YAML 1.2 or Python would read it; otherwise the text itself."""
     if re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", text):  # 1e6, which YAML 1.1 calls a string
         return float(text)
-    if re.fullmatch(r"[+-]?0\d+", text):  # 010 is ten here, not octal eight
+    if re.fullmatch(r"[+-]?0\d{1,99}", text):  # 010 is ten here, not octal eight
         return int(text)
     for read in (ast.literal_eval, yaml.safe_load):
         try:

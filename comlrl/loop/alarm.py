@@ -53,5 +53,6 @@ class CollapseAlarm:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.level, self.seen = dict(state["level"]), state["seen"]
-        self.below, self.told = dict(state["below"]), list(state["told"])
+        self.level = {name: float(value) for name, value in state["level"].items()}
+        self.below = {name: int(steps) for name, steps in state["below"].items()}
+        self.seen, self.told = int(state["seen"]), list(state["told"])

@@ -8,10 +8,10 @@ comparing with what lies on the disk.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from comlrl import files
 from comlrl.processes import distributed
 
 FOLDER, FACTS = "best_model", "best.json"
@@ -39,10 +39,10 @@ class BestModel:
             return
         partial = self.run_dir / PARTIAL
         if distributed.is_main():
-            shutil.rmtree(partial, ignore_errors=True)
+            files.remove(partial)
         self.save(partial)
         if distributed.is_main():
-            (partial / FACTS).write_text(json.dumps(facts, indent=1) + "\n")
+            files.replace(partial / FACTS, json.dumps(facts, indent=1) + "\n")
             self._put_in_place()
         self.facts = dict(facts)
 
@@ -50,14 +50,10 @@ class BestModel:
         final, partial, old = (self.run_dir / name for name in (FOLDER, PARTIAL, OLD))
         if not final.exists() and (partial / FACTS).exists():  # killed between two renames
             self._put_in_place()
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+        files.remove(partial)
+        files.remove(old)
         return json.loads((final / FACTS).read_text()) if final.exists() else None
 
     def _put_in_place(self) -> None:
-        final, old = self.run_dir / FOLDER, self.run_dir / OLD
-        shutil.rmtree(old, ignore_errors=True)
-        if final.exists():
-            final.rename(old)
-        (self.run_dir / PARTIAL).rename(final)
-        shutil.rmtree(old, ignore_errors=True)
+        names = (PARTIAL, FOLDER, OLD)
+        files.put_in_place(*(self.run_dir / name for name in names))

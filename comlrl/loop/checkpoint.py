@@ -20,6 +20,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from comlrl import files
+from comlrl.config.sections import ConfigError
+from comlrl.tasks.quoting import one_line
 from comlrl.types import Part
 
 Tensors = Mapping[str, torch.Tensor]
@@ -67,11 +70,11 @@ def save(
     final, partial = folder / f"step_{step:06d}", folder / f".partial_{step:06d}"
     try:
         for torn in folder.glob(".partial_*"):  # of processes that were killed
-            shutil.rmtree(torn)
+            files.remove(torn)
         partial.mkdir(parents=True)
         _write(partial, state, tensors)
         if final.exists():  # a damaged one that the run has come to again
-            shutil.rmtree(final)
+            files.remove(final)
         partial.rename(final)
         _flush(folder)
     except (OSError, SafetensorError) as error:
@@ -82,7 +85,7 @@ def save(
         raise CheckpointError(f"checkpoint {final} could not be saved: {reason}; {kept}") from error
     if limit is not None:
         for old in [path for path in _folders(run_dir) if path.name <= final.name][:-limit]:
-            shutil.rmtree(old)
+            files.remove(old)
     return final
 
 
@@ -99,10 +102,16 @@ def newest(
 
 
 def read(path: Path) -> Checkpoint:
-    """A good checkpoint's content, on the CPU."""
-    state = json.loads((path / "state.json").read_text())
-    files = sorted(path.glob("*.safetensors"))
-    return Checkpoint(path, state, {f.stem: load_file(str(f)) for f in files})
+    """A good checkpoint's content, on the CPU. Raises ConfigError for one that was not written by
+    ``save``, though its sums are right."""
+    parts = sorted(path.glob("*.safetensors"))
+    try:
+        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        if not isinstance(state, dict):
+            raise ValueError("state.json holds no mapping")
+        return Checkpoint(path, state, {part.stem: load_file(str(part)) for part in parts})
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+        raise ConfigError(f"--resume: {path} cannot be read: {one_line(str(error))}") from error
 
 
 def _write(folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Tensors]) -> None:
@@ -110,9 +119,9 @@ def _write(folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Tensors
     for name, component in tensors.items():
         contiguous = {k: v.detach().cpu().contiguous() for k, v in component.items()}
         save_file(contiguous, str(folder / f"{name}.safetensors"))
-    (folder / "state.json").write_text(json.dumps(state, indent=1))
+    (folder / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
     sums = {file.name: _sum(file) for file in sorted(folder.iterdir())}
-    (folder / SUMS).write_text(json.dumps(sums, indent=1))
+    (folder / SUMS).write_text(json.dumps(sums, indent=1), encoding="utf-8")
     for file in folder.iterdir():
         _flush(file)
     _flush(folder)
@@ -124,11 +133,14 @@ def _folders(run_dir: Path) -> list[Path]:
 
 def _damage(path: Path) -> str | None:
     try:
-        sums = json.loads((path / SUMS).read_text())
+        sums = json.loads((path / SUMS).read_text(encoding="utf-8"))
+        names = {file.name for file in path.iterdir()} - {SUMS}
+        if not isinstance(sums, dict) or sums.keys() != names or "state.json" not in names:
+            return f"{SUMS} is not of its files"
         for name, expected in sums.items():
             if _sum(path / name) != expected:
                 return f"{name} does not match its checksum"
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return " ".join(str(error).split())
     return None
 

@@ -108,16 +108,23 @@ class Loop:
     ) -> None:
         """Go on from a checkpoint.
 
-        Raises ConfigError where it was made by another team or (unless ``force``) other tasks.
+        Raises ConfigError where it was made by another team or (unless ``force``) other tasks, and
+        where it is not as ``save`` writes it.
         """
-        if found.state["tasks"] != self._fingerprint() and not force:
+        try:
+            same = found.state["tasks"] == self._fingerprint()
+            self.counters = Counters.of(found.state["loop"])
+            self._alarm.load(found.state["collapse"])
+            self.progress.load(found.state.get("progress", {}))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(
+                f"--resume: {found.path} cannot be read: state.json: {_line(error)}"
+            ) from error
+        if not same and not force:
             raise ConfigError(
                 f"--resume: the training tasks are not those of {found.path}; restore the "
                 "dataset, or add --resume-force"
             )
-        self.counters = Counters(**found.state["loop"])
-        self._alarm.load(found.state["collapse"])
-        self.progress.load(found.state.get("progress", {}))
         try:
             for name, part in trainer.parts().items():
                 checkpoint.load_part(part, found.tensors[name])

@@ -89,4 +89,4 @@ class Progress:
         return {name: list(recent) for name, recent in self._recent.items()}
 
     def load(self, state: Mapping[str, Sequence[float]]) -> None:
-        self._recent = {name: deque(recent, RECENT) for name, recent in state.items()}
+        self._recent = {name: deque(map(float, latest), RECENT) for name, latest in state.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from comlrl.config.sections import Config, ConfigError
+from comlrl.loop.lock import holder, refuse_in_use
 
 CONFIG, SUMMARY = "config.yaml", "summary.json"
 TRACES = (CONFIG, SUMMARY, "metrics.jsonl", "checkpoints", "final_model", "best_model")
@@ -16,9 +17,11 @@ def holds_run(folder: Path) -> bool:
 
 
 def check_free(config: Config, resume: bool) -> None:
-    """Raises ConfigError where ``output.dir`` holds a run that is to be neither resumed nor moved
-    aside."""
+    """Raises ConfigError where ``output.dir`` holds a run that is at work, or that is to be neither
+    resumed nor moved aside."""
     folder = config.output.dir
+    if folder is not None:
+        refuse_in_use(Path(folder))
     if folder is None or resume or config.output.overwrite or not holds_run(Path(folder)):
         return
     raise ConfigError(
@@ -28,14 +31,20 @@ def check_free(config: Config, resume: bool) -> None:
 
 
 def find(config: Config, resume: bool) -> Path:
-    """``output.dir``, or a free (resuming: the newest) numbered folder under ``base_dir``."""
+    """``output.dir``, or a free (resuming: the newest) numbered folder under ``base_dir``.
+
+    Raises ConfigError where the run to resume is at work."""
     if config.output.dir is not None:
         return Path(config.output.dir)
     name = f"{config.algorithm}_{config.dataset.short_name}_{config.seed}"
     base = Path(config.output.base_dir) / name
     taken = [base, *(base.with_name(f"{base.name}_{n}") for n in range(2, 10_000))]
-    free = next(i for i, path in enumerate(taken) if not holds_run(path))
-    return taken[max(0, free - 1)] if resume else taken[free]
+    free = next(i for i, path in enumerate(taken) if not holds_run(path) and not holder(path))
+    if not resume:
+        return taken[free]
+    newest = taken[max(0, free - 1)]
+    refuse_in_use(newest)
+    return newest
 
 
 def move_aside(folder: Path) -> Path:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +77,20 @@ class Counters:
     eval_start: dict[str, float] | None = None
     eval_end: dict[str, float] | None = None
     extra: dict[str, Any] = field(default_factory=dict)  # of the stages before the training steps
+
+    @classmethod
+    def of(cls, held: Mapping[str, Any]) -> Counters:
+        """Those of a checkpoint. Raises TypeError or ValueError where these are none."""
+        counters = cls(**held)
+        for name, least in vars(cls()).items():
+            value = getattr(counters, name)
+            if not isinstance(least, int | float):
+                fits = value is None or isinstance(value, dict)
+            else:
+                fits = type(value) in (int, type(least)) and least <= value < math.inf
+            if not fits:
+                raise ValueError(f"{name}={value!r}")
+        return counters
 
 
 def peak_memory_mb() -> float:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
+import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +19,12 @@ from comlrl.models.fast.decoder import fast_decoder
 from comlrl.models.fast.lora_routing import add_router
 from comlrl.models.packed import check_packed, is_packed, source_of
 from comlrl.models.team import Team
+from comlrl.tasks.quoting import one_line
+
+# Unless the configuration says otherwise: code of a model's repository is not run, and nobody is
+# asked on the terminal whether it may be; pickled weights may hold tensors and nothing else.
+TOKENIZER_SAFETY: Mapping[str, Any] = {"trust_remote_code": False}
+MODEL_SAFETY: Mapping[str, Any] = {"trust_remote_code": False, "weights_only": True}
 
 
 def build_team(
@@ -92,15 +98,16 @@ def load_tokenizer(section: AgentModelConfig, name: str) -> Any:
     """A model's tokenizer, with its special tokens. Raises ConfigError where it cannot be had."""
     try:
         tokenizer = _tokenizer(section, *pretrained(name))
-    except (OSError, ValueError, json.JSONDecodeError) as error:
-        reason = " ".join(str(error).split())[:300]
+    except Exception as error:  # the hub's and the readers' many kinds
+        reason = load_failure(error)
         raise ConfigError(f"agent_model.name: '{name}' cannot be loaded: {reason}") from error
     tokenizer.add_special_tokens(dict(section.special_tokens))
     return tokenizer
 
 
 def _tokenizer(section: AgentModelConfig, source: str, file: dict[str, str]) -> Any:
-    return AutoTokenizer.from_pretrained(source, **file, **dict(section.tokenizer_kwargs))
+    settings = {**TOKENIZER_SAFETY, **section.tokenizer_kwargs}
+    return AutoTokenizer.from_pretrained(source, **file, **settings)
 
 
 def pretrained(name: str) -> tuple[str, dict[str, str]]:
@@ -126,15 +133,15 @@ def load_model(section: AgentModelConfig, name: str, device: str) -> tuple[PreTr
             file,
             dtype=dtype_of(section, device),
             attn_implementation=None if asked == "auto" else asked,
-            **dict(section.model_kwargs),
+            **section.model_kwargs,
         )
-    except (OSError, ValueError, json.JSONDecodeError) as error:
-        reason = " ".join(str(error).split())
+    except Exception as error:  # the hub's and the readers' many kinds
+        reason = load_failure(error)
         if asked != "auto" and "attn_implementation" in reason:
             raise ConfigError(
                 f"agent_model.attn_implementation: '{name}' cannot be read by '{asked}'; give auto"
             ) from error
-        raise ConfigError(f"agent_model.name: '{name}' cannot be loaded: {reason[:300]}") from error
+        raise ConfigError(f"agent_model.name: '{name}' cannot be loaded: {reason}") from error
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ConfigError(
             f"agent_model.name: '{name}' holds an adapter, which needs its base; give the base "
@@ -166,6 +173,7 @@ def read_weights(auto: Any, source: str, file: Mapping[str, str], **settings: An
     A GGUF's weights become ordinary ones. transformers would neither train nor save a model that
     remembers how they were packed.
     """
+    settings = {**MODEL_SAFETY, **settings}
     if not file:
         return auto.from_pretrained(source, **settings)
     from transformers import GgufConfig  # not in every release that will do
@@ -176,6 +184,14 @@ def read_weights(auto: Any, source: str, file: Mapping[str, str], **settings: An
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     return model
+
+
+def load_failure(error: Exception) -> str:
+    """Why a model's folder could not be read, in a line."""
+    if isinstance(error, pickle.UnpicklingError):
+        return "its pickled weights hold more than tensors, and are not run; give safetensors"
+    known = isinstance(error, OSError | ValueError)  # libraries' own words for the user
+    return one_line(str(error) if known and str(error) else f"{type(error).__name__}: {error}")
 
 
 def dtype_of(section: AgentModelConfig, device: str) -> torch.dtype:

@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from comlrl.models.fast.decoder import FastDecoder, fast_decoder
 from comlrl.models.fast.lora_routing import add_router
-from comlrl.models.loading import pretrained, read_weights
+from comlrl.models.loading import TOKENIZER_SAFETY, load_failure, pretrained, read_weights
 from comlrl.models.rows import row_groups, split_rows
 from comlrl.preferences.candidates import PreferenceError, joint_text, joint_texts
 from comlrl.preferences.pairs import Round, TaskPairs
@@ -179,15 +179,15 @@ def load(
     """
     try:
         facts = Facts(**json.loads((folder / FACTS).read_text()))
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **TOKENIZER_SAFETY)
         adapted = (folder / "adapter_config.json").exists()
         model = classifier(facts.base if adapted else str(folder), dtype)
         model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
         model.score.float()  # as it was trained
         if adapted:
             model = PeftModel.from_pretrained(model, str(folder))
-    except (OSError, ValueError, TypeError) as error:
-        reason = " ".join(str(error).split())[:300]
+    except Exception as error:  # the readers' many kinds
+        reason = load_failure(error)
         raise PreferenceError(f"reward_model: '{folder}' cannot be loaded: {reason}") from error
     reward = RewardModel(model.to(device), tokenizer, facts)
     reward.freeze()

@@ -18,9 +18,10 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoTokenizer
 from transformers.modeling_outputs import SequenceClassifierOutput
 
+from comlrl.config.sections import ConfigError
 from comlrl.models.fast.decoder import fast_decoder
 from comlrl.models.fast.lora_routing import add_router
-from comlrl.models.loading import pretrained
+from comlrl.models.loading import TOKENIZER_SAFETY, load_failure, pretrained
 from comlrl.preferences.candidates import PreferenceError
 from comlrl.preferences.reward_model import Facts, RewardModel, classifier
 from comlrl.preferences.text_states import last_states, shared_rows
@@ -117,13 +118,15 @@ def _untrained(base: RewardBase) -> tuple[Any, Any]:
     partly = base.lora is not None or base.freeze_backbone
     try:
         source, file = pretrained(base.name)
-        tokenizer = AutoTokenizer.from_pretrained(source, **file, **base.tokenizer_kwargs)
+        settings = {**TOKENIZER_SAFETY, **base.tokenizer_kwargs}
+        tokenizer = AutoTokenizer.from_pretrained(source, **file, **settings)
         dtype = base.dtype if partly else torch.float32
         model = classifier(base.name, dtype, **base.model_kwargs)
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:300]
+    except ConfigError:
+        raise
+    except Exception as error:  # the hub's and the readers' many kinds
         raise PreferenceError(
-            f"reward_model_name: '{base.name}' cannot be loaded: {reason}"
+            f"reward_model_name: '{base.name}' cannot be loaded: {load_failure(error)}"
         ) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from comlrl.config.targets import Target, TargetError
+from comlrl.tasks.quoting import without_surrogates
 from comlrl.types import Attempt, Domain, JointAction, Reward, Score, Task, Transition
 
 REFUSING = ("task", "roles", "check_arguments")  # methods whose ValueError is a refusal
@@ -57,7 +58,8 @@ class CheckedReward(Reward):
                 f"{where} passed={_shown(score.passed)}; give true, false or, where there is no "
                 "passing, None"
             )
-        return replace(score, value=float(score.value))
+        parts = {without_surrogates(name): value for name, value in score.parts.items()}
+        return replace(score, value=float(score.value), parts=parts)
 
     def for_evaluation(self) -> Reward:
         if not hasattr(self.reward, "for_evaluation"):
@@ -90,7 +92,7 @@ class CheckedTransition:
                 raise TargetError(
                     f"{self.target} gave {_shown(texts)} to {agents} agents; give each a text"
                 )
-        return told
+        return [tuple(map(without_surrogates, texts)) for texts in told]
 
 
 class CheckedDomain:
@@ -125,7 +127,10 @@ class CheckedDomain:
                 f"{self._target} gave {what} for task '{task.task_id}' and {num_agents} agents; "
                 "give each agent a mapping with a value for every field"
             )
-        return values_N
+        return tuple(
+            {name: without_surrogates(v) if isinstance(v, str) else v for name, v in values.items()}
+            for values in values_N
+        )
 
 
 def _number(value: Any) -> float:

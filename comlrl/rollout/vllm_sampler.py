@@ -34,7 +34,15 @@ from comlrl.config.sections import ConfigError
 from comlrl.models.agent import Agent
 from comlrl.models.team import Team
 from comlrl.processes import distributed
-from comlrl.rollout.vllm_server import KEY, Refused, Server, ServerError
+from comlrl.rollout.vllm_replies import (
+    KEY,
+    MAX_REPLY,
+    TOKEN_BYTES,
+    ServerError,
+    completions,
+    top_two,
+)
+from comlrl.rollout.vllm_server import Refused, Server
 from comlrl.types import Completion, Message, Request, Sampling
 
 IN_FLIGHT = 64  # requests; the server forms the batches
@@ -143,8 +151,8 @@ class VLLMSampler:
                     "lora.target_modules: the language-model head is among them, and vLLM serves "
                     "no adapter there; leave it out, or set generation.backend=builtin"
                 )
-        base = self.server.check()
-        holds = base.get("max_model_len") or self.max_length
+        base, length = self.server.check()
+        holds = length or self.max_length
         if holds < self.max_length:
             raise ConfigError(
                 f"{KEY}: '{self.server.url}' holds {holds} tokens of prompt and completion, and "
@@ -153,7 +161,7 @@ class VLLMSampler:
             )
         try:
             self._load_moved()
-            processed = temperature == 1 or self._processed(base["id"], temperature)
+            processed = temperature == 1 or self._processed(base, temperature)
         except ServerError as error:
             raise ConfigError(
                 f"{error}; was it started with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora "
@@ -170,15 +178,14 @@ class VLLMSampler:
         temperature doubles."""
 
         def difference(heat: float) -> float:
-            answer = self.server.ask(
+            reply = self.server.ask(
                 "/v1/completions",
                 {
                     "model": model, "prompt": [self.team.agents[0].stop_ids[0]], "max_tokens": 1,
                     "temperature": heat, "logprobs": 2, "return_tokens_as_token_ids": True,
                 },
             )  # fmt: skip
-            likeliest = answer["choices"][0]["logprobs"]["top_logprobs"][0].values()
-            first, second, *_ = sorted(likeliest, reverse=True)
+            first, second = top_two(self.server.url, reply)
             return first - second
 
         return difference(2 * temperature) <= 0.75 * difference(temperature)
@@ -240,9 +247,11 @@ class VLLMSampler:
             "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
             "presence_penalty": 0.0, "frequency_penalty": 0.0,
         }  # fmt: skip
+        tokens = len(request.prompt_ids) + body["n"] * sampling.max_new_tokens
+        most = MAX_REPLY + TOKEN_BYTES * tokens
         for _ in range(RELOADS):
             try:
-                return self.server.ask("/v1/completions", body)
+                return self.server.ask("/v1/completions", body, most=most)
             except Refused as error:
                 if error.status != 404 or self.server.left:
                     raise
@@ -251,22 +260,22 @@ class VLLMSampler:
         raise ServerError(f"{KEY}: '{self.server.url}' does not keep the adapter {name}")
 
     def _completions(
-        self, agent: Agent, request: Request, answer: Any, sampling: Sampling
+        self, agent: Agent, request: Request, reply: Any, sampling: Sampling
     ) -> tuple[Completion, ...]:
-        try:
-            choices = sorted(answer["choices"], key=lambda choice: choice["index"])
-            ids = [tuple(choice["token_ids"]) for choice in choices]
-            drawn = [math.fsum(choice["logprobs"]["token_logprobs"]) for choice in choices]
-        except (LookupError, TypeError) as error:
-            raise ServerError(
-                f"{KEY}: '{self.server.url}' gives no token ids with log-probabilities "
-                f"({type(error).__name__}: {error}); docs/scaling.md names the versions that do"
-            ) from error
-        texts = agent.tokenizer.batch_decode(ids, skip_special_tokens=True)
-        stop, greedy = set(agent.stop_ids), sampling.temperature == 0
+        greedy = sampling.temperature == 0
+        drawn = completions(
+            self.server.url,
+            reply,
+            count=1 if greedy else len(request.keys_G),
+            max_tokens=sampling.max_new_tokens,
+            vocabulary=agent.model.get_input_embeddings().weight.shape[0],
+        )
+        ids_G = [ids for ids, _ in drawn]
+        texts = agent.tokenizer.batch_decode(ids_G, skip_special_tokens=True)
+        stop = set(agent.stop_ids)
         found = tuple(
-            Completion(text, own, own[-1] in stop, math.nan if greedy else logprob)
-            for text, own, logprob in zip(texts, ids, drawn, strict=True)
+            Completion(text, ids, ids[-1] in stop, math.nan if greedy else logprob)
+            for text, (ids, logprob) in zip(texts, drawn, strict=True)
         )
         return found * len(request.keys_G) if greedy else found
 

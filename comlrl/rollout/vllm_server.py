@@ -5,35 +5,38 @@ It must have been started with ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`` (docs/scal
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
+import socket
 import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from comlrl.config.sections import ConfigError
+from comlrl.rollout.vllm_replies import (
+    KEY,
+    MAX_REPLY,
+    BadReply,
+    ServerError,
+    base_model,
+    model_names,
+)
+from comlrl.tasks.quoting import one_line
 
-KEY = "generation.vllm_url"
 FIRST_ASK = 10.0  # seconds in which a server must answer at a run's start
 RETRIED = frozenset({408, 429})  # beside every status ≥ 500
 LONGEST_WAIT = 30.0  # seconds between two tries
-
-
-class ServerError(RuntimeError):
-    """The server is of no more use: it has not answered for too long, or not as it should."""
-
-    user_error, exit_code = True, 1  # told in one line
 
 
 class Refused(ServerError):
     """The server has answered with an error, ``status``."""
 
     def __init__(self, url: str, status: int, reason: str) -> None:
-        super().__init__(f"{KEY}: '{url}' answers HTTP {status}: {reason}")
+        super().__init__(f"{KEY}: '{url}' answers HTTP {status}: {one_line(reason)}")
         self.status, self.reason = status, reason
 
 
@@ -49,31 +52,38 @@ class Server:
         ``first_wait``: seconds before the first retry; doubled for each further one."""
         self.url = url.rstrip("/").removesuffix("/v1")
         self.patience, self.first_wait = patience, first_wait
-        # A proxy of the environment's leads outside, where no such server is.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self._leaving = threading.Event()
 
-    def check(self) -> Mapping[str, Any]:
-        """The base model, as the server describes it. Raises ConfigError where it cannot be
-        reached."""
+    def check(self) -> tuple[str, int | None]:
+        """Name of the base model, and the tokens that the server holds, where it says so. Raises
+        ConfigError where it cannot be reached."""
         try:
-            return self._once("/v1/models", None, FIRST_ASK)["data"][0]
-        except (_TryAgain, Refused, LookupError, TypeError) as error:
+            return base_model(self.url, self._once("/v1/models", None, FIRST_ASK))
+        except BadReply as error:
+            raise ConfigError(str(error)) from error
+        except (_TryAgain, Refused) as error:
             reason = error.reason if isinstance(error, Refused) else str(error)
             raise ConfigError(
                 f"{KEY}: '{self.url}' cannot be reached ({reason}); start the server "
                 "(docs/scaling.md), or set generation.backend=builtin"
             ) from error
 
-    def ask(self, path: str, body: Mapping[str, Any] | None = None, *, tries: bool = True) -> Any:
+    def ask(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        tries: bool = True,
+        most: int = MAX_REPLY,
+    ) -> Any:
         """The answer to a GET, or with a body to a POST. Raises ServerError where none has come
-        from the first failure on for ``patience`` seconds, and Refused. ``tries``: an error of
-        the server's own may pass."""
+        from the first failure on for ``patience`` seconds, Refused, and BadReply. ``tries``: an
+        error of the server's own may pass. ``most``: bytes of the answer."""
         wait, limit = self.first_wait, None
         while True:
             timeout = FIRST_ASK if self.left else self.patience
             try:
-                return self._once(path, body, timeout)
+                return self._once(path, body, timeout, most)
             except Refused as error:
                 if not tries or (error.status < 500 and error.status not in RETRIED):
                     raise
@@ -92,8 +102,9 @@ class Server:
             adapter = {"lora_name": name, "lora_path": path}
             self.ask("/v1/load_lora_adapter", adapter, tries=False)
         except Refused:
-            cards = self.ask("/v1/models")["data"]
-            if name not in [card["id"] for card in cards]:  # another process may have been first
+            if name not in model_names(
+                self.url, self.ask("/v1/models")
+            ):  # another process may have been first
                 raise
 
     def leave(self) -> None:
@@ -104,34 +115,88 @@ class Server:
     def left(self) -> bool:
         return self._leaving.is_set()
 
-    def _once(self, path: str, body: Mapping[str, Any] | None, timeout: float) -> Any:
+    def _once(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None,
+        seconds: float,
+        most: int = MAX_REPLY,
+    ) -> Any:
+        """One request, whose whole answer has ``seconds``. No redirect is followed, as the key
+        would go with it; no proxy of the environment's is asked, as it leads outside."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get("VLLM_API_KEY"):
             headers["Authorization"] = f"Bearer {key}"
-        request = urllib.request.Request(self.url + path, data, headers)
+        parts = urlsplit(self.url)
+        kind = (
+            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        )
         try:
-            with self._opener.open(request, timeout=timeout) as answer:
-                text = answer.read()
-            # Loading and unloading are answered by a sentence.
-            return json.loads(text) if text[:1] in (b"{", b"[") else text.decode()
-        except urllib.error.HTTPError as error:
-            raise Refused(self.url, error.code, _reason(error)) from error
-        except urllib.error.URLError as error:
-            raise _TryAgain(str(error.reason)) from error
+            connection = kind(parts.netloc, timeout=seconds)
+            with contextlib.closing(connection), _connected(connection, seconds):
+                method = "GET" if data is None else "POST"
+                connection.request(method, parts.path + path, data, headers)
+                with connection.getresponse() as answer:
+                    text = answer.read(most + 1)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise _TryAgain(f"{type(error).__name__}: {error}") from error
+            raise _TryAgain(one_line(f"{type(error).__name__}: {error}")) from error
+        if answer.status >= 300:
+            where = answer.getheader("Location") if answer.status < 400 else None
+            raise Refused(self.url, answer.status, _reason(text, where) or answer.reason)
+        if len(text) > most:
+            raise BadReply(self.url, f"more than {most} bytes")
+        if answer.length:  # which ``read`` with a limit does not mind
+            raise _TryAgain(f"{answer.length} bytes of the answer are missing")
+        if not text.startswith((b"{", b"[")):  # loading and unloading are answered by a sentence
+            return text.decode(errors="replace")
+        try:
+            return json.loads(text)
+        except RecursionError:
+            raise BadReply(self.url, "JSON that is nested too deep") from None
+        except ValueError as error:
+            raise _TryAgain(one_line(f"not JSON: {error}")) from error
 
 
-def _reason(error: urllib.error.HTTPError) -> str:
-    """What an error's body says, in a line."""
+@contextlib.contextmanager
+def _connected(connection: http.client.HTTPConnection, seconds: float) -> Iterator[None]:
+    """Connects, and cuts the connection after ``seconds``: a socket's own timeout begins anew at
+    every byte. Raises _TryAgain where that was too early for what is done within."""
+    passed = threading.Event()
+    sock: socket.socket | None = None  # the connection forgets its own before the body is read
+
+    def cut() -> None:
+        passed.set()
+        open_socket = sock or connection.sock
+        if open_socket is not None:
+            with contextlib.suppress(OSError):  # of the plain socket: TLS would wait for an answer
+                socket.socket.shutdown(open_socket, socket.SHUT_RDWR)
+
+    timer = threading.Timer(seconds, cut)
+    timer.daemon = True
+    timer.start()
     try:
-        text = error.read().decode(errors="replace")
+        connection.connect()
+        sock = connection.sock
+        if not passed.is_set():
+            yield
     except (OSError, http.client.HTTPException):
-        return str(error.reason)
-    try:
-        told = json.loads(text)
-        text = told.get("error", told).get("message", text)
-    except (ValueError, AttributeError):
-        pass
-    return " ".join(str(text).split())[:300]
+        if not passed.is_set():
+            raise
+    finally:
+        timer.cancel()
+    if passed.is_set():
+        raise _TryAgain(f"no whole answer within {seconds:g} s")
+
+
+def _reason(text: bytes, redirect: str | None) -> str:
+    """What an error's body says, or why a redirect is one."""
+    if redirect is not None:
+        return f"a redirect to '{redirect}', which is not followed; give that address instead"
+    said: Any = text.decode(errors="replace")
+    with contextlib.suppress(ValueError, RecursionError):
+        reply = json.loads(said)
+        if isinstance(reply, dict):
+            error = reply.get("error", reply)
+            said = error.get("message", said) if isinstance(error, dict) else said
+    return str(said)

@@ -10,18 +10,34 @@ def clean(text: str) -> str:
 
     Lone surrogates become "?"; control characters and ``<|…|>``, ``<s>``, ``</s>`` are left out.
     """
-    text = text.encode("utf-8", "replace").decode("utf-8").replace("\r\n", "\n")
-    text = "".join(
-        c if c.isprintable() or c in "\n\t" else " " if c.isspace() else "" for c in text
-    )
+    text = printable(text)
     while (shorter := re.sub(r"<\|[^|\n]*\|>|</?s>", "", text)) != text:
         text = shorter  # what was left out may have stood inside another
     return text
 
 
+def printable(text: str) -> str:
+    """Text from outside as a terminal may show it: without control characters, which escape
+    sequences begin with."""
+    text = without_surrogates(text).replace("\r\n", "\n")
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else " " if c.isspace() else "" for c in text
+    )
+
+
+def without_surrogates(text: str) -> str:
+    """Lone surrogates become "?": no file, terminal or tokenizer takes them."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def cut(text: str, limit: int) -> str:
     """At most ``limit`` characters, the last three dots where some are left out."""
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def one_line(text: str, limit: int = 300) -> str:
+    """Text from outside as a part of one line on a terminal."""
+    return cut(" ".join(printable(text[: 10 * limit]).split()), limit)
 
 
 def fenced(text: str) -> str:

@@ -120,8 +120,8 @@ def read_run(path: str | Path) -> Run:
         raise ReportError(f"{path}: not a run directory; it has no metrics.jsonl")
     try:
         return _read(path)
-    except (ValueError, yaml.YAMLError) as error:
-        raise ReportError(f"{path}: damaged: {error}") from error
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ReportError(f"{path}: damaged: {' '.join(str(error).split())}") from error
 
 
 def _read(path: Path) -> Run:

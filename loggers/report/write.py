@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from comlrl.files import replace
+from comlrl.files import replace, tolerant_terminal
 from loggers.report.charts import sections
 from loggers.report.lines import reward_ceiling, unsolved_share
 from loggers.report.page import page
@@ -23,7 +23,8 @@ def write_report(run_dir: str | Path) -> None:
     from loggers.report.curves import write_curves
 
     run = read_run(run_dir)
-    replace(run.path / "report.html", render(run))
+    # What other programs have put into the folder, and its own name, may hold lone surrogates.
+    replace(run.path / "report.html", render(run).encode("utf-8", "replace"))
     write_curves(run, run.path / "curves.png")
 
 
@@ -120,6 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--figures", type=Path, metavar="DIR", help="also each figure by itself, as PDF and PNG"
     )
     options = parser.parse_args(arguments)
+    tolerant_terminal()
     try:
         if len(options.runs) == 1 and options.labels:
             raise ReportError("--labels: names the settings of a comparison; give several runs")
@@ -133,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             written = write_comparison(runs, options.out, options.labels)
         if options.figures:
             written += _figures(options.runs, options.labels, options.figures)
-    except ReportError as error:
+    except (ReportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print("\n".join(map(str, written)))

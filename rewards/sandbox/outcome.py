@@ -1,4 +1,4 @@
-"""What came of one test."""
+"""What came of one test, as the program's process tells it."""
 
 from __future__ import annotations
 
@@ -20,3 +20,10 @@ class TestOutcome:
     actual: str | None = None
     timed_out: bool = False
     seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Lone surrogates, which no file takes, become "?"; a program may name anything so."""
+        for name in ("source", "error_type", "message", "expected", "actual"):
+            text = getattr(self, name)
+            if text is not None and not text.isascii():
+                object.__setattr__(self, name, text.encode("utf-8", "replace").decode("utf-8"))

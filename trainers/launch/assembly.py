@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comlrl.config.sections import Config, ConfigError
+from comlrl.tasks.quoting import printable
 from trainers.configs import SECTIONS, PreferenceConfig, online_name, online_section
 from trainers.launch import engine
 from trainers.launch.sampling import limits, sampling
@@ -323,7 +324,7 @@ def fitting(
                 "set dataset.on_bad_row=skip"
             )
         if distributed.is_main():
-            print(f"notice: {problem}: skipped", file=sys.stderr)
+            print(f"notice: {printable(problem)}: skipped", file=sys.stderr)
     if not kept:
         raise ConfigError(
             f"dataset.name: no row of '{config.dataset.name}' fits the model's context of "

@@ -129,16 +129,18 @@ def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> Agent |
     from transformers import AutoConfig, AutoTokenizer
 
     from comlrl.models.agent import Agent
+    from comlrl.models.loading import TOKENIZER_SAFETY, load_failure
 
     local = packed or name.startswith("builtin:") or Path(name).is_dir()
     trusted = bool(ours.model_kwargs.get("trust_remote_code", False))
     try:
         sizes = AutoConfig.from_pretrained(folder, **file, trust_remote_code=trusted)
-        tokenizer = AutoTokenizer.from_pretrained(folder, **file, **ours.tokenizer_kwargs)
+        settings = {**TOKENIZER_SAFETY, **ours.tokenizer_kwargs}
+        tokenizer = AutoTokenizer.from_pretrained(folder, **file, **settings)
         if not packed and not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
             raise OSError(f"no {' or '.join(WEIGHTS)} in {folder}")
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
+    except Exception as error:  # the readers' many kinds
+        reason = load_failure(error)
         if local:
             raise ConfigError(f"{key}: '{name}' cannot be loaded: {reason}") from error
         unchecked.append(f"{key}: '{name}'; the hub's cache holds a part of it alone: {reason}")

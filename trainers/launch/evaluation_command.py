@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from comlrl import files
 from comlrl.config.sections import ConfigError
+from comlrl.files import tolerant_terminal
+from comlrl.tasks.quoting import printable
 from trainers.configs import SECTIONS
 from trainers.launch import hub, initial, replacements, weights
 from trainers.launch.assembly import (
@@ -26,7 +28,7 @@ from trainers.launch.assembly import (
     fitting,
 )
 from trainers.launch.evaluation_plan import Plan, make_plan, parse_arguments, place
-from trainers.launch.execution import is_user_error
+from trainers.launch.execution import one_line_error
 from trainers.launch.sampling import sampling
 from trainers.launch.work import load_domain, load_prompts
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
+    tolerant_terminal()
     try:
         plan = make_plan(parse_arguments(argv))
         plan = dataclasses.replace(
@@ -51,11 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if plan.replaced:
             return replace_agents(plan)
         return cross_play(plan) if len(plan.teams) > 1 else evaluate(plan)
-    except (ValueError, RuntimeError) as error:
-        if not is_user_error(error):
+    except Exception as error:
+        if (known := one_line_error(error)) is None:
             raise
-        print(f"error: {error}", file=sys.stderr)
-        return getattr(error, "exit_code", 2)
+        print(f"error: {printable(known[0])}", file=sys.stderr)
+        return known[1]
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from comlrl import files
 from comlrl.config.sections import Config, ConfigError
+from comlrl.files import tolerant_terminal
 from comlrl.loop.interrupts import Interrupted, Signals
 from comlrl.loop.run_directory import check_free
+from comlrl.tasks.quoting import one_line, printable
 from comlrl.types import Trainer
 from trainers.configs import SECTIONS
 from trainers.launch import engine, hub, initial, memory, own_algorithm
@@ -37,7 +41,9 @@ if TYPE_CHECKING:
     from comlrl.loop.resume import Start
     from comlrl.types import Logger, Reward
 
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+DISK_ERRORS = (
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM,
+)  # fmt: skip
 
 
 def main(
@@ -48,6 +54,7 @@ def main(
 ) -> int:
     """Run a train script; returns its exit code. ``section``: the class of the keys of an algorithm
     that does not ship."""
+    tolerant_terminal()
     if section is not None:
         own_algorithm.add(algorithm, section)
     with Signals() as signals:
@@ -81,7 +88,7 @@ def _main(
         except ConfigError as error:
             return _refuse(error)
         for notice in notices + no_weights_notice(config):
-            print(f"notice: {notice}", file=sys.stderr)
+            print(f"notice: {printable(notice)}", file=sys.stderr)
     if arguments.dry_run:
         return _dry_run(config, arguments.hardware)
     try:
@@ -129,19 +136,32 @@ def is_user_error(error: BaseException) -> bool:
     return isinstance(error, ConfigError) or getattr(error, "user_error", False)
 
 
-def _refuse(error: Exception, code: int = 2) -> int:
+def one_line_error(error: Exception) -> tuple[str, int] | None:
+    """Message and exit code of an error that is the user's or the disk's; None for others."""
+    if is_user_error(error):
+        return str(error), getattr(error, "exit_code", 2)
+    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+        return f"{error.strerror}{f': {error.filename}' if error.filename else ''}", 1
+    return None
+
+
+def _refuse(error: Exception | str, code: int = 2) -> int:
     """Print an error that the user can mend, once for all processes; returns ``code``."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        print(f"error: {error}", file=sys.stderr)
+        _print_error(error)
         return code
     from comlrl.processes import distributed
 
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, as soon as the first has left
     distributed.start()
     if distributed.give_up(str(error), code):
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        _print_error(error)
     distributed.stop()
     return code
+
+
+def _print_error(error: Exception | str) -> None:
+    print(f"error: {printable(str(error))}", file=sys.stderr, flush=True)
 
 
 def execute(
@@ -154,25 +174,24 @@ def execute(
     """Build everything, train, and leave the run directory; returns the exit code."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from comlrl.loop.checkpoint import CheckpointError
-    from comlrl.loop.resume import prepare
     from comlrl.processes import distributed
-    from comlrl.rollout.vllm_server import ServerError
+    from comlrl.rollout.vllm_replies import ServerError
 
     distributed.start(config.distributed.strategy)
     with contextlib.ExitStack() as opened:
         opened.callback(distributed.stop)
         try:
-            start = distributed.from_main(lambda: prepare(config, resume, force, sources(config)))
+            start = distributed.from_main(lambda: _start(config, resume, force, opened))
             if distributed.is_main() and start.before is not None:
                 opened.callback(start.before.restore)  # once the loggers are closed
             run, trainer = _open(start, build, signals, force, opened)
             distributed.everyone("open")  # whoever could not open says so here
         except distributed.PeerFailed as failed:
             return failed.code
-        except (ValueError, RuntimeError) as error:
-            if not is_user_error(error):
+        except Exception as error:
+            if (known := one_line_error(error)) is None:
                 raise
-            return _refuse(error, getattr(error, "exit_code", 2))
+            return _refuse(*known)
         memory.keep_loaded()
         try:
             trainer.train()
@@ -181,7 +200,7 @@ def execute(
             return _refuse(error, 1)
         except ServerError as error:
             if distributed.give_up(str(error), error.exit_code):
-                print(f"error: {error}", file=sys.stderr, flush=True)
+                _print_error(error)
             _leave(run.loop)
             return error.exit_code
         except distributed.PeerFailed as failed:
@@ -191,52 +210,76 @@ def execute(
             if interrupted.path is not None:
                 distributed.everyone("interrupted")  # nobody leaves while the main one saves
                 opened.close()  # the loggers: what they hold belongs into the report
-                _report_interrupted(run.run_dir)
+                if distributed.is_main() and _write_pages(config, run.run_dir):
+                    print(f"report: {run.run_dir}/report.html")
             raise
-        except (ValueError, RuntimeError, OSError) as error:
+        except Exception as error:
             return _stopped(error, run.loop)
     if distributed.is_main():
-        from loggers.model_card import write_model_card
-        from loggers.report.write import write_report
-
-        if config.keeps_final_model or config.output.save_best:
-            write_model_card(run.run_dir, config.section.paper)
-        write_report(run.run_dir)
+        weights = config.keeps_final_model or config.output.save_best
+        written = _write_pages(config, run.run_dir, card=weights)
         for notice in no_weights_notice(config):
             print(f"notice: {notice}", file=sys.stderr)
-        print(f"done: {run.run_dir}/report.html")
+        print(f"done: {run.run_dir}{'/report.html' if written else ''}")
     return 0
 
 
-def _report_interrupted(run_dir: Path) -> None:
-    """The report of what was done so far; the checkpoint, which is safe, matters more."""
-    from comlrl.processes import distributed
-    from loggers.report.run_data import ReportError
-    from loggers.report.write import write_report
+def _start(config: Config, resume: bool, force: bool, opened: contextlib.ExitStack) -> Start:
+    """Where the run begins, its folder locked until ``opened`` closes; main process only."""
+    from comlrl.loop.lock import hold
+    from comlrl.loop.resume import prepare
 
-    if not distributed.is_main():
-        return
+    start = prepare(config, resume, force, sources(config))
+    opened.enter_context(hold(start.run_dir))
+    return start
+
+
+def _write_pages(config: Config, run_dir: Path, *, card: bool = False) -> bool:
+    """The report, and the ``card`` of the model; returns whether there is a report.
+
+    What was done is safe on the disk: whatever goes wrong here is told, and is no error of the run.
+    """
     try:
+        if card:
+            from loggers.model_card import write_model_card
+
+            write_model_card(run_dir, config.section.paper)
+    except Exception as error:
+        print(f"error: no model card: {_kind_and_text(error)}", file=sys.stderr)
+    try:
+        from loggers.report.write import write_report
+
         write_report(run_dir)
-        print(f"report: {run_dir}/report.html")
-    except (OSError, ReportError) as error:
-        print(f"error: no report: {error}", file=sys.stderr)
+    except Exception as error:
+        again = f"python -m loggers.report {shlex.quote(str(run_dir))}"
+        print(f"error: no report: {_kind_and_text(error)}; try again: {again}", file=sys.stderr)
+        return False
+    return True
+
+
+def _kind_and_text(error: Exception) -> str:
+    return one_line(f"{type(error).__name__}: {error}")
 
 
 def _stopped(error: Exception, loop: Loop) -> int:
     """An error in the middle of a run; raised again where it is not the user's or the disk's."""
+    from safetensors import SafetensorError
+
     from comlrl.types import NonFiniteError
     from comlrl.update.non_finite import explanation
 
-    text, code = str(error), 1
-    if is_user_error(error):
-        code = getattr(error, "exit_code", 2)
-    elif isinstance(error, NonFiniteError):
-        text = explanation(error, loop.counters.steps + 1, loop.run_dir)
-    elif getattr(error, "errno", None) not in DISK_ERRORS:
+    known = one_line_error(error)
+    if isinstance(error, OSError) and known is not None:
+        known = f"{known[0]}; once that is fixed, continue with --resume", known[1]
+    if isinstance(error, NonFiniteError):
+        known = explanation(error, loop.counters.steps + 1, loop.run_dir), 1
+    elif isinstance(error, SafetensorError):  # of a full disk: nothing is read by now
+        text = f"weights could not be saved: {one_line(str(error))}"
+        known = f"{text}; once that is fixed, continue with --resume", 1
+    if known is None:
         raise error
-    print(f"error: {text}", file=sys.stderr)
-    return code
+    _print_error(known[0])
+    return known[1]
 
 
 def _leave(loop: Loop) -> None:
@@ -291,7 +334,7 @@ def _closing(closed: Logger | Reward) -> Callable[[], None]:
         except (OSError, RuntimeError) as error:  # the error that ended the run is the one to tell
             if not isinstance(error, OSError) and not is_user_error(error):
                 raise
-            print(f"error: {error}", file=sys.stderr)
+            _print_error(error)
 
     return close
 
@@ -303,8 +346,13 @@ def _finish(run: Run) -> None:
 
     run.loop.progress.begin("saving the result")
     final, networks = run.run_dir / "final_model", heterogeneous_policy(run.rollout.sampler)
-    if run.config.keeps_final_model:
-        run.save(final)
+    if run.config.keeps_final_model:  # of a run that goes on, an earlier one is there
+        partial, old = (run.run_dir / f".{final.name}.{name}" for name in ("partial", "old"))
+        if distributed.is_main():
+            files.remove(partial)
+        run.save(partial)
+        if distributed.is_main():
+            files.put_in_place(partial, final, old)
     elif networks and run.config.output.save_final_model == "auto" and distributed.is_main():
         networks.save(final)  # SHPPO's are small
     write_summary(run.loop, run.config.algorithm)

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from comlrl.config.sections import Config, ConfigError
+from comlrl.files import tolerant_terminal
+from comlrl.tasks.quoting import printable
 from trainers.launch import weights
 from trainers.launch.command_line import Parser
 from trainers.launch.evaluation_plan import make_plan
 from trainers.launch.evaluation_plan import parse_arguments as evaluation_arguments
-from trainers.launch.execution import is_user_error
+from trainers.launch.execution import one_line_error
 from trainers.launch.weights import Trained
 
 ADAPTER = "adapter_config.json"
@@ -23,6 +25,7 @@ ADAPTER = "adapter_config.json"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
+    tolerant_terminal()
     try:
         arguments = parse_arguments(argv)
         run, out = check(arguments)
@@ -31,11 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"written: {out}")
         if arguments.push:
             print(f"pushed: {push(out, arguments.push)}")
-    except (ValueError, RuntimeError) as error:
-        if not is_user_error(error):
+    except Exception as error:
+        if (known := one_line_error(error)) is None:
             raise
-        print(f"error: {error}", file=sys.stderr)
-        return getattr(error, "exit_code", 2)
+        print(f"error: {printable(known[0])}", file=sys.stderr)
+        return known[1]
     return 0
 
 

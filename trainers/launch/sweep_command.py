@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from comlrl.config.sections import ConfigError
+from comlrl.files import tolerant_terminal
+from comlrl.tasks.quoting import printable
 from trainers.launch.command_line import Parser
 from trainers.launch.sweeps import Point, Runner, Search, Sweep, read_sweep
 
@@ -21,6 +23,7 @@ DEFAULT_COUNT = 8  # points of a search that has no end of its own
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
+    tolerant_terminal()
     try:
         arguments = parse_arguments(argv)
         sweep = read_sweep(arguments.file)
@@ -29,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = Path(arguments.dir or Path("outputs/sweeps") / Path(arguments.file).stem)
         search = Search(sweep, folder, arguments.seed)
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
     runner = Runner(search, folder, arguments.jobs, arguments.override)
     whole = sweep.grid_size if sweep.method == "grid" else DEFAULT_COUNT

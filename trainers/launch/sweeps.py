@@ -104,7 +104,9 @@ def read_sweep(path: str | Path) -> Sweep:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"sweep file: '{path}' cannot be read ({error.strerror})") from None
-    except yaml.YAMLError as error:
+    except RecursionError:
+        raise ConfigError(f"sweep file: '{path}' is nested too deep") from None
+    except (yaml.YAMLError, ValueError) as error:
         line = " ".join(str(error).split())
         raise ConfigError(f"sweep file: '{path}' is not valid YAML: {line}") from None
     if not isinstance(tree, dict):

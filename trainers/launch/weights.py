@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from comlrl.config.loader import Setting, load_yaml
 from comlrl.config.sections import ConfigError
+from comlrl.tasks.quoting import one_line
 from trainers.configs import sections_of
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _from_folder(folder: Path) -> dict[str, Any]:
     sizes = folder / SHARED / "config.json"
     said: dict[str, Any] = {"heterogeneous": sizes.is_file()}
     if sizes.is_file():
-        held = json.loads(sizes.read_text())
+        held = read_json(sizes)
         said |= {key: held[name] for name, key in SIZES.items()}
         said["latents"] = held.get("latents", "learned")
     else:
@@ -161,13 +162,22 @@ def _from_folder(folder: Path) -> dict[str, Any]:
     file = folder / "agent_0" / "adapter_config.json"
     if not file.is_file():
         return said | {"lora.enabled": False}
-    adapter = json.loads(file.read_text())
-    return said | {
-        "lora.enabled": True,
-        "lora.r": adapter["r"],
-        "lora.alpha": adapter["lora_alpha"],
-        "lora.target_modules": adapter["target_modules"],
-    }
+    adapter = read_json(file)
+    keys = {"lora.r": "r", "lora.alpha": "lora_alpha", "lora.target_modules": "target_modules"}
+    if missing := [key for key in keys.values() if key not in adapter]:
+        raise ConfigError(f"--checkpoint: '{file}' has no {missing[0]}; give a folder of PEFT's")
+    return said | {"lora.enabled": True} | {key: adapter[own] for key, own in keys.items()}
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A mapping. Raises ConfigError, naming the file, where there is none."""
+    try:
+        held = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"'{file}' is damaged: {one_line(str(error))}") from error
+    if not isinstance(held, dict):
+        raise ConfigError(f"'{file}' is damaged: it holds no mapping")
+    return held
 
 
 def pinned(trained: Trained, option: str = "--checkpoint") -> Trained:
@@ -234,6 +244,13 @@ def load_weights(trained: Trained, team: Team, sampler: Sampler) -> None:
     if trained.model is not None:
         return
     weights = read_weights(trained)
-    team.load_tensors(weights)
-    if SHARED in weights:
-        sampler.policy.load_state_dict(weights[SHARED])  # type: ignore[attr-defined]
+    try:
+        team.load_tensors(weights)
+        if SHARED in weights:
+            sampler.policy.load_state_dict(weights[SHARED])  # type: ignore[attr-defined]
+    except (KeyError, RuntimeError, ValueError) as error:
+        reason = one_line(f"{type(error).__name__}: {error}")
+        raise ConfigError(
+            f"--checkpoint: '{trained.name}' holds other weights than its configuration says: "
+            f"{reason}"
+        ) from error

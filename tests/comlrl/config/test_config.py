@@ -541,3 +541,76 @@ def test_arguments_of_the_reward():
     grpo = QUICKSTART.replace("magrpo", "grpo")
     with pytest.raises(ConfigError, match="'share' has no effect on an agent without helpers"):
         parse("--override", *overrides, algorithm="grpo", file=grpo)
+
+
+# ------------------------------------------------------------------------- files of somebody else
+
+
+def refused(file: str, *arguments: str) -> str:
+    with pytest.raises(ConfigError) as raised:
+        parse(*arguments, file=file)
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 500
+    return str(raised.value)
+
+
+RESOLVERS = [
+    "${oc.env:COMLRL_SECRET}", "${ oc.env:COMLRL_SECRET}", "a\\\\${oc.env:COMLRL_SECRET}",
+    "\\${oc.env:COMLRL_SECRET}", "${oc.${oc.env:COMLRL_SECRET}:x}", "${oc.decode:1}",
+    "${oc.env:${agent_model.name}}", "${agent_model.name}${oc.env:COMLRL_SECRET}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", RESOLVERS)
+def test_a_file_does_not_read_the_environment(tmp_path, monkeypatch, text):
+    """Also where a text is an interpolation only once the file's own escapes are resolved."""
+    monkeypatch.setenv("COMLRL_SECRET", "s3cret")
+    quickstart = Path(QUICKSTART).read_text()
+    file = write(tmp_path, f"{quickstart}\nwandb:\n  project: '{text}'\n")
+    assert "no reference" in refused(file)
+    file = write(tmp_path, f"{quickstart}\nagents: [a, '{text}']\n")
+    assert "no reference" in refused(file)
+
+
+def test_an_override_does_not_read_the_environment(monkeypatch):
+    monkeypatch.setenv("COMLRL_SECRET", "s3cret")
+    for key in ("output.dir", "prompts.aux", "agent_model.model_kwargs.a"):
+        assert "no reference" in refused(QUICKSTART, "--override", f"{key}={RESOLVERS[0]}")
+    line = "agent_model.model_kwargs={a: {b: ['${oc.env:COMLRL_SECRET}']}}"
+    assert "no reference" in refused(QUICKSTART, "--override", line)
+    assert "'nothing'" in refused(QUICKSTART, "--override", "agents=['${nothing}',b]")
+
+
+def test_references_to_other_keys_are_read(tmp_path):
+    text = Path(QUICKSTART).read_text() + "\nwandb:\n  project: 'of ${magrpo.batch_size}'\n"
+    config, _ = parse(file=write(tmp_path, text + "  name: ${wandb.project}\n"))
+    expected = f"of {config.section.batch_size}"
+    assert (config.wandb.project, config.wandb.name) == (expected, expected)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("prompts: " + "[" * 3000 + "]" * 3000, "nested too deep"),
+        ("x: " + "{a: " * 3000 + "1" + "}" * 3000, "nested too deep"),
+        ("agents: [" + "9" * 5000 + "]", "digits"),
+    ],
+)
+def test_a_file_that_no_reader_takes(tmp_path, line, said):
+    file = write(tmp_path, Path(QUICKSTART).read_text() + f"\n{line}\n")
+    assert said in refused(file)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "train_magrpo.py"), "--config", file],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and said in done.stderr
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        "seed=" + "9" * 5000, "seed=0" + "9" * 5000, "seed=0x" + "f" * 5000, "seed=" + "9" * 400,
+        "magrpo.learning_rate=" + "9" * 400, "lora.target_modules=" + "[" * 150 + "]" * 150,
+    ],
+)  # fmt: skip
+def test_an_override_out_of_all_bounds(item):
+    assert refused(QUICKSTART, "--override", item).startswith(item.partition("=")[0])

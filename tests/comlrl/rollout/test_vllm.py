@@ -15,8 +15,9 @@ from fastapi import HTTPException
 
 from comlrl.config.sections import ConfigError
 from comlrl.models.team import Team
+from comlrl.rollout.vllm_replies import ServerError
 from comlrl.rollout.vllm_sampler import VLLMSampler
-from comlrl.rollout.vllm_server import Server, ServerError
+from comlrl.rollout.vllm_server import Server
 from comlrl.types import Completion, Request, Sampling
 from comlrl.update.importance import Corrected
 from tests.fake_vllm import FakeVLLM

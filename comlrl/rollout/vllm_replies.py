@@ -1,0 +1,134 @@
+"""What a vLLM server replies, checked before anything is sampled, learned or printed from it.
+
+Anything that is not of the documented form raises BadReply: a reply that is wrong once is not
+asked for again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from comlrl.config.sections import ConfigError
+from comlrl.tasks.quoting import one_line
+
+KEY = "generation.vllm_url"
+MAX_REPLY = 1 << 20  # bytes, beside those of the tokens that were asked for
+TOKEN_BYTES = 1 << 10  # of a token: its id, its text (several times), its log-probability
+LEAST_LOGPROB = -1e6  # vLLM writes −9999 for −∞
+ROUNDING = 1e-3  # by which a log-probability may exceed 0
+
+
+class ServerError(RuntimeError):
+    """The server is of no more use: it has not answered for too long, or not as it should."""
+
+    user_error, exit_code = True, 1  # told in one line
+
+
+class BadReply(ServerError):
+    """A reply that is not of the documented form; ``what`` says in which respect."""
+
+    def __init__(self, url: str, what: str) -> None:
+        super().__init__(
+            f"{KEY}: '{url}' replies with {what}; docs/scaling.md names the versions of vLLM that "
+            "work"
+        )
+
+
+def base_model(url: str, reply: Any) -> tuple[str, int | None]:
+    """Name of the base model, and how many tokens the server holds, where it says so.
+
+    Raises ConfigError: the server is asked at the start of a run.
+    """
+    try:
+        card = _models(url, reply)[0]
+        length = card.get("max_model_len")
+        if length is not None and (type(length) is not int or length < 1):
+            raise BadReply(url, f"max_model_len={_shown(length)}, which is no length")
+    except BadReply as error:
+        raise ConfigError(str(error)) from error
+    return card["id"], length
+
+
+def model_names(url: str, reply: Any) -> list[str]:
+    """All that requests may name: the base model and the adapters."""
+    return [card["id"] for card in _models(url, reply)]
+
+
+def _models(url: str, reply: Any) -> Sequence[Mapping[str, Any]]:
+    cards = reply.get("data") if isinstance(reply, dict) else None
+    if (
+        not _is_list(cards, dict)
+        or not cards
+        or not all(isinstance(c.get("id"), str) for c in cards)
+    ):
+        raise BadReply(url, "no list of models")
+    return cards
+
+
+def top_two(url: str, reply: Any) -> tuple[float, float]:
+    """The two greatest log-probabilities at the first position of a reply's only completion."""
+    (choice,) = _choices(url, reply, 1)
+    tops = _logprobs(choice).get("top_logprobs")
+    values = tops[0].values() if _is_list(tops, dict) and tops else ()
+    if len(values) < 2 or not all(map(_is_logprob, values)):
+        raise BadReply(url, "no two log-probabilities at a position, which were asked for")
+    first, second, *_ = sorted(map(float, values), reverse=True)
+    return first, second
+
+
+def completions(
+    url: str, reply: Any, *, count: int, max_tokens: int, vocabulary: int
+) -> list[tuple[tuple[int, ...], float]]:
+    """Token ids and log-probability of each completion, in the order of their indices."""
+    return [
+        _completion(url, choice, max_tokens, vocabulary) for choice in _choices(url, reply, count)
+    ]
+
+
+def _choices(url: str, reply: Any, count: int) -> list[Mapping[str, Any]]:
+    choices = reply.get("choices") if isinstance(reply, dict) else None
+    if not _is_list(choices, dict):
+        raise BadReply(url, "no list of completions")
+    indices = [choice.get("index") for choice in choices]
+    if not all(type(index) is int for index in indices) or sorted(indices) != [*range(count)]:
+        raise BadReply(url, f"completions {_shown(indices)}, where {count} were asked for")
+    return sorted(choices, key=lambda choice: choice["index"])
+
+
+def _completion(
+    url: str, choice: Mapping[str, Any], max_tokens: int, vocabulary: int
+) -> tuple[tuple[int, ...], float]:
+    ids, logprobs = choice.get("token_ids"), _logprobs(choice).get("token_logprobs")
+    if not isinstance(ids, list) or not isinstance(logprobs, list):
+        raise BadReply(url, "a completion without token ids and their log-probabilities")
+    if not 1 <= len(ids) <= max_tokens:
+        raise BadReply(url, f"a completion of {len(ids)} tokens, where 1 to {max_tokens} may be")
+    if len(logprobs) != len(ids):
+        raise BadReply(url, f"{len(ids)} tokens and {len(logprobs)} log-probabilities")
+    for token in ids:
+        if type(token) is not int or not 0 <= token < vocabulary:
+            raise BadReply(url, f"token {_shown(token)}, and the model has {vocabulary}")
+    for value in logprobs:
+        if not _is_logprob(value):
+            raise BadReply(url, f"{_shown(value)} as a log-probability")
+    return tuple(ids), math.fsum(logprobs)
+
+
+def _logprobs(choice: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = choice.get("logprobs")
+    return found if isinstance(found, dict) else {}
+
+
+def _is_list(value: Any, of: type) -> bool:
+    return isinstance(value, list) and all(isinstance(item, of) for item in value)
+
+
+def _is_logprob(value: Any) -> bool:
+    """Comparisons leave out NaN; and integers of any size need not be turned into floats."""
+    return type(value) in (int, float) and LEAST_LOGPROB <= value <= ROUNDING
+
+
+def _shown(value: Any) -> str:
+    return one_line(repr(value), 60)
