@@ -101,8 +101,8 @@ COLUMNS: Mapping[str, tuple[str, float]] = {  # heading → metric, and what it 
 
 def sample(wording: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """An untrained team's answer to each problem: texts, tokens and what the reward found."""
-    from trainers.launch import evaluation_command as command
-    from trainers.launch.evaluation_plan import make_plan, parse_arguments
+    from trainers.launch.commands import evaluate as command
+    from trainers.launch.commands.evaluation_plan import make_plan, parse_arguments
 
     helper, main = WORDINGS[wording]
     given = {

@@ -24,16 +24,20 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from comlrl.config.sections import Config, ConfigError, DatasetConfig
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
+
+from comlrl.config.sections import DatasetConfig
 from comlrl.tasks.datasets import load_tasks
 from comlrl.tasks.history import Exchange, behind, next_prompt
 from comlrl.tasks.prompts import Prompts
 from comlrl.tasks.quoting import clean
 from comlrl.types import Attempt, JointAction, Message, Task
-from trainers.launch import evaluation_plan, hub
-from trainers.launch.dry_run_checks import team_at_hand
-from trainers.launch.execution import is_user_error
-from trainers.launch.work import build_reward, build_transition, load_prompts, with_mode
+from trainers.launch.checks.at_hand import team_at_hand
+from trainers.launch.commands import evaluation_plan
+from trainers.launch.commands.train import is_user_error
+from trainers.launch.wiring import hub
+from trainers.launch.wiring.work import build_reward, build_transition, load_prompts, with_mode
 
 UNKNOWN = "(here stands what those before it will have written in this turn)\n"
 QUICKSTART = Path(__file__).parents[1] / "configs" / "magrpo_quickstart.yaml"
@@ -151,7 +155,7 @@ def _reader(config: Config, name: str) -> Callable[[Sequence[Message]], str]:
         from comlrl.models.loading import load_tokenizer
 
         agent = Agent(0, model, load_tokenizer(config.agent_model, name), None)
-    except ConfigError as error:
+    except UserError as error:
         print(f"notice: shown without a chat template: {error}", file=sys.stderr)
         return _messages
     return lambda prompt: agent.tokenizer.decode(

@@ -38,7 +38,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from comlrl.loop.parts import Part
+
 from comlrl import files
+from comlrl.config.algorithms import MARLHFConfig
 from comlrl.keyed import order
 from comlrl.loop.best_round import BestRound
 from comlrl.loop.loop import Loop
@@ -55,8 +58,7 @@ from comlrl.preferences.reward_model import (
 )
 from comlrl.preferences.reward_training import Fit, RewardBase, TextPair, begin, train
 from comlrl.processes import distributed
-from comlrl.types import Part, Task
-from trainers.configs import MARLHFConfig
+from comlrl.types import Task
 
 FOLDER = "reward_model"
 AGREEMENT = "reward_model/order_agreement"

@@ -19,8 +19,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from comlrl.config import paths
-from comlrl.config.arguments import keywords
-from comlrl.config.sections import SECTIONS, Config, ConfigError, RoleSampling, Root
+from comlrl.config.plugins.arguments import keywords
+from comlrl.config.resolved import Config
+from comlrl.config.sections import SECTIONS, RoleSampling, Root
+from comlrl.errors import UserError
 
 # Older spellings; "<algo>" stands for the algorithm's section. None: accepted and ignored.
 ALIASES: dict[str, str | None] = {
@@ -89,7 +91,7 @@ class Loader:
     def set(self, setting: Setting) -> None:
         """Take one setting; a later one for the same key wins.
 
-        Raises ConfigError for an unknown key or a value of the wrong type.
+        Raises UserError for an unknown key or a value of the wrong type.
         """
         key = self._rename(setting)
         if key is None:
@@ -112,7 +114,7 @@ class Loader:
                     self._wandb = True
                 return
             if key != "wandb" or value is not None:
-                raise ConfigError(f"{key}: {value!r} is not a section; write `{key}.<key>=<value>`")
+                raise UserError(f"{key}: {value!r} is not a section; write `{key}.<key>=<value>`")
             self._wandb = False
             return
         if key.startswith("wandb."):
@@ -121,12 +123,12 @@ class Loader:
         self.given[key] = setting.source
 
     def build(self) -> Config:
-        """The frozen object. Relations between keys are checked by ``validate``. Raises ConfigError
+        """The frozen object. Relations between keys are checked by ``validate``. Raises UserError
         where an override refers to a key that there is not."""
         try:
             return self._build()
         except OmegaConfBaseException as error:
-            raise ConfigError(f"--override: {' '.join(str(error).split())}") from error
+            raise UserError(f"--override: {' '.join(str(error).split())}") from error
 
     def _build(self) -> Config:
         shared = {n: self._section(n) for n in SECTIONS if n != "wandb"}
@@ -193,16 +195,14 @@ class Loader:
             OmegaConf.update(target, name, value, merge=False)
             taken = OmegaConf.select(target, name)
         except (OmegaConfBaseException, OverflowError, RecursionError) as error:
-            raise ConfigError(
+            raise UserError(
                 f"{key}: {_shown(value)} ({setting.source}) is not valid: expected "
                 f"{self._expected(key)}"
             ) from error
         if isinstance(taken, float) and not math.isfinite(taken):
-            raise ConfigError(f"{key}: {value!r} ({setting.source}) is not a finite number")
+            raise UserError(f"{key}: {value!r} ({setting.source}) is not a finite number")
         if isinstance(taken, int) and abs(taken) >= 1 << 63:
-            raise ConfigError(
-                f"{key}: an integer of more than 64 bits ({setting.source}); give less"
-            )
+            raise UserError(f"{key}: an integer of more than 64 bits ({setting.source}); give less")
 
     def _locate(self, key: str, value: Any, setting: Setting) -> tuple[Any, str]:
         section, _, name = key.partition(".")
@@ -223,7 +223,7 @@ class Loader:
         near = [k for k in self.keys if k.rpartition(".")[2] == own]
         near = near or difflib.get_close_matches(key, self.keys, 1, 0.5)
         mend = f"; did you mean `{near[0]}`?" if near else ""
-        raise ConfigError(f"{key}: unknown key, given {value!r} ({setting.source}){mend}")
+        raise UserError(f"{key}: unknown key, given {value!r} ({setting.source}){mend}")
 
     def _annotation(self, key: str) -> str:
         section, _, name = key.partition(".")
@@ -248,30 +248,30 @@ class Loader:
 
 
 def load_yaml(path: str | Path) -> dict[str, Any]:
-    """A YAML file's mapping, references to other keys resolved. Raises ConfigError naming the
+    """A YAML file's mapping, references to other keys resolved. Raises UserError naming the
     file."""
     try:
         loaded = OmegaConf.load(path)
         _refuse_resolvers(OmegaConf.to_container(loaded), f"--config: {str(path)!r}")
         tree = OmegaConf.to_container(loaded, resolve=True)
-    except ConfigError:
+    except UserError:
         raise
     except FileNotFoundError:
-        raise ConfigError(f"--config: {str(path)!r} does not exist; give a YAML file") from None
+        raise UserError(f"--config: {str(path)!r} does not exist; give a YAML file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config: {str(path)!r} cannot be read: {error}") from None
+        raise UserError(f"--config: {str(path)!r} cannot be read: {error}") from None
     except RecursionError:
-        raise ConfigError(f"--config: {str(path)!r} is nested too deep") from None
+        raise UserError(f"--config: {str(path)!r} is nested too deep") from None
     except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
         line = " ".join(str(error).split())
-        raise ConfigError(f"--config: {str(path)!r} is not valid YAML: {line}") from None
+        raise UserError(f"--config: {str(path)!r} is not valid YAML: {line}") from None
     if not isinstance(tree, dict):
-        raise ConfigError(f"--config: {str(path)!r} holds no mapping; write `section: …`")
+        raise UserError(f"--config: {str(path)!r} holds no mapping; write `section: …`")
     return {str(key): value for key, value in tree.items()}
 
 
 def _refuse_resolvers(value: Any, where: str) -> None:
-    """Raises ConfigError where a text in ``value`` has an interpolation that is no reference to
+    """Raises UserError where a text in ``value`` has an interpolation that is no reference to
     another key."""
     if isinstance(value, Mapping):
         value = list(value.values())
@@ -284,7 +284,7 @@ def _refuse_resolvers(value: Any, where: str) -> None:
     while more:  # a reference may have others in it
         rest, more = REFERENCE.subn("x", rest)
     if OPENING.search(rest):
-        raise ConfigError(
+        raise UserError(
             f"{where}: {_shown(value)} has an interpolation that is no reference; of these only "
             "${section.key} is read: write the value itself"
         )
@@ -299,10 +299,10 @@ def _shown(value: Any) -> str:
 
 
 def parse_override(item: str) -> Setting:
-    """``a.b=value`` with a YAML or Python literal. Raises ConfigError where there is no ``=``."""
+    """``a.b=value`` with a YAML or Python literal. Raises UserError where there is no ``=``."""
     key, equals, text = item.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"--override: {item!r} is not `key=value`")
+        raise UserError(f"--override: {item!r} is not `key=value`")
     key, text = key.strip(), text.strip()
     value = text if key.startswith("prompts.") else parse_value(text)  # templates have braces
     return Setting(key, value, "--override")
@@ -342,11 +342,11 @@ def _is_dict(cls: type, name: str) -> bool:
 
 
 def _sampling(given: Any) -> dict[str, RoleSampling]:
-    """``sampling`` with its values checked. Raises ConfigError."""
+    """``sampling`` with its values checked. Raises UserError."""
     found = {}
     for role, values in given.items():
         if values is not None and not isinstance(values, dict):
-            raise ConfigError(
+            raise UserError(
                 f"sampling.{role}: {values!r} is not a mapping; write sampling.{role}.KEY=VALUE"
             )
         if values:

@@ -9,8 +9,8 @@ from statistics import fmean, variance
 import torch
 
 from comlrl.loop.checkpoint import load_part, tensors_of
+from comlrl.loop.parts import Part
 from comlrl.preferences.pairs import Round
-from comlrl.types import Part
 
 ERRORS = 3.0  # standard errors of the difference; a smaller one is noise between rounds' tasks
 

@@ -21,9 +21,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from comlrl import files
-from comlrl.config.sections import ConfigError
+from comlrl.errors import UserError
+from comlrl.loop.parts import Part
 from comlrl.tasks.quoting import one_line
-from comlrl.types import Part
 
 Tensors = Mapping[str, torch.Tensor]
 SUMS = "checksums.json"
@@ -102,7 +102,7 @@ def newest(
 
 
 def read(path: Path) -> Checkpoint:
-    """A good checkpoint's content, on the CPU. Raises ConfigError for one that was not written by
+    """A good checkpoint's content, on the CPU. Raises UserError for one that was not written by
     ``save``, though its sums are right."""
     parts = sorted(path.glob("*.safetensors"))
     try:
@@ -111,7 +111,7 @@ def read(path: Path) -> Checkpoint:
             raise ValueError("state.json holds no mapping")
         return Checkpoint(path, state, {part.stem: load_file(str(part)) for part in parts})
     except (OSError, ValueError, RecursionError, SafetensorError) as error:
-        raise ConfigError(f"--resume: {path} cannot be read: {one_line(str(error))}") from error
+        raise UserError(f"--resume: {path} cannot be read: {one_line(str(error))}") from error
 
 
 def _write(folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Tensors]) -> None:

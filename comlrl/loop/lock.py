@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from comlrl.config.sections import ConfigError
+from comlrl.errors import UserError
 
 FILE = ".lock"
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of some network file systems
@@ -33,26 +33,26 @@ def holder(folder: Path) -> str | None:
 
 
 def refuse_in_use(folder: Path) -> None:
-    """Raises ConfigError where a run is at work in ``folder``."""
+    """Raises UserError where a run is at work in ``folder``."""
     if (who := holder(folder)) is not None:
         raise _in_use(folder, who)
 
 
-def _in_use(folder: Path, who: str) -> ConfigError:
-    return ConfigError(
+def _in_use(folder: Path, who: str) -> UserError:
+    return UserError(
         f"output.dir: '{folder}' is in use by {who}; let that end first, or give another folder"
     )
 
 
 @contextlib.contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """The lock of a folder, which exists. Raises ConfigError where another process has it."""
+    """The lock of a folder, which exists. Raises UserError where another process has it."""
     path = folder / FILE
     for _ in range(TRIES):
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         except OSError as error:
-            raise ConfigError(
+            raise UserError(
                 f"output.dir: '{path}' cannot be written ({error.strerror}); give another folder"
             ) from error
         if _lock(descriptor) and _is(path, descriptor):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from comlrl.config.sections import Config, ConfigError
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
 from comlrl.loop.lock import holder, refuse_in_use
 
 CONFIG, SUMMARY = "config.yaml", "summary.json"
@@ -17,14 +18,14 @@ def holds_run(folder: Path) -> bool:
 
 
 def check_free(config: Config, resume: bool) -> None:
-    """Raises ConfigError where ``output.dir`` holds a run that is at work, or that is to be neither
+    """Raises UserError where ``output.dir`` holds a run that is at work, or that is to be neither
     resumed nor moved aside."""
     folder = config.output.dir
     if folder is not None:
         refuse_in_use(Path(folder))
     if folder is None or resume or config.output.overwrite or not holds_run(Path(folder)):
         return
-    raise ConfigError(
+    raise UserError(
         f"output.dir: '{folder}' holds a run; add --resume to go on with it, give another folder, "
         f"or set output.overwrite=true, which moves all of it to '{_beside(Path(folder))}'"
     )
@@ -33,7 +34,7 @@ def check_free(config: Config, resume: bool) -> None:
 def find(config: Config, resume: bool) -> Path:
     """``output.dir``, or a free (resuming: the newest) numbered folder under ``base_dir``.
 
-    Raises ConfigError where the run to resume is at work."""
+    Raises UserError where the run to resume is at work."""
     if config.output.dir is not None:
         return Path(config.output.dir)
     name = f"{config.algorithm}_{config.dataset.short_name}_{config.seed}"
@@ -53,7 +54,7 @@ def move_aside(folder: Path) -> Path:
     try:
         return folder.rename(aside)
     except OSError as error:
-        raise ConfigError(
+        raise UserError(
             f"output.dir: '{folder}' cannot be moved to '{aside}' ({error.strerror}); give another "
             "folder"
         ) from error
@@ -66,7 +67,7 @@ def make_writable(folder: Path) -> Path:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise ConfigError(
+        raise UserError(
             f"output.dir: '{folder}' cannot be written ({error.strerror}); give another folder"
         ) from error
     return folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from comlrl.config.sections import ConfigError
+from comlrl.errors import UserError
 
 
 def is_packed(name: str) -> bool:
@@ -13,11 +13,11 @@ def is_packed(name: str) -> bool:
 
 
 def check_packed(key: str, name: str) -> None:
-    """Raises ConfigError where a GGUF file is not there, or nothing that reads it."""
+    """Raises UserError where a GGUF file is not there, or nothing that reads it."""
     if not Path(name).is_file():
-        raise ConfigError(f"{key}: '{name}' does not exist; give a GGUF file that does")
+        raise UserError(f"{key}: '{name}' does not exist; give a GGUF file that does")
     if importlib.util.find_spec("gguf") is None:
-        raise ConfigError(
+        raise UserError(
             f"{key}: '{name}' is read with the package gguf; pip install 'comlrl[gguf]'"
         )
 

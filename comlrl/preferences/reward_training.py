@@ -18,7 +18,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoTokenizer
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from comlrl.config.sections import ConfigError
+from comlrl.errors import UserError
 from comlrl.models.fast.decoder import fast_decoder
 from comlrl.models.fast.lora_routing import add_router
 from comlrl.models.loading import TOKENIZER_SAFETY, load_failure, pretrained
@@ -122,7 +122,7 @@ def _untrained(base: RewardBase) -> tuple[Any, Any]:
         tokenizer = AutoTokenizer.from_pretrained(source, **file, **settings)
         dtype = base.dtype if partly else torch.float32
         model = classifier(base.name, dtype, **base.model_kwargs)
-    except ConfigError:
+    except UserError:
         raise
     except Exception as error:  # the hub's and the readers' many kinds
         raise PreferenceError(

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from comlrl.config.sections import ConfigError
+from comlrl.errors import UserError
 from comlrl.tasks.quoting import one_line
 
 KEY = "generation.vllm_url"
@@ -20,10 +20,10 @@ LEAST_LOGPROB = -1e6  # vLLM writes −9999 for −∞
 ROUNDING = 1e-3  # by which a log-probability may exceed 0
 
 
-class ServerError(RuntimeError):
+class ServerError(UserError):
     """The server is of no more use: it has not answered for too long, or not as it should."""
 
-    user_error, exit_code = True, 1  # told in one line
+    exit_code = 1
 
 
 class BadReply(ServerError):
@@ -39,7 +39,7 @@ class BadReply(ServerError):
 def base_model(url: str, reply: Any) -> tuple[str, int | None]:
     """Name of the base model, and how many tokens the server holds, where it says so.
 
-    Raises ConfigError: the server is asked at the start of a run.
+    Raises UserError: the server is asked at the start of a run.
     """
     try:
         card = _models(url, reply)[0]
@@ -47,7 +47,7 @@ def base_model(url: str, reply: Any) -> tuple[str, int | None]:
         if length is not None and (type(length) is not int or length < 1):
             raise BadReply(url, f"max_model_len={_shown(length)}, which is no length")
     except BadReply as error:
-        raise ConfigError(str(error)) from error
+        raise UserError(str(error)) from error
     return card["id"], length
 
 

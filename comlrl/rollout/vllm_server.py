@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from comlrl.config.sections import ConfigError
+from comlrl.errors import UserError
 from comlrl.rollout.vllm_replies import (
     KEY,
     MAX_REPLY,
@@ -56,14 +56,14 @@ class Server:
 
     def check(self) -> tuple[str, int | None]:
         """Name of the base model, and the tokens that the server holds, where it says so. Raises
-        ConfigError where it cannot be reached."""
+        UserError where it cannot be reached."""
         try:
             return base_model(self.url, self._once("/v1/models", None, FIRST_ASK))
         except BadReply as error:
-            raise ConfigError(str(error)) from error
+            raise UserError(str(error)) from error
         except (_TryAgain, Refused) as error:
             reason = error.reason if isinstance(error, Refused) else str(error)
-            raise ConfigError(
+            raise UserError(
                 f"{KEY}: '{self.url}' cannot be reached ({reason}); start the server "
                 "(docs/scaling.md), or set generation.backend=builtin"
             ) from error

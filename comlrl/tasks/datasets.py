@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from comlrl.builtin import DATASETS
-from comlrl.config.sections import ConfigError, DatasetConfig
-from comlrl.config.targets import near
+from comlrl.config.plugins.targets import near
+from comlrl.config.sections import DatasetConfig
+from comlrl.errors import UserError
 from comlrl.tasks.json_rows import KINDS, json_rows
 from comlrl.types import Domain, Task
 
@@ -26,7 +27,7 @@ def load_tasks(
 
     A task's name is its row's ``task_id``, else ``row_N`` by its place in the whole file (with
     the split's name before it where the data set has several files), whatever is sliced. Raises
-    ConfigError, naming the row, for one that the domain cannot use; with ``on_bad_row: skip`` it
+    UserError, naming the row, for one that the domain cannot use; with ``on_bad_row: skip`` it
     is told to ``warn`` and left out.
     """
     tasks: list[Task] = []
@@ -36,13 +37,13 @@ def load_tasks(
             tasks.append(domain.task(name, rows.content[index]))
         except ValueError as error:
             if section.on_bad_row == "error":
-                raise ConfigError(
+                raise UserError(
                     f"dataset.name: '{section.name}' split '{split}': {where}: {error}; fix the "
                     "row, or set dataset.on_bad_row=skip"
                 ) from error
             warn(f"dataset {where} is skipped: {error}")
     if not tasks:
-        raise ConfigError(
+        raise UserError(
             f"{split_key(section, split)}: '{split}' of '{section.name}' has no usable row; give "
             "another split"
         )
@@ -104,14 +105,14 @@ class Rows:
 
 
 def _chosen(section: DatasetConfig, split: str) -> Iterator[tuple[Rows, int]]:
-    """The rows that a split's text names. Raises ConfigError where it names none."""
+    """The rows that a split's text names. Raises UserError where it names none."""
     import datasets
 
     key, name = split_key(section, split), section.name
     try:
         instruction = datasets.ReadInstruction.from_spec(split)
     except ValueError:
-        raise ConfigError(f"{key}: '{split}' is not a split; write e.g. test[:16]") from None
+        raise UserError(f"{key}: '{split}' is not a split; write e.g. test[:16]") from None
     bases = dict.fromkeys(part.strip().partition("[")[0] for part in split.split("+"))
     rows = {base: _whole(name, base, f"{key}: '{split}'") for base in bases}
     sizes = {base: len(found.content) for base, found in rows.items()}
@@ -119,7 +120,7 @@ def _chosen(section: DatasetConfig, split: str) -> Iterator[tuple[Rows, int]]:
     places = [(rows[p.splitname], index) for p in pieces for index in range(p.from_, p.to)]
     if not places:
         there = " and ".join(f"{size:,} rows in '{base}'" for base, size in sizes.items())
-        raise ConfigError(f"{key}: '{split}' of '{name}' is empty: there are {there}; give another")
+        raise UserError(f"{key}: '{split}' of '{name}' is empty: there are {there}; give another")
     yield from places
 
 
@@ -129,15 +130,15 @@ def _whole(name: str, base: str, given: str) -> Rows:
     if name.startswith("builtin:"):
         if name not in DATASETS:
             mend = near(name, DATASETS, "the builtin are {}")
-            raise ConfigError(f"dataset.name: '{name}' does not exist; {mend}")
+            raise UserError(f"dataset.name: '{name}' does not exist; {mend}")
         if base not in DATASETS[name]:
             there = ", ".join(DATASETS[name])
-            raise ConfigError(f"{given}: '{name}' has no split '{base}'; it has {there}")
+            raise UserError(f"{given}: '{name}' has no split '{base}'; it has {there}")
         return _named(*json_rows(DATASETS[name][base], name), prefix=f"{base}_")
     if path.suffix not in KINDS:
         return _named(_read(name, given, base), None, prefix=f"{base}_")
     if not path.is_file():
-        raise ConfigError(f"dataset.name: '{name}' does not exist; give a file that does")
+        raise UserError(f"dataset.name: '{name}' does not exist; give a file that does")
     if KINDS[path.suffix] == "json":
         return _named(*json_rows(path, name))
     return _named(_read(KINDS[path.suffix], given, base, data_files={base: name}, name=name), None)
@@ -157,7 +158,7 @@ def _named(content: Any, lines: Sequence[int] | None, prefix: str = "") -> Rows:
 def _read(
     source: str, given: str, base: str, data_files: Any = None, name: str | None = None
 ) -> Any:
-    """What the datasets library makes of a name. Raises ConfigError for whatever it raises."""
+    """What the datasets library makes of a name. Raises UserError for whatever it raises."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -170,8 +171,8 @@ def _read(
             if KINDS.get(file.suffix) == "json":
                 json_rows(file, str(file))  # says which line it is
         if isinstance(error, ValueError | KeyError | AssertionError | IndexError):
-            raise ConfigError(f"{given} of '{name}' cannot be read: {_line(error)}") from error
-        raise ConfigError(f"dataset.name: '{name}' cannot be had: {_line(error)}") from error
+            raise UserError(f"{given} of '{name}' cannot be read: {_line(error)}") from error
+        raise UserError(f"dataset.name: '{name}' cannot be had: {_line(error)}") from error
 
 
 def split_key(section: DatasetConfig, split: str) -> str:

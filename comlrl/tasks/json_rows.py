@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from comlrl.config.sections import ConfigError
+from comlrl.errors import UserError
 
 KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 
@@ -16,21 +16,21 @@ def json_rows(file: Path, name: str) -> tuple[list[dict[str, Any]], list[int] | 
     """The rows of a .jsonl or .json file, all with the same keys (None where a row has none), and
     the line of each (from 1; None: a list, whose rows have no lines of their own).
 
-    ``name``: the file as the user wrote it. Raises ConfigError for one that is empty or broken.
+    ``name``: the file as the user wrote it. Raises UserError for one that is empty or broken.
     """
     try:
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"dataset.name: '{name}' is not UTF-8 text: {error}") from None
+        raise UserError(f"dataset.name: '{name}' is not UTF-8 text: {error}") from None
     except OSError as error:
-        raise ConfigError(f"dataset.name: '{name}' cannot be read: {error.strerror}") from None
+        raise UserError(f"dataset.name: '{name}' cannot be read: {error.strerror}") from None
     if text.lstrip().startswith("["):
         rows, lines = list(_listed(text, name)), None
     else:
         pairs = list(_lines(text, name))
         rows, lines = [row for _, row in pairs], [line for line, _ in pairs]
     if not rows:
-        raise ConfigError(f"dataset.name: '{name}' has no rows; write a JSON object on each line")
+        raise UserError(f"dataset.name: '{name}' has no rows; write a JSON object on each line")
     keys = dict.fromkeys(key for row in rows for key in row)
     return [{key: row.get(key) for key in keys} for row in rows], lines
 
@@ -51,12 +51,12 @@ def _parsed(text: str, name: str, line: int = 1) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         where = f"line {line + error.lineno - 1}, column {error.colno}"
-        raise ConfigError(f"dataset.name: '{name}' {where}: {error.msg}; fix the line") from None
+        raise UserError(f"dataset.name: '{name}' {where}: {error.msg}; fix the line") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"dataset.name: '{name}' line {line}: {error}; fix the line") from None
+        raise UserError(f"dataset.name: '{name}' line {line}: {error}; fix the line") from None
 
 
 def _object(value: Any, name: str, where: str) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
-    raise ConfigError(f"dataset.name: '{name}' {where} is no JSON object; write {{…}}")
+    raise UserError(f"dataset.name: '{name}' {where} is no JSON object; write {{…}}")

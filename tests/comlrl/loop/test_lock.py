@@ -10,8 +10,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from comlrl.errors import UserError
 
-from comlrl.config.sections import ConfigError
 from comlrl.loop.lock import FILE, hold, holder
 from comlrl.loop.run_directory import find
 from tests import tiny_models
@@ -31,7 +31,7 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     other.start()
     assert held.wait(60)
     assert str(holder(tmp_path)).startswith(f"process {other.pid} on ")
-    with pytest.raises(ConfigError, match=f"is in use by process {other.pid} on "), hold(tmp_path):
+    with pytest.raises(UserError, match=f"is in use by process {other.pid} on "), hold(tmp_path):
         pass
     other.kill()
     other.join()
@@ -63,7 +63,7 @@ def test_numbered_folders_leave_out_one_in_use(tmp_path: Path) -> None:
     first.mkdir()
     with hold(first):
         assert find(config, False) != first
-        with pytest.raises(ConfigError, match="is in use"):
+        with pytest.raises(UserError, match="is in use"):
             find(config, True)
     assert find(config, False) == first
 
@@ -72,7 +72,7 @@ def test_a_lock_that_is_a_link_or_a_folder_is_refused(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine")
     (tmp_path / FILE).symlink_to(victim)
-    with pytest.raises(ConfigError, match="cannot be written"), hold(tmp_path):
+    with pytest.raises(UserError, match="cannot be written"), hold(tmp_path):
         pass
     assert victim.read_text() == "mine"
 

@@ -7,9 +7,10 @@ import sys
 
 import pytest
 import torch
+from comlrl.errors import UserError
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from comlrl.config.sections import AgentModelConfig, ConfigError
+from comlrl.config.sections import AgentModelConfig
 from comlrl.models.loading import load_model
 from comlrl.models.packed import check_packed
 from comlrl.preferences.reward_model import classifier
@@ -56,12 +57,12 @@ def test_a_reward_model_starts_from_it(packed):
 
 
 def test_what_cannot_be_read_is_refused_in_a_line(packed, monkeypatch, tmp_path):
-    with pytest.raises(ConfigError, match=r"^agents: 'no\.gguf' does not exist; give a GGUF file"):
+    with pytest.raises(UserError, match=r"^agents: 'no\.gguf' does not exist; give a GGUF file"):
         check_packed("agents", "no.gguf")
     (tmp_path / "bad.gguf").write_text("no model")
-    with pytest.raises(ConfigError, match=r"bad\.gguf' cannot be loaded: "):
+    with pytest.raises(UserError, match=r"bad\.gguf' cannot be loaded: "):
         load_model(FLOAT32, str(tmp_path / "bad.gguf"), "cpu")
     monkeypatch.setitem(sys.modules, "gguf", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"package gguf; pip install 'comlrl\[gguf\]'$"):
+    with pytest.raises(UserError, match=r"package gguf; pip install 'comlrl\[gguf\]'$"):
         load_model(FLOAT32, packed, "cpu")

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from comlrl.errors import UserError
 
-from comlrl.config.sections import ConfigError
 from comlrl.rollout import vllm_replies
 from comlrl.rollout.vllm_replies import BadReply, ServerError
 from comlrl.rollout.vllm_server import Server
@@ -89,7 +89,7 @@ def test_the_key_does_not_follow_a_redirect(raw, monkeypatch, status):
     assert "which is not followed" in str(error) and "\x1b" not in str(error)
     assert len(first.asked) == 1 and b"Bearer secret" in first.asked[0]
     assert other.asked == []
-    with pytest.raises(ConfigError, match="which is not followed"):
+    with pytest.raises(UserError, match="which is not followed"):
         Server(first.url, 60).check()
 
 
@@ -201,7 +201,7 @@ def test_malformed_answers(whole):
              {"id": "base", "max_model_len": -1}, {"id": "base", "max_model_len": True}]
 )  # fmt: skip
 def test_malformed_models(card):
-    with pytest.raises(ConfigError):
+    with pytest.raises(UserError):
         vllm_replies.base_model("http://x", {"data": [card]})
     assert vllm_replies.base_model("http://x", {"data": [{"id": "base"}]}) == ("base", None)
 

@@ -7,9 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from comlrl.errors import UserError
 
 from comlrl.builtin import COOPMINI
-from comlrl.config.sections import ConfigError, DatasetConfig
+from comlrl.config.sections import DatasetConfig
 from comlrl.tasks.datasets import apart, load_tasks, split_size
 from rewards.code.domain import CODE
 
@@ -131,7 +132,7 @@ def test_a_bad_row_is_named_by_its_line_whatever_is_sliced(tmp_path):
     file = tmp_path / "test.jsonl"
     items = [json.dumps(item) for item in unnamed(3)]
     file.write_text("\n".join([items[0], "", items[1], json.dumps({"prompt": "x"})]) + "\n")
-    with pytest.raises(ConfigError, match=r"split 'test\[1:\]': line 4 \('row_2'\): "):
+    with pytest.raises(UserError, match=r"split 'test\[1:\]': line 4 \('row_2'\): "):
         ids(str(file), "test[1:]")
 
 
@@ -162,7 +163,7 @@ def test_held_out_tasks_never_have_the_name_of_another_training_task(tmp_path):
 def test_broken_json_is_named_by_its_line(tmp_path, text, named, within):
     file = tmp_path / "test.jsonl"
     file.write_bytes(text.encode("latin-1"))
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(UserError) as error:
         ids(str(file if within == "file" else tmp_path), "test")
     line = str(error.value)
     assert "\n" not in line and str(file) in line and named in line
@@ -186,7 +187,7 @@ def test_a_bad_row_is_named_or_skipped(tmp_path, change, named):
     if change.get("entry_point") == 3:
         items[1].pop("entry_point")
     file = jsonl(tmp_path, items)
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(UserError) as error:
         load_tasks(DatasetConfig(file), "test", CODE)
     line = str(error.value)
     assert "\n" not in line and named in line and "on_bad_row=skip" in line
@@ -208,7 +209,7 @@ def test_a_split_that_gives_nothing_is_refused(sources, split, named):
     for form, source in sources.items():
         if split == "train" and form != "folder":
             continue  # a single file is whatever split it is called
-        with pytest.raises(ConfigError) as error:
+        with pytest.raises(UserError) as error:
             ids(source, split)
         line = str(error.value)
         assert "\n" not in line and split in line
@@ -218,17 +219,17 @@ def test_a_split_that_gives_nothing_is_refused(sources, split, named):
 def test_only_bad_rows_is_an_empty_split(tmp_path):
     items = [row | {"test": ""} for row in rows(2)]
     section = DatasetConfig(jsonl(tmp_path, items), on_bad_row="skip")
-    with pytest.raises(ConfigError, match="no usable row"):
+    with pytest.raises(UserError, match="no usable row"):
         load_tasks(section, "test", CODE, warn=lambda line: None)
 
 
 def test_what_is_not_there_is_named(tmp_path):
     for name in ("/nowhere/tasks.jsonl", "builtin:nothing", str(tmp_path / "nowhere")):
-        with pytest.raises(ConfigError) as error:
+        with pytest.raises(UserError) as error:
             ids(name, "test")
         assert name in str(error.value) and "\n" not in str(error.value)
     (tmp_path / "broken.jsonl").write_text("{not json\n")
-    with pytest.raises(ConfigError, match="broken"):
+    with pytest.raises(UserError, match="broken"):
         ids(str(tmp_path / "broken.jsonl"), "test")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from comlrl.errors import UserError
 
-from comlrl.config.sections import ConfigError
 from comlrl.tasks.prompts import Prompts, check_templates, plain_text
 from comlrl.types import Attempt, Domain, Message, Score, Task
 
@@ -95,7 +95,7 @@ def test_the_words_for_chat_are_checked_too():
         def for_chat(self) -> Duet:
             return Wrong()
 
-    with pytest.raises(ConfigError, match=r"domain: its `revision`: .*\{voise\}; did you mean"):
+    with pytest.raises(UserError, match=r"domain: its `revision`: .*\{voise\}; did you mean"):
         check_templates(Prompts(Given()), ("high", "low"), 2)
 
 

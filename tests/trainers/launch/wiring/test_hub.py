@@ -1,0 +1,84 @@
+"""Names that only the hub can resolve, where it does not answer; names with a mistake in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from comlrl.errors import UserError
+
+from trainers.launch.commands.command_line import parse_arguments, resolve
+from trainers.launch.commands.train import main
+from trainers.launch.wiring import hub
+
+QUICK = Path(__file__).parents[4] / "configs" / "magrpo_quickstart.yaml"
+
+
+def arguments(*overrides: str) -> list[str]:
+    return ["--config", str(QUICK), "--override", *overrides]
+
+
+def config(*overrides: str):
+    return resolve("magrpo", parse_arguments("magrpo", arguments(*overrides)))[0]
+
+
+@pytest.fixture(autouse=True)
+def out_of_reach(monkeypatch, tmp_path):
+    """A hub at a port where nobody listens, and an empty cache."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    for name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE", hub.OFFLINE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(hub.OFFLINE, "0")  # and restored
+
+
+@pytest.mark.parametrize("item", ["dataset.name=some/rows", "agent_model.name=some/model"])
+def test_a_hub_out_of_reach_refuses_at_once(item, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main("magrpo", None, arguments(item, "output.dir=out")) == 2
+    error = capsys.readouterr().err
+    key, _, name = item.partition("=")
+    assert error.startswith(f"error: {key}: '{name}' is no folder here (looked in ")
+    assert "http://127.0.0.1:9 does not answer" in error and error.count("\n") == 1
+    assert not Path("out").exists()
+
+
+def test_the_cache_is_enough_and_libraries_are_kept_to_it(tmp_path):
+    import os
+
+    (tmp_path / "cache/hub/models--some--model/snapshots/1").mkdir(parents=True)
+    (tmp_path / "cache/datasets/some___rows").mkdir(parents=True)
+    found = config("agent_model.name=some/model", "dataset.name=some/rows")
+    hub.check_reachable(found, hub.named_models(found))
+    assert os.environ[hub.OFFLINE] == "1"
+
+
+def test_nobody_asks_the_hub_for_what_is_here(monkeypatch):
+    monkeypatch.setattr(hub, "_answers", lambda: 1 / 0)
+    found = config()
+    hub.check_reachable(found, hub.named_models(found))
+
+
+@pytest.mark.parametrize("key", ["dataset.name", "agent_model.name"])
+def test_a_builtin_with_a_slip(key):
+    meant = {"dataset.name": "builtin:coopmini", "agent_model.name": "builtin:tiny-coder"}[key]
+    found = config(f"{key}={meant.replace('builtin', 'bultin')}")
+    with pytest.raises(UserError, match=f"{key}: .* did you mean `{meant}`"):
+        hub.check_data(found)
+        hub.check_model(key, found.agent_model.name, found)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("[q_proj,v_prj]", "'v_prj' is no layer of 'builtin:tiny-coder'; did you mean `v_proj`?"),
+        ("[nothing]", "it has down_proj, "),
+        ("model.*q_prj", "'model.*q_prj' is no layer"),
+    ],
+)
+def test_target_modules_that_match_nothing_are_refused_in_the_dry_run(given, named, capsys):
+    assert main("magrpo", None, [*arguments(f"lora.target_modules={given}"), "--dry-run"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: lora.target_modules: ") and named in error
+    for good in ("[q_proj,v_proj]", ".*q_proj", "[layers.0.self_attn.q_proj]"):
+        assert main("magrpo", None, [*arguments(f"lora.target_modules={good}"), "--dry-run"]) == 0

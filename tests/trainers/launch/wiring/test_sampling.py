@@ -1,0 +1,167 @@
+"""Sampling limits of single agents, from the configuration to what is drawn and estimated."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from comlrl.errors import UserError
+
+from comlrl.types import Sampling
+from loggers.tables import evaluation_table
+from tests.fakes import code_task
+from tests.tiny_models import STOPS, config
+from tests.tiny_trainers import build, grown
+from trainers import madpo, ppo
+from trainers.launch.commands.command_line import parse_arguments, resolve
+from trainers.launch.commands.evaluation_plan import parse_arguments as evaluation_arguments
+from trainers.launch.commands.evaluation_plan import resolve as resolve_evaluation
+from trainers.launch.commands.shipped import CONFIGS
+from trainers.launch.cost import dry_run, roofline
+from trainers.launch.wiring.sampling import limits, sampling
+
+APART = {"sampling__aux__max_new_tokens": 5, "sampling__aux__temperature": 0.7}
+QUICKSTART = CONFIGS / "magrpo_quickstart.yaml"
+
+
+def test_what_a_role_does_not_say_is_the_section_s():
+    drawn = sampling(config(**APART, top_p=0.9, temperature=1.2, sampling__main__top_k=8))
+    assert drawn.by_agent == (Sampling(0.7, 5, 0.9), Sampling(1.2, 16, 0.9, 8))
+    assert drawn.of(1) == drawn.by_agent[1] and drawn.longest == 16
+    alike = {f"sampling__{role}__max_new_tokens": 5 for role in ("aux", "main")}
+    assert sampling(config(**alike)) == Sampling(1.0, 5)
+    assert sampling(config()) == Sampling(1.0, 16)  # nothing of it where nobody is named
+
+
+def test_greedy_evaluations_and_smaller_baselines_keep_each_role_s_limits():
+    made = config(**APART, sampling__main__max_new_tokens=9)
+    assert [own.temperature for own in sampling(made, greedy=True).by_agent] == [0, 0]
+    assert [own.max_new_tokens for own in sampling(made, greedy=True).by_agent] == [5, 9]
+    assert sampling(made).greedy.by_agent == (Sampling(0.0, 5), Sampling(0.0, 9))
+    assert sampling(made, num_agents=1) == Sampling(1.0, 9)  # `single` is main's role
+
+
+def test_a_configuration_that_is_written_reads_back(tmp_path):
+    made = config(**APART)
+    written = tmp_path / "config.yaml"
+    written.write_text(yaml.safe_dump(made.to_dict()))
+    again, _ = resolve("magrpo", parse_arguments("magrpo", ["--config", str(written)]))
+    assert again.sampling == made.sampling
+    asked = evaluation_arguments(["--config", str(written), "--override", "sampling.aux=null"])
+    assert resolve_evaluation(str(written), [], asked).sampling == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("sampling.axu.temperature=1", "sampling.axu: is for nobody; did you mean `aux`?"),
+        ("sampling.aux.max_tokens=5", "sampling.aux.max_tokens: .* did you mean `max_new_tokens`?"),
+        ("sampling.aux.max_new_tokens=0", "sampling.aux.max_new_tokens: 0 is too small"),
+        ("sampling.aux.max_new_tokens=2.5", "sampling.aux.max_new_tokens: 2.5 .* a whole number"),
+        ("sampling.aux.temperature=warm", "sampling.aux.temperature: 'warm' .* a number"),
+        ("sampling.aux.temperature=0", "sampling.aux.temperature: 0 samples nothing"),
+        ("sampling.aux.top_p=1.5", "sampling.aux.top_p: 1.5 must be above 0 and at most 1"),
+        ("sampling.main.top_k=0", "sampling.main.top_k: 0 must be at least 1"),
+        ("sampling.aux=5", "sampling.aux: 5 is not a mapping; write sampling.aux.KEY=VALUE"),
+        ("sampling.main.max_new_tokens=4096", "sampling.main.max_new_tokens: 4096 leaves no room"),
+        (
+            "magrpo.top_p=null sampling.main.top_k=9 generation.backend=vllm "
+            "generation.vllm_url=http://x",
+            "sampling.main.top_k: 9 with generation.backend=vllm",
+        ),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told_in_a_line(settings, said):
+    arguments = ["--config", str(QUICKSTART), "--override", *settings.split()]
+    with pytest.raises(UserError, match=said) as refused:
+        resolve("magrpo", parse_arguments("magrpo", arguments))
+    assert "\n" not in str(refused.value)
+
+
+def test_agents_of_one_policy_may_differ_in_length_alone(tmp_path):
+    with pytest.raises(UserError, match=r"sampling\.aux\.temperature: 0\.7 with shppo"):
+        config("shppo", **APART)
+    trainer = build("shppo", tmp_path, lambda texts: 1.0, sampling__aux__max_new_tokens=3)
+    first, second = lengths(grown(trainer))
+    assert max(first) == 3 < max(second) <= 16
+
+
+def lengths(trees) -> list[list[int]]:
+    """Tokens of each agent's completions; those that do not stop by themselves are cut."""
+    found: list[list[int]] = [[], []]
+    for node in (node for tree in trees for node in tree.nodes):
+        for agent, turn in zip(node.acting, node.agents_N, strict=True):
+            for completion in turn.completions_G:
+                found[agent].append(len(completion.token_ids))
+                assert completion.finished == (completion.token_ids[-1] in STOPS)
+    return found
+
+
+@pytest.mark.parametrize("keys", [{}, {"turn_order": "sequential"}, {"num_turns": 2}], ids=str)
+def test_every_agent_stops_at_its_own_limit(tmp_path, keys):
+    trainer = build("magrpo", tmp_path, lambda texts: len(texts[0]), **APART, **keys)
+    first, second = lengths(grown(trainer))
+    assert max(first) == 5 < max(second) <= 16
+    trainer.train()
+    assert all(0 < m["gradient_norm"] < 1e9 for m in trainer.loop.logger.metrics())
+
+
+def test_ppo_s_and_madpo_s_log_probabilities_are_at_each_agent_s_temperature(tmp_path, monkeypatch):
+    read = set()
+    real = ppo.action_logprobs
+
+    def noted(agent, batch, temperature, **more):
+        read.add((agent.index, temperature))
+        return real(agent, batch, temperature, **more)
+
+    monkeypatch.setattr(ppo, "action_logprobs", noted)
+    keys = {"num_agents": 2, "kl_coef": 0.1, "ppo_epochs": 1, **APART}
+    trainer = build("ppo", tmp_path, lambda texts: len(texts[0]), **keys)
+    trainer.train()
+    assert read == {(0, 0.7), (1, 1.0)}
+    assert all(m["ratio_max"] == 1 for m in trainer.loop.logger.metrics())
+    drawn = madpo.MADPOTrainer.__new__(madpo.MADPOTrainer)
+    drawn.sampling = sampling(config("madpo", **APART))
+    assert [drawn._temperature(i) for i in range(2)] == [0.7, 1.0]
+
+
+def test_estimates_count_each_agent_s_tokens():
+    """A step of 16 tasks, 3 completions of each agent: 16 · 3 · (5 + 16) tokens."""
+    made, plain = config(**APART), config()
+    assert limits(made) == (5, 16)
+    (line,) = [t for t in dry_run.describe(made).split("\n") if t.startswith("sampled tokens")]
+    assert line.split()[3] == f"{16 * 3 * (5 + 16):,}"
+    assert roofline.work_of(made, roofline.KINDS["h100"]).tokens == 10.5
+    shorter, whole = (roofline.work_of(c, roofline.KINDS["h100"]) for c in (made, plain))
+    assert shorter.update() < whole.update() and shorter.generation() < whole.generation()
+    madpo_run = dry_run.describe(config("madpo", **APART, preference_num_candidates=4))
+    assert "tokens" in madpo_run
+
+
+def test_a_prompt_has_the_room_that_its_own_agent_leaves():
+    from trainers.launch.wiring.assembly import fitting
+
+    class Sampler:
+        max_length = 100
+
+        def encode(self, agent, prompt):
+            return range((90, 60)[agent])
+
+    task = code_task("t", "def f(x):\n", "def check(f): ...", "f")
+    made = config(**APART, sampling__main__max_new_tokens=40)
+    assert fitting([task], made, Sampler(), sampling(made)) == [task]
+    made = config(**APART, sampling__main__max_new_tokens=41)
+    with pytest.raises(UserError, match=r"a prompt of 60 tokens, with room for 59 .* 41"):
+        fitting([task], made, Sampler(), sampling(made))
+
+
+def test_tables_of_evaluations_tell_who_sampled_otherwise():
+    result = {
+        "baseline": None, "checkpoint": "run", "model": "m", "tasks": 1, "dataset": "d",
+        "split": "eval", "samples": 1, "num_agents": 2, "num_turns": 1, "seed": 1,
+        "turn_order": "simultaneous", "metrics": {}, "intervals": {}, "budget": {},
+        "sampling": {"temperature": 1.0, "top_p": None, "top_k": None},
+        "settings": {"domain": "code", "sampling": {"aux": {"max_new_tokens": 5, "top_p": None}}},
+    }  # fmt: skip
+    assert "temperature 1.0, aux: max_new_tokens 5, seed 1." in evaluation_table(result)
+    result["settings"] = {"domain": "code"}
+    assert "temperature 1.0, seed 1." in evaluation_table(result)

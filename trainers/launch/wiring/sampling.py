@@ -1,0 +1,81 @@
+"""How each agent samples: its own limits (``sampling``), else the section's, else agent_model's."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
+
+from comlrl.config.plugins.targets import near
+from comlrl.config.sections import RoleSampling
+from comlrl.types import Sampling
+from trainers.launch.wiring.work import load_domain
+
+KEYS = tuple(field.name for field in fields(RoleSampling))
+
+
+def sampling(config: Config, greedy: bool = False, num_agents: int | None = None) -> Sampling:
+    """How the agents of the run's own section sample; ``num_agents``: of a baseline that has
+    fewer."""
+    section = config.section
+    heat = 0.0 if greedy else temperature(section, config)
+    common = Sampling(heat, section.max_new_tokens, top_p(section, config), top_k(section, config))
+    if not config.sampling:
+        return common
+    roles = load_domain(config).roles(num_agents or section.num_agents)
+    own_N = tuple(_own(common, config.sampling.get(role)) for role in roles)
+    if all(own == own_N[0] for own in own_N):
+        return own_N[0]
+    return replace(common, by_agent=own_N)
+
+
+def limits(config: Config) -> tuple[int, ...]:
+    """``max_new_tokens`` of each agent."""
+    drawn = sampling(config)
+    return tuple(drawn.of(agent).max_new_tokens for agent in range(config.section.num_agents))
+
+
+def _own(common: Sampling, given: RoleSampling | None) -> Sampling:
+    said: dict[str, Any] = {key: getattr(given, key, None) for key in KEYS}
+    if common.temperature == 0:
+        del said["temperature"]
+    return replace(common, **{key: value for key, value in said.items() if value is not None})
+
+
+def check(config: Config) -> None:
+    """Raises UserError for a role that there is not, and for limits that cannot work."""
+    roles = load_domain(config).roles(config.section.num_agents) if config.sampling else ()
+    for role, own in config.sampling.items():
+        key = f"sampling.{role}"
+        if role not in roles:
+            raise UserError(f"{key}: is for nobody; {near(role, roles, 'there are {}')}")
+        check_values(key, own.max_new_tokens, own.temperature, own.top_p, own.top_k)
+        room = config.agent_model.max_length
+        if own.max_new_tokens is not None and own.max_new_tokens >= room:
+            raise UserError(
+                f"{key}.max_new_tokens: {own.max_new_tokens} leaves no room for a prompt in "
+                f"agent_model.max_length={room}; give less"
+            )
+        apart = [name for name in KEYS[1:] if getattr(own, name) is not None]
+        if apart and config.section.one_policy:
+            raise UserError(
+                f"{key}.{apart[0]}: {getattr(own, apart[0])} with {config.algorithm}, whose agents "
+                f"act by one policy: it is the same for all of them; give "
+                f"{config.algorithm}.{apart[0]} (max_new_tokens may differ)"
+            )
+
+
+def check_values(
+    prefix: str, length: int | None, heat: float | None, share: float | None, count: int | None
+) -> None:
+    """Raises UserError for values of ``prefix``'s keys that no token can be drawn by."""
+    if length is not None and length < 1:
+        raise UserError(f"{prefix}.max_new_tokens: {length} is too small; give at least 1")
+    if heat is not None and heat <= 0:
+        raise UserError(f"{prefix}.temperature: {heat} samples nothing to learn from; give > 0")
+    if share is not None and not 0 < share <= 1:
+        raise UserError(f"{prefix}.top_p: {share} must be above 0 and at most 1; null keeps all")
+    if count is not None and count < 1:
+        raise UserError(f"{prefix}.top_k: {count} must be at least 1; null keeps all tokens")
