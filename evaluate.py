@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from trainers.launch.evaluation_command import main
+from trainers.launch.commands.evaluate import main
 
 if __name__ == "__main__":
     sys.exit(main())

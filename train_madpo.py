@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from comlrl.types import Trainer
-from trainers.launch.assembly import Run
-from trainers.launch.execution import main
-from trainers.launch.labelling import build_collector
+from comlrl.loop.parts import Trainer
+
+from trainers.launch.commands.train import main
+from trainers.launch.wiring.assembly import Run
+from trainers.launch.wiring.comparator import build_collector
 
 
 def build(run: Run) -> Trainer:

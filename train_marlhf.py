@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from comlrl.types import Trainer
-from trainers.launch.assembly import Run, build_critic_team, build_rollout
-from trainers.launch.execution import main
-from trainers.launch.labelling import build_collector
+from comlrl.loop.parts import Trainer
+
+from trainers.launch.commands.train import main
+from trainers.launch.wiring.assembly import Run, build_critic_team, build_rollout
+from trainers.launch.wiring.comparator import build_collector
 
 if TYPE_CHECKING:
     from comlrl.preferences.reward_model import ModelReward
@@ -34,11 +35,11 @@ def build(run: Run) -> Trainer:
 
 def online_trainer(run: Run, reward: ModelReward) -> Online:
     """The sibling that ``rl_algorithm`` names, on a rollout scored by the reward model."""
-    from trainers.configs import online_section
+
     from trainers.magrpo import MAGRPOTrainer
     from trainers.ppo import PPOTrainer
 
-    section = online_section(run.config)
+    section = run.config.online
     rollout = build_rollout(run.config, run.rollout.sampler, reward)
     made = (section, run.team, rollout, run.loop, run.sampling)
     if not section.chains:

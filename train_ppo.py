@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from comlrl.types import Trainer
-from trainers.launch.assembly import Run, build_critic_team
-from trainers.launch.execution import main
+from comlrl.loop.parts import Trainer
+
+from trainers.launch.commands.train import main
+from trainers.launch.wiring.assembly import Run, build_critic_team
 
 
 def build(run: Run) -> Trainer:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from comlrl.types import Trainer
-from trainers.launch.assembly import Run, heterogeneous_policy
-from trainers.launch.execution import main
+from comlrl.loop.parts import Trainer
+
+from trainers.launch.commands.train import main
+from trainers.launch.wiring.assembly import Run, heterogeneous_policy
 
 
 def build(run: Run) -> Trainer:

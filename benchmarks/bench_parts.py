@@ -28,7 +28,9 @@ import torch
 from comlrl.loop.interrupts import Signals
 from comlrl.loop.resume import prepare
 from loggers.tables import table
-from trainers.launch import assembly, command_line, memory
+from trainers.launch.commands import command_line
+from trainers.launch.wiring import allocator as memory
+from trainers.launch.wiring import assembly
 from trainers.magrpo import MAGRPOTrainer
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -131,7 +131,7 @@ def cost(isolation: str, programs: int = 1000) -> None:
 
 def share_of_a_step(steps: int, isolation: str) -> None:
     """Prints the reward's share of a quickstart step: the median, and the least and the most."""
-    from trainers.launch import execution
+    from trainers.launch.commands import train as execution
     from trainers.magrpo import MAGRPOTrainer
 
     spent: list[float] = []  # seconds in ``score``, which a step of one turn calls once

@@ -27,8 +27,8 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from comlrl.config.algorithms import SECTIONS
 from loggers.tables import table
-from trainers.configs import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPARISONS: dict[str, dict[str, tuple[str, dict[str, object]]]] = {  # name → file, overrides

@@ -2,7 +2,7 @@
 
     python benchmarks/cost_table.py [--hardware h100] [--config magrpo_he_config] [--tasks 64]
 
-Qwen2.5-Coder of 1.5B to 14B, 2 to 8 agents, 1 to 64 cards, by ``trainers/launch/roofline.py``:
+Qwen2.5-Coder of 1.5B to 14B, 2 to 8 agents, 1 to 64 cards, by ``trainers/launch/cost/roofline.py``:
 nothing is run and nothing downloaded. A Markdown table goes to standard output: seconds of a step =
 generation + reward + update (in brackets the share of the generation that its operations take
 however small they are), and the memory of a card.
@@ -20,7 +20,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from loggers.tables import table
-from trainers.launch import command_line, roofline
+from trainers.launch.commands import command_line
+from trainers.launch.cost import roofline
 
 KEYS = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.compare_settings import COMPARISONS, ROOT, algorithm, trained
 from loggers.tables import table
-from trainers.launch.evaluation_command import main as evaluate
+from trainers.launch.commands.evaluate import main as evaluate
 
 KINDS = {"SHPPO": "learned", "shared MAPPO": "shared MAPPO"}  # as `compare_settings.py roles` has
 TASK = {"agent_model.name": "builtin:tiny-coder-long", "dataset.name": "builtin:coopmini-long"}

@@ -11,9 +11,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from comlrl.config.arguments import keywords
-from comlrl.config.sections import ConfigError, ExternalConfig
-from comlrl.config.targets import Target, check_class, load, near
+from comlrl.errors import UserError
+
+from comlrl.config.plugins.arguments import keywords
+from comlrl.config.plugins.targets import Target, check_class, load, near
+from comlrl.config.sections import ExternalConfig
 from comlrl.rollout.checked import CheckedTransition
 from comlrl.types import Transition
 from external.plain import Plain
@@ -37,7 +39,7 @@ def build(
     fallbacks: Fallbacks | None = None,
     folder: Path = Path(),
 ) -> Transition:
-    """The transition of ``external.mode``; raises ConfigError for a wrong setting.
+    """The transition of ``external.mode``; raises UserError for a wrong setting.
 
     ``fallbacks`` counts the attempts that were answered in an expert's place. ``folder``: that of
     the YAML file, for a mode of the user's own.
@@ -64,7 +66,7 @@ def build(
 
 
 def settings_read(external: ExternalConfig, prompts: Prompts, folder: Path) -> set[str]:
-    """The keys of ``external`` that its mode is made with. Raises ConfigError for a mode that
+    """The keys of ``external`` that its mode is made with. Raises UserError for a mode that
     there is not, or that cannot be made."""
     mode = external.mode or default_mode(prompts)
     if mode == "expert_edits":
@@ -92,7 +94,7 @@ def _found(
     own = prompts.domain.modes()
     if mode != "plain" and mode not in own:
         mend = near(mode, (*own, *GENERAL), "there are {}")
-        raise ConfigError(f"external.mode: {mode!r} is not a mode; {mend}")
+        raise UserError(f"external.mode: {mode!r} is not a mode; {mend}")
     return own.get(mode, Plain), None
 
 

@@ -45,7 +45,7 @@ class ExpertEdits:
     """Asks the expert about each attempt and tells each agent the edits to its own part.
 
     ``fallbacks`` counts the attempts that were answered by ``plain`` instead (``on_error:
-    plain``). With ``on_error: stop`` the first failure raises ExpertError. Raises ConfigError
+    plain``). With ``on_error: stop`` the first failure raises ExpertError. Raises UserError
     where the provider's key is not in the environment.
     """
 

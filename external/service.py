@@ -13,7 +13,7 @@ import time
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from comlrl.config.sections import ConfigError
+from comlrl.errors import UserError
 
 MAX_BODY = 262_144  # bytes of an answer that are read
 MAX_TOKENS = 1024  # asked of the service
@@ -37,10 +37,10 @@ PROVIDERS = (
 OTHER_KEY = "EXPERT_API_KEY"  # for every other address; may be unset, as local servers need none
 
 
-class ExpertError(RuntimeError):
+class ExpertError(UserError):
     """The expert could not be had; the message says what it was asked and what came back."""
 
-    user_error, exit_code = True, 1  # told in one line
+    exit_code = 1
 
 
 class _TryAgain(Exception):
@@ -50,7 +50,7 @@ class _TryAgain(Exception):
 def provider_of(model: str, base_url: str | None) -> Provider:
     """Where ``external.expert_model`` is served, and which variable holds the key.
 
-    A known provider's key is sent to that provider's host alone. Raises ConfigError where the
+    A known provider's key is sent to that provider's host alone. Raises UserError where the
     address is not given and cannot be told from the model's name.
     """
     if base_url is not None:
@@ -62,14 +62,14 @@ def provider_of(model: str, base_url: str | None) -> Provider:
     for known in PROVIDERS:
         if re.match(known.models, model):
             return known
-    raise ConfigError(
+    raise UserError(
         f"external.expert_base_url: null, and no provider is known for external.expert_model "
         f"{model!r}; give the address of its service"
     )
 
 
 class Service:
-    """Answers questions; raises ConfigError where the provider's key is not in the environment."""
+    """Answers questions; raises UserError where the provider's key is not in the environment."""
 
     def __init__(
         self,
@@ -84,12 +84,12 @@ class Service:
         try:
             import openai
         except ImportError:
-            raise ConfigError(f"{user} needs it: pip install openai (the extra `expert`)") from None
+            raise UserError(f"{user} needs it: pip install openai (the extra `expert`)") from None
         self.model, self._provider = model, provider
         self._timeout, self._retries, self._backoff = timeout, retries, backoff
         key = os.environ.get(provider.key) or None
         if key is None and provider.key != OTHER_KEY:
-            raise ConfigError(
+            raise UserError(
                 f"{user} with {provider.base_url} needs the environment variable {provider.key}; "
                 "set it"
             )

@@ -24,7 +24,7 @@ BUILTINS = {  # their folders, as comlrl.builtin names them
     "builtin:tiny-coder-long": "TINY_CODER_LONG",
 }
 SHARED = """\
-from trainers.launch.load import load_sampler
+from trainers.launch.wiring.load import load_sampler
 from comlrl.types import Message, Request, Sampling
 
 agents = load_sampler({run!r})  # base, adapter, and the layer that tells agents apart

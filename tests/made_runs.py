@@ -12,17 +12,7 @@ from typing import Any
 import yaml
 
 from comlrl.evaluation.metrics import tree_metrics
-from comlrl.types import (
-    AgentTurn,
-    Completion,
-    LogMark,
-    LogRecord,
-    Message,
-    Node,
-    Score,
-    Task,
-    Tree,
-)
+from comlrl.types import AgentTurn, Completion, LogMark, LogRecord, Message, Node, Score, Task, Tree
 from loggers import Loggers, write_domain
 from loggers.episodes import EpisodeLogger
 from loggers.jsonl import JsonlLogger

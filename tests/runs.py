@@ -18,9 +18,9 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from comlrl.config.algorithms import SECTIONS
 from comlrl.loop.checkpoint import tensors_of
-from trainers.configs import SECTIONS
-from trainers.launch.weights import run_algorithm
+from trainers.launch.wiring.weights import run_algorithm
 
 ROOT = Path(__file__).parent.parent
 CLOCK = ("time", "second", "memory")  # parts of names of what depends on the clock or the machine

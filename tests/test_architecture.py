@@ -107,7 +107,7 @@ def _may(module: str, other: str) -> bool:
         order = {room: place for place, room in enumerate(CORE)}
         return order[_room(other, CORE)] <= order[_room(module, CORE)]
     if here == there == "trainers":
-        return other == "trainers.configs" or (module, other) in SIBLINGS
+        return other == "comlrl.config.algorithms" or (module, other) in SIBLINGS
     return here == there or _floor(other) < _floor(module)
 
 
@@ -181,8 +181,10 @@ def test_equations_know_tensors_and_nothing_else():
 
 
 def test_what_answers_at_once_is_without_torch():
-    modules = "comlrl.config.loader, comlrl.types, trainers.launch.command_line, "
-    modules += "trainers.launch.dry_run, trainers.configs, rewards.code_rewards, external"
+    modules = "comlrl.config.loader, comlrl.types, trainers.launch.commands.command_line, "
+    modules += (
+        "trainers.launch.cost.dry_run, comlrl.config.algorithms, rewards.code_rewards, external"
+    )
     code = f"import sys, {modules}; print(*sorted({{'torch', 'transformers'}} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
@@ -201,7 +203,7 @@ ANY_DOMAIN = ("comlrl", "trainers", "loggers", "external")
 THEIR_OWN = {
     "comlrl/builtin/": "makers of the code domain's data, and the data",
     "loggers/views/code": "how runs of the code domain are shown",
-    "trainers/launch/sweeps.py": "`program` is a key of W&B's sweep files",
+    "trainers/launch/commands/search.py": "`program` is a key of W&B's sweep files",
 }
 
 

@@ -21,13 +21,14 @@ from typing import NamedTuple
 
 import pytest
 import yaml
+from comlrl.errors import UserError
 
+from comlrl.config.algorithms import SECTIONS, sections_of
 from comlrl.config.loader import ALIASES, Loader, Setting
 from comlrl.config.sections import SECTIONS as SHARED
-from comlrl.config.sections import ConfigError, Root
-from trainers.configs import SECTIONS, sections_of
-from trainers.launch import export
-from trainers.launch.execution import main as train_main
+from comlrl.config.sections import Root
+from trainers.launch.commands import export
+from trainers.launch.commands.train import main as train_main
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -174,8 +175,8 @@ def python(words: list[str], request: pytest.FixtureRequest) -> None:
     elif name == "evaluate.py":
         evaluate(arguments, request)
     elif name == "sweep.py":
-        from trainers.launch import sweep_command as sweep
-        from trainers.launch.sweeps import read_sweep
+        from trainers.launch.commands import sweep
+        from trainers.launch.commands.search import read_sweep
 
         read_sweep(sweep.parse_arguments(arguments).file)
     elif name == "loggers.report":
@@ -209,7 +210,7 @@ def as_program(name: str, arguments: list[str]) -> None:
 
 
 def evaluate(arguments: list[str], request: pytest.FixtureRequest) -> None:
-    from trainers.launch import evaluation_command as script
+    from trainers.launch.commands import evaluate as script
 
     request.getfixturevalue("small_runs")
     if "--num-agents" in arguments:  # of SHPPO's runs: test_evaluate
@@ -371,7 +372,7 @@ def test_migration_says_what_the_loader_does():
         assert not new or exists(new), new
         loader = Loader(algorithm, sections_of(algorithm))
         if what == "remove" or (what == "rename" and old != new):
-            with pytest.raises(ConfigError, match="unknown key"):
+            with pytest.raises(UserError, match="unknown key"):
                 loader.set(Setting(old.replace("<algo>", algorithm), None, "old"))
         elif what == "read" and old in ALIASES:
             assert (ALIASES[old] or "") == new

@@ -12,23 +12,24 @@ from typing import Any
 
 import pytest
 import torch
+from comlrl.errors import NonFiniteError, UserError
 
 from comlrl.builtin import COOPMINI
-from comlrl.config.sections import AgentModelConfig, ConfigError
+from comlrl.config.sections import AgentModelConfig
 from comlrl.loop.alarm import CollapseAlarm
 from comlrl.models.agent import Agent
 from comlrl.models.fast.trie import Trie
 from comlrl.models.loading import build_team, load_model
 from comlrl.models.logprobs import action_logprobs
 from comlrl.processes.statistics import Sums
-from comlrl.types import NonFiniteError, Row, TokenBatch
+from comlrl.types import Row, TokenBatch
 from comlrl.update.accumulate import accumulate
 from comlrl.update.losses import policy_gradient
 from comlrl.update.non_finite import explanation
 from comlrl.update.optimizer import AgentOptimizer
 from tests import tiny_models
 from tests.runs import Process, Zygote, metrics, newest_step, small
-from trainers.launch.assembly import check_devices
+from trainers.launch.wiring.assembly import check_devices
 
 
 def refused(run: Process) -> str:
@@ -131,7 +132,7 @@ def test_model_without_eos_token(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     tokenizer.eos_token = None
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=r"special_tokens.*no EOS token"):
+    with pytest.raises(UserError, match=r"special_tokens.*no EOS token"):
         load_model(AgentModelConfig(), str(tmp_path), "cpu")
     section = AgentModelConfig(special_tokens={"eos_token": "<eos>"})
     assert load_model(section, str(tmp_path), "cpu")[1].eos_token_id == tiny_models.EOS
@@ -146,7 +147,7 @@ def test_model_without_eos_token(tmp_path: Path) -> None:
     ],
 )
 def test_devices_that_cannot_be_had(keys: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(UserError, match=said):
         check_devices(tiny_models.config(**keys))
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
 
 from comlrl import files
-from comlrl.config.sections import Config, ConfigError
 from comlrl.loop import checkpoint
 from comlrl.loop.resume import prepare, write_config
 from tests import tiny_models
@@ -291,7 +292,7 @@ def test_harmless_changes_are_named_and_go_through(
 def test_other_changes_are_refused_unless_forced(tmp_path: Path) -> None:
     begun(tmp_path)
     changed = configured(tmp_path, learning_rate=0.5, lora__r=3, sandbox__timeout=1.0)
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(UserError) as raised:
         prepare(changed, True, False)
     assert str(raised.value).startswith("lora.r: 3 differs from the run's 16; so do ")
     assert "magrpo.learning_rate, sandbox.timeout" in str(raised.value)
@@ -303,7 +304,7 @@ def test_without_a_checkpoint_it_is_a_fresh_start(tmp_path: Path) -> None:
     """What lies there is gone on with only where the same configuration left it."""
     begun(tmp_path, saved=False)
     assert prepare(configured(tmp_path), True, False).continuing
-    with pytest.raises(ConfigError, match=r"magrpo.learning_rate: 0.5 differs"):
+    with pytest.raises(UserError, match=r"magrpo.learning_rate: 0.5 differs"):
         prepare(configured(tmp_path, learning_rate=0.5), True, False)
 
 
@@ -332,14 +333,14 @@ def test_overwrite_moves_all_of_an_earlier_run_aside(tmp_path: Path) -> None:
     assert (tmp_path / "run.1/metrics.jsonl").read_text() == "1\n"
     assert (tmp_path / "run.2/metrics.jsonl").read_text() == "2\n"
     assert (tmp_path / "run.2/checkpoints/step_000003").exists()
-    with pytest.raises(ConfigError, match=r"give output\.dir"):
+    with pytest.raises(UserError, match=r"give output\.dir"):
         tiny_models.config(output__overwrite=True)
 
 
 def test_resuming_a_finished_run_without_checkpoints_loses_nothing(tmp_path: Path) -> None:
     begun(tmp_path / "run", saved=False)
     (tmp_path / "run/summary.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"--resume: .* holds a finished run and no checkpoint"):
+    with pytest.raises(UserError, match=r"--resume: .* holds a finished run and no checkpoint"):
         prepare(configured(tmp_path / "run"), True, False)
     assert prepare(configured(tmp_path / "run", output__overwrite=True), True, False)
     assert (tmp_path / "run.1/summary.json").exists()

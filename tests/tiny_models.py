@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from comlrl.config.resolved import Config
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -21,12 +22,11 @@ from transformers import (
     Qwen3Config,
 )
 
+from comlrl.config.algorithms import sections_of
 from comlrl.config.loader import Loader, Setting
-from comlrl.config.sections import Config
 from comlrl.models.loading import build_team
 from comlrl.models.team import Team
-from trainers.configs import sections_of
-from trainers.launch.relations import validate
+from trainers.launch.checks.relations import validate
 
 VOCABULARY = 300  # bytes, specials, and rows that no text has
 EOS, PAD = 256, 257

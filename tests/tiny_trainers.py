@@ -10,22 +10,12 @@ from typing import Any
 from comlrl.loop.loop import Loop
 from comlrl.models.loading import build_team
 from comlrl.rollout.grow import Rollout
-from comlrl.types import (
-    Attempt,
-    JointAction,
-    LogMark,
-    LogRecord,
-    Reward,
-    Score,
-    Task,
-    Tree,
-)
+from comlrl.types import Attempt, JointAction, LogMark, LogRecord, Reward, Score, Task, Tree
 from loggers.latents import LatentLogger
 from rewards.code.domain import CODE
 from tests.fakes import PROMPTS, code_task
 from tests.tiny_models import config, folder
-from trainers.configs import sampling
-from trainers.launch.assembly import build_critic_team, build_sampler
+from trainers.launch.wiring.assembly import build_critic_team, build_sampler
 from trainers.magrpo import MAGRPOTrainer
 from trainers.ppo import PPOTrainer
 from trainers.shppo import SHPPOTrainer

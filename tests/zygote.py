@@ -32,7 +32,7 @@ def module(path: Path) -> Any:
 
 
 def run(algorithm: str, argv: list[str]) -> int:
-    from trainers.launch.execution import main
+    from trainers.launch.commands.train import main
 
     return main(algorithm, module(ROOT / f"train_{algorithm}.py").build, argv)
 

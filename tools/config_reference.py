@@ -18,9 +18,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from comlrl.config import algorithms as configs
 from comlrl.config import loader, sections
-from trainers import configs
-from trainers.launch.command_line import FLAGS
+from trainers.launch.commands.command_line import FLAGS
 
 FILE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 COMMON = configs.CommonConfig
@@ -29,7 +29,7 @@ HEAD = """\
 # Configuration
 
 Written by `python -m tools.config_reference` from `comlrl/config/sections.py` and
-`trainers/configs.py`.
+`comlrl/config/algorithms.py`.
 
 A file is YAML: the sections below and one named after the algorithm. Every key may be left out.
 `--override` takes any number of dotted keys, for example

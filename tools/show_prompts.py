@@ -20,14 +20,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from comlrl.config.sections import Config
+from comlrl.config.resolved import Config
+
 from comlrl.tasks.datasets import load_tasks
 from comlrl.tasks.history import Exchange, behind, next_prompt
 from comlrl.tasks.prompts import Prompts, plain_text
 from comlrl.tasks.quoting import clean
 from comlrl.types import Attempt, JointAction, Message, Task
-from trainers.launch import evaluation_plan
-from trainers.launch.work import build_reward, build_transition, load_prompts, with_mode
+from trainers.launch.commands import evaluation_plan
+from trainers.launch.wiring.work import build_reward, build_transition, load_prompts, with_mode
 
 UNKNOWN = "(here stands what those before it will have written in this turn)\n"
 QUICKSTART = Path(__file__).parents[1] / "configs" / "magrpo_quickstart.yaml"

@@ -31,7 +31,9 @@ from functools import partial
 from itertools import groupby
 
 import torch
+from comlrl.loop.parts import Part
 
+from comlrl.config.algorithms import MADPOConfig
 from comlrl.keyed import order
 from comlrl.loop.loop import Loop
 from comlrl.loop.steps import Gathered, Step
@@ -52,13 +54,12 @@ from comlrl.preferences.reading import (
 )
 from comlrl.processes import distributed
 from comlrl.processes.statistics import Sums
-from comlrl.types import Part, Sampling, TokenBatch
+from comlrl.types import Sampling, TokenBatch
 from comlrl.update.accumulate import accumulate
 from comlrl.update.lanes import side_by_side
 from comlrl.update.losses import joint_dpo, policy_gradient
 from comlrl.update.minibatches import like_parts
 from comlrl.update.optimizer import optimizer_of
-from trainers.configs import MADPOConfig
 
 
 class MADPOTrainer:

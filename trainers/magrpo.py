@@ -34,7 +34,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
+from comlrl.loop.parts import Part
 
+from comlrl.config.algorithms import MAGRPOConfig
 from comlrl.credit.advantages import sibling_advantages
 from comlrl.credit.returns import agent_returns, joint_returns
 from comlrl.loop.loop import Loop
@@ -45,7 +47,7 @@ from comlrl.models.team import Team
 from comlrl.processes import distributed
 from comlrl.processes.statistics import Sums, agent_means
 from comlrl.rollout.grow import Greedy, Rollout
-from comlrl.types import AgentTurn, Part, Row, Sampling, TokenBatch, Tree
+from comlrl.types import AgentTurn, Row, Sampling, TokenBatch, Tree
 from comlrl.update.accumulate import accumulate, measure_all
 from comlrl.update.clipped import ratio_sums
 from comlrl.update.lanes import side_by_side
@@ -53,7 +55,6 @@ from comlrl.update.losses import clipped_policy, k3_kl, policy_gradient
 from comlrl.update.minibatches import like_parts
 from comlrl.update.optimizer import optimizer_of
 from comlrl.update.per_token import PerToken
-from trainers.configs import MAGRPOConfig
 
 # Of a turn from one state on, for each agent a row for each node at which it acts; None where
 # nothing is to be learned there.

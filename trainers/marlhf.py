@@ -29,7 +29,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from comlrl.loop.parts import Part
+
 from comlrl import files
+from comlrl.config.algorithms import MARLHFConfig
 from comlrl.keyed import order
 from comlrl.loop.loop import Loop
 from comlrl.loop.steps import Step
@@ -45,8 +48,6 @@ from comlrl.preferences.reward_model import (
 )
 from comlrl.preferences.reward_training import Fit, RewardBase, TextPair, begin, train
 from comlrl.processes import distributed
-from comlrl.types import Part
-from trainers.configs import MARLHFConfig
 
 FOLDER = "reward_model"
 AGREEMENT = "reward_model/order_agreement"

@@ -39,7 +39,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from comlrl.loop.parts import Part
 
+from comlrl.config.algorithms import PPOConfig
 from comlrl.credit.chains import Chains, chains_of
 from comlrl.loop.loop import Loop
 from comlrl.loop.steps import Step
@@ -56,13 +58,12 @@ from comlrl.models.team import Team
 from comlrl.processes import distributed
 from comlrl.processes.statistics import Sums, agent_means, moments, standardized
 from comlrl.rollout.grow import Rollout
-from comlrl.types import Part, Row, Sampling, Span, TokenBatch
+from comlrl.types import Row, Sampling, TokenBatch
 from comlrl.update.clipped import ClippedPolicy, run_epochs
-from comlrl.update.minibatches import minibatches, passes
+from comlrl.update.minibatches import Span, minibatches, passes
 from comlrl.update.optimizer import optimizer_of
 from comlrl.update.per_token import PerToken
 from comlrl.update.values import LanguageReader, PooledReader, StepValues, history_rows
-from trainers.configs import PPOConfig
 
 Critic = TokenCritic | TeamCritic | LanguageCritic
 

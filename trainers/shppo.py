@@ -40,7 +40,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from comlrl.loop.parts import Part
 
+from comlrl.config.algorithms import SHPPOConfig
 from comlrl.credit.chains import Chains, chains_of
 from comlrl.loop.loop import Loop
 from comlrl.loop.steps import Step
@@ -57,7 +59,7 @@ from comlrl.models.team import Team
 from comlrl.processes import distributed
 from comlrl.processes.statistics import Sums, explained_variance, extremes, moments, standardized
 from comlrl.rollout.grow import Rollout
-from comlrl.types import Part, Row, Sampling, Span, TokenBatch
+from comlrl.types import Row, Sampling, TokenBatch
 from comlrl.update.clipped import ClippedPolicy, run_epochs
 from comlrl.update.losses import (
     clipped_policy,
@@ -68,10 +70,9 @@ from comlrl.update.losses import (
     latent_logprob,
     latent_loss,
 )
-from comlrl.update.minibatches import Pass, minibatches, passes
+from comlrl.update.minibatches import Pass, Span, minibatches, passes
 from comlrl.update.optimizer import optimizer_of
 from comlrl.update.per_token import by_number, turn_advantages
-from trainers.configs import SHPPOConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,9 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from comlrl.config.sections import SECTIONS, Config, ConfigError, Root
+from comlrl.config.resolved import Config
+from comlrl.config.sections import SECTIONS, Root
+from comlrl.errors import UserError
 
 # Older spellings; "<algo>" stands for the algorithm's section. None: accepted and ignored.
 ALIASES: dict[str, str | None] = {
@@ -81,7 +83,7 @@ class Loader:
     def set(self, setting: Setting) -> None:
         """Take one setting; a later one for the same key wins.
 
-        Raises ConfigError for an unknown key or a value of the wrong type.
+        Raises UserError for an unknown key or a value of the wrong type.
         """
         key = self._rename(setting)
         if key is None:
@@ -104,7 +106,7 @@ class Loader:
                     self._wandb = True
                 return
             if key != "wandb" or value is not None:
-                raise ConfigError(f"{key}: {value!r} is not a section; write `{key}.<key>=<value>`")
+                raise UserError(f"{key}: {value!r} is not a section; write `{key}.<key>=<value>`")
             self._wandb = False
             return
         if key.startswith("wandb."):
@@ -167,12 +169,12 @@ class Loader:
                 raise OmegaConfBaseException("a truth value is not a number")
             OmegaConf.update(target, name, value, merge=False)
         except OmegaConfBaseException as error:
-            raise ConfigError(
+            raise UserError(
                 f"{key}: {value!r} ({setting.source}) is not valid: expected {self._expected(key)}"
             ) from error
         taken = OmegaConf.select(target, name)
         if isinstance(taken, float) and not math.isfinite(taken):
-            raise ConfigError(f"{key}: {value!r} ({setting.source}) is not a finite number")
+            raise UserError(f"{key}: {value!r} ({setting.source}) is not a finite number")
 
     def _locate(self, key: str, value: Any, setting: Setting) -> tuple[Any, str]:
         section, _, name = key.partition(".")
@@ -193,7 +195,7 @@ class Loader:
         near = [k for k in self.keys if k.rpartition(".")[2] == own]
         near = near or difflib.get_close_matches(key, self.keys, 1, 0.5)
         mend = f"; did you mean `{near[0]}`?" if near else ""
-        raise ConfigError(f"{key}: unknown key, given {value!r} ({setting.source}){mend}")
+        raise UserError(f"{key}: unknown key, given {value!r} ({setting.source}){mend}")
 
     def _annotation(self, key: str) -> str:
         section, _, name = key.partition(".")
@@ -218,27 +220,27 @@ class Loader:
 
 
 def load_yaml(path: str | Path) -> dict[str, Any]:
-    """A YAML file's mapping, interpolations resolved. Raises ConfigError naming the file."""
+    """A YAML file's mapping, interpolations resolved. Raises UserError naming the file."""
     try:
         loaded = OmegaConf.load(path)
         tree = OmegaConf.to_container(loaded, resolve=True)
     except FileNotFoundError:
-        raise ConfigError(f"--config: {str(path)!r} does not exist; give a YAML file") from None
+        raise UserError(f"--config: {str(path)!r} does not exist; give a YAML file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config: {str(path)!r} cannot be read: {error}") from None
+        raise UserError(f"--config: {str(path)!r} cannot be read: {error}") from None
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         line = " ".join(str(error).split())
-        raise ConfigError(f"--config: {str(path)!r} is not valid YAML: {line}") from None
+        raise UserError(f"--config: {str(path)!r} is not valid YAML: {line}") from None
     if not isinstance(tree, dict):
-        raise ConfigError(f"--config: {str(path)!r} holds no mapping; write `section: …`")
+        raise UserError(f"--config: {str(path)!r} holds no mapping; write `section: …`")
     return {str(key): value for key, value in tree.items()}
 
 
 def parse_override(item: str) -> Setting:
-    """``a.b=value`` with a YAML or Python literal. Raises ConfigError where there is no ``=``."""
+    """``a.b=value`` with a YAML or Python literal. Raises UserError where there is no ``=``."""
     key, equals, text = item.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"--override: {item!r} is not `key=value`")
+        raise UserError(f"--override: {item!r} is not `key=value`")
     key, text = key.strip(), text.strip()
     value = text if key.startswith("prompts.") else parse_value(text)  # templates have braces
     return Setting(key, value, "--override")

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from comlrl.types import Part
+from comlrl.loop.parts import Part
 
 Tensors = Mapping[str, torch.Tensor]
 SUMS = "checksums.json"

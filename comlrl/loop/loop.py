@@ -15,18 +15,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from comlrl.config.sections import ConfigError
+from comlrl.errors import UserError
 from comlrl.evaluation.metrics import tree_metrics
 from comlrl.loop import checkpoint
 from comlrl.loop.alarm import CollapseAlarm
 from comlrl.loop.best_model import BestModel
 from comlrl.loop.course import Course
 from comlrl.loop.interrupts import Interrupted, Signals
+from comlrl.loop.parts import Part, Trainer
 from comlrl.loop.progress import EVALUATING, SAVING, TRAINING, Ahead, Progress
 from comlrl.loop.steps import Counters, Gathered, Step, peak_memory_mb
 from comlrl.processes import distributed
 from comlrl.rollout.grow import Greedy
-from comlrl.types import Domain, Logger, LogMark, LogRecord, Part, Span, Task, Trainer, Tree
+from comlrl.types import Domain, Logger, LogMark, LogRecord, Task, Tree
+from comlrl.update.minibatches import Span
 
 ENV_STEPS = "environment steps"  # of a training step
 
@@ -108,10 +110,10 @@ class Loop:
     ) -> None:
         """Go on from a checkpoint.
 
-        Raises ConfigError where it was made by another team or (unless ``force``) other tasks.
+        Raises UserError where it was made by another team or (unless ``force``) other tasks.
         """
         if found.state["tasks"] != self._fingerprint() and not force:
-            raise ConfigError(
+            raise UserError(
                 f"--resume: the training tasks are not those of {found.path}; restore the "
                 "dataset, or add --resume-force"
             )
@@ -122,7 +124,7 @@ class Loop:
             for name, part in trainer.parts().items():
                 checkpoint.load_part(part, found.tensors[name])
         except (KeyError, RuntimeError, ValueError) as error:
-            raise ConfigError(
+            raise UserError(
                 f"--resume: {found.path} does not fit this configuration: {_line(error)}"
             ) from error
         self._saved = (self.counters.steps, found.path)

@@ -12,8 +12,9 @@ import yaml
 
 from comlrl import files
 from comlrl.config.loader import load_yaml
-from comlrl.config.sections import Config, ConfigError
-from comlrl.config.user_modules import MODULES, Source, digests, keep, kept
+from comlrl.config.plugins.modules import MODULES, Source, digests, keep, kept
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
 from comlrl.loop import checkpoint
 from comlrl.loop.run_directory import (
     CONFIG,
@@ -47,7 +48,7 @@ class Start:
 def prepare(config: Config, resume: bool, force: bool, sources: Sequence[Source] = ()) -> Start:
     """Find and make the run directory and decide what the run goes on from; main process only.
 
-    ``sources``: the user's own modules. Raises ConfigError where the directory cannot be written,
+    ``sources``: the user's own modules. Raises UserError where the directory cannot be written,
     or holds a run that cannot be gone on with or is of another configuration or modules.
     """
     check_free(config, resume)
@@ -60,7 +61,7 @@ def prepare(config: Config, resume: bool, force: bool, sources: Sequence[Source]
     changed = _changes(folder, config, sources)
     harmful = [change for change in changed if not change.harmless]
     if harmful and not force:
-        raise ConfigError(_refusal(harmful))
+        raise UserError(_refusal(harmful))
     if found is None and resume:
         print(f"notice: no checkpoint in {folder}: a fresh start", file=sys.stderr)
     for change in changed if found is not None else ():
@@ -73,11 +74,11 @@ def _make_room(folder: Path, config: Config, resume: bool) -> None:
     """There is a run without a checkpoint to go on from; move it aside where it would be lost.
 
     One that was killed before its first checkpoint writes the same again, in its place. Raises
-    ConfigError for one that has come to its end.
+    UserError for one that has come to its end.
     """
     if resume and not config.output.overwrite:
         if (folder / SUMMARY).exists():
-            raise ConfigError(
+            raise UserError(
                 f"--resume: '{folder}' holds a finished run and no checkpoint to go on from; give "
                 f"another output.dir, or output.overwrite=true to begin anew (checkpoints: "
                 f"{config.algorithm}.save_steps)"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from comlrl.config.sections import Config, ConfigError
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
 
 CONFIG, SUMMARY = "config.yaml", "summary.json"
 TRACES = (CONFIG, SUMMARY, "metrics.jsonl", "checkpoints", "final_model", "best_model")
@@ -16,12 +17,12 @@ def holds_run(folder: Path) -> bool:
 
 
 def check_free(config: Config, resume: bool) -> None:
-    """Raises ConfigError where ``output.dir`` holds a run that is to be neither resumed nor moved
+    """Raises UserError where ``output.dir`` holds a run that is to be neither resumed nor moved
     aside."""
     folder = config.output.dir
     if folder is None or resume or config.output.overwrite or not holds_run(Path(folder)):
         return
-    raise ConfigError(
+    raise UserError(
         f"output.dir: '{folder}' holds a run; add --resume to go on with it, give another folder, "
         f"or set output.overwrite=true, which moves all of it to '{_beside(Path(folder))}'"
     )
@@ -44,7 +45,7 @@ def move_aside(folder: Path) -> Path:
     try:
         return folder.rename(aside)
     except OSError as error:
-        raise ConfigError(
+        raise UserError(
             f"output.dir: '{folder}' cannot be moved to '{aside}' ({error.strerror}); give another "
             "folder"
         ) from error
@@ -57,7 +58,7 @@ def make_writable(folder: Path) -> Path:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise ConfigError(
+        raise UserError(
             f"output.dir: '{folder}' cannot be written ({error.strerror}); give another folder"
         ) from error
     return folder

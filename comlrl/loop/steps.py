@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from comlrl.types import Span, Task, Tree
+from comlrl.types import Task, Tree
+from comlrl.update.minibatches import Span
 
 
 class Clock:

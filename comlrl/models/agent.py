@@ -12,7 +12,7 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from transformers import PreTrainedModel
 
-from comlrl.config.sections import ConfigError
+from comlrl.errors import UserError
 from comlrl.models.fast.decoder import FastDecoder, fast_decoder
 from comlrl.models.fast.lora_routing import Router
 from comlrl.processes.sharding import like, stored
@@ -118,7 +118,7 @@ class Agent:
         return {name: stored(weight) for name, weight in self.named().items()}
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take them in place. Raises ConfigError where they do not fit."""
+        """Take them in place. Raises UserError where they do not fit."""
         _copy(self.named(), tensors, self.adapter, exactly=self.peft is not None)
 
     def named(self, adapter: str | None = None) -> dict[str, torch.nn.Parameter]:
@@ -144,7 +144,7 @@ class Reference:
         return {name: stored(weight) for name, weight in self._named().items()}
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take them in place. Raises ConfigError where they do not fit."""
+        """Take them in place. Raises UserError where they do not fit."""
         agent = self.agent
         _copy(self._named(), tensors, agent.adapter, exactly=agent.peft is not None)
         if agent.start is not None and agent.start.fast is not None:  # it holds copies of biases
@@ -167,7 +167,7 @@ def _copy(
     wrong = set(own) ^ set(weights) if exactly else set(own) - set(weights)
     wrong |= {n for n in set(own) & set(weights) if own[n].shape != weights[n].shape}
     if wrong:
-        raise ConfigError(f"{source}: holds other weights than this team, e.g. {min(wrong)}")
+        raise UserError(f"{source}: holds other weights than this team, e.g. {min(wrong)}")
     with torch.no_grad():
         for name, parameter in own.items():
             parameter.copy_(like(weights[name], parameter))

@@ -13,7 +13,9 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from comlrl.builtin import MODELS
-from comlrl.config.sections import AgentModelConfig, Config, ConfigError
+from comlrl.config.resolved import Config
+from comlrl.config.sections import AgentModelConfig
+from comlrl.errors import UserError
 from comlrl.models.agent import REFERENCE, Agent
 from comlrl.models.fast.decoder import fast_decoder
 from comlrl.models.fast.lora_routing import add_router
@@ -31,7 +33,7 @@ def build_team(
     is not the base with the adapter off. ``count``: of how many (None: of the policies).
 
     Where agents share one policy the team is one, whatever the number of agents that act by it.
-    Raises ConfigError where a model cannot be had.
+    Raises UserError where a model cannot be had.
     """
     count = count or config.section.policies
     device = device or default_device()
@@ -83,7 +85,7 @@ def default_device() -> str:
 def resolve_model(name: str) -> str:
     """A builtin's folder, or the name as it was given."""
     if name.startswith("builtin:") and name not in MODELS:
-        raise ConfigError(f"agent_model.name: '{name}'; the builtin are {', '.join(MODELS)}")
+        raise UserError(f"agent_model.name: '{name}'; the builtin are {', '.join(MODELS)}")
     return str(MODELS.get(name, name))
 
 
@@ -101,19 +103,19 @@ def load_model(section: AgentModelConfig, name: str, device: str) -> tuple[PreTr
     except (OSError, ValueError, json.JSONDecodeError) as error:
         reason = " ".join(str(error).split())
         if asked != "auto" and "attn_implementation" in reason:
-            raise ConfigError(
+            raise UserError(
                 f"agent_model.attn_implementation: '{name}' cannot be read by '{asked}'; give auto"
             ) from error
-        raise ConfigError(f"agent_model.name: '{name}' cannot be loaded: {reason[:300]}") from error
+        raise UserError(f"agent_model.name: '{name}' cannot be loaded: {reason[:300]}") from error
     if getattr(model, "_hf_peft_config_loaded", False):
-        raise ConfigError(
+        raise UserError(
             f"agent_model.name: '{name}' holds an adapter, which needs its base; give the base "
             "there, and the adapter's folder as init_from"
         )
     if section.special_tokens and tokenizer.add_special_tokens(dict(section.special_tokens)):
         model.resize_token_embeddings(max(len(tokenizer), model.config.vocab_size))
     if tokenizer.eos_token_id is None:
-        raise ConfigError(
+        raise UserError(
             f"agent_model.special_tokens: the tokenizer of '{name}' has no EOS token; "
             "give eos_token"
         )
@@ -176,7 +178,7 @@ def _with_adapters(
             peft.add_adapter(start, frozen)
     except ValueError as error:
         reason = " ".join(str(error).split())[:300]
-        raise ConfigError(
+        raise UserError(
             f"lora.target_modules: {section.target_modules!r} does not fit the model: {reason}"
         ) from error
     for each in peft.peft_config.values():

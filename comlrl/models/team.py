@@ -148,7 +148,7 @@ class Team:
         return {agent.adapter: agent for agent in self.agents} | starts
 
     def load_tensors(self, tensors: Mapping[str, dict[str, torch.Tensor]]) -> None:
-        """Take the weights of ``parts``. Raises ConfigError where they do not fit."""
+        """Take the weights of ``parts``. Raises UserError where they do not fit."""
         for name, part in self.parts().items():
             part.load_tensors(tensors[name])
 

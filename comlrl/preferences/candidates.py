@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from comlrl.errors import UserError
 from comlrl.types import Completion, Message, Tree
 
 ROUNDING = 1e-9  # sums of reward terms that are equal may differ in the last bit
 
 
-class PreferenceError(ValueError):
+class PreferenceError(UserError):
     """Preferences that cannot be read or learned from; the message says what to do."""
-
-    user_error = True
 
 
 @dataclass(frozen=True, slots=True)

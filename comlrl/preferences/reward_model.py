@@ -18,6 +18,7 @@ from peft import PeftModel
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from comlrl.errors import UserError
 from comlrl.models.fast.decoder import FastDecoder, fast_decoder
 from comlrl.models.fast.lora_routing import add_router
 from comlrl.models.loading import resolve_model
@@ -32,11 +33,10 @@ FACTS = "reward_model.json"
 BATCH_TOKENS = 4096  # padded tokens scored at once
 
 
-class WeakRewardModelError(ValueError):
+class WeakRewardModelError(UserError):
     """A reward model that is no better than chance; the message says what to change."""
 
-    user_error = True  # told in one line,
-    exit_code = 1  # though the input was in order
+    exit_code = 1
 
 
 @dataclass

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from comlrl.config.sections import ConfigError
+from comlrl.errors import UserError
 
 T = TypeVar("T")
 
@@ -73,10 +73,10 @@ def start(strategy: str = "replicate") -> None:
 
 
 def check_cards() -> None:
-    """Raises ConfigError where this machine has cards, and fewer than processes."""
+    """Raises UserError where this machine has cards, and fewer than processes."""
     cards = torch.cuda.device_count()
     if 0 < cards < local_world_size():
-        raise ConfigError(
+        raise UserError(
             f"torchrun: --nproc_per_node {local_world_size()} is more than the {cards} card(s) of "
             "this machine; start one process a card"
         )

@@ -14,21 +14,22 @@ from typing import Any
 
 import torch
 
-from comlrl.config.sections import Config, ConfigError
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
 from comlrl.processes import distributed
 
 
 def check(config: Config, fits_reward_model: bool) -> None:
-    """Raises ConfigError where a run cannot be sharded."""
+    """Raises UserError where a run cannot be sharded."""
     if config.distributed.strategy != "fsdp":
         return
     if distributed.world_size() == 1:
-        raise ConfigError(
+        raise UserError(
             "distributed.strategy: 'fsdp' splits models over processes, and there is one; start "
             "with torchrun --nproc_per_node K, or set distributed.strategy=replicate"
         )
     if fits_reward_model:
-        raise ConfigError(
+        raise UserError(
             "distributed.strategy: 'fsdp' is not made for marlhf, whose reward model is trained "
             "whole; set distributed.strategy=replicate"
         )
@@ -50,7 +51,7 @@ def _layers(model: torch.nn.Module) -> Sequence[torch.nn.Module]:
     decoder = model.get_decoder()  # type: ignore[operator]
     lists = [m for m in decoder.children() if isinstance(m, torch.nn.ModuleList)]
     if len(lists) != 1:
-        raise ConfigError(
+        raise UserError(
             f"distributed.strategy: 'fsdp' does not know the layers of {type(model).__name__}; set "
             "distributed.strategy=replicate"
         )

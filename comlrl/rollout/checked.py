@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from comlrl.config.targets import Target, TargetError
+from comlrl.config.plugins.targets import Target, TargetError
 from comlrl.types import Attempt, Domain, JointAction, Reward, Score, Task, Transition
 
 REFUSING = ("task", "roles", "check_arguments")  # methods whose ValueError is a refusal

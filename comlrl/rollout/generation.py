@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
+from comlrl.errors import NonFiniteError
 from comlrl.keyed import uniforms
 from comlrl.models.agent import Agent
 from comlrl.models.fast import prefix_cache
@@ -25,7 +26,7 @@ from comlrl.models.fast.packed_attention import rounded
 from comlrl.models.team import Team
 from comlrl.rollout.decoding import ROWS_STEP, ByFastDecoder, ByModules, Decoding, routes
 from comlrl.rollout.truncation import Survivors, truncated
-from comlrl.types import Completion, Kept, Message, NonFiniteError, Request, Sampling
+from comlrl.types import Completion, Kept, Message, Request, Sampling
 
 Head = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (hidden, latents) → hidden
 

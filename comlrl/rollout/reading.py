@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from comlrl.models.latents import Latent
 from comlrl.tasks.history import Exchange, PromptTooLongError, behind, next_prompt, shorten
 from comlrl.tasks.prompts import Prompts
 from comlrl.tasks.quoting import clean
-from comlrl.types import Completion, Latent, Message, Sampler, Sampling, Task
+from comlrl.types import Completion, Message, Sampler, Sampling, Task
 
 LEFT_OUT = "\n(the rest is left out)"
 

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from peft.tuners.lora import LoraLayer
 
-from comlrl.config.sections import ConfigError
+from comlrl.errors import UserError
 from comlrl.models.agent import Agent
 from comlrl.models.team import Team
 from comlrl.processes import distributed
@@ -63,7 +63,7 @@ class VLLMSampler:
         self, team: Team, server: Server, folder: Path, max_length: int, temperature: float
     ) -> None:
         """``folder``: for adapters; the server reads it too. ``max_length``: tokens of prompt and
-        completion together. Raises ConfigError where the server cannot serve this team."""
+        completion together. Raises UserError where the server cannot serve this team."""
         self.team, self.server, self.max_length = team, server, max_length
         self.folder = (folder / f"process_{distributed.rank()}").resolve()
         self.run = distributed.from_main(lambda: secrets.token_hex(3))  # others may share a server
@@ -75,7 +75,7 @@ class VLLMSampler:
         shutil.rmtree(self.folder, ignore_errors=True)  # of a process that was killed
         try:
             self._begin(temperature)
-        except ConfigError:
+        except UserError:
             self.close()
             raise
 
@@ -139,14 +139,14 @@ class VLLMSampler:
         """See that the server is fit for this team."""
         for agent in self.team.agents:
             if isinstance(agent.model.get_output_embeddings(), LoraLayer):
-                raise ConfigError(
+                raise UserError(
                     "lora.target_modules: the language-model head is among them, and vLLM serves "
                     "no adapter there; leave it out, or set generation.backend=builtin"
                 )
         base = self.server.check()
         holds = base.get("max_model_len") or self.max_length
         if holds < self.max_length:
-            raise ConfigError(
+            raise UserError(
                 f"{KEY}: '{self.server.url}' holds {holds} tokens of prompt and completion, and "
                 f"agent_model.max_length is {self.max_length}; start it with --max-model-len "
                 f"{self.max_length}, or lower the latter"
@@ -155,12 +155,12 @@ class VLLMSampler:
             self._load_moved()
             processed = temperature == 1 or self._processed(base["id"], temperature)
         except ServerError as error:
-            raise ConfigError(
+            raise UserError(
                 f"{error}; was it started with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora "
                 "and a --max-lora-rank of at least lora.r, and does it read this run's folder?"
             ) from error
         if not processed:
-            raise ConfigError(
+            raise UserError(
                 f"{KEY}: '{self.server.url}' gives log-probabilities without the temperature "
                 f"{temperature:g} that samples; start it with --logprobs-mode processed_logprobs"
             )

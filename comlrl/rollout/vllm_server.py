@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from comlrl.config.sections import ConfigError
+from comlrl.errors import UserError
 
 KEY = "generation.vllm_url"
 FIRST_ASK = 10.0  # seconds in which a server must answer at a run's start
@@ -23,10 +23,10 @@ RETRIED = frozenset({408, 429})  # beside every status ≥ 500
 LONGEST_WAIT = 30.0  # seconds between two tries
 
 
-class ServerError(RuntimeError):
+class ServerError(UserError):
     """The server is of no more use: it has not answered for too long, or not as it should."""
 
-    user_error, exit_code = True, 1  # told in one line
+    exit_code = 1
 
 
 class Refused(ServerError):
@@ -54,13 +54,13 @@ class Server:
         self._leaving = threading.Event()
 
     def check(self) -> Mapping[str, Any]:
-        """The base model, as the server describes it. Raises ConfigError where it cannot be
+        """The base model, as the server describes it. Raises UserError where it cannot be
         reached."""
         try:
             return self._once("/v1/models", None, FIRST_ASK)["data"][0]
         except (_TryAgain, Refused, LookupError, TypeError) as error:
             reason = error.reason if isinstance(error, Refused) else str(error)
-            raise ConfigError(
+            raise UserError(
                 f"{KEY}: '{self.url}' cannot be reached ({reason}); start the server "
                 "(docs/scaling.md), or set generation.backend=builtin"
             ) from error

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from comlrl.builtin import DATASETS
-from comlrl.config.sections import ConfigError, DatasetConfig
+from comlrl.config.sections import DatasetConfig
+from comlrl.errors import UserError
 from comlrl.types import Domain, Task
 
 FILE_KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
@@ -24,7 +25,7 @@ def load_tasks(
 ) -> list[Task]:
     """The tasks of a split such as ``train`` or ``test[33:163]``.
 
-    Raises ConfigError, naming the row, for one that the domain cannot use; with ``on_bad_row:
+    Raises UserError, naming the row, for one that the domain cannot use; with ``on_bad_row:
     skip`` it is told to ``warn`` and left out.
     """
     tasks: list[Task] = []
@@ -35,13 +36,13 @@ def load_tasks(
             tasks.append(domain.task(name, row))
         except ValueError as error:
             if section.on_bad_row == "error":
-                raise ConfigError(
+                raise UserError(
                     f"dataset.name: '{section.name}' split '{split}': row {index} ('{name}'): "
                     f"{error}; mend the row, or set dataset.on_bad_row=skip"
                 ) from error
             warn(f"dataset row {index} ('{name}') is skipped: {error}")
     if not tasks:
-        raise ConfigError(
+        raise UserError(
             f"{split_key(section, split)}: '{split}' of '{section.name}' has no usable row; give "
             "another split"
         )
@@ -65,27 +66,27 @@ def _rows(section: DatasetConfig, split: str) -> Any:
     datasets.disable_progress_bars()
     name, path = section.name, Path(section.name)
     if name.startswith("builtin:") and name not in DATASETS:
-        raise ConfigError(f"dataset.name: '{name}'; the builtin are {', '.join(DATASETS)}")
+        raise UserError(f"dataset.name: '{name}'; the builtin are {', '.join(DATASETS)}")
     try:
         if name in DATASETS:
             files = {key: str(file) for key, file in DATASETS[name].items()}
             return datasets.load_dataset("json", data_files=files, split=split)
         if path.suffix in FILE_KINDS:
             if not path.is_file():
-                raise ConfigError(f"dataset.name: '{name}' does not exist; give a file that does")
+                raise UserError(f"dataset.name: '{name}' does not exist; give a file that does")
             base = re.split(r"[\[+]", split)[0]
             return datasets.load_dataset(
                 FILE_KINDS[path.suffix], data_files={base: str(path)}, split=split
             )
         return datasets.load_dataset(name, split=split)
-    except ConfigError:
+    except UserError:
         raise
     except (ValueError, KeyError, AssertionError, IndexError) as error:
-        raise ConfigError(
+        raise UserError(
             f"{split_key(section, split)}: '{split}' of '{name}' cannot be read: {_line(error)}"
         ) from error
     except Exception as error:  # the hub's and the readers' many kinds, each a user's matter
-        raise ConfigError(f"dataset.name: '{name}' cannot be had: {_line(error)}") from error
+        raise UserError(f"dataset.name: '{name}' cannot be had: {_line(error)}") from error
 
 
 def split_key(section: DatasetConfig, split: str) -> str:

@@ -16,13 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from comlrl.errors import UserError
 from comlrl.types import Message
 
 
-class PromptTooLongError(ValueError):
+class PromptTooLongError(UserError):
     """Not even the newest turn fits the model; the message names the key to raise."""
-
-    user_error = True  # told in one line, exit code 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from comlrl.config.sections import ConfigError
-from comlrl.config.targets import near
+from comlrl.config.plugins.targets import near
+from comlrl.errors import UserError
 from comlrl.types import Attempt, Domain, Message, Task
 
 SYSTEM, REVISION = "system", "revision"  # keys of ``prompts`` beside the roles
@@ -61,18 +61,18 @@ class Prompts:
 
 
 def check_templates(prompts: Prompts, roles: Sequence[str], num_agents: int) -> None:
-    """Raises ConfigError for one of the user's templates that has no place, or that has a field
+    """Raises UserError for one of the user's templates that has no place, or that has a field
     which the domain does not give."""
     domain, keys = prompts.domain, (*roles, SYSTEM, REVISION)
     for key, template in prompts.own.items():
         if key not in keys:
             mend = near(key, keys, "there are {}")
-            raise ConfigError(f"prompts.{key}: {_start(template)} is for nobody; {mend}")
+            raise UserError(f"prompts.{key}: {_start(template)} is for nobody; {mend}")
     own = {f"prompts.{key}": text for key, text in prompts.own.items() if key != SYSTEM}
     templates = domain.templates(num_agents)
     for name, found in (("roles", roles), ("templates", templates)):
         if len(found) != num_agents or len(set(roles)) != len(roles):
-            raise ConfigError(
+            raise UserError(
                 f"domain: its `{name}` for {num_agents} agents are {list(found)}; give one for "
                 "each agent, and roles that differ"
             )
@@ -89,12 +89,12 @@ def _check_fields(key: str, template: str, fields: Sequence[str]) -> None:
     except KeyError as error:
         name = error.args[0]
         mend = near(str(name), fields, "there are {}")
-        raise ConfigError(
+        raise UserError(
             f"{key}: {_start(template)} has an unknown field {{{name}}}; {mend}"
         ) from error
     except (ValueError, IndexError, AttributeError, TypeError) as error:
         known = ", ".join(f"{{{name}}}" for name in fields)
-        raise ConfigError(
+        raise UserError(
             f"{key}: {_start(template)} cannot be filled in: {error}; its fields are {known}, and "
             "braces that are meant are doubled"
         ) from error

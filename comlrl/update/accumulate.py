@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 
 import torch
 
+from comlrl.errors import NonFiniteError
 from comlrl.models.agent import Agent
 from comlrl.models.fast.packed_attention import SHAPE_STEP, rounded
 from comlrl.models.logprobs import packable
 from comlrl.models.rows import computed, pack, row_groups, split_rows, unpacked
 from comlrl.processes import sharding
 from comlrl.processes.statistics import Sums
-from comlrl.types import NonFiniteError, Row, TokenBatch
+from comlrl.types import Row, TokenBatch
 from comlrl.update.lanes import lanes, side_by_side
 
 S = TypeVar("S")

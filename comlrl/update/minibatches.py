@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from comlrl.keyed import order
 from comlrl.processes import distributed
-from comlrl.types import Span
+from comlrl.update.minibatches import Span
 
 
 def minibatches(states_B: Sequence[int], size: int | None, key: tuple) -> list[list[int]]:

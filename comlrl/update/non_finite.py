@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from comlrl.types import Kept, NonFiniteError, TokenBatch
+from comlrl.errors import NonFiniteError
+from comlrl.types import Kept, TokenBatch
 
 
 def explanation(error: NonFiniteError, step: int, folder: Path) -> str:

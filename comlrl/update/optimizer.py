@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from comlrl.errors import NonFiniteError
 from comlrl.processes import distributed, sharding
-from comlrl.types import NonFiniteError
 
 MASTER = "master"  # the name of a float32 master among a weight's moments in a checkpoint
 

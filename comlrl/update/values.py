@@ -11,13 +11,14 @@ from typing import Any, Protocol
 import torch
 
 from comlrl.credit.chains import Chains
+from comlrl.errors import NonFiniteError
 from comlrl.models.agent import Agent
 from comlrl.models.critics import LanguageCritic, TeamCritic, TokenCritic
 from comlrl.models.logprobs import ActionLogprobs
 from comlrl.models.team import Team
 from comlrl.processes import distributed
 from comlrl.processes.statistics import Sums, explained_variance
-from comlrl.types import NonFiniteError, Row, TokenBatch
+from comlrl.types import Row, TokenBatch
 from comlrl.update.accumulate import accumulate, measure_all
 from comlrl.update.losses import clipped_value
 from comlrl.update.minibatches import Pass

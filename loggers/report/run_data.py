@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from comlrl.config.user_modules import MODULES
+from comlrl.config.plugins.modules import MODULES
 from comlrl.files import read_lines
 from loggers.views import view_of
 from loggers.views.view import View

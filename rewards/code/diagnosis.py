@@ -10,7 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from comlrl.config.sections import ConfigError
+from comlrl.errors import UserError
+
 from comlrl.tasks.quoting import clean, cut
 from comlrl.types import Attempt
 from rewards.code.breakdown import RewardBreakdown
@@ -37,7 +38,7 @@ class Levels:
 
 
 def checked_slice(value: int | str | None) -> int | None:
-    """``external.sandbox_slice`` as the n of ``surfaced``; raises ConfigError.
+    """``external.sandbox_slice`` as the n of ``surfaced``; raises UserError.
 
     0, null and 'all' → None (every test); any other whole number is kept.
     """
@@ -45,7 +46,7 @@ def checked_slice(value: int | str | None) -> int | None:
         return None
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    raise ConfigError(
+    raise UserError(
         f"external.sandbox_slice: {value!r} is not a whole number; "
         "give n > 0 (first n tests), n < 0 (last |n|), or 0, null or 'all' (every test)"
     )
@@ -67,9 +68,9 @@ def agent_names(attempt: Attempt) -> tuple[str, ...]:
 
 
 def breakdown_of(attempt: Attempt) -> RewardBreakdown:
-    """The attempt's breakdown; raises ConfigError where the reward gave none."""
+    """The attempt's breakdown; raises UserError where the reward gave none."""
     if not isinstance(attempt.score.facts, RewardBreakdown):
-        raise ConfigError(
+        raise UserError(
             "external.mode: modes with diagnostics need a reward that runs the code, and this "
             "one gives no breakdown; set external.mode to 'plain' or 'expert_edits'"
         )

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from comlrl.errors import UserError
+
 from rewards.sandbox import confine, wire
 
 LEVELS = ("bubblewrap", "unshare", "limits")  # best first
@@ -39,10 +41,8 @@ _HIDDEN = ("site-packages", "dist-packages")  # folders of what is not the stand
 _MODULES = ("wire", "confine", "seccomp", "another", "candidate")  # handed over as source
 
 
-class SandboxError(ValueError):
+class SandboxError(UserError):
     """An isolation that is unknown or that this machine does not offer."""
-
-    user_error = True  # told in one line, exit code 2
 
 
 @dataclass(frozen=True, slots=True)

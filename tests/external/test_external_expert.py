@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from comlrl.errors import UserError
 
 import external
-from comlrl.config.sections import ConfigError, ExternalConfig
+from comlrl.config.sections import ExternalConfig
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, Score
 from external.expert_edits import (
@@ -260,8 +261,8 @@ def test_keys_go_to_their_own_provider(
 def test_settings_that_cannot_work_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DEEPSEEK_API_KEY", raising=False)
     section = ExternalConfig(mode="expert_edits", expert_model="deepseek-coder")
-    with pytest.raises(ConfigError, match="DEEPSEEK_API_KEY; set it"):
+    with pytest.raises(UserError, match="DEEPSEEK_API_KEY; set it"):
         external.build(section, PROMPTS)
     section = ExternalConfig(mode="expert_edits", expert_model="my-model")
-    with pytest.raises(ConfigError, match=r"external\.expert_base_url: null"):
+    with pytest.raises(UserError, match=r"external\.expert_base_url: null"):
         external.build(section, PROMPTS)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from comlrl.errors import UserError
 
-from comlrl.config.sections import ConfigError
 from external.judge import MODEL, Judge, judge_of, question, verdict
 from external.service import ExpertError, Service, provider_of
 from tests.external.test_external_expert import completion, send, serving
@@ -33,7 +33,7 @@ def test_names_and_addresses():
     assert judge_of("http://here:1/v1")[0] == MODEL
     model, provider = judge_of("http://here:1/v1#own/judge")
     assert (model, provider.base_url) == ("own/judge", "http://here:1/v1")
-    with pytest.raises(ConfigError):
+    with pytest.raises(UserError):
         judge_of("nobody-knows")
 
 

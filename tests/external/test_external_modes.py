@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from comlrl.errors import UserError
 
 import external
-from comlrl.config.sections import ConfigError, ExternalConfig
+from comlrl.config.sections import ExternalConfig
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, Score
 from rewards.code.breakdown import RewardBreakdown
@@ -21,7 +22,7 @@ def attempt(agents: int) -> Attempt:
 
 
 def test_an_unknown_mode_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"^external\.mode: 'loud' .*level_feedback.*plain"):
+    with pytest.raises(UserError, match=r"^external\.mode: 'loud' .*level_feedback.*plain"):
         external.build(ExternalConfig(mode="loud"), PROMPTS)
 
 

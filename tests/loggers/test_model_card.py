@@ -18,7 +18,7 @@ from loggers.model_card import write_model_card
 from tests import tiny_models
 from tests.made_runs import make_run
 from tests.runs import ROOT
-from trainers.launch.assembly import build_sampler, saver
+from trainers.launch.wiring.assembly import build_sampler, saver
 
 
 @pytest.fixture

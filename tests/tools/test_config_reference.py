@@ -7,9 +7,9 @@ import re
 
 import pytest
 
+from comlrl.config import algorithms as configs
 from comlrl.config import sections
 from tools.config_reference import FILE, keys_of, reference
-from trainers import configs
 
 SECTIONS = {**sections.SECTIONS, **configs.SECTIONS}
 

@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 import torch
 
+from comlrl.config.algorithms import MAGRPOConfig
 from comlrl.loop.steps import Gathered, Step
 from comlrl.models.team import Team
 from comlrl.rollout.generation import Generator
 from comlrl.rollout.grow import Rollout
-from comlrl.types import Sampling, Span, Tree
+from comlrl.types import Sampling, Tree
 from comlrl.update import accumulate
-from comlrl.update.minibatches import like_parts
+from comlrl.update.minibatches import Span, like_parts
 from tests.comlrl.rollout.test_generation import truncated
 from tests.fakes import PROMPTS, SEED, FakeReward, FakeTransition, task
 from tests.tiny_models import PAD, STOPS, config, folder, team
-from trainers.configs import MAGRPOConfig
 from trainers.magrpo import MAGRPOTrainer
 
 SAMPLING = Sampling(0.8, 16)

@@ -6,9 +6,10 @@ import math
 
 import pytest
 import torch
+from comlrl.errors import NonFiniteError
 
 from comlrl.models.rows import pack
-from comlrl.types import NonFiniteError, Row
+from comlrl.types import Row
 from tests.runs import ROOT, metrics
 from tests.tiny_trainers import build, share_of_letters
 from trainers.magrpo import Before

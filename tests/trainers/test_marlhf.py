@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 import yaml
+from comlrl.errors import UserError
 
-from comlrl.config.sections import ConfigError
+from comlrl.config.algorithms import MAGRPOConfig, PPOConfig
 from comlrl.evaluation.metrics import order_agreement
 from comlrl.preferences.pairs import Pair, TaskPairs
 from comlrl.types import Score, Tree
 from tests.comlrl.preferences.test_collector import candidates
 from tests.made_runs import TASK, node
 from tests.runs import ROOT, Zygote, metrics
-from trainers.configs import MAGRPOConfig, PPOConfig, online_section
-from trainers.launch.command_line import parse_arguments, resolve
+from trainers.launch.commands.command_line import parse_arguments, resolve
 from trainers.marlhf import text_pairs
 
 CONFIG = str(ROOT / "configs/marlhf_quickstart.yaml")
@@ -44,11 +44,11 @@ def test_ppo_is_as_large_a_team_as_the_preferences_were_of():
 
 def test_a_common_key_means_the_same_wherever_it_stands():
     config = resolved("magrpo.max_steps=3", "marlhf.kl_coef=0.5")
-    for section in (config.section, online_section(config)):
+    for section in (config.section, config.online):
         assert (section.max_steps, section.kl_coef) == (3, 0.5)
     # Said in both, the online algorithm's own counts …
     config = resolved("magrpo.max_steps=3", "marlhf.max_steps=5")
-    assert config.section.max_steps == online_section(config).max_steps == 3
+    assert config.section.max_steps == config.online.max_steps == 3
 
 
 def test_a_run_s_own_configuration_can_be_overridden(tmp_path):
@@ -57,9 +57,9 @@ def test_a_run_s_own_configuration_can_be_overridden(tmp_path):
     path.write_text(yaml.safe_dump(resolved("magrpo.max_steps=7").to_dict()))
     given = ["--config", str(path), "--override", "marlhf.max_steps=2"]
     config, _ = resolve("marlhf", parse_arguments("marlhf", given))
-    assert config.section.max_steps == online_section(config).max_steps == 2
+    assert config.section.max_steps == config.online.max_steps == 2
     config, _ = resolve("marlhf", parse_arguments("marlhf", given[:2]))
-    assert online_section(config).max_steps == 7
+    assert config.online.max_steps == 7
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_run_s_own_configuration_can_be_overridden(tmp_path):
     ],
 )
 def test_refused_at_the_door(items, words):
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(UserError) as refused:
         resolved(*items)
     assert all(word in str(refused.value) for word in words)
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from comlrl.errors import NonFiniteError
 
 from comlrl.credit.chains import chains_of
 from comlrl.loop import checkpoint
 from comlrl.models.critics import LanguageCritic, TeamCritic, TokenCritic, observations
-from comlrl.types import NonFiniteError, Span
+from comlrl.update.minibatches import Span
 from comlrl.update.optimizer import AgentOptimizer
 from tests.runs import state
 from tests.tiny_models import folder, prompt, team

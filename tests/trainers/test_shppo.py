@@ -20,7 +20,7 @@ from comlrl.update.per_token import by_number
 from tests.runs import state
 from tests.tiny_models import folder
 from tests.tiny_trainers import build, grown, share_of_letters
-from trainers.launch.assembly import saver
+from trainers.launch.wiring.assembly import saver
 
 
 def last(trainer):

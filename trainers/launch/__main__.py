@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from functools import partial
 from importlib.metadata import version
 
-from trainers.configs import SECTIONS
+from comlrl.config.algorithms import SECTIONS
 
 USAGE = f"""\
 usage: comlrl COMMAND … (each answers --help)
@@ -55,13 +55,13 @@ def train(algorithm: str) -> int:
 
 
 def evaluate() -> int:
-    from trainers.launch.evaluation_command import main
+    from trainers.launch.commands.evaluate import main
 
     return main()
 
 
 def sweep() -> int:
-    from trainers.launch.sweep_command import main
+    from trainers.launch.commands.sweep import main
 
     return main()
 
@@ -73,7 +73,7 @@ def report() -> int:
 
 
 def export() -> int:
-    from trainers.launch.export import main
+    from trainers.launch.commands.export import main
 
     return main()
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from comlrl.errors import UserError
 
+from comlrl.config.algorithms import sections_of
 from comlrl.config.loader import Loader
-from comlrl.config.sections import ConfigError
-from trainers.configs import sections_of
-from trainers.launch.command_line import parse_arguments, resolve
-from trainers.launch.relations import validate
-from trainers.launch.work import build_reward
+from trainers.launch.checks.relations import validate
+from trainers.launch.commands.command_line import parse_arguments, resolve
+from trainers.launch.wiring.work import build_reward
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = str(ROOT / "configs" / "magrpo_quickstart.yaml")
@@ -218,7 +218,7 @@ def test_an_older_spelling_of_another_algorithm(tmp_path):
         config, notices = load(write(tmp_path, f"marlhf: {{rl_algorithm: {old}}}\n"), "marlhf")
         assert config.section.rl_algorithm == now
         assert notices == [f"marlhf.rl_algorithm: '{old}' is read as '{now}'"]
-    with pytest.raises(ConfigError, match="maremax"):  # another baseline than remax here
+    with pytest.raises(UserError, match="maremax"):  # another baseline than remax here
         load(write(tmp_path, "marlhf: {rl_algorithm: maremax}\n"), "marlhf")
 
 
@@ -316,7 +316,7 @@ REFUSED = [  # overrides → what the line must name
 
 
 def test_shppo_has_a_layer_that_no_server_has():
-    with pytest.raises(ConfigError, match=r"generation\.backend=vllm with shppo, .*; give builtin"):
+    with pytest.raises(UserError, match=r"generation\.backend=vllm with shppo, .*; give builtin"):
         parse(
             "--override", *VLLM[:2], algorithm="shppo", file=QUICKSTART.replace("magrpo", "shppo")
         )
@@ -324,7 +324,7 @@ def test_shppo_has_a_layer_that_no_server_has():
 
 @pytest.mark.parametrize("algorithm", ["madpo", "marlhf"])
 def test_rounds_do_not_know_what_comes_next(algorithm):
-    with pytest.raises(ConfigError, match=rf"generation\.overlap: 1 with {algorithm}, .*; give 0"):
+    with pytest.raises(UserError, match=rf"generation\.overlap: 1 with {algorithm}, .*; give 0"):
         parse(
             "--override", *VLLM[:2], "generation.overlap=1", algorithm=algorithm,
             file=QUICKSTART.replace("magrpo", algorithm),
@@ -338,7 +338,7 @@ def test_a_server_may_sample_without_truncation_and_ahead():
 
 @pytest.mark.parametrize(("items", "named"), REFUSED, ids=lambda value: str(value[0]))
 def test_a_mistake_is_refused_in_one_line(items, named):
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(UserError) as error:
         parse("--override", *items)
     line = str(error.value)
     assert "\n" not in line
@@ -425,7 +425,7 @@ def test_a_mistake_is_refused_in_one_line(items, named):
 )
 def test_what_does_not_go_together_is_refused(algorithm, items, named, tmp_path):
     file = write(tmp_path, f"{algorithm}: {{seed: 1}}\n".replace("seed: 1", ""))
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(UserError) as error:
         parse("--override", *items, algorithm=algorithm, file=file)
     for word in named:
         assert word in str(error.value)
@@ -443,7 +443,7 @@ def test_what_does_not_go_together_is_refused(algorithm, items, named, tmp_path)
     ],
 )
 def test_a_bad_file_is_named(text, named, tmp_path):
-    with pytest.raises(ConfigError, match=r"(?s)^[^\n]*$") as error:
+    with pytest.raises(UserError, match=r"(?s)^[^\n]*$") as error:
         load(write(tmp_path, text))
     assert named in str(error.value)
 
@@ -520,7 +520,7 @@ def test_notices_go_to_stderr(tmp_path):
     ],
 )
 def test_arguments_of_the_reward_are_strict(item, said):
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(UserError, match=said):
         parse("--override", item)
 
 
@@ -530,5 +530,5 @@ def test_arguments_of_the_reward():
         assert (found.bonus, found.measure_need, found.need_bonus) == ("share", False, True)
         assert found.for_evaluation().measure_need and not found.measure_need
     grpo = QUICKSTART.replace("magrpo", "grpo")
-    with pytest.raises(ConfigError, match="'share' has no effect on an agent without helpers"):
+    with pytest.raises(UserError, match="'share' has no effect on an agent without helpers"):
         parse("--override", *overrides, algorithm="grpo", file=grpo)

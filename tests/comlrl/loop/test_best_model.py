@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from comlrl.errors import UserError
 
-from comlrl.config.sections import ConfigError
 from comlrl.loop.best_model import FACTS, OLD, PARTIAL, BestModel
 from tests import tiny_models
 
@@ -75,7 +75,7 @@ def test_a_kill_leaves_the_old_one_or_the_new_one(tmp_path: Path, moment: str) -
 
 
 def test_it_needs_evaluations() -> None:
-    with pytest.raises(ConfigError, match="eval_interval=0 evaluates nothing"):
+    with pytest.raises(UserError, match="eval_interval=0 evaluates nothing"):
         tiny_models.config(output__save_best=True, eval_interval=0)
 
 
@@ -90,7 +90,7 @@ def test_it_needs_evaluations() -> None:
     ids=str,
 )
 def test_adapters_are_kept_unless_told_not_to(keys: dict, keeps: bool) -> None:
-    from trainers.launch.execution import no_weights_notice
+    from trainers.launch.commands.train import no_weights_notice
 
     config = tiny_models.config(**keys)
     assert config.keeps_final_model == keeps

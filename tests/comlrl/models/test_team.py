@@ -6,18 +6,18 @@ import json
 
 import pytest
 import torch
+from comlrl.errors import UserError
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from comlrl.config.sections import ConfigError
 from comlrl.models.loading import build_team
 from comlrl.models.team import Team
 from comlrl.rollout.generation import Generator
 from comlrl.types import Message, Request, Sampling
 from tests.runs import state
 from tests.tiny_models import EOS, PAD, STOPS, config, folder, prompt, team
-from trainers.launch.weights import locate, read_weights
+from trainers.launch.wiring.weights import locate, read_weights
 
 IDS = torch.tensor([prompt("def f(x): return x")])
 
@@ -255,11 +255,11 @@ def test_a_team_takes_back_what_it_saved(keys, tmp_path):
 
 def test_weights_of_another_team_are_refused(tmp_path):
     team("gpt2").save(tmp_path)
-    with pytest.raises(ConfigError, match="agent_0"):
+    with pytest.raises(UserError, match="agent_0"):
         team("qwen2").load_tensors(read_weights(locate(tmp_path)))
     adapter = team("qwen2").agents[0].state_tensors()
     for wrong in ({"more": torch.ones(1)}, {next(iter(adapter)): torch.ones(1)}):
-        with pytest.raises(ConfigError, match="agent_0: holds other weights"):
+        with pytest.raises(UserError, match="agent_0: holds other weights"):
             team("qwen2").load_tensors({f"agent_{i}": adapter | wrong for i in range(2)})
 
 
@@ -328,7 +328,7 @@ def test_special_tokens_are_added():
 )
 def test_what_cannot_be_built_is_named_in_one_line(settings, named):
     settings = {"agent_model__name": str(folder("qwen2"))} | settings
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(UserError) as error:
         build_team(config(**settings), device="cpu")
     assert named in str(error.value) and "\n" not in str(error.value)
 
@@ -341,5 +341,5 @@ def test_a_tokenizer_without_an_end_is_refused(tmp_path):
     settings = json.loads(file.read_text())
     del settings["eos_token"]
     file.write_text(json.dumps(settings))
-    with pytest.raises(ConfigError, match="eos_token"):
+    with pytest.raises(UserError, match="eos_token"):
         build_team(config(agent_model__name=str(tmp_path / "model")), device="cpu")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from comlrl.config.algorithms import MADPOConfig
 from comlrl.loop.loop import Loop
 from comlrl.preferences.candidates import (
     CandidateSet,
@@ -27,7 +28,6 @@ from comlrl.types import Completion, Message
 from rewards.code.domain import CODE
 from tests.fakes import PROMPTS, SAMPLING, SEED, FakeReward, FakeSampler, FakeTransition, task
 from tests.tiny_trainers import Recorder
-from trainers.configs import MADPOConfig
 
 
 def chosen(rewards, selection="reward_gap", limit=None, shuffle=range):

@@ -111,7 +111,7 @@ def update(folder: str, model: str, tasks: int, algorithm: str, keys: dict[str, 
     from comlrl.types import Sampling
     from tests.fakes import PROMPTS, FakeTransition, task
     from tests.tiny_trainers import Recorder
-    from trainers.launch.assembly import build_critic_team, build_sampler
+    from trainers.launch.wiring.assembly import build_critic_team, build_sampler
     from trainers.magrpo import MAGRPOTrainer
     from trainers.ppo import PPOTrainer
     from trainers.shppo import SHPPOTrainer

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from comlrl.config.targets import Target, TargetError
+from comlrl.config.plugins.targets import Target, TargetError
 from comlrl.rollout.checked import CheckedReward, CheckedTransition
 from comlrl.types import Attempt, JointAction, Score, Task
 

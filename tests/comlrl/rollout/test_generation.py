@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from comlrl.errors import NonFiniteError
 
 from comlrl.keyed import uniforms
 from comlrl.models.fast.decoder import FastDecoder
@@ -16,7 +17,7 @@ from comlrl.models.loading import build_team
 from comlrl.rollout import decoding, generation, truncation
 from comlrl.rollout.generation import Generator
 from comlrl.rollout.grow import Rollout
-from comlrl.types import Completion, Message, NonFiniteError, Request, Sampling, Shape
+from comlrl.types import Completion, Message, Request, Sampling, Shape
 from tests.fakes import PROMPTS, FakeReward, FakeTransition, task
 from tests.tiny_models import EOS, STOPS, config, folder, prompt, team
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from comlrl.errors import UserError
 from fastapi import HTTPException
 
-from comlrl.config.sections import ConfigError
 from comlrl.models.team import Team
 from comlrl.rollout.vllm_sampler import VLLMSampler
 from comlrl.rollout.vllm_server import Server, ServerError
@@ -20,7 +20,7 @@ from comlrl.types import Completion, Request, Sampling
 from comlrl.update.importance import Corrected
 from tests.fake_vllm import FakeVLLM
 from tests.tiny_models import STOPS, config, prompt, team
-from trainers.launch import engine
+from trainers.launch.wiring import vllm as engine
 
 SAMPLING = Sampling(0.8, 12)
 
@@ -300,7 +300,7 @@ def test_a_server_that_does_not_fit_is_refused_at_the_start(
     server, tmp_path, settings, temperature, said
 ):
     vars(server).update(settings)
-    with pytest.raises(ConfigError, match=r"generation\.vllm_url: .*" + said):
+    with pytest.raises(UserError, match=r"generation\.vllm_url: .*" + said):
         client(team(), server, tmp_path, temperature=temperature)
     assert server.adapters == {} and not (tmp_path / "vllm").exists()
 
@@ -313,7 +313,7 @@ def test_raw_log_probabilities_are_right_at_temperature_1(server, tmp_path):
 
 def test_adapters_on_the_head_are_refused(server, tmp_path):
     agents = team(lora__target_modules=".*(q_proj|lm_head)")
-    with pytest.raises(ConfigError, match=r"lora\.target_modules: the language-model head"):
+    with pytest.raises(UserError, match=r"lora\.target_modules: the language-model head"):
         client(agents, server, tmp_path)
 
 

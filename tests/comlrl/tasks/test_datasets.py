@@ -7,9 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from comlrl.errors import UserError
 
 from comlrl.builtin import COOPMINI
-from comlrl.config.sections import ConfigError, DatasetConfig
+from comlrl.config.sections import DatasetConfig
 from comlrl.tasks.datasets import load_tasks, split_size
 from rewards.code.domain import CODE
 
@@ -125,7 +126,7 @@ def test_a_bad_row_is_named_or_skipped(tmp_path, change, named):
     if change.get("entry_point") == 3:
         items[1].pop("entry_point")
     file = jsonl(tmp_path, items)
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(UserError) as error:
         load_tasks(DatasetConfig(file), "test", CODE)
     line = str(error.value)
     assert "\n" not in line and named in line and "on_bad_row=skip" in line
@@ -146,7 +147,7 @@ def test_a_split_that_gives_nothing_is_refused(sources, split, named):
     for form, source in sources.items():
         if split == "train" and form != "folder":
             continue  # a single file is whatever split it is called
-        with pytest.raises(ConfigError) as error:
+        with pytest.raises(UserError) as error:
             ids(source, split)
         line = str(error.value)
         assert "\n" not in line and split in line
@@ -156,17 +157,17 @@ def test_a_split_that_gives_nothing_is_refused(sources, split, named):
 def test_only_bad_rows_is_an_empty_split(tmp_path):
     items = [row | {"test": ""} for row in rows(2)]
     section = DatasetConfig(jsonl(tmp_path, items), on_bad_row="skip")
-    with pytest.raises(ConfigError, match="no usable row"):
+    with pytest.raises(UserError, match="no usable row"):
         load_tasks(section, "test", CODE, warn=lambda line: None)
 
 
 def test_what_is_not_there_is_named(tmp_path):
     for name in ("/nowhere/tasks.jsonl", "builtin:nothing", str(tmp_path / "nowhere")):
-        with pytest.raises(ConfigError) as error:
+        with pytest.raises(UserError) as error:
             ids(name, "test")
         assert name in str(error.value) and "\n" not in str(error.value)
     (tmp_path / "broken.jsonl").write_text("{not json\n")
-    with pytest.raises(ConfigError, match="broken"):
+    with pytest.raises(UserError, match="broken"):
         ids(str(tmp_path / "broken.jsonl"), "test")
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from comlrl.errors import UserError
 from hypothesis import given
 from hypothesis import strategies as st
 
 import external
-from comlrl.config.sections import ConfigError, ExternalConfig
+from comlrl.config.sections import ExternalConfig
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, Score, Transition
 from rewards.code.breakdown import RewardBreakdown, SyntaxProblem
@@ -193,13 +194,13 @@ def test_level_passed_gives_four_signals_each_its_own(
 @pytest.mark.parametrize("mode", CODE.modes())
 @pytest.mark.parametrize("bad", ["first", "1", 1.5, True, False, [1]])
 def test_a_wrong_slice_is_refused_by_name(mode: str, bad: object) -> None:
-    with pytest.raises(ConfigError, match=r"^external\.sandbox_slice: .*'all'"):
+    with pytest.raises(UserError, match=r"^external\.sandbox_slice: .*'all'"):
         build(mode, bad)
 
 
 @pytest.mark.parametrize("mode", CODE.modes())
 def test_diagnostics_need_a_breakdown_and_plain_does_not(mode: str) -> None:
-    with pytest.raises(ConfigError, match="'plain'"):
+    with pytest.raises(UserError, match="'plain'"):
         build(mode)([attempt(2, None)])
     assert len(build("plain")([attempt(2, None)])[0]) == 2
 

@@ -6,14 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+from comlrl.errors import UserError
 
 from comlrl.builtin import POSTS
-from comlrl.config.sections import ConfigError, DatasetConfig
+from comlrl.config.sections import DatasetConfig
 from comlrl.tasks.datasets import load_tasks
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, JointAction, Score, Task
 from rewards.writing.domain import LARGEST_TEAM, WRITING
-from trainers.launch.command_line import parse_arguments, resolve
+from trainers.launch.commands.command_line import parse_arguments, resolve
 
 TASK = Task("post", {"prompt": "TITLE: Shoes\n\nPOST: A fox took them {all}.\n\nTL;DR:\n"})
 TEXTS = ("a b c d e f g h", "but a b c d e f g h i j k l m n o")
@@ -33,7 +34,7 @@ def test_a_row_without_a_post(prompt, tmp_path):
     file = tmp_path / "posts.jsonl"
     file.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("good", "")))
     section = DatasetConfig(name=str(file))
-    with pytest.raises(ConfigError, match=r"row 1 .*`prompt`"):
+    with pytest.raises(UserError, match=r"row 1 .*`prompt`"):
         load_tasks(section, "train", WRITING)
     told: list[str] = []
     skipping = DatasetConfig(name=str(file), on_bad_row="skip")
@@ -43,7 +44,7 @@ def test_a_row_without_a_post(prompt, tmp_path):
 
 def test_coding_problems_are_no_posts():
     """They have a `prompt` too, and are the default of dataset.name."""
-    with pytest.raises(ConfigError, match=r"row 0 .*coding problem.*builtin:posts"):
+    with pytest.raises(UserError, match=r"row 0 .*coding problem.*builtin:posts"):
         load_tasks(DatasetConfig(), "train", WRITING)
 
 

@@ -1,0 +1,496 @@
+"""The six algorithm sections as frozen dataclasses, and the relations between their keys.
+
+No torch here, so that a mistake is answered before anything heavy loads. Symbols and equations
+are in the docstrings of the trainers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal
+
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
+from comlrl.types import Sampling, Shape
+
+
+@dataclass(frozen=True)
+class CommonConfig:
+    """Keys that every algorithm section has."""
+
+    num_agents: int = key(2, "in the order of the domain's roles", at_least=1)
+    num_turns: int = key(1, "attempts, with feedback between them", at_least=1)
+    num_generations: int = key(4, "G: completions of each agent at a node", at_least=1)
+    joint_mode: Literal["align", "cross"] = key(
+        "align",
+        "the g-th of each agent, or every combination",
+    )
+    handoff: Literal["random", "best"] | None = key(None, "null: a child of every joint action")
+    handoff_width: int = key(1, "joint actions of a turn that are handed on", at_least=1)
+    turn_order: Literal["simultaneous", "sequential"] = key(
+        "simultaneous",
+        "agents act at once, or one after the other, reading what those before them wrote",
+    )
+    num_generations_sequential: int = key(
+        2,
+        "completions of every agent but the first, for each of those that it reads",
+        at_least=1,
+    )
+    discount: float = key(0.9, "between turns", at_least=0, at_most=1)
+    turn_gradient_weights: list[float] | None = key(None, "one for each turn; null: 1")
+    early_termination_threshold: float | None = key(None, "on the processed reward")
+    num_train_epochs: int | None = key(
+        1,
+        "passes over the training tasks; null: the two below decide",
+        at_least=0,
+    )
+    max_steps: int | None = key(None, "training steps", at_least=0)
+    max_env_steps: int | None = key(None, "scored joint actions", at_least=0)
+    batch_size: int = key(16, "tasks whose trees are grown together in a training step", at_least=1)
+    train_batch_size: int | None = key(
+        None,
+        "nodes in an optimizer update at most (a sequential turn counts as one), in parts of "
+        "like size; null: all of the step, on-policy",
+        at_least=1,
+    )
+    learning_rate: float = key(
+        2e-4,
+        "for LoRA; where all weights are trained, about a tenth",
+        above=0,
+    )
+    lr_scheduler: Literal["constant", "linear", "cosine"] = key(
+        "constant",
+        "behind the warm-up: constant, or to 0 as the run comes to its end",
+    )
+    warmup_steps: int = key(
+        0,
+        "optimizer updates in which the learning rate rises to its full height",
+        at_least=0,
+    )
+    max_grad_norm: float = key(1.0, "of each agent's gradient", above=0)
+    kl_coef: float = key(0.0, "of the k3 KL to the reference policy", at_least=0)
+    max_new_tokens: int = key(256, "of a completion", at_least=1)
+    temperature: float | None = key(None, "null: agent_model's")
+    top_p: float | None = key(None, "null: agent_model's", above=0, at_most=1)
+    top_k: int | None = key(None, "null: agent_model's", at_least=1)
+    logging_steps: int = key(1, "training steps", at_least=1)
+    eval_interval: int = key(0, "training steps; 0: never", at_least=0)
+    eval_num_samples: int | None = key(4, "tasks; null: the whole split", at_least=1)
+    eval_answers: int = key(1, "of the team to each of those tasks", at_least=1)
+    save_steps: int = key(0, "training steps between checkpoints; 0: none", at_least=0)
+    save_total_limit: int | None = key(2, "checkpoints kept; null: all", at_least=1)
+
+    # What an algorithm is like, for those who must not ask for its name.
+    chains: ClassVar[bool] = False  # rollouts: G samples at turn 1, one at each turn after it
+    heterogeneous: ClassVar[bool] = False  # one policy, whose agents are told apart by latents
+    trained_online: ClassVar[bool] = True  # samples come from the policy as it moves
+    fits_reward_model: ClassVar[bool] = False  # before its online stage
+    paper: ClassVar[str] = ""
+
+    @property
+    def shape(self) -> Shape:
+        """The form of a training rollout."""
+        return Shape(
+            self.num_agents,
+            self.num_turns,
+            self.num_generations,
+            self.joint_mode,
+            self.handoff,
+            self.early_termination_threshold,
+            1 if self.chains else None,
+            self.handoff_width,
+            self.turn_order,
+            self.num_generations_sequential,
+        )
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the policy that training starts from is asked."""
+        return self.kl_coef > 0
+
+    @property
+    def takes_ratios(self) -> bool:
+        """Whether the policy is compared with the one that sampled."""
+        return False
+
+    @property
+    def one_policy(self) -> bool:
+        """Whether all agents act by one policy, so that their number may change."""
+        return self.heterogeneous
+
+    @property
+    def policies(self) -> int:
+        """How many are trained: one for each agent, or one for all."""
+        return 1 if self.one_policy else self.num_agents
+
+
+@dataclass(frozen=True)
+class MAGRPOConfig(CommonConfig):
+    """MAGRPO, arXiv 2508.04652."""
+
+    paper: ClassVar[str] = "MAGRPO (arXiv 2508.04652)"
+
+    advantage: Literal["mean", "rloo", "max", "greedy", "raw"] = key(
+        "mean",
+        "what a return is compared with: the siblings' mean, the others' mean, their maximum,"
+        " the return of a greedy rollout, nothing",
+    )
+    advantage_normalization: bool = key(False, "divide by the siblings' standard deviation")
+    update_epochs: int = key(
+        1,
+        "passes over a step's nodes; 1: each sample is used once, as published",
+        at_least=1,
+    )
+    clip_range: float = key(
+        0.2,
+        "of the importance ratio around 1, which several passes have",
+        above=0,
+    )
+
+    @property
+    def takes_ratios(self) -> bool:
+        return self.update_epochs > 1
+
+
+@dataclass(frozen=True)
+class GRPOConfig(MAGRPOConfig):
+    """MAGRPO with one agent that does all the work alone."""
+
+    paper: ClassVar[str] = "GRPO (arXiv 2402.03300), as MAGRPO with one agent"
+
+    num_agents: int = key(1)
+
+
+@dataclass(frozen=True)
+class PreferenceConfig(CommonConfig):
+    """Keys of the two algorithms that learn from preference pairs."""
+
+    preference_num_candidates: int = key(16, "joint candidates sampled for each task", at_least=2)
+    preference_pairs_per_sample: int | None = key(
+        4,
+        "pairs kept for each task; null: all of them",
+        at_least=1,
+    )
+    pair_selection: Literal["reward_gap", "random", "all"] = key(
+        "reward_gap",
+        "which of the pairs; all: with preference_pairs_per_sample null",
+    )
+    preference_holdout: float = key(0.1, "share of the tasks whose pairs are kept to measure with")
+    comparator: str = key(
+        "reward",
+        "who says which of two is better: reward (the task reward); model: NAME, URL or "
+        "URL#NAME, of an OpenAI-compatible service; earlier: RUN, by how many answers of that"
+        " team each beats",
+    )
+    preferences: str | None = key(None, "preferences.jsonl (or a run's folder) to read, not sample")
+    num_iterations: int = key(
+        1,
+        "rounds: candidates of the present policies, labels, learning",
+        at_least=1,
+    )
+    round_tasks: int | None = key(
+        None,
+        "tasks labelled in a round; null: all, divided among the rounds",
+        at_least=1,
+    )
+    replay: Literal["current", "last_k", "all", "lambda_decay"] = key(
+        "current",
+        "pairs of earlier rounds that are learned from again: none, the last, all, at λ^age each",
+    )
+    replay_rounds: int | None = key(
+        None,
+        "earlier rounds of last_k, and at most of lambda_decay",
+        at_least=1,
+    )
+    replay_lambda: float = key(
+        0.5,
+        "λ: weight of a pair of the round before; squared two before, …",
+        above=0,
+        at_most=1,
+    )
+    discount: float = key(1.0)
+
+    @property
+    def comparison(self) -> tuple[str, str]:
+        """The kind of ``comparator``, and the name that it gives."""
+        kind, _, name = self.comparator.partition(":")
+        return kind.strip(), name.strip()
+
+
+@dataclass(frozen=True)
+class MADPOConfig(PreferenceConfig):
+    """Multi-agent direct preference optimization."""
+
+    paper: ClassVar[str] = (
+        "MADPO: direct preference optimization (arXiv 2305.18290) of joint answers"
+    )
+
+    dpo_beta: float = key(0.1, "weight of the joint log-ratio", above=0)
+    dpo_reference: Literal["start", "round", "none"] = key(
+        "none",
+        "whose log-ratio is subtracted: the first policies', those at the round's start, nobody's",
+    )
+    label_smoothing: float = key(
+        0.0,
+        "share of pairs taken to be the wrong way round",
+        at_least=0,
+        at_most=1,
+    )
+    use_environment_step: bool = key(True, "x-axis: 2 · pairs trained; false: candidates scored")
+    train_agents: list[int] | None = key(None, "null: all; [1]: preference learning on main only")
+
+    trained_online: ClassVar[bool] = False
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.dpo_reference == "start" or super().needs_reference
+
+
+@dataclass(frozen=True)
+class MARLHFConfig(PreferenceConfig):
+    """Preferences → joint reward model → online reinforcement learning.
+
+    The common keys hold for the collection, the loop and the online stage alike; they may stand
+    here or in the RL algorithm's section (``share_common_keys``).
+    """
+
+    paper: ClassVar[str] = "MARLHF: a joint reward model from preferences, then online RL"
+
+    rl_algorithm: Literal["magrpo", "reinforce", "rloo", "remax", "ppo"] = key(
+        "magrpo",
+        "of the online stage",
+    )
+    reward_model: str | None = key(None, "read this reward model instead of training one")
+    reward_model_name: str | None = key(None, "its base; null: the agents'")
+    reward_learning_rate: float = key(1e-5, "of the reward model", above=0)
+    reward_num_train_epochs: int = key(1, "passes over the pairs", at_least=1)
+    reward_train_batch_size: int = key(4, "pairs in an update", at_least=1)
+    reward_max_length: int = key(2048, "tokens of a joint text", at_least=8)
+    reward_prompts: Literal["each", "first"] = key(
+        "each",
+        "where a joint text has the prompts: each before its response, or all first, so that "
+        "they are read once for all candidates of a task",
+    )
+    reward_margin: float = key(
+        0.0,
+        "lead asked of a winner's score for each point of task reward that it is better by; "
+        "0: any lead",
+        at_least=0,
+    )
+    reward_freeze_backbone: bool = key(False, "train the score head alone")
+    reward_min_accuracy: float = key(
+        0.55,
+        "on held-out pairs of the first round; below it the run stops before RL",
+    )
+    refit_below: float | None = key(
+        None,
+        "order agreement of a training step below which its round ends, and the next begins; "
+        "null: none",
+        at_least=0,
+        at_most=1,
+    )
+
+    fits_reward_model: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class ActorCriticConfig(CommonConfig):
+    """Keys that PPO and SHPPO share; ``train_batch_size`` is the size of a minibatch, in nodes."""
+
+    ppo_epochs: int = key(4, "passes over a step's samples", at_least=1)
+    clip_range: float = key(0.2, "of the importance ratio around 1", above=0)
+    value_clip_range: float | None = key(
+        0.2,
+        "of the value around its old one; null: no clipping",
+        above=0,
+    )
+    value_learning_rate: float = key(1e-3, "of the critic", above=0)
+    entropy_coef: float = key(0.0, "weight of the entropy bonus", at_least=0)
+    gae_lambda: float = key(0.95, "of generalized advantage estimation", at_least=0, at_most=1)
+    target_kl: float | None = key(
+        None,
+        "an epoch's mean KL(old ‖ new) that ends the epochs",
+        above=0,
+    )
+    normalize_advantages: bool = key(True, "to mean 0 and standard deviation 1 within a step")
+
+    chains: ClassVar[bool] = True
+
+    @property
+    def takes_ratios(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class PPOConfig(ActorCriticConfig):
+    """Proximal policy optimization; with several agents IPPO or MAPPO."""
+
+    paper: ClassVar[str] = "PPO (arXiv 1707.06347)"
+
+    num_agents: int = key(1)
+    critic: Literal["independent", "centralized"] = key(
+        "independent",
+        "what V reads: what its own agent reads, or what all agents do",
+    )
+    granularity: Literal["token", "turn"] = key("token", "what one value and one advantage are of")
+    kl_in: Literal["reward", "loss"] = key("reward", "where kl_coef is paid")
+    critic_model: str | None = key(
+        None,
+        "language model that reads histories for V; null: a small head on the policy's own states",
+    )
+    shared_policy: bool = key(False, "all agents act by one adapter, told apart by their prompts")
+    gamma_token: float = key(1.0, "between the tokens of a turn", at_least=0, at_most=1)
+    kl_target: float | None = key(
+        None,
+        "mean KL of a token that kl_coef adapts to; null: fixed",
+        above=0,
+    )
+    kl_horizon: int = key(10000, "joint actions over which kl_coef may grow by a fifth", at_least=1)
+
+    @property
+    def one_policy(self) -> bool:
+        return self.shared_policy
+
+    @property
+    def critics(self) -> int:
+        """A critic for each policy, or one for the team."""
+        return 1 if self.critic == "centralized" else self.policies
+
+
+@dataclass(frozen=True)
+class SHPPOConfig(ActorCriticConfig):
+    """Scalable heterogeneous PPO, arXiv 2404.03869."""
+
+    paper: ClassVar[str] = "SHPPO (arXiv 2404.03869)"
+
+    discount: float = key(0.95)
+    gae_lambda: float = key(0.9, "over turns", at_least=0, at_most=1)
+    latents: Literal["learned", "zero", "sampled"] = key(
+        "learned",
+        "an agent's latent: of what it reads and has read, always 0, or drawn from N(0, 1)",
+    )
+    latent_gradient: Literal["inference", "policy"] = key(
+        "inference",
+        "what teaches the encoder: the inference net's value of μ and σ, as published, or the"
+        " policy gradient of the latents that were drawn, with the turn's advantage",
+    )
+    latent_dim: int = key(8, "of an agent's latent", at_least=1)
+    latent_hidden: int = key(
+        64,
+        "width of the encoder's and the inference net's layers",
+        at_least=1,
+    )
+    heterogeneous_rank: int = key(16, "rank of A and B, size of the generated matrix", at_least=1)
+    lambda_e: float = key(0.01, "of the latents' entropy", at_least=0)
+    lambda_d: float = key(0.1, "of the distance between agents' latents", at_least=0)
+    latent_learning_rate: float = key(1e-3, "of the encoder", above=0)
+    inference_learning_rate: float = key(1e-3, "of the inference net", above=0)
+
+    heterogeneous: ClassVar[bool] = True
+
+
+SECTIONS: dict[str, type] = {
+    "grpo": GRPOConfig,
+    "magrpo": MAGRPOConfig,
+    "madpo": MADPOConfig,
+    "marlhf": MARLHFConfig,
+    "ppo": PPOConfig,
+    "shppo": SHPPOConfig,
+}
+EXTRA_SECTIONS = {"marlhf": ("magrpo", "ppo")}  # read beside the algorithm's own
+
+
+def sections_of(algorithm: str) -> dict[str, type]:
+    """The sections that a file of this algorithm may have, its own first."""
+    names = (algorithm, *EXTRA_SECTIONS.get(algorithm, ()))
+    return {name: SECTIONS[name] for name in names}
+
+
+def online_name(config: Config) -> str:
+    """The section that the online loop is built from; MARLHF's is its RL algorithm's."""
+    if config.algorithm != "marlhf":
+        return config.algorithm
+    return "ppo" if config.section.rl_algorithm == "ppo" else "magrpo"
+
+
+def share_common_keys(config: Config, given: Mapping[str, str]) -> Config:
+    """MARLHF: one value of each common key, for the collection, the loop and the online stage.
+
+    ``given``: key → where it was said. Said in both sections, the RL algorithm's own counts,
+    unless only ``marlhf:``'s was said on the command line.
+    """
+    if config.algorithm != "marlhf":
+        return config
+    name = config.online_name
+    own, online = config.section, config.sections[name]
+    values = {}
+    for key in (f.name for f in fields(CommonConfig) if f.name not in SINGLE_TURN_KEYS):
+        general, special = given.get(f"marlhf.{key}"), given.get(f"{name}.{key}")
+        wins = special is None or (
+            general is not None and general.startswith("--") and not special.startswith("--")
+        )
+        values[key] = getattr(own if wins else online, key)
+    shared = {"marlhf": replace(own, **values), name: replace(online, **values)}
+    return replace(config, sections={**config.sections, **shared})
+
+
+def split_older_critic(config: Config, given: Mapping[str, str]) -> tuple[Config, list[str]]:
+    """``critic: centralized`` alone is of files in which it meant three things: values of turns,
+    and the KL in the loss, as well. Also the notices."""
+    section = config.sections.get("ppo")
+    older = {"granularity": "turn", "kl_in": "loss"}
+    meant = {key: value for key, value in older.items() if f"ppo.{key}" not in given}
+    if section is None or section.critic != "centralized" or "granularity" not in meant:
+        return config, []
+    read = replace(section, **meant)
+    said = " and ".join(f"{key}: {value}" for key, value in meant.items())
+    notice = f"ppo.critic: centralized is read with {said}, as it used to mean"
+    return replace(config, sections={**config.sections, "ppo": read}), [notice]
+
+
+# have one value, each in its section
+SINGLE_TURN_KEYS = ("num_turns", "joint_mode", "handoff", "handoff_width", "turn_order")
+RL_ADVANTAGES = {"reinforce": "raw", "rloo": "rloo", "remax": "greedy"}
+
+
+def online_section(config: Config) -> Any:
+    """What the online trainer is built from: the run's own section, or MARLHF's RL algorithm's.
+
+    Raises UserError for another advantage than ``rl_algorithm``'s.
+    """
+    if config.algorithm != "marlhf":
+        return config.section
+    section, algorithm = config.sections[config.online_name], config.section.rl_algorithm
+    advantage = RL_ADVANTAGES.get(algorithm)
+    if advantage is None:
+        return section
+    if section.advantage not in (MAGRPOConfig.advantage, advantage):
+        raise UserError(
+            f"magrpo.advantage: '{section.advantage}' beside marlhf.rl_algorithm={algorithm}, "
+            f"which is '{advantage}'; leave it out"
+        )
+    return replace(section, advantage=advantage)
+
+
+def temperature(section: Any, config: Config) -> float:
+    """The section's temperature, or agent_model's where it says null."""
+    given = section.temperature
+    return config.agent_model.temperature if given is None else given
+
+
+def top_p(section: Any, config: Config) -> float | None:
+    """The section's nucleus mass, or agent_model's where it says null."""
+    return config.agent_model.top_p if section.top_p is None else section.top_p
+
+
+def top_k(section: Any, config: Config) -> int | None:
+    """The section's top-k, or agent_model's where it says null."""
+    return config.agent_model.top_k if section.top_k is None else section.top_k
+
+
+def sampling(config: Config, greedy: bool = False) -> Sampling:
+    """How the run's own section samples."""
+    section = config.section
+    heat = 0.0 if greedy else temperature(section, config)
+    return Sampling(heat, section.max_new_tokens, top_p(section, config), top_k(section, config))

@@ -1,0 +1,1 @@
+"""Users' own modules: found, imported, checked, and kept with the run."""

@@ -1,0 +1,109 @@
+"""A class, called with what the configuration gives it: checked by its own signature."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from comlrl.config.plugins.targets import near
+from comlrl.errors import UserError
+
+WORDS: dict[Any, str] = {
+    int: "a whole number", float: "a number", str: "a text", type(None): "null",
+    list: "a list", dict: "a mapping", tuple: "a list",
+}  # fmt: skip
+
+
+def keywords(
+    cls: Callable[..., Any],
+    key: str,
+    arguments: Mapping[str, Any],
+    offered: Mapping[str, Any],
+    section: str,
+) -> dict[str, Any]:
+    """``arguments``, and what is ``offered`` to parameters of its names.
+
+    Args:
+        cls: a class, or what makes an object.
+        key: where the arguments were said, e.g. "reward.arguments".
+        offered: values by parameter; those that ``cls`` does not name are left out.
+        section: where the offered ones are said, e.g. "sandbox".
+
+    Raises UserError, naming ``key`` and argument, for one that is unknown, missing or of
+    another type than its annotation says.
+    """
+    parameters = _parameters(cls)
+    named = {name: value for name, value in offered.items() if name in parameters}
+    for name, value in arguments.items():
+        if name in named:
+            raise UserError(f"{key}.{name}: {value!r} is taken from {section}; set it there")
+        if name not in parameters:
+            known = [n for n in parameters if n not in named]
+            mend = near(name, known, "there are {}")
+            raise UserError(f"{key}.{name}: unknown argument, given {value!r}; {mend}")
+        _check(f"{key}.{name}", value, parameters[name])
+    for name, parameter in parameters.items():
+        if parameter.default is parameter.empty and name not in {*arguments, *named}:
+            whose = getattr(cls, "__name__", cls)
+            raise UserError(f"{key}.{name}: missing, and {whose} cannot be made without it")
+    return named | dict(arguments)
+
+
+def _parameters(cls: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Those that can be given by name, with their annotations resolved where they can be."""
+    try:
+        signature = inspect.signature(cls)
+    except ValueError:  # written in another language
+        return {}
+    try:
+        made_by: Any = cls.__init__ if isinstance(cls, type) else cls  # type: ignore[misc]
+        hints = typing.get_type_hints(made_by)
+    except Exception:  # names that exist under TYPE_CHECKING alone; then nothing is known
+        hints = {}
+    return {
+        name: parameter.replace(annotation=hints.get(name, Any))
+        for name, parameter in signature.parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+
+
+def _check(key: str, value: Any, parameter: inspect.Parameter) -> None:
+    fits = any(_fits(value, choice) for choice in _choices(parameter.annotation))
+    if not fits and not (value is None and parameter.default is None):
+        raise UserError(f"{key}: {value!r} is not valid; give {_wanted(parameter.annotation)}")
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    """A union's members; any other annotation itself."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+def _fits(value: Any, choice: Any) -> bool:
+    if typing.get_origin(choice) is Literal:
+        return any(type(value) is type(c) and value == c for c in typing.get_args(choice))
+    kind = typing.get_origin(choice) or choice
+    if kind is bool or isinstance(value, bool):
+        return isinstance(value, bool) and (kind is bool or kind not in WORDS)
+    if kind is float:
+        return isinstance(value, int | float) and math.isfinite(value)
+    if kind in WORDS:
+        return isinstance(value, list if kind is tuple else kind)
+    return True  # what it says is not for a configuration to judge
+
+
+def _wanted(annotation: Any) -> str:
+    words: list[str] = []
+    for choice in _choices(annotation):
+        if typing.get_origin(choice) is Literal:
+            words += [str(c) for c in typing.get_args(choice)]
+        elif choice is bool:
+            words += ["false", "true"]
+        else:
+            words.append(WORDS.get(typing.get_origin(choice) or choice, str(choice)))
+    return " or ".join(words)

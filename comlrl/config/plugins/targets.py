@@ -1,0 +1,162 @@
+"""``module:NAME`` in a configuration → what it names, and whose errors are the user's to mend."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import inspect
+import re
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from comlrl.config.plugins.modules import (
+    Source,
+    forget,
+    is_beside,
+    is_taken,
+    serve,
+    sources_beside,
+    sources_on_path,
+)
+from comlrl.errors import UserError
+
+FORM = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*)")
+
+
+class TargetError(UserError):
+    """The user's own code failed in the middle of a run; the message says which and where."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a ``module:NAME`` stands for."""
+
+    key: str  # e.g. "reward.target"
+    value: str
+    found: Any
+    sources: tuple[Source, ...]  # the files that it is made of
+
+    def __str__(self) -> str:
+        return f"{self.key}: '{self.value}'"
+
+    @contextlib.contextmanager
+    def calling(self, passing: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+        """What the user's code raises, but for ``passing``, is told as theirs, with its place: a
+        TargetError."""
+        try:
+            yield
+        except passing:
+            raise
+        except Exception as error:
+            if isinstance(error, UserError):
+                raise
+            raise TargetError(f"{self} raised {told(error, self.sources)}") from error
+
+
+def load(key: str, value: str, folder: Path) -> Target:
+    """Import what ``module:NAME`` names, from beside the YAML file in ``folder`` or the Python
+    path.
+
+    Raises UserError, naming ``key`` and ``value``, where that cannot be done.
+    """
+    given = f"{key}: {value!r}"
+    form = FORM.fullmatch(value)
+    if form is None:
+        raise UserError(f"{given} is not of the form module:NAME, e.g. my_work:Mine")
+    name, attribute = form.groups()
+    folder = folder.resolve()
+    sources: tuple[Source, ...] = ()
+    if beside := is_beside(name, folder):
+        if is_taken(name, folder):
+            top = name.partition(".")[0]
+            raise UserError(f"{given}: another module is named `{top}`; rename that in {folder}")
+        sources = sources_beside(name, folder)
+        serve(folder, sources)
+    module = _imported(given, name, folder, sources)
+    sources = sources if beside else sources_on_path(name)
+    if not hasattr(module, attribute):
+        names = [n for n in vars(module) if not n.startswith("_")]
+        mend = near(attribute, names, "it has {}")
+        raise UserError(f"{given}: `{name}` has no `{attribute}`; {mend}")
+    return Target(key, value, getattr(module, attribute), sources)
+
+
+def _imported(given: str, name: str, folder: Path, sources: Iterable[Source]) -> Any:
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        forget(source.module for source in sources)
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            beside = [file.stem for file in folder.glob("*.py")]
+            mend = near(name, beside, "there are {} beside it")
+            raise UserError(
+                f"{given}: there is no module `{name}` beside the YAML file, in {folder}, or on "
+                f"the Python path; {mend}"
+            ) from error
+        raise UserError(f"{given}: importing it raised {told(error, sources)}") from error
+    except (Exception, SystemExit) as error:
+        forget(source.module for source in sources)
+        raise UserError(f"{given}: importing it raised {told(error, sources)}") from error
+
+
+def check_class(target: Target, protocol: type, methods: Iterable[str]) -> None:
+    """``check_methods`` of a class. Raises UserError where it is none."""
+    if not isinstance(target.found, type):
+        raise UserError(f"{target} is no class; give one")
+    check_methods(target, protocol, methods)
+
+
+def check_methods(target: Target, protocol: type, methods: Iterable[str]) -> None:
+    """Raises UserError where ``target.found``, a class or an object, lacks a method or has one
+    of other arguments than ``protocol`` says.
+
+    What is inherited from ``protocol`` itself, which only says what it is for, is lacking.
+    """
+    is_class = isinstance(target.found, type)
+    places = [*([] if is_class else [target.found]), *inspect.getmro(_class(target.found))]
+    for name in methods:
+        form = list(inspect.signature(getattr(protocol, name)).parameters)[1:]
+        shown = f"{name}({', '.join(form)})"
+        place = next((p for p in places if name in getattr(p, "__dict__", {})), protocol)
+        method = getattr(place if is_class else target.found, name, None)
+        if place is protocol or not callable(method):
+            raise UserError(f"{target} has no method `{shown}`; give it one")
+        unbound = is_class and inspect.isfunction(vars(place)[name])
+        try:
+            inspect.signature(method).bind(*form, *["self"] * unbound)
+        except TypeError as error:
+            raise UserError(f"{target}: its `{name}` is not called as {shown}: {error}") from error
+        except ValueError:  # written in another language: it has no signature
+            continue
+
+
+def _class(found: Any) -> type:
+    return found if isinstance(found, type) else type(found)
+
+
+def near(name: str, known: Iterable[str], otherwise: str) -> str:
+    """The mend of a name that is unknown: the nearest, or all of them in ``otherwise``."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, 1, 0.5)
+    return f"did you mean `{close[0]}`?" if close else otherwise.format(", ".join(known) or "none")
+
+
+def told(error: BaseException, sources: Iterable[Source]) -> str:
+    """An error's type, message and place, on one line; the place is the user's, if it is there."""
+    kind = type(error).__name__
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{kind}: {error.msg} ({error.filename}:{error.lineno})"
+    text = " ".join(str(error).split())[:300]
+    frames = traceback.extract_tb(error.__traceback__)
+    own = {str(source.file) for source in sources}
+    frame = next((f for f in reversed(frames) if f.filename in own), frames[-1] if frames else None)
+    return f"{kind}{': ' if text else ''}{text}" + (
+        f" ({frame.filename}:{frame.lineno})" if frame is not None else ""
+    )

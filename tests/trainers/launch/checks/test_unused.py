@@ -1,0 +1,189 @@
+"""Settings that have no effect where they stand are told, and nothing else is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from comlrl.config.algorithms import SECTIONS
+from tests.runs import algorithm_of
+from trainers.launch.checks.unused import TABLE, _keys
+from trainers.launch.commands.command_line import parse_arguments, resolve
+
+ROOT = Path(__file__).parents[4]
+SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+def told(file: Path, *overrides: str) -> list[str]:
+    """Each setting that is told to have no effect."""
+    algorithm = algorithm_of(file)
+    arguments = ["--config", str(file), "--override", *overrides]
+    _, notices = resolve(algorithm, parse_arguments(algorithm, arguments))
+    lines = [n for n in notices if " no effect: " in n]
+    return [part.split("=")[0] for line in lines for part in line.split(" ha")[0].split(", ")]
+
+
+def quickstart(algorithm: str) -> Path:
+    return ROOT / "configs" / f"{algorithm}_quickstart.yaml"
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_files_say_nothing_in_vain(path):
+    """But the shift that was published for preferences, where it changes nothing."""
+    published = path.stem.split("_")[0] in ("madpo", "marlhf") and "quickstart" not in path.stem
+    assert told(path) == (["reward_processor.shift"] if published else [])
+
+
+VLLM = "generation.backend=vllm generation.vllm_url=http://localhost:8000"
+IN_VAIN = [  # file, what is said, of it in vain
+    ("magrpo", "magrpo.discount=0.5", "magrpo.discount"),
+    ("magrpo", "magrpo.early_termination_threshold=3", "magrpo.early_termination_threshold"),
+    ("magrpo", "magrpo.handoff=random", "magrpo.handoff"),
+    ("magrpo", "external.mode=plain", "external.mode"),
+    (
+        "mt_magrpo",
+        "external.history=full external.original_prompt=true",
+        "external.original_prompt",
+    ),
+    (
+        "mt_magrpo",
+        "external.history=full external.previous_response=false",
+        "external.previous_response",
+    ),
+    ("mt_magrpo", "external.expert_model=gpt-5", "external.expert_model"),
+    ("mt_magrpo", "external.on_error=plain", "external.on_error"),
+    ("mt_magrpo", "external.mode=plain external.sandbox_slice=3", "external.sandbox_slice"),
+    (
+        "magrpo",
+        "reward.target=tests.fakes:FakeReward reward.arguments.value=1 sandbox.timeout=3",
+        "sandbox.timeout",
+    ),
+    ("grpo", "grpo.joint_mode=cross", "grpo.joint_mode"),
+    ("grpo", "grpo.turn_order=sequential", "grpo.turn_order"),
+    ("magrpo", "magrpo.num_generations_sequential=3", "magrpo.num_generations_sequential"),
+    ("magrpo", "magrpo.num_turns=2 magrpo.handoff_width=2", "magrpo.handoff_width"),
+    ("mt_magrpo", "magrpo.discount=0.5", "magrpo.discount"),
+    ("magrpo", "magrpo.eval_interval=0 magrpo.eval_answers=3", "magrpo.eval_answers"),
+    ("magrpo", "lora.enabled=false lora.alpha=3", "lora.alpha"),
+    ("magrpo", "reward_processor.enabled=false reward_processor.shift=3", "reward_processor.shift"),
+    ("magrpo", "reward_processor.shift=-4", "reward_processor.shift"),
+    ("madpo", "reward_processor.scale_factor=2", "reward_processor.scale_factor"),
+    ("madpo", "madpo.num_generations=7", "madpo.num_generations"),
+    (
+        "madpo",
+        "madpo.num_iterations=1 madpo.preferences=a.jsonl madpo.preference_num_candidates=3",
+        "madpo.preference_num_candidates",
+    ),
+    (
+        "marlhf",
+        "marlhf.num_iterations=1 marlhf.reward_model=a marlhf.reward_learning_rate=1",
+        "marlhf.reward_learning_rate",
+    ),
+    ("marlhf", "marlhf.num_iterations=1 marlhf.refit_below=0.6", "marlhf.refit_below"),
+    ("madpo", "madpo.replay=all madpo.replay_rounds=3", "madpo.replay_rounds"),
+    (
+        "madpo",
+        "madpo.replay=last_k madpo.replay_rounds=3 madpo.replay_lambda=0.3",
+        "madpo.replay_lambda",
+    ),
+    ("marlhf", "marlhf.rl_algorithm=ppo magrpo.advantage=max", "magrpo.advantage"),
+    ("marlhf", "ppo.clip_range=0.3", "ppo.clip_range"),
+    ("magrpo", "magrpo.update_epochs=1 magrpo.clip_range=0.3", "magrpo.clip_range"),
+    ("ppo", "ppo.kl_horizon=3", "ppo.kl_horizon"),
+    ("ppo", "ppo.ppo_epochs=1 ppo.target_kl=0.1", "ppo.target_kl"),
+    ("ppo", "ppo.ppo_epochs=1 ppo.train_batch_size=null ppo.clip_range=0.3", "ppo.clip_range"),
+    ("ppo", "ppo.granularity=turn ppo.gamma_token=0.9", "ppo.gamma_token"),
+    ("ppo", "ppo.granularity=turn ppo.gae_lambda=0.5", "ppo.gae_lambda"),
+    ("ppo", "ppo.shared_policy=true", "ppo.shared_policy"),
+    ("ppo", "ppo.kl_in=loss", "ppo.kl_in"),
+    ("shppo", "shppo.gae_lambda=0.5", "shppo.gae_lambda"),
+    ("shppo", "shppo.num_agents=1 shppo.lambda_d=0.5", "shppo.lambda_d"),
+    ("shppo", "shppo.latents=zero shppo.lambda_e=0.5", "shppo.lambda_e"),
+    ("shppo", "shppo.latents=sampled shppo.latent_gradient=policy", "shppo.latent_gradient"),
+    (
+        "shppo",
+        "shppo.latent_gradient=policy shppo.inference_learning_rate=1",
+        "shppo.inference_learning_rate",
+    ),
+    ("magrpo", "magrpo.temperature=0.5 agent_model.temperature=0.7", "agent_model.temperature"),
+    ("magrpo", "magrpo.top_p=0.5 agent_model.top_p=0.7", "agent_model.top_p"),
+    ("magrpo", "magrpo.top_k=5 agent_model.top_k=7", "agent_model.top_k"),
+    ("magrpo", "magrpo.top_p=1 generation.max_kept=9", "generation.max_kept"),
+    ("madpo", "madpo.top_p=0.9 generation.max_kept=9", "generation.max_kept"),
+    ("magrpo", "agents=[a,b] agent_model.name=c", "agent_model.name"),
+    ("magrpo", "domain=writing sandbox.timeout=3", "sandbox.timeout"),
+    ("magrpo", "generation.vllm_url=http://localhost:8000", "generation.vllm_url"),
+    ("magrpo", "generation.importance_cap=3", "generation.importance_cap"),
+    ("madpo", f"{VLLM} generation.importance_cap=3", "generation.importance_cap"),
+    (
+        "magrpo",
+        f"{VLLM} magrpo.top_p=null generation.max_batch_tokens=99",
+        "generation.max_batch_tokens",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "overrides", "key"), IN_VAIN)
+def test_what_is_said_in_vain_is_told(name, overrides, key):
+    assert key in told(quickstart(name), *overrides.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("mt_magrpo", "magrpo.handoff_width=2 magrpo.discount=0.5 external.mode=plain"),
+        ("mt_magrpo", "magrpo.turn_order=sequential magrpo.discount=0.5"),
+        ("mt_magrpo", "magrpo.advantage=raw magrpo.discount=0.5"),
+        ("magrpo", "magrpo.turn_order=sequential magrpo.num_generations_sequential=3"),
+        ("marlhf", "agent_model.top_k=9 generation.max_kept=9"),
+        ("mt_magrpo", "external.history=last external.original_prompt=true"),
+        ("mt_magrpo", "external.mode=expert_edits external.expert_model=gpt-5"),
+        ("magrpo", "magrpo.discount=0.9"),  # the default, said
+        ("madpo", "madpo.replay=lambda_decay madpo.replay_rounds=3 madpo.replay_lambda=0.3"),
+        ("magrpo", "magrpo.joint_mode=cross lora.alpha=3"),
+        ("marlhf", "magrpo.update_epochs=2 magrpo.clip_range=0.3"),
+        ("mt_magrpo", "magrpo.early_termination_threshold=0 reward_processor.shift=-4"),
+        ("magrpo", "reward_processor.scale_factor=2"),
+        ("ppo", "ppo.gae_lambda=0.5 ppo.gamma_token=0.9 reward_processor.shift=-4"),
+        ("ppo", "ppo.kl_coef=0.1 ppo.kl_target=0.1 ppo.kl_horizon=3 ppo.ppo_epochs=2"),
+        ("marlhf", "marlhf.rl_algorithm=ppo ppo.clip_range=0.3"),
+        (
+            "magrpo",
+            f"{VLLM} magrpo.top_p=null generation.importance_cap=3 generation.vllm_patience=9",
+        ),
+        ("marlhf", "magrpo.num_generations=7 marlhf.preference_num_candidates=3"),
+    ],
+)
+def test_what_has_an_effect_is_not(name, overrides):
+    said = {item.partition("=")[0] for item in overrides.split()}
+    assert not said & set(told(quickstart(name), *overrides.split()))
+
+
+def test_every_row_names_keys_and_is_met_by_a_case():
+    """A key that is renamed may not fall out of the table unseen."""
+    met = {key for _, _, key in IN_VAIN}
+    for row in TABLE:
+        keys = set()
+        for file in map(quickstart, SECTIONS):
+            algorithm = algorithm_of(file)
+            config, _ = resolve(algorithm, parse_arguments(algorithm, ["--config", str(file)]))
+            keys |= set(_keys(config, row))
+        assert keys & met, row.keys
+        for pattern in row.keys.split():
+            assert any(k.rpartition(".")[2] == pattern.rpartition(".")[2] for k in keys) or (
+                any(k.startswith(f"{pattern}.") for k in keys)
+            ), pattern
+
+
+def test_a_line_names_value_and_reason_and_a_repeated_run_says_the_same(tmp_path):
+    arguments = ["--config", str(quickstart("magrpo")), "--override", "magrpo.discount=0.5"]
+    arguments += ["magrpo.handoff=best"]
+    config, notices = resolve("magrpo", parse_arguments("magrpo", arguments))
+    line = "magrpo.discount=0.5, magrpo.handoff=best have no effect: nothing follows a single turn"
+    assert line in notices
+    written = tmp_path / "config.yaml"
+    written.write_text(yaml.safe_dump(config.to_dict()))
+    again, told_again = resolve("magrpo", parse_arguments("magrpo", ["--config", str(written)]))
+    assert again == config and told_again == notices

@@ -1,0 +1,106 @@
+"""The ``comlrl`` command and what it finds by name: as far as it goes without loading anything."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from comlrl.errors import UserError
+
+from trainers.launch.__main__ import COMMANDS, main
+from trainers.launch.commands.search import read_sweep
+from trainers.launch.commands.shipped import CONFIGS, config_file
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Outside of the checkout, where ``configs/`` and the scripts are not."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["comlrl"])
+    return tmp_path
+
+
+def test_every_script_of_the_repository_is_a_command():
+    scripts = {f.stem.replace("train_", "train ") for f in ROOT.glob("*.py")}
+    assert scripts == set(COMMANDS) - {"report", "export"}
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["train"], ["train", "-h"]])
+def test_usage(words, capsys):
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("usage: comlrl COMMAND") and "magrpo" in told and "export" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "magrpoo"], "there is no `comlrl train magrpoo`; did you mean"),
+        (["evalaute"], "did you mean `comlrl evaluate`"),
+        (["xyz"], "see comlrl --help"),
+        (["train", "magrpo"], "required: --config"),
+        (["train", "magrpo", "--config", "magrpo_quikstart"], "did you mean magrpo_quickstart?"),
+        (["train", "magrpo", "--config", "other/magrpo_quickstart.yaml"], "does not exist"),
+        (["train", "grpo", "--config", "magrpo_quickstart"], "train with magrpo"),
+        (["evaluate", "--config", "nothing_like_it"], "is no file and no shipped configuration"),
+        (["sweep", "madpo_beta"], "sweep file: 'madpo_beta' is no file"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line(words, said, capsys):
+    assert main(words) == 2
+    told = capsys.readouterr()
+    assert said in told.err and told.err.count("\n") == 1 and not told.out
+
+
+def test_help_names_the_command(capsys):
+    assert main(["train", "ppo", "--help"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("usage: comlrl train ppo ") and "left out: ppo_he_config" in told
+
+
+def test_a_shipped_configuration_has_three_spellings_and_gives_way_to_a_file(elsewhere):
+    names = ("ppo_quickstart", "ppo_quickstart.yaml", "configs/ppo_quickstart.yaml")
+    assert {config_file(name) for name in names} == {ROOT / "configs" / "ppo_quickstart.yaml"}
+    (elsewhere / "configs").mkdir()
+    (elsewhere / names[2]).write_text("ppo: {}\n")
+    assert config_file(names[2]) == Path(names[2])
+    assert config_file(names[0]) == CONFIGS / "ppo_quickstart.yaml"
+    assert config_file("/nowhere/ppo_quickstart.yaml") == Path("/nowhere/ppo_quickstart.yaml")
+    with pytest.raises(UserError, match="give a YAML file"):
+        config_file("zzz")
+
+
+def test_a_shipped_sweep_runs_without_the_scripts():
+    for name in ("shppo_lambdas", "configs/sweeps/shppo_lambdas.yaml"):
+        sweep = read_sweep(name)
+        line = sweep.command_line({"shppo.lambda_e": 0.1})
+        assert line[:6] == [
+            sys.executable, "-m", "trainers.launch", "train", "shppo", "--config",
+        ]  # fmt: skip
+        assert config_file(line[6]) == ROOT / "configs" / "shppo_quickstart.yaml"
+
+
+def test_a_dry_run_elsewhere():
+    """What a sweep starts, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "trainers.launch", "train", "shppo", "--config",
+         "configs/shppo_quickstart.yaml", "--dry-run"],
+        capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "joint actions" in done.stdout
+
+
+def test_what_an_extra_brings_is_asked_for_in_one_line(monkeypatch):
+    from comlrl.tasks.prompts import Prompts
+    from external.expert_edits import ExpertEdits
+    from rewards.code.domain import CODE
+
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(UserError, match="pip install openai"):
+        ExpertEdits(Prompts(CODE), "gpt-4o", None, "stop", lambda attempts: [])

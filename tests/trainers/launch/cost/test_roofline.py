@@ -1,0 +1,159 @@
+"""``--hardware``: the estimate's arithmetic by hand, sizes against real models, what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from comlrl.errors import UserError
+from tests.trainers.launch.test_dry_run import SHIPPED, load
+
+from comlrl.builtin import TINY_CODER
+from tests.tiny_models import config
+from trainers.launch.commands.train import main
+from trainers.launch.cost.dry_run import model_size
+from trainers.launch.cost.roofline import (
+    DECODING,
+    LEARNING,
+    Dims,
+    Hardware,
+    Work,
+    estimate,
+    hardware,
+)
+
+ROOT = Path(__file__).parents[4]
+# 10 · (2 · 10 + 2 · 5) + 3 · 10 · 20 = 900 weights a layer, 2 layers; a head of 10 · 100
+DIMS = Dims(layers=2, width=10, inner=20, heads=10, kv=5, vocabulary=100)
+# Products cost nothing, or memory does, or a single operation: one at a time.
+URL = "http://localhost:8000"
+FREE = Hardware(1e30, 1e30, 1e9, attention=1e30, launch=1e-30, prompt=30)
+
+
+def work(on: Hardware, **keys) -> Work:
+    built = config(num_generations=4, max_new_tokens=16, **keys)
+    return Work(built, built.section, DIMS, on, 3)
+
+
+def test_sizes():
+    assert (DIMS.linear, DIMS.head, DIMS.parameters) == (1800, 1000, 2800)
+    found = Dims.of(str(TINY_CODER))
+    counted = model_size("builtin:tiny-coder", config().lora)
+    assert found.parameters == pytest.approx(counted.parameters, rel=0.01)  # norms and biases
+    assert found.cache == counted.cache
+    assert work(FREE).trained == 2 * counted_adapter(DIMS)
+
+
+def counted_adapter(dims: Dims) -> int:
+    """r = 16 on q, k, v, o, gate, up and down: r · Σ (inputs + outputs)."""
+    w, i, kv = dims.width, dims.inner, dims.kv
+    return 16 * dims.layers * ((w + w) * 2 + (w + kv) * 2 + (w + i) * 3)
+
+
+@pytest.mark.parametrize("name", ["a-1.5B", "b-3B", "c-7B", "d-14B", "e-32B"])
+def test_a_size_in_a_name_is_a_decoder_of_about_that_size(name):
+    found = Dims.of(f"none/{name}")
+    assert found.guessed
+    assert found.parameters == pytest.approx(model_size(name, None).parameters, rel=0.25)
+
+
+def test_generation_by_hand():
+    """3 tasks, 2 agents on one base, G = 4: 6 prompts of 30 tokens, 24 rows of 16."""
+    products = work(replace(FREE, flops=1.0))
+    assert products.generation() == 2 * 2800 * 24 * 16 + 2 * 1800 * 6 * 30
+    launch = work(replace(FREE, launch=1.0))
+    assert launch.generation() == pytest.approx(17 * 2 * DECODING)  # a prefill and 16 tokens
+    engine = work(replace(FREE, launch=1.0), generation__backend="vllm", generation__vllm_url=URL)
+    assert engine.generation() < 1
+    # In bfloat16: all weights for each of 16 tokens; keys of the prompts, and on average half of
+    # a row's own; what layers leave; and 24 bytes for each word of the vocabulary.
+    memory = work(replace(FREE, bandwidth=1.0), agent_model__torch_dtype="bfloat16")
+    keys = 16 * (6 * 30 + 24 * 8) * 2 * 2 * 5
+    left = 2 * (8 * 10 + 3 * 20) * 24 * 16
+    assert memory.generation() == 2 * (16 * 2800 + keys + left) + 24 * 100 * 24 * 16
+    # Agents with bases of their own decode one after the other: 12 rows each.
+    alone = work(replace(FREE, launch=1.0), lora__enabled=False)
+    assert alone.generation() == pytest.approx(2 * 17 * 2 * DECODING)
+
+
+def test_update_by_hand():
+    """6 rows of a prompt of 30 and 4 · 16 tokens, forth and back."""
+    on, tokens, written = replace(FREE, flops=1.0), 6 * (30 + 64), 6 * 64
+    assert work(on).update() == 2 * 1800 * tokens * 2 + 2 * 1000 * written * 2
+    weights = work(on, lora__enabled=False)  # and the weights' own gradients
+    assert weights.update() == 2 * 1800 * tokens * 3 + 2 * 1000 * written * 3
+    reference = work(on, kl_coef=0.1)  # one forward pass more
+    assert reference.update() == 2 * 1800 * tokens * 3 + 2 * 1000 * written * 3
+    again = work(on, agent_model__gradient_checkpointing=True)
+    assert again.update() == 2 * 1800 * tokens * 3 + 2 * 1000 * written * 2
+    passes = work(on, update_epochs=3)  # three of both, and the old log-probabilities
+    assert passes.update() == 2 * 1800 * tokens * 7 + 2 * 1000 * written * 7
+    assert work(replace(FREE, launch=1.0)).update() == pytest.approx(2 * LEARNING)
+
+
+def test_more_turns_read_more_and_cards_exchange_gradients():
+    on = replace(FREE, flops=1.0)
+    one, two = work(on).generation(), work(on, num_turns=2).generation()
+    # Turn 2 has 4 nodes a task, whose prompts hold turn 1's answer and what it was told.
+    later = 2 * 2800 * 96 * 16 + 2 * 1800 * 24 * (30 + 16 + 100)
+    assert two == one + later
+    alone = work(replace(FREE, link=1.0))
+    assert alone.exchange() == 0
+    assert replace(alone, on=replace(alone.on, cards=8)).exchange() == pytest.approx(
+        2 * 7 / 8 * 4 * alone.trained
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("v100", ["v100", "h100"]),
+        ("8xv100", ["v100"]),
+        ("h100,speed=3", ["speed=3", "flops"]),
+        ("h100,tokens=many", ["tokens=many"]),
+        ("h100,tokens=-1", ["tokens=-1"]),
+        ("flops=1e12,memory=1e9", ["bandwidth"]),
+    ],
+)
+def test_hardware_that_is_not_understood_is_refused(text, told):
+    with pytest.raises(UserError) as error:
+        hardware(text, config())
+    assert all(word in str(error.value) for word in ("--hardware", *told))
+
+
+def test_hardware_by_kind_by_hand_and_measured():
+    assert hardware("8xh100,tokens=90", config()).cards == 8
+    assert hardware("h200", config()).memory > hardware("h100", config()).memory
+    assert hardware("flops=2e12,bandwidth=3e9,memory=4e9", config()) == Hardware(2e12, 3e9, 4e9)
+    found = hardware("cpu", config(agent_model__name="builtin:tiny-coder"))
+    assert found.flops > 1e8 and found.bandwidth > 1e7 and found.word in (2, 4)
+
+
+def test_the_command_tells_seconds_and_what_does_not_fit(capsys, tmp_path):
+    path = ROOT / "configs/magrpo_quickstart.yaml"
+    command = ["--config", str(path), "--override", f"output.base_dir={tmp_path}", "--hardware"]
+    assert main("magrpo", lambda run: None, [*command, "8xh100", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    for word in ("8 × 593 TFLOP/s", "generation", "reward", "update", "all-reduce", "fits"):
+        assert word in out
+    small = "flops=1e12,bandwidth=1e10,memory=1e6"
+    assert main("magrpo", lambda run: None, [*command, small, "--dry-run"]) == 0
+    assert "does NOT fit" in capsys.readouterr().out
+    assert main("magrpo", lambda run: None, [*command, "h100"]) == 2
+    assert "--dry-run" in capsys.readouterr().err
+
+
+def test_a_model_without_known_sizes_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"d_model": 4}))
+    for name in ("someone/nameless", str(tmp_path)):
+        with pytest.raises(UserError, match="--hardware"):
+            estimate(config(agent_model__name=name), "h100")
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_file_is_estimated_without_network(path):
+    text = estimate(load(path), "8xh100")
+    for word in ("update", "together", "memory of each", "fits"):
+        assert word in text

@@ -1,0 +1,1 @@
+"""What a configuration cannot mean, what of it has no effect, and what is at hand."""

@@ -1,0 +1,186 @@
+"""What ``--dry-run`` checks: all that a run needs and that is at hand here. No weights are loaded
+and no network is used; what that leaves unchecked is told, a line each.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
+
+from comlrl.config.algorithms import PreferenceConfig
+from comlrl.tasks.datasets import FILE_KINDS
+from trainers.launch.cost.dry_run import model_folder
+from trainers.launch.wiring.assembly import (
+    context_length,
+    fitting,
+    load_both_splits,
+)
+from trainers.launch.wiring.comparator import build_judge
+from trainers.launch.wiring.work import build_reward, build_transition, load_prompts
+
+if TYPE_CHECKING:
+    from comlrl.models.agent import Agent
+    from comlrl.types import Task
+
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+WEIGHTS = ("*.safetensors", "*.bin")
+
+
+def check(config: Config) -> list[str]:
+    """What could not be checked. Raises UserError, or a room's error of the user's, for what a
+    run would refuse."""
+    unchecked: list[str] = []
+    _output(config)
+    build_transition(config, load_prompts(config))
+    build_reward(config).close()
+    tasks = _tasks(config, unchecked)
+    agents = _agents(config, unchecked)
+    if tasks and agents:
+        _check_prompts(config, agents, tasks)
+    _check_preferences(config)
+    if config.external.mode == "expert_edits" and config.section.num_turns > 1:
+        unchecked.append(f"external.expert_model: '{config.external.expert_model}'; not asked")
+    kind, given = getattr(config.section, "comparison", ("reward", ""))
+    if kind == "model":
+        build_judge(config)
+    if kind != "reward":
+        unchecked.append(f"{config.algorithm}.comparator: '{given}'; not asked")
+    if config.generation.backend == "vllm":
+        unchecked.append(f"generation.vllm_url: '{config.generation.vllm_url}'; not asked")
+    if config.agent_devices is not None:
+        unchecked.append(
+            f"agent_devices: {list(config.agent_devices)}; looked for when a run starts"
+        )
+    return unchecked
+
+
+def prompt_tokens(config: Config) -> float | None:
+    """Mean of the agents' first prompts; None where the tasks or a tokenizer are not at hand."""
+    from comlrl.types import Message
+
+    tasks, agents, prompts = _tasks(config, []), _agents(config, []), load_prompts(config)
+    lengths = [
+        len(agent.encode((*prompts.opening, Message("user", text))))
+        for task in tasks[:64]
+        for agent, text in zip(agents, prompts.first(task, len(agents) or 1), strict=False)
+    ]
+    return sum(lengths) / len(lengths) if lengths else None
+
+
+def _output(config: Config) -> None:
+    folder = path = Path(config.output.dir or config.output.base_dir).absolute()
+    while not path.exists():
+        path = path.parent
+    try:
+        tempfile.TemporaryDirectory(dir=path).cleanup()
+    except OSError as error:
+        key = "output.dir" if config.output.dir else "output.base_dir"
+        raise UserError(
+            f"{key}: '{folder}' cannot be written ({error.strerror}); give another folder"
+        ) from error
+
+
+def _tasks(config: Config, unchecked: list[str]) -> list[Task]:
+    """All rows of both splits, each checked; [] where the data is the hub's."""
+    import datasets
+
+    name, section = config.dataset.name, config.dataset
+    if name.startswith("builtin:") or Path(name).suffix in FILE_KINDS or Path(name).is_dir():
+        train, held_out = load_both_splits(config)
+        return train + held_out
+    if not HUB_NAME.fullmatch(name):
+        raise UserError(f"dataset.name: '{name}' does not exist; give a file or folder that does")
+    for key in ("train_split", "eval_split"):
+        split = getattr(section, key)
+        try:
+            datasets.ReadInstruction.from_spec(split)
+        except ValueError:
+            raise UserError(
+                f"dataset.{key}: '{split}' is not a split; write e.g. test[:16]"
+            ) from None
+    unchecked.append(f"dataset.name: '{name}' and its rows; no such folder here, asked of the hub")
+    return []
+
+
+def _agents(config: Config, unchecked: list[str]) -> list[Agent]:
+    """Agents with tokenizer and sizes, without weights; [] where a model is not at hand."""
+    key = "agents" if config.agents else "agent_model.name"
+    names = config.agents or (config.agent_model.name,) * config.section.num_agents
+    found = {name: _agent(config, key, name, unchecked) for name in dict.fromkeys(names)}
+    if config.section.fits_reward_model and config.section.reward_model_name not in (None, *names):
+        _agent(config, "marlhf.reward_model_name", config.section.reward_model_name, unchecked)
+    online = config.online
+    if getattr(online, "critic_model", None) is not None:
+        _agent(config, f"{config.online_name}.critic_model", online.critic_model, unchecked)
+    agents = [found[name] for name in names]
+    return [] if None in agents else [agent for agent in agents if agent is not None]
+
+
+def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> Agent | None:
+    folder, ours = model_folder(name), config.agent_model
+    if folder is None:
+        if not HUB_NAME.fullmatch(name):
+            raise UserError(f"{key}: '{name}' does not exist; give a model's folder")
+        unchecked.append(f"{key}: '{name}'; no such folder here, and not in the hub's cache")
+        return None
+    from transformers import AutoConfig, AutoTokenizer
+
+    from comlrl.models.agent import Agent
+
+    local = name.startswith("builtin:") or Path(name).is_dir()
+    trusted = bool(ours.model_kwargs.get("trust_remote_code", False))
+    try:
+        sizes = AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **ours.tokenizer_kwargs)
+        if not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
+            raise OSError(f"no {' or '.join(WEIGHTS)} in {folder}")
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        if local:
+            raise UserError(f"{key}: '{name}' cannot be loaded: {reason}") from error
+        unchecked.append(f"{key}: '{name}'; the hub's cache holds a part of it alone: {reason}")
+        return None
+    if tokenizer.eos_token_id is None and "eos_token" not in ours.special_tokens:
+        raise UserError(
+            f"agent_model.special_tokens: the tokenizer of '{name}' has no EOS token; "
+            "give eos_token"
+        )
+    unweighted: Any = SimpleNamespace(config=sizes)
+    return Agent(0, unweighted, tokenizer, None)
+
+
+def _check_prompts(config: Config, agents: list[Agent], tasks: list[Task]) -> None:
+    """Every row's first prompts leave room for a completion, unless ``on_bad_row: skip``."""
+    from comlrl.types import Sampling
+
+    team: Any = SimpleNamespace(agents=agents)
+    sampler: Any = SimpleNamespace(
+        encode=lambda agent, prompt: agents[agent].encode(prompt),
+        max_length=context_length(config, team),
+    )
+    fitting(tasks, config, sampler, Sampling(1.0, config.section.max_new_tokens))
+
+
+def _check_preferences(config: Config) -> None:
+    """MADPO's and MARLHF's files of an earlier run."""
+    section = config.section
+    if isinstance(section, PreferenceConfig) and section.preferences is not None:
+        from comlrl.preferences.candidates import read_sets
+        from comlrl.preferences.collector import FILE
+
+        path = Path(section.preferences)
+        read_sets(path / FILE if path.is_dir() else path, section.num_agents)
+    if section.fits_reward_model and section.reward_model is not None:
+        from comlrl.preferences.reward_model import FACTS
+
+        if not (Path(section.reward_model) / FACTS).is_file():
+            raise UserError(
+                f"marlhf.reward_model: '{section.reward_model}' holds no {FACTS}; give the "
+                "reward_model folder of an earlier run"
+            )

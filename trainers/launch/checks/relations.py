@@ -1,0 +1,359 @@
+"""What values and relations of keys cannot work, and what of them is worth a notice."""
+
+from __future__ import annotations
+
+import math
+
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
+
+from comlrl.config.algorithms import (
+    ActorCriticConfig,
+    CommonConfig,
+    MADPOConfig,
+    MAGRPOConfig,
+    PPOConfig,
+    PreferenceConfig,
+)
+from trainers.launch.wiring import vllm as engine
+from trainers.launch.wiring import work
+
+
+def validate(config: Config) -> None:
+    """Refuse values and relations that cannot work. Raises UserError."""
+    if isinstance(config.section, PreferenceConfig):
+        _preferences(config)
+    for name, section in _read(config).items():
+        _ranges(name, section)
+        _relations(name, section, config)
+    team = config.section.num_agents
+    for key in ("agents", "agent_devices"):
+        given = getattr(config, key)
+        if given is not None and len(given) != team:
+            raise UserError(
+                f"{key}: {list(given)} has {len(given)} entries for "
+                f"{config.algorithm}.num_agents={team}; give one for each agent"
+            )
+    if config.online.takes_ratios and config.lora.dropout > 0:
+        raise UserError(
+            f"lora.dropout: {config.lora.dropout} would be part of the importance ratio, which "
+            "compares the policy with the one that sampled; set lora.dropout=0"
+        )
+    _shared(config)
+    work.check(config)
+
+
+def _ranges(name: str, section: CommonConfig) -> None:
+    at_least: dict[str, float] = {
+        "num_agents": 1, "num_turns": 1, "num_generations": 1, "batch_size": 1,
+        "train_batch_size": 1, "handoff_width": 1, "num_generations_sequential": 1,
+        "max_new_tokens": 1, "num_train_epochs": 0, "max_steps": 0,
+        "max_env_steps": 0, "warmup_steps": 0, "kl_coef": 0, "logging_steps": 1,
+        "eval_interval": 0, "eval_num_samples": 1, "eval_answers": 1, "save_steps": 0,
+        "save_total_limit": 1,
+        "preference_num_candidates": 2, "preference_pairs_per_sample": 1,
+        "num_iterations": 1, "round_tasks": 1, "replay_rounds": 1,
+        "ppo_epochs": 1, "latent_dim": 1, "latent_hidden": 1, "heterogeneous_rank": 1,
+        "entropy_coef": 0, "lambda_e": 0, "lambda_d": 0, "kl_horizon": 1,
+        "reward_num_train_epochs": 1, "reward_train_batch_size": 1, "reward_max_length": 8,
+        "reward_margin": 0, "discount": 0, "update_epochs": 1,
+    }  # fmt: skip
+    above_zero = (
+        "learning_rate", "max_grad_norm", "dpo_beta", "clip_range", "value_learning_rate",
+        "value_clip_range", "target_kl", "kl_target", "latent_learning_rate",
+        "inference_learning_rate", "reward_learning_rate", "replay_lambda",
+    )  # fmt: skip
+    for key, least in at_least.items():
+        value = getattr(section, key, None)
+        if value is not None and value < least:
+            raise UserError(f"{name}.{key}: {value} is too small; give at least {least}")
+    for key in above_zero:
+        value = getattr(section, key, None)
+        if value is not None and value <= 0:
+            raise UserError(f"{name}.{key}: {value} must be above 0")
+    for key in (
+        "discount", "gae_lambda", "gamma_token", "label_smoothing", "replay_lambda", "refit_below"
+    ):  # fmt: skip
+        value = getattr(section, key, None)
+        if value is not None and not 0 <= value <= 1:
+            raise UserError(f"{name}.{key}: {value} must lie between 0 and 1")
+
+
+def _relations(name: str, section: CommonConfig, config: Config) -> None:
+    weights = section.turn_gradient_weights
+    if weights is not None and len(weights) != section.num_turns:
+        raise UserError(
+            f"{name}.turn_gradient_weights: {list(weights)} has {len(weights)} weights for "
+            f"{name}.num_turns={section.num_turns}; give one for each turn"
+        )
+    if weights is not None and min(weights) < 0:
+        raise UserError(
+            f"{name}.turn_gradient_weights: {list(weights)}; below 0 a turn would be unlearned: "
+            "give 0 or more"
+        )
+    ends = (section.num_train_epochs, section.max_steps, section.max_env_steps)
+    if all(end is None for end in ends):
+        raise UserError(
+            f"{name}.num_train_epochs: null, as are max_steps and max_env_steps; give one of them"
+        )
+    if (
+        isinstance(section, MAGRPOConfig)
+        and name == config.online_name
+        and section.num_generations < 2
+        and section.advantage != "raw"
+    ):
+        raise UserError(
+            f"{name}.num_generations: {section.num_generations} leaves no siblings to compare "
+            "with; give at least 2, or advantage=raw"
+        )
+    if section.turn_order == "sequential":
+        _sequential(name, section)
+    if section.handoff is not None and section.handoff_width > (most := _joint_actions(section)):
+        raise UserError(
+            f"{name}.handoff_width: {section.handoff_width} of a turn's {most} joint actions; give "
+            f"at most {most}, or handoff=null, which hands all of them on"
+        )
+    if name == "grpo" and section.num_agents != 1:
+        raise UserError(f"grpo.num_agents: {section.num_agents}; GRPO has 1 agent, use magrpo")
+    if (heat := temperature(section, config)) <= 0:
+        raise UserError(f"{name}.temperature: {heat} samples nothing to learn from; give > 0")
+    if (share := top_p(section, config)) is not None and not 0 < share <= 1:
+        raise UserError(f"{name}.top_p: {share} must be above 0 and at most 1; null keeps all")
+    if (kept := top_k(section, config)) is not None and kept < 1:
+        raise UserError(f"{name}.top_k: {kept} must be at least 1; null keeps all tokens")
+    if isinstance(section, ActorCriticConfig):
+        _actor_critic(name, section, config)
+
+
+def _sequential(name: str, section: CommonConfig) -> None:
+    if not isinstance(section, MAGRPOConfig):
+        raise UserError(
+            f"{name}.turn_order: 'sequential'; only MAGRPO's agents learn in order: give "
+            "simultaneous, or use train_magrpo.py"
+        )
+    if section.joint_mode != "align":
+        raise UserError(
+            f"{name}.joint_mode: '{section.joint_mode}' with turn_order=sequential, where every "
+            "agent already answers each completion that it reads: give align"
+        )
+    if section.num_generations_sequential < 2 and section.advantage != "raw":
+        raise UserError(
+            f"{name}.num_generations_sequential: {section.num_generations_sequential} leaves no "
+            "siblings to compare with; give at least 2, or advantage=raw"
+        )
+
+
+def _joint_actions(section: CommonConfig) -> int:
+    """Of a turn, from one state on."""
+    own = [section.shape.generations(agent) for agent in range(section.num_agents)]
+    together = section.joint_mode == "align" and section.turn_order == "simultaneous"
+    return own[0] if together else math.prod(own)
+
+
+def _actor_critic(name: str, section: ActorCriticConfig, config: Config) -> None:
+    if section.joint_mode != "align":
+        raise UserError(f"{name}.joint_mode: '{section.joint_mode}'; rollouts are chains: align")
+    if section.handoff is not None:
+        raise UserError(
+            f"{name}.handoff: '{section.handoff}'; rollouts are chains, so that every sample is "
+            "followed: give null"
+        )
+    if section.one_policy and config.agents is not None:
+        raise UserError(
+            f"agents: {list(config.agents)}; these agents share one policy: give "
+            "agent_model.name, and agents=null"
+        )
+    if isinstance(section, PPOConfig):
+        _ppo(name, section, config)
+
+
+def _ppo(name: str, section: PPOConfig, config: Config) -> None:
+    if section.critic == "centralized" and section.granularity == "token":
+        raise UserError(
+            f"{name}.granularity: token with {name}.critic=centralized; what all agents read "
+            f"changes from turn to turn, not within one: give {name}.granularity=turn"
+        )
+    if section.kl_target is not None and section.kl_coef == 0:
+        raise UserError(
+            f"{name}.kl_target: {section.kl_target} adapts kl_coef by factors, and 0 stays 0; "
+            f"give {name}.kl_coef above 0"
+        )
+    if section.critic_model is not None and config.distributed.strategy == "fsdp":
+        raise UserError(
+            f"{name}.critic_model: '{section.critic_model}' with distributed.strategy=fsdp, which "
+            "would hold it whole in every process; set distributed.strategy=replicate"
+        )
+    if section.shared_policy and name != config.algorithm:
+        raise UserError(
+            f"{name}.shared_policy: true with {config.algorithm}, whose candidates come from "
+            f"policies of their own; give false"
+        )
+
+
+def _read(config: Config) -> dict[str, CommonConfig]:
+    """The sections that the run reads, as it reads them."""
+    return {config.algorithm: config.section, config.online_name: config.online}
+
+
+def _preferences(config: Config) -> None:
+    """What learning from preferences cannot do."""
+    for name in dict.fromkeys((config.algorithm, config.online_name)):
+        given = config.sections[name]
+        if given.num_turns != 1:
+            raise UserError(
+                f"{name}.num_turns: {given.num_turns}; preferences compare single joint "
+                "actions, so num_turns must be 1"
+            )
+        if given.turn_order != "simultaneous":
+            raise UserError(
+                f"{name}.turn_order: '{given.turn_order}'; preferences compare joint actions whose "
+                "agents act at once: give simultaneous"
+            )
+        if given.handoff is not None:
+            raise UserError(
+                f"{name}.handoff: '{given.handoff}'; nothing follows a single turn: give null"
+            )
+    section, name = config.section, config.algorithm
+    if section.pair_selection == "all" and section.preference_pairs_per_sample is not None:
+        raise UserError(
+            f"{name}.preference_pairs_per_sample: "
+            f"{section.preference_pairs_per_sample} with pair_selection=all; set it to null"
+        )
+    _rounds(name, section)
+    _comparator(name, section, config)
+    least = 0.0 if isinstance(section, MADPOConfig) else 1e-9  # a reward model must be measured
+    if not least <= section.preference_holdout < 1:
+        raise UserError(
+            f"{name}.preference_holdout: {section.preference_holdout} must lie between 0 and 1"
+        )
+    if isinstance(section, MADPOConfig):
+        _madpo(section, config)
+    elif getattr(config.online, "advantage", None) == "raw" and (shift := _shift(config)):
+        raise UserError(
+            f"reward_processor.shift: {shift:g} with marlhf.rl_algorithm={section.rl_algorithm} "
+            "and no baseline: the scores' mean is 0 already, and all completions would be pushed "
+            "one way; set reward_processor.shift=0"
+        )
+
+
+def _comparator(name: str, section: PreferenceConfig, config: Config) -> None:
+    kind, given = section.comparison
+    if (kind, given) == ("reward", ""):
+        return
+    key = f"{name}.comparator: '{section.comparator}'"
+    if kind not in ("model", "earlier") or not given:
+        raise UserError(f"{key}; give reward, `model: NAME_OR_URL` or `earlier: RUN`")
+    if section.pair_selection == "reward_gap":
+        raise UserError(
+            f"{key} with pair_selection=reward_gap, which is of the task reward; give random or all"
+        )
+    for other, none in (("reward_margin", 0.0), ("refit_below", None)):
+        if (value := getattr(section, other, none)) != none:
+            raise UserError(
+                f"{name}.{other}: {value}, which reads the task reward, with "
+                f"comparator='{section.comparator}'; leave one of them out"
+            )
+    if config.distributed.strategy == "fsdp":
+        raise UserError(f"{key} with distributed.strategy=fsdp; give replicate")
+
+
+def _rounds(name: str, section: PreferenceConfig) -> None:
+    if section.replay == "last_k" and section.replay_rounds is None:
+        raise UserError(f"{name}.replay_rounds: null with replay=last_k; give a number of rounds")
+    rounds = section.num_iterations
+    if rounds == 1:
+        return
+    for key in ("preferences", "reward_model"):
+        if (given := getattr(section, key, None)) is not None:
+            raise UserError(
+                f"{name}.{key}: '{given}' with num_iterations={rounds}, whose rounds are of the "
+                f"policies as they move; set num_iterations=1, or {key}=null"
+            )
+    if section.num_train_epochs is None and (section.max_steps or 0) < rounds:
+        raise UserError(
+            f"{name}.num_train_epochs: null, and max_steps={section.max_steps} cannot be divided "
+            f"among num_iterations={rounds}; give num_train_epochs, the passes over a round's tasks"
+        )
+
+
+def _shift(config: Config) -> float:
+    """What ``reward_processor`` adds to every reward."""
+    return config.reward_processor.shift if config.reward_processor.enabled else 0.0
+
+
+def _madpo(section: MADPOConfig, config: Config) -> None:
+    if config.lora.dropout > 0:
+        raise UserError(
+            f"lora.dropout: {config.lora.dropout} with madpo, whose margins are computed without "
+            "it and gradients with it; set lora.dropout=0"
+        )
+    if section.kl_coef > 0:
+        raise UserError(
+            f"madpo.kl_coef: {section.kl_coef}; DPO's reference is dpo_reference=start: give 0"
+        )
+    trained = section.train_agents
+    if trained is not None and (
+        not trained
+        or len(set(trained)) < len(trained)
+        or not all(0 <= agent < section.num_agents for agent in trained)
+    ):
+        raise UserError(
+            f"madpo.train_agents: {list(trained)}; give numbers from 0 to "
+            f"{section.num_agents - 1}, each once, or null"
+        )
+
+
+def _shared(config: Config) -> None:
+    _output(config)
+    engine.refuse(config)
+    if config.lora.r < 1:
+        raise UserError(f"lora.r: {config.lora.r} is too small; give at least 1")
+    if not 0 <= config.lora.dropout < 1:
+        raise UserError(f"lora.dropout: {config.lora.dropout} must lie in [0, 1)")
+    above_zero = {
+        "lora.alpha": config.lora.alpha,
+        "sandbox.timeout": config.sandbox.timeout,
+        "sandbox.memory_mb": config.sandbox.memory_mb,
+        "generation.max_batch_tokens": config.generation.max_batch_tokens,
+        "generation.max_kept": config.generation.max_kept,
+        "generation.vllm_patience": config.generation.vllm_patience,
+        "reward_processor.scale_factor": config.reward_processor.scale_factor,
+    }
+    for key, value in above_zero.items():
+        if value is not None and value <= 0:
+            raise UserError(f"{key}: {value} must be above 0")
+    if config.sandbox.workers is not None and config.sandbox.workers < 1:
+        raise UserError(f"sandbox.workers: {config.sandbox.workers}; give at least 1, or null")
+    piece = config.external.sandbox_slice
+    if isinstance(piece, str) and piece != "all":
+        raise UserError(f"external.sandbox_slice: '{piece}'; give a whole number, null or 'all'")
+    if config.agent_model.max_length <= config.section.max_new_tokens:
+        raise UserError(
+            f"agent_model.max_length: {config.agent_model.max_length} leaves no room for a prompt "
+            f"before {config.algorithm}.max_new_tokens={config.section.max_new_tokens}"
+        )
+
+
+def _output(config: Config) -> None:
+    output = config.output
+    if output.overwrite and output.dir is None:
+        raise UserError(
+            "output.overwrite: true, where folders under output.base_dir are numbered; give "
+            "output.dir, or leave it out"
+        )
+    if output.save_best and not config.section.eval_interval:
+        raise UserError(
+            f"output.save_best: true, and {config.algorithm}.eval_interval=0 evaluates nothing; "
+            "give it above 0"
+        )
+
+
+def shift_notice(config: Config) -> list[str]:
+    """Without a baseline a shift of the reward is in every completion's advantage."""
+    shift, section = _shift(config), _read(config)[config.online_name]
+    if getattr(section, "advantage", None) != "raw" or shift == 0:
+        return []
+    return [
+        f"reward_processor.shift={shift:g} with advantage=raw, which has no baseline: every "
+        "completion is pushed by it, whatever it earned"
+    ]

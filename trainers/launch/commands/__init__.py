@@ -1,0 +1,1 @@
+"""Every command of the package, a file each: command line in, exit code out."""

@@ -1,0 +1,123 @@
+"""Command line → checked configuration, before anything heavy loads."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
+
+from comlrl.config.algorithms import SECTIONS, sections_of
+from comlrl.config.loader import Loader, Setting, load_yaml, parse_override, parse_value
+from trainers.launch.checks.relations import shift_notice, validate
+from trainers.launch.checks.unused import without_effect
+from trainers.launch.commands.shipped import CONFIGS, config_file
+
+DEFAULT_CONFIGS = {name: CONFIGS / f"{name}_he_config.yaml" for name in ("ppo", "shppo")}
+
+# Legacy flag → key; "<algo>" is the algorithm's section.
+FLAGS = {
+    "model_name": "agent_model.name",
+    "base_model": "agent_model.name",
+    "output_base_dir": "output.base_dir",
+    "save_dir": "output.dir",
+    "num_epochs": "<algo>.num_train_epochs",
+    "lora_rank": "lora.r",
+    "num_steps": "<algo>.max_env_steps",
+    "num_turns": "<algo>.num_turns",
+    "num_agents": "<algo>.num_agents",
+    "turn_gradient_weights": "<algo>.turn_gradient_weights",
+    "learning_rate": "<algo>.learning_rate",
+}
+MODEL_NICKNAMES = {"qwen": "Qwen/Qwen2.5-Coder-1.5B"}
+
+
+class Parser(argparse.ArgumentParser):
+    """Mistakes on the command line are told like those in a file: one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"command line: {message}; see --help")
+
+
+def parse_arguments(algorithm: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    default = DEFAULT_CONFIGS.get(algorithm)
+    parser = Parser(
+        description=f"Train with {algorithm.upper()}.",
+        epilog="Keys: docs/configuration.md. The last of file, older flags and --override wins.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config",
+        default=default,
+        required=default is None,
+        metavar="FILE",
+        help=f"YAML file, or a shipped one by name, e.g. {algorithm}_quickstart"
+        + (f"; left out: {default.stem}" if default else ""),
+    )
+    parser.add_argument(
+        "--override", nargs="*", action="extend", default=[], metavar="KEY=VALUE",
+        help=f"dotted keys, e.g. {algorithm}.learning_rate=1e-4 seed=7",
+    )  # fmt: skip
+    parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint")
+    parser.add_argument(
+        "--resume-force", action="store_true", help="… even where the configuration has changed"
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check all that is at hand, print the cost, load no weights",
+    )
+    parser.add_argument(
+        "--hardware",
+        metavar="KIND",
+        help="with --dry-run: estimate seconds on [8x]h100, h200, a100, cpu or "
+        "flops=…,bandwidth=…,memory=… (docs/scaling.md)",
+    )
+    older = parser.add_argument_group("older flags, each a key of the configuration")
+    for flag, key in FLAGS.items():
+        count = "+" if flag == "turn_gradient_weights" else None
+        shown = key.replace("<algo>", algorithm)
+        older.add_argument(f"--{flag}", nargs=count, metavar="VALUE", help=shown)
+    arguments = parser.parse_args(argv)
+    if arguments.hardware is not None and not arguments.dry_run:
+        raise UserError(f"--hardware: '{arguments.hardware}' is for --dry-run; give both")
+    arguments.config = config_file(arguments.config)
+    return arguments
+
+
+def resolve(algorithm: str, arguments: argparse.Namespace) -> tuple[Config, list[str]]:
+    """File, then older flags, then overrides; checked. Raises UserError."""
+    sections = sections_of(algorithm)
+    loader = Loader(algorithm, sections)
+    _check_algorithm(algorithm, sections, arguments.config)
+    loader.read(arguments.config)
+    for flag, key in FLAGS.items():
+        text = getattr(arguments, flag)
+        if text is None:
+            continue
+        value = [parse_value(t) for t in text] if isinstance(text, list) else parse_value(text)
+        if flag in ("model_name", "base_model"):
+            value = MODEL_NICKNAMES.get(text, text)
+        loader.set(Setting(key.replace("<algo>", algorithm), value, f"--{flag}"))
+        if flag == "num_steps":  # environment steps alone end the run
+            for other in ("num_train_epochs", "max_steps"):
+                loader.set(Setting(f"{algorithm}.{other}", None, f"--{flag}"))
+    for item in arguments.override:
+        loader.set(parse_override(item))
+    config, older = split_older_critic(loader.build(), loader.given)
+    config = share_common_keys(config, loader.given)
+    validate(config)
+    notices = loader.notices + older + shift_notice(config)
+    return config, notices + without_effect(config, loader.given)
+
+
+def _check_algorithm(algorithm: str, sections: Mapping[str, type], file: str) -> None:
+    """Raises UserError for a file that was written for another script."""
+    others = [name for name in load_yaml(file) if name in SECTIONS and name not in sections]
+    if others:
+        raise UserError(
+            f"--config: {str(file)!r} has a section `{others[0]}`; train with {others[0]}, or "
+            f"give a file for {algorithm}"
+        )

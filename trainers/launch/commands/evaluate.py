@@ -1,0 +1,308 @@
+"""``evaluate.py`` and ``comlrl evaluate``: runs, models and baselines on held-out tasks.
+
+Prints a Markdown table and writes JSON and Markdown; ``docs/evaluation.md`` says what is in them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from comlrl.errors import UserError
+
+from comlrl import files
+from comlrl.config.algorithms import SECTIONS
+from trainers.launch.commands import replacements
+from trainers.launch.commands.evaluation_plan import Plan, make_plan, parse_arguments, place
+from trainers.launch.commands.train import is_user_error
+from trainers.launch.wiring import init_from as initial
+from trainers.launch.wiring import weights
+from trainers.launch.wiring.assembly import (
+    build_rewards,
+    build_rollout,
+    build_sampler,
+    deterministic,
+    fitting,
+)
+from trainers.launch.wiring.work import load_domain
+
+if TYPE_CHECKING:
+    import torch
+
+    from comlrl.models.team import Team
+    from comlrl.rollout.generation import Generator
+    from comlrl.rollout.grow import Rollout
+    from comlrl.types import Domain, Sampling, Task, Tree
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    try:
+        plan = make_plan(parse_arguments(argv))
+        plan = dataclasses.replace(
+            plan,
+            teams=tuple(map(weights.pinned, plan.teams)),
+            replaced=replacements.pinned(plan.replaced),
+        )
+        if plan.replaced:
+            return replace_agents(plan)
+        return cross_play(plan) if len(plan.teams) > 1 else evaluate(plan)
+    except (ValueError, RuntimeError) as error:
+        if not is_user_error(error):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return getattr(error, "exit_code", 2)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Everything loaded."""
+
+    tasks: list[Task]
+    team: Team
+    generator: Generator
+    sampling: Sampling
+    rollout: Rollout
+
+
+def evaluate(plan: Plan) -> int:
+    """One team or baseline → table, JSON, Markdown."""
+    from comlrl.evaluation.estimates import estimates, task_rows
+    from loggers.tables import evaluation_table
+
+    stage = build(plan, remembering=False)
+    try:
+        if plan.teams:
+            weights.load_weights(plan.teams[0], stage.team, stage.rollout.sampler)
+        elif plan.config.init_from is not None:
+            initial.begin(plan.config, SECTIONS, stage.team, stage.rollout.sampler)
+        started = time.monotonic()
+        trees = grower(plan, stage)()
+        seconds = time.monotonic() - started
+    finally:
+        stage.rollout.reward.close()
+    domain = stage.rollout.prompts.domain
+    metrics, intervals = estimates(trees, domain, plan.ks, plan.config.seed)
+    what = described(plan, stage)
+    result = what | {
+        "metrics": metrics,
+        "intervals": intervals,
+        "budget": budget(stage.generator, trees, seconds) | costs(plan, stage, trees),
+        "per_task": task_rows(trees, plan.ks),
+    }
+    write(place(plan, what), result, evaluation_table(result))
+    if plan.export_samples is not None:
+        export_samples(plan.export_samples, trees, domain)
+    return 0
+
+
+def export_samples(file: Path, trees: Sequence[Tree], domain: Domain) -> None:
+    """What each answer's last turn came to, in EvalPlus's form: ``task_id`` and ``solution``."""
+    rows = [(tree.task.task_id, domain.solution(tree.nodes[-1].scores_K[0])) for tree in trees]
+    if any(solution is None for _, solution in rows):
+        raise UserError("--export-samples: this domain or reward makes nothing to be exported")
+    lines = [json.dumps({"task_id": name, "solution": text}) + "\n" for name, text in rows]
+    files.replace(file, "".join(lines))
+    print(f"written: {file}")
+
+
+def cross_play(plan: Plan) -> int:
+    """The last agent of every run with the others of every run → matrices, JSON, Markdown, heat
+    map."""
+    from comlrl.evaluation import cross_play as pairs
+    from comlrl.evaluation.estimates import estimates
+    from loggers.report.heat_map import write_heat_map
+    from loggers.tables import cross_play_table, sides
+    from loggers.views import view_of
+    from loggers.views.view import listed
+
+    stage = build(plan, remembering=True)
+    sampler: Any = stage.rollout.sampler
+    started = time.monotonic()
+    try:
+        loaded = [weights.read_weights(team) for team in plan.teams]
+        rows = pairs.play(stage.team, sampler, loaded, grower(plan, stage))
+    finally:
+        stage.rollout.reward.close()
+    seconds = time.monotonic() - started
+    domain = stage.rollout.prompts.domain
+    found = [[estimates(t, domain, plan.ks, plan.config.seed) for t in row] for row in rows]
+    told = set.intersection(*(set(metrics) for row in found for metrics, _ in row))
+    own = listed(view_of(plan.config.domain).crossed, sorted(told))
+    wanted = ("reward_mean", *own, *(f"pass@{k}" for k in plan.ks))
+    matrices = {
+        name: [[metrics[name] for metrics, _ in row] for row in found]
+        for name in wanted
+        if name in told
+    }
+    intervals = {name: [[spread[name] for _, spread in row] for row in found] for name in matrices}
+    what = described(plan, stage)
+    result = what | {
+        "matrices": matrices,
+        "intervals": intervals,
+        "summary": {name: pairs.summary(matrix) for name, matrix in matrices.items()},
+        "budget": budget(stage.generator, [t for row in rows for ts in row for t in ts], seconds),
+    }
+    out = place(plan, what)
+    write(out, result, cross_play_table(result))
+    names = [team.name for team in plan.teams]
+    write_heat_map(
+        out.with_suffix(".png"), names, matrices["reward_mean"], "Mean reward", sides(what["roles"])
+    )
+    return 0
+
+
+def replace_agents(plan: Plan) -> int:
+    """A team with every subset of some agents replaced → what each contributes, JSON, Markdown."""
+    from comlrl.evaluation import contributions
+    from comlrl.evaluation.estimates import estimates, task_rows
+    from loggers.tables import replacement_table
+
+    stage = build(plan, remembering=True)
+    sampler: Any = stage.rollout.sampler
+    started = time.monotonic()
+    try:
+        own = weights.read_weights(plan.teams[0])
+        absent = {i: acting(plan, stage, i, own) for i in sorted(plan.replaced)}
+        trees = contributions.play(stage.team, sampler, own, absent, grower(plan, stage))
+    finally:
+        stage.rollout.reward.close()
+    seconds = time.monotonic() - started
+    domain, seed = stage.rollout.prompts.domain, plan.config.seed
+    teams, values = [], {}
+    for present, grown in trees.items():
+        metrics, intervals = estimates(grown, domain, plan.ks, seed)
+        teams.append(
+            {
+                "present": sorted(present),
+                "metrics": metrics,
+                "intervals": intervals,
+                "budget": costs(plan, stage, grown),
+            }
+        )
+        values[present] = task_rows(grown, plan.ks)
+    what = described(plan, stage)
+    result = what | {
+        "coalitions": teams,
+        "contributions": contributions.summary(values, seed),
+        "budget": budget(stage.generator, [t for ts in trees.values() for t in ts], seconds),
+    }
+    write(place(plan, what), result, replacement_table(result))
+    return 0
+
+
+def acting(plan: Plan, stage: Stage, agent: int, own: Any) -> dict[str, torch.Tensor] | None:
+    """Weights of who acts in an agent's place; None: nobody does. Before the team has its own."""
+    who = plan.replaced[agent]
+    if isinstance(who, weights.Trained):
+        return weights.read_weights(who, "--replace")[f"agent_{agent}"]
+    if isinstance(who, int):
+        return own[f"agent_{who}"]
+    if who == "silent":
+        return None
+    if plan.config.init_from is not None:
+        initial.begin(plan.config, SECTIONS, stage.team, stage.rollout.sampler)
+    first = stage.team.agents[agent].state_tensors()
+    return {name: tensor.clone() for name, tensor in first.items()}
+
+
+def build(plan: Plan, *, remembering: bool) -> Stage:
+    """Load data and models. ``remembering``, for teams that are taken apart, whose tables tell
+    nothing of need: answers are sampled once, and need is not measured."""
+    from comlrl.evaluation.cross_play import Remembering
+    from comlrl.models.loading import build_team
+    from comlrl.tasks.datasets import load_tasks
+
+    deterministic()
+    config, section = plan.config, plan.config.section
+    if config.generation.backend != "builtin":
+        print("notice: generation.backend: evaluations take the builtin generator", file=sys.stderr)
+    tasks = load_tasks(config.dataset, config.dataset.eval_split, load_domain(config))
+    team = build_team(config)
+    generator, sampler = build_sampler(config, team)
+    sampled = sampling(config, plan.greedy)
+    tasks = fitting(tasks[: section.eval_num_samples], config, sampler, sampled)
+    asked: Any = Remembering(sampler, len(team)) if remembering else sampler
+    reward, evaluated = build_rewards(config)
+    rollout = build_rollout(config, asked, reward if remembering else evaluated)
+    return Stage(tasks, team, generator, sampled, rollout)
+
+
+def grower(plan: Plan, stage: Stage) -> Callable[[], list[Tree]]:
+    """What samples all tasks: the team in its turns, or a baseline."""
+    from comlrl.evaluation import baselines, estimates
+
+    section = plan.config.section
+    if plan.baseline is not None:
+        grow = baselines.build(plan.baseline, stage.rollout, section.num_agents, stage.sampling)
+        return lambda: estimates.repeat(grow, stage.tasks, plan.samples)
+    return lambda: estimates.evaluate(
+        stage.rollout, stage.tasks, section.shape, stage.sampling, plan.samples
+    )
+
+
+def described(plan: Plan, stage: Stage) -> dict[str, Any]:
+    """What was evaluated, and how."""
+    from comlrl.evaluation import baselines
+
+    config = plan.config
+    agents = 1 if plan.baseline == "single" else config.section.num_agents
+    order = baselines.order(plan.baseline) if plan.baseline else config.section.turn_order
+    names = [team.name for team in plan.teams]
+    one = names[0] if len(names) == 1 else None
+    others = {str(i): replacements.told(who) for i, who in plan.replaced.items()}
+    told = {"runs": names} if len(names) > 1 else {"replaced": others} if others else {}
+    return told | {
+        "config": plan.config_file,
+        "algorithm": config.algorithm,
+        "checkpoint": one,
+        "weights": [team.weights for team in plan.teams],
+        "init_from": None if plan.teams else config.init_from,
+        "baseline": plan.baseline,
+        "model": list(config.agents) if config.agents else config.agent_model.name,
+        "num_agents": agents,
+        "roles": list(stage.rollout.prompts.domain.roles(agents)),
+        "num_turns": 1 if plan.baseline else config.section.num_turns,
+        "turn_order": order,
+        "dataset": config.dataset.name,
+        "split": config.dataset.eval_split,
+        "tasks": len(stage.tasks),
+        "samples": plan.samples,
+        "seed": config.seed,
+        "sampling": dataclasses.asdict(stage.sampling),
+        "settings": config.to_dict(),
+    }
+
+
+def budget(generator: Generator, trees: Sequence[Tree], seconds: float) -> dict[str, float]:
+    """What it cost: generated tokens and wall seconds, sampling and scoring together."""
+    return {
+        "tokens_generated": generator.tokens,
+        "generation_calls": generator.calls,
+        "scored_joint_actions": sum(len(n.scores_K) for tree in trees for n in tree.nodes),
+        "tokens_per_answer": generator.tokens / len(trees),
+        "seconds": seconds,
+        "seconds_per_answer": seconds / len(trees),
+    }
+
+
+def costs(plan: Plan, stage: Stage, trees: Sequence[Tree]) -> dict[str, float]:
+    """What these answers cost in calls, tokens and operations, whatever was remembered."""
+    from comlrl.evaluation.cost import cost, weights_of
+
+    agents = range(plan.config.section.num_agents)
+    return cost(trees, [weights_of(stage.team, agent) for agent in agents])
+
+
+def write(out: Path, result: dict[str, Any], table: str) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    out.with_suffix(".md").write_text(table, encoding="utf-8")
+    print(table)
+    print(f"written: {out}")

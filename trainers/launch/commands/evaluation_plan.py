@@ -1,0 +1,326 @@
+"""What ``evaluate.py`` is asked for: command line → one checked plan, before anything heavy loads.
+
+A part of the composition root, which knows the algorithms' sections.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
+
+from comlrl.config.algorithms import SECTIONS, sections_of
+from comlrl.config.loader import Loader, Setting, load_yaml, parse_override
+from comlrl.config.plugins.modules import digests, kept
+from trainers.launch.checks.relations import validate
+from trainers.launch.commands import replacements
+from trainers.launch.commands.command_line import Parser
+from trainers.launch.commands.replacements import Other
+from trainers.launch.commands.shipped import config_file
+from trainers.launch.wiring import init_from as initial
+from trainers.launch.wiring import weights
+from trainers.launch.wiring.weights import Trained
+from trainers.launch.wiring.work import sources
+
+PAIRED = ("num_agents", "agents", "name", "enabled", "r")  # agree in teams that are crossed
+BASELINES = ("single", "naive_concat", "sequential", "discussion")  # of comlrl.evaluation.baselines
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be evaluated, checked."""
+
+    config: Config
+    config_file: str
+    teams: tuple[Trained, ...]  # several: cross-play
+    baseline: str | None
+    ks: tuple[int, ...]
+    samples: int
+    greedy: bool
+    out: Path | None  # None: a name of its own, see ``place``
+    export_samples: Path | None = None
+    replaced: Mapping[int, Other] = field(default_factory=dict)  # place → who acts there instead
+
+
+def make_plan(arguments: argparse.Namespace) -> Plan:
+    """Everything that can be refused without loading a model. Raises UserError."""
+    ks, samples = _samples(arguments)
+    runs = arguments.cross_play or ()
+    if runs and len(runs) < 2:
+        raise UserError(f"--cross-play: '{runs[0]}' alone; give two runs or more")
+    teams = [weights.locate(run, "--cross-play") for run in runs]
+    if arguments.checkpoint:
+        teams = [weights.locate(arguments.checkpoint)]
+    file = teams[0].config_file if teams else None
+    if arguments.config:
+        file = config_file(arguments.config)
+    if not file:
+        raise UserError(
+            "--config: missing; give a YAML file, or a shipped one, e.g. magrpo_quickstart"
+        )
+    if (runs or arguments.replace) and arguments.export_samples:
+        raise UserError("--export-samples: of one team as it is; evaluate teams one by one")
+    asked = replacements.parse(arguments.replace, teams)
+    others = [who for who in asked.values() if isinstance(who, Trained)]
+    config = resolve(str(file), [*teams, *others], arguments)
+    replaced = replacements.check(asked, config)
+    initial.check_models(config)
+    if config.init_from is not None and (not teams or "untrained" in replaced.values()):
+        initial.check(config, SECTIONS)
+    if len(teams) > 1 and config.section.num_agents < 2:
+        raise UserError("--cross-play: these runs have one agent each; give teams")
+    if len(teams) > 1 and config.section.one_policy:
+        raise UserError(
+            "--cross-play: the agents of these runs act by one policy; give runs of others"
+        )
+    return Plan(
+        config,
+        str(file),
+        tuple(teams),
+        arguments.baseline,
+        ks,
+        samples,
+        arguments.greedy,
+        Path(arguments.out) if arguments.out else None,
+        Path(arguments.export_samples) if arguments.export_samples else None,
+        replaced,
+    )
+
+
+def _samples(arguments: argparse.Namespace) -> tuple[tuple[int, ...], int]:
+    try:
+        ks = tuple(sorted({int(k) for k in arguments.k.split(",")}))
+    except ValueError:
+        ks = (0,)
+    if ks[0] < 1:
+        raise UserError(f"--k: {arguments.k!r}; give whole numbers from 1, e.g. 1,3,5,10")
+    samples = arguments.samples or (1 if arguments.greedy else ks[-1])
+    if samples < ks[-1]:
+        raise UserError(f"--k: pass@{ks[-1]} needs {ks[-1]} samples for each task, not {samples}")
+    if arguments.greedy and samples > 1:
+        raise UserError(f"--samples: {samples} greedy answers would be the same; leave it out")
+    return ks, samples
+
+
+def place(plan: Plan, described: Mapping[str, Any]) -> Path:
+    """Where an evaluation is written: ``--out``, else a name that tells what was evaluated, beside
+    the run if it is one's. Only an earlier evaluation of the very same is replaced; anything else
+    of that name gets a number behind it.
+
+    ``described``: the fields that say what was evaluated, as the file has them.
+    """
+    if plan.out is not None:
+        return plan.out
+    data = plan.config.dataset
+    if len(plan.teams) > 1:
+        names = [_label(team) for team in plan.teams]
+        shown = "_x_".join(names[:3]) + (f"_and_{len(names) - 3}_more" if len(names) > 3 else "")
+        what = f"cross_play_{shown}"
+    elif plan.teams:
+        team = plan.teams[0]
+        what = team.weights if team.run_dir is not None else _label(team)
+        for agent, who in plan.replaced.items():
+            what += f"_{agent}-{_label(who) if isinstance(who, Trained) else who}"
+    else:
+        models = dict.fromkeys(plan.config.agents or [plan.config.agent_model.name])
+        named = "_".join(Path(name.replace(":", "/")).name for name in models)
+        what = f"{plan.baseline or 'untrained'}_{named}"
+    name = f"evaluation_{what}_{data.short_name}_{data.eval_split}" + "_greedy" * plan.greedy
+    name = re.sub(r"[^\w.-]+", "-", name).strip("-")
+    own = plan.teams[0].run_dir if len(plan.teams) == 1 else None
+    folder = own or Path(plan.config.output.base_dir)
+    numbered = (folder / f"{name}{'' if n == 1 else f'_{n}'}.json" for n in itertools.count(1))
+    return next(path for path in numbered if not path.exists() or _holds(path, described))
+
+
+def _label(team: Trained) -> str:
+    return (team.run_dir or Path(team.name)).resolve().name
+
+
+def _holds(path: Path, described: Mapping[str, Any]) -> bool:
+    """Whether a file is an evaluation of the very same."""
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        return all(held[key] == value for key, value in json.loads(json.dumps(described)).items())
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def resolve(file: str, teams: Sequence[Trained], arguments: argparse.Namespace) -> Config:
+    """File, then what the weights say of themselves, then flags and overrides; checked."""
+    algorithm = weights.run_algorithm(load_yaml(file), SECTIONS, file)
+    loader = Loader(algorithm, sections_of(algorithm))
+    loader.read(file)
+    option = "--replace" if arguments.replace else "--cross-play"
+    said = [weights.settings(team, algorithm, SECTIONS, team.name) for team in teams]
+    _check_pairing(option, teams, said)
+    _check_work(option, teams, said, [parse_override(item).key for item in arguments.override])
+    given = loader.build()
+    for setting in itertools.chain(*said):
+        loader.set(setting)
+    for team in teams[:1]:
+        loader.folder = team.run_dir.absolute() if team.run_dir else loader.folder
+    for section in sections_of(algorithm):  # the file's number is that of training's evaluations
+        loader.set(Setting(f"{section}.eval_num_samples", None, "evaluate.py"))
+    own_size = loader.build().section.num_agents
+    if arguments.num_agents is not None:
+        key = f"{algorithm}.num_agents"
+        loader.set(Setting(key, arguments.num_agents, "--num-agents"))
+    for item in arguments.override:
+        loader.set(parse_override(item))
+    config, _ = split_older_critic(loader.build(), loader.given)
+    config = share_common_keys(config, loader.given)
+    _check_size(config, own_size, teams)
+    if "turn_order" not in {
+        item.partition("=")[0].rpartition(".")[2] for item in arguments.override
+    }:
+        _check_order(option, teams, algorithm)
+    validate(config)
+    for notice in loader.notices + _work_notices(file, given, teams, said, config):
+        print(f"notice: {notice}", file=sys.stderr)
+    return config
+
+
+def _check_pairing(
+    option: str, teams: Sequence[Trained], said: Sequence[Sequence[Setting]]
+) -> None:
+    """Raises UserError for teams whose agents cannot take each other's place."""
+    held = [{s.key.rpartition(".")[2]: s.value for s in settings} for settings in said]
+    for team, own in zip(teams, held, strict=True):
+        if len(teams) > 1 and team.model is not None:
+            raise UserError(f"{option}: '{team.name}' is a model, not a team; give runs")
+        for key in PAIRED:
+            first, now = held[0].get(key), own.get(key)
+            if key in own and key in held[0] and first != now:
+                raise UserError(
+                    f"{option}: '{team.name}' has {key}={now} and '{teams[0].name}' {first}; "
+                    "their agents cannot take each other's place: give runs that are alike in this"
+                )
+
+
+def _check_work(
+    option: str,
+    teams: Sequence[Trained],
+    said: Sequence[Sequence[Setting]],
+    overridden: Sequence[str],
+) -> None:
+    """Raises UserError for teams that were trained to do different things, where the command
+    line does not say which it is to be."""
+    works = [{s.key: s.value for s in settings if s.key in weights.WORK} for settings in said]
+    for team, work in zip(teams, works, strict=True):
+        for key, now in work.items():
+            first = works[0].get(key)
+            if now != first and not any(o.startswith(key) for o in overridden):
+                raise UserError(
+                    f"{option}: '{team.name}' was trained with {key}={now!r} and "
+                    f"'{teams[0].name}' with {first!r}; give runs that are alike in this, or say "
+                    f"with --override {key}=… what is to hold for all"
+                )
+    modules = [kept(team.run_dir) if team.run_dir else {} for team in teams]
+    for team, own in zip(teams, modules, strict=True):
+        for name in sorted(own.keys() | modules[0].keys()):
+            if own.get(name) != modules[0].get(name):
+                raise UserError(
+                    f"{option}: '{team.name}' was trained with another {name} than "
+                    f"'{teams[0].name}'; give runs that are alike in this"
+                )
+
+
+def _work_notices(
+    file: str,
+    given: Config,
+    teams: Sequence[Trained],
+    said: Sequence[Sequence[Setting]],
+    config: Config,
+) -> list[str]:
+    """What a run is evaluated with that it was not trained with, and what of the file is not taken
+    for that."""
+    notices = []
+    used = digests(sources(config))
+    for team in teams:
+        before = kept(team.run_dir) if team.run_dir else {}
+        for name in sorted(used.keys() & before.keys()):
+            if used[name] != before[name]:
+                notices.append(f"{name} is no longer what '{team.name}' was trained with")
+    for setting in (s for s in (said[0] if said else ()) if s.key in weights.WORK):
+        asked, taken = _value(given, setting.key), _value(config, setting.key)
+        what, name = f"{setting.key}={setting.value!r}", teams[0].name
+        if taken != setting.value:
+            notices.append(f"{setting.key}={taken!r}, and '{name}' was trained with {what}")
+        elif asked != taken:
+            notices.append(f"{what} is taken, as '{name}' was trained; {file} has {asked!r}")
+    return notices
+
+
+def _value(config: Config, key: str) -> Any:
+    head, _, name = key.partition(".")
+    return getattr(getattr(config, head), name) if name else getattr(config, head)
+
+
+def _check_size(config: Config, own: int, teams: Sequence[Trained]) -> None:
+    size = config.section.num_agents
+    trained_apart = any(team.model is None for team in teams) and not config.section.one_policy
+    if trained_apart and size != own:
+        raise UserError(
+            f"num_agents: {size}, but these weights are of {own} agents; only a team of one policy "
+            "(SHPPO, ppo.shared_policy) acts with another number"
+        )
+
+
+def _check_order(option: str, teams: Sequence[Trained], algorithm: str) -> None:
+    """Raises UserError where teams that are crossed have learned to act in different orders."""
+    runs = {team.name: team.config_file for team in teams if team.config_file is not None}
+    orders = {name: _order(load_yaml(file)) for name, file in runs.items()}
+    for name, order in orders.items():
+        first, first_order = next(iter(orders.items()))
+        if order != first_order:
+            raise UserError(
+                f"{option}: the agents of '{first}' have learned to act {first_order}ly, those "
+                f"of '{name}' {order}ly; say which it is to be: --override "
+                f"{algorithm}.turn_order=sequential, or =simultaneous"
+            )
+
+
+def _order(tree: Mapping[str, Any]) -> str:
+    section = tree[weights.run_algorithm(tree, SECTIONS, "config.yaml")]
+    return section.get("turn_order", "simultaneous")
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(description="Evaluate runs, models and baselines.", allow_abbrev=False)
+    add = parser.add_argument
+    add("--config", metavar="FILE", help="YAML file, or a shipped one by name; left out: the run's")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--checkpoint", metavar="RUN_OR_MODEL_DIR",
+        help="a run, its final_model, one of its checkpoints, or a model; left out: untrained",
+    )  # fmt: skip
+    what.add_argument("--baseline", choices=BASELINES, help="a team without training")
+    what.add_argument(
+        "--cross-play", nargs="+", metavar="RUN", help="the last of each with the others of each"
+    )
+    add(
+        "--replace", nargs="+", default=[], metavar="AGENT=WHO",
+        help="agents of --checkpoint, and who acts in the place of each: 0=untrained, 0=silent, "
+        "0=1 (agent 1), 0=RUN; all=WHO for every agent",
+    )  # fmt: skip
+    add("--num-agents", type=int, metavar="M", help="agents, of an untrained team or of one policy")
+    add("--k", default="1", metavar="1,3,5,10", help="pass@k for these k")
+    add("--samples", type=int, metavar="N", help="answers to each task; left out: the largest k")
+    add("--greedy", action="store_true", help="the likeliest tokens instead of samples")
+    add(
+        "--override", nargs="*", action="extend", default=[], metavar="KEY=VALUE",
+        help="dotted keys, e.g. dataset.eval_split=train magrpo.eval_num_samples=16",
+    )  # fmt: skip
+    add("--export-samples", metavar="FILE", help="the answers, as JSONL that EvalPlus reads")
+    add("--out", metavar="FILE", help="JSON file; left out: a name that tells what was evaluated")
+    return parser.parse_args(argv)

@@ -1,0 +1,136 @@
+"""``comlrl export``: a run's weights for use elsewhere, as adapters or as whole models."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
+
+from trainers.launch.commands.command_line import Parser
+from trainers.launch.commands.evaluation_plan import make_plan
+from trainers.launch.commands.evaluation_plan import parse_arguments as evaluation_arguments
+from trainers.launch.commands.train import is_user_error
+from trainers.launch.wiring import weights
+from trainers.launch.wiring.weights import Trained
+
+ADAPTER = "adapter_config.json"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    try:
+        arguments = parse_arguments(argv)
+        run, out = check(arguments)
+        config = make_plan(evaluation_arguments(["--checkpoint", arguments.run])).config
+        export(run, config, out, merge=arguments.merge)
+        print(f"written: {out}")
+        if arguments.push:
+            print(f"pushed: {push(out, arguments.push)}")
+    except (ValueError, RuntimeError) as error:
+        if not is_user_error(error):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return getattr(error, "exit_code", 2)
+    return 0
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(description="Write a run's weights for use elsewhere.", allow_abbrev=False)
+    add = parser.add_argument
+    add("run", metavar="RUN", help="a run, its final_model or best_model, or a checkpoint of it")
+    add("--merge", action="store_true", help="a whole model for each agent, without PEFT")
+    add("--out", metavar="DIR", help="left out: exported_model in the run")
+    add("--push", metavar="USER/NAME", help="also to this repository of the hub, new ones private")
+    return parser.parse_args(argv)
+
+
+def check(arguments: argparse.Namespace) -> tuple[Trained, Path]:
+    """What is exported, and whereto. Raises UserError for what can be refused at once."""
+    run = weights.pinned(weights.locate(arguments.run, "RUN"), "RUN")
+    if run.run_dir is None:
+        raise UserError(f"RUN: '{run.name}' is no run; give a run directory, or a folder in one")
+    out = Path(arguments.out) if arguments.out else run.run_dir / "exported_model"
+    if out.exists():
+        raise UserError(f"--out: '{out}' is there already; give another folder, or remove it")
+    place = run.final_model or run.checkpoint
+    assert place is not None
+    if arguments.merge and any(place.glob(f"{weights.SHARED}*")):
+        raise UserError(
+            f"--merge: the agents of '{run.name}' are told apart by networks beside their model, "
+            "which no plain model can hold; leave --merge out"
+        )
+    if arguments.merge and run.final_model and not (run.final_model / "agent_0" / ADAPTER).exists():
+        raise UserError(f"--merge: '{run.name}' holds whole models already; leave --merge out")
+    if arguments.push and not re.fullmatch(r"[\w.-]+/[\w.-]+", arguments.push):
+        raise UserError(f"--push: {arguments.push!r} is no repository; give USER/NAME")
+    return run, out
+
+
+def export(run: Trained, config: Config, out: Path, *, merge: bool) -> None:
+    """Write ``out/agent_N/``, whole or not at all.
+
+    Without ``merge`` as ``final_model`` holds them, also where a run has only checkpoints; with it
+    as whole models in the precision that the run held its base in.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as folder:
+        saved = Path(folder) / "saved"
+        if run.final_model is not None:
+            shutil.copytree(run.final_model, saved)
+        else:
+            _save(run, config, saved)
+        if merge:
+            for index, agent in enumerate(sorted(saved.glob("agent_*"))):
+                _merge(config, index, agent)
+            (saved / "README.md").unlink(missing_ok=True)  # it tells how to load adapters
+        saved.rename(out)
+
+
+def _save(run: Trained, config: Config, folder: Path) -> None:
+    """A checkpoint's weights in the form of a ``final_model``."""
+    from comlrl.models.loading import build_team
+    from trainers.launch.wiring.assembly import build_sampler, saver
+
+    team = build_team(config)
+    _, sampler = build_sampler(config, team)
+    weights.load_weights(run, team, sampler)
+    saver(team, sampler)(folder)
+
+
+def _merge(config: Config, index: int, agent: Path) -> None:
+    """Put a whole model in the place of an adapter: W + (alpha / r) B A for each adapted W."""
+    from peft import PeftModel
+
+    from comlrl.models.loading import load_model
+
+    name = config.agents[index] if config.agents else config.agent_model.name
+    base, tokenizer = load_model(config.agent_model, name, "cpu")
+    merged = PeftModel.from_pretrained(base, str(agent)).merge_and_unload(safe_merge=True)
+    shutil.rmtree(agent)
+    merged.save_pretrained(agent)
+    tokenizer.save_pretrained(agent)
+
+
+def push(folder: Path, repository: str) -> str:
+    """Upload a folder to the hub; returns its address. Raises UserError where that fails."""
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
+
+    hub = huggingface_hub.HfApi()
+    try:
+        url = hub.create_repo(repository, private=True, exist_ok=True)
+        hub.upload_folder(repo_id=repository, folder_path=folder)
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"--push: {repository!r}: {reason}; `hf auth login` gives leave to write; what was "
+            f"written stays in '{folder}'"
+        ) from error
+    return str(url)

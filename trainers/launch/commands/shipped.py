@@ -1,0 +1,43 @@
+"""What ships with the package and is asked for by name: configurations, sweeps, train scripts."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from pathlib import Path
+
+from comlrl.errors import UserError
+
+from comlrl.config.algorithms import SECTIONS
+
+CONFIGS = (Path(__file__).parent / "configs").resolve()  # in a checkout that is configs/
+
+
+def config_file(given: str | Path, option: str = "--config", folder: Path = CONFIGS) -> Path:
+    """A YAML file as given, or the shipped one of that name where there is none.
+
+    ``magrpo_quickstart``, ``magrpo_quickstart.yaml`` and ``configs/magrpo_quickstart.yaml`` are
+    the same one. Raises UserError, naming ``option``, for a name that is neither.
+    """
+    path = Path(given)
+    if path.exists() or path.is_absolute():
+        return path
+    shipped = folder / f"{path.name.removesuffix('.yaml')}.yaml"
+    inside = Path(CONFIGS.name, *folder.relative_to(CONFIGS).parts)
+    if path.parent in (Path(), inside) and shipped.is_file():
+        return shipped
+    if path.parent != Path() or path.suffix:
+        return path  # whoever reads it says that it is not there
+    near = get_close_matches(path.name, [file.stem for file in folder.glob("*.yaml")], 1)
+    mend = f"did you mean {near[0]}?" if near else "give a YAML file, or see docs/configuration.md"
+    raise UserError(f"{option}: '{given}' is no file and no shipped configuration; {mend}")
+
+
+def train_command(script: str) -> list[str] | None:
+    """The command line of a train script, also where only the package is installed; None: it is
+    neither there nor one that ships."""
+    if Path(script).is_file():
+        return [script]
+    algorithm = Path(script).stem.removeprefix("train_")
+    if script != f"train_{algorithm}.py" or algorithm not in SECTIONS:
+        return None
+    return ["-m", "trainers.launch", "train", algorithm]

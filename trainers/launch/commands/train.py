@@ -1,0 +1,298 @@
+"""The composition that the train scripts share: command line → configuration → run → summary.
+
+Heavy rooms are imported inside functions, so that ``--help`` and a mistake in a configuration are
+answered at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
+from comlrl.loop.parts import Trainer
+
+from comlrl.config.algorithms import SECTIONS
+from comlrl.loop.interrupts import Interrupted, Signals
+from comlrl.loop.run_directory import check_free
+from trainers.launch.commands.command_line import parse_arguments, resolve
+from trainers.launch.wiring import allocator as memory
+from trainers.launch.wiring import init_from as initial
+from trainers.launch.wiring import vllm as engine
+from trainers.launch.wiring.assembly import (
+    Run,
+    assemble,
+    check_devices,
+    deterministic,
+    heterogeneous_policy,
+    load_both_splits,
+)
+from trainers.launch.wiring.work import sources
+
+if TYPE_CHECKING:
+    from comlrl.loop.loop import Loop
+    from comlrl.loop.resume import Start
+    from comlrl.types import Logger, Reward
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+
+def main(algorithm: str, build: Callable[[Run], Trainer], argv: Sequence[str] | None = None) -> int:
+    """Run a train script; returns its exit code."""
+    with Signals() as signals:
+        try:
+            return _main(algorithm, build, argv, signals)
+        except Interrupted as interrupted:
+            if os.environ.get("RANK", "0") == "0":
+                print(f"interrupted: {interrupted}", file=sys.stderr)
+            return interrupted.code
+
+
+def _main(
+    algorithm: str,
+    build: Callable[[Run], Trainer],
+    argv: Sequence[str] | None,
+    signals: Signals,
+) -> int:
+    try:
+        arguments = parse_arguments(algorithm, argv)
+        config, notices = resolve(algorithm, arguments)
+    except UserError as error:
+        return _refuse(error)
+    if os.environ.get("RANK", "0") == "0":
+        try:
+            check_free(config, arguments.resume)
+            initial.check_models(config)
+            if config.init_from is not None and not arguments.resume:
+                notices += initial.check(config, SECTIONS)
+        except UserError as error:
+            return _refuse(error)
+        for notice in notices + no_weights_notice(config):
+            print(f"notice: {notice}", file=sys.stderr)
+    if arguments.dry_run:
+        return _dry_run(config, arguments.hardware)
+    return execute(config, build, signals, arguments.resume, arguments.resume_force)
+
+
+def no_weights_notice(config: Config) -> list[str]:
+    """Where a run will leave nothing that could be evaluated or gone on with."""
+    output = config.output
+    if config.keeps_final_model or output.save_best or config.section.save_steps:
+        return []
+    why = "output.save_final_model=false"
+    if output.save_final_model == "auto":
+        why = "output.save_final_model=auto keeps adapters, and lora.enabled=false has none"
+    return [f"this run leaves no weights: {why}; set output.save_final_model=true to keep them"]
+
+
+def _dry_run(config: Config, hardware: str | None) -> int:
+    """Check what is at hand, then tell the cost and what was left unchecked."""
+    from trainers.launch.checks.at_hand import check
+    from trainers.launch.cost.dry_run import describe
+
+    try:
+        unchecked = check(config)
+        lines = [describe(config)]
+        if hardware is not None:
+            from trainers.launch.cost.roofline import estimate
+
+            lines.append(estimate(config, hardware))
+        print("\n".join(lines))
+    except (ValueError, RuntimeError) as error:
+        if not is_user_error(error):
+            raise
+        return _refuse(error, getattr(error, "exit_code", 2))
+    for line in unchecked:
+        print(f"not checked: {line}")
+    return 0
+
+
+def is_user_error(error: BaseException) -> bool:
+    """Mistakes of the user's come as UserError, or as errors that rooms name so."""
+    return isinstance(error, UserError) or getattr(error, "user_error", False)
+
+
+def _refuse(error: Exception, code: int = 2) -> int:
+    """Print an error that the user can mend, once for all processes; returns ``code``."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        print(f"error: {error}", file=sys.stderr)
+        return code
+    from comlrl.processes import distributed
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, as soon as the first has left
+    distributed.start()
+    if distributed.give_up(str(error), code):
+        print(f"error: {error}", file=sys.stderr, flush=True)
+    distributed.stop()
+    return code
+
+
+def execute(
+    config: Config,
+    build: Callable[[Run], Trainer],
+    signals: Signals,
+    resume: bool = False,
+    force: bool = False,
+) -> int:
+    """Build everything, train, and leave the run directory; returns the exit code."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    from comlrl.loop.checkpoint import CheckpointError
+    from comlrl.loop.resume import prepare
+    from comlrl.processes import distributed
+    from comlrl.rollout.vllm_server import ServerError
+
+    distributed.start(config.distributed.strategy)
+    with contextlib.ExitStack() as opened:
+        opened.callback(distributed.stop)
+        try:
+            start = distributed.from_main(lambda: prepare(config, resume, force, sources(config)))
+            run, trainer = _open(start, build, signals, force, opened)
+            distributed.everyone("open")  # whoever could not open says so here
+        except distributed.PeerFailed as failed:
+            return failed.code
+        except (ValueError, RuntimeError) as error:
+            if not is_user_error(error):
+                raise
+            return _refuse(error, getattr(error, "exit_code", 2))
+        memory.keep_loaded()
+        try:
+            trainer.train()
+            _finish(run)
+        except CheckpointError as error:
+            return _refuse(error, 1)
+        except ServerError as error:
+            if distributed.give_up(str(error), error.exit_code):
+                print(f"error: {error}", file=sys.stderr, flush=True)
+            _leave(run.loop)
+            return error.exit_code
+        except distributed.PeerFailed as failed:
+            _leave(run.loop)
+            return failed.code
+        except Interrupted as interrupted:
+            if interrupted.path is not None:
+                distributed.everyone("interrupted")  # nobody leaves while the main one saves
+                opened.close()  # the loggers: what they hold belongs into the report
+                _report_interrupted(run.run_dir)
+            raise
+        except (ValueError, RuntimeError, OSError) as error:
+            return _stopped(error, run.loop)
+    if distributed.is_main():
+        from loggers.model_card import write_model_card
+        from loggers.report.write import write_report
+
+        if config.keeps_final_model or config.output.save_best:
+            write_model_card(run.run_dir, config.section.paper)
+        write_report(run.run_dir)
+        for notice in no_weights_notice(config):
+            print(f"notice: {notice}", file=sys.stderr)
+        print(f"done: {run.run_dir}/report.html")
+    return 0
+
+
+def _report_interrupted(run_dir: Path) -> None:
+    """The report of what was done so far; the checkpoint, which is safe, matters more."""
+    from comlrl.processes import distributed
+    from loggers.report.run_data import ReportError
+    from loggers.report.write import write_report
+
+    if not distributed.is_main():
+        return
+    try:
+        write_report(run_dir)
+        print(f"report: {run_dir}/report.html")
+    except (OSError, ReportError) as error:
+        print(f"error: no report: {error}", file=sys.stderr)
+
+
+def _stopped(error: Exception, loop: Loop) -> int:
+    """An error in the middle of a run; raised again where it is not the user's or the disk's."""
+    from comlrl.errors import NonFiniteError
+
+    from comlrl.update.non_finite import explanation
+
+    text, code = str(error), 1
+    if is_user_error(error):
+        code = getattr(error, "exit_code", 2)
+    elif isinstance(error, NonFiniteError):
+        text = explanation(error, loop.counters.steps + 1, loop.run_dir)
+    elif getattr(error, "errno", None) not in DISK_ERRORS:
+        raise error
+    print(f"error: {text}", file=sys.stderr)
+    return code
+
+
+def _leave(loop: Loop) -> None:
+    """A step's sampling cannot be finished: save what was done before it."""
+    from comlrl.processes import distributed
+
+    if distributed.is_main():
+        path = loop.leave()
+        where = f"saved {path}; continue with --resume" if path else "nothing new to save yet"
+        print(f"interrupted: {where}", file=sys.stderr)
+
+
+def _open(
+    start: Start,
+    build: Callable[[Run], Trainer],
+    signals: Signals,
+    force: bool,
+    opened: contextlib.ExitStack,
+) -> tuple[Run, Trainer]:
+    """The assembled run and its trainer, resumed where it is to be; ``opened`` closes it all."""
+    from comlrl.loop import checkpoint
+    from comlrl.loop.resume import write_config
+    from comlrl.processes import distributed, sharding
+
+    distributed.check_cards()
+    distributed.from_main(lambda: engine.check(start.config))
+    check_devices(start.config)
+    sharding.check(start.config, start.config.section.fits_reward_model)
+    deterministic()
+    memory.keep_freed()
+    found = None if start.checkpoint is None else checkpoint.read(start.checkpoint)
+    tasks = distributed.from_main(lambda: load_both_splits(start.config))
+    run = assemble(start, signals, *tasks, resume=found is not None)
+    opened.callback(_closing(run.reward))
+    if run.server is not None:
+        opened.callback(run.server.close)
+    opened.callback(_closing(run.loop.logger))
+    trainer = build(run)
+    if found is not None:
+        run.loop.resume(found, trainer, force=force)
+    if distributed.is_main():
+        write_config(start)
+    run.loop.logger.begin(run.loop.mark)
+    return run, trainer
+
+
+def _closing(closed: Logger | Reward) -> Callable[[], None]:
+    def close() -> None:
+        try:
+            closed.close()
+        except (OSError, RuntimeError) as error:  # the error that ended the run is the one to tell
+            if not isinstance(error, OSError) and not is_user_error(error):
+                raise
+            print(f"error: {error}", file=sys.stderr)
+
+    return close
+
+
+def _finish(run: Run) -> None:
+    """Final model and summary."""
+    from comlrl.loop.summary import write_summary
+    from comlrl.processes import distributed
+
+    run.loop.progress.begin("saving the result")
+    final, networks = run.run_dir / "final_model", heterogeneous_policy(run.rollout.sampler)
+    if run.config.keeps_final_model:
+        run.save(final)
+    elif networks and run.config.output.save_final_model == "auto" and distributed.is_main():
+        networks.save(final)  # SHPPO's are small
+    write_summary(run.loop, run.config.algorithm)

@@ -1,0 +1,1 @@
+"""Configuration in, a run out: work, models, samplers, weights and loop."""

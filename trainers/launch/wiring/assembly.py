@@ -1,0 +1,398 @@
+"""Wires the rooms together: configuration and tasks → everything that a trainer is built from.
+
+Heavy rooms are imported inside functions, as in ``execution.py``, which uses this.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
+
+from comlrl.config.algorithms import SECTIONS, PreferenceConfig
+from trainers.launch.wiring import vllm as engine
+from trainers.launch.wiring.work import build_reward, build_transition, load_domain, load_prompts
+
+if TYPE_CHECKING:
+    from comlrl.loop.course import Course
+    from comlrl.loop.interrupts import Signals
+    from comlrl.loop.loop import Loop
+    from comlrl.loop.resume import Start
+    from comlrl.models.agent import Agent
+    from comlrl.models.latent_networks import HeterogeneousPolicy
+    from comlrl.models.team import Team
+    from comlrl.rollout.generation import Generator
+    from comlrl.rollout.grow import Rollout
+    from comlrl.rollout.latent_sampler import LatentSampler
+    from comlrl.rollout.vllm_sampler import VLLMSampler
+    from comlrl.types import Reward, Sampler, Sampling, Task, Tree
+    from comlrl.update.importance import Corrected
+    from external.expert_edits import Fallbacks
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that a trainer is built from."""
+
+    config: Config
+    section: Any
+    run_dir: Path
+    team: Team
+    server: VLLMSampler | None  # what samples in the generator's place
+    reward: Reward
+    rollout: Rollout
+    loop: Loop
+    sampling: Sampling
+    resume: bool  # what lies in run_dir is this run's own, and is gone on with
+    save: Callable[[Path], None]  # the agents, into a folder; called by all processes
+
+
+def check_devices(config: Config) -> None:
+    """Raises UserError where ``agent_devices`` cannot be followed."""
+    import torch
+
+    from comlrl.processes import distributed
+
+    if config.agent_devices is None:
+        return
+    given = list(config.agent_devices)
+    if config.agents is None and config.lora.enabled:
+        raise UserError(
+            f"agent_devices: {given} for agents that share one base; give each a model of its own "
+            "with `agents`, or set agent_devices=null"
+        )
+    if distributed.local_world_size() > 1:
+        raise UserError(
+            f"agent_devices: {given} with {distributed.local_world_size()} processes on a machine, "
+            "which would all use these; start one process a machine"
+        )
+    for name in given:
+        try:
+            device = torch.device(name)
+        except RuntimeError:
+            raise UserError(f"agent_devices: '{name}' is no device, e.g. cuda:1 or cpu") from None
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise UserError(
+                f"agent_devices: '{name}'; this machine has {torch.cuda.device_count()} card(s)"
+            )
+
+
+def deterministic() -> None:
+    """Kernels whose sums come out bit-equal at every run, where there are such kernels."""
+    import torch
+
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    warnings.filterwarnings("ignore", message=".*deterministic", category=UserWarning)
+    # peft's own call, nothing that a user could change
+    warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
+
+
+def load_both_splits(config: Config) -> tuple[list[Task], list[Task]]:
+    """Training tasks and the first ``eval_num_samples`` evaluation tasks."""
+    from comlrl.tasks.datasets import load_tasks
+
+    domain = load_domain(config)
+    train = load_tasks(config.dataset, config.dataset.train_split, domain)
+    if not config.section.eval_interval:
+        return train, []
+    held_out = load_tasks(config.dataset, config.dataset.eval_split, domain)
+    return train, held_out[: config.section.eval_num_samples]
+
+
+def assemble(
+    start: Start, signals: Signals, train: list[Task], held_out: list[Task], resume: bool
+) -> Run:
+    """Load models, start the reward's workers lazily, and wire the rooms together.
+
+    ``resume``: the run goes on from a checkpoint.
+    """
+    import loggers
+    from comlrl.loop.best_model import BestModel
+    from comlrl.loop.loop import Loop
+    from comlrl.loop.progress import Progress
+    from comlrl.models.loading import build_team
+    from comlrl.processes import distributed
+    from trainers.launch.wiring import init_from as initial
+
+    config, section, run_dir = start.config, start.config.section, start.run_dir
+    reference = any(s.needs_reference for s in config.sections.values())
+    team = build_team(config, reference=reference)
+    if config.distributed.strategy == "fsdp":
+        team.split()
+    _, sampler = build_sampler(config, team)
+    if config.init_from is not None and start.checkpoint is None:
+        initial.begin(config, SECTIONS, team, sampler)
+    sampled = sampling(config)
+    train = fitting(train, config, sampler, sampled)
+    held_out = fitting(held_out, config, sampler, sampled) if held_out else []
+    (reward, measuring), fallbacks = build_rewards(config), build_fallbacks(config)
+    length, heat = sampler.max_length, sampled.temperature
+    server, corrected = engine.build(config, team, run_dir, length, heat)
+    rollout = build_rollout(config, corrected or server or sampler, reward, fallbacks)
+    learned = replace(sampled, max_kept=config.generation.max_kept)
+    evaluated = build_rollout(config, server or sampler, measuring, fallbacks)
+    domain = rollout.prompts.domain
+    progress, logger, save = Progress(), loggers.Loggers([]), saver(team, sampler)
+    if distributed.is_main():
+        logger = loggers.build(config, domain, run_dir, progress, resume=resume)
+    loop = Loop(
+        section,
+        train,
+        domain=domain,
+        run_dir=run_dir,
+        logger=logger,
+        progress=progress,
+        evaluate=evaluator(config, evaluated, held_out, sampled) if held_out else None,
+        seed=config.seed,
+        signals=signals,
+        standing=standing(fallbacks, corrected),
+        best=BestModel(run_dir, save) if config.output.save_best else None,
+        course=build_course(config, train),
+        prefetch=engine.prefetch(config, rollout, server, learned),
+    )
+    return Run(
+        config, section, run_dir, team, server, reward, rollout, loop, learned, start.continuing,
+        save,
+    )  # fmt: skip
+
+
+def build_critic_team(config: Config, team: Team) -> Team | None:
+    """The language models of ``critic_model``, one for each critic; None: there are none.
+
+    Raises UserError where one cannot be had, or cannot read what the agents wrote.
+    """
+    from comlrl.models.loading import build_team
+
+    section, key = config.online, f"{config.online_name}.critic_model"
+    name = getattr(section, "critic_model", None)
+    if name is None:
+        return None
+    own = replace(config.agent_model, name=name)
+    alone = replace(config, agent_model=own, agents=None, agent_devices=None, init_from=None)
+    try:
+        critics = build_team(alone, count=section.critics)
+    except UserError as error:
+        raise UserError(str(error).replace("agent_model.name", key)) from error
+    read = _words(critics.agents[0])
+    if section.granularity == "token" and any(_words(agent) != read for agent in team.agents):
+        raise UserError(
+            f"{key}: '{name}' has another tokenizer than the agents, whose tokens it is to value; "
+            f"give a model of theirs, or {config.online_name}.granularity=turn"
+        )
+    return critics
+
+
+def _words(agent: Agent) -> dict[str, int]:
+    """The tokens of text of an agent's tokenizer."""
+    special = set(agent.tokenizer.all_special_tokens)
+    return {word: i for word, i in agent.tokenizer.get_vocab().items() if word not in special}
+
+
+def build_course(config: Config, tasks: Sequence[Any]) -> Course:
+    """Shuffled epochs, or rounds of them over a part of the tasks each."""
+    from comlrl.loop.course import Course
+
+    section = config.section
+    course = Course(tasks, section.batch_size, section.num_train_epochs, config.seed)
+    if not isinstance(section, PreferenceConfig):
+        return course
+    return replace(
+        course,
+        rounds=section.num_iterations,
+        round_tasks=section.round_tasks,
+        max_steps=section.max_steps,
+    )
+
+
+def saver(team: Team, sampler: Sampler) -> Callable[[Path], None]:
+    """What writes the agents into a folder: their models, and what SHPPO tells them apart by."""
+    from comlrl.processes import distributed
+
+    policy = heterogeneous_policy(sampler)
+
+    def save(folder: Path) -> None:
+        team.save(folder)
+        if distributed.is_main() and policy is not None:
+            policy.save(folder)
+
+    return save
+
+
+def heterogeneous_policy(sampler: Sampler) -> HeterogeneousPolicy | None:
+    """SHPPO's networks, by which one model acts for all agents; None: there are none."""
+    from comlrl.rollout.latent_sampler import LatentSampler
+
+    return sampler.policy if isinstance(sampler, LatentSampler) else None
+
+
+def build_sampler(config: Config, team: Team) -> tuple[Generator, Generator | LatentSampler]:
+    """The generator, and what samples for the agents: itself, or with SHPPO the latents before it.
+
+    SHPPO's sampler serves any number of agents; its weights are ``sampler.policy``.
+    """
+    import torch
+
+    from comlrl.rollout.generation import Generator
+
+    section = config.section
+    length = context_length(config, team)
+    if not section.heterogeneous:
+        generator = Generator(team, config.generation.max_batch_tokens, length)
+        return generator, generator
+    from comlrl.models.critics import hidden_width
+    from comlrl.models.latent_networks import HeterogeneousPolicy
+    from comlrl.rollout.latent_sampler import LatentSampler
+
+    agent = team.agents[0]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        policy = HeterogeneousPolicy(
+            hidden_width(agent),
+            section.latent_dim,
+            section.latent_hidden,
+            section.heterogeneous_rank,
+            section.latents,
+        ).to(agent.device)
+    generator = Generator(team, config.generation.max_batch_tokens, length, policy.layer)
+    return generator, LatentSampler(policy, generator)
+
+
+def context_length(config: Config, team: Team) -> int:
+    """Tokens of prompt and completion together: max_length, or less where the models hold less.
+
+    Raises UserError where that leaves no room for a prompt.
+    """
+    holds = min(agent.context_length for agent in team.agents)
+    if holds <= config.section.max_new_tokens:
+        raise UserError(
+            f"{config.algorithm}.max_new_tokens: {config.section.max_new_tokens} leaves no room "
+            f"for a prompt in the model's context of {holds} tokens; give less"
+        )
+    return min(config.agent_model.max_length, holds)
+
+
+def fitting(
+    tasks: list[Task], config: Config, sampler: Generator | LatentSampler, sampling: Sampling
+) -> list[Task]:
+    """The tasks whose first prompts leave room for a completion.
+
+    Raises UserError, naming the row, where one does not, unless ``on_bad_row: skip``.
+    """
+    from comlrl.processes import distributed
+    from comlrl.types import Message
+
+    prompts = load_prompts(config)
+    room = sampler.max_length - sampling.max_new_tokens
+    kept = []
+    for task in tasks:
+        longest = max(
+            len(sampler.encode(agent, (*prompts.opening, Message("user", text))))
+            for agent, text in enumerate(prompts.first(task, config.section.num_agents))
+        )
+        if longest <= room:
+            kept.append(task)
+            continue
+        problem = f"dataset row '{task.task_id}' has a prompt of {longest} tokens, with room for "
+        problem += (
+            f"{room} (context {sampler.max_length}, max_new_tokens {sampling.max_new_tokens})"
+        )
+        if config.dataset.on_bad_row == "error":
+            raise UserError(
+                f"dataset.name: {problem}; raise agent_model.max_length if the model allows it, or "
+                "set dataset.on_bad_row=skip"
+            )
+        if distributed.is_main():
+            print(f"notice: {problem}: skipped", file=sys.stderr)
+    if not kept:
+        raise UserError(
+            f"dataset.name: no row of '{config.dataset.name}' fits the model's context of "
+            f"{sampler.max_length} tokens"
+        )
+    return kept
+
+
+def build_rewards(config: Config) -> tuple[Reward, Reward]:
+    """Training's reward, and evaluation's; they share their workers, and closing one closes
+    both."""
+    reward = build_reward(config)
+    evaluated = reward.for_evaluation()
+    if config.distributed.strategy == "fsdp":
+        from comlrl.rollout.lockstep import SplitReward
+
+        return SplitReward(reward), SplitReward(evaluated)
+    return reward, evaluated
+
+
+def build_rollout(
+    config: Config, sampler: Any, reward: Reward, fallbacks: Fallbacks | None = None
+) -> Rollout:
+    from comlrl.rollout.grow import Rollout
+    from comlrl.rollout.reading import History
+
+    told, prompts = config.external, load_prompts(config)
+    transition = build_transition(config, prompts, fallbacks)
+    if config.distributed.strategy == "fsdp":
+        from comlrl.rollout.lockstep import FromMain
+
+        transition = FromMain(transition)
+    processor = config.reward_processor
+    scale, shift = (processor.scale_factor, processor.shift) if processor.enabled else (1.0, 0.0)
+    return Rollout(
+        sampler,
+        reward,
+        transition,
+        prompts,
+        seed=config.seed,
+        history=History(told.history, told.original_prompt, told.previous_response),
+        process=lambda reward: scale * reward + shift,
+    )
+
+
+def build_fallbacks(config: Config) -> Fallbacks | None:
+    """What counts an expert's failures, where one is asked."""
+    if config.external.mode != "expert_edits":
+        return None
+    from external.expert_edits import Fallbacks
+
+    return Fallbacks()
+
+
+def standing(
+    fallbacks: Fallbacks | None, corrected: Corrected | None
+) -> Callable[[], dict[str, float]]:
+    """Metrics that go into every record: the attempts so far that ``plain`` answered in the
+    expert's place, and how far a server's samples are from the policy's. Every process asks."""
+    from comlrl.processes import distributed
+
+    def told() -> dict[str, float]:
+        metrics = {} if corrected is None else corrected.metrics()
+        if fallbacks is not None:
+            metrics["expert_fallbacks"] = distributed.total(fallbacks.count)
+        return metrics
+
+    return told
+
+
+def evaluator(
+    config: Config, rollout: Rollout, tasks: list[Task], sampling: Sampling
+) -> Callable[[], tuple[list[Tree], dict[str, float]]]:
+    """Trees and metrics of the present policy on held-out tasks; ``turn_1/…`` and bare names."""
+    from comlrl.evaluation.estimates import evaluate, pass_rates
+    from comlrl.evaluation.metrics import tree_metrics
+
+    section, domain = config.section, rollout.prompts.domain
+
+    def run() -> tuple[list[Tree], dict[str, float]]:
+        trees = evaluate(rollout, tasks, section.shape, sampling, section.eval_answers)
+        return trees, tree_metrics(trees, domain) | pass_rates(trees, [1])
+
+    return run

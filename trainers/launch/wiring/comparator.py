@@ -1,0 +1,76 @@
+"""Wires up who labels: the collector of a run's preferences, and the comparator that it asks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
+
+from comlrl.types import Shape
+
+if TYPE_CHECKING:
+    from comlrl.preferences.collector import Collector
+    from comlrl.preferences.comparing import Comparator
+    from external.judge import Judge
+    from trainers.launch.wiring.assembly import Run
+
+
+def build_collector(run: Run) -> Collector:
+    from comlrl.preferences.collector import Collector
+
+    return Collector(
+        run.section,
+        run.rollout,
+        run.loop,
+        replace(run.sampling, max_kept=None),  # preferences are of the whole policies
+        run.loop.course.tasks_of,
+        seed=run.config.seed,
+        resume=run.resume,
+        comparator=_comparator(run),
+    )
+
+
+def _comparator(run: Run) -> Comparator | None:
+    """What the configuration names; None: the task reward. Raises UserError."""
+    match run.section.comparison:
+        case ("model", _):
+            return build_judge(run.config)
+        case ("earlier", folder):
+            return _earlier(run, folder)
+    return None
+
+
+def build_judge(config: Config) -> Judge:
+    """Raises UserError where its service or its key is not known."""
+    from external.judge import Judge, judge_of
+    from external.service import Service
+    from trainers.launch.wiring.work import load_prompts
+
+    key, (_, given) = f"{config.algorithm}.comparator", config.section.comparison
+    try:
+        model, provider = judge_of(given)
+    except UserError as error:
+        raise UserError(
+            f"{key}: no provider is known for model '{given}'; give its service's address, "
+            "http://…, with the model's name behind a #"
+        ) from error
+    return Judge(load_prompts(config), Service(model, provider, f"{key}: 'model: {given}'"))
+
+
+def _earlier(run: Run, folder: str) -> Comparator:
+    from comlrl.preferences.comparing import Earlier
+    from trainers.launch.wiring.assembly import build_rollout
+    from trainers.launch.wiring.load import load_sampler
+
+    try:
+        sampler = load_sampler(folder)
+    except UserError as error:
+        raise UserError(f"{run.config.algorithm}.comparator: 'earlier: {folder}': {error}") from (
+            error
+        )
+    rollout = build_rollout(run.config, sampler, run.rollout.reward)
+    section = run.section
+    shape = Shape(section.num_agents, 1, section.preference_num_candidates)
+    return Earlier(rollout, run.sampling, shape)

@@ -1,0 +1,212 @@
+"""What a run starts from: the models that are named, and the weights of ``init_from``.
+
+Torch is imported where weights are read, not before: a wrong path is answered at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
+
+from comlrl.builtin import MODELS
+from comlrl.config.loader import load_yaml
+from trainers.launch.wiring import weights
+
+if TYPE_CHECKING:
+    from comlrl.models.team import Team
+    from comlrl.types import Sampler
+
+ADAPTER = "adapter_config.json"
+# Of PEFT's adapters: what ours are not, and what other value would change what they compute.
+PLAIN: dict[str, Any] = {
+    "peft_type": "LORA", "use_dora": False, "use_rslora": False, "lora_bias": False,
+    "bias": "none", "modules_to_save": None, "rank_pattern": {}, "alpha_pattern": {},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Source:
+    """Weights to start from, as they say of themselves."""
+
+    name: str  # as the user wrote it
+    place: weights.Trained | Path  # a team's, or the folder of one adapter
+    lora: bool
+    ranks: tuple[tuple[int, float], ...]  # (r, alpha) of each agent; empty where unknown
+    bases: tuple[str, ...]  # models of the agents; empty where unknown
+    agents: int  # models or adapters; with SHPPO 1
+    sizes: Mapping[str, int] | None  # of SHPPO's networks, where there are any
+
+
+def check(config: Config, algorithms: Mapping[str, Any]) -> list[str]:
+    """Notices about ``init_from``; raises UserError where a run cannot start from it.
+
+    ``algorithms``: sections by name.
+    """
+    return _check_source(config, _source(config, algorithms))
+
+
+def check_models(config: Config) -> None:
+    """Raises UserError where a model's name is the folder of an adapter or of a run, or is
+    written as a path, which no name of a hub is, and leads nowhere."""
+    named = [("agents", name) for name in config.agents or ()]
+    named = named or [("agent_model.name", config.agent_model.name)]
+    section = config.section
+    if section.fits_reward_model and section.reward_model_name is not None:
+        named.append((f"{config.algorithm}.reward_model_name", section.reward_model_name))
+    online = config.online
+    if getattr(online, "critic_model", None) is not None:
+        named.append((f"{config.online_name}.critic_model", online.critic_model))
+    for key, name in named:
+        folder = Path(name)
+        if name.startswith(("/", "./", "../", "~")) and not folder.is_dir():
+            raise UserError(
+                f"{key}: '{name}' does not exist; give a model's folder, or a name of the hub"
+            )
+        if (folder / ADAPTER).is_file():
+            base = json.loads((folder / ADAPTER).read_text()).get("base_model_name_or_path")
+            whence = folder.parent if key == "agents" else folder
+            raise UserError(
+                f"{key}: '{name}' holds an adapter, which needs its base; give the base ('{base}') "
+                f"there, and init_from={whence}"
+            )
+        runs = (folder / "agent_0").is_dir() or (folder / "config.yaml").is_file()
+        if runs and not (folder / "config.json").is_file():
+            raise UserError(
+                f"{key}: '{name}' holds a run and no model; give the model that it was trained on, "
+                f"and init_from={name}"
+            )
+
+
+def begin(config: Config, algorithms: Mapping[str, Any], team: Team, sampler: Sampler) -> None:
+    """Give a new team, and SHPPO's sampler, the weights of ``init_from``.
+
+    Raises UserError where they do not fit.
+    """
+    source = _source(config, algorithms)
+    _check_source(config, source)
+    if isinstance(source.place, Path):
+        held = {"agent_0": weights.read_adapter(source.place)}
+    else:
+        held = weights.read_weights(source.place, "init_from")
+    networks = held.pop(weights.SHARED, None)
+    if source.agents == 1:
+        held = {agent.adapter: held["agent_0"] for agent in team.agents}
+    try:
+        team.begin_with(held)
+        if networks is not None and config.section.heterogeneous:
+            sampler.policy.load_state_dict(networks)  # type: ignore[attr-defined]
+    except (UserError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"init_from: '{source.name}' does not fit this run's models: {reason}; use the model "
+            "and the lora.target_modules that it was trained with"
+        ) from error
+
+
+def _source(config: Config, algorithms: Mapping[str, Any]) -> Source:
+    """What lies in ``init_from``. Raises UserError where nothing does."""
+    name = str(config.init_from)
+    path = Path(name)
+    if (path / ADAPTER).is_file():
+        adapter = _adapter(path, name)
+        return Source(name, path, True, (adapter[:2],), (adapter[2],), 1, None)
+    if (path / "config.json").is_file():
+        raise UserError(
+            f"init_from: '{name}' is a whole model; give it as agent_model.name, or among agents"
+        )
+    place = weights.locate(path, "init_from")
+    if place.final_model is not None:
+        return _of_folder(name, place, place.final_model)
+    assert place.config_file is not None
+    said = weights.of_run(load_yaml(place.config_file), algorithms)
+    r = said.get("lora.r", 16)
+    alpha = said.get("lora.alpha")
+    one = said["heterogeneous"] or said.get("shared_policy")
+    count = 1 if one else said["num_agents"]
+    bases = said["agents"] or [said["agent_model.name"]] * count
+    sizes = {key: said[key] for key in weights.SIZES.values()} if said["heterogeneous"] else None
+    rank = (r, float(2 * r if alpha is None else alpha))
+    return Source(
+        name, place, said.get("lora.enabled", True), (rank,) * count, tuple(bases), count, sizes
+    )
+
+
+def _of_folder(name: str, place: weights.Trained, folder: Path) -> Source:
+    """Of a folder of agent_0/, agent_1/, …"""
+    agents = sorted(folder.glob("agent_*"))
+    sizes = None
+    if (file := folder / weights.SHARED / "config.json").is_file():
+        held = json.loads(file.read_text())
+        sizes = {key: held[of_net] for of_net, key in weights.SIZES.items()}
+    if not (agents[0] / ADAPTER).is_file():
+        return Source(name, place, False, (), (), len(agents), sizes)
+    adapters = [_adapter(agent, name) for agent in agents]
+    return Source(
+        name, place, True, tuple(a[:2] for a in adapters), tuple(a[2] for a in adapters),
+        len(agents), sizes,
+    )  # fmt: skip
+
+
+def _adapter(folder: Path, name: str) -> tuple[int, float, str]:
+    """r, alpha and base of an adapter. Raises UserError for one that is no plain LoRA."""
+    said = json.loads((folder / ADAPTER).read_text())
+    for key, plain in PLAIN.items():
+        if said.get(key, plain) not in (plain, None):
+            raise UserError(
+                f"init_from: '{name}' has {key}={said[key]!r} in its {ADAPTER}; plain LoRA "
+                f"adapters ({key}={plain!r}) can be started from"
+            )
+    return said["r"], float(said["lora_alpha"]), str(said.get("base_model_name_or_path"))
+
+
+def _check_source(config: Config, source: Source) -> list[str]:
+    """Raises UserError where the weights are not of this run's form; returns notices."""
+    where, section, lora = f"init_from: '{source.name}'", config.section, config.lora
+    if source.lora != lora.enabled:
+        held = "LoRA adapters" if source.lora else "all weights of whole models"
+        mend = f"set lora.enabled={str(source.lora).lower()}"
+        more = "" if source.lora else ", or give these models as agents, and init_from=null"
+        raise UserError(f"{where} holds {held}; {mend}{more}")
+    alpha = float(2 * lora.r if lora.alpha is None else lora.alpha)
+    for rank, scale in source.ranks:
+        if rank != lora.r:
+            raise UserError(f"{where} has adapters of rank {rank}; set lora.r={rank}")
+        if scale != alpha:
+            raise UserError(f"{where} has adapters of alpha {scale:g}; set lora.alpha={scale:g}")
+    wanted = section.policies
+    if source.agents not in (1, wanted):
+        shared = " with one policy" if section.one_policy else ""
+        raise UserError(
+            f"{where} has {source.agents} agents, and {config.algorithm}.num_agents="
+            f"{section.num_agents}{shared}; give the folder of one of them, e.g. "
+            f"{source.name}/final_model/agent_{source.agents - 1}, and all start from that"
+        )
+    if section.heterogeneous and source.sizes is not None:
+        for key, size in source.sizes.items():
+            if getattr(section, key) != size:
+                raise UserError(f"{where} has networks of another size; set shppo.{key}={size}")
+    return _notices(config, source, wanted)
+
+
+def _notices(config: Config, source: Source, wanted: int) -> list[str]:
+    where, said = f"init_from: '{source.name}'", []
+    if source.agents < wanted:
+        said.append(f"{where} has one agent, from which all {wanted} start")
+    if not config.section.heterogeneous and source.sizes is not None:
+        said.append(f"{where} is of SHPPO; its adapter is taken, its networks are not")
+    own = config.agents or (config.agent_model.name,)
+    for theirs in dict.fromkeys(source.bases):
+        if _resolved(theirs) not in map(_resolved, own):
+            said.append(f"{where} was trained on '{theirs}', and this run's base is '{own[0]}'")
+    return said
+
+
+def _resolved(name: str) -> str:
+    """A model by its folder: a builtin's, or the name itself."""
+    return str(MODELS[name]) if name in MODELS else name.rstrip("/")

@@ -1,0 +1,134 @@
+"""``generation.backend: vllm``: what a server cannot do, whether it is there, and its client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
+
+from comlrl.config.algorithms import PreferenceConfig
+
+if TYPE_CHECKING:
+    from comlrl.loop.steps import Step
+    from comlrl.models.team import Team
+    from comlrl.rollout.grow import Rollout
+    from comlrl.rollout.vllm_sampler import VLLMSampler
+    from comlrl.rollout.vllm_server import Server
+    from comlrl.types import Request, Sampling
+    from comlrl.update.importance import Corrected
+
+
+def refuse(config: Config) -> None:
+    """Raises UserError for what a server, which holds one model and adapters on it, cannot
+    sample for."""
+    generation, section = config.generation, config.online
+    if generation.backend != "vllm":
+        if generation.overlap:
+            raise UserError(
+                f"generation.overlap: 1 with generation.backend={generation.backend}, which "
+                "samples by the very weights that an update moves; give 0, or "
+                "generation.backend=vllm"
+            )
+        return
+    if generation.overlap and isinstance(config.section, PreferenceConfig):
+        raise UserError(
+            f"generation.overlap: 1 with {config.algorithm}, which samples in rounds: what comes "
+            "next is not known while a step updates; give 0"
+        )
+    mend = "generation.backend=vllm"
+    if generation.vllm_url is None:
+        raise UserError(f"generation.vllm_url: null with {mend}; give the server's address")
+    if not generation.vllm_url.startswith(("http://", "https://")):
+        raise UserError(
+            f"generation.vllm_url: '{generation.vllm_url}'; give it with http:// before it"
+        )
+    if generation.importance_cap < 1:
+        raise UserError(
+            f"generation.importance_cap: {generation.importance_cap} would cut a ratio of 1, where "
+            "server and trained policy agree; give at least 1"
+        )
+    if section.heterogeneous:
+        raise UserError(
+            f"{mend} with {config.algorithm}, whose agents are told apart by a layer of their own "
+            "before the language-model head, which no server has; give builtin"
+        )
+    if not config.lora.enabled:
+        raise UserError(
+            f"lora.enabled: false with {mend}, to which adapters are sent after an update, not "
+            "whole models; give true, or generation.backend=builtin"
+        )
+    if config.agents is not None:
+        raise UserError(
+            f"agents: {list(config.agents)} with {mend}, whose server holds one model; give "
+            "agent_model.name, or generation.backend=builtin"
+        )
+    given = config.lora.target_modules
+    if not isinstance(given, str) and any(name.endswith("lm_head") for name in given):
+        raise UserError(
+            f"lora.target_modules: {list(given)} with {mend}, which serves no adapter on the "
+            "language-model head; leave lm_head out, or give generation.backend=builtin"
+        )
+    for key, value in (("top_p", top_p(section, config)), ("top_k", top_k(section, config))):
+        if value is not None and not (key == "top_p" and value == 1):
+            raise UserError(
+                f"{key}: {value:g} with {mend}, whose server does not tell which tokens survived, "
+                f"so that their policy cannot be trained; give {key}=null, or "
+                "generation.backend=builtin"
+            )
+    if config.distributed.strategy == "fsdp":
+        raise UserError(
+            f"distributed.strategy: fsdp with {mend}, which answers each process differently, and "
+            "all must grow the same trees; give replicate, or generation.backend=builtin"
+        )
+
+
+def check(config: Config) -> None:
+    """Raises UserError where a server is to sample, and does not answer."""
+    if config.generation.backend == "vllm":
+        _server(config).check()
+
+
+def build(
+    config: Config, team: Team, run_dir: Path, max_length: int, temperature: float
+) -> tuple[VLLMSampler | None, Corrected | None]:
+    """The client of a server that samples in the generator's place, and, where the samples'
+    policy is trained, the same with what corrects for it."""
+    if config.generation.backend == "builtin":
+        return None, None
+    from comlrl.rollout.vllm_sampler import VLLMSampler
+    from comlrl.update.importance import Corrected
+
+    engine = VLLMSampler(team, _server(config), run_dir / "vllm", max_length, temperature)
+    if not config.section.trained_online:
+        return engine, None
+    return engine, Corrected(team, engine, config.generation.importance_cap)
+
+
+def prefetch(
+    config: Config, rollout: Rollout, server: VLLMSampler | None, sampling: Sampling
+) -> Callable[[Step | None], None] | None:
+    """What has a step's first turn sampled beforehand; None: nobody asked for it."""
+    if not config.generation.overlap:
+        return None
+    from comlrl.processes import distributed
+
+    assert server is not None
+    shape = config.section.shape
+
+    def ask(step: Step | None) -> None:
+        requests_N: list[list[Request]] = []
+        if step is not None:
+            tasks = distributed.share(step.tasks)
+            requests_N = rollout.first_requests(tasks, shape, sampling, step.key)
+        server.ask_ahead(requests_N, sampling)
+
+    return ask
+
+
+def _server(config: Config) -> Server:
+    from comlrl.rollout.vllm_server import Server
+
+    return Server(str(config.generation.vllm_url), config.generation.vllm_patience)

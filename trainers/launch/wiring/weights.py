@@ -1,0 +1,239 @@
+"""Trained weights on disk: what a path holds, and how a team takes it.
+
+Torch is imported where weights are read, not before: a wrong path is answered at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from comlrl.errors import UserError
+
+from comlrl.config.algorithms import sections_of
+from comlrl.config.loader import Setting, load_yaml
+
+if TYPE_CHECKING:
+    import torch
+
+    from comlrl.models.team import Team
+    from comlrl.types import Sampler
+
+MODEL_KEYS = ("name", "tokenizer_kwargs", "model_kwargs", "special_tokens")
+WORK: dict[str, Any] = {  # what it was trained to do, and the defaults of older files
+    "domain": "code", "prompts": {}, "reward.target": None, "reward.arguments": {},
+}  # fmt: skip
+SHARED = "heterogeneous"  # SHPPO: what tells the agents of one policy apart
+SIZES = {"latent_dim": "latent_dim", "hidden": "latent_hidden", "rank": "heterogeneous_rank"}
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """Where a team's weights lie: the first of these places that is set."""
+
+    name: str  # as the user wrote it
+    model: Path | None = None  # an ordinary transformers model, for every agent
+    final_model: Path | None = None  # folder of agent_0/, agent_1/, …
+    checkpoint: Path | None = None  # checkpoints/step_NNNNNN of a run
+    run_dir: Path | None = None  # the run that made it; its newest good checkpoint is taken
+
+    @property
+    def config_file(self) -> Path | None:
+        return self.run_dir / "config.yaml" if self.run_dir else None
+
+    @property
+    def weights(self) -> str:
+        """``final_model``, ``step_NNNNNN`` or the model's folder; of a ``pinned`` one."""
+        place = self.model or self.final_model or self.checkpoint
+        assert place is not None
+        return place.resolve().name
+
+
+def locate(path: str | Path, option: str = "--checkpoint") -> Trained:
+    """What a run directory, a ``final_model``, a checkpoint or a model folder holds.
+
+    A run's final model is taken where there is one, else its newest checkpoint, else its best
+    model. Raises UserError, naming ``option``, where there are no weights.
+    """
+    name, path = str(path), Path(path)
+    if (path / "agent_0").is_dir():
+        run = path.parent if (path.parent / "config.yaml").is_file() else None
+        return Trained(name, final_model=path, run_dir=run)
+    if (path / "state.json").is_file() and path.parent.name == "checkpoints":
+        return Trained(name, checkpoint=path, run_dir=path.parent.parent)
+    if (path / "config.yaml").is_file():
+        if (path / "final_model" / "agent_0").is_dir():
+            return Trained(name, final_model=path / "final_model", run_dir=path)
+        if any((path / "checkpoints").glob("step_*")):
+            return Trained(name, run_dir=path)
+        if (path / "best_model" / "agent_0").is_dir():
+            return Trained(name, final_model=path / "best_model", run_dir=path)
+        raise UserError(
+            f"{option}: '{name}' is a run without weights; train with output.save_final_model=true "
+            "or <algorithm>.save_steps"
+        )
+    if (path / "config.json").is_file():
+        return Trained(name, model=path)
+    if (path / "adapter_config.json").is_file():
+        raise UserError(f"{option}: '{name}' holds one agent of a team; give the folder above it")
+    what = "holds no run, final_model or checkpoint" if path.exists() else "does not exist"
+    raise UserError(f"{option}: '{name}' {what}; give a run directory or a model folder")
+
+
+def run_algorithm(tree: Mapping[str, Any], algorithms: Mapping[str, Any], file: str) -> str:
+    """The algorithm whose section a file has, beside those that it reads as well.
+
+    Raises UserError where there is none, or more than one.
+    """
+    found = [name for name in algorithms if name in tree]
+    whole = [name for name in found if set(found) <= set(sections_of(name))]
+    if len(whole) == 1:
+        return whole[0]
+    if found:
+        raise UserError(f"--config: '{file}' has sections {', '.join(found)}; keep one of them")
+    raise UserError(
+        f"--config: '{file}' has no algorithm's section; add one of {', '.join(algorithms)}"
+    )
+
+
+def settings(
+    trained: Trained, algorithm: str, algorithms: Mapping[str, Any], source: str
+) -> list[Setting]:
+    """What the weights are weights of: base model, LoRA, number of agents; for ``algorithm``."""
+    if trained.model is not None:
+        return [Setting("agent_model.name", str(trained.model), source)]
+    said: dict[str, Any] = {}
+    if trained.config_file is not None:
+        said |= of_run(load_yaml(trained.config_file), algorithms)
+    if trained.final_model is not None:
+        said |= _from_folder(trained.final_model) | {
+            key: said[key] for key in ("num_agents",) if said.get("shared_policy")
+        }
+    fitting = [name for name, section in algorithms.items() if _fits(said, section)]
+    if algorithm not in fitting:
+        needed = "another algorithm" if len(fitting) > 1 else fitting[0]
+        raise UserError(
+            f"--config: its section is `{algorithm}`, and the weights of '{trained.name}' need "
+            f"that of {needed}; leave --config out, or give the run's own"
+        )
+    said.pop("heterogeneous")
+    if not hasattr(algorithms[algorithm], "shared_policy"):
+        said.pop("shared_policy", None)
+    own = ("num_agents", "shared_policy", "latents", *SIZES.values())
+    return [Setting(f"{algorithm}.{k}" if k in own else k, v, source) for k, v in said.items()]
+
+
+def _fits(said: Mapping[str, Any], section: Any) -> bool:
+    """Whether an algorithm's agents can act by weights of which this is said."""
+    if said["heterogeneous"] or section.heterogeneous:
+        return said["heterogeneous"] == section.heterogeneous
+    return not said.get("shared_policy") or hasattr(section, "shared_policy")
+
+
+def of_run(tree: Mapping[str, Any], algorithms: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run's configuration says of its weights: key → value, and whether they are one
+    policy, told apart by latents (``heterogeneous``); and what they were trained to do."""
+    model, lora = tree.get("agent_model") or {}, tree.get("lora") or {}
+    said = {f"agent_model.{key}": model[key] for key in MODEL_KEYS if key in model}
+    said |= {f"lora.{key}": value for key, value in lora.items()}
+    for key, default in WORK.items():
+        section, _, name = key.rpartition(".")
+        said[key] = ((tree.get(section) or {}) if section else tree).get(name, default)
+    algorithm = run_algorithm(tree, algorithms, "config.yaml")
+    section, heterogeneous = tree[algorithm], algorithms[algorithm].heterogeneous
+    own = ("num_agents", "shared_policy", *(("latents", *SIZES.values()) if heterogeneous else ()))
+    said |= {key: section[key] for key in own if key in section}
+    return said | {"agents": tree.get("agents"), "heterogeneous": heterogeneous}
+
+
+def _from_folder(folder: Path) -> dict[str, Any]:
+    sizes = folder / SHARED / "config.json"
+    said: dict[str, Any] = {"heterogeneous": sizes.is_file()}
+    if sizes.is_file():
+        held = json.loads(sizes.read_text())
+        said |= {key: held[name] for name, key in SIZES.items()}
+        said["latents"] = held.get("latents", "learned")
+    else:
+        said["num_agents"] = len(list(folder.glob("agent_*")))
+    file = folder / "agent_0" / "adapter_config.json"
+    if not file.is_file():
+        return said | {"lora.enabled": False}
+    adapter = json.loads(file.read_text())
+    return said | {
+        "lora.enabled": True,
+        "lora.r": adapter["r"],
+        "lora.alpha": adapter["lora_alpha"],
+        "lora.target_modules": adapter["target_modules"],
+    }
+
+
+def pinned(trained: Trained, option: str = "--checkpoint") -> Trained:
+    """The same, with the checkpoint that a run without a final model is read from.
+
+    Raises UserError where none is whole.
+    """
+    from comlrl.loop import checkpoint
+
+    if trained.model or trained.final_model or trained.checkpoint:
+        return trained
+    assert trained.run_dir is not None
+    found = checkpoint.newest(trained.run_dir)
+    if found is None:
+        raise UserError(f"{option}: '{trained.name}' has no checkpoint that is whole")
+    return replace(trained, checkpoint=found)
+
+
+def read_weights(
+    trained: Trained, option: str = "--checkpoint"
+) -> dict[str, dict[str, torch.Tensor]]:
+    """``agent_N`` → its tensors, as ``Team.load_tensors`` takes them; with SHPPO also ``SHARED``.
+
+    Raises UserError, naming ``option``, where they are damaged.
+    """
+    from safetensors import SafetensorError
+
+    trained = pinned(trained, option)
+    try:
+        if trained.final_model is not None:
+            folders = _components(trained.final_model, "")
+            return {folder.name: _merged(folder.glob("*.safetensors")) for folder in folders}
+        assert trained.checkpoint is not None
+        files = _components(trained.checkpoint, ".safetensors")
+        return {file.stem: _merged([file]) for file in files}
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{option}: '{trained.name}' is damaged: {error}") from error
+
+
+def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
+    """One adapter in PEFT's format. Raises UserError where it is damaged."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(str(folder / "adapter_model.safetensors"))
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"init_from: '{folder}' is damaged: {error}") from error
+
+
+def _merged(files: Iterable[Path]) -> dict[str, torch.Tensor]:
+    """The tensors of a folder's shards."""
+    from safetensors.torch import load_file
+
+    return {name: t for file in sorted(files) for name, t in load_file(str(file)).items()}
+
+
+def _components(folder: Path, ending: str) -> list[Path]:
+    return [*folder.glob(f"agent_*{ending}"), *folder.glob(f"{SHARED}{ending}")]
+
+
+def load_weights(trained: Trained, team: Team, sampler: Sampler) -> None:
+    """Give a team, and with SHPPO its sampler, the weights; a plain model's are there already."""
+    if trained.model is not None:
+        return
+    weights = read_weights(trained)
+    team.load_tensors(weights)
+    if SHARED in weights:
+        sampler.policy.load_state_dict(weights[SHARED])  # type: ignore[attr-defined]
