@@ -88,7 +88,7 @@ def build(
     rollout = Rollout(sampler, TextReward(value), transition, PROMPTS, seed=cfg.seed)
     logger = Recorder(LatentLogger(run_dir / "latents.jsonl", CODE))
     loop = Loop(section, tasks(count), domain=CODE, run_dir=run_dir, logger=logger, seed=cfg.seed)
-    sampled = replace(sampling(cfg), max_kept=cfg.generation.max_kept)
+    sampled = replace(cfg.sampling(), max_kept=cfg.generation.max_kept)
     if algorithm == "magrpo":
         return MAGRPOTrainer(section, team, rollout, loop, sampled)
     if algorithm == "ppo":

@@ -21,7 +21,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from comlrl.config.resolved import Config
-
 from comlrl.tasks.datasets import load_tasks
 from comlrl.tasks.history import Exchange, behind, next_prompt
 from comlrl.tasks.prompts import Prompts, plain_text

@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from comlrl.errors import UserError
 from comlrl.loop.parts import Part
 
 Tensors = Mapping[str, torch.Tensor]
@@ -39,8 +40,10 @@ def load_part(part: Part, tensors: dict[str, torch.Tensor]) -> None:
         part.load_tensors(tensors)
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(UserError):
     """A checkpoint could not be written; the one before is untouched."""
+
+    exit_code = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from comlrl.errors import report
 from comlrl.files import replace
 from loggers.report.charts import sections
 from loggers.report.lines import reward_ceiling
@@ -127,8 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.figures:
             written += _figures(options.runs, options.labels, options.figures)
     except ReportError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return report(error)
     print("\n".join(map(str, written)))
     return 0
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from comlrl.errors import UserError
-
 from comlrl.tasks.quoting import clean, cut
 from comlrl.types import Attempt
 from rewards.code.breakdown import RewardBreakdown

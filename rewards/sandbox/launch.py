@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from comlrl.errors import UserError
-
 from rewards.sandbox import confine, wire
 
 LEVELS = ("bubblewrap", "unshare", "limits")  # best first

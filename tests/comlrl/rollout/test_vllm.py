@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from comlrl.errors import UserError
 from fastapi import HTTPException
 
+from comlrl.errors import UserError
 from comlrl.models.team import Team
 from comlrl.rollout.vllm_sampler import VLLMSampler
 from comlrl.rollout.vllm_server import Server, ServerError

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from comlrl.errors import UserError
-
 from comlrl import files
 from comlrl.config.algorithms import SECTIONS
+from comlrl.errors import UserError, notice, report
 from trainers.launch.commands import replacements
 from trainers.launch.commands.evaluation_plan import Plan, make_plan, parse_arguments, place
-from trainers.launch.commands.train import is_user_error
 from trainers.launch.wiring import init_from as initial
 from trainers.launch.wiring import weights
 from trainers.launch.wiring.assembly import (
@@ -53,11 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if plan.replaced:
             return replace_agents(plan)
         return cross_play(plan) if len(plan.teams) > 1 else evaluate(plan)
-    except (ValueError, RuntimeError) as error:
-        if not is_user_error(error):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return getattr(error, "exit_code", 2)
+    except UserError as error:
+        return report(error)
 
 
 @dataclass(frozen=True)
@@ -222,11 +216,11 @@ def build(plan: Plan, *, remembering: bool) -> Stage:
     deterministic()
     config, section = plan.config, plan.config.section
     if config.generation.backend != "builtin":
-        print("notice: generation.backend: evaluations take the builtin generator", file=sys.stderr)
+        notice("generation.backend: evaluations take the builtin generator")
     tasks = load_tasks(config.dataset, config.dataset.eval_split, load_domain(config))
     team = build_team(config)
     generator, sampler = build_sampler(config, team)
-    sampled = sampling(config, plan.greedy)
+    sampled = config.sampling(plan.greedy)
     tasks = fitting(tasks[: section.eval_num_samples], config, sampler, sampled)
     asked: Any = Remembering(sampler, len(team)) if remembering else sampler
     reward, evaluated = build_rewards(config)

@@ -5,18 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from comlrl.config.resolved import Config
-from comlrl.errors import UserError
-
+from comlrl.errors import UserError, report
 from trainers.launch.commands.command_line import Parser
 from trainers.launch.commands.evaluation_plan import make_plan
 from trainers.launch.commands.evaluation_plan import parse_arguments as evaluation_arguments
-from trainers.launch.commands.train import is_user_error
 from trainers.launch.wiring import weights
 from trainers.launch.wiring.weights import Trained
 
@@ -33,11 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"written: {out}")
         if arguments.push:
             print(f"pushed: {push(out, arguments.push)}")
-    except (ValueError, RuntimeError) as error:
-        if not is_user_error(error):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return getattr(error, "exit_code", 2)
+    except UserError as error:
+        return report(error)
     return 0
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
-
 from trainers.launch.wiring import weights
 from trainers.launch.wiring.weights import Trained
 

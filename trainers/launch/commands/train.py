@@ -15,12 +15,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from comlrl.config.resolved import Config
-from comlrl.errors import UserError
-from comlrl.loop.parts import Trainer
-
 from comlrl.config.algorithms import SECTIONS
+from comlrl.config.resolved import Config
+from comlrl.errors import NonFiniteError, UserError, notice, report
 from comlrl.loop.interrupts import Interrupted, Signals
+from comlrl.loop.parts import Trainer
 from comlrl.loop.run_directory import check_free
 from trainers.launch.commands.command_line import parse_arguments, resolve
 from trainers.launch.wiring import allocator as memory
@@ -74,8 +73,8 @@ def _main(
                 notices += initial.check(config, SECTIONS)
         except UserError as error:
             return _refuse(error)
-        for notice in notices + no_weights_notice(config):
-            print(f"notice: {notice}", file=sys.stderr)
+        for text in notices + no_weights_notice(config):
+            notice(text)
     if arguments.dry_run:
         return _dry_run(config, arguments.hardware)
     return execute(config, build, signals, arguments.resume, arguments.resume_force)
@@ -94,7 +93,7 @@ def no_weights_notice(config: Config) -> list[str]:
 
 def _dry_run(config: Config, hardware: str | None) -> int:
     """Check what is at hand, then tell the cost and what was left unchecked."""
-    from trainers.launch.checks.at_hand import check
+    from trainers.launch.checks.at_hand import check, prompt_tokens
     from trainers.launch.cost.dry_run import describe
 
     try:
@@ -103,35 +102,27 @@ def _dry_run(config: Config, hardware: str | None) -> int:
         if hardware is not None:
             from trainers.launch.cost.roofline import estimate
 
-            lines.append(estimate(config, hardware))
+            lines.append(estimate(config, hardware, prompt_tokens(config)))
         print("\n".join(lines))
-    except (ValueError, RuntimeError) as error:
-        if not is_user_error(error):
-            raise
-        return _refuse(error, getattr(error, "exit_code", 2))
+    except UserError as error:
+        return _refuse(error)
     for line in unchecked:
         print(f"not checked: {line}")
     return 0
 
 
-def is_user_error(error: BaseException) -> bool:
-    """Mistakes of the user's come as UserError, or as errors that rooms name so."""
-    return isinstance(error, UserError) or getattr(error, "user_error", False)
-
-
-def _refuse(error: Exception, code: int = 2) -> int:
-    """Print an error that the user can mend, once for all processes; returns ``code``."""
+def _refuse(error: UserError) -> int:
+    """Print an error of the user's, once for all processes; returns its exit code."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        print(f"error: {error}", file=sys.stderr)
-        return code
+        return report(error)
     from comlrl.processes import distributed
 
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, as soon as the first has left
     distributed.start()
-    if distributed.give_up(str(error), code):
-        print(f"error: {error}", file=sys.stderr, flush=True)
+    if distributed.give_up(str(error), error.exit_code):
+        report(error)
     distributed.stop()
-    return code
+    return error.exit_code
 
 
 def execute(
@@ -157,19 +148,17 @@ def execute(
             distributed.everyone("open")  # whoever could not open says so here
         except distributed.PeerFailed as failed:
             return failed.code
-        except (ValueError, RuntimeError) as error:
-            if not is_user_error(error):
-                raise
-            return _refuse(error, getattr(error, "exit_code", 2))
+        except UserError as error:
+            return _refuse(error)
         memory.keep_loaded()
         try:
             trainer.train()
             _finish(run)
         except CheckpointError as error:
-            return _refuse(error, 1)
+            return _refuse(error)
         except ServerError as error:
             if distributed.give_up(str(error), error.exit_code):
-                print(f"error: {error}", file=sys.stderr, flush=True)
+                report(error)
             _leave(run.loop)
             return error.exit_code
         except distributed.PeerFailed as failed:
@@ -181,7 +170,7 @@ def execute(
                 opened.close()  # the loggers: what they hold belongs into the report
                 _report_interrupted(run.run_dir)
             raise
-        except (ValueError, RuntimeError, OSError) as error:
+        except (UserError, NonFiniteError, OSError) as error:
             return _stopped(error, run.loop)
     if distributed.is_main():
         from loggers.model_card import write_model_card
@@ -190,8 +179,8 @@ def execute(
         if config.keeps_final_model or config.output.save_best:
             write_model_card(run.run_dir, config.section.paper)
         write_report(run.run_dir)
-        for notice in no_weights_notice(config):
-            print(f"notice: {notice}", file=sys.stderr)
+        for text in no_weights_notice(config):
+            notice(text)
         print(f"done: {run.run_dir}/report.html")
     return 0
 
@@ -213,19 +202,14 @@ def _report_interrupted(run_dir: Path) -> None:
 
 def _stopped(error: Exception, loop: Loop) -> int:
     """An error in the middle of a run; raised again where it is not the user's or the disk's."""
-    from comlrl.errors import NonFiniteError
-
     from comlrl.update.non_finite import explanation
 
-    text, code = str(error), 1
-    if is_user_error(error):
-        code = getattr(error, "exit_code", 2)
-    elif isinstance(error, NonFiniteError):
+    if isinstance(error, NonFiniteError):
         text = explanation(error, loop.counters.steps + 1, loop.run_dir)
-    elif getattr(error, "errno", None) not in DISK_ERRORS:
+        return report(NonFiniteError(text), 1)
+    if isinstance(error, OSError) and error.errno not in DISK_ERRORS:
         raise error
-    print(f"error: {text}", file=sys.stderr)
-    return code
+    return report(error)
 
 
 def _leave(loop: Loop) -> None:
@@ -276,10 +260,8 @@ def _closing(closed: Logger | Reward) -> Callable[[], None]:
     def close() -> None:
         try:
             closed.close()
-        except (OSError, RuntimeError) as error:  # the error that ended the run is the one to tell
-            if not isinstance(error, OSError) and not is_user_error(error):
-                raise
-            print(f"error: {error}", file=sys.stderr)
+        except (OSError, UserError) as error:  # the error that ended the run is the one to tell
+            report(error)
 
     return close
 

@@ -6,17 +6,15 @@ Heavy rooms are imported inside functions, as in ``execution.py``, which uses th
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from comlrl.config.algorithms import SECTIONS, PPOConfig, PreferenceConfig, SHPPOConfig
 from comlrl.config.resolved import Config
-from comlrl.errors import UserError
-
-from comlrl.config.algorithms import SECTIONS, PreferenceConfig
+from comlrl.errors import UserError, notice
 from trainers.launch.wiring import vllm as engine
 from trainers.launch.wiring.work import build_reward, build_transition, load_domain, load_prompts
 
@@ -131,7 +129,7 @@ def assemble(
     _, sampler = build_sampler(config, team)
     if config.init_from is not None and start.checkpoint is None:
         initial.begin(config, SECTIONS, team, sampler)
-    sampled = sampling(config)
+    sampled = config.sampling()
     train = fitting(train, config, sampler, sampled)
     held_out = fitting(held_out, config, sampler, sampled) if held_out else []
     (reward, measuring), fallbacks = build_rewards(config), build_fallbacks(config)
@@ -173,9 +171,9 @@ def build_critic_team(config: Config, team: Team) -> Team | None:
     from comlrl.models.loading import build_team
 
     section, key = config.online, f"{config.online_name}.critic_model"
-    name = getattr(section, "critic_model", None)
-    if name is None:
+    if not isinstance(section, PPOConfig) or section.critic_model is None:
         return None
+    name = section.critic_model
     own = replace(config.agent_model, name=name)
     alone = replace(config, agent_model=own, agents=None, agent_devices=None, init_from=None)
     try:
@@ -245,7 +243,7 @@ def build_sampler(config: Config, team: Team) -> tuple[Generator, Generator | La
 
     section = config.section
     length = context_length(config, team)
-    if not section.heterogeneous:
+    if not isinstance(section, SHPPOConfig):
         generator = Generator(team, config.generation.max_batch_tokens, length)
         return generator, generator
     from comlrl.models.critics import hidden_width
@@ -287,7 +285,6 @@ def fitting(
 
     Raises UserError, naming the row, where one does not, unless ``on_bad_row: skip``.
     """
-    from comlrl.processes import distributed
     from comlrl.types import Message
 
     prompts = load_prompts(config)
@@ -310,8 +307,7 @@ def fitting(
                 f"dataset.name: {problem}; raise agent_model.max_length if the model allows it, or "
                 "set dataset.on_bad_row=skip"
             )
-        if distributed.is_main():
-            print(f"notice: {problem}: skipped", file=sys.stderr)
+        notice(f"{problem}: skipped")
     if not kept:
         raise UserError(
             f"dataset.name: no row of '{config.dataset.name}' fits the model's context of "

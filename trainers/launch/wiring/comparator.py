@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from comlrl.config.algorithms import PreferenceConfig
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
-
 from comlrl.types import Shape
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def build_judge(config: Config) -> Judge:
     from external.service import Service
     from trainers.launch.wiring.work import load_prompts
 
+    assert isinstance(config.section, PreferenceConfig)
     key, (_, given) = f"{config.algorithm}.comparator", config.section.comparison
     try:
         model, provider = judge_of(given)

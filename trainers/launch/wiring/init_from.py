@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from comlrl.builtin import MODELS
+from comlrl.config.algorithms import MARLHFConfig, PPOConfig
+from comlrl.config.loader import load_yaml
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
-
-from comlrl.builtin import MODELS
-from comlrl.config.loader import load_yaml
 from trainers.launch.wiring import weights
 
 if TYPE_CHECKING:
@@ -56,11 +56,10 @@ def check_models(config: Config) -> None:
     written as a path, which no name of a hub is, and leads nowhere."""
     named = [("agents", name) for name in config.agents or ()]
     named = named or [("agent_model.name", config.agent_model.name)]
-    section = config.section
-    if section.fits_reward_model and section.reward_model_name is not None:
+    section, online = config.section, config.online
+    if isinstance(section, MARLHFConfig) and section.reward_model_name is not None:
         named.append((f"{config.algorithm}.reward_model_name", section.reward_model_name))
-    online = config.online
-    if getattr(online, "critic_model", None) is not None:
+    if isinstance(online, PPOConfig) and online.critic_model is not None:
         named.append((f"{config.online_name}.critic_model", online.critic_model))
     for key, name in named:
         folder = Path(name)

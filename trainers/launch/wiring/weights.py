@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from comlrl.errors import UserError
-
 from comlrl.config.algorithms import sections_of
 from comlrl.config.loader import Setting, load_yaml
+from comlrl.errors import UserError
 
 if TYPE_CHECKING:
     import torch
