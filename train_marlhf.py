@@ -6,7 +6,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from comlrl.loop.parts import Trainer
-
 from trainers.launch.commands.train import main
 from trainers.launch.wiring.assembly import Run, build_critic_team, build_rollout
 from trainers.launch.wiring.comparator import build_collector

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 
 from comlrl.loop.parts import Trainer
-
 from trainers.launch.commands.train import main
 from trainers.launch.wiring.assembly import Run, heterogeneous_policy
 

@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from bench_real_shape import make_endless
 from bench_train_step import ROOT, trained
-from comlrl.config.resolved import Config
 
+from comlrl.config.resolved import Config
 from loggers.tables import table
 from trainers.launch.commands import command_line
 from trainers.launch.cost import roofline

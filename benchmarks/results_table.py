@@ -1,22 +1,30 @@
-"""The quickstarts of all algorithms over several seeds: held-out reward before and after.
+"""The quickstarts over several seeds: held-out reward before and after training.
 
     python benchmarks/results_table.py [--seeds 1 2 3] [--only magrpo ppo] [--override a.b=c]
+    python benchmarks/results_table.py --seeds 11 12 13 14 15 16 17 18 19 20 --answers 4 \\
+        --only magrpo mt_magrpo magrpo_sequential ippo mappo shppo madpo marlhf magrpo_writing \\
+        --out outputs/ten_seeds [--jobs 2]
 
-Each run is a whole `python train_X.py --config configs/X_quickstart.yaml` with its seed, one at a
-time, timed from outside. Rewards are the means over the 64 held-out tasks in the runs' own
-`summary.json`. The table goes to standard output; `docs/results.md` holds one. Finished runs under
---out are read, not repeated; a new measurement needs a new folder.
+Each run is a whole `python train_X.py --config configs/X_quickstart.yaml` with its seed. Rewards are
+the means over the held-out tasks in the runs' own `summary.json`; with --answers they are measured
+before the first step and after the last alone, with so many answers to each task. The table goes to
+standard output. The same command continues where it was stopped: finished runs under --out are read,
+not repeated. With --jobs several runs share the machine, each on one thread; their seconds are then
+no measure of speed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -25,62 +33,88 @@ from loggers.tables import table
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICKSTARTS = {
-    "magrpo": "magrpo", "mt_magrpo": "magrpo", "grpo": "grpo", "ppo": "ppo", "ippo": "ppo",
-    "mappo": "ppo", "shppo": "shppo", "madpo": "madpo", "marlhf": "marlhf",
+    "magrpo": "magrpo", "mt_magrpo": "magrpo", "magrpo_sequential": "magrpo", "grpo": "grpo",
+    "ppo": "ppo", "ippo": "ppo", "mappo": "ppo", "shppo": "shppo", "madpo": "madpo",
+    "marlhf": "marlhf", "magrpo_writing": "magrpo",
 }  # fmt: skip
+ENDS_ALONE = 1_000_000  # steps between evaluations: none but the first and the last
 
 
-def run(name: str, seed: int, out: Path, overrides: Sequence[str]) -> dict[str, float]:
-    """The held-out rewards before and after, and the seconds of the whole command."""
-    folder = out / f"{name}_{seed}"
+def run(name: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
+    """The held-out rewards before and after, and the seconds of the whole command.
+
+    Raises CalledProcessError where training fails.
+    """
+    folder, algorithm = options.out / f"{name}_{seed}", QUICKSTARTS[name]
     if not (folder / "seconds").exists():
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
+        items = [f"seed={seed}", f"output.dir={folder}", *options.override]
+        if options.answers is not None:
+            items += [
+                f"{algorithm}.eval_answers={options.answers}",
+                f"{algorithm}.eval_interval={ENDS_ALONE}",
+            ]
+        threads = {"OMP_NUM_THREADS": "1"} if options.jobs > 1 else {}
         started = time.monotonic()
         subprocess.run(
             [
-                sys.executable, f"train_{QUICKSTARTS[name]}.py",
-                "--config", f"configs/{name}_quickstart.yaml",
-                "--override", f"seed={seed}", f"output.dir={folder}", *overrides,
+                sys.executable, f"train_{algorithm}.py",
+                "--config", f"configs/{name}_quickstart.yaml", "--override", *items,
             ],
-            cwd=ROOT, check=True, stdout=subprocess.DEVNULL,
+            cwd=ROOT, check=True, stdout=subprocess.DEVNULL, env=os.environ | threads,
         )  # fmt: skip
         (folder / "seconds").write_text(str(time.monotonic() - started))
     summary = json.loads((folder / "summary.json").read_text())
-    seconds = float((folder / "seconds").read_text())
-    said = {at: summary[f"eval_{at}"]["reward_mean"] for at in ("start", "end")}
-    for turn in (1, 2):
-        if (reward := summary["eval_end"].get(f"turn_{turn}/reward_mean")) is not None:
-            said[f"end of turn {turn}"] = reward
-    return said | {"seconds": seconds}
+    rewards = {at: summary[f"eval_{at}"]["reward_mean"] for at in ("start", "end")}
+    print(name, seed, json.dumps(rewards), file=sys.stderr, flush=True)
+    return rewards | {"seconds": float((folder / "seconds").read_text())}
 
 
-def row(name: str, runs: list[dict[str, float]]) -> list[object]:
-    gains = [run["end"] - run["start"] for run in runs]
-    each = ", ".join(f"{run['start']:.2f} → {run['end']:.2f}" for run in runs)
-    longest = max(run["seconds"] for run in runs)
-    return [f"`{name}_quickstart.yaml`", each, f"{statistics.fmean(gains):+.2f}",
-            f"{min(gains):+.2f}", f"{longest:.0f} s"]  # fmt: skip
+def row(name: str, seeds: Sequence[int], runs: Sequence[dict[str, float]]) -> list[object]:
+    """Median, least and most of the ends, the start's median, every seed's end, the longest run."""
+    ends = [one["end"] for one in runs]
+    least = min(ends)
+    return [
+        f"`{name}`",
+        f"{statistics.median(one['start'] for one in runs):.2f}",
+        f"{statistics.median(ends):.2f}",
+        f"{least:.2f} (seed {seeds[ends.index(least)]})",
+        f"{max(ends):.2f}",
+        ", ".join(f"{end:.2f}" for end in ends),
+        f"{max(one['seconds'] for one in runs):.0f} s",
+    ]
 
 
-def main() -> None:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--only", nargs="+", default=list(QUICKSTARTS), choices=list(QUICKSTARTS))
+    parser.add_argument("--answers", type=int, help="to each held-out task, before and after alone")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "results")
     parser.add_argument(
         "--override", nargs="+", default=[], help="of every run; give it an --out of its own"
     )
     options = parser.parse_args()
-    found = {}
-    for name in options.only:
-        found[name] = [
-            run(name, seed, options.out.resolve(), options.override) for seed in options.seeds
-        ]
-        print(name, json.dumps(found[name]), file=sys.stderr, flush=True)
-    head = ["quickstart", "start → end of each seed", "mean gain", "least", "longest run"]
-    print(table(head, [row(name, runs) for name, runs in found.items()]))
-    print(f"\nSeeds: {', '.join(map(str, options.seeds))}; 64 tasks, each file's eval_answers.")
+    options.out = options.out.resolve()
+    return options
+
+
+def main() -> None:
+    options = parse()
+    jobs = [(name, seed) for name in options.only for seed in options.seeds]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        found = dict(zip(jobs, pool.map(lambda job: run(*job, options), jobs), strict=True))
+    head = ["quickstart", "start", "median", "least", "most", "end of each seed", "longest run"]
+    rows = [
+        row(name, options.seeds, [found[name, seed] for seed in options.seeds])
+        for name in options.only
+    ]
+    print(table(head, rows))
+    print(f"Seeds: {', '.join(map(str, options.seeds))}; answers to each task: "
+          f"{options.answers or 'as in each file'}.")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Union
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -31,17 +31,6 @@ class Message:
 
     role: Literal["system", "user", "assistant"]
     content: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Latent:
-    """SHPPO: who an agent was at one state, kept from the rollout to the update. On the CPU."""
-
-    observation_D: torch.Tensor  # its prompt, pooled
-    epsilon_K: torch.Tensor  # standard normal; zeros where sampling was greedy
-    value_K: torch.Tensor  # μ + σ ε: the ratios of all epochs use this very one
-    mu_K: torch.Tensor
-    memory_H: torch.Tensor  # after this turn
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +59,8 @@ class Completion:
     logprob: float = field(default=math.nan, compare=False)
     # Its weight in its agent's gradient, where another than the trained policy has drawn it.
     importance: float = field(default=1.0, compare=False)
-    latent: Latent | None = field(default=None, compare=False, repr=False)  # one for all siblings
+    # SHPPO: what the agent acted under (``comlrl.models.latents.Latent``), one for all siblings
+    latent: Any = field(default=None, compare=False, repr=False)
     # of each token, on the CPU; None: nothing was truncated, or nobody learns from it
     kept: Kept | None = field(default=None, compare=False, repr=False)
 
@@ -155,7 +145,7 @@ class Request:
 
     prompt_ids: tuple[int, ...]
     keys_G: tuple[tuple[Any, ...], ...]
-    before: Latent | None = None  # SHPPO: the agent's own at the turn before
+    before: Any = None  # SHPPO: the agent's own ``Latent`` at the turn before
     latent_K: torch.Tensor | None = None  # SHPPO: what the siblings are sampled under
 
 
@@ -264,18 +254,6 @@ class Tree:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """A training step's part of the run: the progress, 0 to 1, before and behind it."""
-
-    start: float
-    end: float
-
-    def at(self, done: int, count: int) -> float:
-        """The progress before the next of a step's ``count`` updates, ``done`` of them made."""
-        return self.start + (self.end - self.start) * done / count
-
-
-@dataclass(frozen=True, slots=True)
 class Attempt:
     """A scored joint action that is to be tried again."""
 
@@ -340,16 +318,6 @@ class TokenBatch:
     weight_RL: torch.Tensor  # float64: a completion's coefficient on each of its tokens
     completion_RL: torch.Tensor  # int64: index of the completion that a token belongs to, or −1
     kept: Kept | None = None  # of each action; None: each was chosen from all tokens
-
-
-class NonFiniteError(RuntimeError):
-    """A logit, loss or gradient that is no number; ``batch`` is what gave it, where one is kept."""
-
-    def __init__(
-        self, text: str, batch: TokenBatch | None = None, agent: int | None = None
-    ) -> None:
-        super().__init__(text)
-        self.batch, self.agent = batch, agent
 
 
 class Sampler(Protocol):
@@ -488,26 +456,6 @@ class LogRecord:
     epoch: int
     phase: Literal["train", "eval"]
     metrics: Mapping[str, float]
-
-
-class Stateful(Protocol):
-    """What keeps its state in tensors of its own making."""
-
-    def state_tensors(self) -> Mapping[str, torch.Tensor]: ...
-
-    def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None: ...
-
-
-Part = Union[Stateful, "torch.nn.Module"]  # of what a checkpoint holds; a file each
-
-
-class Trainer(Protocol):
-    """An algorithm: what a train script builds, a loop paces and a checkpoint keeps."""
-
-    def train(self) -> None: ...
-
-    def parts(self) -> Mapping[str, Part]:
-        """All that training changes, by the names of its files in a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from comlrl.errors import UserError
-
 from comlrl.config.plugins.arguments import keywords
 from comlrl.config.plugins.targets import Target, check_class, load, near
 from comlrl.config.sections import ExternalConfig
+from comlrl.errors import UserError
 from comlrl.rollout.checked import CheckedTransition
 from comlrl.types import Transition
 from external.plain import Plain

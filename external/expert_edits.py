@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
+from comlrl.quoting import clean, cut
 from comlrl.tasks.prompts import Prompts
-from comlrl.tasks.quoting import clean, cut
 from comlrl.types import Attempt, Transition
 from external.service import ExpertError, Service, provider_of
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from comlrl.preferences.comparing import Texts
+from comlrl.quoting import clean
 from comlrl.tasks.prompts import Prompts
-from comlrl.tasks.quoting import clean
 from comlrl.types import Task
 from external.service import ExpertError, Provider, Service, provider_of
 

@@ -30,6 +30,7 @@ FLOORS: dict[str, int] = {
 }
 # The rooms of comlrl; each may import those above it here, and itself.
 CORE = (
+    "comlrl.errors",
     "comlrl.types",
     "comlrl.keyed",
     "comlrl.files",
@@ -45,6 +46,13 @@ CORE = (
     "comlrl.preferences",
     "comlrl.evaluation",
     "comlrl.loop",
+)
+# The rooms of the composition root; each may import those above it here, and itself.
+LAUNCH = (
+    "trainers.launch.wiring",
+    "trainers.launch.cost",
+    "trainers.launch.checks",
+    "trainers.launch.commands",
 )
 # Trainers are siblings; the declared special case.
 SIBLINGS = {("trainers.grpo", "trainers.magrpo")}
@@ -107,7 +115,9 @@ def _may(module: str, other: str) -> bool:
         order = {room: place for place, room in enumerate(CORE)}
         return order[_room(other, CORE)] <= order[_room(module, CORE)]
     if here == there == "trainers":
-        return other == "comlrl.config.algorithms" or (module, other) in SIBLINGS
+        return (module, other) in SIBLINGS
+    if here == there == "trainers.launch" and _room(other, LAUNCH) and _room(module, LAUNCH):
+        return LAUNCH.index(_room(other, LAUNCH)) <= LAUNCH.index(_room(module, LAUNCH))
     return here == there or _floor(other) < _floor(module)
 
 
@@ -201,6 +211,7 @@ DOMAIN_WORD = re.compile(
 MAIN = re.compile(r"(?<![\w.])main(?![A-Za-z]| process| one)")  # in texts: an agent
 ANY_DOMAIN = ("comlrl", "trainers", "loggers", "external")
 THEIR_OWN = {
+    "comlrl/config/sections.py": "descriptions of keys that the code domain reads",
     "comlrl/builtin/": "makers of the code domain's data, and the data",
     "loggers/views/code": "how runs of the code domain are shown",
     "trainers/launch/commands/search.py": "`program` is a key of W&B's sweep files",

@@ -21,12 +21,12 @@ from typing import NamedTuple
 
 import pytest
 import yaml
-from comlrl.errors import UserError
 
 from comlrl.config.algorithms import SECTIONS, sections_of
 from comlrl.config.loader import ALIASES, Loader, Setting
 from comlrl.config.sections import SECTIONS as SHARED
 from comlrl.config.sections import Root
+from comlrl.errors import UserError
 from trainers.launch.commands import export
 from trainers.launch.commands.train import main as train_main
 

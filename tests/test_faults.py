@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from comlrl.errors import NonFiniteError, UserError
 
 from comlrl.builtin import COOPMINI
 from comlrl.config.sections import AgentModelConfig
+from comlrl.errors import NonFiniteError, UserError
 from comlrl.loop.alarm import CollapseAlarm
 from comlrl.models.agent import Agent
 from comlrl.models.fast.trie import Trie

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from comlrl.config.resolved import Config
-from comlrl.errors import UserError
 
 from comlrl import files
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
 from comlrl.loop import checkpoint
 from comlrl.loop.resume import prepare, write_config
 from tests import tiny_models

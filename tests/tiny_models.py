@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from comlrl.config.resolved import Config
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -24,6 +23,7 @@ from transformers import (
 
 from comlrl.config.algorithms import sections_of
 from comlrl.config.loader import Loader, Setting
+from comlrl.config.resolved import Config
 from comlrl.models.loading import build_team
 from comlrl.models.team import Team
 from trainers.launch.checks.relations import validate

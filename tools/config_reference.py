@@ -1,25 +1,19 @@
 """Writes ``docs/configuration.md`` from the dataclasses: python -m tools.config_reference
 
-A key's meaning is the comment behind it, or the comment right above it. The docs cannot say
-anything else than the code, and a test keeps them fresh.
+The page is made from what the fields themselves hold, and a test keeps it fresh.
 """
 
 from __future__ import annotations
 
-import ast
-import dataclasses
 import inspect
-import io
 import json
-import re
 import sys
-import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from comlrl.config import algorithms as configs
 from comlrl.config import loader, sections
+from comlrl.config.keys import Key, in_words, in_yaml, keys_of
 from trainers.launch.commands.command_line import FLAGS
 
 FILE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
@@ -49,82 +43,19 @@ and names in a line each what it could not check, such as a name of the hub.
 """
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Key:
-    """One row of the reference."""
-
-    name: str
-    type: str
-    default: str
-    meaning: str
-
-
-def keys_of(cls: type) -> dict[str, Key]:
-    """The keys of a section's dataclass, inherited ones first; meanings are inherited too."""
-    meanings: dict[str, str] = {}
-    for parent in reversed(cls.__mro__):
-        if dataclasses.is_dataclass(parent):
-            meanings |= {name: text for name, text in _comments(parent) if text}
-    return {
-        f.name: Key(f.name, _type(str(f.type)), _default(f), meanings.get(f.name, ""))
-        for f in dataclasses.fields(cls)
-    }
-
-
-def _comments(cls: type) -> Iterator[tuple[str, str]]:
-    """(field, comment behind or right above it) of the fields that a class itself declares."""
-    source = inspect.getsource(cls)
-    found = {
-        token.start[0]: (token.string.lstrip("# "), token.line.lstrip().startswith("#"))
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
-    body = ast.parse(source).body[0]
-    assert isinstance(body, ast.ClassDef)
-    for item in body.body:
-        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
-            behind, _ = found.get(item.end_lineno or 0, ("", False))
-            above: list[str] = []
-            while found.get(line := item.lineno - 1 - len(above), ("", False))[1]:
-                above.insert(0, found[line][0])
-            yield item.target.id, behind or " ".join(above)
-
-
-def _type(annotation: str) -> str:
-    """A Python annotation as a person reads it: choices instead of Literal, null for None."""
-    text = re.sub(
-        r"Literal\[(.*?)\]",
-        lambda m: " | ".join(f"`{_choice(choice.strip())}`" for choice in m[1].split(",")),
-        annotation,
-    )
-    words = {"None": "null", "str": "text", "int": "whole number", "float": "number"}
-    words |= {"bool": "true or false", "Any": "any"}
-    text = re.sub(r"list\[(\w+)\]", r"list of \1", text)
-    text = re.sub(r"dict\[.*?\]", "mapping", text)
-    text = re.sub(r"(?<!`)\b(None|str|int|float|bool|Any)\b(?!`)", lambda m: words[m[1]], text)
-    return text.replace(" | ", ", ").replace("number, text", "number or text")
-
-
-def _choice(literal: str) -> str:
-    """A Python literal as YAML has it."""
-    value = ast.literal_eval(literal)
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _default(field: dataclasses.Field[Any]) -> str:
-    value = field.default
-    if field.default_factory is not dataclasses.MISSING:
-        value = field.default_factory()
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value)
-
-
 def table(keys: Sequence[Key]) -> str:
-    rows = [f"| `{k.name}` | {k.type} | `{k.default}` | {_escaped(k.meaning)} |" for k in keys]
+    rows = [
+        f"| `{k.name}` | {_values(k)} | `{in_yaml(k.default)}` | {_escaped(k.description)} |"
+        for k in keys
+    ]
     return "\n".join(["| key | type | default | what it is |", "|---|---|---|---|", *rows]) + "\n"
+
+
+def _values(key: Key) -> str:
+    """What a key may be, as a person reads it, and the bounds of its numbers."""
+    text = ", ".join(in_words(key.annotation, "`"))
+    text = text.replace("true, false", "true or false").replace("number, text", "number or text")
+    return f"{text}; {key.range}" if key.range is not None else text
 
 
 def _escaped(text: str) -> str:

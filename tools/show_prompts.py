@@ -25,17 +25,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from comlrl.config.resolved import Config
-from comlrl.errors import UserError
-
 from comlrl.config.sections import DatasetConfig
+from comlrl.errors import UserError, report
+from comlrl.quoting import clean
 from comlrl.tasks.datasets import load_tasks
 from comlrl.tasks.history import Exchange, behind, next_prompt
 from comlrl.tasks.prompts import Prompts
-from comlrl.tasks.quoting import clean
 from comlrl.types import Attempt, JointAction, Message, Task
 from trainers.launch.checks.at_hand import team_at_hand
 from trainers.launch.commands import evaluation_plan
-from trainers.launch.commands.train import is_user_error
 from trainers.launch.wiring import hub
 from trainers.launch.wiring.work import build_reward, build_transition, load_prompts, with_mode
 
@@ -196,11 +194,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             shown = str(with_mode(moded, prompts).mode)
             roles = prompts.domain.roles(agents)
             show(shown, roles, prompts_by_turn(moded, prompts, task, attempts), reader_N)
-    except (OSError, ValueError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not is_user_error(error):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    except (UserError, OSError) as error:
+        return report(error)
     return 0
 
 

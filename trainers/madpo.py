@@ -31,11 +31,11 @@ from functools import partial
 from itertools import groupby
 
 import torch
-from comlrl.loop.parts import Part
 
 from comlrl.config.algorithms import MADPOConfig
 from comlrl.keyed import order
 from comlrl.loop.loop import Loop
+from comlrl.loop.parts import Part
 from comlrl.loop.steps import Gathered, Step
 from comlrl.models.agent import Agent
 from comlrl.models.logprobs import action_logprobs

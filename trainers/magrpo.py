@@ -43,12 +43,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from comlrl.loop.parts import Part
 
 from comlrl.config.algorithms import MAGRPOConfig
 from comlrl.credit.advantages import sibling_advantages
 from comlrl.credit.returns import agent_returns, joint_returns
 from comlrl.loop.loop import Loop
+from comlrl.loop.parts import Part
 from comlrl.loop.steps import Step
 from comlrl.models.agent import Agent
 from comlrl.models.logprobs import ActionLogprobs, action_logprobs

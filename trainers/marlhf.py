@@ -38,13 +38,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from comlrl.loop.parts import Part
-
 from comlrl import files
 from comlrl.config.algorithms import MARLHFConfig
 from comlrl.keyed import order
 from comlrl.loop.best_round import BestRound
 from comlrl.loop.loop import Loop
+from comlrl.loop.parts import Part
 from comlrl.loop.steps import Step
 from comlrl.preferences.candidates import PreferenceError, joint_texts
 from comlrl.preferences.collector import SUMMARY, Collector

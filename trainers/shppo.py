@@ -40,11 +40,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from comlrl.loop.parts import Part
 
 from comlrl.config.algorithms import SHPPOConfig
 from comlrl.credit.chains import Chains, chains_of
 from comlrl.loop.loop import Loop
+from comlrl.loop.parts import Part
 from comlrl.loop.steps import Step
 from comlrl.models.agent import Agent
 from comlrl.models.critics import TeamCritic

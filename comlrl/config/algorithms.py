@@ -7,12 +7,13 @@ are in the docstrings of the trainers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-from comlrl.config.resolved import Config
-from comlrl.errors import UserError
+from comlrl.config.keys import key
 from comlrl.types import Shape
+
+Advantage = Literal["mean", "rloo", "max", "greedy", "raw"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class CommonConfig:
     max_grad_norm: float = key(1.0, "of each agent's gradient", above=0)
     kl_coef: float = key(0.0, "of the k3 KL to the reference policy", at_least=0)
     max_new_tokens: int = key(256, "of a completion", at_least=1)
-    temperature: float | None = key(None, "null: agent_model's")
+    temperature: float | None = key(None, "null: agent_model's", above=0)
     top_p: float | None = key(None, "null: agent_model's", above=0, at_most=1)
     top_k: int | None = key(None, "null: agent_model's", at_least=1)
     logging_steps: int = key(1, "training steps", at_least=1)
@@ -105,6 +106,16 @@ class CommonConfig:
         )
 
     @property
+    def learns_by(self) -> str | None:
+        """The section of the algorithm that learns online in this one's place; None: itself."""
+        return None
+
+    @property
+    def online_advantage(self) -> Advantage | None:
+        """The advantage that ``learns_by`` takes whatever its section says; None: its own."""
+        return None
+
+    @property
     def needs_reference(self) -> bool:
         """Whether the policy that training starts from is asked."""
         return self.kl_coef > 0
@@ -112,6 +123,16 @@ class CommonConfig:
     @property
     def takes_ratios(self) -> bool:
         """Whether the policy is compared with the one that sampled."""
+        return False
+
+    @property
+    def passes(self) -> int:
+        """Passes of the update over a step's samples."""
+        return 1
+
+    @property
+    def samples_greedily(self) -> bool:
+        """Whether returns are compared with those of greedy rollouts."""
         return False
 
     @property
@@ -131,7 +152,7 @@ class MAGRPOConfig(CommonConfig):
 
     paper: ClassVar[str] = "MAGRPO (arXiv 2508.04652)"
 
-    advantage: Literal["mean", "rloo", "max", "greedy", "raw"] = key(
+    advantage: Advantage = key(
         "mean",
         "what a return is compared with: the siblings' mean, the others' mean, their maximum,"
         " the return of a greedy rollout, nothing",
@@ -157,6 +178,14 @@ class MAGRPOConfig(CommonConfig):
     def takes_ratios(self) -> bool:
         return self.update_epochs > 1
 
+    @property
+    def passes(self) -> int:
+        return self.update_epochs
+
+    @property
+    def samples_greedily(self) -> bool:
+        return self.advantage == "greedy"
+
 
 @dataclass(frozen=True)
 class GRPOConfig(MAGRPOConfig):
@@ -181,7 +210,9 @@ class PreferenceConfig(CommonConfig):
         "reward_gap",
         "which of the pairs; all: with preference_pairs_per_sample null",
     )
-    preference_holdout: float = key(0.1, "share of the tasks whose pairs are kept to measure with")
+    preference_holdout: float = key(
+        0.1, "share of the tasks whose pairs are kept to measure with", at_least=0, below=1
+    )
     comparator: str = key(
         "reward",
         "who says which of two is better: reward (the task reward); model: NAME, URL or "
@@ -243,7 +274,7 @@ class MADPOConfig(PreferenceConfig):
         at_most=1,
     )
     use_environment_step: bool = key(True, "x-axis: 2 · pairs trained; false: candidates scored")
-    train_agents: list[int] | None = key(None, "null: all; [1]: preference learning on main only")
+    train_agents: list[int] | None = key(None, "null: all; [1]: the second agent alone")
 
     trained_online: ClassVar[bool] = False
 
@@ -296,7 +327,20 @@ class MARLHFConfig(PreferenceConfig):
         at_most=1,
     )
 
+    preference_holdout: float = key(0.1, above=0, below=1)  # a reward model has to be measured
+
     fits_reward_model: ClassVar[bool] = True
+
+    @property
+    def learns_by(self) -> str:
+        return "ppo" if self.rl_algorithm == "ppo" else "magrpo"
+
+    @property
+    def online_advantage(self) -> Advantage | None:
+        advantages: dict[str, Advantage] = {
+            "reinforce": "raw", "rloo": "rloo", "remax": "greedy",
+        }  # fmt: skip
+        return advantages.get(self.rl_algorithm)
 
 
 @dataclass(frozen=True)
@@ -325,6 +369,10 @@ class ActorCriticConfig(CommonConfig):
     @property
     def takes_ratios(self) -> bool:
         return True
+
+    @property
+    def passes(self) -> int:
+        return self.ppo_epochs
 
 
 @dataclass(frozen=True)
@@ -395,7 +443,7 @@ class SHPPOConfig(ActorCriticConfig):
     heterogeneous: ClassVar[bool] = True
 
 
-SECTIONS: dict[str, type] = {
+SECTIONS: dict[str, type[CommonConfig]] = {
     "grpo": GRPOConfig,
     "magrpo": MAGRPOConfig,
     "madpo": MADPOConfig,
@@ -404,92 +452,14 @@ SECTIONS: dict[str, type] = {
     "shppo": SHPPOConfig,
 }
 EXTRA_SECTIONS = {"marlhf": ("magrpo", "ppo")}  # read beside the algorithm's own
+# Keys that MARLHF's online stage does not take from `marlhf:`; each has one value in its section.
+SINGLE_TURN_KEYS = ("num_turns", "joint_mode", "handoff", "handoff_width", "turn_order")
 
 
-def sections_of(algorithm: str, algorithms: Mapping[str, type] = SECTIONS) -> dict[str, type]:
+def sections_of(
+    algorithm: str, algorithms: Mapping[str, type[CommonConfig]] = SECTIONS
+) -> dict[str, type[CommonConfig]]:
     """The sections that a file of this algorithm may have, its own first. ``algorithms``: the
     section of each."""
     names = (algorithm, *EXTRA_SECTIONS.get(algorithm, ()))
     return {name: algorithms[name] for name in names}
-
-
-def online_name(config: Config) -> str:
-    """The section that the online loop is built from; MARLHF's is its RL algorithm's."""
-    if config.algorithm != "marlhf":
-        return config.algorithm
-    return "ppo" if config.section.rl_algorithm == "ppo" else "magrpo"
-
-
-def share_common_keys(config: Config, given: Mapping[str, str]) -> Config:
-    """MARLHF: one value of each common key, for the collection, the loop and the online stage.
-
-    ``given``: key → where it was said. Said in both sections, the RL algorithm's own counts,
-    unless only ``marlhf:``'s was said on the command line.
-    """
-    if config.algorithm != "marlhf":
-        return config
-    name = config.online_name
-    own, online = config.section, config.sections[name]
-    values = {}
-    for key in (f.name for f in fields(CommonConfig) if f.name not in SINGLE_TURN_KEYS):
-        general, special = given.get(f"marlhf.{key}"), given.get(f"{name}.{key}")
-        wins = special is None or (
-            general is not None and general.startswith("--") and not special.startswith("--")
-        )
-        values[key] = getattr(own if wins else online, key)
-    shared = {"marlhf": replace(own, **values), name: replace(online, **values)}
-    return replace(config, sections={**config.sections, **shared})
-
-
-def split_older_critic(config: Config, given: Mapping[str, str]) -> tuple[Config, list[str]]:
-    """``critic: centralized`` alone is of files in which it meant three things: values of turns,
-    and the KL in the loss, as well. Also the notices."""
-    section = config.sections.get("ppo")
-    older = {"granularity": "turn", "kl_in": "loss"}
-    meant = {key: value for key, value in older.items() if f"ppo.{key}" not in given}
-    if section is None or section.critic != "centralized" or "granularity" not in meant:
-        return config, []
-    read = replace(section, **meant)
-    said = " and ".join(f"{key}: {value}" for key, value in meant.items())
-    notice = f"ppo.critic: centralized is read with {said}, as it used to mean"
-    return replace(config, sections={**config.sections, "ppo": read}), [notice]
-
-
-# have one value, each in its section
-SINGLE_TURN_KEYS = ("num_turns", "joint_mode", "handoff", "handoff_width", "turn_order")
-RL_ADVANTAGES = {"reinforce": "raw", "rloo": "rloo", "remax": "greedy"}
-
-
-def online_section(config: Config) -> Any:
-    """What the online trainer is built from: the run's own section, or MARLHF's RL algorithm's.
-
-    Raises UserError for another advantage than ``rl_algorithm``'s.
-    """
-    if config.algorithm != "marlhf":
-        return config.section
-    section, algorithm = config.sections[config.online_name], config.section.rl_algorithm
-    advantage = RL_ADVANTAGES.get(algorithm)
-    if advantage is None:
-        return section
-    if section.advantage not in (MAGRPOConfig.advantage, advantage):
-        raise UserError(
-            f"magrpo.advantage: '{section.advantage}' beside marlhf.rl_algorithm={algorithm}, "
-            f"which is '{advantage}'; leave it out"
-        )
-    return replace(section, advantage=advantage)
-
-
-def temperature(section: Any, config: Config) -> float:
-    """The section's temperature, or agent_model's where it says null."""
-    given = section.temperature
-    return config.agent_model.temperature if given is None else given
-
-
-def top_p(section: Any, config: Config) -> float | None:
-    """The section's nucleus mass, or agent_model's where it says null."""
-    return config.agent_model.top_p if section.top_p is None else section.top_p
-
-
-def top_k(section: Any, config: Config) -> int | None:
-    """The section's top-k, or agent_model's where it says null."""
-    return config.agent_model.top_k if section.top_k is None else section.top_k

@@ -19,6 +19,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from comlrl.config import paths
+from comlrl.config.algorithms import SINGLE_TURN_KEYS, CommonConfig, PPOConfig
+from comlrl.config.keys import Key, keys_of
 from comlrl.config.plugins.arguments import keywords
 from comlrl.config.resolved import Config
 from comlrl.config.sections import SECTIONS, RoleSampling, Root
@@ -79,8 +81,8 @@ class Loader:
         for name in self.sections:
             OmegaConf.set_readonly(self._values[name], False)
         self._wandb = False
-        self.keys = [f"{s}.{f.name}" for s, c in self.sections.items() for f in _fields(c)]
-        self.keys += [f.name for f in _fields(Root)]
+        self.keys = [f"{s}.{name}" for s, cls in self.sections.items() for name in keys_of(cls)]
+        self.keys += keys_of(Root)
 
     def read(self, path: str | Path) -> None:
         """Take every key of a YAML file."""
@@ -126,11 +128,12 @@ class Loader:
         """The frozen object. Relations between keys are checked by ``validate``. Raises UserError
         where an override refers to a key that there is not."""
         try:
-            return self._build()
+            built = self._built()
         except OmegaConfBaseException as error:
             raise UserError(f"--override: {' '.join(str(error).split())}") from error
+        return share_common_keys(self._split_older_critic(built), self.given)
 
-    def _build(self) -> Config:
+    def _built(self) -> Config:
         shared = {n: self._section(n) for n in SECTIONS if n != "wandb"}
         return Config(
             algorithm=self.algorithm,
@@ -147,6 +150,22 @@ class Loader:
             beside=self.beside,
             **shared,
         )
+
+    def _split_older_critic(self, config: Config) -> Config:
+        """``critic: centralized`` alone is of files in which it meant three things: values of
+        turns, and the KL in the loss, as well."""
+        section = config.sections.get("ppo")
+        older = {"granularity": "turn", "kl_in": "loss"}
+        meant = {key: value for key, value in older.items() if f"ppo.{key}" not in self.given}
+        centralized = isinstance(section, PPOConfig) and section.critic == "centralized"
+        if section is None or not centralized or "granularity" not in meant:
+            return config
+        settings = " and ".join(f"{key}: {value}" for key, value in meant.items())
+        notice = f"ppo.critic: centralized is read with {settings}, as it used to mean"
+        if notice not in self.notices:
+            self.notices.append(notice)
+        read = dataclasses.replace(section, **meant)  # type: ignore[arg-type]
+        return dataclasses.replace(config, sections={**config.sections, "ppo": read})
 
     def _section(self, name: str) -> Any:
         return OmegaConf.to_object(self._values[name])
@@ -187,17 +206,19 @@ class Loader:
     def _assign(self, key: str, value: Any, setting: Setting) -> None:
         target, name = self._locate(key, value, setting)
         _refuse_resolvers(value, f"{key} ({setting.source})")
-        if isinstance(value, float) and value.is_integer() and self._wants_int(key):
+        own = self._key(key)
+        assert own is not None
+        if isinstance(value, float) and value.is_integer() and int in own.members:
             value = int(value)  # 1e6 is a whole number to a person
+        truth = own.members == (bool,)
         try:
-            if isinstance(value, bool) != (self._annotation(key) == "bool") and self._strict(key):
+            if isinstance(value, bool) != truth and (truth or int in own.members):
                 raise OmegaConfBaseException("a truth value is not a number")
             OmegaConf.update(target, name, value, merge=False)
             taken = OmegaConf.select(target, name)
         except (OmegaConfBaseException, OverflowError, RecursionError) as error:
             raise UserError(
-                f"{key}: {_shown(value)} ({setting.source}) is not valid: expected "
-                f"{self._expected(key)}"
+                f"{key}: {_shown(value)} ({setting.source}) is not valid; give {own.expected}"
             ) from error
         if isinstance(taken, float) and not math.isfinite(taken):
             raise UserError(f"{key}: {value!r} ({setting.source}) is not a finite number")
@@ -206,18 +227,12 @@ class Loader:
 
     def _locate(self, key: str, value: Any, setting: Setting) -> tuple[Any, str]:
         section, _, name = key.partition(".")
-        if section in {f.name for f in _fields(Root)} and (not name or _is_dict(Root, section)):
-            return self._root, key
-        known = (
-            {f.name for f in _fields(self.sections[section])} if section in self.sections else ()
-        )
-        if name.partition(".")[0] in known:
+        known = self._key(key)
+        if known is not None:
+            if section not in self.sections and (not name or known.is_mapping):
+                return self._root, key
             head, _, rest = name.partition(".")
-            if (
-                not rest
-                or isinstance(self._values[section][head], Mapping)
-                or _is_dict(self.sections[section], head)
-            ):
+            if not rest or known.is_mapping or isinstance(self._values[section][head], Mapping):
                 return self._values[section], name
         own = key.rpartition(".")[2]  # a key of another section is likelier meant than a like name
         near = [k for k in self.keys if k.rpartition(".")[2] == own]
@@ -225,26 +240,32 @@ class Loader:
         mend = f"; did you mean `{near[0]}`?" if near else ""
         raise UserError(f"{key}: unknown key, given {value!r} ({setting.source}){mend}")
 
-    def _annotation(self, key: str) -> str:
+    def _key(self, key: str) -> Key | None:
+        """The key that a dotted name is of, or is an entry of; None: there is none."""
         section, _, name = key.partition(".")
-        cls: type = Root
-        wanted = section
         if section in self.sections and name:
-            cls, wanted = self.sections[section], name.partition(".")[0]
-        for f in _fields(cls):
-            if f.name == wanted:
-                return str(f.type)
-        return "Any"
+            return keys_of(self.sections[section]).get(name.partition(".")[0])
+        return keys_of(Root).get(section)
 
-    def _strict(self, key: str) -> bool:
-        return self._annotation(key) == "bool" or self._wants_int(key)
 
-    def _wants_int(self, key: str) -> bool:
-        return "int" in re.findall(r"\w+", self._annotation(key))
+def share_common_keys(config: Config, given: Mapping[str, str]) -> Config:
+    """MARLHF: one value of each common key, for the collection, the loop and the online stage.
 
-    def _expected(self, key: str) -> str:
-        text = re.sub(r"Literal\[(.*?)\]", r"one of \1", self._annotation(key))
-        return text.replace('"', "'").replace(" | None", " or null")
+    ``given``: key → where it was given. Given in both sections, the RL algorithm's own counts,
+    unless only ``marlhf:``'s was given on the command line.
+    """
+    own, online = config.algorithm, config.online_name
+    if own == online:
+        return config
+    values = {}
+    for key in keys_of(CommonConfig).keys() - set(SINGLE_TURN_KEYS):
+        general, special = given.get(f"{own}.{key}"), given.get(f"{online}.{key}")
+        wins = special is None or (
+            general is not None and general.startswith("--") and not special.startswith("--")
+        )
+        values[key] = getattr(config.sections[own if wins else online], key)
+    shared = {n: dataclasses.replace(config.sections[n], **values) for n in (own, online)}
+    return dataclasses.replace(config, sections={**config.sections, **shared})
 
 
 def load_yaml(path: str | Path) -> dict[str, Any]:
@@ -331,14 +352,6 @@ def _normalise(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _normalise(item) for key, item in value.items()}
     return value
-
-
-def _fields(cls: type) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(cls)
-
-
-def _is_dict(cls: type, name: str) -> bool:
-    return any(f.name == name and str(f.type).startswith("dict") for f in _fields(cls))
 
 
 def _sampling(given: Any) -> dict[str, RoleSampling]:

@@ -1,16 +1,12 @@
-"""Configuration: one frozen, typed object of all keys (read from YAML by ``loader.py``)."""
+"""The sections that every algorithm has, and the keys at the top of a file."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-
-class UserError(ValueError):
-    """A mistake of the user's; its one line names the key, the value and the mend."""
+from comlrl.config.keys import key
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,7 @@ class AgentModelConfig:
     tokenizer_kwargs: dict[str, Any] = key({}, "to AutoTokenizer")
     model_kwargs: dict[str, Any] = key({}, "to AutoModelForCausalLM")
     special_tokens: dict[str, str] = key({}, "pad_token, eos_token, …")
-    temperature: float = key(1.0, "used where the algorithm's section leaves it null")
+    temperature: float = key(1.0, "used where the algorithm's section leaves it null", above=0)
     top_p: float | None = key(None, "nucleus; null: no truncation", above=0, at_most=1)
     top_k: int | None = key(None, "null: no truncation", at_least=1)
     max_length: int = key(2048, "tokens of prompt and completion together")
@@ -210,60 +206,10 @@ class DistributedConfig:
 class RoleSampling:
     """One agent's sampling; null: as the algorithm's section says."""
 
-    max_new_tokens: int | None = key(None)
-    temperature: float | None = key(None)
-    top_p: float | None = key(None)
-    top_k: int | None = key(None)
-
-
-@dataclass(frozen=True)
-class Config:
-    """The resolved configuration of one run."""
-
-    algorithm: str
-    domain: str
-    prompts: Mapping[str, str]
-    agent_model: AgentModelConfig
-    agents: tuple[str, ...] | None  # one model name for each agent: separate models
-    lora: LoraSection
-    dataset: DatasetConfig
-    seed: int
-    init_from: str | None
-    output: OutputConfig
-    external: ExternalConfig
-    sandbox: SandboxConfig
-    reward: RewardConfig
-    reward_processor: RewardProcessorConfig
-    wandb: WandbConfig | None
-    generation: GenerationConfig
-    distributed: DistributedConfig
-    agent_devices: tuple[str, ...] | None
-    sampling: Mapping[str, RoleSampling]  # by role, of agents that sample otherwise than the rest
-    sections: Mapping[str, Any]  # the algorithm's section, and MARLHF's RL algorithm's
-    # of the file: modules of its own lie there
-    folder: Path = field(default_factory=Path.cwd, compare=False)
-    # of the file that was read: its paths are looked for there first
-    beside: Path = field(default_factory=Path.cwd, compare=False)
-
-    @property
-    def section(self) -> Any:
-        """The algorithm's own section."""
-        return self.sections[self.algorithm]
-
-    @property
-    def keeps_final_model(self) -> bool:
-        """Whether the run ends with ``final_model/``: adapters unless told not to be."""
-        asked = self.output.save_final_model
-        return self.lora.enabled if asked == "auto" else asked
-
-    def to_dict(self) -> dict[str, Any]:
-        """What ``config.yaml`` holds: read back, it gives this object again."""
-        plain = {
-            f.name: _plain(getattr(self, f.name))
-            for f in dataclasses.fields(self)
-            if f.name not in ("algorithm", "sections", "folder", "beside")
-        }
-        return plain | {name: _plain(section) for name, section in self.sections.items()}
+    max_new_tokens: int | None = key(None, "of a completion", at_least=1)
+    temperature: float | None = key(None, "of its tokens", above=0)
+    top_p: float | None = key(None, "nucleus", above=0, at_most=1)
+    top_k: int | None = key(None, "tokens at most", at_least=1)
 
 
 SECTIONS: dict[str, type] = {
@@ -306,13 +252,3 @@ class Root:
         "one model for each agent, instead of adapters on agent_model",
     )
     agent_devices: list[str] | None = key(None, "where each of `agents` is, e.g. [cuda:0, cuda:1]")
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return value

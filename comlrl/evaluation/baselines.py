@@ -17,9 +17,9 @@ from functools import partial
 from typing import Literal
 
 from comlrl.evaluation.estimates import Grow
+from comlrl.quoting import clean
 from comlrl.rollout.grow import Rollout
 from comlrl.tasks.prompts import Prompts
-from comlrl.tasks.quoting import clean
 from comlrl.types import Attempt, Sampling, Shape
 
 NAMES = ("single", "naive_concat", "sequential", "discussion")

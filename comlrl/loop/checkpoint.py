@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from comlrl import files
 from comlrl.errors import UserError
 from comlrl.loop.parts import Part
-from comlrl.tasks.quoting import one_line
+from comlrl.quoting import one_line
 
 Tensors = Mapping[str, torch.Tensor]
 SUMS = "checksums.json"
@@ -42,8 +42,10 @@ def load_part(part: Part, tensors: dict[str, torch.Tensor]) -> None:
         part.load_tensors(tensors)
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(UserError):
     """A checkpoint could not be written; the one before is untouched."""
+
+    exit_code = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from comlrl.errors import UserError
+from comlrl.errors import UserError, warning
 from comlrl.evaluation.metrics import tree_metrics
 from comlrl.loop import checkpoint
 from comlrl.loop.alarm import CollapseAlarm
@@ -195,9 +195,8 @@ class Loop:
         if step.index % self.section.logging_steps == 0 or self._over():
             told = self._told(step, gathered)
             self._log("train", {**metrics, **told}, gathered.trees)
-        for warning in self._alarm.look(metrics):
-            if distributed.is_main():
-                print(f"warning: {warning}", flush=True)
+        for text in self._alarm.look(metrics):
+            warning(text)
         self._pause = time.monotonic() - started
 
     def skip(self, steps: int) -> None:

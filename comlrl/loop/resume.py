@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from comlrl import files
 from comlrl.config.loader import load_yaml
 from comlrl.config.plugins.modules import MODULES, Source, digests, keep, kept
 from comlrl.config.resolved import Config
-from comlrl.errors import UserError
+from comlrl.errors import UserError, notice
 from comlrl.loop import checkpoint
 from comlrl.loop.run_directory import (
     CONFIG,
@@ -66,9 +65,9 @@ def prepare(config: Config, resume: bool, force: bool, sources: Sequence[Source]
     if harmful and not force:
         raise UserError(_refusal(harmful))
     if found is None and resume:
-        print(f"notice: no checkpoint in {folder}: a fresh start", file=sys.stderr)
+        notice(f"no checkpoint in {folder}: a fresh start")
     for change in changed if found is not None else ():
-        print(f"notice: resuming with {change}", file=sys.stderr)
+        notice(f"resuming with {change}")
     continuing = found is not None or (folder / CONFIG).exists()
     return Start(config, folder, found, continuing, sources, None if continuing else before)
 
@@ -88,7 +87,7 @@ def _make_room(folder: Path, config: Config, resume: bool) -> None:
             )
         if not (folder / "checkpoints").exists():
             return
-    print(f"notice: the run in {folder} is kept in {move_aside(folder)}", file=sys.stderr)
+    notice(f"the run in {folder} is kept in {move_aside(folder)}")
 
 
 def write_config(start: Start) -> None:

@@ -21,7 +21,7 @@ from comlrl.models.fast.decoder import fast_decoder
 from comlrl.models.fast.lora_routing import add_router
 from comlrl.models.packed import check_packed, is_packed, source_of
 from comlrl.models.team import Team
-from comlrl.tasks.quoting import one_line
+from comlrl.quoting import one_line
 
 # Unless the configuration says otherwise: code of a model's repository is not run, and nobody is
 # asked on the terminal whether it may be; pickled weights may hold tensors and nothing else.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from comlrl import files
+from comlrl.errors import notice
 from comlrl.preferences.candidates import (
     CandidateSet,
     PreferenceError,
@@ -251,8 +252,7 @@ class Collector:
 
 
 def say(text: str) -> None:
-    if distributed.is_main():
-        print(f"preferences: {text}", flush=True)
+    notice(f"preferences: {text}")
 
 
 def _progress(done: int, fresh: int, total: int, started: float) -> str:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from comlrl.config.plugins.targets import Target, TargetError
-from comlrl.tasks.quoting import without_surrogates
+from comlrl.quoting import without_surrogates
 from comlrl.types import Attempt, Domain, JointAction, Reward, Score, Task, Transition
 
 REFUSING = ("task", "roles", "check_arguments")  # methods whose ValueError is a refusal

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from comlrl.models.latents import Latent
+from comlrl.quoting import clean
 from comlrl.tasks.history import Exchange, PromptTooLongError, behind, next_prompt, shorten
 from comlrl.tasks.prompts import Prompts
-from comlrl.tasks.quoting import clean
 from comlrl.types import Completion, Message, Sampler, Sampling, Task
 
 LEFT_OUT = "\n(the rest is left out)"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from comlrl.errors import UserError
-from comlrl.tasks.quoting import one_line
+from comlrl.quoting import one_line
 
 KEY = "generation.vllm_url"
 MAX_REPLY = 1 << 20  # bytes, beside those of the tokens that were asked for

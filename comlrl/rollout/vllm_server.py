@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from comlrl.errors import UserError
+from comlrl.quoting import one_line
 from comlrl.rollout.vllm_replies import (
     KEY,
     MAX_REPLY,
@@ -25,7 +26,6 @@ from comlrl.rollout.vllm_replies import (
     base_model,
     model_names,
 )
-from comlrl.tasks.quoting import one_line
 
 FIRST_ASK = 10.0  # seconds in which a server must answer at a run's start
 RETRIED = frozenset({408, 429})  # beside every status ≥ 500

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from comlrl.errors import NonFiniteError
+from comlrl.errors import NonFiniteError, notice
 from comlrl.models.agent import Agent
 from comlrl.models.fast.packed_attention import SHAPE_STEP, rounded
 from comlrl.models.logprobs import packable
@@ -137,7 +137,7 @@ def accumulate(
             parameter.grad = None if gradient is None else gradient.clone()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        print(f"out of memory: agent {agent.index}'s micro-batches have {budget} tokens from here")
+        notice(f"out of memory: agent {agent.index}'s micro-batches have {budget} tokens from here")
     for of_batch in told:
         sums.absorb(of_batch)
 

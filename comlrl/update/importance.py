@@ -20,9 +20,9 @@ from dataclasses import replace
 
 import torch
 
+from comlrl.errors import warning
 from comlrl.models.logprobs import action_logprobs
 from comlrl.models.team import Team
-from comlrl.processes import distributed
 from comlrl.processes.statistics import Sums
 from comlrl.types import Completion, Message, Request, Row, Sampler, Sampling
 from comlrl.update.accumulate import measure_all
@@ -108,12 +108,10 @@ class Corrected:
         if SOUND[0] <= mean <= SOUND[1] or self.warned:
             return
         self.warned = True
-        if distributed.is_main():
-            print(
-                f"warning: the mean importance ratio is {mean:.3g}, outside "
-                f"[{SOUND[0]}, {SOUND[1]}]: what samples is another policy than the one trained; "
-                "see that the server has the same model in the same precision (--dtype), and "
-                "--logprobs-mode processed_logprobs; or, with generation.overlap=1, give a lower "
-                "learning rate",
-                flush=True,
-            )
+        warning(
+            f"the mean importance ratio is {mean:.3g}, outside "
+            f"[{SOUND[0]}, {SOUND[1]}]: what samples is another policy than the one trained; "
+            "see that the server has the same model in the same precision (--dtype), and "
+            "--logprobs-mode processed_logprobs; or, with generation.overlap=1, give a lower "
+            "learning rate"
+        )

@@ -7,7 +7,18 @@ from dataclasses import dataclass
 
 from comlrl.keyed import order
 from comlrl.processes import distributed
-from comlrl.update.minibatches import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A training step's part of the run: the progress, 0 to 1, before and behind it."""
+
+    start: float
+    end: float
+
+    def at(self, done: int, count: int) -> float:
+        """The progress before the next of a step's ``count`` updates, ``done`` of them made."""
+        return self.start + (self.end - self.start) * done / count
 
 
 def minibatches(states_B: Sequence[int], size: int | None, key: tuple) -> list[list[int]]:

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from comlrl.config.plugins.modules import MODULES
+from comlrl.errors import UserError
 from comlrl.files import read_lines
 from loggers.views import view_of
 from loggers.views.view import View
@@ -18,7 +19,7 @@ from loggers.views.view import View
 SCRIPT = re.compile(r"\btrain_([a-z]+)\.py\b")
 
 
-class ReportError(ValueError):
+class ReportError(UserError):
     """A directory that is not a run's; one line says what is missing."""
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from comlrl.errors import report
 from comlrl.files import replace, tolerant_terminal
 from loggers.report.charts import sections
 from loggers.report.lines import reward_ceiling, unsolved_share
@@ -136,8 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.figures:
             written += _figures(options.runs, options.labels, options.figures)
     except (ReportError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return report(error)
     print("\n".join(map(str, written)))
     return 0
 

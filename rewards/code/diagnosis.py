@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from comlrl.errors import UserError
-
-from comlrl.tasks.quoting import clean, cut
+from comlrl.quoting import clean, cut
 from comlrl.types import Attempt
 from rewards.code.breakdown import RewardBreakdown
 from rewards.code.prompts import helper_names

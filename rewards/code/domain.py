@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
-from comlrl.tasks.quoting import fenced
+from comlrl.quoting import fenced
 from comlrl.types import Conventions, Domain, JointAction, Score, Task, Transition
 from rewards.code import chat_prompts, measures, prompts
 from rewards.code.breakdown import RewardBreakdown

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from comlrl.errors import UserError
-
 from rewards.sandbox import confine, folders, wire
 
 LEVELS = ("bubblewrap", "unshare", "limits")  # best first

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from comlrl.errors import UserError
 
 import external
 from comlrl.config.sections import ExternalConfig
+from comlrl.errors import UserError
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, Score
 from external.expert_edits import (

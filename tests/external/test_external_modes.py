@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from comlrl.errors import UserError
 
 import external
 from comlrl.config.sections import ExternalConfig
+from comlrl.errors import UserError
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, Score
 from rewards.code.breakdown import RewardBreakdown

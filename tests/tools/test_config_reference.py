@@ -9,7 +9,8 @@ import pytest
 
 from comlrl.config import algorithms as configs
 from comlrl.config import sections
-from tools.config_reference import FILE, keys_of, reference
+from comlrl.config.keys import in_words, keys_of
+from tools.config_reference import FILE, reference
 
 SECTIONS = {**sections.SECTIONS, **configs.SECTIONS}
 
@@ -20,7 +21,7 @@ def test_the_page_is_fresh():
 
 @pytest.mark.parametrize("name", SECTIONS)
 def test_every_key_says_what_it_is(name):
-    assert [key.name for key in keys_of(SECTIONS[name]).values() if not key.meaning] == []
+    assert [key.name for key in keys_of(SECTIONS[name]).values() if not key.description] == []
 
 
 @pytest.mark.parametrize("name", SECTIONS)
@@ -35,14 +36,20 @@ def test_every_key_stands_on_the_page_once_a_section(name):
 
 def test_defaults_of_an_algorithm_that_differ_are_listed_again():
     shppo = reference().split("## `shppo`")[1].split("\n## ")[0]
-    assert "| `discount` | number | `0.95` | between turns |" in shppo  # common: 0.9
+    assert (
+        "| `discount` | number; at least 0 and at most 1 | `0.95` | between turns |" in shppo
+    )  # common: 0.9
     assert "| `learning_rate` |" not in shppo  # as everywhere
 
 
-def test_meanings_stand_behind_a_key_above_it_or_with_the_parent():
+def test_descriptions_are_the_key_s_own_or_the_parent_s():
     magrpo, wandb = keys_of(configs.MAGRPOConfig), keys_of(sections.WandbConfig)
-    assert magrpo["advantage_normalization"].meaning.startswith("divide by the siblings'")
-    assert magrpo["advantage"].meaning.endswith("return of a greedy rollout, nothing")  # two lines
-    assert keys_of(configs.SHPPOConfig)["discount"].meaning == "between turns"
-    assert wandb["mode"].type == "`online`, `offline`, `disabled`, null"
-    assert wandb["tags"].default == "[]" and wandb["entity"].default == "null"
+    assert magrpo["advantage_normalization"].description.startswith("divide by the siblings'")
+    assert magrpo["advantage"].description.endswith(
+        "return of a greedy rollout, nothing"
+    )  # two lines
+    assert keys_of(configs.SHPPOConfig)["discount"].description == "between turns"
+    assert in_words(wandb["mode"].annotation, "`") == [
+        "`online`", "`offline`", "`disabled`", "null"
+    ]  # fmt: skip
+    assert wandb["tags"].default == [] and wandb["entity"].default is None

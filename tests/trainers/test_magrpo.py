@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-from comlrl.errors import NonFiniteError
 
+from comlrl.errors import NonFiniteError
 from comlrl.models.rows import pack
 from comlrl.types import Row
 from tests.runs import ROOT, metrics

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from comlrl.errors import UserError
 
 from comlrl.config.algorithms import MAGRPOConfig, MARLHFConfig, PPOConfig
+from comlrl.errors import UserError
 from comlrl.evaluation.metrics import order_agreement
 from comlrl.loop.course import Course
 from comlrl.loop.loop import Loop
@@ -42,12 +42,12 @@ def resolved(*items: str):
     [("magrpo", "mean"), ("reinforce", "raw"), ("rloo", "rloo"), ("remax", "greedy")],
 )
 def test_names_of_the_online_algorithm(name, advantage):
-    section = online_section(resolved(f"marlhf.rl_algorithm={name}"))
+    section = resolved(f"marlhf.rl_algorithm={name}").online
     assert isinstance(section, MAGRPOConfig) and section.advantage == advantage
 
 
 def test_ppo_is_as_large_a_team_as_the_preferences_were_of():
-    section = online_section(resolved("marlhf.rl_algorithm=ppo", "ppo.ppo_epochs=2"))
+    section = resolved("marlhf.rl_algorithm=ppo", "ppo.ppo_epochs=2").online
     assert isinstance(section, PPOConfig)
     assert (section.num_agents, section.ppo_epochs) == (2, 2)
 

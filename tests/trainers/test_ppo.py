@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from comlrl.errors import NonFiniteError
 
 from comlrl.credit.chains import chains_of
+from comlrl.errors import NonFiniteError
 from comlrl.loop import checkpoint
 from comlrl.models.critics import LanguageCritic, TeamCritic, TokenCritic, observations
 from comlrl.update.minibatches import Span

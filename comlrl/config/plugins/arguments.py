@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import inspect
 import math
-import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from comlrl.config.keys import WORDS, expected, members
 from comlrl.config.plugins.targets import near
 from comlrl.errors import UserError
-
-WORDS: dict[Any, str] = {
-    int: "a whole number", float: "a number", str: "a text", type(None): "null",
-    list: "a list", dict: "a mapping", tuple: "a list",
-}  # fmt: skip
 
 
 def keywords(
@@ -72,16 +67,9 @@ def _parameters(cls: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def _check(key: str, value: Any, parameter: inspect.Parameter) -> None:
-    fits = any(_fits(value, choice) for choice in _choices(parameter.annotation))
+    fits = any(_fits(value, choice) for choice in members(parameter.annotation))
     if not fits and not (value is None and parameter.default is None):
-        raise UserError(f"{key}: {value!r} is not valid; give {_wanted(parameter.annotation)}")
-
-
-def _choices(annotation: Any) -> tuple[Any, ...]:
-    """A union's members; any other annotation itself."""
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return typing.get_args(annotation)
-    return (annotation,)
+        raise UserError(f"{key}: {value!r} is not valid; give {expected(parameter.annotation)}")
 
 
 def _fits(value: Any, choice: Any) -> bool:
@@ -92,18 +80,6 @@ def _fits(value: Any, choice: Any) -> bool:
         return isinstance(value, bool) and (kind is bool or kind not in WORDS)
     if kind is float:
         return isinstance(value, int | float) and math.isfinite(value)
-    if kind in WORDS:
+    if isinstance(kind, type) and kind in WORDS:
         return isinstance(value, list if kind is tuple else kind)
     return True  # what it says is not for a configuration to judge
-
-
-def _wanted(annotation: Any) -> str:
-    words: list[str] = []
-    for choice in _choices(annotation):
-        if typing.get_origin(choice) is Literal:
-            words += [str(c) for c in typing.get_args(choice)]
-        elif choice is bool:
-            words += ["false", "true"]
-        else:
-            words.append(WORDS.get(typing.get_origin(choice) or choice, str(choice)))
-    return " or ".join(words)

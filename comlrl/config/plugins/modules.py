@@ -21,7 +21,7 @@ from pathlib import Path
 
 from comlrl import files
 
-PROJECT = Path(__file__).resolve().parents[2]
+PROJECT = Path(__file__).resolve().parents[3]
 MODULES = "modules.json"  # of a run: the user's own modules, file → SHA-256
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comlrl.errors import UserError
 
 from comlrl.config.algorithms import sections_of
 from comlrl.config.loader import Loader
+from comlrl.errors import UserError
 from trainers.launch.checks.relations import validate
 from trainers.launch.commands.command_line import parse_arguments, resolve
 from trainers.launch.wiring.work import build_reward
@@ -234,11 +234,14 @@ REFUSED = [  # overrides → what the line must name
     (["sandbox.timeouts=3"], ["sandbox.timeouts", "sandbox.timeout"]),
     (["magrpo.seed=3"], ["magrpo.seed", "3", "did you mean `seed`?"]),
     (["magrpo.save_best=true"], ["magrpo.save_best", "True", "`output.save_best`"]),
-    (["magrpo.num_turns=two"], ["magrpo.num_turns", "'two'", "int"]),
-    (["magrpo.num_turns=1.5"], ["magrpo.num_turns", "1.5", "int"]),
-    (["magrpo.num_turns=true"], ["magrpo.num_turns", "True", "int"]),
+    (["magrpo.num_turns=two"], ["magrpo.num_turns", "'two'", "whole number"]),
+    (["magrpo.num_turns=1.5"], ["magrpo.num_turns", "1.5", "whole number"]),
+    (["magrpo.num_turns=true"], ["magrpo.num_turns", "True", "whole number"]),
     (["magrpo.num_turns=null"], ["magrpo.num_turns", "None"]),
-    (["magrpo.advantage_normalization=1"], ["magrpo.advantage_normalization", "1", "bool"]),
+    (
+        ["magrpo.advantage_normalization=1"],
+        ["magrpo.advantage_normalization", "1", "true or false"],
+    ),
     (["magrpo.joint_mode=zip"], ["magrpo.joint_mode", "'zip'", "align", "cross"]),
     (["magrpo.handoff=worst"], ["magrpo.handoff", "'worst'", "random", "best"]),
     (["magrpo.advantage=std"], ["magrpo.advantage", "'std'", "rloo"]),
@@ -286,8 +289,8 @@ REFUSED = [  # overrides → what the line must name
         )
     ),
     (["generation.overlap=1"], ["generation.overlap", "1", "backend=builtin", "backend=vllm"]),
-    ([*VLLM, "generation.overlap=2"], ["generation.overlap", "2", "one of 0, 1"]),
-    ([*VLLM, "generation.overlap=true"], ["generation.overlap", "True", "one of 0, 1"]),
+    ([*VLLM, "generation.overlap=2"], ["generation.overlap", "2", "give 0 or 1"]),
+    ([*VLLM, "generation.overlap=true"], ["generation.overlap", "True", "give 0 or 1"]),
     ([*VLLM, "generation.importance_cap=0.5"], ["generation.importance_cap", "0.5", "at least 1"]),
     (["magrpo.max_steps=null"], ["max_steps", "max_env_steps", "num_train_epochs"]),
     (["magrpo.temperature=0"], ["magrpo.temperature", "0"]),
@@ -296,7 +299,7 @@ REFUSED = [  # overrides → what the line must name
     (["magrpo.learning_rate=nan"], ["magrpo.learning_rate", "nan", "finite"]),
     (["magrpo.max_grad_norm=.inf"], ["magrpo.max_grad_norm", "inf", "finite"]),
     (["reward_processor.shift=nan"], ["reward_processor.shift", "nan", "finite"]),
-    (["magrpo.discount=1.5"], ["magrpo.discount", "1.5", "between 0 and 1"]),
+    (["magrpo.discount=1.5"], ["magrpo.discount", "1.5", "at least 0 and at most 1"]),
     (["magrpo.batch_size=0"], ["magrpo.batch_size", "0", "at least 1"]),
     (["magrpo.top_p=2"], ["magrpo.top_p", "2"]),
     (["magrpo.top_p=0"], ["magrpo.top_p", "0", "null"]),
@@ -522,8 +525,8 @@ def test_notices_go_to_stderr(tmp_path):
         ("reward.arguments.bonos=share", "did you mean `bonus`"),
         ("reward.arguments.colour=red", "there are bonus, measure_need, need_bonus"),
         ("reward.arguments.bonus=half", "give any_test or share"),
-        ("reward.arguments.need_bonus=1", "give false or true"),
-        ("reward.arguments.measure_need=yes please", "give false or true"),
+        ("reward.arguments.need_bonus=1", "give true or false"),
+        ("reward.arguments.measure_need=yes please", "give true or false"),
         ("reward.argument.bonus=share", "did you mean `reward.arguments`"),
         ("reward.arguments=3", "reward.arguments: 3"),
     ],

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from comlrl.errors import UserError
 
+from comlrl.errors import UserError
 from comlrl.loop.best_model import FACTS, OLD, PARTIAL, BestModel
 from tests import tiny_models
 

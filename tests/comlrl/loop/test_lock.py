@@ -10,8 +10,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from comlrl.errors import UserError
 
+from comlrl.errors import UserError
 from comlrl.loop.lock import FILE, hold, holder
 from comlrl.loop.run_directory import find
 from tests import tiny_models

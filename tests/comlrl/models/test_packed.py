@@ -7,10 +7,10 @@ import sys
 
 import pytest
 import torch
-from comlrl.errors import UserError
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from comlrl.config.sections import AgentModelConfig
+from comlrl.errors import UserError
 from comlrl.models.loading import load_model
 from comlrl.models.packed import check_packed
 from comlrl.preferences.reward_model import classifier

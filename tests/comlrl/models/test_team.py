@@ -6,11 +6,11 @@ import json
 
 import pytest
 import torch
-from comlrl.errors import UserError
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from comlrl.errors import UserError
 from comlrl.models.loading import build_team
 from comlrl.models.team import Team
 from comlrl.rollout.generation import Generator

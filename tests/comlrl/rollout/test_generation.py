@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from comlrl.errors import NonFiniteError
 
+from comlrl.errors import NonFiniteError
 from comlrl.keyed import uniforms
 from comlrl.models.fast.decoder import FastDecoder
 from comlrl.models.loading import build_team

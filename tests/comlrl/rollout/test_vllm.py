@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from comlrl.errors import UserError
 from fastapi import HTTPException
 
+from comlrl.errors import UserError
 from comlrl.models.team import Team
 from comlrl.rollout.vllm_replies import ServerError
 from comlrl.rollout.vllm_sampler import VLLMSampler

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from comlrl.errors import UserError
 
+from comlrl.errors import UserError
 from comlrl.rollout import vllm_replies
 from comlrl.rollout.vllm_replies import BadReply, ServerError
 from comlrl.rollout.vllm_server import Server

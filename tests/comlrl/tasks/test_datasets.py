@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from comlrl.errors import UserError
 
 from comlrl.builtin import COOPMINI
 from comlrl.config.sections import DatasetConfig
+from comlrl.errors import UserError
 from comlrl.tasks.datasets import apart, load_tasks, split_size
 from rewards.code.domain import CODE
 

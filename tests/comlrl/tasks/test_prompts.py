@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from comlrl.errors import UserError
 
+from comlrl.errors import UserError
 from comlrl.tasks.prompts import Prompts, check_templates, plain_text
 from comlrl.types import Attempt, Domain, Message, Score, Task
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from comlrl.errors import UserError
 from hypothesis import given
 from hypothesis import strategies as st
 
 import external
 from comlrl.config.sections import ExternalConfig
+from comlrl.errors import UserError
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, JointAction, Score, Transition
 from rewards.code.breakdown import RewardBreakdown, SyntaxProblem

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from comlrl.errors import UserError
 
 from comlrl.builtin import POSTS
 from comlrl.config.sections import DatasetConfig
+from comlrl.errors import UserError
 from comlrl.tasks.datasets import load_tasks
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, JointAction, Score, Task

@@ -9,10 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from comlrl.config.algorithms import MARLHFConfig, PPOConfig, PreferenceConfig
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
-
-from comlrl.config.algorithms import PreferenceConfig
 from comlrl.models.packed import is_packed, source_of
 from comlrl.tasks.json_rows import KINDS
 from trainers.launch.wiring.assembly import (
@@ -46,7 +45,9 @@ def check(config: Config) -> list[str]:
     _check_preferences(config)
     if config.external.mode == "expert_edits" and config.section.num_turns > 1:
         unchecked.append(f"external.expert_model: '{config.external.expert_model}'; not asked")
-    kind, given = getattr(config.section, "comparison", ("reward", ""))
+    kind, given = "reward", ""
+    if isinstance(config.section, PreferenceConfig):
+        kind, given = config.section.comparison
     if kind == "model":
         build_judge(config, load_prompts(config))
     if kind != "reward":
@@ -112,10 +113,10 @@ def _agents(config: Config, unchecked: list[str]) -> list[Agent]:
     key = "agents" if config.agents else "agent_model.name"
     names = config.agents or (config.agent_model.name,) * config.section.num_agents
     found = {name: _agent(config, key, name, unchecked) for name in dict.fromkeys(names)}
-    if config.section.fits_reward_model and config.section.reward_model_name not in (None, *names):
-        _agent(config, "marlhf.reward_model_name", config.section.reward_model_name, unchecked)
-    online = config.online
-    if getattr(online, "critic_model", None) is not None:
+    section, online = config.section, config.online
+    if isinstance(section, MARLHFConfig) and section.reward_model_name is not None:
+        _agent(config, "marlhf.reward_model_name", section.reward_model_name, unchecked)
+    if isinstance(online, PPOConfig) and online.critic_model is not None:
         _agent(config, f"{config.online_name}.critic_model", online.critic_model, unchecked)
     agents = [found[name] for name in names]
     return [] if None in agents else [agent for agent in agents if agent is not None]
@@ -184,7 +185,7 @@ def _check_preferences(config: Config) -> None:
 
         path = Path(section.preferences)
         read_sets(path / FILE if path.is_dir() else path, section.num_agents)
-    if section.fits_reward_model and section.reward_model is not None:
+    if isinstance(section, MARLHFConfig) and section.reward_model is not None:
         from comlrl.preferences.reward_model import FACTS
 
         if not (Path(section.reward_model) / FACTS).is_file():

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import math
 
-from comlrl.config.resolved import Config
-from comlrl.errors import UserError
-
 from comlrl.config.algorithms import (
     ActorCriticConfig,
     CommonConfig,
     MADPOConfig,
     MAGRPOConfig,
+    MARLHFConfig,
     PPOConfig,
     PreferenceConfig,
 )
+from comlrl.config.keys import check_ranges, keys_of
+from comlrl.config.resolved import Config
+from comlrl.config.sections import SECTIONS as SHARED
+from comlrl.errors import UserError
 from trainers.launch.wiring import sampling, work
 from trainers.launch.wiring import vllm as engine
 
 
 def validate(config: Config) -> None:
     """Refuse values and relations that cannot work. Raises UserError."""
+    for name in SHARED:
+        if (section := getattr(config, name)) is not None:
+            check_ranges(name, section)
     if isinstance(config.section, PreferenceConfig):
         _preferences(config)
     for name, section in _read(config).items():
-        _ranges(name, section)
+        check_ranges(name, section)
         _relations(name, section, config)
     team = config.section.num_agents
     for key in ("agents", "agent_devices"):
@@ -42,42 +47,6 @@ def validate(config: Config) -> None:
     _shared(config)
     work.check(config)
     sampling.check(config)
-
-
-def _ranges(name: str, section: CommonConfig) -> None:
-    at_least: dict[str, float] = {
-        "num_agents": 1, "num_turns": 1, "num_generations": 1, "batch_size": 1,
-        "train_batch_size": 1, "handoff_width": 1, "num_generations_sequential": 1,
-        "max_new_tokens": 1, "num_train_epochs": 0, "max_steps": 0,
-        "max_env_steps": 0, "warmup_steps": 0, "kl_coef": 0, "logging_steps": 1,
-        "eval_interval": 0, "eval_num_samples": 1, "eval_answers": 1, "save_steps": 0,
-        "save_total_limit": 1,
-        "preference_num_candidates": 2, "preference_pairs_per_sample": 1,
-        "num_iterations": 1, "round_tasks": 1, "replay_rounds": 1,
-        "ppo_epochs": 1, "latent_dim": 1, "latent_hidden": 1, "heterogeneous_rank": 1,
-        "entropy_coef": 0, "lambda_e": 0, "lambda_d": 0, "kl_horizon": 1,
-        "reward_num_train_epochs": 1, "reward_train_batch_size": 1, "reward_max_length": 8,
-        "reward_margin": 0, "discount": 0, "update_epochs": 1,
-    }  # fmt: skip
-    above_zero = (
-        "learning_rate", "max_grad_norm", "dpo_beta", "clip_range", "value_learning_rate",
-        "value_clip_range", "target_kl", "kl_target", "latent_learning_rate",
-        "inference_learning_rate", "reward_learning_rate", "replay_lambda",
-    )  # fmt: skip
-    for key, least in at_least.items():
-        value = getattr(section, key, None)
-        if value is not None and value < least:
-            raise UserError(f"{name}.{key}: {value} is too small; give at least {least}")
-    for key in above_zero:
-        value = getattr(section, key, None)
-        if value is not None and value <= 0:
-            raise UserError(f"{name}.{key}: {value} must be above 0")
-    for key in (
-        "discount", "gae_lambda", "gamma_token", "label_smoothing", "replay_lambda", "refit_below"
-    ):  # fmt: skip
-        value = getattr(section, key, None)
-        if value is not None and not 0 <= value <= 1:
-            raise UserError(f"{name}.{key}: {value} must lie between 0 and 1")
 
 
 def _relations(name: str, section: CommonConfig, config: Config) -> None:
@@ -116,8 +85,6 @@ def _relations(name: str, section: CommonConfig, config: Config) -> None:
         )
     if name == "grpo" and section.num_agents != 1:
         raise UserError(f"grpo.num_agents: {section.num_agents}; GRPO has 1 agent, use magrpo")
-    drawn = temperature(section, config), top_p(section, config), top_k(section, config)
-    sampling.check_values(name, section.max_new_tokens, *drawn)
     if isinstance(section, ActorCriticConfig):
         _actor_critic(name, section, config)
 
@@ -211,6 +178,7 @@ def _preferences(config: Config) -> None:
                 f"{name}.handoff: '{given.handoff}'; nothing follows a single turn: give null"
             )
     section, name = config.section, config.algorithm
+    assert isinstance(section, PreferenceConfig)
     if section.pair_selection == "all" and section.preference_pairs_per_sample is not None:
         raise UserError(
             f"{name}.preference_pairs_per_sample: "
@@ -218,14 +186,13 @@ def _preferences(config: Config) -> None:
         )
     _rounds(name, section)
     _comparator(name, section, config)
-    least = 0.0 if isinstance(section, MADPOConfig) else 1e-9  # a reward model must be measured
-    if not least <= section.preference_holdout < 1:
-        raise UserError(
-            f"{name}.preference_holdout: {section.preference_holdout} must lie between 0 and 1"
-        )
     if isinstance(section, MADPOConfig):
         _madpo(section, config)
-    elif getattr(config.online, "advantage", None) == "raw" and (shift := _shift(config)):
+    elif (
+        isinstance(section, MARLHFConfig)
+        and _without_baseline(config.online)
+        and (shift := _shift(config))
+    ):
         raise UserError(
             f"reward_processor.shift: {shift:g} with marlhf.rl_algorithm={section.rl_algorithm} "
             "and no baseline: the scores' mean is 0 already, and all completions would be pushed "
@@ -244,8 +211,11 @@ def _comparator(name: str, section: PreferenceConfig, config: Config) -> None:
         raise UserError(
             f"{key} with pair_selection=reward_gap, which is of the task reward; give random or all"
         )
-    for other, none in (("reward_margin", 0.0), ("refit_below", None)):
-        if (value := getattr(section, other, none)) != none:
+    reads: dict[str, float | None] = {}  # the task reward
+    if isinstance(section, MARLHFConfig):
+        reads = {"reward_margin": section.reward_margin, "refit_below": section.refit_below}
+    for other, value in reads.items():
+        if value != keys_of(MARLHFConfig)[other].default:
             raise UserError(
                 f"{name}.{other}: {value}, which reads the task reward, with "
                 f"comparator='{section.comparator}'; leave one of them out"
@@ -260,8 +230,11 @@ def _rounds(name: str, section: PreferenceConfig) -> None:
     rounds = section.num_iterations
     if rounds == 1:
         return
-    for key in ("preferences", "reward_model"):
-        if (given := getattr(section, key, None)) is not None:
+    read = {"preferences": section.preferences}
+    if isinstance(section, MARLHFConfig):
+        read["reward_model"] = section.reward_model
+    for key, given in read.items():
+        if given is not None:
             raise UserError(
                 f"{name}.{key}: '{given}' with num_iterations={rounds}, whose rounds are of the "
                 f"policies as they move; set num_iterations=1, or {key}=null"
@@ -310,24 +283,6 @@ def _madpo(section: MADPOConfig, config: Config) -> None:
 def _shared(config: Config) -> None:
     _output(config)
     engine.refuse(config)
-    if config.lora.r < 1:
-        raise UserError(f"lora.r: {config.lora.r} is too small; give at least 1")
-    if not 0 <= config.lora.dropout < 1:
-        raise UserError(f"lora.dropout: {config.lora.dropout} must lie in [0, 1)")
-    above_zero = {
-        "lora.alpha": config.lora.alpha,
-        "sandbox.timeout": config.sandbox.timeout,
-        "sandbox.memory_mb": config.sandbox.memory_mb,
-        "generation.max_batch_tokens": config.generation.max_batch_tokens,
-        "generation.max_kept": config.generation.max_kept,
-        "generation.vllm_patience": config.generation.vllm_patience,
-        "reward_processor.scale_factor": config.reward_processor.scale_factor,
-    }
-    for key, value in above_zero.items():
-        if value is not None and value <= 0:
-            raise UserError(f"{key}: {value} must be above 0")
-    if config.sandbox.workers is not None and config.sandbox.workers < 1:
-        raise UserError(f"sandbox.workers: {config.sandbox.workers}; give at least 1, or null")
     piece = config.external.sandbox_slice
     if isinstance(piece, str) and piece != "all":
         raise UserError(f"external.sandbox_slice: '{piece}'; give a whole number, null or 'all'")
@@ -352,10 +307,14 @@ def _output(config: Config) -> None:
         )
 
 
+def _without_baseline(section: CommonConfig) -> bool:
+    return isinstance(section, MAGRPOConfig) and section.advantage == "raw"
+
+
 def shift_notice(config: Config) -> list[str]:
     """Without a baseline a shift of the reward is in every completion's advantage."""
-    shift, section = _shift(config), _read(config)[config.online_name]
-    if getattr(section, "advantage", None) != "raw" or shift == 0:
+    shift = _shift(config)
+    if not _without_baseline(config.online) or shift == 0:
         return []
     return [
         f"reward_processor.shift={shift:g} with advantage=raw, which has no baseline: every "

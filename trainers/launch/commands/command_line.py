@@ -6,11 +6,10 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from comlrl.config.resolved import Config
-from comlrl.errors import UserError
-
 from comlrl.config.algorithms import SECTIONS, sections_of
 from comlrl.config.loader import Loader, Setting, load_yaml, parse_override, parse_value
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
 from trainers.launch.checks.relations import shift_notice, validate
 from trainers.launch.checks.unused import without_effect
 from trainers.launch.commands.shipped import CONFIGS, config_file
@@ -106,10 +105,9 @@ def resolve(algorithm: str, arguments: argparse.Namespace) -> tuple[Config, list
                 loader.set(Setting(f"{algorithm}.{other}", None, f"--{flag}"))
     for item in arguments.override:
         loader.set(parse_override(item))
-    config, older = split_older_critic(loader.build(), loader.given)
-    config = share_common_keys(config, loader.given)
+    config = loader.build()
     validate(config)
-    notices = loader.notices + older + shift_notice(config)
+    notices = loader.notices + shift_notice(config)
     return config, notices + without_effect(config, loader.given)
 
 

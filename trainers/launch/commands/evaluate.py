@@ -7,22 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from comlrl.errors import UserError
-
 from comlrl import files
 from comlrl.config.algorithms import SECTIONS
+from comlrl.errors import UserError, notice, report
 from comlrl.files import tolerant_terminal
-from comlrl.tasks.quoting import printable
 from trainers.launch.commands import replacements
 from trainers.launch.commands.evaluation_plan import Plan, make_plan, parse_arguments, place
-from trainers.launch.commands.train import one_line_error
 from trainers.launch.wiring import hub, weights
 from trainers.launch.wiring import init_from as initial
 from trainers.launch.wiring.assembly import (
@@ -58,10 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return replace_agents(plan)
         return cross_play(plan) if len(plan.teams) > 1 else evaluate(plan)
     except Exception as error:
-        if (known := one_line_error(error)) is None:
-            raise
-        print(f"error: {printable(known[0])}", file=sys.stderr)
-        return known[1]
+        return report(error)
 
 
 @dataclass(frozen=True)
@@ -226,7 +219,7 @@ def build(plan: Plan, *, remembering: bool) -> Stage:
     deterministic()
     config, section = plan.config, plan.config.section
     if config.generation.backend != "builtin":
-        print("notice: generation.backend: evaluations take the builtin generator", file=sys.stderr)
+        notice("generation.backend: evaluations take the builtin generator")
     hub.check_data(config)
     hub.check_reachable(config, hub.agents_models(config))
     tasks = load_tasks(config.dataset, config.dataset.eval_split, load_domain(config))

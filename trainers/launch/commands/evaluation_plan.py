@@ -9,18 +9,16 @@ import argparse
 import itertools
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from comlrl.config.resolved import Config
-from comlrl.errors import UserError
-
 from comlrl.config.algorithms import SECTIONS, sections_of
 from comlrl.config.loader import Loader, Setting, load_yaml, parse_override
 from comlrl.config.plugins.modules import digests, kept
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError, notice
 from trainers.launch.checks.relations import validate
 from trainers.launch.commands import replacements
 from trainers.launch.commands.command_line import Parser
@@ -180,16 +178,15 @@ def resolve(file: str, teams: Sequence[Trained], arguments: argparse.Namespace) 
         loader.set(Setting(key, arguments.num_agents, "--num-agents"))
     for item in arguments.override:
         loader.set(parse_override(item))
-    config, _ = split_older_critic(loader.build(), loader.given)
-    config = share_common_keys(config, loader.given)
+    config = loader.build()
     _check_size(config, own_size, teams)
     if "turn_order" not in {
         item.partition("=")[0].rpartition(".")[2] for item in arguments.override
     }:
         _check_order(option, teams, algorithm)
     validate(config)
-    for notice in loader.notices + _work_notices(file, given, teams, said, config):
-        print(f"notice: {notice}", file=sys.stderr)
+    for text in loader.notices + _work_notices(file, given, teams, said, config):
+        notice(text)
     return config
 
 

@@ -5,20 +5,16 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from comlrl.config.resolved import Config
-from comlrl.errors import UserError
-
+from comlrl.errors import UserError, report
 from comlrl.files import tolerant_terminal
-from comlrl.tasks.quoting import printable
 from trainers.launch.commands.command_line import Parser
 from trainers.launch.commands.evaluation_plan import make_plan
 from trainers.launch.commands.evaluation_plan import parse_arguments as evaluation_arguments
-from trainers.launch.commands.train import one_line_error
 from trainers.launch.wiring import weights
 from trainers.launch.wiring.weights import Trained
 
@@ -37,10 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.push:
             print(f"pushed: {push(out, arguments.push)}")
     except Exception as error:
-        if (known := one_line_error(error)) is None:
-            raise
-        print(f"error: {printable(known[0])}", file=sys.stderr)
-        return known[1]
+        return report(error)
     return 0
 
 

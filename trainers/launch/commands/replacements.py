@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from comlrl.config.plugins.targets import near
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
-
-from comlrl.config.plugins.targets import near
 from trainers.launch.wiring import weights
 from trainers.launch.wiring.weights import Trained
 from trainers.launch.wiring.work import load_domain

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
-from comlrl.errors import UserError
 
 from comlrl import files
+from comlrl.errors import UserError
 from trainers.launch.commands.shipped import CONFIGS, config_file, train_command
 
 if TYPE_CHECKING:

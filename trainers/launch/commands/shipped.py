@@ -5,9 +5,8 @@ from __future__ import annotations
 from difflib import get_close_matches
 from pathlib import Path
 
-from comlrl.errors import UserError
-
 from comlrl.config.algorithms import SECTIONS
+from comlrl.errors import UserError
 
 CONFIGS = (Path(__file__).parent / "configs").resolve()  # in a checkout that is configs/
 

@@ -12,10 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from comlrl.errors import UserError
-
+from comlrl.errors import UserError, report
 from comlrl.files import tolerant_terminal
-from comlrl.tasks.quoting import printable
 from trainers.launch.commands.command_line import Parser
 from trainers.launch.commands.search import Point, Runner, Search, Sweep, read_sweep
 
@@ -33,8 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = Path(arguments.dir or Path("outputs/sweeps") / Path(arguments.file).stem)
         search = Search(sweep, folder, arguments.seed)
     except UserError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
-        return 2
+        return report(error)
     runner = Runner(search, folder, arguments.jobs, arguments.override)
     whole = sweep.grid_size if sweep.method == "grid" else DEFAULT_COUNT
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -7,7 +7,6 @@ answered at once.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shlex
 import signal
@@ -16,16 +15,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from comlrl.config.resolved import Config
-from comlrl.errors import UserError
-from comlrl.loop.parts import Trainer
-
 from comlrl import files
 from comlrl.config.algorithms import SECTIONS
+from comlrl.config.resolved import Config
+from comlrl.errors import NonFiniteError, UserError, in_one_line, notice, print_error, report
 from comlrl.files import tolerant_terminal
 from comlrl.loop.interrupts import Interrupted, Signals
+from comlrl.loop.parts import Trainer
 from comlrl.loop.run_directory import check_free
-from comlrl.tasks.quoting import one_line, printable
+from comlrl.quoting import one_line
 from trainers.launch.commands.command_line import parse_arguments, resolve
 from trainers.launch.wiring import allocator as memory
 from trainers.launch.wiring import hub, own_algorithm
@@ -45,10 +43,6 @@ if TYPE_CHECKING:
     from comlrl.loop.loop import Loop
     from comlrl.loop.resume import Start
     from comlrl.types import Logger, Reward
-
-DISK_ERRORS = (
-    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM,
-)  # fmt: skip
 
 
 def main(
@@ -92,8 +86,8 @@ def _main(
                 notices += initial.check(config, SECTIONS)
         except UserError as error:
             return _refuse(error)
-        for notice in notices + no_weights_notice(config):
-            print(f"notice: {printable(notice)}", file=sys.stderr)
+        for text in notices + no_weights_notice(config):
+            notice(text)
     if arguments.dry_run:
         return _dry_run(config, arguments.hardware)
     try:
@@ -116,7 +110,7 @@ def no_weights_notice(config: Config) -> list[str]:
 
 def _dry_run(config: Config, hardware: str | None) -> int:
     """Check what is at hand, then tell the cost and what was left unchecked."""
-    from trainers.launch.checks.at_hand import check
+    from trainers.launch.checks.at_hand import check, prompt_tokens
     from trainers.launch.cost.dry_run import describe
 
     try:
@@ -125,48 +119,32 @@ def _dry_run(config: Config, hardware: str | None) -> int:
         if hardware is not None:
             from trainers.launch.cost.roofline import estimate
 
-            lines.append(estimate(config, hardware))
+            lines.append(estimate(config, hardware, prompt_tokens(config)))
         print("\n".join(lines))
-    except (ValueError, RuntimeError) as error:
-        if not is_user_error(error):
-            raise
-        return _refuse(error, getattr(error, "exit_code", 2))
+    except UserError as error:
+        return _refuse(error)
     for line in unchecked:
         print(f"not checked: {line}")
     return 0
 
 
-def is_user_error(error: BaseException) -> bool:
-    """Mistakes of the user's come as UserError, or as errors that rooms name so."""
-    return isinstance(error, UserError) or getattr(error, "user_error", False)
-
-
-def one_line_error(error: Exception) -> tuple[str, int] | None:
-    """Message and exit code of an error that is the user's or the disk's; None for others."""
-    if is_user_error(error):
-        return str(error), getattr(error, "exit_code", 2)
-    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-        return f"{error.strerror}{f': {error.filename}' if error.filename else ''}", 1
-    return None
-
-
-def _refuse(error: Exception | str, code: int = 2) -> int:
-    """Print an error that the user can mend, once for all processes; returns ``code``."""
+def _refuse(error: Exception) -> int:
+    """Print an error of the user's or the disk's, once for all processes; returns its exit code.
+    Raises any other again."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        _print_error(error)
-        return code
+        return report(error)
+    known = in_one_line(error)
+    if known is None:
+        raise error
+    text, code = known
     from comlrl.processes import distributed
 
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, as soon as the first has left
     distributed.start()
-    if distributed.give_up(str(error), code):
-        _print_error(error)
+    if distributed.give_up(text, code):
+        report(error)
     distributed.stop()
     return code
-
-
-def _print_error(error: Exception | str) -> None:
-    print(f"error: {printable(str(error))}", file=sys.stderr, flush=True)
 
 
 def execute(
@@ -194,18 +172,16 @@ def execute(
         except distributed.PeerFailed as failed:
             return failed.code
         except Exception as error:
-            if (known := one_line_error(error)) is None:
-                raise
-            return _refuse(*known)
+            return _refuse(error)
         memory.keep_loaded()
         try:
             trainer.train()
             _finish(run)
         except CheckpointError as error:
-            return _refuse(error, 1)
+            return _refuse(error)
         except ServerError as error:
             if distributed.give_up(str(error), error.exit_code):
-                _print_error(error)
+                report(error)
             _leave(run.loop)
             return error.exit_code
         except distributed.PeerFailed as failed:
@@ -223,8 +199,8 @@ def execute(
     if distributed.is_main():
         weights = config.keeps_final_model or config.output.save_best
         written = _write_pages(config, run.run_dir, card=weights)
-        for notice in no_weights_notice(config):
-            print(f"notice: {notice}", file=sys.stderr)
+        for text in no_weights_notice(config):
+            notice(text)
         print(f"done: {run.run_dir}{'/report.html' if written else ''}")
     return 0
 
@@ -268,12 +244,11 @@ def _kind_and_text(error: Exception) -> str:
 
 def _stopped(error: Exception, loop: Loop) -> int:
     """An error in the middle of a run; raised again where it is not the user's or the disk's."""
-    from comlrl.errors import NonFiniteError
     from safetensors import SafetensorError
 
     from comlrl.update.non_finite import explanation
 
-    known = one_line_error(error)
+    known = in_one_line(error)
     if isinstance(error, OSError) and known is not None:
         known = f"{known[0]}; once that is fixed, continue with --resume", known[1]
     if isinstance(error, NonFiniteError):
@@ -283,7 +258,7 @@ def _stopped(error: Exception, loop: Loop) -> int:
         known = f"{text}; once that is fixed, continue with --resume", 1
     if known is None:
         raise error
-    _print_error(known[0])
+    print_error(known[0])
     return known[1]
 
 
@@ -336,10 +311,8 @@ def _closing(closed: Logger | Reward) -> Callable[[], None]:
     def close() -> None:
         try:
             closed.close()
-        except (OSError, RuntimeError) as error:  # the error that ended the run is the one to tell
-            if not isinstance(error, OSError) and not is_user_error(error):
-                raise
-            _print_error(error)
+        except (OSError, UserError) as error:  # the error that ended the run is the one to tell
+            print_error(str(error))
 
     return close
 

@@ -7,32 +7,23 @@ shapes, not its weights) or its name gives a size. What cannot be known so is sa
 
 from __future__ import annotations
 
-import functools
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from comlrl.config.resolved import Config
-from comlrl.errors import UserError
 
 from comlrl.builtin import DATASETS
 from comlrl.config import algorithms as configs
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
 from comlrl.loop.course import Course
-from comlrl.models.packed import is_packed, source_of
 from comlrl.preferences.pairs import tasks_at_once
 from comlrl.tasks.datasets import split_size
+from trainers.launch.cost.memory import agent_models, held
+from trainers.launch.cost.model_size import model_size
 from trainers.launch.cost.tree_size import growth, levels, scored, training_steps
 from trainers.launch.wiring.assembly import build_course
-from trainers.launch.wiring.hub import model_folder, tensor_shapes
 from trainers.launch.wiring.sampling import limits
-
-BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}
-ADAPTER_BYTES = 4 * 4  # float32 weight, gradient and Adam's two moments
-EXCLUDED = re.compile(r"embed|wte|wpe|lm_head|score")  # never among LoRA's "all-linear"
 
 
 def describe(config: Config) -> str:
@@ -82,77 +73,16 @@ def count_tasks(name: str, split: str) -> tuple[int | None, str]:
     return count, f"{split} of {name}, {how}"
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """A model's size; None: unknown."""
-
-    parameters: int | None
-    adapter: int | None  # parameters of one agent's LoRA adapter
-    cache: int | None  # numbers in the key/value cache for each token
-    source: str
-
-
-def model_size(name: str, lora: Any) -> Size:
-    """From the header of local or cached weights, else from a size such as ``3B`` in the name."""
-    shapes = _packed(name)[0] if is_packed(name) else tensor_shapes(model_folder(name))
-    if shapes:
-        linear = [s for n, s in shapes.items() if len(s) == 2 and _has_adapter(n, lora)]
-        keys = [s[0] for n, s in shapes.items() if n.endswith("k_proj.weight")]
-        return Size(
-            sum(math.prod(shape) for shape in shapes.values()),
-            lora.r * sum(map(sum, linear)) if linear else None,
-            2 * sum(keys) or None,
-            "counted in its weights' header",
-        )
-    said = re.findall(r"(\d+(?:\.\d+)?)([BbMm])(?![A-Za-z0-9])", name)
-    if not said:
-        return Size(None, None, None, "unknown: not at hand, and its name gives no size")
-    parameters = int(float(said[-1][0]) * (1e9 if said[-1][1] in "Bb" else 1e6))
-    return Size(parameters, None, None, "from its name")
-
-
-def _has_adapter(name: str, lora: Any) -> bool:
-    if isinstance(lora.target_modules, str):
-        return not EXCLUDED.search(name)
-    return name.split(".")[-2] in lora.target_modules
-
-
-def model_settings(name: str) -> Mapping[str, Any] | None:
-    """What a model's ``config.json`` says; None: it is not at hand."""
-    if is_packed(name):
-        return _packed(name)[1]
-    folder = model_folder(name)
-    file = None if folder is None else folder / "config.json"
-    return json.loads(file.read_text()) if file is not None and file.is_file() else None
-
-
-@functools.cache
-def _packed(name: str) -> tuple[dict[str, Sequence[int]], dict[str, Any]]:
-    """A ``.gguf``'s shapes, and what would be its ``config.json``, without its weights."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    folder, file = source_of(name)
-    settings = AutoConfig.from_pretrained(folder, **file)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(settings)
-    return {n: tuple(p.shape) for n, p in model.named_parameters()}, settings.to_dict()
-
-
-def models_of(config: Config) -> Sequence[str]:
-    return config.agents or (config.agent_model.name,) * config.section.num_agents
-
-
 def _who(config: Config) -> list[str]:
-    count, names = config.section.num_agents, list(dict.fromkeys(models_of(config)))
+    count, names = config.section.num_agents, list(dict.fromkeys(agent_models(config)))
     what = f"LoRA r={config.lora.r}" if config.lora.enabled else "all weights trained"
-    shared = config.agents is None and config.lora.enabled and count > 1
-    held = ", one base held once" if shared else ""
+    shared = config.shares_base and count > 1
+    once = ", one base held once" if shared else ""
     agents = f"{count} agent{'s' if count > 1 else ''}"
-    return [f"{config.algorithm}: {agents} of {' and '.join(names)} ({what}{held})"]
+    return [f"{config.algorithm}: {agents} of {' and '.join(names)} ({what}{once})"]
 
 
-def _online(config: Config, section: Any, tasks: int | None) -> list[str]:
+def _online(config: Config, section: configs.CommonConfig, tasks: int | None) -> list[str]:
     """The table of the online loop: a step, and the whole run."""
     tree = growth(section)
     size = section.batch_size if tasks is None else min(section.batch_size, tasks)
@@ -161,7 +91,7 @@ def _online(config: Config, section: Any, tasks: int | None) -> list[str]:
     nodes = size * tree.nodes
     decoders, deep = _decoders(config), section.num_turns * len(section.shape.stages)
     calls = decoders * deep
-    if getattr(section, "advantage", None) == "greedy":  # a greedy chain from every state
+    if section.samples_greedily:  # a greedy chain from every state
         calls += decoders * deep * (deep + 1) // 2
     turns = size * tree.turns
     parts = math.ceil(turns / (section.train_batch_size or turns))
@@ -176,7 +106,7 @@ def _online(config: Config, section: Any, tasks: int | None) -> list[str]:
         "sampled tokens ≤": size * _tokens(section, longest_N) + greedy * sum(longest_N),
     }
     if not section.chains:
-        rows = {**rows, "optimizer updates ≤": parts * section.update_epochs}
+        rows = {**rows, "optimizer updates ≤": parts * section.passes}
     run = f"{section.num_train_epochs} epochs" if steps is None else f"{steps:,} steps"
     lines = ["", f"{'':<22}{'a training step':>18}{f'the run, {run}':>26}"]
     for label, each in rows.items():
@@ -192,7 +122,7 @@ def _online(config: Config, section: Any, tasks: int | None) -> list[str]:
     return lines
 
 
-def _tokens(section: Any, longest_N: Sequence[int]) -> int:
+def _tokens(section: configs.CommonConfig, longest_N: Sequence[int]) -> int:
     """Of one task's tree at most; ``longest_N``: of each agent's completions."""
     each = ((level, sum(longest_N[i] for i in level.stage)) for level in levels(section))
     return sum(level.nodes * level.own * tokens for level, tokens in each)
@@ -200,9 +130,8 @@ def _tokens(section: Any, longest_N: Sequence[int]) -> int:
 
 def _decoders(config: Config) -> int:
     """Generation calls of a level: agents of one base decode together, others one by one."""
-    shared = config.agents is None and config.lora.enabled
     stages = len(config.section.shape.stages)
-    return 1 if shared else config.section.num_agents // stages
+    return 1 if config.shares_base else config.section.num_agents // stages
 
 
 def _tasks_seen(steps: int, size: int, tasks: int) -> int:
@@ -221,6 +150,7 @@ def _rounds(config: Config, tasks: int | None) -> Course | None:
 def _preferences(config: Config, tasks: int | None) -> list[str]:
     """Candidates that are sampled, and the pairs kept of them."""
     section, rounds = config.section, _rounds(config, tasks)
+    assert isinstance(section, configs.PreferenceConfig)
     if section.preferences is not None:
         return [f"{'preferences':<22}read from {section.preferences}; nothing is sampled for them"]
     own, kept = section.preference_num_candidates, section.preference_pairs_per_sample
@@ -263,92 +193,20 @@ def _evaluations(config: Config, tasks: int | None) -> list[str]:
 
 
 def _memory(config: Config) -> list[str]:
-    """Weights, what training adds, and the cache; activations come on top."""
-    width = BYTES[config.agent_model.torch_dtype]
-    count = config.section.policies
-    dtype = config.agent_model.torch_dtype.replace("auto", "bfloat16 (on most CPUs float32: twice)")
-    names = models_of(config)
-    sizes = [model_size(name, config.lora) for name in names]
-    shared = config.agents is None and config.lora.enabled
-    held = sizes[:1] if shared else sizes
+    """Parameters, and an upper bound of what is held: prompts as long as they may be."""
     lines = [
         f"{'parameters':<22}{_short(size.parameters)}  {name}, {size.source}"
-        for name, size in dict(zip(names, sizes, strict=True)).items()
+        for name in dict.fromkeys(agent_models(config))
+        for size in [model_size(name)]
     ]
-    total = _sum([s.parameters for s in held])
-    lines.append(_memory_line("weights", _times(total, width), dtype))
-    if config.lora.enabled:
-        adapters = _sum([s.adapter for s in sizes[:count]])
-        lines.append(
-            _memory_line(
-                "adapters",
-                _times(adapters, ADAPTER_BYTES),
-                f"{count} in float32 with gradients and Adam's moments; a few % of the weights",
-            )
-        )
-    else:
-        adds, what = training_adds(width)
-        lines.append(_memory_line("training adds", _times(total, adds), what))
-        if config.section.kl_coef > 0:
-            lines.append(_memory_line("reference adds", _times(total, width), "frozen copies"))
-    if config.generation.backend == "builtin":
-        slots = _cache_slots(config)
-        cache = _times(max((s.cache for s in sizes if s.cache), default=None), slots * width)
-        lines.append(_memory_line("generation cache ≤", cache, f"{_number(slots)} tokens at once"))
-    lines += _critics(config, config.online)
-    if config.section.fits_reward_model and config.section.reward_model is None:
-        base = model_size(config.section.reward_model_name or names[-1], config.lora).parameters
-        share = 1 if config.section.reward_freeze_backbone else 4
-        lines.append(_memory_line("reward model ≤", _times(base, share * width), "while trained"))
-    return [*lines, "Activations of the update's micro-batches come on top."]
-
-
-def training_adds(width: int) -> tuple[int, str]:
-    """Bytes for each weight of so many bytes that is trained, and what they are."""
-    if width == 2:
-        return 4 * 4, "float32: gradients, Adam's moments, masters of the weights"
-    return 3 * width, "gradients, Adam's moments"
-
-
-def _critics(config: Config, section: Any) -> list[str]:
-    """Of PPO's language-model critics: weights held once, what each trains and, where adapters
-    are off, everything of each."""
-    name = getattr(section, "critic_model", None)
-    if name is None:
-        return []
-    size, count = model_size(name, config.lora), section.critics
-    width = BYTES[config.agent_model.torch_dtype]
-    weights = _times(size.parameters, width)
-    many = f"{count} critic{'s' if count > 1 else ''}"
-    if not config.lora.enabled:
-        each = _times(size.parameters, width + training_adds(width)[0])
-        return [_memory_line("critic model", _times(each, count), f"{many} with Adam")]
-    adapters = _times(size.adapter, count * ADAPTER_BYTES)
-    return [
-        _memory_line("critic model", weights, f"{name}, beside the agents' own"),
-        _memory_line("critic adapters", adapters, f"{many} in float32 with Adam's moments"),
-    ]
-
-
-def _cache_slots(config: Config) -> int:
-    """Tokens in the key/value cache at once: a prompt once, and its completions."""
     section = config.online
-    tree = growth(section)
-    longest = max(limits(config))
-    prompt = config.agent_model.max_length - longest
-    node = prompt + section.num_generations * longest
-    return min(config.generation.max_batch_tokens, section.batch_size * tree.widest * node)
-
-
-def _memory_line(label: str, size: int | None, why: str) -> str:
-    shown = "unknown"
-    if size is not None:
-        shown = f"{size / 2**20:.1f} MiB" if size < 2**30 else f"{size / 2**30:.1f} GiB"
-    return f"{label:<22}{shown}  {why}"
-
-
-def _sum(values: Sequence[int | None]) -> int | None:
-    return None if None in values else sum(v for v in values if v is not None)
+    prompt = config.agent_model.max_length - max(limits(config))
+    for label, size, why in held(config, prompt, section.batch_size):
+        shown = "unknown"
+        if size is not None:
+            shown = f"{size / 2**20:.1f} MiB" if size < 2**30 else f"{size / 2**30:.1f} GiB"
+        lines.append(f"{label:<22}{shown}  {why}")
+    return lines
 
 
 def _times(value: int | None, factor: int) -> int | None:

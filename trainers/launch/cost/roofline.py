@@ -16,14 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from comlrl.config.algorithms import CommonConfig, PreferenceConfig
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
-
-from comlrl.config import algorithms as configs
-from comlrl.config.sections import LoraSection
 from comlrl.preferences.pairs import tasks_at_once
-from trainers.launch.checks.at_hand import prompt_tokens
-from trainers.launch.cost import dry_run
+from trainers.launch.cost.dry_run import count_tasks, steps_of
+from trainers.launch.cost.memory import agent_models, held, widest
+from trainers.launch.cost.model_size import BYTES, Dims, model_size
 from trainers.launch.cost.tree_size import Level, growth, levels, scored
 from trainers.launch.wiring import allocator as memory
 from trainers.launch.wiring.sampling import limits
@@ -99,7 +98,7 @@ def measured(config: Config) -> Hardware:
     from comlrl.models.loading import dtype_of
 
     memory.keep_freed()  # as a run does; else results of 128 KiB may be mapped anew each time
-    dims = Dims.of(dry_run.models_of(config)[0])
+    dims = _dims(config)
     dtype = dtype_of(config.agent_model, "cpu")
     x, weight = torch.rand(2048, dims.width).to(dtype), torch.rand(dims.inner, dims.width).to(dtype)
     query = torch.rand(32, 4, 128, 64)  # float32, as attention is on a CPU
@@ -129,73 +128,11 @@ def _shortest(work: Callable[[], object]) -> float:
 
 
 @dataclass(frozen=True)
-class Dims:
-    """The sizes of a decoder."""
-
-    layers: int
-    width: int
-    inner: int  # of the feed-forward part
-    heads: int  # numbers of all query heads of a token
-    kv: int  # of all key heads
-    vocabulary: int
-    tied: bool = True  # the embedding is the language-model head too
-    guessed: bool = False  # from the size in a name
-
-    @classmethod
-    def of(cls, name: str) -> Dims:
-        """From a model's ``config.json`` or, where none is at hand, a usual decoder of the size in
-        its name. Raises UserError where there is neither."""
-        found = dry_run.model_settings(name)
-        if found is None:
-            size = dry_run.model_size(name, LoraSection()).parameters
-            if size is None:
-                raise UserError(f"--hardware: the sizes of '{name}' are not known here")
-            layers = round((size / 76800) ** (1 / 3))  # 12 · layers · width², width = 80 · layers
-            width = 80 * layers
-            return cls(layers, width, 3 * width, width, width // 6, 151_936, guessed=True)
-        width = found.get("hidden_size") or found.get("n_embd")
-        layers = found.get("num_hidden_layers") or found.get("n_layer")
-        heads = found.get("num_attention_heads") or found.get("n_head")
-        if not (width and layers and heads):
-            raise UserError(f"--hardware: the config.json of '{name}' has no sizes as known here")
-        each = found.get("head_dim") or width // heads
-        kv = found.get("num_key_value_heads") or heads
-        inner = found.get("intermediate_size") or 4 * width * 2 // 3  # two matrices, as if three
-        tied = bool(found.get("tie_word_embeddings", True))
-        return cls(layers, width, inner, heads * each, kv * each, found["vocab_size"], tied)
-
-    @property
-    def linear(self) -> int:
-        """Weights that every token is multiplied with, without the language-model head."""
-        attention = 2 * self.width * (self.heads + self.kv)
-        return self.layers * (attention + 3 * self.width * self.inner)
-
-    @property
-    def head(self) -> int:
-        return self.width * self.vocabulary
-
-    @property
-    def parameters(self) -> int:
-        """Of the whole model, without norms and biases."""
-        return self.linear + self.head * (1 if self.tied else 2)
-
-    @property
-    def left(self) -> int:
-        """Numbers that a token leaves for the backward pass, as in ``update/accumulate.py``."""
-        return self.layers * (8 * self.width + 3 * self.inner)
-
-    @property
-    def cache(self) -> int:
-        """Numbers that a token has in the key/value cache."""
-        return 2 * self.layers * self.kv
-
-
-@dataclass(frozen=True)
 class Work:
     """One card's part of a training step."""
 
     config: Config
-    section: Any  # the one that samples online
+    section: CommonConfig  # the one that samples online
     dims: Dims
     on: Hardware
     size: int  # tasks
@@ -215,12 +152,12 @@ class Work:
     @property
     def bytes(self) -> float:
         """Of a weight."""
-        return self.on.word or dry_run.BYTES[self.config.agent_model.torch_dtype]
+        return self.on.word or BYTES[self.config.agent_model.torch_dtype]
 
     @property
     def shared(self) -> bool:
         """Whether one base serves all agents."""
-        return self.config.agents is None and self.config.lora.enabled
+        return self.config.shares_base
 
     def read(self, level: Level) -> float:
         """Tokens of a prompt: at later turns what was written before and what was answered."""
@@ -275,7 +212,7 @@ class Work:
             seen += self.attention(nodes * level.own * longest, self.read(level) + longest)
             seen += self.attention(nodes * self.read(level), self.read(level))
         back = 1 if self.config.lora.enabled else 2  # gradients of activations, and of weights
-        epochs = getattr(section, "ppo_epochs", getattr(section, "update_epochs", 1))
+        epochs = section.passes
         again = self.config.agent_model.gradient_checkpointing
         before = (section.kl_coef > 0) + (section.takes_ratios and epochs > 1)
         passes = epochs * (1 + back + again) + before
@@ -296,9 +233,7 @@ class Work:
         """Weights of all agents that are trained."""
         if not self.config.lora.enabled:
             return self.section.policies * self.dims.parameters
-        dims, r = self.dims, self.config.lora.r
-        layer = 4 * dims.width + 2 * (dims.heads + dims.kv) + 3 * (dims.width + dims.inner)
-        return self.section.policies * r * dims.layers * layer
+        return self.section.policies * self.dims.adapter(self.config.lora.r)
 
     def exchange(self) -> float:
         """Seconds of the all-reduce of gradients, in float32."""
@@ -313,47 +248,52 @@ class Work:
         return MICRO_BATCH_TOKENS["cpu" if self.on.word else "cuda"]
 
     def memory(self) -> dict[str, float]:
-        """Bytes of a card, by what holds them; critics and reward models come on top."""
-        from comlrl.update.accumulate import ACTIVATION_BYTES
+        """Bytes of a card, by what holds them, as far as that is known."""
+        prompt = self.read(widest(self.section))
+        device = "cpu" if self.on.word else "cuda"
+        parts = held(self.config, prompt, self.size, self.bytes, device)
+        return {part.label: part.bytes for part in parts if part.bytes is not None}
 
-        dims, section = self.dims, self.section
-        base = dims.parameters * self.bytes * (1 if self.shared else section.num_agents)
-        held = {"weights": base, "adapters": self.trained * dry_run.ADAPTER_BYTES}
-        if not self.config.lora.enabled:
-            del held["adapters"]
-            adds, _ = dry_run.training_adds(int(self.bytes))
-            held["gradients and moments"] = self.trained * adds
-            held["reference"] = base * (section.kl_coef > 0)
-        level = max(levels(section), key=lambda level: level.nodes)
-        prompts = self.size * level.nodes * (len(level.stage) if self.shared else 1)
-        slots = prompts * (self.read(level) + level.own * self.longest(level.stage))
-        slots = min(slots, self.config.generation.max_batch_tokens)
-        held["cache"] = slots * dims.cache * self.bytes
-        most = ACTIVATION_BYTES["cpu" if self.on.word else "cuda"]
-        held["activations"] = min(most, self.micro_batch * dims.left * self.bytes)
-        return held
+
+def _dims(config: Config) -> Dims:
+    """Of the agents' model. Raises UserError where they are not known."""
+    name = agent_models(config)[0]
+    size = model_size(name)
+    if size.dims is None:
+        raise UserError(
+            f"--hardware: the sizes of '{name}' are not known here: it has no config.json at hand "
+            "with sizes as known here, and no size in its name"
+        )
+    return size.dims
 
 
 def work_of(config: Config, on: Hardware, tasks: int | None = None) -> Work:
     """A card's part of a step; ``tasks``: how many there are, where known. Raises UserError."""
-    section, dims = config.online, Dims.of(dry_run.models_of(config)[0])
-    on = replace(on, prompt=on.prompt or prompt_tokens(config) or PROMPT)
+    section, dims = config.online, _dims(config)
+    on = replace(on, prompt=on.prompt or PROMPT)
     size = section.batch_size if tasks is None else min(section.batch_size, tasks)
     return Work(config, section, dims, on, math.ceil(size / on.cards))
 
 
-def estimate(config: Config, text: str) -> str:
-    """What is told behind ``dry_run.describe``; ``text``: of ``hardware``. Raises UserError."""
+def estimate(config: Config, text: str, prompt_tokens: float | None = None) -> str:
+    """What follows ``dry_run.describe``. Raises UserError.
+
+    Args:
+        text: as for ``hardware``.
+        prompt_tokens: mean length of the first prompts; None where the data is not at hand.
+    """
     if config.distributed.strategy == "fsdp":
         raise UserError("--hardware: distributed.strategy=fsdp is not estimated; give replicate")
-    tasks, _ = dry_run.count_tasks(config.dataset.name, config.dataset.train_split)
-    steps = dry_run.steps_of(config, tasks)
-    work = work_of(config, hardware(text, config), tasks)
+    tasks, _ = count_tasks(config.dataset.name, config.dataset.train_split)
+    steps = steps_of(config, tasks)
+    found = hardware(text, config)
+    found = replace(found, prompt=found.prompt or prompt_tokens or 0)
+    work = work_of(config, found, tasks)
     dims, on = work.dims, work.on
     before, parts = 0.0, {"generation": 0.0, "reward": 0.0}
     if config.section.trained_online:
         parts = {"generation": work.generation(), "reward": work.reward()}
-    if isinstance(config.section, configs.PreferenceConfig):
+    if isinstance(config.section, PreferenceConfig):
         before = _collecting(work, config.section, tasks or 0)
         if not config.section.trained_online:
             work = replace(work, section=_pairs(config.section))

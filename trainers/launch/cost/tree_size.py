@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from comlrl.config.algorithms import CommonConfig
 from comlrl.loop.course import Course
 
 
@@ -31,17 +32,17 @@ class Level(NamedTuple):
     joint: int  # joint actions of all nodes
 
 
-def scored(section: Any, tree: Growth) -> int:
+def scored(section: CommonConfig, tree: Growth) -> int:
     """Joint actions of one task that are scored: its tree's, and with ``advantage: greedy`` those
     of a greedy chain from every state, one a turn to the end."""
-    if getattr(section, "advantage", None) != "greedy":
+    if not section.samples_greedily:
         return tree.joint_actions
     turns = range(1, section.num_turns + 1)
     levels = [growth(replace(section, num_turns=turn)).nodes for turn in turns]
     return tree.joint_actions + sum(levels)  # a state at turn t counts in T − t + 1 of them
 
 
-def growth(section: Any) -> Growth:
+def growth(section: CommonConfig) -> Growth:
     """The tree of one task, where no branch ends early.
 
     A turn has K joint actions: G with align, G^N with cross, and G times the later agents'
@@ -60,7 +61,7 @@ def growth(section: Any) -> Growth:
     return total
 
 
-def levels(section: Any) -> Iterator[Level]:
+def levels(section: CommonConfig) -> Iterator[Level]:
     """One after the other."""
     shape, starts = section.shape, 1
     for turn in range(1, section.num_turns + 1):
@@ -74,7 +75,7 @@ def levels(section: Any) -> Iterator[Level]:
 
 
 def training_steps(
-    section: Any, tasks: int | None, actions: int, course: Course | None = None
+    section: CommonConfig, tasks: int | None, actions: int, course: Course | None = None
 ) -> int | None:
     """Training steps of the run, the first of its ends; None where the tasks decide and are
     unknown. ``actions``: joint actions of a full step. ``course``: of a run in rounds."""

@@ -6,18 +6,15 @@ Heavy rooms are imported inside functions, as in ``execution.py``, which uses th
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from comlrl.config.algorithms import SECTIONS, PPOConfig, PreferenceConfig, SHPPOConfig
 from comlrl.config.resolved import Config
-from comlrl.errors import UserError
-
-from comlrl.config.algorithms import SECTIONS, PreferenceConfig
-from comlrl.tasks.quoting import printable
+from comlrl.errors import UserError, notice
 from trainers.launch.wiring import vllm as engine
 from trainers.launch.wiring.sampling import limits, sampling
 from trainers.launch.wiring.work import build_reward, build_transition, load_domain, load_prompts
@@ -110,11 +107,10 @@ def load_both_splits(config: Config) -> tuple[list[Task], list[Task]]:
     held_out = load_tasks(data, data.eval_split, domain)[: config.section.eval_num_samples]
     held_out, shared = apart(held_out, train)
     if shared:
-        print(
-            f"notice: dataset.eval_split: {len(shared)} of the {len(held_out)} evaluation tasks of "
+        notice(
+            f"dataset.eval_split: {len(shared)} of the {len(held_out)} evaluation tasks of "
             f"'{data.eval_split}' are also training tasks of '{data.train_split}', e.g. "
-            f"'{shared[0]}'; their rewards are not those of held-out tasks",
-            file=sys.stderr,
+            f"'{shared[0]}'; their rewards are not those of held-out tasks"
         )
     return train, held_out
 
@@ -184,9 +180,9 @@ def build_critic_team(config: Config, team: Team) -> Team | None:
     from comlrl.models.loading import build_team
 
     section, key = config.online, f"{config.online_name}.critic_model"
-    name = getattr(section, "critic_model", None)
-    if name is None:
+    if not isinstance(section, PPOConfig) or section.critic_model is None:
         return None
+    name = section.critic_model
     own = replace(config.agent_model, name=name)
     alone = replace(config, agent_model=own, agents=None, agent_devices=None, init_from=None)
     try:
@@ -256,7 +252,7 @@ def build_sampler(config: Config, team: Team) -> tuple[Generator, Generator | La
 
     section = config.section
     length = context_length(config, team)
-    if not section.heterogeneous:
+    if not isinstance(section, SHPPOConfig):
         generator = Generator(team, config.generation.max_batch_tokens, length)
         return generator, generator
     from comlrl.models.critics import hidden_width
@@ -303,7 +299,6 @@ def fitting(
 
     Raises UserError, naming the row, where one does not, unless ``on_bad_row: skip``.
     """
-    from comlrl.processes import distributed
     from comlrl.types import Message
 
     kept = []
@@ -325,8 +320,7 @@ def fitting(
                 f"dataset.name: {problem}; raise agent_model.max_length if the model allows it, or "
                 "set dataset.on_bad_row=skip"
             )
-        if distributed.is_main():
-            print(f"notice: {printable(problem)}: skipped", file=sys.stderr)
+        notice(f"{problem}: skipped")
     if not kept:
         raise UserError(
             f"dataset.name: no row of '{config.dataset.name}' fits the model's context of "

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from comlrl.config.algorithms import PreferenceConfig
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
-
 from comlrl.types import Shape
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def build_judge(config: Config, prompts: Prompts) -> Judge:
     from external.judge import Judge, judge_of
     from external.service import Service
 
+    assert isinstance(config.section, PreferenceConfig)
     key, (_, given) = f"{config.algorithm}.comparator", config.section.comparison
     try:
         model, provider = judge_of(given)

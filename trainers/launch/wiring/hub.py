@@ -12,12 +12,12 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from comlrl.config.resolved import Config
-from comlrl.errors import UserError
-
 from comlrl.builtin import DATASETS, MODELS
+from comlrl.config.algorithms import MARLHFConfig, PPOConfig
 from comlrl.config.paths import searched
 from comlrl.config.plugins.targets import near
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
 from comlrl.models.packed import is_packed
 from comlrl.tasks.json_rows import KINDS
 
@@ -34,11 +34,10 @@ def agents_models(config: Config) -> list[tuple[str, str]]:
 
 def named_models(config: Config) -> list[tuple[str, str]]:
     """(key, name) of every model that a run loads; the agents' first."""
-    named, section = agents_models(config), config.section
-    if section.fits_reward_model and section.reward_model_name is not None:
+    named, section, online = agents_models(config), config.section, config.online
+    if isinstance(section, MARLHFConfig) and section.reward_model_name is not None:
         named.append((f"{config.algorithm}.reward_model_name", section.reward_model_name))
-    online = config.online
-    if getattr(online, "critic_model", None) is not None:
+    if isinstance(online, PPOConfig) and online.critic_model is not None:
         named.append((f"{config.online_name}.critic_model", online.critic_model))
     return named
 

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from comlrl.config.resolved import Config
-from comlrl.errors import UserError
-
 from comlrl.builtin import MODELS
 from comlrl.config.loader import load_yaml
 from comlrl.config.paths import searched
 from comlrl.config.plugins.targets import near
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
 from comlrl.models.packed import check_packed, is_packed
 from trainers.launch.wiring import hub, own_algorithm, weights
 

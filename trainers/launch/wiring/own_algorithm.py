@@ -8,11 +8,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from comlrl.config.resolved import Config
-from comlrl.errors import UserError
-
 from comlrl import files
 from comlrl.config import algorithms as configs
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
 
 FILE = "algorithm.json"  # of a run
 FACTS = ("chains", "heterogeneous", "trained_online", "fits_reward_model", "one_policy")

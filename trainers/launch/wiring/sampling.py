@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from comlrl.config.resolved import Config
-from comlrl.errors import UserError
-
+from comlrl.config.keys import check_ranges
 from comlrl.config.plugins.targets import near
+from comlrl.config.resolved import Config
 from comlrl.config.sections import RoleSampling
+from comlrl.errors import UserError
 from comlrl.types import Sampling
 from trainers.launch.wiring.work import load_domain
 
@@ -20,8 +20,12 @@ def sampling(config: Config, greedy: bool = False, num_agents: int | None = None
     """How the agents of the run's own section sample; ``num_agents``: of a baseline that has
     fewer."""
     section = config.section
-    heat = 0.0 if greedy else temperature(section, config)
-    common = Sampling(heat, section.max_new_tokens, top_p(section, config), top_k(section, config))
+    common = Sampling(
+        0.0 if greedy else config.temperature(section),
+        section.max_new_tokens,
+        config.top_p(section),
+        config.top_k(section),
+    )
     if not config.sampling:
         return common
     roles = load_domain(config).roles(num_agents or section.num_agents)
@@ -51,7 +55,7 @@ def check(config: Config) -> None:
         key = f"sampling.{role}"
         if role not in roles:
             raise UserError(f"{key}: is for nobody; {near(role, roles, 'there are {}')}")
-        check_values(key, own.max_new_tokens, own.temperature, own.top_p, own.top_k)
+        check_ranges(key, own)
         room = config.agent_model.max_length
         if own.max_new_tokens is not None and own.max_new_tokens >= room:
             raise UserError(
@@ -65,17 +69,3 @@ def check(config: Config) -> None:
                 f"act by one policy: it is the same for all of them; give "
                 f"{config.algorithm}.{apart[0]} (max_new_tokens may differ)"
             )
-
-
-def check_values(
-    prefix: str, length: int | None, heat: float | None, share: float | None, count: int | None
-) -> None:
-    """Raises UserError for values of ``prefix``'s keys that no token can be drawn by."""
-    if length is not None and length < 1:
-        raise UserError(f"{prefix}.max_new_tokens: {length} is too small; give at least 1")
-    if heat is not None and heat <= 0:
-        raise UserError(f"{prefix}.temperature: {heat} samples nothing to learn from; give > 0")
-    if share is not None and not 0 < share <= 1:
-        raise UserError(f"{prefix}.top_p: {share} must be above 0 and at most 1; null keeps all")
-    if count is not None and count < 1:
-        raise UserError(f"{prefix}.top_k: {count} must be at least 1; null keeps all tokens")

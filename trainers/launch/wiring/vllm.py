@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from comlrl.config.algorithms import PreferenceConfig
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
-
-from comlrl.config.algorithms import PreferenceConfig
 
 if TYPE_CHECKING:
     from comlrl.loop.steps import Step
@@ -71,7 +70,7 @@ def refuse(config: Config) -> None:
             f"lora.target_modules: {list(given)} with {mend}, which serves no adapter on the "
             "language-model head; leave lm_head out, or give generation.backend=builtin"
         )
-    truncating = {"top_p": top_p(section, config), "top_k": top_k(section, config)}
+    truncating = {"top_p": config.top_p(section), "top_k": config.top_k(section)}
     for role, own in config.sampling.items():
         truncating |= {f"sampling.{role}.top_p": own.top_p, f"sampling.{role}.top_k": own.top_k}
     for key, value in truncating.items():

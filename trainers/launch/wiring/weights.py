@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from comlrl.errors import UserError
-
 from comlrl.config.algorithms import sections_of
 from comlrl.config.loader import Setting, load_yaml
-from comlrl.tasks.quoting import one_line
+from comlrl.errors import UserError
+from comlrl.quoting import one_line
 
 if TYPE_CHECKING:
     import torch

@@ -7,13 +7,12 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from comlrl.config.resolved import Config
-from comlrl.errors import UserError
-
 from comlrl.config.plugins.arguments import keywords
 from comlrl.config.plugins.modules import Source
 from comlrl.config.plugins.targets import Target, check_class, check_methods, load, near
+from comlrl.config.resolved import Config
 from comlrl.config.sections import ExternalConfig
+from comlrl.errors import UserError
 from comlrl.rollout.checked import METHODS, CheckedDomain, CheckedReward, CheckedTransition
 from comlrl.tasks.prompts import REVISION, Prompts, check_templates
 from comlrl.types import Domain, Reward

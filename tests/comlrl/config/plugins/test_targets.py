@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from comlrl.errors import UserError
 
 from comlrl.config.plugins import modules as user_modules
 from comlrl.config.plugins.arguments import keywords
 from comlrl.config.plugins.targets import TargetError, check_methods, load
+from comlrl.errors import UserError
 from comlrl.types import Reward
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 Write = Callable[..., Path]
 
 
@@ -253,13 +253,13 @@ def test_arguments_and_what_is_offered():
         ({"timeout": 4}, "timeout: unknown argument, given 4; there are bonus, "),
         ({"bonus": 1}, "bonus: 1 is not valid; give any_test or share"),
         ({"bonus": None}, "bonus: None is not valid; give any_test or share"),
-        ({"strict": 1}, "strict: 1 is not valid; give false or true"),
+        ({"strict": 1}, "strict: 1 is not valid; give true or false"),
         ({"cost": "1"}, "cost: '1' is not valid; give a number"),
         ({"cost": True}, "cost: True is not valid; give a number"),
         ({"cost": float("inf")}, "cost: inf is not valid; give a number"),
         ({"least": 1.5}, "least: 1.5 is not valid; give a whole number or null"),
         ({"name": 3}, "name: 3 is not valid; give a text"),
-        ({"words": "a"}, "words: 'a' is not valid; give a list or null"),
+        ({"words": "a"}, "words: 'a' is not valid; give a list of texts or null"),
     ],
 )
 def test_wrong_arguments(arguments, message):

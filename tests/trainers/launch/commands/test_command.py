@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from comlrl.errors import UserError
 
+from comlrl.errors import UserError
 from trainers.launch.__main__ import COMMANDS, main
 from trainers.launch.commands.search import read_sweep
 from trainers.launch.commands.shipped import CONFIGS, config_file

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from comlrl.errors import UserError
 
 from comlrl.config.algorithms import SECTIONS
 from comlrl.config.sections import DistributedConfig
+from comlrl.errors import UserError
 from comlrl.evaluation.estimates import estimates, pass_at_k, task_rows
 from comlrl.evaluation.intervals import bootstrap_interval
 from comlrl.loop import checkpoint

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 import yaml
-from comlrl.errors import UserError
 
+from comlrl.errors import UserError
 from trainers.launch.commands import sweep as script
 from trainers.launch.commands.command_line import parse_arguments, resolve
 from trainers.launch.commands.search import Point, Search, last_value, read_sweep

@@ -8,16 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from comlrl.config.resolved import Config
 
 from comlrl.builtin import COOPMINI, TINY_CODER
 from comlrl.config.algorithms import MAGRPOConfig, PPOConfig, sections_of
 from comlrl.config.loader import Loader
+from comlrl.config.resolved import Config
 from rewards.sandbox import launch
 from tests.runs import algorithm_of
 from trainers.launch.checks.relations import validate
 from trainers.launch.commands.train import main
-from trainers.launch.cost.dry_run import count_tasks, describe, model_size
+from trainers.launch.cost.dry_run import count_tasks, describe
+from trainers.launch.cost.model_size import model_size
 from trainers.launch.cost.tree_size import growth, scored, training_steps
 
 ROOT = Path(__file__).parents[4]
@@ -132,7 +133,6 @@ def test_tasks_are_counted_where_that_needs_no_loading(tmp_path):
 
 def test_a_size_is_read_from_a_name(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    lora = load(ROOT / "configs" / "magrpo_quickstart.yaml").lora
     sizes = {
         "Qwen/Qwen2.5-Coder-3B": 3e9,
         "Qwen/Qwen2.5-Coder-1.5B-Instruct": 1.5e9,
@@ -142,18 +142,18 @@ def test_a_size_is_read_from_a_name(monkeypatch, tmp_path):
         "a/b8bit": None,
     }
     for name, expected in sizes.items():
-        assert model_size(name, lora).parameters == expected
+        assert model_size(name).parameters == expected
 
 
 def test_sizes_agree_with_the_built_team():
     from comlrl.models.loading import build_team
 
     config = load(ROOT / "configs" / "magrpo_quickstart.yaml")
-    size = model_size("builtin:tiny-coder", config.lora)
+    size = model_size("builtin:tiny-coder")
     agent = build_team(config).agents[0]
     base = [p for name, p in agent.model.named_parameters() if "lora_" not in name]
     assert size.parameters == sum(p.numel() for p in base)
-    assert size.adapter == sum(p.numel() for p in agent.parameters())
+    assert size.adapter(config.lora) == sum(p.numel() for p in agent.parameters())
     shape = agent.model.config
     # keys and values of every layer: 2 × layers × key/value heads × width of a head
     width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
@@ -168,9 +168,9 @@ def test_a_model_in_the_hub_cache_is_counted(monkeypatch, tmp_path):
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     lora = load(ROOT / "configs" / "magrpo_quickstart.yaml").lora
-    size = model_size("a/b", lora)
+    size = model_size("a/b")
     assert size.parameters == 4 * 8 + 9 * 8
-    assert size.adapter == lora.r * (4 + 8)  # A: r × 8, B: 4 × r; never on the head
+    assert size.adapter(lora) == lora.r * (4 + 8)  # A: r × 8, B: 4 × r; never on the head
     assert size.cache == 2 * 4
 
 
@@ -210,7 +210,7 @@ def test_the_memory_of_weights_that_are_trained(dtype, weights, adds):
     config = load(ROOT / "configs" / "magrpo_quickstart.yaml")
     model = replace(config.agent_model, torch_dtype=dtype)
     config = replace(config, agent_model=model, lora=replace(config.lora, enabled=False))
-    size = model_size(config.agent_model.name, config.lora).parameters
+    size = model_size(config.agent_model.name).parameters
     lines = describe(config).splitlines()
     for label, each in (("weights", weights), ("training adds", adds)):
         (line,) = [line for line in lines if line.startswith(label + " ")]

@@ -7,17 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from comlrl.errors import UserError
-from tests.trainers.launch.test_dry_run import SHIPPED, load
 
 from comlrl.builtin import TINY_CODER
+from comlrl.errors import UserError
 from tests.tiny_models import config
+from tests.trainers.launch.cost.test_dry_run import SHIPPED, load
 from trainers.launch.commands.train import main
-from trainers.launch.cost.dry_run import model_size
+from trainers.launch.cost.model_size import Dims, model_size
 from trainers.launch.cost.roofline import (
     DECODING,
     LEARNING,
-    Dims,
     Hardware,
     Work,
     estimate,
@@ -39,8 +38,8 @@ def work(on: Hardware, **keys) -> Work:
 
 def test_sizes():
     assert (DIMS.linear, DIMS.head, DIMS.parameters) == (1800, 1000, 2800)
-    found = Dims.of(str(TINY_CODER))
-    counted = model_size("builtin:tiny-coder", config().lora)
+    found = model_size(str(TINY_CODER)).dims
+    counted = model_size("builtin:tiny-coder")
     assert found.parameters == pytest.approx(counted.parameters, rel=0.01)  # norms and biases
     assert found.cache == counted.cache
     assert work(FREE).trained == 2 * counted_adapter(DIMS)
@@ -54,9 +53,9 @@ def counted_adapter(dims: Dims) -> int:
 
 @pytest.mark.parametrize("name", ["a-1.5B", "b-3B", "c-7B", "d-14B", "e-32B"])
 def test_a_size_in_a_name_is_a_decoder_of_about_that_size(name):
-    found = Dims.of(f"none/{name}")
+    found = model_size(f"none/{name}").dims
     assert found.guessed
-    assert found.parameters == pytest.approx(model_size(name, None).parameters, rel=0.25)
+    assert found.parameters == pytest.approx(model_size(name).parameters, rel=0.25)
 
 
 def test_generation_by_hand():

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from comlrl.errors import UserError
 
+from comlrl.errors import UserError
 from trainers.launch.commands.command_line import parse_arguments, resolve
 from trainers.launch.commands.train import main
 from trainers.launch.wiring import hub

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from comlrl.config.resolved import Config
-from comlrl.errors import UserError
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from comlrl.config.algorithms import SECTIONS
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
 from comlrl.models.loading import build_team
 from comlrl.models.team import Team
 from tests import tiny_models

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from comlrl.errors import UserError
 
+from comlrl.errors import UserError
 from comlrl.types import Sampling
 from loggers.tables import evaluation_table
 from tests.fakes import code_task

@@ -9,8 +9,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from comlrl.errors import UserError
 
+from comlrl.errors import UserError
 from comlrl.loop.checkpoint import newest
 from comlrl.types import Attempt, JointAction
 from loggers.report.comparison import grouped

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comlrl.tasks.quoting import clean
+from comlrl.quoting import clean
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,170 @@
+"""Keys of the configuration: each field's default, description and range, told once.
+
+A section is a frozen dataclass whose fields are made by ``key``. Its checks, its error messages
+and its table in ``docs/configuration.md`` are read from there, by ``keys_of``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+from comlrl.errors import UserError
+
+WORDS: dict[Any, str] = {
+    int: "whole number", float: "number", str: "text", list: "list", tuple: "list",
+    dict: "mapping", type(None): "null", Any: "any",
+}  # fmt: skip
+
+
+class Range(NamedTuple):
+    """The numbers that a key may have; None: no bound."""
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+
+    def __contains__(self, value: object) -> bool:
+        assert isinstance(value, int | float)
+        return (
+            (self.at_least is None or value >= self.at_least)
+            and (self.above is None or value > self.above)
+            and (self.at_most is None or value <= self.at_most)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        words = {"at_least": "at least", "above": "above", "at_most": "at most", "below": "below"}
+        bounds = zip(self._fields, self, strict=True)
+        return " and ".join(f"{words[name]} {b:g}" for name, b in bounds if b is not None)
+
+
+def key(default: Any, description: str = "", **bounds: float) -> Any:
+    """A field with its default, what it is, and its ``Range``.
+
+    A subclass that changes a default alone leaves the rest out: it is the parent's.
+    """
+    metadata = {"description": description, "range": Range(**bounds) if bounds else None}
+    if isinstance(default, list | dict):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of a section."""
+
+    name: str
+    annotation: Any
+    default: Any
+    description: str
+    range: Range | None
+
+    @property
+    def members(self) -> tuple[Any, ...]:
+        return members(self.annotation)
+
+    @property
+    def is_mapping(self) -> bool:
+        return any(typing.get_origin(m) is dict for m in self.members)
+
+    @property
+    def expected(self) -> str:
+        """The values that it takes, for an error message."""
+        return expected(self.annotation)
+
+    def problem(self, value: Any) -> str | None:
+        """What is wrong with the number that a key was given, and what to give; None: nothing."""
+        if self.range is None or isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        return None if value in self.range else f"{value}; give {self._wanted()}"
+
+    def _wanted(self) -> str:
+        null = ", or null" if type(None) in self.members else ""
+        return f"a number {self.range}{null}"
+
+
+@cache
+def keys_of(section: type[Any]) -> Mapping[str, Key]:
+    """The keys of a section's dataclass, inherited ones first, with what parents say of them."""
+    described: dict[str, dict[str, Any]] = {}
+    for parent in reversed(section.__mro__):
+        if dataclasses.is_dataclass(parent):
+            for f in dataclasses.fields(parent):
+                given = {name: value for name, value in f.metadata.items() if value}
+                described[f.name] = described.get(f.name, {}) | given
+    hints = typing.get_type_hints(section)
+    return {
+        f.name: Key(
+            f.name,
+            hints[f.name],
+            f.default if f.default_factory is dataclasses.MISSING else f.default_factory(),
+            described[f.name].get("description", ""),
+            described[f.name].get("range"),
+        )
+        for f in dataclasses.fields(section)
+    }
+
+
+def check_ranges(name: str, section: Any) -> None:
+    """Raises UserError for a number that its key cannot have; ``name``: the section's."""
+    for key in keys_of(type(section)).values():
+        if (problem := key.problem(getattr(section, key.name))) is not None:
+            raise UserError(f"{name}.{key.name}: {problem}")
+
+
+def members(annotation: Any) -> tuple[Any, ...]:
+    """A union's members; any other annotation itself."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+def choices(annotation: Any) -> tuple[Any, ...]:
+    """The values of the Literals among an annotation's members."""
+    return tuple(
+        value
+        for member in members(annotation)
+        if typing.get_origin(member) is Literal
+        for value in typing.get_args(member)
+    )
+
+
+def expected(annotation: Any) -> str:
+    """The values that an annotation allows, for an error message."""
+    nouns = {*WORDS.values()} - {"null", "any"}
+    *first, last = (
+        f"a {word}" if word in nouns or word.startswith("list of") else word
+        for word in in_words(annotation)
+    )
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def in_words(annotation: Any, quote: str = "") -> list[str]:
+    """Each member as a person reads it, choices one by one in ``quote``s."""
+    words: list[str] = []
+    for member in members(annotation):
+        kind = typing.get_origin(member) or member
+        if kind is Literal:
+            words += [f"{quote}{in_yaml(value)}{quote}" for value in typing.get_args(member)]
+        elif kind is bool:
+            words += ["true", "false"]
+        elif kind is list and typing.get_args(member):
+            (item,) = typing.get_args(member)
+            words.append(f"list of {'s or '.join(in_words(item))}s")
+        else:
+            words.append(WORDS.get(kind, getattr(kind, "__name__", str(kind))))
+    return words
+
+
+def in_yaml(value: Any) -> str:
+    """A plain value as YAML has it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,70 @@
+"""Mistakes of the user's, and the one voice in which a run speaks beside its results."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from typing import Any
+
+from comlrl.quoting import printable
+
+DISK_ERRORS = (
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM,
+)  # fmt: skip
+
+
+class UserError(Exception):
+    """A mistake that the user can fix; one line that names the key, the value and what to do.
+
+    A command prints it as ``error: …`` and ends with ``exit_code``.
+    """
+
+    exit_code = 2
+
+
+class NonFiniteError(RuntimeError):
+    """A logit, loss or gradient that is NaN or infinite; ``batch`` is the ``TokenBatch`` that gave
+    it, where one is kept."""
+
+    def __init__(self, text: str, batch: Any = None, agent: int | None = None) -> None:
+        super().__init__(text)
+        self.batch, self.agent = batch, agent
+
+
+def in_one_line(error: Exception) -> tuple[str, int] | None:
+    """Message and exit code of an error that is the user's or the disk's; None for others."""
+    if isinstance(error, UserError):
+        return str(error), error.exit_code
+    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+        return f"{error.strerror}{f': {error.filename}' if error.filename else ''}", 1
+    return None
+
+
+def report(error: Exception) -> int:
+    """Print an error of the user's or the disk's; returns the exit code. Raises others again."""
+    known = in_one_line(error)
+    if known is None:
+        raise error
+    print_error(known[0])
+    return known[1]
+
+
+def print_error(text: str) -> None:
+    """The line that a command ends with, from whichever process met the error."""
+    print(f"error: {printable(text)}", file=sys.stderr, flush=True)
+
+
+def notice(text: str) -> None:
+    """A line on stderr, from the first process alone. Results go to stdout, this does not."""
+    _write("notice", text)
+
+
+def warning(text: str) -> None:
+    """As ``notice``, for what may spoil a run."""
+    _write("warning", text)
+
+
+def _write(kind: str, text: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        print(f"{kind}: {printable(text)}", file=sys.stderr, flush=True)

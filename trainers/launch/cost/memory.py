@@ -1,0 +1,137 @@
+"""What a run holds in memory, counted once for ``--dry-run`` and for its estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from comlrl.config.algorithms import CommonConfig, MARLHFConfig, PPOConfig
+from comlrl.config.resolved import Config
+from trainers.launch.cost.model_size import BYTES, ModelSize, model_size
+from trainers.launch.cost.tree_size import Level, levels
+
+ADAPTER_BYTES = 4 * 4  # float32 weight, gradient and Adam's two moments
+
+
+class Held(NamedTuple):
+    """One thing that memory holds."""
+
+    label: str
+    bytes: float | None  # None: unknown
+    why: str
+
+
+def held(
+    config: Config, prompt: float, tasks: int, width: float = 0, device: str = "cuda"
+) -> list[Held]:
+    """What one process holds while it samples and trains.
+
+    Args:
+        prompt: tokens of a prompt at the widest level of a tree.
+        tasks: whose trees this process grows at once.
+        width: bytes of a weight; 0: as ``agent_model.torch_dtype`` says.
+        device: ``cuda`` or ``cpu``, whose updates take micro-batches of different sizes.
+    """
+    width = width or BYTES[config.agent_model.torch_dtype]
+    names = agent_models(config)
+    sizes = {name: model_size(name) for name in names}
+    each = [sizes[name] for name in (names[:1] if config.shares_base else names)]
+    found = [_weights(config, each, width), *_trained(config, each, width)]
+    if config.generation.backend == "builtin":
+        found.append(_cache(config, each, width, prompt, tasks))
+    found += _critics(config.online, config, width)
+    found += _reward_model(config, names[-1], width)
+    found.append(_activations(each, width, device))
+    return found
+
+
+def agent_models(config: Config) -> tuple[str, ...]:
+    """The model of each agent, by name."""
+    return config.agents or (config.agent_model.name,) * config.section.num_agents
+
+
+def training_adds(width: float) -> tuple[float, str]:
+    """Bytes for each weight of so many bytes that is trained, and what they are."""
+    if width == 2:
+        return 4 * 4, "float32: gradients, Adam's moments, masters of the weights"
+    return 3 * width, "gradients, Adam's moments"
+
+
+def widest(section: CommonConfig) -> Level:
+    """The level of a tree at which most nodes are sampled at once."""
+    return max(levels(section), key=lambda level: level.nodes)
+
+
+def _weights(config: Config, sizes: Sequence[ModelSize], width: float) -> Held:
+    dtype = config.agent_model.torch_dtype.replace("auto", "bfloat16 (on most CPUs float32: twice)")
+    return Held("weights", _times(_sum([s.parameters for s in sizes]), width), dtype)
+
+
+def _trained(config: Config, sizes: Sequence[ModelSize], width: float) -> Iterator[Held]:
+    count = config.section.policies
+    if config.lora.enabled:
+        adapters = [s.adapter(config.lora) for s in sizes]
+        adapters = adapters * count if config.shares_base else adapters[:count]
+        why = f"{count} in float32 with gradients and Adam's moments; a few % of the weights"
+        yield Held("adapters", _times(_sum(adapters), ADAPTER_BYTES), why)
+        return
+    total = _sum([s.parameters for s in sizes])
+    adds, what = training_adds(width)
+    yield Held("training adds", _times(total, adds), what)
+    if config.section.kl_coef > 0:
+        yield Held("reference adds", _times(total, width), "frozen copies")
+
+
+def _cache(
+    config: Config, sizes: Sequence[ModelSize], width: float, prompt: float, tasks: int
+) -> Held:
+    """Each prompt once, and its completions; agents of one base are sampled together."""
+    section, level = config.online, widest(config.online)
+    prompts = tasks * level.nodes * (len(level.stage) if config.shares_base else 1)
+    slots = prompts * (prompt + level.own * section.max_new_tokens)
+    slots = min(slots, config.generation.max_batch_tokens)
+    cache = max((s.cache for s in sizes if s.cache), default=None)
+    return Held("generation cache ≤", _times(cache, slots * width), f"{slots:,.0f} tokens at once")
+
+
+def _critics(section: CommonConfig, config: Config, width: float) -> Iterator[Held]:
+    """Of PPO's language-model critics: weights held once, what each trains and, where adapters
+    are off, everything of each."""
+    if not isinstance(section, PPOConfig) or section.critic_model is None:
+        return
+    size, count = model_size(section.critic_model), section.critics
+    many = f"{count} critic{'s' if count > 1 else ''}"
+    if not config.lora.enabled:
+        each = _times(size.parameters, width + training_adds(width)[0])
+        yield Held("critic model", _times(each, count), f"{many} with Adam")
+        return
+    why = f"{section.critic_model}, beside the agents' own"
+    yield Held("critic model", _times(size.parameters, width), why)
+    adapters = _times(size.adapter(config.lora), count * ADAPTER_BYTES)
+    yield Held("critic adapters", adapters, f"{many} in float32 with Adam's moments")
+
+
+def _reward_model(config: Config, agents_model: str, width: float) -> Iterator[Held]:
+    section = config.section
+    if isinstance(section, MARLHFConfig) and section.reward_model is None:
+        parameters = model_size(section.reward_model_name or agents_model).parameters
+        share = 1 if section.reward_freeze_backbone else 4
+        yield Held("reward model ≤", _times(parameters, share * width), "while trained")
+
+
+def _activations(sizes: Sequence[ModelSize], width: float, device: str) -> Held:
+    """Of the update's micro-batch, which is made to fit."""
+    from comlrl.update.accumulate import ACTIVATION_BYTES, MICRO_BATCH_TOKENS
+
+    left = max((s.dims.left for s in sizes if s.dims), default=None)
+    tokens = MICRO_BATCH_TOKENS[device]
+    most = None if left is None else min(ACTIVATION_BYTES[device], tokens * left * width)
+    return Held("activations ≤", most, f"of a micro-batch of {tokens:,} tokens in the update")
+
+
+def _sum(values: Sequence[int | None]) -> int | None:
+    return None if None in values else sum(v for v in values if v is not None)
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor

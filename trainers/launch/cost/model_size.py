@@ -1,0 +1,164 @@
+"""How large a model is, from what is at hand without loading its weights."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from comlrl.builtin import MODELS
+from comlrl.config.sections import LoraSection
+from comlrl.errors import UserError
+
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}  # of a weight
+EXCLUDED = re.compile(r"embed|wte|wpe|lm_head|score")  # never among LoRA's "all-linear"
+
+
+@dataclass(frozen=True)
+class Dims:
+    """The sizes of a decoder."""
+
+    layers: int
+    width: int
+    inner: int  # of the feed-forward part
+    heads: int  # numbers of all query heads of a token
+    kv: int  # of all key heads
+    vocabulary: int
+    tied: bool = True  # the embedding is the language-model head too
+    guessed: bool = False  # from the size in a name
+
+    @property
+    def linear(self) -> int:
+        """Weights that every token is multiplied with, without the language-model head."""
+        attention = 2 * self.width * (self.heads + self.kv)
+        return self.layers * (attention + 3 * self.width * self.inner)
+
+    @property
+    def head(self) -> int:
+        return self.width * self.vocabulary
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model, without norms and biases."""
+        return self.linear + self.head * (1 if self.tied else 2)
+
+    @property
+    def left(self) -> int:
+        """Numbers that a token leaves for the backward pass, as in ``update/accumulate.py``."""
+        return self.layers * (8 * self.width + 3 * self.inner)
+
+    @property
+    def cache(self) -> int:
+        """Numbers that a token has in the key/value cache."""
+        return 2 * self.layers * self.kv
+
+    def adapter(self, rank: int) -> int:
+        """Parameters of one LoRA adapter on all linear layers."""
+        inputs_and_outputs = 4 * self.width + 2 * (self.heads + self.kv)
+        inputs_and_outputs += 3 * (self.width + self.inner)
+        return rank * self.layers * inputs_and_outputs
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """A model's size; None: unknown."""
+
+    parameters: int | None
+    source: str  # how that is known
+    dims: Dims | None
+    shapes: Mapping[str, Sequence[int]]  # of its tensors, where its weights are at hand
+
+    @property
+    def cache(self) -> int | None:
+        """Numbers in the key/value cache for each token."""
+        keys = [shape[0] for n, shape in self.shapes.items() if n.endswith("k_proj.weight")]
+        if keys:
+            return 2 * sum(keys)
+        return None if self.dims is None else self.dims.cache
+
+    def adapter(self, lora: LoraSection) -> int | None:
+        """Parameters of one agent's LoRA adapter."""
+        linear = [s for n, s in self.shapes.items() if len(s) == 2 and _has_adapter(n, lora)]
+        if linear:
+            return lora.r * sum(map(sum, linear))
+        every = lora.target_modules == "all-linear"
+        return self.dims.adapter(lora.r) if self.dims and every else None
+
+
+def model_size(name: str) -> ModelSize:
+    """From the header of local or cached weights and ``config.json``, else from a size such as
+    ``3B`` in the name. Raises UserError for a builtin that does not exist."""
+    folder = model_folder(name)
+    shapes, dims = _shapes(folder), _dims(folder)
+    if shapes:
+        counted = sum(math.prod(shape) for shape in shapes.values())
+        return ModelSize(counted, "counted in its weights' header", dims, shapes)
+    sizes = re.findall(r"(\d+(?:\.\d+)?)([BbMm])(?![A-Za-z0-9])", name)
+    if sizes:
+        parameters = int(float(sizes[-1][0]) * (1e9 if sizes[-1][1] in "Bb" else 1e6))
+        if dims is not None:
+            return ModelSize(parameters, "from its name", dims, {})
+        usual = _usual(parameters)
+        return ModelSize(parameters, "from its name, as a usual decoder of that size", usual, {})
+    if dims is not None:
+        return ModelSize(dims.parameters, "from its config.json", dims, {})
+    return ModelSize(None, "unknown: not at hand, and its name gives no size", None, {})
+
+
+def model_folder(name: str) -> Path | None:
+    """Where a model lies: the builtin's folder, a local one, or the hub's cache; None: nowhere."""
+    if name.startswith("builtin:"):
+        if name not in MODELS:
+            raise UserError(f"agent_model.name: '{name}'; the builtin are {', '.join(MODELS)}")
+        return MODELS[name]
+    if Path(name).is_dir():
+        return Path(name)
+    home = os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE", Path(home) / "hub"))
+    snapshots = cache / f"models--{name.replace('/', '--')}" / "snapshots"
+    return max(snapshots.glob("*"), key=lambda p: p.stat().st_mtime, default=None)
+
+
+def _has_adapter(name: str, lora: LoraSection) -> bool:
+    if isinstance(lora.target_modules, str):
+        return not EXCLUDED.search(name)
+    return name.split(".")[-2] in lora.target_modules
+
+
+def _shapes(folder: Path | None) -> dict[str, Sequence[int]]:
+    """Tensor name → shape, read from safetensors headers: 8 bytes of length, then JSON."""
+    shapes: dict[str, Sequence[int]] = {}
+    for file in sorted(folder.glob("*.safetensors")) if folder else ():
+        with file.open("rb") as handle:
+            header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
+        shapes |= {n: t["shape"] for n, t in header.items() if n != "__metadata__"}
+    return shapes
+
+
+def _dims(folder: Path | None) -> Dims | None:
+    """From a model's ``config.json``; None where it has none, or no sizes as known here."""
+    file = None if folder is None else folder / "config.json"
+    if file is None or not file.is_file():
+        return None
+    found = json.loads(file.read_text())
+    width = found.get("hidden_size") or found.get("n_embd")
+    layers = found.get("num_hidden_layers") or found.get("n_layer")
+    heads = found.get("num_attention_heads") or found.get("n_head")
+    if not (width and layers and heads and found.get("vocab_size")):
+        return None
+    each = found.get("head_dim") or width // heads
+    kv = found.get("num_key_value_heads") or heads
+    inner = found.get("intermediate_size") or 4 * width * 2 // 3  # two matrices, as if three
+    tied = bool(found.get("tie_word_embeddings", True))
+    return Dims(layers, width, inner, heads * each, kv * each, found["vocab_size"], tied)
+
+
+def _usual(parameters: int) -> Dims:
+    """A usual decoder of so many parameters: 12 · layers · width² of them, width = 80 · layers."""
+    layers = round((parameters / 76800) ** (1 / 3))
+    width = 80 * layers
+    return Dims(layers, width, 3 * width, width, width // 6, 151_936, guessed=True)
