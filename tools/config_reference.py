@@ -33,8 +33,8 @@ type or values that contradict each other are refused with one line before anyth
 (exit code 2). A setting that can have no effect beside the others, such as
 `external.original_prompt` where `external.history` is `full`, is told in a notice.
 
-A path (of a data set, a model, a run, `init_from`, …) is looked for beside the YAML file first, then
-in the working directory; one on the command line in the working directory first. A run's
+A path (of a data set, a model, a run, `init_from`, …) is looked for beside the YAML file first,
+then in the working directory; one on the command line in the working directory first. A run's
 `config.yaml` keeps absolute paths, so that you can evaluate the run from anywhere.
 
 `--dry-run` also checks all that is at hand (every row of local data, models that are local or

@@ -27,8 +27,8 @@ def absolute(value: Any, folders: Sequence[Path]) -> Any:
     if not isinstance(value, str):
         return value
     prefix = PREFIX if value.startswith(PREFIX) else ""
-    name = Path(value.removeprefix(prefix).strip()).expanduser()
-    found = next((path for folder in folders if (path := folder / name).exists()), None)
+    name = Path(os.path.expanduser(value.removeprefix(prefix).strip()))
+    found = next((path for f in folders if os.path.exists(path := f / name)), None)
     if found is None or not name.parts:
         return value
     return f"{prefix} {os.path.abspath(found)}".strip()

@@ -72,7 +72,9 @@ def apart(held_out: Sequence[Task], training: Sequence[Task]) -> tuple[list[Task
 
 
 def _content(task: Task) -> str:
-    return repr(sorted((k, repr(v)) for k, v in task.fields.items() if k != "task_id"))
+    """A row without its name; a column that it leaves empty may be another file's."""
+    fields = task.fields.items()
+    return repr(sorted((k, repr(v)) for k, v in fields if k != "task_id" and v is not None))
 
 
 def _free(name: str, taken: set[str]) -> str:

@@ -314,7 +314,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--replace", nargs="+", default=[], metavar="AGENT=WHO",
         help="agents of --checkpoint by role or number, and who acts in the place of each: "
-        "aux=untrained, aux=silent, aux=main (or 0=1), aux=RUN; all=WHO for every agent",
+        "0=untrained, 0=silent, 0=1 (or a role), 0=RUN; all=WHO for every agent",
     )  # fmt: skip
     add("--num-agents", type=int, metavar="M", help="agents, of an untrained team or of one policy")
     add("--k", default="1", metavar="1,3,5,10", help="pass@k for these k")
