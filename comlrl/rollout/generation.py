@@ -44,6 +44,8 @@ class Generator:
         self.max_length = max_length
         self.calls = 0  # generation calls so far, one for each chunk of requests
         self.tokens = 0  # sampled so far
+        # Told as completions grow: how many more are written, a part of one at each token.
+        self.on_written: Callable[[float], None] = lambda completions: None
 
     def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
         return tuple(self.team.of(agent).encode(prompt))
@@ -100,7 +102,7 @@ class Generator:
         prompts = [request.prompt_ids for request in requests]
         prompt_of_row = torch.tensor([p for p, r in enumerate(requests) for _ in r.keys_G])
         prompt_of_row = prompt_of_row.to(agent.device)
-        draw = _Draw(agent, requests, sampling, self.head, prompt_of_row)
+        draw = _Draw(agent, requests, sampling, self.head, prompt_of_row, self.on_written)
         adapters = [self.team.of(owner).adapter for owner, _ in owned]
         lengths = torch.tensor([len(p) for p in prompts], device=agent.device)
         cache = prefix_cache.SharedPrefixCache(lengths, sampling.max_new_tokens)
@@ -119,6 +121,7 @@ class Generator:
                 tokens = _decode_plain(agent, prompts, prompt_of_row, draw)
         if draw.broken:
             raise NonFiniteError("sampling met logits that are no numbers", agent=agent.index)
+        self.on_written(len(prompt_of_row) - draw.written)  # what ended early
         rows = iter(_to_completions(agent, tokens, draw))
         return [tuple(next(rows) for _ in request.keys_G) for request in requests]
 
@@ -148,8 +151,10 @@ class _Draw:
         sampling: Sampling,
         head: Head | None,
         prompt_of_row: torch.Tensor,
+        on_written: Callable[[float], None],
     ) -> None:
         self.agent, self.sampling, self.head = agent, sampling, head
+        self.on_written, self.written = on_written, 0.0  # completions
         self.steps = sampling.max_new_tokens
         self.stop = torch.tensor(agent.stop_ids, device=agent.device)
         if head is not None:
@@ -167,6 +172,8 @@ class _Draw:
 
     def __call__(self, hidden: torch.Tensor, rows: torch.Tensor, step: int) -> torch.Tensor:
         """The next token of each of these rows, from its last hidden state (rows, width)."""
+        self.written += (more := len(rows) / self.steps)
+        self.on_written(more)
         if self.head is not None:
             hidden = self.head(hidden, self.latents[rows])
         logits = self.agent.logits(hidden).float()
