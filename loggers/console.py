@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
@@ -50,6 +51,7 @@ class ConsoleLogger:
             self._live = _LiveView(self._console, progress, title, self._columns)
         else:
             progress.listeners.append(self._began)
+            progress.minutely.append(lambda doing: self._print("  ".join([doing, *self._left()])))
 
     def begin(self, mark: LogMark) -> None:
         """Nothing: what was printed stays printed."""
@@ -88,6 +90,22 @@ class ConsoleLogger:
     def _left(self) -> list[str]:
         left = self._progress.seconds_left()
         return [] if left is None else [f"left {clock(left)}"]
+
+
+@contextlib.contextmanager
+def shown(progress: Progress, work: str) -> Iterator[None]:
+    """A command's only work: on a terminal a line that is drawn anew and then goes, elsewhere a
+    line a minute; both beside its output."""
+    console = Console(stderr=True)
+    progress.begin(work)
+    if not console.is_terminal:
+        progress.minutely.append(lambda doing: console.print(doing, highlight=False, markup=False))
+        yield
+        return
+    with Live(
+        console=console, transient=True, get_renderable=lambda: Text(progress.doing, no_wrap=True)
+    ):
+        yield
 
 
 class _LiveView:
@@ -130,7 +148,7 @@ class _LiveView:
             Text(position(ahead.steps, self._progress), no_wrap=True),
             Text(clock(self._progress.elapsed), style="yellow", no_wrap=True),
             Text("" if left is None else f"left {clock(left)}", style="cyan", no_wrap=True),
-            Text("" if self._closed else self._progress.work, no_wrap=True),
+            Text("" if self._closed else self._progress.doing, no_wrap=True),
         )
         return line
 

@@ -30,6 +30,7 @@ FLOORS: dict[str, int] = {
 }
 # The rooms of comlrl; each may import those above it here, and itself.
 CORE = (
+    "comlrl.quoting",
     "comlrl.errors",
     "comlrl.types",
     "comlrl.keyed",

@@ -36,6 +36,11 @@ def team_size(name: str, num_agents: int) -> int:
     return 1 if name == "single" else num_agents
 
 
+def completions(name: str, num_agents: int) -> int:
+    """What all agents of a baseline write for an answer."""
+    return team_size(name, num_agents) * (2 if name == "discussion" else 1)
+
+
 def order(name: str) -> Literal["simultaneous", "sequential"]:
     """How the agents of a baseline act in a turn."""
     return "sequential" if name == "sequential" else "simultaneous"

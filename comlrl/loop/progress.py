@@ -8,8 +8,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 TRAINING, EVALUATING, SAVING = "training", "evaluating", "saving"
+MINUTE = 60.0
 RECENT = 20  # durations of each work that the estimate rests on
 
 
@@ -39,8 +41,10 @@ class Progress:
         self._clock = clock
         self.ahead = Ahead(0, None)  # kept up to date by the loop
         self.work = ""
+        self.share = 0.0  # of the present work, as far as it says
         self.listeners: list[Callable[[str], None]] = []  # told of each work that begins
-        self._started = self._since = clock()
+        self.minutely: list[Callable[[str], None]] = []  # told once a minute how far a work is
+        self._started = self._since = self._reported = clock()
         self._recent: dict[str, deque[float]] = {}
 
     @property
@@ -50,14 +54,35 @@ class Progress:
 
     def begin(self, work: str) -> None:
         """The present work; one before it that did not come to its end is not measured."""
-        self.work, self._since = work, self._clock()
+        self.work, self.share = work, 0.0
+        self._since = self._reported = self._clock()
         for tell in self.listeners:
             tell(work)
+
+    def part(self, share: float) -> None:
+        """So much of the present work is done, in [0, 1]."""
+        self.share = share
+        if self._clock() - self._reported >= MINUTE:
+            self._reported = self._clock()
+            for tell in self.minutely:
+                tell(self.doing)
+
+    @property
+    def doing(self) -> str:
+        """The present work, how much of it is done and how long the rest will take."""
+        if not self.share:
+            return self.work
+        left = timedelta(seconds=round(self._rest()))
+        return f"{self.work} {self.share:.0%}, {left} to go"
+
+    def _rest(self) -> float:
+        """Seconds of the present work to come, at the pace so far."""
+        return (self._clock() - self._since) * (1 - self.share) / self.share
 
     def end(self) -> None:
         """The present work is done."""
         self.note(self.work, self._clock() - self._since)
-        self.work = ""
+        self.work, self.share = "", 0.0
 
     def note(self, name: str, value: float) -> None:
         self._recent.setdefault(name, deque(maxlen=RECENT)).append(value)
@@ -82,6 +107,8 @@ class Progress:
         each = self.typical(work) or 0.0
         if work != self.work or not count:
             return count * each
+        if self.share:
+            return (count - 1) * each + self._rest()
         return (count - 1) * each + max(each - (self._clock() - self._since), 0.0)
 
     def state(self) -> dict[str, list[float]]:
@@ -90,3 +117,17 @@ class Progress:
 
     def load(self, state: Mapping[str, Sequence[float]]) -> None:
         self._recent = {name: deque(map(float, latest), RECENT) for name, latest in state.items()}
+
+
+class Written:
+    """Completions, as they grow, as the share of the present work that they are.
+
+    ``total``: how many there may be; where fewer will do, the work ends early.
+    """
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self.progress, self.total, self.count = progress, total, 0.0
+
+    def __call__(self, completions: float) -> None:
+        self.count += completions
+        self.progress.part(min(self.count / self.total, 1.0))

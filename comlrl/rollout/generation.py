@@ -45,6 +45,8 @@ class Generator:
         self.max_length = max_length
         self.calls = 0  # generation calls so far, one for each chunk of requests
         self.tokens = 0  # sampled so far
+        # Told as completions grow: how many more are written, a part of one at each token.
+        self.on_written: Callable[[float], None] = lambda completions: None
 
     def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
         return tuple(self.team.of(agent).encode(prompt))
@@ -104,7 +106,7 @@ class Generator:
         prompt_of_row = torch.tensor([p for p, r in enumerate(requests) for _ in r.keys_G])
         prompt_of_row = prompt_of_row.to(agent.device)
         each = [sampling.of(owner) for owner, _ in owned]
-        draw = _Draw(agent, requests, each, self.head, prompt_of_row)
+        draw = _Draw(agent, requests, each, self.head, prompt_of_row, self.on_written)
         adapters = [self.team.of(owner).adapter for owner, _ in owned]
         lengths = torch.tensor([len(p) for p in prompts], device=agent.device)
         cache = prefix_cache.SharedPrefixCache(lengths, draw.steps)
@@ -123,6 +125,7 @@ class Generator:
                 tokens = _decode_plain(agent, prompts, prompt_of_row, draw)
         if draw.broken:
             raise NonFiniteError("sampling met logits that are no numbers", agent=agent.index)
+        self.on_written(len(prompt_of_row) - draw.written)  # what ended early
         rows = iter(_to_completions(agent, tokens, draw))
         return [tuple(next(rows) for _ in request.keys_G) for request in requests]
 
@@ -152,8 +155,10 @@ class _Draw:
         sampling_of_request: Sequence[Sampling],
         head: Head | None,
         prompt_of_row: torch.Tensor,
+        on_written: Callable[[float], None],
     ) -> None:
         self.agent, self.head = agent, head
+        self.on_written, self.written = on_written, 0.0  # completions
         self.ways = list(dict.fromkeys(sampling_of_request))  # of agents in one batch
         self.steps = max(way.max_new_tokens for way in self.ways)
         number = [self.ways.index(way) for way in sampling_of_request]
@@ -177,6 +182,8 @@ class _Draw:
 
     def __call__(self, hidden: torch.Tensor, rows: torch.Tensor, step: int) -> torch.Tensor:
         """The next token of each of these rows, from its last hidden state (rows, width)."""
+        self.written += (more := len(rows) / self.steps)
+        self.on_written(more)
         if self.head is not None:
             hidden = self.head(hidden, self.latents[rows])
         logits = self.agent.logits(hidden).float()

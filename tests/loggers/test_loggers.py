@@ -18,7 +18,7 @@ import loggers
 from comlrl.files import read_lines
 from comlrl.loop.progress import Ahead, Progress
 from comlrl.types import Logger, LogMark, LogRecord
-from loggers.console import ConsoleLogger, clock
+from loggers.console import ConsoleLogger, clock, shown
 from loggers.episodes import EpisodeLogger
 from loggers.jsonl import JsonlLogger
 from loggers.samples import SampleLogger
@@ -327,3 +327,18 @@ def test_wandb_that_cannot_be_reached_does_not_stop_the_run(tmp_path):
     )
     assert "W&B: not connected, so logging offline" in done.stderr
     assert list((tmp_path / "run" / "wandb").glob("offline-run-*"))
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_commands_only_work_is_shown_beside_its_output(monkeypatch, terminal):
+    out, clock = io.StringIO(), Clock()
+    screen = Console(file=out, width=60, force_terminal=terminal)
+    monkeypatch.setattr("loggers.console.Console", lambda stderr: screen)
+    progress = Progress(clock)
+    with shown(progress, "evaluating"):
+        clock.now += 90
+        progress.part(0.25)
+    if terminal:
+        assert "evaluating 25%, 0:04:30 to go" in out.getvalue()
+    else:
+        assert out.getvalue() == "evaluating 25%, 0:04:30 to go\n"

@@ -10,7 +10,7 @@ import pytest
 
 from comlrl.loop import checkpoint
 from comlrl.loop.loop import ENV_STEPS, Loop
-from comlrl.loop.progress import Ahead, Progress
+from comlrl.loop.progress import EVALUATING, TRAINING, Ahead, Progress, Written
 from comlrl.loop.steps import Gathered
 from comlrl.types import Task
 from loggers import Loggers
@@ -143,3 +143,28 @@ def test_a_loop_tells_what_it_does_and_measures_each(tmp_path):
     assert made.progress.seconds_left() == 0
     saved = checkpoint.read(checkpoint.newest(tmp_path))
     assert len(saved.state["progress"]["training"]) == 6
+
+
+def test_a_work_that_says_how_far_it_is_is_told_once_a_minute():
+    clock, lines = Clock(), []
+    progress = Progress(clock)
+    progress.ahead = Ahead(0, 2, evaluations=2)
+    progress.minutely.append(lines.append)
+    for work, seconds in ((TRAINING, 40.0), (EVALUATING, 100.0)):
+        progress.begin(work)
+        clock.now += seconds
+        progress.end()
+    progress.begin(EVALUATING)
+    written = Written(progress, total=8)
+    assert progress.doing == "evaluating"
+    for _ in range(6):  # three quarters, in 150 s
+        clock.now += 25
+        written(1.0)
+    # the first after 75 s, three eighths done; the second after 150 s
+    assert lines == ["evaluating 38%, 0:02:05 to go", "evaluating 75%, 0:00:50 to go"]
+    # Two steps of 40 s, this evaluation's 50 s and another's 100 s.
+    assert progress.seconds_left() == pytest.approx(80 + 50 + 100)
+    written(7.0)  # never more than all
+    assert progress.share == 1.0
+    progress.end()
+    assert progress.doing == ""

@@ -365,7 +365,8 @@ def test_a_training_step_makes_at_most_n_times_t_generation_calls(
     names = {} if shared else {"agents": [str(folder("qwen2"))] * agents}
     built = team(num_agents=agents, algorithm="grpo" if agents == 1 else "magrpo", **names)
     generator = Generator(built)
-    shape = Shape(agents, turns, 2, mode, handoff)
+    shape, written = Shape(agents, turns, 2, mode, handoff), []
+    generator.on_written = written.append
     trees = rollout(generator).grow(
         [task(n) for n in "ABCD"], shape, Sampling(1.0, 8), ("train", 1)
     )
@@ -375,6 +376,9 @@ def test_a_training_step_makes_at_most_n_times_t_generation_calls(
         len(c.token_ids)
         for tree in trees for node in tree.nodes for t in node.agents_N for c in t.completions_G
     )  # fmt: skip
+    nodes = sum(len(tree.nodes) for tree in trees)
+    assert sum(written) == pytest.approx(nodes * agents * 2)  # whole completions, as they grew
+    assert len(written) > generator.calls and min(written) >= -1e-9
 
 
 def test_a_tasks_tree_is_the_same_alone_in_company_and_in_another_order():

@@ -1,4 +1,4 @@
-"""What is run of an answer is what a person takes as the answer: sixty of them, by hand."""
+"""What is run of an answer is what a person takes as the answer: each by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from rewards.code.program import contribution
 
 ANSWERS = Path(__file__).with_name("answers.txt").read_text(encoding="utf-8")
-TEAM = ("aux", "add", "will_it_fly", "x_or_y")
 
 
 def read() -> list[tuple[str, str, str]]:
@@ -42,10 +41,10 @@ def cases() -> list:
 
 @pytest.mark.parametrize(("name", "text", "expected"), cases())
 def test_what_is_run_is_what_a_person_takes(name, text, expected):
-    found = contribution(text, name, TEAM)
+    found = contribution(text, name, ("aux", name))
     run = "" if found is None else "\n".join([*found.imports, found.source])
     assert plain(run) == plain(expected)
 
 
-def test_there_are_sixty():
-    assert len(read()) == 60
+def test_the_file_is_read_whole():
+    assert len(read()) == 72

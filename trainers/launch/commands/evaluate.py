@@ -5,10 +5,11 @@ Prints a Markdown table and writes JSON and Markdown; ``docs/evaluation.md`` say
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +81,8 @@ def evaluate(plan: Plan) -> int:
         elif plan.config.init_from is not None:
             initial.begin(plan.config, SECTIONS, stage.team, stage.rollout.sampler)
         started = time.monotonic()
-        trees = grower(plan, stage)()
+        with watched(plan, stage):
+            trees = grower(plan, stage)()
         seconds = time.monotonic() - started
     finally:
         stage.rollout.reward.close()
@@ -124,7 +126,9 @@ def cross_play(plan: Plan) -> int:
     started = time.monotonic()
     try:
         loaded = [weights.read_weights(team) for team in plan.teams]
-        rows = pairs.play(stage.team, sampler, loaded, grower(plan, stage))
+        alone = plan.config.section.num_turns == 1  # then each run's agents are asked once
+        with watched(plan, stage, len(loaded) ** (1 if alone else 2)):
+            rows = pairs.play(stage.team, sampler, loaded, grower(plan, stage))
     finally:
         stage.rollout.reward.close()
     seconds = time.monotonic() - started
@@ -167,7 +171,9 @@ def replace_agents(plan: Plan) -> int:
     try:
         own = weights.read_weights(plan.teams[0])
         absent = {i: acting(plan, stage, i, own) for i in sorted(plan.replaced)}
-        trees = contributions.play(stage.team, sampler, own, absent, grower(plan, stage))
+        alone = plan.config.section.num_turns == 1  # then each who acts somewhere is asked once
+        with watched(plan, stage, 2 if alone else 2 ** len(absent)):
+            trees = contributions.play(stage.team, sampler, own, absent, grower(plan, stage))
     finally:
         stage.rollout.reward.close()
     seconds = time.monotonic() - started
@@ -232,6 +238,25 @@ def build(plan: Plan, *, remembering: bool) -> Stage:
     reward, evaluated = build_rewards(config)
     rollout = build_rollout(config, prompts, asked, reward if remembering else evaluated)
     return Stage(tasks, team, generator, sampled, rollout)
+
+
+@contextlib.contextmanager
+def watched(plan: Plan, stage: Stage, teams: int = 1) -> Iterator[None]:
+    """How far the answers are, beside the output; ``teams``: how many answer anew, at most."""
+    from comlrl.evaluation import baselines
+    from comlrl.loop.progress import Progress, Written
+    from loggers.console import shown
+
+    section = plan.config.section
+    if plan.baseline is not None:
+        each = baselines.completions(plan.baseline, section.num_agents)
+    else:
+        each = section.num_turns * section.num_agents
+    progress = Progress()
+    total = len(stage.tasks) * plan.samples * each * teams
+    stage.generator.on_written = Written(progress, total)
+    with shown(progress, "evaluating"):
+        yield
 
 
 def grower(plan: Plan, stage: Stage) -> Callable[[], list[Tree]]:

@@ -13,9 +13,8 @@ from comlrl.config.resolved import Config
 from comlrl.errors import UserError, report
 from comlrl.files import tolerant_terminal
 from trainers.launch.commands.command_line import Parser
-from trainers.launch.commands.evaluation_plan import make_plan
-from trainers.launch.commands.evaluation_plan import parse_arguments as evaluation_arguments
 from trainers.launch.wiring import weights
+from trainers.launch.wiring.load import config_of
 from trainers.launch.wiring.weights import Trained
 
 ADAPTER = "adapter_config.json"
@@ -27,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = parse_arguments(argv)
         run, out = check(arguments)
-        config = make_plan(evaluation_arguments(["--checkpoint", arguments.run])).config
+        config = config_of(run)
         export(run, config, out, merge=arguments.merge)
         print(f"written: {out}")
         if arguments.push:

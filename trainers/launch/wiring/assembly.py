@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from comlrl.loop.course import Course
     from comlrl.loop.interrupts import Signals
     from comlrl.loop.loop import Loop
+    from comlrl.loop.progress import Progress
     from comlrl.loop.resume import Start
     from comlrl.models.agent import Agent
     from comlrl.models.latent_networks import HeterogeneousPolicy
@@ -135,7 +136,7 @@ def assemble(
     team = build_team(config, reference=reference)
     if config.distributed.strategy == "fsdp":
         team.split()
-    _, sampler = build_sampler(config, team)
+    generator, sampler = build_sampler(config, team)
     if config.init_from is not None and start.checkpoint is None:
         initial.begin(config, SECTIONS, team, sampler)
     sampled = sampling(config)
@@ -158,7 +159,9 @@ def assemble(
         run_dir=run_dir,
         logger=logger,
         progress=progress,
-        evaluate=evaluator(config, evaluated, held_out, sampled) if held_out else None,
+        evaluate=evaluator(config, evaluated, held_out, sampled, generator, progress)
+        if held_out
+        else None,
         seed=config.seed,
         signals=signals,
         standing=standing(fallbacks, corrected),
@@ -395,16 +398,32 @@ def standing(
 
 
 def evaluator(
-    config: Config, rollout: Rollout, tasks: list[Task], sampling: Sampling
+    config: Config,
+    rollout: Rollout,
+    tasks: list[Task],
+    sampling: Sampling,
+    generator: Generator,
+    progress: Progress,
 ) -> Callable[[], tuple[list[Tree], dict[str, float]]]:
-    """Trees and metrics of the present policy on held-out tasks; ``turn_1/…`` and bare names."""
+    """Trees and metrics of the present policy on held-out tasks; ``turn_1/…`` and bare names.
+
+    ``progress`` is told how far the generator is.
+    """
     from comlrl.evaluation.estimates import evaluate, pass_rates
     from comlrl.evaluation.metrics import tree_metrics
+    from comlrl.loop.progress import Written
+    from comlrl.processes import distributed
 
     section, domain = config.section, rollout.prompts.domain
+    own = len(distributed.share(tasks))
+    completions = own * section.eval_answers * section.num_turns * section.num_agents
 
     def run() -> tuple[list[Tree], dict[str, float]]:
-        trees = evaluate(rollout, tasks, section.shape, sampling, section.eval_answers)
+        before, generator.on_written = generator.on_written, Written(progress, completions)
+        try:
+            trees = evaluate(rollout, tasks, section.shape, sampling, section.eval_answers)
+        finally:
+            generator.on_written = before
         return trees, tree_metrics(trees, domain) | pass_rates(trees, [1])
 
     return run

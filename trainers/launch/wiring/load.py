@@ -1,9 +1,16 @@
-"""A trained team, ready to act: what a script of one's own begins with."""
+"""A trained team, ready to act, for scripts that have no command line."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from comlrl.config.algorithms import sections_of
+from comlrl.config.loader import Loader, load_yaml
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
+from trainers.launch.wiring import own_algorithm, weights
+from trainers.launch.wiring.weights import Trained
 
 if TYPE_CHECKING:
     from comlrl.types import Sampler
@@ -16,12 +23,27 @@ def load_sampler(run: str | Path) -> Sampler:
     where there are no weights.
     """
     from comlrl.models.loading import build_team
-    from trainers.launch.commands.evaluation_plan import make_plan, parse_arguments
-    from trainers.launch.wiring import weights
     from trainers.launch.wiring.assembly import build_sampler
 
-    plan = make_plan(parse_arguments(["--checkpoint", str(run)]))
-    team = build_team(plan.config)
-    _, sampler = build_sampler(plan.config, team)
-    weights.load_weights(plan.teams[0], team, sampler)
+    trained = weights.locate(run)
+    config = config_of(trained)
+    team = build_team(config)
+    _, sampler = build_sampler(config, team)
+    weights.load_weights(trained, team, sampler)
     return sampler
+
+
+def config_of(trained: Trained) -> Config:
+    """The configuration of the run that made the weights, as they say of themselves.
+
+    Raises UserError for a plain model's folder, which says nothing of a team.
+    """
+    if trained.config_file is None:
+        raise UserError(f"'{trained.name}' has no config.yaml above it; give the folder of a run")
+    file, algorithms = trained.config_file, own_algorithm.known(trained.run_dir)
+    algorithm = weights.run_algorithm(load_yaml(file), algorithms, str(file))
+    loader = Loader(algorithm, sections_of(algorithm, algorithms))
+    loader.read(file)
+    for setting in weights.settings(trained, algorithm, algorithms, trained.name):
+        loader.set(setting)
+    return loader.build()

@@ -208,3 +208,24 @@ def test_the_files_of_two_turns_say_how_full_tree_and_handoff_differ(algorithm, 
         assert growth(config.section).joint_actions == own
         head = file.read_text().split("\nagent_model:")[0]
         assert f"{own} scored" in head and f"{other} scored" in head and partner in head
+
+
+REAL = {
+    *(f"{name}_che" for name in ("magrpo", "mt_magrpo", "seq_magrpo", "grpo", "ippo", "mappo",
+                                 "shppo", "madpo", "marlhf")),
+    "magrpo_he", "magrpo_mbpp", "magrpo_writing",
+}  # fmt: skip
+
+
+def test_the_real_model_has_a_file_for_every_algorithm_on_the_published_splits():
+    files = {path.stem.removeprefix("smollm2_"): path for path in SHIPPED if "smollm2" in path.stem}
+    assert set(files) == REAL
+    for name, path in files.items():
+        config, _ = load(path, algorithm_of(path))
+        assert config.agent_model.name == "HuggingFaceTB/SmolLM2-135M-Instruct"
+        assert "agent_model.name=models/smollm2-135m-instruct" in path.read_text()
+        data, kind = config.dataset, name.rsplit("_", 1)[1]
+        if kind in SPLITS:
+            assert (data.name, data.train_split, data.eval_split) == SPLITS[kind]
+            assert re.search(r"^# dataset\.name=\w+\.jsonl$", path.read_text(), re.MULTILINE)
+        assert (config.section.eval_num_samples, config.section.eval_answers) == (16, 4)
