@@ -15,6 +15,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from rewards.code.excess import is_excessive
 from rewards.code.parsing import MAX_BYTES, first_line, is_long, parse, source_of
@@ -138,7 +139,7 @@ def _parts(body: Sequence[ast.stmt], lines: list[str]) -> Iterator[Part]:
     for node in body:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
-                yield _function(node, lines)
+                yield _function(node, lines, len(body) == 1 and not node.col_offset)
             case ast.Import() | ast.ImportFrom():
                 yield Import(node)
             case ast.If(test=ast.Constant(value=value)):
@@ -147,9 +148,11 @@ def _parts(body: Sequence[ast.stmt], lines: list[str]) -> Iterator[Part]:
                 yield from _setup(node, lines)
 
 
-def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]) -> Function:
+def _function(
+    node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str], alone: bool
+) -> Function:
     returns = any(isinstance(n, ast.Return) and n.value is not None for n in ast.walk(node))
-    source = None if is_excessive(node) else source_of(node, lines)
+    source = None if is_excessive(node) else source_of(node, lines, alone)
     if source is None:
         return Function(node.name, _text(node, lines), returns, None)
     return Function(node.name, source, returns, node)
@@ -240,8 +243,8 @@ def _read(block: _Block) -> Iterable[Part]:
     source = block.source
     tree = parse(source + "\n")  # behind a backslash there has to be a line
     if tree is not None and tree.body:
-        body = tree.body[:1] if isinstance(tree.body[0], _DEFINITION) else tree.body
-        return _parts(body, source.split("\n"))
+        parts = _parts(tree.body, source.split("\n"))
+        return islice(parts, 1) if isinstance(tree.body[0], _DEFINITION) else parts
     head = _DEF.match(block.lines[block.header - block.start])
     if head is None:
         return ()

@@ -58,6 +58,8 @@ def contribution(text: str, name: str, team: Sequence[str]) -> Contribution | No
     own = extracted.by_name().get(name)
     if own is None:
         return None
+    if extracted.parts == (own,):
+        return Contribution(own, (), own.source, (own.source,) if own.node is None else ())
     parts, names = _closure(own, extracted, frozenset(team))
     left = [statement.without(frozenset(team)) for statement in extracted.imports]
     imports = [s for s in left if s is not None and _is_needed(s, names)]
