@@ -14,11 +14,11 @@ import ast
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from rewards.code.excess import is_excessive
-from rewards.code.parsing import MAX_BYTES, first_line, is_long, parse, source_of
+from rewards.code.parsing import MAX_BYTES, first_line, is_long, parse, source_of, written
 from rewards.code.scopes import Names
 
 MAX_READ = 8 * MAX_BYTES  # characters in all blocks of a text that does not parse
@@ -189,6 +189,33 @@ def _root(node: ast.expr) -> str | None:
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value
     return node.id if isinstance(node, ast.Name) else None
+
+
+def without_imports(part: Function | Setup, team: frozenset[str]) -> Function | Setup:
+    """A part without the imports of the team's functions within it."""
+    tree = parse(part.source + "\n") if part.node is not None and "import" in part.source else None
+    if tree is None:
+        return part
+    remover = _Remover(team)
+    source = written(ast.fix_missing_locations(remover.visit(tree)))
+    left = parse(source) if remover.removed and source is not None else None
+    if left is None or source is None:
+        return part
+    return replace(part, source=source, node=left.body[0])  # type: ignore[arg-type]
+
+
+class _Remover(ast.NodeTransformer):
+    def __init__(self, team: frozenset[str]) -> None:
+        self.team, self.removed = team, False
+
+    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> ast.AST:
+        left = Import(node).without(self.team)
+        if left is not None and len(left.node.names) == len(node.names):
+            return node
+        self.removed = True
+        return ast.Pass() if left is None else left.node
+
+    visit_ImportFrom = visit_Import
 
 
 # --- texts that do not parse -------------------------------------------------------------------
