@@ -17,7 +17,7 @@ from rewards.code.breakdown import SyntaxProblem
 from rewards.code.extraction import Extracted, Function, Import, Setup, extract, without_imports
 from rewards.code.parsing import UNPARSABLE, parse
 from rewards.code.scopes import Names
-from rewards.code.usage import without_docstring
+from rewards.code.statement_use import without_docstring
 
 PROGRAM_NAME = "<program>"  # the file name of the joint program, in tracebacks
 warnings.filterwarnings("ignore", module=re.escape(PROGRAM_NAME))  # of model-written code
