@@ -71,10 +71,10 @@ class Aliases:
                 self.stored[node].append(variable)
                 first, until = self._reach(target, node, variable)
                 known_from = open_from.get((variable, helper), END)
-                if first < known_from:
-                    pending += [(read, helper) for read in self._reads(variable, first, until)]
-                    if until == END:
-                        open_from[variable, helper] = first
+                reads = self._reads(variable, first, min(until, known_from))
+                pending += [(read, helper) for read in reads]
+                if until == END and first < known_from:
+                    open_from[variable, helper] = first
 
     def _variable(self, target: ast.expr | ast.arg) -> Variable:
         if isinstance(target, ast.arg):

@@ -20,6 +20,8 @@ from rewards.sandbox.outcome import TestOutcome
 MAX_SOURCE = 400  # characters of a test that are shown
 MAX_MESSAGE = 200  # characters of an error message that are shown
 MAX_NAMES, MAX_NAME = 3, 40  # functions that were written instead, and characters of a name
+# A line that begins a function (its name is found), a class or a constant of the program.
+_TOP = re.compile(r"(?:async\s+)?def\s+(\w+)|class\s|[^\W\d][\w.]*(?:\[.*\])?\s*(?::[^=]+)?=[^=]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,7 @@ def _place(program: str, line: int | None, names: Sequence[str]) -> tuple[str | 
         return None, None
     above = program.split("\n")[:line]
     for number in range(len(above), 0, -1):
-        found = re.match(r"(?:async\s+)?def\s+(\w+)", above[number - 1])
+        found = _TOP.match(above[number - 1])
         if found:
             owner = found[1]
             return (owner, line - number + 1) if owner in names else (None, line)

@@ -14,10 +14,11 @@ import ast
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 
 from rewards.code.excess import is_excessive
-from rewards.code.parsing import MAX_BYTES, first_line, is_long, parse, source_of
+from rewards.code.parsing import MAX_BYTES, first_line, is_long, parse, source_of, written
 from rewards.code.scopes import Names
 
 MAX_READ = 8 * MAX_BYTES  # characters in all blocks of a text that does not parse
@@ -138,7 +139,7 @@ def _parts(body: Sequence[ast.stmt], lines: list[str]) -> Iterator[Part]:
     for node in body:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
-                yield _function(node, lines)
+                yield _function(node, lines, len(body) == 1 and not node.col_offset)
             case ast.Import() | ast.ImportFrom():
                 yield Import(node)
             case ast.If(test=ast.Constant(value=value)):
@@ -147,9 +148,11 @@ def _parts(body: Sequence[ast.stmt], lines: list[str]) -> Iterator[Part]:
                 yield from _setup(node, lines)
 
 
-def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]) -> Function:
+def _function(
+    node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str], alone: bool
+) -> Function:
     returns = any(isinstance(n, ast.Return) and n.value is not None for n in ast.walk(node))
-    source = None if is_excessive(node) else source_of(node, lines)
+    source = None if is_excessive(node) else source_of(node, lines, alone)
     if source is None:
         return Function(node.name, _text(node, lines), returns, None)
     return Function(node.name, source, returns, node)
@@ -186,6 +189,33 @@ def _root(node: ast.expr) -> str | None:
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value
     return node.id if isinstance(node, ast.Name) else None
+
+
+def without_imports(part: Function | Setup, team: frozenset[str]) -> Function | Setup:
+    """A part without the imports of the team's functions within it."""
+    tree = parse(part.source + "\n") if part.node is not None and "import" in part.source else None
+    if tree is None:
+        return part
+    remover = _Remover(team)
+    source = written(ast.fix_missing_locations(remover.visit(tree)))
+    left = parse(source) if remover.removed and source is not None else None
+    if left is None or source is None:
+        return part
+    return replace(part, source=source, node=left.body[0])  # type: ignore[arg-type]
+
+
+class _Remover(ast.NodeTransformer):
+    def __init__(self, team: frozenset[str]) -> None:
+        self.team, self.removed = team, False
+
+    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> ast.AST:
+        left = Import(node).without(self.team)
+        if left is not None and len(left.node.names) == len(node.names):
+            return node
+        self.removed = True
+        return ast.Pass() if left is None else left.node
+
+    visit_ImportFrom = visit_Import
 
 
 # --- texts that do not parse -------------------------------------------------------------------
@@ -240,8 +270,8 @@ def _read(block: _Block) -> Iterable[Part]:
     source = block.source
     tree = parse(source + "\n")  # behind a backslash there has to be a line
     if tree is not None and tree.body:
-        body = tree.body[:1] if isinstance(tree.body[0], _DEFINITION) else tree.body
-        return _parts(body, source.split("\n"))
+        parts = _parts(tree.body, source.split("\n"))
+        return islice(parts, 1) if isinstance(tree.body[0], _DEFINITION) else parts
     head = _DEF.match(block.lines[block.header - block.start])
     if head is None:
         return ()

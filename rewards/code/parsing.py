@@ -47,11 +47,16 @@ def _is_deep(tree: ast.AST) -> bool:
     return True
 
 
-def source_of(node: ast.stmt, lines: list[str]) -> str | None:
+def source_of(node: ast.stmt, lines: list[str], alone: bool = False) -> str | None:
     """A statement's own source: its lines, of those that were parsed, if Python reads the very
-    statement from them; else as Python writes it. None where it reads another from that too."""
-    wanted, first = ast.dump(node), first_line(node)
-    cut = lines[first - 1 : node.end_lineno]
+    statement from them; else as Python writes it. None where it reads another from that too.
+
+    ``alone``: nothing else is in these lines.
+    """
+    cut = lines[first_line(node) - 1 : node.end_lineno]
+    if alone and not getattr(node, "decorator_list", ()) and not cut[-1].endswith("\\"):
+        return "\n".join(cut)
+    wanted = ast.dump(node)
     for source in (_dedented(cut, node.col_offset), written(node)):
         tree = parse(source + "\n") if source is not None else None
         if tree is not None and [ast.dump(read) for read in tree.body] == [wanted]:

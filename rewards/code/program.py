@@ -15,10 +15,10 @@ from functools import lru_cache
 
 from rewards.code.bounds import check_names
 from rewards.code.breakdown import SyntaxProblem
-from rewards.code.extraction import Extracted, Function, Import, Setup, extract
+from rewards.code.extraction import Extracted, Function, Import, Setup, extract, without_imports
 from rewards.code.parsing import UNPARSABLE, parse
 from rewards.code.scopes import Names
-from rewards.code.usage import without_docstring
+from rewards.code.statement_use import without_docstring
 
 PROGRAM_NAME = "<program>"  # the file name of the joint program, in tracebacks
 warnings.filterwarnings("ignore", module=re.escape(PROGRAM_NAME))  # of model-written code
@@ -55,19 +55,24 @@ def contribution(text: str, name: str, team: Sequence[str]) -> Contribution | No
     ``team`` holds every name that some agent is to define; the others' names are never taken
     from this text.
     """
-    extracted = extract(text)
+    extracted, others = extract(text), frozenset(team)
     own = extracted.by_name().get(name)
     if own is None:
         return None
-    parts, names = _closure(own, extracted, frozenset(team))
-    left = [statement.without(frozenset(team)) for statement in extracted.imports]
+    needed, names = (
+        ([own], set()) if extracted.parts == (own,) else _closure(own, extracted, others)
+    )
+    parts = [without_imports(part, others) for part in needed]
+    function = parts[next(i for i, part in enumerate(needed) if part is own)]
+    assert isinstance(function, Function)
+    left = [statement.without(others) for statement in extracted.imports]
     imports = [s for s in left if s is not None and _is_needed(s, names)]
     return Contribution(
-        own,
+        function,
         tuple(statement.source for statement in imports),
         "\n\n\n".join(part.source for part in parts),
         tuple(part.source for part in parts if part.node is None),
-        tuple(part for part in parts if part is not own),
+        tuple(part for part in parts if part is not function),
         frozenset().union(*(statement.binds for statement in imports)),
     )
 

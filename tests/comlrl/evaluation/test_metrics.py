@@ -169,6 +169,7 @@ def test_breakdowns():
         "syntax_rate": 0.5, "main_defined_rate": 0.75, "aux_defined_rate": 0.75,
         "aux_called_rate": 0.5, "aux_ignored_rate": 0.25, "wrapper_rate": 0.25,
         "timeout_rate": 0.25, "reward_seconds_mean": 1.5,
+        "unsolved_reward_mean": (0.0 + 2.0 + 1.0 + 0.0) / 4,
     }  # fmt: skip
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
     assert "task_reward_mean" not in metrics

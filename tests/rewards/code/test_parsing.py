@@ -65,6 +65,8 @@ NAMED = {
     "loops": "def aux(x):\n" + " for x in x:\n  g(x)\n  g=aux\n" * 400 + " return x",
     "functions": "".join(f"def f{n}(x): return f{n + 1}(x)\n" for n in range(500))
     + "def aux(x): return f0(x)",
+    "constants_and_a_use": "".join(f"K{n} = K{n + 1}\n" for n in range(900))
+    + "def aux(x): return f0(K0)",
     "constants": "".join(f"K{n} = K{n + 1}\n" for n in range(900)) + "def aux(x): return K0",
 }  # fmt: skip
 TASK = Task(
