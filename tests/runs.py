@@ -54,7 +54,8 @@ def small_of(algorithm: str, folder: Path) -> list[str]:
     arguments = small(algorithm, folder, max_new_tokens=24, **keys)
     arguments.append("dataset.train_split=train[:8]")
     if algorithm == "marlhf":
-        arguments.append("marlhf.reward_min_accuracy=0")
+        # A round with fewer pairs than a batch would train nothing.
+        arguments += ["marlhf.reward_min_accuracy=0", "marlhf.reward_train_batch_size=4"]
     return arguments
 
 
