@@ -117,7 +117,7 @@ def sample(wording: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     items = [f"{key}={json.dumps(value)}" for key, value in given.items()]
     config = str(ROOT / "configs" / "magrpo_quickstart.yaml")
     plan = make_plan(parse_arguments(["--config", config, "--override", *items]))
-    stage = command.build(plan, remembering=True)
+    stage = command.build(plan, caching=True)
     try:
         trees = command.grower(plan, stage)()
     finally:

@@ -34,10 +34,10 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kept:
+class SamplingSupport:
     """The tokens that top-k and top-p left at each of L positions: what the policy chose from.
 
-    A set of more than ``Sampling.max_kept`` tokens has no ids. Its threshold lies half-way between
+    A set of more than ``Sampling.max_support`` tokens has no ids. Its threshold lies half-way between
     the last token that was left and the first that was not: whoever reads it takes the tokens that
     are likelier than that by its own probabilities.
     """
@@ -62,7 +62,7 @@ class Completion:
     # SHPPO: what the agent acted under (``comlrl.models.latents.Latent``), one for all siblings
     latent: Any = field(default=None, compare=False, repr=False)
     # of each token, on the CPU; None: nothing was truncated, or nobody learns from it
-    kept: Kept | None = field(default=None, compare=False, repr=False)
+    support: SamplingSupport | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,9 @@ class Sampling:
     max_new_tokens: int
     top_p: float | None = None
     top_k: int | None = None
-    max_kept: int | None = None  # tokens of a set in ``Completion.kept``; None: no sets are kept
+    max_support: int | None = (
+        None  # tokens of a set in ``Completion.support``; None: no sets are stored
+    )
     # of each agent, where not all sample alike; the fields above are then no agent's own
     by_agent: tuple[Sampling, ...] = ()
 
@@ -90,10 +92,10 @@ class Sampling:
         """Tokens of any agent's longest completion."""
         return max((own.max_new_tokens for own in self.by_agent), default=self.max_new_tokens)
 
-    def with_sets(self, max_kept: int | None) -> Sampling:
-        """The same with another ``max_kept``, for all agents."""
-        by_agent = tuple(replace(own, max_kept=max_kept) for own in self.by_agent)
-        return replace(self, max_kept=max_kept, by_agent=by_agent)
+    def with_sets(self, max_support: int | None) -> Sampling:
+        """The same with another ``max_support``, for all agents."""
+        by_agent = tuple(replace(own, max_support=max_support) for own in self.by_agent)
+        return replace(self, max_support=max_support, by_agent=by_agent)
 
     @property
     def greedy(self) -> Sampling:
@@ -175,12 +177,12 @@ class Score:
     parts: Mapping[str, float] = field(default_factory=dict)  # by name; they sum to ``task_value``
     passed: bool | None = None  # None: this reward has no notion of passing
     facts: Any = None  # what was found; only the domain that made them opens them
-    earned: float | None = None  # the task's own reward, where ``value`` is a reward model's
+    task_reward: float | None = None  # the task's own reward, where ``value`` is a reward model's
 
     @property
     def task_value(self) -> float:
         """The task's reward, whatever was trained on."""
-        return self.value if self.earned is None else self.earned
+        return self.value if self.task_reward is None else self.task_reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +273,7 @@ class Row:
     completions: tuple[tuple[int, ...], ...]  # token ids of each
     weights: tuple[float, ...]  # coefficient of each on each of its tokens
     indices: tuple[int, ...]  # the caller's number for each
-    kept: tuple[Kept, ...] = ()  # of each; empty: they were chosen from all tokens
+    support: tuple[SamplingSupport, ...] = ()  # of each; empty: they were chosen from all tokens
 
     @classmethod
     def of(
@@ -284,8 +286,8 @@ class Row:
         """Completions as they were sampled, their weights times their importance."""
         ids = tuple(completion.token_ids for completion in said)
         own = tuple(w * completion.importance for w, completion in zip(weights, said, strict=True))
-        kept = tuple(completion.kept for completion in said if completion.kept is not None)
-        return cls(prompt_ids, ids, own, tuple(indices), kept)
+        support = tuple(completion.support for completion in said if completion.support is not None)
+        return cls(prompt_ids, ids, own, tuple(indices), support)
 
     @property
     def length(self) -> int:
@@ -296,7 +298,7 @@ class Row:
         span = slice(start, end)
         return Row(
             self.prompt_ids, self.completions[span], self.weights[span], self.indices[span],
-            self.kept[span],
+            self.support[span],
         )  # fmt: skip
 
 
@@ -317,7 +319,7 @@ class TokenBatch:
     action_mask_RL: torch.Tensor  # bool
     weight_RL: torch.Tensor  # float64: a completion's coefficient on each of its tokens
     completion_RL: torch.Tensor  # int64: index of the completion that a token belongs to, or −1
-    kept: Kept | None = None  # of each action; None: each was chosen from all tokens
+    support: SamplingSupport | None = None  # of each action; None: each was chosen from all tokens
 
 
 class Sampler(Protocol):

@@ -126,6 +126,6 @@ class FakeVLLM:
             yield {"index": index, "token_ids": ids, "logprobs": {"token_logprobs": drawn}}
 
     def _likeliest(self, body: dict[str, Any]) -> Any:
-        heat = body["temperature"] if self.processed else 1.0
-        top = {"token_id:1": -0.2 / heat, "token_id:2": -0.6 / heat}
+        temperature = body["temperature"] if self.processed else 1.0
+        top = {"token_id:1": -0.2 / temperature, "token_id:2": -0.6 / temperature}
         return {"choices": [{"index": 0, "logprobs": {"top_logprobs": [top]}}]}

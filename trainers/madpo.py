@@ -56,10 +56,10 @@ from comlrl.processes import distributed
 from comlrl.processes.statistics import Sums
 from comlrl.types import Sampling, TokenBatch
 from comlrl.update.accumulate import accumulate
-from comlrl.update.lanes import side_by_side
 from comlrl.update.losses import joint_dpo, policy_gradient
 from comlrl.update.minibatches import like_parts
 from comlrl.update.optimizer import optimizer_of
+from comlrl.update.worker_threads import run_parallel
 
 
 class MADPOTrainer:
@@ -88,7 +88,7 @@ class MADPOTrainer:
 
     def train(self) -> None:
         started, counters = time.monotonic(), self.loop.counters
-        self._begin(self.loop.course.round_of(counters.steps))
+        self._begin(self.loop.schedule.round_of(counters.steps))
         counters.train_seconds += time.monotonic() - started
         for step in self.loop.steps(self, lambda trees: self._measure()):
             self._step(step)
@@ -118,17 +118,17 @@ class MADPOTrainer:
         for index, agent in enumerate(self.team.agents):
             said_U, _ = said_by(agent, all_candidates(tasks))
             groups = [list(group) for _, group in groupby(said_U, key=lambda s: s.prompt_ids)]
-            own = [said for group in distributed.share(groups) for said in group]
+            own = [said for group in distributed.shard(groups) for said in group]
             with (self.team.reference if first else self.team.acting)(index) as reading:
                 value_U = logprobs(reading, own, self._temperature(index)).tolist()
             found = dict(zip(own, value_U, strict=True))
-            everything = {s: v for part in distributed.everyone(found) for s, v in part.items()}
+            everything = {s: v for part in distributed.all_gather(found) for s, v in part.items()}
             values_N.append(torch.tensor([everything[s] for s in said_U], dtype=torch.float64))
         return values_N
 
     def _step(self, step: Step) -> None:
         """Every pair of the step's tasks once; those held out or without pairs teach nothing."""
-        index = self.loop.course.round_of(step.index - 1)
+        index = self.loop.schedule.round_of(step.index - 1)
         if self.round is None or self.round.index != index:
             self._begin(index)
         assert self.round is not None
@@ -173,7 +173,7 @@ class MADPOTrainer:
         assert self.round is not None
         tasks = {t.task_id for t in step.tasks}
         pairs = interleaved([item for item in self.round.train if item.task_id in tasks])
-        part, parts = self.loop.course.part_of(step.index - 1)
+        part, parts = self.loop.schedule.part_of(step.index - 1)
         for earlier, weight in self.collector.replayed(self.round.index):
             chosen = order((self.loop.seed, "replay", step.epoch), len(earlier.train))[part::parts]
             pairs += interleaved([earlier.train[i] for i in sorted(chosen)], weight)
@@ -182,20 +182,20 @@ class MADPOTrainer:
     def _labelled(self, step: Step) -> int:
         """The round's candidates, in its first step: all were scored before it."""
         assert self.round is not None
-        if step.index - 1 != self.loop.course.start_of(self.round.index):
+        if step.index - 1 != self.loop.schedule.start_of(self.round.index):
             return 0
         return sum(len(item.candidates.candidates_K) for item in self.round.tasks)
 
     def _update(self, pairs: Sequence[Weighted], sums: Sums, progress: float) -> list[float]:
         """One optimizer step of every trained agent; their gradient norms."""
-        batch = PairBatch.of(distributed.share(pairs))
+        batch = PairBatch.of(distributed.shard(pairs))
         delta_NP = self._deltas(batch)
         sums.absorb(self._metrics(batch, delta_NP))
         whole = sum(item.weight for item in pairs)
         jobs = [
             partial(self._gradients, index, batch, delta_NP, whole) for index in self.optimizers
         ]
-        side_by_side(jobs, self.team.device, self.team.side_by_side)
+        run_parallel(jobs, self.team.device, self.team.run_parallel)
         self.moved = True
         return [optimizer.step(progress) for optimizer in self.optimizers.values()]
 
@@ -220,7 +220,7 @@ class MADPOTrainer:
                 rows_of(said_U, weight_U.tolist()),
                 lambda packed: self._loss(agent, packed),
                 Sums(),
-                concurrent=self.team.side_by_side,
+                concurrent=self.team.run_parallel,
             )
 
     def _loss(self, agent: Agent, batch: TokenBatch) -> tuple[torch.Tensor, Sums]:
@@ -232,7 +232,7 @@ class MADPOTrainer:
     def _deltas(self, batch: PairBatch) -> torch.Tensor:
         """Δ of every agent and pair, shape (N, P), without gradients."""
         jobs = [partial(self._delta, index, batch) for index in range(len(self.team))]
-        return torch.stack(side_by_side(jobs, self.team.device, self.team.side_by_side))
+        return torch.stack(run_parallel(jobs, self.team.device, self.team.run_parallel))
 
     def _delta(self, index: int, batch: PairBatch) -> torch.Tensor:
         if self.section.dpo_reference == "round" and not self.moved:
@@ -251,7 +251,7 @@ class MADPOTrainer:
         """The metrics of the round's held-out pairs under the present policies."""
         sums, pairs = Sums(), interleaved(self.round.held_out if self.round else ())
         for at in range(0, len(pairs), 64):
-            batch = PairBatch.of(distributed.share(pairs[at : at + 64]))
+            batch = PairBatch.of(distributed.shard(pairs[at : at + 64]))
             sums.absorb(self._metrics(batch, self._deltas(batch)))
         return self._means(sums) if pairs else {}
 

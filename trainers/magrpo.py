@@ -59,11 +59,11 @@ from comlrl.rollout.grow import Greedy, Rollout
 from comlrl.types import AgentTurn, Row, Sampling, TokenBatch, Tree
 from comlrl.update.accumulate import accumulate, measure_all
 from comlrl.update.clipped import ratio_sums
-from comlrl.update.lanes import side_by_side
 from comlrl.update.losses import clipped_policy, k3_kl, policy_gradient
 from comlrl.update.minibatches import like_parts
 from comlrl.update.optimizer import optimizer_of
 from comlrl.update.per_token import PerToken
+from comlrl.update.worker_threads import run_parallel
 
 # Of a turn from one state on, for each agent a row for each node at which it acts; None where
 # nothing is to be learned there.
@@ -71,7 +71,7 @@ TurnRows = list[list[Row | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
+class OldLogprobs:
     """Log-probabilities of one agent's tokens of a step before its first update."""
 
     policy: PerToken = field(default_factory=PerToken)
@@ -120,7 +120,7 @@ class MAGRPOTrainer:
                 f"notice: {len(parts)} updates from one sampling (train_batch_size="
                 f"{self.section.train_batch_size}): not strictly on-policy"
             )
-        before_N = [Before() for _ in self.team.agents]
+        before_N = [OldLogprobs() for _ in self.team.agents]
         if self.section.takes_ratios:
             self._measure(parts[1:], before_N)
         updates = parts * self.section.update_epochs
@@ -138,7 +138,7 @@ class MAGRPOTrainer:
         """What the log wants beside the trees': of each agent, and the mean over the agents."""
         told_N, passes = [], self.section.update_epochs
         for i, (sums, norms_U) in enumerate(zip(sums_N, zip(*norms_UN, strict=True), strict=True)):
-            whole = sums.everyone()
+            whole = sums.all_reduced()
             of = whole.of
             count, tokens = max(1, of["completions"]), max(1, of["tokens"])
             variance = of["advantage_squared"] / count - (of["advantage"] / count) ** 2
@@ -160,7 +160,7 @@ class MAGRPOTrainer:
         return agent_means(told_N) | {"learning_rate": self.optimizers[0].learning_rate}
 
     def _grow(self, step: Step) -> tuple[list[Tree], Greedy | None]:
-        tasks, key = distributed.share(step.tasks), step.key
+        tasks, key = distributed.shard(step.tasks), step.key
         if self.section.advantage != "greedy":
             return self.rollout.grow(tasks, self.section.shape, self.sampling, key), None
         return self.rollout.grow_with_greedy(
@@ -211,14 +211,16 @@ class MAGRPOTrainer:
 
     def _parts(self, credited: Sequence[Sequence[TurnRows]]) -> list[list[TurnRows]]:
         """This process's turns of each update: those that one process alone would put there."""
-        places, total = distributed.positions([len(turns) for turns in credited])
+        places, total = distributed.shard_positions([len(turns) for turns in credited])
         own = dict(zip(places, itertools.chain(*credited), strict=True))
         return [
             [own[place] for place in part if place in own]
             for part in like_parts(total, self.section.train_batch_size)
         ]
 
-    def _measure(self, parts: Sequence[Sequence[TurnRows]], before_N: Sequence[Before]) -> None:
+    def _measure(
+        self, parts: Sequence[Sequence[TurnRows]], before_N: Sequence[OldLogprobs]
+    ) -> None:
         """Old log-probabilities of what other nodes' updates come before, batched as there."""
 
         def measure(index: int) -> None:
@@ -230,11 +232,11 @@ class MAGRPOTrainer:
                         lambda batch: before_N[index].policy.put(
                             batch, self._said(agent, batch).logprob_A
                         ),
-                        self.team.side_by_side,
+                        self.team.run_parallel,
                     )
 
         jobs = [partial(measure, index) for index in range(len(self.team))]
-        side_by_side(jobs, self.team.device, self.team.side_by_side)
+        run_parallel(jobs, self.team.device, self.team.run_parallel)
 
     def _said(self, agent: Agent, batch: TokenBatch) -> ActionLogprobs:
         temperature = self.sampling.of(agent.index).temperature
@@ -243,24 +245,24 @@ class MAGRPOTrainer:
     def _update(
         self,
         turns: Sequence[TurnRows],
-        before_N: Sequence[Before],
+        before_N: Sequence[OldLogprobs],
         sums_N: Sequence[Sums],
         progress: float,
     ) -> list[float]:
         """One optimizer step of every agent on these turns; each agent's gradient norm."""
         own = {str(i): sum(len(turn[i]) for turn in turns) for i in range(len(before_N))}
-        nodes = distributed.totals(own)
+        nodes = distributed.all_reduce_counts(own)
         jobs = [
             partial(self._gradients, i, _rows_of(turns, i), int(nodes[str(i)]), before)
             for i, before in enumerate(before_N)
         ]
         for sums, found in zip(
-            sums_N, side_by_side(jobs, self.team.device, self.team.side_by_side), strict=True
+            sums_N, run_parallel(jobs, self.team.device, self.team.run_parallel), strict=True
         ):
             sums.absorb(found)
         return [optimizer.step(progress) for optimizer in self.optimizers]
 
-    def _gradients(self, index: int, rows: Sequence[Row], nodes: int, before: Before) -> Sums:
+    def _gradients(self, index: int, rows: Sequence[Row], nodes: int, before: OldLogprobs) -> Sums:
         """The agent's gradients of L_i over an update of ``nodes`` nodes; sums for the log."""
         sums = Sums()
         self.optimizers[index].zero()
@@ -270,12 +272,12 @@ class MAGRPOTrainer:
                 rows,
                 lambda batch: self._loss(agent, batch, nodes, before),
                 sums,
-                concurrent=self.team.side_by_side,
+                concurrent=self.team.run_parallel,
             )
         return sums
 
     def _loss(
-        self, agent: Agent, batch: TokenBatch, nodes: int, before: Before
+        self, agent: Agent, batch: TokenBatch, nodes: int, before: OldLogprobs
     ) -> tuple[torch.Tensor, Sums]:
         """This micro-batch's part of L_i (a sum over its rows), and its sums for the log."""
         section, said, sums = self.section, self._said(agent, batch), Sums()

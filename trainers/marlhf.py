@@ -95,16 +95,16 @@ class MARLHFTrainer:
         self.best = BestRound(online.parts())
 
     def train(self) -> None:
-        started, counters, course = time.monotonic(), self.loop.counters, self.loop.course
-        self._begin(course.round_of(counters.steps))
+        started, counters, schedule = time.monotonic(), self.loop.counters, self.loop.schedule
+        self._begin(schedule.round_of(counters.steps))
         counters.train_seconds += time.monotonic() - started
         for step in self.loop.steps(self, self.reward.of_evaluation):
-            index = course.round_of(step.index - 1)
+            index = schedule.round_of(step.index - 1)
             if index != self.round:
                 self._begin(index)
             step = replace(step, tasks=self._fitted(step))
             if self.idle or not step.tasks:
-                self.loop.skip(course.end_of(index) if self.idle else step.index)
+                self.loop.skip(schedule.end_of(index) if self.idle else step.index)
                 continue
             step.clock.lap("label")
             self.online.step(step)
@@ -120,12 +120,12 @@ class MARLHFTrainer:
     def _fitted(self, step: Step) -> list[Task]:
         """In rounds the step's part of the tasks that the model has been fitted to: of what the
         others ask for, those held out and those whose candidates tie, it knows next to nothing."""
-        course = self.loop.course
+        schedule = self.loop.schedule
         if self.section.num_iterations == 1:
             return step.tasks
         fitted = {item.task_id for item in self.collector.round(self.round).train}
-        tasks = [task for task in course.tasks_of(self.round) if task.task_id in fitted]
-        part, parts = course.part_of(step.index - 1)
+        tasks = [task for task in schedule.tasks_of(self.round) if task.task_id in fitted]
+        part, parts = schedule.part_of(step.index - 1)
         chosen = order((self.seed, "online", step.epoch), len(tasks))[part::parts]
         return [tasks[i] for i in chosen]
 
@@ -147,7 +147,7 @@ class MARLHFTrainer:
                 facts, weights = self.reward.kept
                 self.reward.model = begin(self.base, facts, self.seed, weights)
                 self.reward.model.freeze()
-            over = self.loop.counters.steps >= self.loop.course.end_of(index)
+            over = self.loop.counters.steps >= self.loop.schedule.end_of(index)
             if self.reward.model is None or (self.reward.model.facts.round != index and not over):
                 self._refit(index, folder)
         self.round = index
@@ -158,7 +158,7 @@ class MARLHFTrainer:
         if least is None or found is None or found >= least:
             return
         if index + 1 < self.section.num_iterations:
-            self.loop.skip(self.loop.course.end_of(index))
+            self.loop.skip(self.loop.schedule.end_of(index))
 
     def _load(self, folder: Path) -> RewardModel:
         return load(folder, dtype=self.base.dtype, device=self.base.device)
@@ -204,7 +204,7 @@ class MARLHFTrainer:
         self._report(labelled, told, model)
         if distributed.is_main():
             model.save(folder)
-        distributed.everyone(None)
+        distributed.all_gather(None)
         if index == 0:
             self._check()
 

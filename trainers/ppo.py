@@ -148,7 +148,7 @@ class PPOTrainer:
 
     def step(self, step: Step) -> None:
         """Grow, credit, update, record."""
-        tasks, key = distributed.share(step.tasks), step.key
+        tasks, key = distributed.shard(step.tasks), step.key
         trees = self.rollout.grow(tasks, self.section.shape, self.sampling, key)
         gathered = self.loop.gather(step, trees)
         metrics = self._improve(chains_of(trees), step.index, gathered.span)

@@ -141,7 +141,7 @@ class SHPPOTrainer:
         return parts | {f"{name}_optimizer": o for name, o in self.optimizers.items()}
 
     def _step(self, step: Step) -> None:
-        tasks, key = distributed.share(step.tasks), step.key
+        tasks, key = distributed.shard(step.tasks), step.key
         trees = self.rollout.grow(tasks, self.section.shape, self.sampling, key)
         gathered = self.loop.gather(step, trees)
         samples = self._credited(chains_of(trees))

@@ -40,6 +40,7 @@ ALIASES: dict[str, str | None] = {
     "<algo>.rollout_buffer_size": "<algo>.train_batch_size",
     "output.save_model": "output.save_final_model",
     "<algo>.reward_shift": "reward_processor.shift",
+    "generation.max_kept": "generation.max_support",
     "<algo>.advantage_mode": "<algo>.advantage",
 }
 # Of an interpolation: what opens one (an odd number of backslashes escapes it), and a whole one

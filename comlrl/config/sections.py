@@ -171,7 +171,7 @@ class GenerationConfig:
         "builtin: key/value slots held at once; more is split",
         above=0,
     )
-    max_kept: int = key(
+    max_support: int = key(
         256,
         "where top_p or top_k truncate: tokens of a position's set that are kept to learn "
         "over it; of a larger set a threshold is (docs/concepts.md)",

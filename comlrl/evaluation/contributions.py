@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from comlrl.evaluation.cross_play import Remembering, Weights
+from comlrl.evaluation.cross_play import CachingSampler, Weights
 from comlrl.evaluation.intervals import bootstrap_interval
 from comlrl.types import Tree
 
@@ -34,7 +34,7 @@ def coalitions(agents: Collection[int]) -> list[Coalition]:
 
 def play(
     team: Team,
-    sampler: Remembering,
+    sampler: CachingSampler,
     own: Weights,
     absent: Mapping[int, dict[str, torch.Tensor] | None],
     grow: Callable[[], list[Tree]],

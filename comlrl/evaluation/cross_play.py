@@ -21,7 +21,7 @@ Weights = Mapping[str, dict[str, "torch.Tensor"]]  # agent_N → its tensors
 SILENCE = Completion("", (), finished=True)
 
 
-class Remembering:
+class CachingSampler:
     """A sampler that asks the model once for what it was asked before, and a silent agent never.
 
     Keyed sampling makes a completion depend on weights, prompt and key alone; so what an agent of
@@ -62,7 +62,10 @@ class Remembering:
 
 
 def play(
-    team: Team, sampler: Remembering, weights_R: Sequence[Weights], grow: Callable[[], list[Tree]]
+    team: Team,
+    sampler: CachingSampler,
+    weights_R: Sequence[Weights],
+    grow: Callable[[], list[Tree]],
 ) -> list[list[list[Tree]]]:
     """Trees of each pairing: ``[run of the others][run of the last]``; the team is left changed."""
     last = len(team) - 1

@@ -42,7 +42,7 @@ def repeat(
     grow: Grow, tasks: Sequence[Task], samples: int = 1, key: tuple = ("eval",)
 ) -> list[Tree]:
     """``samples`` trees for each task, however ``grow`` makes them; sample by sample."""
-    own = distributed.share(tasks)
+    own = distributed.shard(tasks)
     grown = [grow(own, (*key, s)) for s in range(samples)]
     return [tree for trees in grown for tree in distributed.gather(trees)]
 

@@ -86,7 +86,7 @@ def order_agreement(trees: Sequence[Tree]) -> dict[str, float]:
     have moved to. Nothing where no two differ."""
     right = count = 0
     for node in (node for tree in trees for node in tree.nodes):
-        known = [(s.value, s.earned) for s in node.scores_K if s.earned is not None]
+        known = [(s.value, s.task_reward) for s in node.scores_K if s.task_reward is not None]
         for i, (score, task) in enumerate(known):
             for other_score, other_task in known[:i]:
                 if abs(task - other_task) > 1e-9:
@@ -171,8 +171,8 @@ def _score_metrics(items: Sequence[_Weighted], domain: Domain) -> dict[str, floa
             _joint_actions(item), item.node.scores_K, _shares(item), strict=True
         ):
             told = {f"reward/{name}": value for name, value in score.parts.items()}
-            if score.earned is not None:
-                told["task_reward_mean"] = score.earned
+            if score.task_reward is not None:
+                told["task_reward_mean"] = score.task_reward
             if score.passed is not None:
                 told["pass_rate"] = float(score.passed)
             for name, value in (told | dict(domain.measures(action, score))).items():

@@ -20,11 +20,11 @@ from comlrl.evaluation.metrics import tree_metrics
 from comlrl.loop import checkpoint
 from comlrl.loop.alarm import CollapseAlarm
 from comlrl.loop.best_model import BestModel
-from comlrl.loop.course import Course
 from comlrl.loop.interrupts import Interrupted, Signals
 from comlrl.loop.parts import Part, Trainer
 from comlrl.loop.progress import EVALUATING, SAVING, TRAINING, Ahead, Progress
 from comlrl.loop.steps import Counters, Gathered, Step, peak_memory_mb
+from comlrl.loop.task_schedule import TaskSchedule
 from comlrl.processes import distributed
 from comlrl.rollout.grow import Greedy
 from comlrl.types import Domain, Logger, LogMark, LogRecord, Task, Tree
@@ -53,21 +53,23 @@ class Loop:
         signals: Signals | None = None,
         standing: Callable[[], Mapping[str, float]] = dict,
         best: BestModel | None = None,
-        course: Course | None = None,
+        schedule: TaskSchedule | None = None,
         prefetch: Callable[[Step | None], None] | None = None,
     ) -> None:
         """``section``: the algorithm's keys. ``domain``: measures the trees. ``progress``: is told
         what the run is doing. ``evaluate``: trees and metrics of the present policy; None: never.
         ``seed``: of the order of the tasks, and of what draws from global generators (dropout).
         ``signals``: None: none are heeded. ``standing``: metrics that go into every record; asked
-        on all processes. ``best``: is offered the weights of every evaluation. ``course``: which
+        on all processes. ``best``: is offered the weights of every evaluation. ``schedule``: which
         tasks each step has; None: those of shuffled epochs. ``prefetch``: is told of the step that
         comes next, if one does, once a step has its trees and before it learns from them."""
         self.section, self.tasks, self.domain = section, tasks, domain
         self.run_dir, self.logger, self.evaluate = run_dir, logger, evaluate
         self.seed, self.signals, self.standing = seed, signals or Signals(), standing
         self.best, self.prefetch = best, prefetch
-        self.course = course or Course(tasks, section.batch_size, section.num_train_epochs, seed)
+        self.schedule = schedule or TaskSchedule(
+            tasks, section.batch_size, section.num_train_epochs, seed
+        )
         self.counters = Counters()
         self.latest: Mapping[str, float] = {}  # metrics of the latest training step
         self.progress = progress or Progress()
@@ -88,7 +90,7 @@ class Loop:
     @property
     def total_steps(self) -> int | None:
         """Training steps of the run; None where environment steps alone end it."""
-        known = [end for end in (self.section.max_steps, self.course.steps) if end is not None]
+        known = [end for end in (self.section.max_steps, self.schedule.steps) if end is not None]
         return min(known) if known else None
 
     def span(self, env_steps: int) -> Span:
@@ -148,7 +150,7 @@ class Loop:
         self._evaluate_if_due(beside)
         while not self._over():
             index = self.counters.steps
-            epoch, tasks = self.course.at(index)
+            epoch, tasks = self.schedule.at(index)
             self._seed(index + 1)
             self._pause, started = 0.0, time.monotonic()
             self._begin(TRAINING)
@@ -168,7 +170,7 @@ class Loop:
         # Everybody has sampled by now, and waits for everybody below: an error here may be told.
         if self.prefetch is not None:
             last = span.end >= 1 or self.signals.received is not None
-            self.prefetch(None if last else Step(step.index + 1, *self.course.at(step.index)))
+            self.prefetch(None if last else Step(step.index + 1, *self.schedule.at(step.index)))
             step.clock.lap("rollout")
         return Gathered(distributed.gather(trees), scored, scored, tokens, span)
 
@@ -370,7 +372,7 @@ class Loop:
 
     def _received(self) -> int | None:
         """The signal that any process has received, or None."""
-        return max(distributed.everyone(self.signals.received or 0)) or None
+        return max(distributed.all_gather(self.signals.received or 0)) or None
 
     def _seed(self, step: int) -> None:
         """Global generators anew at each step, alike on all processes: dropout and the like then

@@ -14,7 +14,7 @@ from comlrl.models.agent import Agent
 from comlrl.models.fast.packed_attention import Packed, rounded
 from comlrl.models.fast.prefix_cache import full_attention
 from comlrl.models.rows import attention_mask
-from comlrl.types import Kept, TokenBatch
+from comlrl.types import SamplingSupport, TokenBatch
 
 # Of logits in float32. Larger vocabularies go through the head in more chunks and, where it is
 # frozen, from logits to gradients in pieces: these are of memory that was just used, as to get
@@ -48,14 +48,14 @@ def action_logprobs(
     head_input_A: torch.Tensor | None = None,
 ) -> ActionLogprobs:
     """log π(a) of every action token, at the temperature that sampled it; where truncation left
-    some tokens to choose from (``batch.kept``), π is over these alone.
+    some tokens to choose from (``batch.support``), π is over these alone.
 
     ``head`` (SHPPO) changes the hidden states, given ``head_input_A`` (A, latent_dim), before the
     language-model head.
     """
     hidden_AD, targets_A = action_states(agent, batch)
     chosen = hidden_AD if head is None else head(hidden_AD, head_input_A)  # type: ignore[arg-type]
-    logprob, entropies = _head(agent, chosen, targets_A, batch.kept, temperature, entropy)
+    logprob, entropies = _head(agent, chosen, targets_A, batch.support, temperature, entropy)
     return ActionLogprobs(logprob, entropies, hidden_AD)
 
 
@@ -91,7 +91,7 @@ def _head(
     agent: Agent,
     hidden_AD: torch.Tensor,
     targets_A: torch.Tensor,
-    kept: Kept | None,
+    support: SamplingSupport | None,
     temperature: float,
     entropy: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -106,13 +106,13 @@ def _head(
         return agent.logits(F.pad(hidden, (0, 0, 0, more)))[: len(hidden)]
 
     def logprobs_of(
-        logits: torch.Tensor, targets: torch.Tensor, kept: Kept | None
+        logits: torch.Tensor, targets: torch.Tensor, support: SamplingSupport | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         logits = logits if logits.dtype == torch.float64 else logits.float()
         if temperature != 1:
             logits = logits / temperature
-        if kept is not None:
-            left = survivors(logits.detach(), targets, kept)
+        if support is not None:
+            left = survivors(logits.detach(), targets, support)
             # A finite number, as 0 · ∞ is none: these have probability 0 and no gradient.
             logits = logits.masked_fill(~left, torch.finfo(logits.dtype).min)
         if not entropy:  # the fused way
@@ -122,16 +122,16 @@ def _head(
         return logprob, normalizer - (logits.softmax(-1) * logits).sum(-1)
 
     def whole(
-        hidden: torch.Tensor, targets: torch.Tensor, kept: Kept | None
+        hidden: torch.Tensor, targets: torch.Tensor, support: SamplingSupport | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return logprobs_of(logits_of(hidden), targets, kept)
+        return logprobs_of(logits_of(hidden), targets, support)
 
     head = agent.model.get_output_embeddings()
     row = 4 * len(head.weight)  # bytes
     chunk = max(step, HEAD_CHUNK_BYTES // row // step * step)
     if len(hidden_AD) <= chunk:
-        return whole(hidden_AD, targets_A, kept)
-    chunks = [(hidden_AD[own], *rest) for own, *rest in _parts(targets_A, kept, chunk)]
+        return whole(hidden_AD, targets_A, support)
+    chunks = [(hidden_AD[own], *rest) for own, *rest in _parts(targets_A, support, chunk)]
     if entropy or any(weight.requires_grad for weight in head.parameters()):
         parts = [checkpoint(whole, *own, use_reentrant=False) for own in chunks]
         entropies = [e for _, e in parts if e is not None]
@@ -143,12 +143,12 @@ def _head(
 
 
 def _parts(
-    targets_A: torch.Tensor, kept: Kept | None, size: int
-) -> Iterator[tuple[slice, torch.Tensor, Kept | None]]:
-    """Places, targets and what truncation kept, of at most so many actions each."""
+    targets_A: torch.Tensor, support: SamplingSupport | None, size: int
+) -> Iterator[tuple[slice, torch.Tensor, SamplingSupport | None]]:
+    """Places, targets and what truncation left, of at most so many actions each."""
     targets = targets_A.split(size)
-    kepts = [None] * len(targets) if kept is None else split(kept, size)
-    for number, (each, own) in enumerate(zip(targets, kepts, strict=True)):
+    supports = [None] * len(targets) if support is None else split(support, size)
+    for number, (each, own) in enumerate(zip(targets, supports, strict=True)):
         yield slice(number * size, (number + 1) * size), each, own
 
 
@@ -164,12 +164,12 @@ class FrozenHead(torch.autograd.Function):
         ctx: Any,
         hidden_AD: torch.Tensor,
         targets_A: torch.Tensor,
-        kept: Kept | None,
+        support: SamplingSupport | None,
         logits_of: Callable[[torch.Tensor], torch.Tensor],
         logprobs_of: Callable[..., tuple[torch.Tensor, torch.Tensor | None]],
         piece: int,
     ) -> torch.Tensor:
-        """``logprobs_of``: logits, targets and what was kept, of up to ``piece`` rows → (log π(a)
+        """``logprobs_of``: logits, targets and support, of up to ``piece`` rows → (log π(a)
         of each, …)."""
         learns = ctx.needs_input_grad[0]
         with torch.set_grad_enabled(learns):
@@ -177,7 +177,7 @@ class FrozenHead(torch.autograd.Function):
             logits_AV = logits_of(own_AD)
         slope_AV = torch.empty_like(logits_AV) if learns else None
         found = []
-        for own, *rest in _parts(targets_A, kept, piece):
+        for own, *rest in _parts(targets_A, support, piece):
             with torch.set_grad_enabled(learns):
                 logits = logits_AV[own].detach().requires_grad_(learns)
                 logprob, _ = logprobs_of(logits, *rest)
@@ -194,22 +194,27 @@ class FrozenHead(torch.autograd.Function):
         return slope_AD * grads[0][:, None].to(slope_AD), None, None, None, None, None
 
 
-def survivors(logits: torch.Tensor, targets: torch.Tensor, kept: Kept) -> torch.Tensor:
-    """Which tokens truncation left, bool (A, vocabulary): the ids that are kept or, by these
+def survivors(
+    logits: torch.Tensor, targets: torch.Tensor, support: SamplingSupport
+) -> torch.Tensor:
+    """Which tokens truncation left, bool (A, vocabulary): the ids that it holds or, by these
     logits, what is above the threshold; and always the token that was chosen."""
-    if (kept.threshold_L < torch.inf).any():
-        left = logits >= kept.threshold_L.to(logits)[:, None] + logits.logsumexp(-1, keepdim=True)
+    if (support.threshold_L < torch.inf).any():
+        left = logits >= support.threshold_L.to(logits)[:, None] + logits.logsumexp(
+            -1, keepdim=True
+        )
     else:
         left = torch.zeros_like(logits, dtype=torch.bool)
-    row = torch.arange(len(targets)).repeat_interleave(kept.counts_L)
-    left[row.to(logits.device), kept.ids_I.long().to(logits.device)] = True
+    row = torch.arange(len(targets)).repeat_interleave(support.counts_L)
+    left[row.to(logits.device), support.ids_I.long().to(logits.device)] = True
     return left.scatter_(1, targets[:, None], True)
 
 
-def split(kept: Kept, positions: int) -> list[Kept]:
+def split(support: SamplingSupport, positions: int) -> list[SamplingSupport]:
     """Parts of so many positions each."""
-    counts = kept.counts_L.split(positions)
-    ids = kept.ids_I.split([int(part.sum()) for part in counts])
+    counts = support.counts_L.split(positions)
+    ids = support.ids_I.split([int(part.sum()) for part in counts])
     return [
-        Kept(*part) for part in zip(counts, ids, kept.threshold_L.split(positions), strict=True)
+        SamplingSupport(*part)
+        for part in zip(counts, ids, support.threshold_L.split(positions), strict=True)
     ]

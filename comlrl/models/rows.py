@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from comlrl.types import Kept, Row, TokenBatch
+from comlrl.types import Row, SamplingSupport, TokenBatch
 
 
 def computed(row: Row) -> int:
@@ -98,20 +98,20 @@ def pack(rows: Sequence[Row], pad_id: int) -> TokenBatch:
             completion[r, span] = row.indices[s]
             at += len(ids)
     return TokenBatch(
-        token_ids, positions, segment, previous, segment > 0, weight, completion, _kept(rows)
+        token_ids, positions, segment, previous, segment > 0, weight, completion, _support(rows)
     )
 
 
-def _kept(rows: Sequence[Row]) -> Kept | None:
+def _support(rows: Sequence[Row]) -> SamplingSupport | None:
     """What truncation left of all completions, in their order."""
-    parts = [kept for row in rows for kept in row.kept]
+    parts = [support for row in rows for support in row.support]
     if not parts:
         return None
     assert len(parts) == sum(len(row.completions) for row in rows), "some sets are missing"
-    return Kept(
-        torch.cat([kept.counts_L for kept in parts]),
-        torch.cat([kept.ids_I for kept in parts]),
-        torch.cat([kept.threshold_L for kept in parts]),
+    return SamplingSupport(
+        torch.cat([support.counts_L for support in parts]),
+        torch.cat([support.ids_I for support in parts]),
+        torch.cat([support.threshold_L for support in parts]),
     )
 
 

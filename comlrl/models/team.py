@@ -58,7 +58,7 @@ class Team:
         return self.agents[0].router if self.shared_base else None
 
     @property
-    def side_by_side(self) -> bool:
+    def run_parallel(self) -> bool:
         """Whether agents may be updated at once, each in its own thread: where nothing stands
         between them, and the gradients of all are little to hold at a time."""
         trained = [p for agent in self.agents for p in agent.parameters()]

@@ -181,12 +181,12 @@ class Collector:
                 drop_behind(path, present)
             else:
                 path.write_bytes(b"")
-        distributed.everyone(None)  # nobody reads before the file is as it should be
+        distributed.all_gather(None)  # nobody reads before the file is as it should be
         if self._remembered:
             self._check(path)
         whole = path.stat().st_size > 0
         sets = read_sets(path, self.section.num_agents) if whole else []
-        distributed.everyone(None)  # nor writes before all have read
+        distributed.all_gather(None)  # nor writes before all have read
         if sets and not self._remembered:
             say(f"going on behind {len(sets)} tasks that '{path}' holds")
         return sets
@@ -209,7 +209,7 @@ class Collector:
         return have
 
     def _grow(self, tasks: Sequence[Task], index: int) -> list[CandidateSet]:
-        own = distributed.share(tasks)
+        own = distributed.shard(tasks)
         trees = self.rollout.grow(own, self.shape, self.sampling, ("preferences", index))
         sets = [CandidateSet.of(tree, index) for tree in trees]
         if self.comparator is not None:

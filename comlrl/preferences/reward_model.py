@@ -243,7 +243,7 @@ class ModelReward(Reward):
         ]
         checked = self.task_reward.score(actions)
         return [
-            replace(known, value=value, earned=known.value)
+            replace(known, value=value, task_reward=known.value)
             for value, known in zip(self.model.scores(texts), checked, strict=True)
         ]
 

@@ -72,7 +72,7 @@ def start(strategy: str = "replicate") -> None:
     torch.distributed.init_process_group(backend, timeout=PATIENCE)
 
 
-def check_cards() -> None:
+def check_gpus() -> None:
     """Raises UserError where this machine has cards, and fewer than processes."""
     cards = torch.cuda.device_count()
     if 0 < cards < local_world_size():
@@ -87,19 +87,19 @@ def stop() -> None:
         torch.distributed.destroy_process_group()
 
 
-def share(items: Sequence[T]) -> list[T]:
+def shard(items: Sequence[T]) -> list[T]:
     """This process's part: every world_size-th item."""
     return list(items[rank() :: world_size()]) if _dealing else list(items)
 
 
 def gather(items: Sequence[T]) -> list[T]:
-    """All processes' shares, put back in the order that ``share`` took them from."""
+    """All processes' shares, put back in the order that ``shard`` took them from."""
     if not _dealing:
         return list(items)
-    return interleave(everyone(list(items)))
+    return interleave(all_gather(list(items)))
 
 
-def everyone(value: T) -> list[T]:
+def all_gather(value: T) -> list[T]:
     """Each process's value, in rank order. Raises PeerFailed where one has given up."""
     if world_size() == 1:
         return [value]
@@ -112,7 +112,7 @@ def everyone(value: T) -> list[T]:
 
 
 def give_up(text: str, code: int) -> bool:
-    """Tell the others, which wait in ``everyone``, that this process ends with an error.
+    """Tell the others, which wait in ``all_gather``, that this process ends with an error.
 
     Returns whether this one is to print it: the first of those that gave up. Not for an error in
     the middle of an update, where the others wait for gradients: there a process just dies.
@@ -126,12 +126,12 @@ def give_up(text: str, code: int) -> bool:
 
 def from_main(make: Callable[[], T]) -> T:
     """What the main process makes, for every process; the others wait for it."""
-    return everyone(make() if is_main() else None)[0]  # type: ignore[return-value]
+    return all_gather(make() if is_main() else None)[0]  # type: ignore[return-value]
 
 
 def of_shares(value: T) -> list[T]:
     """The value of each process's share; in lock-step all have one share, and it counts once."""
-    return everyone(value) if _dealing else [value]
+    return all_gather(value) if _dealing else [value]
 
 
 def total(value: float) -> float:
@@ -139,13 +139,13 @@ def total(value: float) -> float:
     return sum(of_shares(value))
 
 
-def totals(values: Mapping[str, float]) -> dict[str, float]:
+def all_reduce_counts(values: Mapping[str, float]) -> dict[str, float]:
     """Sums over the processes' shares, in one exchange."""
     parts = of_shares(dict(values))
     return {name: sum(part[name] for part in parts) for name in values}
 
 
-def positions(counts: Sequence[int]) -> tuple[list[int], int]:
+def shard_positions(counts: Sequence[int]) -> tuple[list[int], int]:
     """Where this process's items would stand if one process alone had made them all.
 
     ``counts``: how many items each element of this process's share came to. Returns the place of
@@ -157,7 +157,7 @@ def positions(counts: Sequence[int]) -> tuple[list[int], int]:
     for count in gather(counts):
         starts.append(at)
         at += count
-    own = share(starts)
+    own = shard(starts)
     return [s + i for s, count in zip(own, counts, strict=True) for i in range(count)], at
 
 
@@ -220,7 +220,7 @@ def in_sync(tensors: Iterable[torch.Tensor]) -> bool:
     for tensor in tensors:
         plain = tensor.detach().cpu().contiguous()
         digest.update(plain.flatten().view(torch.uint8).numpy().tobytes())
-    return len(set(everyone(digest.hexdigest()))) == 1
+    return len(set(all_gather(digest.hexdigest()))) == 1
 
 
 def interleave(parts: Sequence[Sequence[T]]) -> list[T]:

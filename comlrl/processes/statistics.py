@@ -19,7 +19,9 @@ def standardized(values: torch.Tensor) -> torch.Tensor:
 
 def moments(values: torch.Tensor) -> tuple[int, float, float]:
     """Count, mean and standard deviation over all processes' values."""
-    sums = distributed.totals({"count": len(values), "sum": float(values.double().sum())})
+    sums = distributed.all_reduce_counts(
+        {"count": len(values), "sum": float(values.double().sum())}
+    )
     count = int(sums["count"])
     if count == 0:
         return 0, math.nan, math.nan
@@ -38,7 +40,7 @@ def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> float:
 def extremes(values: torch.Tensor) -> tuple[float, float]:
     """Smallest and largest over all processes' values; (0, 0) where there are none."""
     own = values.detach().flatten().tolist()
-    parts = distributed.everyone((min(own), max(own)) if own else ())
+    parts = distributed.all_gather((min(own), max(own)) if own else ())
     ends = [end for part in parts for end in part]
     return (min(ends), max(ends)) if ends else (0.0, 0.0)
 
@@ -67,7 +69,7 @@ class Sums:
         self.add(**other.of)
         self.reach(**other.maxima)
 
-    def everyone(self) -> Sums:
+    def all_reduced(self) -> Sums:
         """Those of all processes' shares. A collective call."""
         whole = Sums()
         for of, maxima in distributed.of_shares((dict(self.of), self.maxima)):
@@ -77,7 +79,7 @@ class Sums:
 
     def means(self, per: str) -> dict[str, float]:
         """Every sum of all processes over that of ``per``, and the maxima. A collective call."""
-        whole = self.everyone()
+        whole = self.all_reduced()
         count = max(1.0, whole.of[per])
         return {k: whole.of[k] / count for k in sorted(whole.of) if k != per} | whole.maxima
 

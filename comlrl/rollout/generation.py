@@ -26,7 +26,7 @@ from comlrl.models.fast.packed_attention import rounded
 from comlrl.models.team import Team
 from comlrl.rollout.decoding import ROWS_STEP, ByFastDecoder, ByModules, Decoding, routes
 from comlrl.rollout.truncation import Survivors, truncated
-from comlrl.types import Completion, Kept, Message, Request, Sampling
+from comlrl.types import Completion, Message, Request, Sampling, SamplingSupport
 
 Head = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (hidden, latents) → hidden
 
@@ -111,8 +111,8 @@ class Generator:
         lengths = torch.tensor([len(p) for p in prompts], device=agent.device)
         cache = prefix_cache.SharedPrefixCache(lengths, draw.steps)
         fast, router = agent.fast, agent.router
-        kept = contextlib.nullcontext() if router is None else router.sampling()
-        with fast.sampling() if fast is not None else kept:
+        phase = contextlib.nullcontext() if router is None else router.sampling()
+        with fast.sampling() if fast is not None else phase:
             if fast is not None:
                 by: Decoding = ByFastDecoder(fast, cache, adapters)
                 tokens = _decode_shared(by, prompts, prompt_of_row, draw)
@@ -176,9 +176,11 @@ class _Draw:
             streams = [uniforms(key, self.steps) for r in requests for key in r.keys_G]
             self.uniforms = torch.from_numpy(np.stack(streams)).float().to(agent.device)
         self.survivors: Survivors | None = None
-        kept = [way.max_kept for way in self.ways if way.truncates and way.max_kept is not None]
-        if kept:
-            self.survivors = Survivors(*shape, kept[0], agent.device)
+        support = [
+            way.max_support for way in self.ways if way.truncates and way.max_support is not None
+        ]
+        if support:
+            self.survivors = Survivors(*shape, support[0], agent.device)
 
     def __call__(self, hidden: torch.Tensor, rows: torch.Tensor, step: int) -> torch.Tensor:
         """The next token of each of these rows, from its last hidden state (rows, width)."""
@@ -294,12 +296,12 @@ def _to_completions(agent: Agent, tokens: torch.Tensor, draw: _Draw) -> list[Com
     ids = [tuple(t for t in row if t >= 0) for row in tokens.tolist()]
     texts = agent.tokenizer.batch_decode(ids, skip_special_tokens=True)
     drawn = draw.logprobs.where(tokens >= 0, 0.0).sum(-1, dtype=torch.float64).tolist()
-    left: Sequence[Kept | None] = [None] * len(ids)
+    left: Sequence[SamplingSupport | None] = [None] * len(ids)
     if draw.survivors is not None:
         cut = [draw.ways[way].truncates for way in draw.way.tolist()]
-        kept_R = draw.survivors.of_rows([len(sampled) for sampled in ids])
-        left = [kept if own else None for kept, own in zip(kept_R, cut, strict=True)]
+        support_R = draw.survivors.of_rows([len(sampled) for sampled in ids])
+        left = [support if own else None for support, own in zip(support_R, cut, strict=True)]
     return [
-        Completion(text, sampled, bool(sampled) and sampled[-1] in stop, logprob, kept=kept)
-        for text, sampled, logprob, kept in zip(texts, ids, drawn, left, strict=True)
+        Completion(text, sampled, bool(sampled) and sampled[-1] in stop, logprob, support=support)
+        for text, sampled, logprob, support in zip(texts, ids, drawn, left, strict=True)
     ]

@@ -16,7 +16,7 @@ class SplitReward(Reward):
 
     def score(self, actions: Sequence[JointAction]) -> list[Score]:
         own = actions[distributed.rank() :: distributed.world_size()]
-        return distributed.interleave(distributed.everyone(self.reward.score(own)))
+        return distributed.interleave(distributed.all_gather(self.reward.score(own)))
 
     def close(self) -> None:
         self.reward.close()

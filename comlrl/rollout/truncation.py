@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from comlrl.types import Kept, Sampling
+from comlrl.types import Sampling, SamplingSupport
 
 
 def truncated(probabilities: torch.Tensor, sampling: Sampling) -> torch.Tensor:
@@ -47,13 +47,15 @@ class Survivors:
         self.rows.append(rows[row].int())
         self.ids.append(ids.int())
 
-    def of_rows(self, lengths: Sequence[int]) -> list[Kept]:
+    def of_rows(self, lengths: Sequence[int]) -> list[SamplingSupport]:
         """Of the first tokens of each row, so many; what was noted behind its end is dropped."""
         order = torch.cat(self.rows).argsort(stable=True)
         ids, counts = torch.cat(self.ids)[order].cpu(), self.counts.cpu()
         parts = ids.split(counts.sum(-1).tolist())
         return [  # copies, so that what one completion carries is its own alone
-            Kept(own[:n].clone(), part[: int(own[:n].sum())].clone(), threshold[:n].clone())
+            SamplingSupport(
+                own[:n].clone(), part[: int(own[:n].sum())].clone(), threshold[:n].clone()
+            )
             for own, part, threshold, n in zip(
                 counts, parts, self.threshold.cpu(), lengths, strict=True
             )

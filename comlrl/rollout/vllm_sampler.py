@@ -177,12 +177,12 @@ class VLLMSampler:
         """Whether log-probabilities are those of tempered logits: differences halve where the
         temperature doubles."""
 
-        def difference(heat: float) -> float:
+        def difference(temperature: float) -> float:
             reply = self.server.ask(
                 "/v1/completions",
                 {
                     "model": model, "prompt": [self.team.agents[0].stop_ids[0]], "max_tokens": 1,
-                    "temperature": heat, "logprobs": 2, "return_tokens_as_token_ids": True,
+                    "temperature": temperature, "logprobs": 2, "return_tokens_as_token_ids": True,
                 },
             )  # fmt: skip
             first, second = top_two(self.server.url, reply)

@@ -18,14 +18,14 @@ from comlrl.models.rows import computed, pack, row_groups, split_rows, unpacked
 from comlrl.processes import sharding
 from comlrl.processes.statistics import Sums
 from comlrl.types import Row, TokenBatch
-from comlrl.update.lanes import lanes, side_by_side
+from comlrl.update.worker_threads import run_parallel, worker_threads
 
 S = TypeVar("S")
 Loss = Callable[[TokenBatch], tuple[torch.Tensor, Sums]]
 
 MICRO_BATCH_TOKENS = {"cpu": 3072, "cuda": 8192}  # more make a token hardly cheaper
 SHARE_STEP = SHAPE_STEP  # tokens, of which shares are multiples; fewer are not worth a thread
-LANES_BYTES = 2 << 30  # of the gradients that an agent's lanes sum, each its own
+LANES_BYTES = 2 << 30  # of the gradients that an agent's worker threads sum, each its own
 ACTIVATION_BYTES = {"cpu": 256 << 20, "cuda": 8 << 30}  # of one micro-batch, before the head
 
 
@@ -38,7 +38,7 @@ def micro_batches(
     Where memory has run out before, the agent's batches stay as small as they then became.
     """
     budget = max_tokens or _budget(agent)
-    total, cores = sum(_sizes(agent, rows)), lanes(agent.device) if concurrent else 1
+    total, cores = sum(_sizes(agent, rows)), worker_threads(agent.device) if concurrent else 1
     fewest = cores * math.ceil(total / (budget * cores))
     share = rounded(math.ceil(total / max(1, fewest)), SHARE_STEP)
     groups = _groups(agent, rows, min(budget, share))
@@ -209,12 +209,12 @@ def _lane_count(
     concurrent: bool,
     trained: Sequence[torch.nn.Parameter] = (),
 ) -> int:
-    """Lanes for the batches, of which each sums gradients of ``trained`` of its own."""
+    """Worker threads for the batches, of which each sums gradients of ``trained`` of its own."""
     if not concurrent:
         return 1
     gradient = 4 * sum(parameter.numel() for parameter in trained)  # bytes, as sums are float32
     affordable = LANES_BYTES // gradient if gradient else len(batches)
-    return max(1, min(lanes(agent.device), len(batches), affordable))
+    return max(1, min(worker_threads(agent.device), len(batches), affordable))
 
 
 def _in_lanes(
@@ -231,7 +231,7 @@ def _in_lanes(
         with contextlib.nullcontext() if router is None else router.only(adapter):
             return lane(batches[start::count])
 
-    return side_by_side([partial(run, start) for start in range(count)], agent.device)
+    return run_parallel([partial(run, start) for start in range(count)], agent.device)
 
 
 def _plus(sum_: torch.Tensor | None, term: torch.Tensor | None) -> torch.Tensor | None:

@@ -61,7 +61,7 @@ class ClippedPolicy:
                 self.reference.put(batch, self._start(batch))
 
         for rows in minibatches:
-            measure_all(self.agent, rows, measure, self.team.side_by_side)
+            measure_all(self.agent, rows, measure, self.team.run_parallel)
 
     def _start(self, batch: TokenBatch) -> torch.Tensor:
         """What the reference says."""
@@ -114,7 +114,7 @@ class ClippedPolicy:
             loss,
             sums,
             parameters=[p for optimizer in optimizers for p in optimizer.parameters],
-            concurrent=self.team.side_by_side,
+            concurrent=self.team.run_parallel,
         )
         norm, *_ = [optimizer.step(progress) for optimizer in optimizers]
         return norm

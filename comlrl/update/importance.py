@@ -31,7 +31,7 @@ from comlrl.update.per_token import PerToken
 SOUND = (0.8, 1.25)  # of the mean ratio, which is 1 where μ is what it says
 
 
-class Corrected:
+class ImportanceWeightedSampler:
     """A Sampler: another's completions, with their weights c(y)."""
 
     def __init__(self, team: Team, sampler: Sampler, cap: float) -> None:
@@ -58,7 +58,7 @@ class Corrected:
 
     def metrics(self) -> dict[str, float]:
         """Of what was sampled since they were last asked for. A collective call."""
-        sums, self.sums = self.sums.everyone(), Sums()
+        sums, self.sums = self.sums.all_reduced(), Sums()
         count = sums.of.pop("completions", 0)
         if not count:
             return {}
@@ -91,7 +91,7 @@ class Corrected:
                 agent,
                 rows,
                 lambda b: logprob.put(b, action_logprobs(agent, b, temperature).logprob_A),
-                self.team.side_by_side,
+                self.team.run_parallel,
             )
         drawn_C = [completion.logprob for group in said for completion in group]
         found_C = [float(logprob.at([c]).double().sum()) for c in range(len(drawn_C))]

@@ -28,7 +28,7 @@ def minibatches(states_B: Sequence[int], size: int | None, key: tuple) -> list[l
     at most, as in ``like_parts``; None: all of them. Every process gets its part of the minibatches
     that one process alone would make.
     """
-    places, total = distributed.positions(states_B)
+    places, total = distributed.shard_positions(states_B)
     own = {place: state for state, place in enumerate(places)}
     shuffled = order((*key, 0), total)
     return [

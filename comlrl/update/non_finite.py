@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from comlrl.errors import NonFiniteError
-from comlrl.types import Kept, TokenBatch
+from comlrl.types import SamplingSupport, TokenBatch
 
 
 def explanation(error: NonFiniteError, step: int, folder: Path) -> str:
@@ -30,12 +30,12 @@ def save_batch(batch: TokenBatch, folder: Path) -> Path:
     return path
 
 
-def _tensors(values: TokenBatch | Kept) -> dict[str, torch.Tensor]:
+def _tensors(values: TokenBatch | SamplingSupport) -> dict[str, torch.Tensor]:
     """By name; of what truncation left, where it did, too."""
     found: dict[str, torch.Tensor] = {}
     for field in fields(values):
         value = getattr(values, field.name)
-        if isinstance(value, Kept):
+        if isinstance(value, SamplingSupport):
             found |= _tensors(value)
         elif value is not None:
             found[field.name] = value.contiguous()

@@ -185,7 +185,7 @@ class LanguageReader:
         value = PerToken()
         with self.team.acting(self.critic.agent.index) as agent:
             rows = [row for rows in self.rows_S for row in rows]
-            concurrent = self.team.side_by_side
+            concurrent = self.team.run_parallel
             measure_all(agent, rows, lambda batch: value.put(batch, self.critic(batch)), concurrent)
         return value
 
@@ -201,7 +201,7 @@ class LanguageReader:
                 lambda batch: loss(completions(batch), self.critic(batch)),
                 told,
                 parameters=self.critic.parameters(),
-                concurrent=self.team.side_by_side,
+                concurrent=self.team.run_parallel,
             )
         return told
 

@@ -45,7 +45,7 @@ class Job:
     preamble: str  # the prompt's own imports and functions, for the tests
     test: str
     entry_point: str
-    replacement: str = ""  # of a helper's results: see ``rewards.sandbox.another``
+    replacement: str = ""  # of a helper's results: see ``rewards.sandbox.replaced_results``
 
 
 class _Worker:

@@ -95,7 +95,7 @@ def test_measures_are_what_the_domain_measures(run_dir):
     """Of all that trees can say: parts, passing, the task's own reward beside a model's score."""
     assert {*measures(read_run(run_dir).all_names)} == {"agreed_rate", "words/longest", "price"}
     breakdown = RewardBreakdown(helpers=("aux",), needed=())
-    score = replace(code_score(breakdown), earned=1.0)
+    score = replace(code_score(breakdown), task_reward=1.0)
     metrics = tree_metrics([tree(node([score, score]))], CODE)
     action = JointAction(TASK, ("", ""))
     assert {*measures(metrics)} == {*CODE.measures(action, score)}

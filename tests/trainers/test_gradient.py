@@ -28,7 +28,7 @@ from tests.tiny_models import PAD, STOPS, config, folder, team
 from trainers.magrpo import MAGRPOTrainer
 
 SAMPLING = Sampling(0.8, 16)
-TRUNCATED = Sampling(0.8, 16, top_p=0.9, top_k=40, max_kept=300)
+TRUNCATED = Sampling(0.8, 16, top_p=0.9, top_k=40, max_support=300)
 DISCOUNT = 0.9
 
 
@@ -280,7 +280,7 @@ def test_the_batched_gradient_is_the_sum_of_single_losses(case, monkeypatch):
         expected.append(plain(agents, section, trees, index, left=left))
     for limit, threads in ((100_000, 1), (150, 1), (150, 3)):  # one micro-batch, and many
         monkeypatch.setitem(accumulate.MICRO_BATCH_TOKENS, "cpu", limit)
-        monkeypatch.setattr(accumulate, "lanes", lambda device, threads=threads: threads)
+        monkeypatch.setattr(accumulate, "worker_threads", lambda device, threads=threads: threads)
         for (gradient,), one_by_one in zip(
             fast(agents, section, trees, sampling=sampling), expected, strict=True
         ):
@@ -321,7 +321,7 @@ def test_later_passes_follow_the_clipped_ratio(case, monkeypatch):
 
     old = [said(index) for index in range(len(agents))]
     monkeypatch.setitem(accumulate.MICRO_BATCH_TOKENS, "cpu", 150)
-    monkeypatch.setattr(accumulate, "lanes", lambda device: 2)
+    monkeypatch.setattr(accumulate, "worker_threads", lambda device: 2)
     for index, gradients in enumerate(fast(agents, section, trees, moved, sampling)):
         assert len(gradients) == len(parts)
         agent, ratios = agents.agents[index], []

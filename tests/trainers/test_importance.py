@@ -26,7 +26,7 @@ from comlrl.rollout.grow import Rollout
 from comlrl.rollout.vllm_sampler import VLLMSampler
 from comlrl.rollout.vllm_server import Server
 from comlrl.types import Completion, Message, Request, Reward, Sampling, Score, Tree
-from comlrl.update.importance import Corrected
+from comlrl.update.importance import ImportanceWeightedSampler
 from tests.fake_vllm import FakeVLLM
 from tests.fakes import PROMPTS, FakeTransition, task
 from tests.tiny_models import config, exact_norms
@@ -206,7 +206,7 @@ def test_the_expected_gradient_is_the_trained_policy_s(algorithm, cap, drawn, fo
     """With 1e9, which cuts nothing, exactly; uncorrected it is another one."""
     close = {"magrpo": 1e-9, "ppo": 1e-6}[algorithm]  # PPO's advantages are float32
     agents, drawn_N = drawn
-    corrected = Corrected(agents, Everything(drawn_N), cap)
+    corrected = ImportanceWeightedSampler(agents, Everything(drawn_N), cap)
     found = gradients(algorithm, agents, grown(corrected, agents, drawn_N), folder)
     wanted = [expected(agents, drawn_N, index, cap) for index in range(2)]
     plain = gradients(algorithm, agents, grown(Everything(drawn_N), agents, drawn_N), folder)
@@ -241,7 +241,7 @@ def test_what_was_sampled_before_an_update_is_corrected_for_it(folder, tmp_path)
     server = Enumerating(built(folder, num_agents=1)).start()
     client = Client(agents, Server(server.url, 60), tmp_path, 64, SAMPLING.temperature)
     drawn_N = chances(agents)
-    corrected, shape = Corrected(agents, client, 1e9), config(**RAW).section.shape
+    corrected, shape = ImportanceWeightedSampler(agents, client, 1e9), config(**RAW).section.shape
     rollout = Rollout(corrected, Expectation(drawn_N), FakeTransition(), PROMPTS, seed=1)
     asked = [task()], shape, SAMPLING, ("train", 2)
     client.ask_ahead(rollout.first_requests(*asked), SAMPLING)
@@ -257,7 +257,7 @@ def test_what_was_sampled_before_an_update_is_corrected_for_it(folder, tmp_path)
 
 def test_what_is_told_of_the_ratios(drawn):
     agents, drawn_N = drawn
-    corrected = Corrected(agents, Everything(drawn_N), 1.5)
+    corrected = ImportanceWeightedSampler(agents, Everything(drawn_N), 1.5)
     corrected.sample([[Request(PROMPT, ((),) * len(PAIRS))]] * 2, SAMPLING)
     with torch.no_grad():
         ratios = torch.stack([
@@ -275,7 +275,7 @@ def test_a_mean_ratio_far_from_1_is_said_once(drawn, capsys):
     agents, _ = drawn
     for less, times in ((0.1, 0), (-0.3, 1)):  # ratios 1.105, and 0.741
         drawn_N = [{ids: own - less for ids, own in said.items()} for said in chances(agents)]
-        corrected = Corrected(agents, Everything(drawn_N), 2.0)
+        corrected = ImportanceWeightedSampler(agents, Everything(drawn_N), 2.0)
         for _ in range(2):
             corrected.sample([[Request(PROMPT, ((),) * len(PAIRS))]] * 2, SAMPLING)
             mean = corrected.metrics()["importance/ratio_mean"]

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from comlrl.loop.checkpoint import load_part
-from comlrl.loop.course import Course
 from comlrl.loop.loop import Loop
 from comlrl.loop.steps import Step
+from comlrl.loop.task_schedule import TaskSchedule
 from comlrl.preferences.candidates import CandidateSet, JointCandidate, Pair
 from comlrl.preferences.pairs import Round, TaskPairs
 from comlrl.preferences.reading import PairBatch, Weighted, completion_ids
@@ -56,7 +56,7 @@ TASKS = [
 PAIRS = [Weighted(item, pair) for item in TASKS for pair in item.pairs]
 
 
-class Kept:
+class SamplingSupport:
     """A collector that has its pairs, of one round."""
 
     labelled = 0
@@ -76,7 +76,7 @@ def trainer(folder: Path, agents, *, train=TASKS, held_out=(), evaluate=None, **
     section = replace(section, num_train_epochs=keys.get("num_train_epochs", 1))
     tasks = [task(t.task_id) for t in train]
     loop = Loop(section, tasks, domain=CODE, run_dir=folder, logger=Recorder(), evaluate=evaluate)
-    made = MADPOTrainer(section, agents, loop, SAMPLING, Kept(train, held_out))
+    made = MADPOTrainer(section, agents, loop, SAMPLING, SamplingSupport(train, held_out))
     made._begin(0)
     return made
 
@@ -267,7 +267,7 @@ def test_the_other_x_axis_counts_candidates(tmp_path):
     assert [line.step for line in made.loop.logger.records] == [15, 15]
 
 
-class Rounds(Kept):
+class Rounds(SamplingSupport):
     """Rounds of the same candidates."""
 
     def round(self, index):
@@ -284,8 +284,8 @@ def test_every_round_s_candidates_count(tmp_path, max_env_steps, steps):
     section = config("madpo", num_agents=AGENTS, **keys).section
     section = replace(section, num_train_epochs=None, max_steps=6, max_env_steps=max_env_steps)
     tasks = [task(item.task_id) for item in TASKS]
-    course = Course(tasks, 2, None, 0, rounds=2, round_tasks=3, max_steps=6)
-    loop = Loop(section, tasks, domain=CODE, run_dir=tmp_path, logger=Recorder(), course=course)
+    schedule = TaskSchedule(tasks, 2, None, 0, rounds=2, round_tasks=3, max_steps=6)
+    loop = Loop(section, tasks, domain=CODE, run_dir=tmp_path, logger=Recorder(), schedule=schedule)
     MADPOTrainer(section, agents, loop, SAMPLING, Rounds(TASKS)).train()
     assert [line.step for line in loop.logger.records] == steps
 

@@ -13,9 +13,9 @@ import yaml
 from comlrl.config.algorithms import MAGRPOConfig, MARLHFConfig, PPOConfig
 from comlrl.errors import UserError
 from comlrl.evaluation.metrics import order_agreement
-from comlrl.loop.course import Course
 from comlrl.loop.loop import Loop
 from comlrl.loop.steps import Gathered
+from comlrl.loop.task_schedule import TaskSchedule
 from comlrl.preferences.pairs import Pair, Round, TaskPairs
 from comlrl.preferences.reward_model import Facts
 from comlrl.preferences.reward_training import RewardBase
@@ -97,7 +97,7 @@ def test_agreement_counts_siblings_that_the_task_tells_apart():
     (0 < 1, 0 < 2), and the three with the last, whose score is the lowest, wrongly: 2 of 5.
     """
     earned = (0.0, 0.5, 0.5, 1.0)
-    scores = [Score(v, earned=r) for v, r in zip((0.0, 1.0, 2.0, -1.0), earned, strict=True)]
+    scores = [Score(v, task_reward=r) for v, r in zip((0.0, 1.0, 2.0, -1.0), earned, strict=True)]
     tree = Tree(TASK, (node(scores),), "align", None)
     assert order_agreement([tree]) == {"reward_model/order_agreement": 2 / 5}
     alike = Tree(TASK, (node(scores[1:3]),), "align", None)
@@ -189,9 +189,9 @@ def test_a_team_that_falls_goes_back_and_only_fitted_tasks_are_learned_from(
         reward_train_batch_size=4,
     )  # fmt: skip
     tasks = [task(f"t{n}") for n in range(12)]
-    course = Course(tasks, 2, 1, 0, rounds=4, round_tasks=6)
-    loop = Loop(section, tasks, domain=CODE, run_dir=tmp_path, logger=Recorder(), course=course)
-    collector, online = Labels(course.tasks_of, [1.0, 2.0, 0.0, 2.0]), FakeOnline(loop)
+    schedule = TaskSchedule(tasks, 2, 1, 0, rounds=4, round_tasks=6)
+    loop = Loop(section, tasks, domain=CODE, run_dir=tmp_path, logger=Recorder(), schedule=schedule)
+    collector, online = Labels(schedule.tasks_of, [1.0, 2.0, 0.0, 2.0]), FakeOnline(loop)
     fits: list[int] = []
 
     def fit(base, how, pairs, **_):

@@ -222,10 +222,10 @@ def by_ratios(way: Way, said: Sequence[Completion], weights: Sequence[float], sa
 
 
 SAMPLINGS = [
-    Sampling(1.0, LENGTH, top_p=0.7, max_kept=VOCABULARY),
-    Sampling(0.8, LENGTH, top_k=3, max_kept=VOCABULARY),
-    Sampling(1.2, LENGTH, top_p=0.8, top_k=4, max_kept=2),  # most sets are thresholds
-    Sampling(1.2, LENGTH, top_p=0.8, max_kept=1),
+    Sampling(1.0, LENGTH, top_p=0.7, max_support=VOCABULARY),
+    Sampling(0.8, LENGTH, top_k=3, max_support=VOCABULARY),
+    Sampling(1.2, LENGTH, top_p=0.8, top_k=4, max_support=2),  # most sets are thresholds
+    Sampling(1.2, LENGTH, top_p=0.8, max_support=1),
 ]
 
 
@@ -241,7 +241,7 @@ def test_the_gradient_is_that_of_the_policy_that_acted(name, sampling):
     assert sum(chances.values()) == pytest.approx(1, abs=1e-12)
     said = list(found.values())
     weights = [chances[c.token_ids] * reward(c.token_ids) for c in said]
-    of_all = [replace(completion, kept=None) for completion in said]
+    of_all = [replace(completion, support=None) for completion in said]
     for by in [by_ratios] if name == "shppo" else [by_magrpo, by_ratios]:
         assert relative(by(way, said, weights, sampling), -exact) < 1e-9
         assert relative(by(way, of_all, weights, sampling), -exact) > 0.05

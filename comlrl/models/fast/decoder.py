@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from comlrl.models.fast.autograd_functions import rms_norm, rotate, swiglu
 from comlrl.models.fast.lora_routing import Router
-from comlrl.models.fast.operations import rms_norm, rotate, swiglu
 from comlrl.models.fast.packed_attention import (
     Packed,
     Questions,
@@ -205,7 +205,7 @@ class FastDecoder:
 
         rotations, acting = self.rotations(batch.positions_T), self.acting()
         if wanted_A is None:
-            attend = self.attention(batch, batch.everyone)
+            attend = self.attention(batch, batch.all_tokens)
             return self.hidden(batch.ids_T, rotations, attend, acting)
         wanted_W, of_A = wanted_A.unique(return_inverse=True)
         count = len(wanted_W)
@@ -222,7 +222,7 @@ class FastDecoder:
         keys and values of prompts."""
 
         def attend(layer: int, qkv_THW: Tensor) -> Tensor:
-            asked = last if layer == len(self.layers) - 1 else batch.everyone
+            asked = last if layer == len(self.layers) - 1 else batch.all_tokens
             kept = None if keep is None else partial(keep, layer=layer)
             return batch.attention(qkv_THW, self.heads, self.kv_heads, self.scaling, asked, kept)
 

@@ -212,8 +212,8 @@ class Packed:
             known_SK = torch.cat([real_PL[of_S], real_SC], 1)
             self.completions.append(Grid(own_SC, real_SC, keys_SK, known_SK))
         grids = [self.prompts, *self.completions]
-        everyone = Questions.of(grids, len(self.ids_T), torch.arange(trie.count), len(self.ids_T))
-        self.everyone = everyone.to(device)
+        all_tokens = Questions.of(grids, len(self.ids_T), torch.arange(trie.count), len(self.ids_T))
+        self.all_tokens = all_tokens.to(device)
 
     def read(self, wanted_W: Tensor, rows: int) -> Questions:
         """Of a layer behind which only these tokens, which are on the CPU, go on: of prompts the

@@ -306,7 +306,7 @@ REFUSED = [  # overrides → what the line must name
     (["magrpo.top_p=null", "agent_model.top_p=1.5"], ["top_p", "1.5"]),
     (["agent_model.top_k=-1"], ["top_k", "-1", "null"]),
     (["magrpo.top_k=0"], ["magrpo.top_k", "0", "null"]),
-    (["magrpo.top_p=0.9", "generation.max_kept=0"], ["generation.max_kept", "0"]),
+    (["magrpo.top_p=0.9", "generation.max_support=0"], ["generation.max_support", "0"]),
     (["magrpo.temperature=-1"], ["magrpo.temperature", "-1"]),
     (["agents=[a,b,c]"], ["agents", "num_agents=2"]),
     (["lora.r=0"], ["lora.r", "0"]),

@@ -10,7 +10,7 @@ import pytest
 from comlrl.evaluation import contributions
 from comlrl.evaluation.contributions import coalitions, difference_rewards, shapley_values
 from comlrl.evaluation.cost import cost, weights_of
-from comlrl.evaluation.cross_play import SILENCE, Remembering
+from comlrl.evaluation.cross_play import SILENCE, CachingSampler
 from comlrl.types import Request
 from tests.fakes import SAMPLING, SEED, FakeSampler
 from tests.made_runs import agent_turn, node, tree
@@ -79,7 +79,7 @@ def test_a_metric_that_a_task_does_not_tell_is_left_out():
 
 def test_a_silent_agent_is_not_asked():
     fake = FakeSampler()
-    sampler = Remembering(fake, 2)
+    sampler = CachingSampler(fake, 2)
     sampler.weights_N = [None, "own"]
     requests = [[Request((1,), ((SEED, "A", (), agent, 0),))] for agent in range(2)]
     said = sampler.sample(requests, SAMPLING)

@@ -10,7 +10,7 @@ import torch
 from comlrl.models import logprobs
 from comlrl.models.logprobs import action_logprobs, packable
 from comlrl.models.rows import pack, unpacked
-from comlrl.types import Kept, Row
+from comlrl.types import Row, SamplingSupport
 from tests.tiny_models import EOS, PAD, prompt, team
 
 TEMPERATURE = 0.7
@@ -22,16 +22,16 @@ ROWS = [
 ]  # fmt: skip
 
 
-def sets(length: int, at: int) -> Kept:
+def sets(length: int, at: int) -> SamplingSupport:
     """Of each position 0, 1, 2, … letters or, where there are none, a threshold."""
     counts = torch.arange(length) % 4
     ids = (torch.arange(int(counts.sum())) * (7 + at)) % 250
     threshold = torch.where(counts == 0, -5.5, torch.inf)
-    return Kept(counts.int(), ids.int(), threshold)
+    return SamplingSupport(counts.int(), ids.int(), threshold)
 
 
 CUT = [
-    replace(row, kept=tuple(sets(len(ids), at) for at, ids in enumerate(row.completions)))
+    replace(row, support=tuple(sets(len(ids), at) for at, ids in enumerate(row.completions)))
     for row in ROWS
 ]
 
@@ -44,8 +44,8 @@ def plainly(agent, rows, entropy: bool = False):
             logits = agent.model(torch.tensor([[*row.prompt_ids, *ids]])).logits[0]
             # The token at position l is chosen by the distribution at l − 1.
             chosen = (logits[len(row.prompt_ids) - 1 : -1] / TEMPERATURE).log_softmax(-1)
-            if row.kept:
-                chosen = over(chosen, row.kept[at], ids)
+            if row.support:
+                chosen = over(chosen, row.support[at], ids)
             if entropy:
                 said.append(-(chosen.exp() * chosen).nan_to_num().sum(-1))
             else:
@@ -53,11 +53,11 @@ def plainly(agent, rows, entropy: bool = False):
     return torch.cat(said)
 
 
-def over(logprob_LV: torch.Tensor, kept: Kept, ids) -> torch.Tensor:
-    """A position at a time: what is kept of it, or is above the threshold, and what was said."""
-    rest = iter(kept.ids_I.tolist())
+def over(logprob_LV: torch.Tensor, support: SamplingSupport, ids) -> torch.Tensor:
+    """A position at a time: what is support of it, or is above the threshold, and what was said."""
+    rest = iter(support.ids_I.tolist())
     for position, said in enumerate(ids):
-        count, least = int(kept.counts_L[position]), kept.threshold_L[position]
+        count, least = int(support.counts_L[position]), support.threshold_L[position]
         left = {said, *(next(rest) for _ in range(count))}
         left |= {t for t, value in enumerate(logprob_LV[position].tolist()) if value >= least}
         cut = torch.full_like(logprob_LV[position], -torch.inf)

@@ -7,7 +7,7 @@ import random
 import torch
 
 from comlrl.models.rows import attention_mask, computed, pack, row_groups, split_rows, unpacked
-from comlrl.types import Kept, Row
+from comlrl.types import Row, SamplingSupport
 
 PAD = 99
 ROWS = [
@@ -143,17 +143,17 @@ def test_an_action_for_each_token_of_each_completion():
 
 
 def test_what_truncation_left_goes_with_its_completion():
-    def kept(counts: list[int], first: int) -> Kept:
+    def support(counts: list[int], first: int) -> SamplingSupport:
         ids = torch.arange(first, first + sum(counts), dtype=torch.int32)
-        return Kept(torch.tensor(counts), ids, torch.full((len(counts),), float(first)))
+        return SamplingSupport(torch.tensor(counts), ids, torch.full((len(counts),), float(first)))
 
     row = Row((1, 2), ((3,), (4, 5), (6,)), (1.0,) * 3, (0, 1, 2),
-              (kept([2], 10), kept([0, 1], 20), kept([1], 30)))  # fmt: skip
-    whole = pack([row], PAD).kept
+              (support([2], 10), support([0, 1], 20), support([1], 30)))  # fmt: skip
+    whole = pack([row], PAD).support
     assert whole.counts_L.tolist() == [2, 0, 1, 1]
     assert whole.ids_I.tolist() == [10, 11, 20, 30]
     assert whole.threshold_L.tolist() == [10, 20, 20, 30]
     for parts in (split_rows([row], 5), unpacked([row])):
-        assert [k for part in parts for k in part.kept] == list(row.kept)
-    assert pack(split_rows([row], 5)[1:], PAD).kept.ids_I.tolist() == [30]
-    assert pack(_random_rows(3), PAD).kept is None
+        assert [k for part in parts for k in part.support] == list(row.support)
+    assert pack(split_rows([row], 5)[1:], PAD).support.ids_I.tolist() == [30]
+    assert pack(_random_rows(3), PAD).support is None

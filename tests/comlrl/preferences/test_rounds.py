@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from comlrl.loop.course import Course
+from comlrl.loop.task_schedule import TaskSchedule
 from comlrl.preferences.candidates import CandidateSet, JointCandidate, Pair, read_sets
 from comlrl.preferences.comparing import Earlier, compared
 from comlrl.preferences.replay import replay_weights
@@ -37,43 +37,49 @@ def test_what_is_replayed_in_the_fifth_round(kind, rounds, expected):
 
 
 def test_one_round_is_shuffled_epochs():
-    course = Course([task(n) for n in "ABCDE"], 2, 2, seed=3)
-    assert course.steps == 6
-    epochs = [course.at(step) for step in range(6)]
+    schedule = TaskSchedule([task(n) for n in "ABCDE"], 2, 2, seed=3)
+    assert schedule.steps == 6
+    epochs = [schedule.at(step) for step in range(6)]
     assert [epoch for epoch, _ in epochs] == [0, 0, 0, 1, 1, 1]
     assert [len(tasks) for _, tasks in epochs] == [2, 2, 1] * 2
     for first in (0, 3):
         assert sorted(names(t for _, ts in epochs[first : first + 3] for t in ts)) == list("ABCDE")
-    assert {course.round_of(step) for step in range(9)} == {0}
+    assert {schedule.round_of(step) for step in range(9)} == {0}
 
 
 def test_rounds_share_the_tasks_and_pass_over_their_own():
     """Five tasks, two a round: 2, 2, 1, then anew; two passes in steps of one task."""
-    course = Course([task(n) for n in "ABCDE"], 1, 2, seed=3, rounds=4, round_tasks=2)
-    assert course.steps == 2 * (2 + 2 + 1 + 2)
-    rounds = [names(course.tasks_of(r)) for r in range(4)]
+    schedule = TaskSchedule([task(n) for n in "ABCDE"], 1, 2, seed=3, rounds=4, round_tasks=2)
+    assert schedule.steps == 2 * (2 + 2 + 1 + 2)
+    rounds = [names(schedule.tasks_of(r)) for r in range(4)]
     assert sorted("".join(rounds[:3])) == list("ABCDE") and len(rounds[3]) == 2
-    assert [course.round_of(s) for s in range(14)] == [0] * 4 + [1] * 4 + [2] * 2 + [3] * 4
+    assert [schedule.round_of(s) for s in range(14)] == [0] * 4 + [1] * 4 + [2] * 2 + [3] * 4
     for step in range(14):
-        epoch, tasks = course.at(step)
-        assert names(tasks) in rounds[course.round_of(step)]
+        epoch, tasks = schedule.at(step)
+        assert names(tasks) in rounds[schedule.round_of(step)]
         assert epoch == (0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 6, 7, 7)[step]
-    assert [course.part_of(s) for s in (0, 1, 2, 8, 9)] == [(0, 2), (1, 2), (0, 2), (0, 1), (0, 1)]
+    assert [schedule.part_of(s) for s in (0, 1, 2, 8, 9)] == [
+        (0, 2),
+        (1, 2),
+        (0, 2),
+        (0, 1),
+        (0, 1),
+    ]
 
 
 def test_without_passes_the_steps_are_divided_among_the_rounds():
-    course = Course([task(n) for n in "ABCD"], 2, None, seed=3, rounds=3, max_steps=7)
-    assert [course.round_of(s) for s in range(8)] == [0, 0, 1, 1, 2, 2, 2, 2]
-    assert course.steps is None and course.end_of(0) == 2
+    schedule = TaskSchedule([task(n) for n in "ABCD"], 2, None, seed=3, rounds=3, max_steps=7)
+    assert [schedule.round_of(s) for s in range(8)] == [0, 0, 1, 1, 2, 2, 2, 2]
+    assert schedule.steps is None and schedule.end_of(0) == 2
 
 
 def test_no_two_rounds_share_an_epoch_where_the_steps_are_divided():
     """Three steps a round, two a pass: one pass and half of the next, which is not gone on with."""
-    course = Course(
+    schedule = TaskSchedule(
         [task(n) for n in "ABCDEFGH"], 2, None, seed=3, rounds=2, round_tasks=4, max_steps=6
     )
-    assert [course.at(step)[0] for step in range(6)] == [0, 0, 1, 2, 2, 3]
-    assert [course.start_of(r) for r in range(2)] == [0, 3]
+    assert [schedule.at(step)[0] for step in range(6)] == [0, 0, 1, 2, 2, 3]
+    assert [schedule.start_of(r) for r in range(2)] == [0, 3]
 
 
 def candidates(rewards, texts) -> CandidateSet:

@@ -54,16 +54,16 @@ def check_seam() -> None:
     distributed.start()
     size, rank = distributed.world_size(), distributed.rank()
     items = list(range(7))
-    own = distributed.share(items)
+    own = distributed.shard(items)
     assert own == items[rank::size]
     assert distributed.gather(own) == items
-    assert distributed.gather(distributed.share(items[:1])) == items[:1]
-    assert distributed.everyone(rank) == list(range(size))
+    assert distributed.gather(distributed.shard(items[:1])) == items[:1]
+    assert distributed.all_gather(rank) == list(range(size))
     assert distributed.from_main(lambda: ("made by", rank)) == ("made by", 0)
     assert distributed.total(rank + 1) == size * (size + 1) / 2
-    assert distributed.totals({"a": rank, "b": 1})["b"] == size
+    assert distributed.all_reduce_counts({"a": rank, "b": 1})["b"] == size
     # Item i comes to i pieces: i = 0 … 6 stand at 0, 0, 1, 3, 6, 10, 15, in all 21.
-    places, whole = distributed.positions(own)
+    places, whole = distributed.shard_positions(own)
     starts = [0, 0, 1, 3, 6, 10, 15]
     assert whole == 21
     assert places == [starts[i] + k for i in own for k in range(i)]
@@ -126,7 +126,7 @@ def update(folder: str, model: str, tasks: int, algorithm: str, keys: dict[str, 
         agent_model__name=model, agent_model__torch_dtype="float64", **keys,
     )  # fmt: skip
     team, section = build_team(config), config.section
-    sampling = Sampling(1.0, 16, section.top_p, max_kept=2)
+    sampling = Sampling(1.0, 16, section.top_p, max_support=2)
     sampler: Any = Bytes(team)
     if algorithm == "shppo":
         _, latent = build_sampler(config, team)
@@ -187,12 +187,14 @@ class Bytes:
     @staticmethod
     def sets(ids: tuple[int, ...]) -> Any:
         """In turn a letter or two beside the sampled one, and a threshold."""
-        from comlrl.types import Kept
+        from comlrl.types import SamplingSupport
 
         counts = torch.tensor([at % 3 for at in range(len(ids))], dtype=torch.int32)
         threshold = torch.where(counts == 0, -7.0, torch.inf)
         others = [97 + (token + at) % 26 for token in ids for at in range(2)]
-        return Kept(counts, torch.tensor(others[: int(counts.sum())], dtype=torch.int32), threshold)
+        return SamplingSupport(
+            counts, torch.tensor(others[: int(counts.sum())], dtype=torch.int32), threshold
+        )
 
 
 class Length:
@@ -406,7 +408,7 @@ def check_sharding(model: str) -> None:
     from comlrl.processes.statistics import Sums
 
     distributed.start("fsdp")
-    assert Sums(loss=2.0).everyone().of["loss"] == distributed.total(2.0) == 2.0
+    assert Sums(loss=2.0).all_reduced().of["loss"] == distributed.total(2.0) == 2.0
     config = tiny_models.config(agent_model__name=model, agent_model__torch_dtype="float32")
     team = build_team(config)
     expected = state(team)["agent_1"]

@@ -40,7 +40,7 @@ class Fixed:
         torch.tensor([1.0, 0.5]),
         [Score(1.0, {"a": 0.25, "b": 0.75}, True), Score(0.5, passed=False)],
         [Score(1.0), 0.5],
-        [Score(9.0, {"a": 1.0}, earned=1.0), 0.5],  # trained on a reward model's
+        [Score(9.0, {"a": 1.0}, task_reward=1.0), 0.5],  # trained on a reward model's
     ],
 )
 def test_numbers_and_scores(given):

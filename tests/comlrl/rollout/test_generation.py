@@ -44,10 +44,10 @@ def requests(texts=TEXTS, siblings: int = 5, agent: int = 0) -> list[Request]:
 def truncated(p: np.ndarray, sampling: Sampling) -> np.ndarray:
     """The largest ``top_k`` probabilities, of these the fewest that hold ``top_p`` of the mass."""
     ranked = sorted(range(len(p)), key=lambda token: -p[token])
-    kept = ranked[: sampling.top_k]
-    mass, total = 0.0, sum(p[token] for token in kept)
+    support = ranked[: sampling.top_k]
+    mass, total = 0.0, sum(p[token] for token in support)
     chosen = []
-    for token in kept:
+    for token in support:
         if sampling.top_p is not None and mass >= sampling.top_p * total:
             break
         chosen.append(token)
@@ -91,9 +91,9 @@ def test_the_batch_says_what_the_plain_loop_says(kind, sampling):
 
 
 APART = (
-    Sampling(0.7, 5, top_p=0.9, max_kept=4),
+    Sampling(0.7, 5, top_p=0.9, max_support=4),
     Sampling(1.3, 12),
-    Sampling(1.0, 9, top_k=5, max_kept=4),
+    Sampling(1.0, 9, top_k=5, max_support=4),
 )
 
 
@@ -112,10 +112,12 @@ def test_agents_sample_by_their_own_limits_in_one_batch(kind):
             assert group == expected
             for completion, other in zip(group, expected, strict=True):
                 assert completion.logprob == pytest.approx(other.logprob, rel=1e-6)
-                assert (completion.kept is None) == (other.kept is None) == (not own.truncates)
-                if completion.kept is not None:
-                    assert torch.equal(completion.kept.ids_I, other.kept.ids_I)
-                    assert torch.equal(completion.kept.counts_L, other.kept.counts_L)
+                assert (
+                    (completion.support is None) == (other.support is None) == (not own.truncates)
+                )
+                if completion.support is not None:
+                    assert torch.equal(completion.support.ids_I, other.support.ids_I)
+                    assert torch.equal(completion.support.counts_L, other.support.counts_L)
 
 
 @pytest.mark.parametrize("kind", [*FAST, "gpt2"])
@@ -167,17 +169,17 @@ def test_a_completion_brings_along_what_truncation_left(kind):
     request = requests(["def f(x):"], siblings=3)[0]
     larger = []
     for sampling in SAMPLINGS[2:]:
-        sampling = replace(sampling, max_kept=4)
+        sampling = replace(sampling, max_support=4)
         (completions,), _ = Generator(agents).sample([[request], []], sampling)
         with agents.acting(0) as agent, torch.no_grad():
             for said in completions:
                 ids = torch.tensor([[*request.prompt_ids, *said.token_ids]])
                 logits = agent.model(ids).logits[0, len(request.prompt_ids) - 1 : -1]
                 p_LV = (logits / sampling.temperature).softmax(-1).double().numpy()
-                kept = said.kept
-                assert len(kept.counts_L) == len(kept.threshold_L) == len(said.token_ids)
-                parts = kept.ids_I.split(kept.counts_L.tolist())
-                for p, own, threshold in zip(p_LV, parts, kept.threshold_L, strict=True):
+                support = said.support
+                assert len(support.counts_L) == len(support.threshold_L) == len(said.token_ids)
+                parts = support.ids_I.split(support.counts_L.tolist())
+                for p, own, threshold in zip(p_LV, parts, support.threshold_L, strict=True):
                     left = set(truncated(p, sampling).nonzero()[0].tolist())
                     larger.append(len(left) > 4)
                     if larger[-1]:
@@ -186,9 +188,9 @@ def test_a_completion_brings_along_what_truncation_left(kind):
                     else:
                         assert left == set(own.tolist()) and threshold == torch.inf
     assert any(larger) and not all(larger)
-    for sampling in (SAMPLINGS[2], replace(SAMPLINGS[1], max_kept=12)):  # not asked for; nothing
+    for sampling in (SAMPLINGS[2], replace(SAMPLINGS[1], max_support=12)):  # not asked for; nothing
         (completions,), _ = Generator(agents).sample([[request], []], sampling)
-        assert [said.kept for said in completions] == [None] * 3
+        assert [said.support for said in completions] == [None] * 3
 
 
 def test_what_is_sampled_does_not_depend_on_the_company():
@@ -277,8 +279,8 @@ def test_completions_end_with_their_stop_token_and_say_so():
         assert not set(before) & set(STOPS)
         assert completion.finished == (last in STOPS)
         assert completion.finished or len(completion.token_ids) == 16
-        kept = [t for t in completion.token_ids if t < 256]  # specials are no text
-        assert completion.text == agents.agents[0].tokenizer.decode(kept)
+        support = [t for t in completion.token_ids if t < 256]  # specials are no text
+        assert completion.text == agents.agents[0].tokenizer.decode(support)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)

@@ -19,7 +19,7 @@ from comlrl.rollout.vllm_replies import ServerError
 from comlrl.rollout.vllm_sampler import VLLMSampler
 from comlrl.rollout.vllm_server import Server
 from comlrl.types import Completion, Request, Sampling
-from comlrl.update.importance import Corrected
+from comlrl.update.importance import ImportanceWeightedSampler
 from tests.fake_vllm import FakeVLLM
 from tests.tiny_models import STOPS, config, prompt, team
 from trainers.launch.wiring import vllm as engine
@@ -62,7 +62,7 @@ def test_each_agent_s_completions_have_ratio_1(server, tmp_path):
     """Adapters that differ: one agent's samples under the other's would have other ratios."""
     agents = team()
     sampler = client(agents, server, tmp_path)
-    corrected = Corrected(agents, sampler, cap=2.0)
+    corrected = ImportanceWeightedSampler(agents, sampler, cap=2.0)
     said_N = corrected.sample([requests(0), requests(1)], SAMPLING)
     assert [[len(group) for group in said] for said in said_N] == [[3, 3], [3, 3]]
     for completion in (c for said in said_N for group in said for c in group):
@@ -75,7 +75,9 @@ def test_each_agent_s_completions_have_ratio_1(server, tmp_path):
     assert told["importance/ratio_max"] == pytest.approx(1, abs=1e-3)
     assert told["importance/truncated_share"] == 0
     assert corrected.metrics() == {}  # told once
-    crossed = Corrected(agents, sampler, cap=2.0).sample([requests(0), []], SAMPLING)
+    crossed = ImportanceWeightedSampler(agents, sampler, cap=2.0).sample(
+        [requests(0), []], SAMPLING
+    )
     assert crossed[1] == []
     names = {name for _, name in server.events}
     assert {body["model"] for body in server.asked if body["model"] != "base"} == names
@@ -83,7 +85,7 @@ def test_each_agent_s_completions_have_ratio_1(server, tmp_path):
 
 def test_greedy_asks_once_for_all_siblings_and_weights_nothing(server, tmp_path):
     agents = team()
-    corrected = Corrected(agents, client(agents, server, tmp_path), cap=2.0)
+    corrected = ImportanceWeightedSampler(agents, client(agents, server, tmp_path), cap=2.0)
     greedy = Sampling(0.0, 12)
     said = corrected.sample([[], requests(1)], greedy)[1]
     assert all(group == group[:1] * 3 and group[0].importance == 1 for group in said)
@@ -94,7 +96,7 @@ def test_each_agent_is_asked_for_at_its_own_limits(server, tmp_path):
     """And compared with the trained policy at its own temperature: ratios of 1."""
     agents = team()
     own_N = (Sampling(0.8, 5), Sampling(1.4, 12))
-    sampler = Corrected(agents, client(agents, server, tmp_path), cap=2.0)
+    sampler = ImportanceWeightedSampler(agents, client(agents, server, tmp_path), cap=2.0)
     said_N = sampler.sample([requests(0), requests(1)], replace(own_N[0], by_agent=own_N))
     asked = {(b["temperature"], b["max_tokens"]) for b in server.asked if b["model"] != "base"}
     assert asked == {(0.8, 5), (1.4, 12)}
@@ -145,7 +147,7 @@ def test_what_is_asked_ahead_is_sampled_by_the_adapters_of_then(server, tmp_path
     assert kinds(server)[2:] == ["load agent_0", "load agent_1"]
     assert {*old.values(), *sampler._names.values()} == set(server.adapters)
     server.asked.clear()
-    said_N = Corrected(agents, sampler, cap=1e9).sample(first, SAMPLING)
+    said_N = ImportanceWeightedSampler(agents, sampler, cap=1e9).sample(first, SAMPLING)
     assert not server.asked  # anew
     for index, said in enumerate(said_N):
         for completion in said[0]:

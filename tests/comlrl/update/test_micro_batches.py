@@ -43,7 +43,7 @@ def test_batches_are_of_like_size():
 
 
 def test_concurrent_ones_are_as_many_as_cores_share_evenly(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(accumulate, "lanes", lambda device: 4)
+    monkeypatch.setattr(accumulate, "worker_threads", lambda device: 4)
     rows = [row(100, n) for n in range(20)]
     # 2,000 tokens for four cores, 500 each.
     assert sizes(rows, 3000, concurrent=True) == [5, 5, 5, 5]

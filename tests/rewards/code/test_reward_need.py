@@ -11,7 +11,7 @@ import pytest
 
 from comlrl.types import JointAction
 from rewards.code.reward import CodeReward
-from rewards.sandbox.another import another
+from rewards.sandbox.replaced_results import another
 from tests.fakes import code_task
 from tests.rewards.code.test_reward_table import Problem
 

@@ -253,7 +253,7 @@ def _actor_critic(section: ActorCriticConfig) -> Unused:
 def _generation(config: Config) -> Unused:
     vllm, online = config.generation.backend == "vllm", config.section.trained_online
     if not (online and _truncates(config)):
-        yield "generation.max_kept", "no log-probability is over what top_p or top_k leave"
+        yield "generation.max_support", "no log-probability is over what top_p or top_k leave"
     if not vllm:
         yield (
             "generation.vllm_url generation.vllm_patience generation.importance_cap",

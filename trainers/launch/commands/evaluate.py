@@ -74,7 +74,7 @@ def evaluate(plan: Plan) -> int:
     from comlrl.evaluation.estimates import estimates, task_rows
     from loggers.tables import evaluation_table
 
-    stage = build(plan, remembering=False)
+    stage = build(plan, caching=False)
     try:
         if plan.teams:
             weights.load_weights(plan.teams[0], stage.team, stage.rollout.sampler)
@@ -112,7 +112,7 @@ def export_samples(file: Path, trees: Sequence[Tree], domain: Domain) -> None:
 
 
 def cross_play(plan: Plan) -> int:
-    """The last agent of every run with the others of every run → matrices, JSON, Markdown, heat
+    """The last agent of every run with the others of every run → matrices, JSON, Markdown, temperature
     map."""
     from comlrl.evaluation import cross_play as pairs
     from comlrl.evaluation.estimates import estimates
@@ -121,7 +121,7 @@ def cross_play(plan: Plan) -> int:
     from loggers.views import view_of
     from loggers.views.view import listed
 
-    stage = build(plan, remembering=True)
+    stage = build(plan, caching=True)
     sampler: Any = stage.rollout.sampler
     started = time.monotonic()
     try:
@@ -165,7 +165,7 @@ def replace_agents(plan: Plan) -> int:
     from comlrl.evaluation.estimates import estimates, task_rows
     from loggers.tables import replacement_table
 
-    stage = build(plan, remembering=True)
+    stage = build(plan, caching=True)
     sampler: Any = stage.rollout.sampler
     started = time.monotonic()
     try:
@@ -215,10 +215,10 @@ def acting(plan: Plan, stage: Stage, agent: int, own: Any) -> dict[str, torch.Te
     return {name: tensor.clone() for name, tensor in first.items()}
 
 
-def build(plan: Plan, *, remembering: bool) -> Stage:
-    """Load data and models. ``remembering``, for teams that are taken apart, whose tables tell
+def build(plan: Plan, *, caching: bool) -> Stage:
+    """Load data and models. ``caching``, for teams that are taken apart, whose tables tell
     nothing of need: answers are sampled once, and need is not measured."""
-    from comlrl.evaluation.cross_play import Remembering
+    from comlrl.evaluation.cross_play import CachingSampler
     from comlrl.models.loading import build_team
     from comlrl.tasks.datasets import load_tasks
 
@@ -234,9 +234,9 @@ def build(plan: Plan, *, remembering: bool) -> Stage:
     sampled = sampling(config, plan.greedy)
     prompts = load_prompts(config, team)
     tasks = fitting(tasks[: section.eval_num_samples], prompts, config, sampler, sampled)
-    asked: Any = Remembering(sampler, len(team)) if remembering else sampler
+    asked: Any = CachingSampler(sampler, len(team)) if caching else sampler
     reward, evaluated = build_rewards(config)
-    rollout = build_rollout(config, prompts, asked, reward if remembering else evaluated)
+    rollout = build_rollout(config, prompts, asked, reward if caching else evaluated)
     return Stage(tasks, team, generator, sampled, rollout)
 
 

@@ -168,7 +168,7 @@ def execute(
             if distributed.is_main() and start.before is not None:
                 opened.callback(start.before.restore)  # once the loggers are closed
             run, trainer = _open(start, build, signals, force, opened)
-            distributed.everyone("open")  # whoever could not open says so here
+            distributed.all_gather("open")  # whoever could not open says so here
         except distributed.PeerFailed as failed:
             return failed.code
         except Exception as error:
@@ -189,7 +189,7 @@ def execute(
             return failed.code
         except Interrupted as interrupted:
             if interrupted.path is not None:
-                distributed.everyone("interrupted")  # nobody leaves while the main one saves
+                distributed.all_gather("interrupted")  # nobody leaves while the main one saves
                 opened.close()  # the loggers: what they hold belongs into the report
                 if distributed.is_main() and _write_pages(config, run.run_dir):
                     print(f"report: {run.run_dir}/report.html")
@@ -284,7 +284,7 @@ def _open(
     from comlrl.loop.resume import write_config
     from comlrl.processes import distributed, sharding
 
-    distributed.check_cards()
+    distributed.check_gpus()
     distributed.from_main(lambda: engine.check(start.config))
     check_devices(start.config)
     sharding.check(start.config, start.config.section.fits_reward_model)

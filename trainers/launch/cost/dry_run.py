@@ -16,13 +16,13 @@ from comlrl.builtin import DATASETS
 from comlrl.config import algorithms as configs
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
-from comlrl.loop.course import Course
+from comlrl.loop.task_schedule import TaskSchedule
 from comlrl.preferences.pairs import tasks_at_once
 from comlrl.tasks.datasets import split_size
 from trainers.launch.cost.memory import agent_models, held
 from trainers.launch.cost.model_size import model_size
 from trainers.launch.cost.tree_size import growth, levels, scored, training_steps
-from trainers.launch.wiring.assembly import build_course
+from trainers.launch.wiring.assembly import build_schedule
 from trainers.launch.wiring.sampling import limits
 
 
@@ -140,11 +140,11 @@ def _tasks_seen(steps: int, size: int, tasks: int) -> int:
     return epochs * tasks + rest * size
 
 
-def _rounds(config: Config, tasks: int | None) -> Course | None:
-    """The course of a run in rounds; None: of another, or of unknown tasks."""
+def _rounds(config: Config, tasks: int | None) -> TaskSchedule | None:
+    """The schedule of a run in rounds; None: of another, or of unknown tasks."""
     if tasks is None or not isinstance(config.section, configs.PreferenceConfig):
         return None
-    return build_course(config, range(tasks))
+    return build_schedule(config, range(tasks))
 
 
 def _preferences(config: Config, tasks: int | None) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from comlrl.config.algorithms import CommonConfig
-from comlrl.loop.course import Course
+from comlrl.loop.task_schedule import TaskSchedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +75,15 @@ def levels(section: CommonConfig) -> Iterator[Level]:
 
 
 def training_steps(
-    section: CommonConfig, tasks: int | None, actions: int, course: Course | None = None
+    section: CommonConfig, tasks: int | None, actions: int, schedule: TaskSchedule | None = None
 ) -> int | None:
     """Training steps of the run, the first of its ends; None where the tasks decide and are
-    unknown. ``actions``: joint actions of a full step. ``course``: of a run in rounds."""
+    unknown. ``actions``: joint actions of a full step. ``schedule``: of a run in rounds."""
     ends = [section.max_steps]
     if section.max_env_steps is not None:
         ends.append(math.ceil(section.max_env_steps / actions))
-    if course is not None:
-        ends.append(course.steps)
+    if schedule is not None:
+        ends.append(schedule.steps)
     elif section.num_train_epochs is not None and tasks is not None:
         ends.append(section.num_train_epochs * math.ceil(tasks / section.batch_size))
     known = [end for end in ends if end is not None]

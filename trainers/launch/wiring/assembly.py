@@ -20,11 +20,11 @@ from trainers.launch.wiring.sampling import limits, sampling
 from trainers.launch.wiring.work import build_reward, build_transition, load_domain, load_prompts
 
 if TYPE_CHECKING:
-    from comlrl.loop.course import Course
     from comlrl.loop.interrupts import Signals
     from comlrl.loop.loop import Loop
     from comlrl.loop.progress import Progress
     from comlrl.loop.resume import Start
+    from comlrl.loop.task_schedule import TaskSchedule
     from comlrl.models.agent import Agent
     from comlrl.models.latent_networks import HeterogeneousPolicy
     from comlrl.models.team import Team
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from comlrl.rollout.vllm_sampler import VLLMSampler
     from comlrl.tasks.prompts import Prompts
     from comlrl.types import Reward, Sampler, Sampling, Task, Tree
-    from comlrl.update.importance import Corrected
+    from comlrl.update.importance import ImportanceWeightedSampler
     from external.expert_edits import Fallbacks
 
 
@@ -144,10 +144,10 @@ def assemble(
     train = fitting(train, prompts, config, sampler, sampled)
     held_out = fitting(held_out, prompts, config, sampler, sampled) if held_out else []
     (reward, measuring), fallbacks = build_rewards(config), build_fallbacks(config)
-    length, heats = sampler.max_length, [sampled.of(i).temperature for i in range(len(team))]
-    server, corrected = engine.build(config, team, run_dir, length, heats)
+    length, temperatures = sampler.max_length, [sampled.of(i).temperature for i in range(len(team))]
+    server, corrected = engine.build(config, team, run_dir, length, temperatures)
     rollout = build_rollout(config, prompts, corrected or server or sampler, reward, fallbacks)
-    learned = sampled.with_sets(config.generation.max_kept)
+    learned = sampled.with_sets(config.generation.max_support)
     evaluated = build_rollout(config, prompts, server or sampler, measuring, fallbacks)
     progress, logger, save = Progress(), loggers.Loggers([]), saver(team, sampler)
     if distributed.is_main():
@@ -166,7 +166,7 @@ def assemble(
         signals=signals,
         standing=standing(fallbacks, corrected),
         best=BestModel(run_dir, save) if config.output.save_best else None,
-        course=build_course(config, train),
+        schedule=build_schedule(config, train),
         prefetch=engine.prefetch(config, rollout, server, learned),
     )
     return Run(
@@ -207,16 +207,16 @@ def _words(agent: Agent) -> dict[str, int]:
     return {word: i for word, i in agent.tokenizer.get_vocab().items() if word not in special}
 
 
-def build_course(config: Config, tasks: Sequence[Any]) -> Course:
+def build_schedule(config: Config, tasks: Sequence[Any]) -> TaskSchedule:
     """Shuffled epochs, or rounds of them over a part of the tasks each."""
-    from comlrl.loop.course import Course
+    from comlrl.loop.task_schedule import TaskSchedule
 
     section = config.section
-    course = Course(tasks, section.batch_size, section.num_train_epochs, config.seed)
+    schedule = TaskSchedule(tasks, section.batch_size, section.num_train_epochs, config.seed)
     if not isinstance(section, PreferenceConfig):
-        return course
+        return schedule
     return replace(
-        course,
+        schedule,
         rounds=section.num_iterations,
         round_tasks=section.round_tasks,
         max_steps=section.max_steps,
@@ -382,7 +382,7 @@ def build_fallbacks(config: Config) -> Fallbacks | None:
 
 
 def standing(
-    fallbacks: Fallbacks | None, corrected: Corrected | None
+    fallbacks: Fallbacks | None, corrected: ImportanceWeightedSampler | None
 ) -> Callable[[], dict[str, float]]:
     """Metrics that go into every record: the attempts so far that ``plain`` answered in the
     expert's place, and how far a server's samples are from the policy's. Every process asks."""
@@ -415,7 +415,7 @@ def evaluator(
     from comlrl.processes import distributed
 
     section, domain = config.section, rollout.prompts.domain
-    own = len(distributed.share(tasks))
+    own = len(distributed.shard(tasks))
     completions = own * section.eval_answers * section.num_turns * section.num_agents
 
     def run() -> tuple[list[Tree], dict[str, float]]:

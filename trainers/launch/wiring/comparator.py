@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from comlrl.preferences.collector import Collector
     from comlrl.preferences.comparing import Comparator
     from comlrl.tasks.prompts import Prompts
-    from external.judge import Judge
+    from external.comparator import Judge
     from trainers.launch.wiring.assembly import Run
 
 
@@ -25,7 +25,7 @@ def build_collector(run: Run) -> Collector:
         run.rollout,
         run.loop,
         run.sampling.with_sets(None),  # preferences are of the whole policies
-        run.loop.course.tasks_of,
+        run.loop.schedule.tasks_of,
         seed=run.config.seed,
         resume=run.resume,
         comparator=_comparator(run),
@@ -44,7 +44,7 @@ def _comparator(run: Run) -> Comparator | None:
 
 def build_judge(config: Config, prompts: Prompts) -> Judge:
     """Raises UserError where its service or its key is not known."""
-    from external.judge import Judge, judge_of
+    from external.comparator import Judge, judge_of
     from external.service import Service
 
     assert isinstance(config.section, PreferenceConfig)

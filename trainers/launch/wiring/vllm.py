@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from comlrl.rollout.vllm_sampler import VLLMSampler
     from comlrl.rollout.vllm_server import Server
     from comlrl.types import Request, Sampling
-    from comlrl.update.importance import Corrected
+    from comlrl.update.importance import ImportanceWeightedSampler
 
 
 def refuse(config: Config) -> None:
@@ -95,19 +95,21 @@ def check(config: Config) -> None:
 
 def build(
     config: Config, team: Team, run_dir: Path, max_length: int, temperatures: Sequence[float]
-) -> tuple[VLLMSampler | None, Corrected | None]:
+) -> tuple[VLLMSampler | None, ImportanceWeightedSampler | None]:
     """The client of a server that samples in the generator's place, and, where the samples'
     policy is trained, the same with what corrects for it. ``temperatures``: the agents'."""
     if config.generation.backend == "builtin":
         return None, None
     from comlrl.rollout.vllm_sampler import VLLMSampler
-    from comlrl.update.importance import Corrected
+    from comlrl.update.importance import ImportanceWeightedSampler
 
-    tempered = next((heat for heat in temperatures if heat != 1), 1.0)  # one shows what it gives
+    tempered = next(
+        (temperature for temperature in temperatures if temperature != 1), 1.0
+    )  # one shows what it gives
     engine = VLLMSampler(team, _server(config), run_dir / "vllm", max_length, tempered)
     if not config.section.trained_online:
         return engine, None
-    return engine, Corrected(team, engine, config.generation.importance_cap)
+    return engine, ImportanceWeightedSampler(team, engine, config.generation.importance_cap)
 
 
 def prefetch(
@@ -124,7 +126,7 @@ def prefetch(
     def ask(step: Step | None) -> None:
         requests_N: list[list[Request]] = []
         if step is not None:
-            tasks = distributed.share(step.tasks)
+            tasks = distributed.shard(step.tasks)
             requests_N = rollout.first_requests(tasks, shape, sampling, step.key)
         server.ask_ahead(requests_N, sampling)
 

@@ -114,8 +114,8 @@ IN_VAIN = [  # file, what is said, of it in vain
     ("magrpo", "magrpo.temperature=0.5 agent_model.temperature=0.7", "agent_model.temperature"),
     ("magrpo", "magrpo.top_p=0.5 agent_model.top_p=0.7", "agent_model.top_p"),
     ("magrpo", "magrpo.top_k=5 agent_model.top_k=7", "agent_model.top_k"),
-    ("magrpo", "magrpo.top_p=1 generation.max_kept=9", "generation.max_kept"),
-    ("madpo", "madpo.top_p=0.9 generation.max_kept=9", "generation.max_kept"),
+    ("magrpo", "magrpo.top_p=1 generation.max_support=9", "generation.max_support"),
+    ("madpo", "madpo.top_p=0.9 generation.max_support=9", "generation.max_support"),
     *(
         (
             "magrpo",
@@ -149,12 +149,12 @@ def test_what_is_said_in_vain_is_told(name, overrides, key):
         ("mt_magrpo", "magrpo.turn_order=sequential magrpo.discount=0.5"),
         ("mt_magrpo", "magrpo.advantage=raw magrpo.discount=0.5"),
         ("magrpo", "magrpo.turn_order=sequential magrpo.num_generations_sequential=3"),
-        ("marlhf", "agent_model.top_k=9 generation.max_kept=9"),
+        ("marlhf", "agent_model.top_k=9 generation.max_support=9"),
         ("mt_magrpo", "external.history=last external.original_prompt=true"),
         ("mt_magrpo", "external.mode=expert_edits external.expert_model=gpt-5"),
         ("magrpo", "magrpo.discount=0.9"),  # the default, said
         ("magrpo", "sampling.aux.temperature=0.5 magrpo.temperature=0.7"),
-        ("magrpo", "sampling.main.top_k=9 magrpo.top_p=1 generation.max_kept=9"),
+        ("magrpo", "sampling.main.top_k=9 magrpo.top_p=1 generation.max_support=9"),
         ("madpo", "madpo.replay=lambda_decay madpo.replay_rounds=3 madpo.replay_lambda=0.3"),
         ("magrpo", "magrpo.joint_mode=cross lora.alpha=3"),
         ("marlhf", "magrpo.update_epochs=2 magrpo.clip_range=0.3"),

@@ -22,7 +22,7 @@ def share_of_round(tasks: Sequence[Task], size: int, index: int, seed: int) -> l
 
 
 @dataclass(frozen=True)
-class Course:
+class TaskSchedule:
     """The training steps of a run, ``batch_size`` tasks each, the last of a pass what is left."""
 
     tasks: Sequence[Task]  # counts alone need no more than their number
@@ -41,7 +41,7 @@ class Course:
 
     @property
     def steps(self) -> int | None:
-        """Of the whole course; None where it has no end."""
+        """Of the whole schedule; None where it has no end."""
         return None if self.epochs is None else self._ends[-1]
 
     def tasks_of(self, round_index: int) -> list[Task]:

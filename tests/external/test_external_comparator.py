@@ -7,7 +7,7 @@ import json
 import pytest
 
 from comlrl.errors import UserError
-from external.judge import MODEL, Judge, judge_of, question, verdict
+from external.comparator import MODEL, Judge, judge_of, question, verdict
 from external.service import ExpertError, Service, provider_of
 from tests.external.test_external_expert import completion, send, serving
 from tests.fakes import PROMPTS, task

@@ -17,12 +17,12 @@ import torch
 T = TypeVar("T")
 
 
-def lanes(device: torch.device) -> int:
+def worker_threads(device: torch.device) -> int:
     """How many pieces run at once."""
     return torch.get_num_threads() if device.type == "cpu" else 1
 
 
-def side_by_side(
+def run_parallel(
     jobs: Sequence[Callable[[], T]], device: torch.device, allowed: bool = True
 ) -> list[T]:
     """Results of the jobs, in order. A job's error is raised when those beside it have ended.
@@ -30,7 +30,7 @@ def side_by_side(
     As many at once as there are cores; what is then left over shares all of them. ``allowed``
     false: one after the other, as they share what only one can use.
     """
-    cores = lanes(device) if allowed else 1
+    cores = worker_threads(device) if allowed else 1
     left_over = len(jobs) % cores
     full = len(jobs) - left_over
     return _at_once(jobs[:full], cores, 1) + _at_once(

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from comlrl.update.lanes import lanes, side_by_side
+from comlrl.update.worker_threads import run_parallel, worker_threads
 
 HERE = torch.device("cpu")
 
@@ -22,13 +22,13 @@ def eight_threads():
 
 def pieces_of_its_own() -> int:
     """As many as there is room for, which must all run at once."""
-    meeting = threading.Barrier(lanes(HERE), timeout=60)
+    meeting = threading.Barrier(worker_threads(HERE), timeout=60)
 
     def piece() -> int:
         meeting.wait()
         return torch.get_num_threads()
 
-    return len(side_by_side([piece] * lanes(HERE), HERE))
+    return len(run_parallel([piece] * worker_threads(HERE), HERE))
 
 
 @pytest.mark.usefixtures("eight_threads")
@@ -36,15 +36,15 @@ def pieces_of_its_own() -> int:
     ("jobs", "each"), [(1, [8]), (2, [4] * 2), (3, [2] * 3), (8, [1] * 8), (11, [1] * 8 + [2] * 3)]
 )
 def test_jobs_share_the_cores(jobs, each):
-    assert side_by_side([pieces_of_its_own] * jobs, HERE) == each
+    assert run_parallel([pieces_of_its_own] * jobs, HERE) == each
     assert torch.get_num_threads() == 8
 
 
 @pytest.mark.usefixtures("eight_threads")
 def test_one_after_the_other_where_only_one_can():
     here = threading.get_ident()
-    assert side_by_side([threading.get_ident] * 3, HERE, allowed=False) == [here] * 3
-    assert side_by_side([lambda: lanes(HERE)] * 2, torch.device("cuda")) == [8, 8]
+    assert run_parallel([threading.get_ident] * 3, HERE, allowed=False) == [here] * 3
+    assert run_parallel([lambda: worker_threads(HERE)] * 2, torch.device("cuda")) == [8, 8]
 
 
 @pytest.mark.usefixtures("eight_threads")
@@ -59,5 +59,5 @@ def test_an_error_is_raised_when_all_have_ended():
         ended.set()
 
     with pytest.raises(ValueError, match="the first"):
-        side_by_side([fails, takes_longer], HERE)
+        run_parallel([fails, takes_longer], HERE)
     assert ended.is_set()
