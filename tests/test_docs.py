@@ -17,7 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -27,8 +27,12 @@ from comlrl.config.loader import ALIASES, Loader, Setting
 from comlrl.config.sections import SECTIONS as SHARED
 from comlrl.config.sections import Root
 from comlrl.errors import UserError
+from comlrl.rollout.checked import METHODS
+from comlrl.tasks.prompts import Prompts
+from comlrl.types import Domain, JointAction
 from trainers.launch.commands import export
 from trainers.launch.commands.train import main as train_main
+from trainers.launch.wiring.work import NEEDED
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -217,7 +221,9 @@ def evaluate(arguments: list[str], request: pytest.FixtureRequest) -> None:
         script.parse_arguments(arguments)
         return
     keep = [a for a in arguments if "eval_num_samples" not in a]
-    small = ["--override", "magrpo.eval_num_samples=1", "magrpo.max_new_tokens=2"]
+    own = any("best" in word for word in arguments)
+    name = "best" if own and request.getfixturevalue("best_run") else "magrpo"
+    small = ["--override", f"{name}.eval_num_samples=1", f"{name}.max_new_tokens=2"]
     assert script.main([*keep, *small]) == 0
 
 
@@ -234,11 +240,52 @@ def test_there_are_commands_on_the_pages_that_have_some():
     assert {"README.md", "cookbook.md", "algorithms.md", "external.md", "actor_critic.md"} <= pages
 
 
+def test_the_table_of_a_domain_names_all_that_it_may_have():
+    text = (ROOT / "docs/cookbook.md").read_text(encoding="utf-8")
+    _, body = text.split("## All of a domain\n")
+    rows = re.findall(r"^\| `(\w+)` \| (yes|where [^|]*|) ?\|", body.split("\n## ")[0], re.M)
+    assert {name for name, _ in rows} == {*Domain.__annotations__, *METHODS}
+    inherited = {name for name in (*METHODS, "revision") if name not in NEEDED}
+    assert {name for name, needed in rows if needed != "yes"} == inherited
+
+
+def test_what_an_agent_must_not_see_stays_hidden_whatever_its_template_asks_for():
+    scope: dict[str, Any] = {}
+    exec(programs("cookbook.md")["guess.py"], scope)
+    domain, secret = scope["GUESSING"], "secret: {secret}"
+    task = domain.task("t", {"secret": 2})
+    guide, guesser = Prompts(domain, {"guide": secret, "guesser": secret}).first(task, 2)
+    assert guide == "secret: 2" and guesser == f"secret: {scope['HIDDEN']}"
+    assert "2" not in domain.problem(task).replace("1, 2, 3", "")
+    score = scope["Guess"]().score
+    told = [(" small", "2\n", 1.2), ("2", "2", 0.0), ("big", "3", 0.2)]
+    for hint, guess, value in told:
+        (found,) = score([JointAction(task, (hint, guess))])
+        assert found.value == value == sum(found.parts.values())
+        assert found.passed == (value > 1)
+
+
+def test_the_guesser_of_the_cookbook_reads_the_hint_behind_its_prompt(place):
+    out = place / "outputs" / "guess"
+    keys = [f"magrpo.{key}={value}" for key, value in (TINY | {"eval_interval": 0}).items()]
+    keys += [f"output.dir={out}", "lora.r=2", "output.verbose=true"]
+    done = subprocess.run(
+        [sys.executable, "train_magrpo.py", "--config", "guess.yaml", "--override", *keys],
+        capture_output=True, text=True, cwd=place, env=environment(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    record = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
+    assert record["step"] == 2 * 2 * 4  # tasks × hints × guesses
+    assert record["metrics"]["agent_1/completion_length_mean"] <= 2  # the guesser's own limit
+
+
 TINY = {"batch_size": 2, "num_generations": 2, "max_steps": 1, "max_new_tokens": 4}
 
 
-def test_the_algorithm_of_the_cookbook_trains(place):
-    out = place / "outputs" / "best"
+@pytest.fixture(scope="module")
+def best_run(place: Path) -> Path:
+    """A run of the cookbook's own algorithm, of one step."""
+    out = place / "outputs" / "best_coopmini_42"
     keys = [f"best.{key}={value}" for key, value in (TINY | {"eval_interval": 0}).items()]
     keys += [f"output.dir={out}", "lora.r=2", "best.least_reward=0"]
     done = subprocess.run(
@@ -246,7 +293,11 @@ def test_the_algorithm_of_the_cookbook_trains(place):
         capture_output=True, text=True, cwd=place, env=environment(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    record = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
+    return out
+
+
+def test_the_algorithm_of_the_cookbook_trains(best_run):
+    record = json.loads((best_run / "metrics.jsonl").read_text().splitlines()[-1])
     assert record["step"] == 4  # 2 tasks × 2 joint actions
     assert record["update"] == 1 and record["metrics"]["taught_share"] == 1
 

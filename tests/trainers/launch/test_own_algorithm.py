@@ -1,0 +1,112 @@
+"""Runs of a user's own algorithm, evaluated in a process that has never seen its train script."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import pytest
+import yaml
+
+from comlrl.config import algorithms as configs
+from comlrl.errors import UserError
+from tests.tiny_models import config
+from trainers.launch.commands import export
+from trainers.launch.commands.evaluation_plan import make_plan, parse_arguments
+from trainers.launch.wiring import init_from as initial
+from trainers.launch.wiring import own_algorithm
+
+
+@dataclass(frozen=True)
+class OwnConfig(configs.PPOConfig):
+    """A critic of one's own, with other defaults."""
+
+    temperature: float | None = 0.6
+    shared_policy: bool = True
+    horizon: int = 3
+    weights: list[float] = field(default_factory=lambda: [1.0, 0.5])
+    paper: ClassVar[str] = "nobody's"
+
+
+@dataclass(frozen=True)
+class OneConfig(configs.CommonConfig):
+    @property
+    def one_policy(self) -> bool:
+        return True
+
+
+def run_of(folder, name="own", section=None):
+    """What a run leaves of its configuration, and a checkpoint that nothing is read of here."""
+    section = section or OwnConfig(num_agents=2, critic="independent", horizon=7)
+    made = config("ppo", num_agents=2)
+    made = replace(made, algorithm=name, sections={name: section})
+    for index in range(section.policies):
+        (folder / "final_model" / f"agent_{index}").mkdir(parents=True)
+    own_algorithm.keep(folder, made)
+    (folder / "config.yaml").write_text(yaml.safe_dump(made.to_dict(), sort_keys=False))
+    return folder
+
+
+def plan(*words: str):
+    return make_plan(parse_arguments(list(words)))
+
+
+def test_a_run_is_read_with_its_own_keys_and_defaults_and_no_script(tmp_path):
+    run = run_of(tmp_path / "run")
+    assert "own" not in configs.SECTIONS
+    section = plan("--checkpoint", str(run)).config.section
+    assert (section.horizon, section.temperature, section.weights) == (7, 0.6, [1.0, 0.5])
+    assert isinstance(section, configs.PPOConfig) and section.one_policy and section.policies == 1
+    assert "own" not in configs.SECTIONS  # nothing stays registered
+
+    (tmp_path / "short.yaml").write_text("own:\n  num_agents: 2\n  horizon: 4\n")
+    given = plan("--config", str(tmp_path / "short.yaml"), "--checkpoint", str(run))
+    assert (given.config.section.temperature, given.config.section.horizon) == (0.6, 4)
+    untrained = plan("--config", str(run / "config.yaml"), "--baseline", "single")
+    assert untrained.config.algorithm == "own"
+
+
+def test_a_run_of_one_is_crossed_replaced_exported_and_started_from(tmp_path):
+    @dataclass(frozen=True)
+    class Best(configs.MAGRPOConfig):
+        least: float = 1.0
+
+    first = run_of(tmp_path / "a", "best", Best())
+    second = run_of(tmp_path / "b", "best", Best(turn_order="sequential"))
+    told = plan("--cross-play", str(first), str(second), "--override", "best.turn_order=sequential")
+    assert [team.run_dir for team in told.teams] == [first, second]
+    with pytest.raises(UserError, match="simultaneously"):
+        plan("--cross-play", str(first), str(second))
+    shutil.copytree(first, tmp_path / "c")
+    assert plan("--checkpoint", str(first), "--replace", f"0={tmp_path / 'c'}").replaced
+    assert export.check(export.parse_arguments([str(first)]))[0].run_dir == first
+    assert initial._source(config(init_from=str(first)), configs.SECTIONS).agents == 2
+
+
+def test_facts_of_the_section_that_are_no_keys_are_kept(tmp_path):
+    run = run_of(tmp_path / "run", "one", OneConfig())
+    section = plan("--checkpoint", str(run), "--num-agents", "3").config.section
+    assert type(section).__mro__[1] is configs.CommonConfig
+    assert section.one_policy and section.policies == 1 and section.num_agents == 3
+
+
+def test_runs_of_shipped_algorithms_keep_nothing_more(tmp_path):
+    own_algorithm.keep(tmp_path, config("ppo"))
+    assert list(tmp_path.iterdir()) == []
+    assert own_algorithm.known(tmp_path, None) == configs.SECTIONS
+
+
+def test_mistakes_are_told(tmp_path):
+    with pytest.raises(ValueError, match="`ppo` ships"):
+        own_algorithm.add("ppo", OwnConfig)
+    with pytest.raises(TypeError, match="CommonConfig"):
+        own_algorithm.add("own", dict)
+    run = run_of(tmp_path / "run")
+    (run / own_algorithm.FILE).write_text(json.dumps({"name": "own", "base": "NoConfig"}))
+    with pytest.raises(UserError, match=r"algorithm\.json' is damaged"):
+        plan("--checkpoint", str(run))
+    (run / own_algorithm.FILE).unlink()
+    with pytest.raises(UserError, match=r"no algorithm's section; .* config\.yaml of its run"):
+        plan("--checkpoint", str(run))
