@@ -27,7 +27,7 @@ from rewards.code.reward import CodeReward
 DATA = Path(__file__).parents[1].parent / "shared" / "data" / "HumanEval.jsonl"
 AUX = "def aux(*values):\n    return values\n"
 BODIES = (
-    "True", "False", "None", "0", "1", "-1", "2", "0.0", "''", "[]", "{}", "()", "'0'", "[0]",
+    "True", "False", "None", "0", "1", "-1", "2", "0.0", "''", "[]", "dict()", "()", "'0'", "[0]",
     "{first}", "{last}", "len(str({first}))", "str({first})", "sorted({first})", "[{first}]",
 )  # fmt: skip
 # `f(1, 2) == 3`, `f(1) ➞ 2`, `>>> f(1)` and 2 on the next line

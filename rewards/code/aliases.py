@@ -202,7 +202,7 @@ def _end(node: ast.AST) -> Place:
 def unpacked(
     targets: Sequence[ast.expr], value: ast.expr
 ) -> Iterable[tuple[ast.expr, ast.expr]] | None:
-    """Each target with its own part of a tuple or list of values; None where none is told."""
+    """Each target with its own part of a tuple or list of values; None where that is not known."""
     if not isinstance(value, ast.Tuple | ast.List) or any(
         isinstance(v, ast.Starred) for v in value.elts
     ):

@@ -98,8 +98,8 @@ def _closure(
             if id(part) not in taken:
                 taken.add(id(part))
                 pending.append(part.names())
-    kept = (part for part in extracted.parts if id(part) in taken)
-    return [part for part in kept if not isinstance(part, Import)], names
+    chosen = (part for part in extracted.parts if id(part) in taken)
+    return [part for part in chosen if not isinstance(part, Import)], names
 
 
 def _is_needed(statement: Import, names: set[str]) -> bool:

@@ -120,9 +120,9 @@ class StatementUse:
                     if not carried:
                         return False
                 case ast.Assign(targets=targets):
-                    return any(self._is_kept(target, carried) for target in targets)
+                    return any(self._is_stored(target, carried) for target in targets)
                 case ast.AnnAssign(target=target, value=value):
-                    return value is node and self._is_kept(target, carried)
+                    return value is node and self._is_stored(target, carried)
                 case ast.arguments():
                     return carried
                 case ast.comprehension(iter=items) | ast.For(iter=items):
@@ -136,7 +136,7 @@ class StatementUse:
             node = parent
         return False
 
-    def _is_kept(self, target: ast.expr, carried: bool) -> bool:
+    def _is_stored(self, target: ast.expr, carried: bool) -> bool:
         """Whether what is assigned can be called from there; of a function itself, its aliases
         tell."""
         if isinstance(target, ast.Attribute | ast.Subscript):

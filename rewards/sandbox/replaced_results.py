@@ -98,13 +98,13 @@ def _none(answer: Any, _: list[Any]) -> None:
 
 
 def _constant() -> Replacement:
-    kept: list[Any] = []
+    first: list[Any] = []
 
     def constant(answer: Any, _: list[Any]) -> Any:
         again = hasattr(answer, "__next__")
-        if not kept:
-            kept.append(list(itertools.islice(answer, MAX_ITEMS)) if again else _copied(answer))
-        return iter(_copied(kept[0])) if again else _copied(kept[0])
+        if not first:
+            first.append(list(itertools.islice(answer, MAX_ITEMS)) if again else _copied(answer))
+        return iter(_copied(first[0])) if again else _copied(first[0])
 
     return constant
 
@@ -122,7 +122,7 @@ def _elsewhere(helper: Helper) -> Helper:
                 others = {name: another(value) for name, value in keywords.items()}
                 return helper(*map(another, arguments), **others)
             except Exception:  # other arguments than it is made for
-                pass
+                return helper(*arguments, **keywords)
         return helper(*arguments, **keywords)
 
     return answer
@@ -130,7 +130,7 @@ def _elsewhere(helper: Helper) -> Helper:
 
 def _argument(answer: Any, arguments: list[Any]) -> Any:
     if isinstance(answer, list | tuple) and len(answer) == len(arguments) > 1:
-        return type(answer)(arguments) if type(answer) in (list, tuple) else tuple(arguments)
+        return arguments if isinstance(answer, list) else tuple(arguments)
     return arguments[0] if arguments else None
 
 
