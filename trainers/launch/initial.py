@@ -68,7 +68,9 @@ def check_models(config: Config) -> None:
                 f"{key}: '{name}' does not exist; give a model's folder, or a name of the hub"
             )
         if (folder / ADAPTER).is_file():
-            base = json.loads((folder / ADAPTER).read_text()).get("base_model_name_or_path")
+            base = json.loads((folder / ADAPTER).read_text(encoding="utf-8")).get(
+                "base_model_name_or_path"
+            )
             whence = folder.parent if key == "agents" else folder
             raise ConfigError(
                 f"{key}: '{name}' holds an adapter, which needs its base; give the base ('{base}') "
@@ -141,7 +143,7 @@ def _of_folder(name: str, place: weights.Trained, folder: Path) -> Source:
     agents = sorted(folder.glob("agent_*"))
     sizes = None
     if (file := folder / weights.SHARED / "config.json").is_file():
-        held = json.loads(file.read_text())
+        held = json.loads(file.read_text(encoding="utf-8"))
         sizes = {key: held[of_net] for of_net, key in weights.SIZES.items()}
     if not (agents[0] / ADAPTER).is_file():
         return Source(name, place, False, (), (), len(agents), sizes)
@@ -154,7 +156,7 @@ def _of_folder(name: str, place: weights.Trained, folder: Path) -> Source:
 
 def _adapter(folder: Path, name: str) -> tuple[int, float, str]:
     """r, alpha and base of an adapter. Raises ConfigError for one that is no plain LoRA."""
-    said = json.loads((folder / ADAPTER).read_text())
+    said = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
     for key, plain in PLAIN.items():
         if said.get(key, plain) not in (plain, None):
             raise ConfigError(

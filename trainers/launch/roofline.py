@@ -150,7 +150,7 @@ class Dims:
             layers = round((size / 76800) ** (1 / 3))  # 12 · layers · width², width = 80 · layers
             width = 80 * layers
             return cls(layers, width, 3 * width, width, width // 6, 151_936, guessed=True)
-        found = json.loads(file.read_text())
+        found = json.loads(file.read_text(encoding="utf-8"))
         width = found.get("hidden_size") or found.get("n_embd")
         layers = found.get("num_hidden_layers") or found.get("n_layer")
         heads = found.get("num_attention_heads") or found.get("n_head")
