@@ -26,8 +26,8 @@ def replace(path: str | Path, content: str | bytes) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder, whatever is in it, or a link to one, whose target stays as it is."""
-    if path.is_symlink():
+    """Remove a folder with all that is in it, or a file; of a link, the link alone."""
+    if path.is_symlink() or path.is_file():
         path.unlink()
     elif path.exists():
         shutil.rmtree(path)

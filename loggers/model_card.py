@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from comlrl.files import replace
 from loggers.report.run_data import Run, read_run
 from loggers.tables import table
 from loggers.views.view import listed
@@ -55,10 +56,10 @@ def write_model_card(run_dir: str | Path, method: str = "") -> Path:
             continue
         text = card(run, place, method)
         for file in (run.path / "model_card.md", place / "README.md"):  # the last one's stays
-            file.write_text(text, encoding="utf-8", errors="replace")
+            replace(file, text.encode("utf-8", "replace"))
         for folder, role in zip(folders, _roles(run, place, folders), strict=True):
             said = _agent_card(run, folder, role)
-            (place / folder / "README.md").write_text(said, encoding="utf-8")
+            replace(place / folder / "README.md", said.encode("utf-8", "replace"))
     return run.path / "model_card.md"
 
 

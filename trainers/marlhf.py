@@ -285,7 +285,7 @@ class MARLHFTrainer:
         if not distributed.is_main() or facts is None:
             return
         path = self.loop.run_dir / SUMMARY
-        summary = json.loads(path.read_text())
+        summary = json.loads(path.read_text(encoding="utf-8"))
         summary["reward_model_accuracy"] = facts.accuracy
         summary["reward_model"] = {
             "loss": facts.loss,

@@ -206,7 +206,7 @@ class Loader:
 
     def _assign(self, key: str, value: Any, setting: Setting) -> None:
         target, name = self._locate(key, value, setting)
-        _refuse_resolvers(value, f"{key} ({setting.source})")
+        _check_texts(value, f"{key} ({setting.source})")
         own = self._key(key)
         assert own is not None
         if isinstance(value, float) and value.is_integer() and int in own.members:
@@ -274,7 +274,7 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     file."""
     try:
         loaded = OmegaConf.load(path)
-        _refuse_resolvers(OmegaConf.to_container(loaded), f"--config: {str(path)!r}")
+        _check_texts(OmegaConf.to_container(loaded), f"--config: {str(path)!r}")
         tree = OmegaConf.to_container(loaded, resolve=True)
     except UserError:
         raise
@@ -292,16 +292,21 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     return {str(key): value for key, value in tree.items()}
 
 
-def _refuse_resolvers(value: Any, where: str) -> None:
+def _check_texts(value: Any, where: str) -> None:
     """Raises UserError where a text in ``value`` has an interpolation that is no reference to
-    another key."""
+    another key, or bytes of a command line that are none of the locale's."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
         for item in value:
-            _refuse_resolvers(item, where)
+            _check_texts(item, where)
     if not isinstance(value, str):
         return
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise UserError(
+            f"{where}: {_shown(value)} cannot be read in this locale; set PYTHONUTF8=1, or "
+            "LC_ALL=C.UTF-8"
+        )
     rest, more = value, 1
     while more:  # a reference may have others in it
         rest, more = REFERENCE.subn("x", rest)

@@ -52,7 +52,7 @@ class BestModel:
             self._put_in_place()
         files.remove(partial)
         files.remove(old)
-        return json.loads((final / FACTS).read_text()) if final.exists() else None
+        return json.loads((final / FACTS).read_text(encoding="utf-8")) if final.exists() else None
 
     def _put_in_place(self) -> None:
         names = (PARTIAL, FOLDER, OLD)

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ class Loop:
         where it is not as ``save`` writes it.
         """
         try:
-            same = found.state["tasks"] == self._fingerprint()
+            same = found.state["tasks"] == self._fingerprint
             self.counters = Counters.of(found.state["loop"])
             self._alarm.load(found.state["collapse"])
             self.progress.load(found.state.get("progress", {}))
@@ -240,7 +241,7 @@ class Loop:
             "loop": asdict(self.counters) | {"wall_seconds": self.wall_seconds},
             "collapse": self._alarm.state(),
             "progress": self.progress.state(),
-            "tasks": self._fingerprint(),
+            "tasks": self._fingerprint,
         }
         return state, {name: checkpoint.tensors_of(part) for name, part in self.parts.items()}
 
@@ -382,6 +383,7 @@ class Loop:
         np.random.seed(seed)
         random.seed(seed)
 
+    @cached_property
     def _fingerprint(self) -> str:
         """Of the training tasks, in order."""
         digest = hashlib.sha256()

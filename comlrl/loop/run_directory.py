@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from comlrl.config.resolved import Config
@@ -14,7 +15,7 @@ TRACES = (CONFIG, SUMMARY, "metrics.jsonl", "checkpoints", "final_model", "best_
 
 def holds_run(folder: Path) -> bool:
     """Whether a run has left something there that another would write over."""
-    return any((folder / name).exists() for name in TRACES)
+    return any(os.path.lexists(folder / name) for name in TRACES)  # a link that leads nowhere, too
 
 
 def check_free(config: Config, resume: bool) -> None:

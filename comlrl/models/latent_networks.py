@@ -168,12 +168,12 @@ class HeterogeneousPolicy(nn.Module):
         tensors = {name: t.detach().cpu().contiguous() for name, t in self.state_dict().items()}
         save_file(tensors, str(target / WEIGHTS))
         said = self.sizes | {"latents": self.latents}
-        (target / SIZES).write_text(json.dumps(said, indent=1) + "\n")
+        (target / SIZES).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> HeterogeneousPolicy:
         """Read what ``save`` wrote. Raises OSError where there is nothing."""
         source = folder / FOLDER
-        policy = cls(**json.loads((source / SIZES).read_text()))
+        policy = cls(**json.loads((source / SIZES).read_text(encoding="utf-8")))
         policy.load_state_dict(load_file(str(source / WEIGHTS)))
         return policy

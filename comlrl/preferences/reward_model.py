@@ -159,7 +159,9 @@ class RewardModel:
         (folder / FACTS).unlink(missing_ok=True)
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
-        (folder / FACTS).write_text(json.dumps(asdict(self.facts), indent=1) + "\n")
+        (folder / FACTS).write_text(
+            json.dumps(asdict(self.facts), indent=1) + "\n", encoding="utf-8"
+        )
 
 
 def margins(item: TaskPairs, raw_K: Sequence[float]) -> list[float]:
@@ -178,7 +180,7 @@ def load(
     Raises PreferenceError where the folder holds no reward model.
     """
     try:
-        facts = Facts(**json.loads((folder / FACTS).read_text()))
+        facts = Facts(**json.loads((folder / FACTS).read_text(encoding="utf-8")))
         tokenizer = AutoTokenizer.from_pretrained(folder, **TOKENIZER_SAFETY)
         adapted = (folder / "adapter_config.json").exists()
         model = classifier(facts.base if adapted else str(folder), dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from comlrl.files import replace
 from loggers.report.lines import (
     filled,
     is_share,
@@ -76,7 +78,9 @@ def write_curves(run: Run, path: str | Path) -> None:
         one(axis)
         plain(axis)
         axis.set_xlabel("environment steps")
-    figure.savefig(path, dpi=150)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=150)
+    replace(path, drawn.getvalue())
 
 
 def plain(axis: Axes, legend: bool = True) -> None:

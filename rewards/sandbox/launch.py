@@ -227,7 +227,12 @@ def _descendants(ancestor: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            state, parent = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[:2]
+            state, parent = (
+                Path(f"/proc/{name}/stat")
+                .read_text(encoding="utf-8")
+                .rpartition(")")[2]
+                .split()[:2]
+            )
             if state not in "ZX":
                 children.setdefault(int(parent), []).append(int(name))
     found: list[int] = []
@@ -316,21 +321,22 @@ def _bubblewrap() -> list[str]:
 
 
 def _bootstrap(config: dict[str, Any]) -> str:
-    """A program that defines this package's modules from their source, then serves."""
+    """A program that defines this package's modules from their source, then serves; in ASCII, which
+    every locale has."""
     here = Path(__file__).parent
-    sources = {name: (here / f"{name}.py").read_text() for name in _MODULES}
+    sources = {name: (here / f"{name}.py").read_text(encoding="utf-8") for name in _MODULES}
     return f"""
 import sys, types
 sys.path = [path for path in sys.path if path]
 for name in ("rewards", "rewards.sandbox"):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = []
-for name, source in {sources!r}.items():
+for name, source in {sources!a}.items():
     module = types.ModuleType("rewards.sandbox." + name)
     sys.modules[module.__name__] = module
     setattr(sys.modules["rewards.sandbox"], name, module)
     exec(compile(source, name, "exec"), module.__dict__)
-module.main({config!r})
+module.main({config!a})
 """
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from importlib.metadata import version
 
 from comlrl.config.algorithms import SECTIONS
+from comlrl.files import tolerant_terminal
 
 USAGE = f"""\
 usage: comlrl COMMAND … (each answers --help)
@@ -27,6 +28,7 @@ usage: comlrl COMMAND … (each answers --help)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code."""
+    tolerant_terminal()
     words = list(sys.argv[1:] if argv is None else argv)
     count = 2 if words[:1] == ["train"] else 1
     command = " ".join(words[:count])

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
+from comlrl.errors import UserError
 from comlrl.loop import checkpoint
 from comlrl.loop.checkpoint import CheckpointError
+from comlrl.loop.steps import Counters
 
 TENSORS = {
     "agent_0": {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1, 2])},
@@ -105,3 +109,59 @@ def test_a_full_disk_leaves_the_old_one(tmp_path: Path, small_files: None) -> No
     assert "\n" not in str(raised.value)
     assert os.listdir(tmp_path / "checkpoints") == ["step_000001"]
     assert checkpoint.newest(tmp_path) == before
+
+
+# ------------------------------------------------------------------- checkpoints of somebody else
+
+
+def resum(folder: Path) -> None:
+    """Sums that are right, of whatever lies there."""
+    parts = [file for file in folder.iterdir() if file.name != checkpoint.SUMS]
+    sums = {file.name: checkpoint._sum(file) for file in parts}
+    (folder / checkpoint.SUMS).write_text(json.dumps(sums))
+
+
+@pytest.mark.parametrize("sums", ["{}", "[]", "[" * 100_000, '{"../../x": "1"}', '{".": "1"}', "5"])
+def test_sums_that_are_not_of_the_files(tmp_path: Path, sums: str) -> None:
+    first = checkpoint.save(tmp_path, 1, {}, {"agent_0": {"w": torch.ones(1)}})
+    second = checkpoint.save(tmp_path, 2, {}, {"agent_0": {"w": torch.ones(1)}})
+    assert checkpoint.newest(tmp_path) == second
+    (second / checkpoint.SUMS).write_text(sums)
+    assert checkpoint.newest(tmp_path, lambda text: None) == first
+
+
+def test_a_file_more_than_was_summed_is_damage(tmp_path: Path) -> None:
+    folder = checkpoint.save(tmp_path, 1, {}, {"agent_0": {"w": torch.ones(1)}})
+    (folder / "agent_1.safetensors").write_bytes((folder / "agent_0.safetensors").read_bytes())
+    assert checkpoint.newest(tmp_path, lambda text: None) is None
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("agent_0.safetensors", b""), ("agent_0.safetensors", b"\xff" * 99),
+        ("state.json", b"[]"), ("state.json", b"[" * 100_000), ("state.json", b"\xff"),
+    ],
+)  # fmt: skip
+def test_right_sums_of_wrong_files(tmp_path: Path, file: str, content: bytes) -> None:
+    folder = checkpoint.save(tmp_path, 1, {}, {"agent_0": {"w": torch.ones(1)}})
+    (folder / file).write_bytes(content)
+    resum(folder)
+    assert checkpoint.newest(tmp_path) == folder
+    with pytest.raises(UserError, match=r"^--resume: .* cannot be read: ") as raised:
+        checkpoint.read(folder)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps": "x"}, {"steps": -1}, {"steps": True}, {"steps": 1.5}, {"evil": 1}, {"extra": []},
+        {"evaluated": -2}, {"wall_seconds": float("nan")}, {"eval_start": 5},
+    ],
+)  # fmt: skip
+def test_counters_are_counts(change: dict) -> None:
+    held = json.loads(json.dumps(asdict(Counters(steps=3, eval_start={"reward_mean": 1.0}))))
+    assert Counters.of(held) == Counters(steps=3, eval_start={"reward_mean": 1.0})
+    with pytest.raises((TypeError, ValueError)):
+        Counters.of(held | change)

@@ -144,7 +144,7 @@ def _dims(folder: Path | None) -> Dims | None:
     file = None if folder is None else folder / "config.json"
     if file is None or not file.is_file():
         return None
-    found = json.loads(file.read_text())
+    found = json.loads(file.read_text(encoding="utf-8"))
     width = found.get("hidden_size") or found.get("n_embd")
     layers = found.get("num_hidden_layers") or found.get("n_layer")
     heads = found.get("num_attention_heads") or found.get("n_head")

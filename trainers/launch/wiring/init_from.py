@@ -64,7 +64,9 @@ def check_models(config: Config) -> None:
         hub.check_model(key, name, config)
         folder = Path(name)
         if (folder / ADAPTER).is_file():
-            base = json.loads((folder / ADAPTER).read_text()).get("base_model_name_or_path")
+            base = json.loads((folder / ADAPTER).read_text(encoding="utf-8")).get(
+                "base_model_name_or_path"
+            )
             whence = folder.parent if key == "agents" else folder
             raise UserError(
                 f"{key}: '{name}' holds an adapter, which needs its base; give the base ('{base}') "
@@ -170,7 +172,7 @@ def _of_folder(name: str, place: weights.Trained, folder: Path) -> Source:
     agents = sorted(folder.glob("agent_*"))
     sizes = None
     if (file := folder / weights.SHARED / "config.json").is_file():
-        held = json.loads(file.read_text())
+        held = json.loads(file.read_text(encoding="utf-8"))
         sizes = {key: held[of_net] for of_net, key in weights.SIZES.items()}
     if not (agents[0] / ADAPTER).is_file():
         return Source(name, place, False, (), (), len(agents), sizes)
@@ -183,7 +185,7 @@ def _of_folder(name: str, place: weights.Trained, folder: Path) -> Source:
 
 def _adapter(folder: Path, name: str) -> tuple[int, float, str]:
     """r, alpha and base of an adapter. Raises UserError for one that is no plain LoRA."""
-    said = json.loads((folder / ADAPTER).read_text())
+    said = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
     for key, plain in PLAIN.items():
         if said.get(key, plain) not in (plain, None):
             raise UserError(
