@@ -66,13 +66,15 @@ def prompt_tokens(config: Config) -> float | None:
     from comlrl.types import Message
 
     tasks, agents = _tasks(config, []), _agents(config, [])
+    if not tasks or not agents:
+        return None
     prompts = load_prompts(config, _as_team(agents))
     lengths = [
         len(agent.encode((*prompts.opening, Message("user", text))))
         for task in tasks[:64]
-        for agent, text in zip(agents, prompts.first(task, len(agents) or 1), strict=False)
+        for agent, text in zip(agents, prompts.first(task, len(agents)), strict=True)
     ]
-    return sum(lengths) / len(lengths) if lengths else None
+    return sum(lengths) / len(lengths)
 
 
 def _output(config: Config) -> None:
