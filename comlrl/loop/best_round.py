@@ -13,6 +13,7 @@ from comlrl.loop.parts import Part
 from comlrl.preferences.pairs import Round
 
 ERRORS = 3.0  # standard errors of the difference; a smaller one is noise between rounds' tasks
+FEWEST = 6  # tasks of a round whose deviation tells how much others differ
 
 
 class BestRound:
@@ -63,7 +64,8 @@ def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def reward_of(labelled: Round) -> tuple[float, float]:
     """Mean task reward of a round's candidates, and its standard error: over tasks, whose
-    candidates are no independent draws."""
+    candidates are no independent draws; infinite where there are too few to tell."""
     means = [fmean(c.reward for c in t.candidates.candidates_K) for t in labelled.tasks]
-    error = math.sqrt(variance(means) / len(means)) if len(means) > 1 else math.inf
-    return fmean(means), error
+    if len(means) < FEWEST:
+        return fmean(means), math.inf
+    return fmean(means), math.sqrt(variance(means) / len(means))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,11 +12,12 @@ import yaml
 from comlrl.config.algorithms import MAGRPOConfig, MARLHFConfig, PPOConfig
 from comlrl.errors import UserError
 from comlrl.evaluation.metrics import order_agreement
+from comlrl.loop import checkpoint
 from comlrl.loop.loop import Loop
 from comlrl.loop.steps import Gathered
 from comlrl.loop.task_schedule import TaskSchedule
 from comlrl.preferences.pairs import Pair, Round, TaskPairs
-from comlrl.preferences.reward_model import Facts
+from comlrl.preferences.reward_model import Facts, ModelReward
 from comlrl.preferences.reward_training import RewardBase
 from comlrl.types import Score, Tree
 from rewards.code.domain import CODE
@@ -115,8 +115,11 @@ def test_texts_of_pairs_hold_all_agents_in_order():
 class FakeModel:
     """A reward model that has always read everything."""
 
-    def __init__(self, fitted):
-        self.facts, self.fitted = Facts("fake", 64), fitted
+    def __init__(self, facts):
+        self.facts = facts
+
+    def freeze(self):
+        return
 
     def measure(self, labelled):
         self.facts.accuracy, self.facts.loss = 1.0, 0.0
@@ -153,7 +156,7 @@ class FakeOnline:
         return {"weight": self.weight}
 
     def load_tensors(self, tensors):
-        self.weight = tensors["weight"].clone()
+        self.weight = tensors["weight"]
 
 
 class Labels:
@@ -178,41 +181,67 @@ class Labels:
         return []
 
 
-def test_a_team_that_falls_goes_back_and_only_fitted_tasks_are_learned_from(
-    tmp_path, monkeypatch, capsys
-):
+LEVELS = [1.0, 2.0, 0.0, 2.0]
+
+
+@pytest.fixture
+def fits(monkeypatch) -> list[int]:
+    """How many pairs each fit has had; nothing is fitted."""
+    found: list[int] = []
+
+    def fit(base, how, pairs, **_):
+        found.append(len(pairs))
+        return FakeModel(Facts("fake", 64))
+
+    monkeypatch.setattr("trainers.marlhf.train", fit)
+    monkeypatch.setattr("trainers.marlhf.begin", lambda base, facts, *_: FakeModel(facts))
+    return found
+
+
+def in_rounds(folder: Path) -> MARLHFTrainer:
     """Four rounds of six tasks in three steps. The third's labels are of a team that has come to
-    nothing: it gets the weights of the second round's start, 3 steps, and the round is left out."""
+    nothing."""
     section = MARLHFConfig(
         num_iterations=4, round_tasks=6, batch_size=2, num_train_epochs=1, eval_interval=0,
-        save_steps=None, pair_selection="all", preference_pairs_per_sample=None,
-        reward_train_batch_size=4,
+        save_steps=1, save_total_limit=None, pair_selection="all",
+        preference_pairs_per_sample=None, reward_train_batch_size=4,
     )  # fmt: skip
     tasks = [task(f"t{n}") for n in range(12)]
     schedule = TaskSchedule(tasks, 2, 1, 0, rounds=4, round_tasks=6)
-    loop = Loop(section, tasks, domain=CODE, run_dir=tmp_path, logger=Recorder(), schedule=schedule)
-    collector, online = Labels(schedule.tasks_of, [1.0, 2.0, 0.0, 2.0]), FakeOnline(loop)
-    fits: list[int] = []
+    loop = Loop(section, tasks, domain=CODE, run_dir=folder, logger=Recorder(), schedule=schedule)
+    folder.mkdir(exist_ok=True)
+    (folder / "preferences_summary.json").write_text("{}")
+    return MARLHFTrainer(
+        section, loop, Labels(schedule.tasks_of, LEVELS), ModelReward(None, None), FakeOnline(loop),
+        RewardBase("fake"), seed=0, resume=False,
+    )  # fmt: skip
 
-    def fit(base, how, pairs, **_):
-        fits.append(len(pairs))
-        return FakeModel(pairs)
 
-    monkeypatch.setattr("trainers.marlhf.train", fit)
-    (tmp_path / "preferences_summary.json").write_text("{}")
-    reward = SimpleNamespace(model=None, kept=None, of_evaluation=lambda trees: {})
-    made = MARLHFTrainer(
-        section, loop, collector, reward, online, RewardBase("fake"), seed=0, resume=False
-    )
+def test_a_team_that_falls_goes_back_and_only_fitted_tasks_are_learned_from(tmp_path, fits, capsys):
+    """It gets the weights of the second round's start, 3 steps, and the third is left out."""
+    made = in_rounds(tmp_path / "run")
     made.train()
     assert fits == [4, 4, 4]
-    assert [index for index, *_ in online.steps] == [1, 2, 3, 4, 5, 6, 10, 11, 12]
-    assert [weight for *_, weight in online.steps] == [0, 1, 2, 3, 4, 5, 3, 4, 5]
+    steps = made.online.steps
+    assert [index for index, *_ in steps] == [1, 2, 3, 4, 5, 6, 10, 11, 12]
+    assert [weight for *_, weight in steps] == [0, 1, 2, 3, 4, 5, 3, 4, 5]
     for first, index in ((0, 0), (3, 1), (6, 3)):
-        seen = [names for _, names, _ in online.steps[first : first + 3]]
+        seen = [names for _, names, _ in steps[first : first + 3]]
         assert [len(names) for names in seen] == [2, 1, 1]
-        assert set.union(*seen) == {item.task_id for item in collector.round(index).train}
+        assert set.union(*seen) == {item.task_id for item in made.collector.round(index).train}
     assert "round 3" in (said := capsys.readouterr().out) and "goes back" in said
+
+
+@pytest.mark.parametrize("at", [2, 3, 5, 6, 9, 11, 12])
+def test_it_goes_on_from_any_checkpoint_with_the_round_to_go_back_to(tmp_path, fits, at):
+    """Of a round's middle and end, and behind the round that was left out."""
+    whole = in_rounds(tmp_path / "run")
+    whole.train()
+    made = in_rounds(tmp_path / "again")
+    made.loop.resume(checkpoint.read(tmp_path / f"run/checkpoints/step_{at:06d}"), made)
+    made.train()
+    assert made.online.steps == [step for step in whole.online.steps if step[0] > at]
+    assert made.loop.counters.env_steps == whole.loop.counters.env_steps == 4 * 6 * 2
 
 
 def small(folder: Path, **keys) -> list[str]:

@@ -25,7 +25,13 @@ ROOT = Path(__file__).parents[2]
 IPPO, MAPPO = {"critic": "independent"}, {"critic": "centralized", "granularity": "turn"}
 TURN, LOSS = {"granularity": "turn"}, {"kl_in": "loss"}
 SHARED, MODEL = {"shared_policy": True}, {"critic_model": "llama"}
-CUT = {"top_p": 0.9, "top_k": 40, "generation__max_kept": 20, "entropy_coef": 0.01, "kl_coef": 0.1}
+CUT = {
+    "top_p": 0.9,
+    "top_k": 40,
+    "generation__max_support": 20,
+    "entropy_coef": 0.01,
+    "kl_coef": 0.1,
+}
 COMBINATIONS = {
     "ippo": IPPO, "ippo, kl in the loss": IPPO | LOSS, "ippo by turns": IPPO | TURN,
     "ippo by turns, kl in the loss": IPPO | TURN | LOSS, "mappo": MAPPO,

@@ -30,28 +30,35 @@ def labelled(*rewards_of_tasks: tuple[float, ...]) -> Round:
     return Round(0, tuple(TaskPairs(item, (), 0) for item in made), (), ())
 
 
+def around(mean: float) -> Round:
+    """Six tasks 0.1 off: a variance of 6 · 0.01 / 5 = 0.012, of the mean 0.002."""
+    low, high = (mean - 0.1,) * 2, (mean + 0.1,) * 2
+    return labelled(low, high, low, high, low, high)
+
+
 def test_the_error_is_over_tasks():
-    """Means 1, 2 and 6: mean 3, variance (4 + 1 + 9) / 2 = 7, of the mean 7 / 3."""
-    mean, error = reward_of(labelled((0, 2), (2, 2), (5, 7)))
-    assert (mean, error) == (3.0, pytest.approx(math.sqrt(7 / 3)))
-    assert reward_of(labelled((0, 2))) == (1.0, math.inf)  # one task tells nothing of others
+    """Means 1, 2 and 6, twice: mean 3, variance 2 (4 + 1 + 9) / 5 = 5.6, of the mean 5.6 / 6."""
+    three = [(0, 2), (2, 2), (5, 7)]
+    mean, error = reward_of(labelled(*three, *three))
+    assert (mean, error) == (3.0, pytest.approx(math.sqrt(5.6 / 6)))
+    assert reward_of(labelled(*three)) == (3.0, math.inf)  # so few tell nothing of others
 
 
 def test_the_best_team_comes_back_where_a_later_one_has_fallen():
-    """Each round is of two tasks d apart, so that its standard error is d / 2: 0.1 and 0.1, and
-    the difference's 0.1414. Three of them below 2.0 is 1.576."""
+    """The difference's standard error is √0.004 = 0.0632; three of them below 2.0 is 1.810."""
     weights = Weights(1.0)
     best = BestRound({"agent": weights})
-    assert best.offer(labelled((0.9, 0.9), (1.1, 1.1)))
+    assert best.offer(around(1.0))
     weights.value += 1.0  # in place, as an optimizer steps
-    assert best.offer(labelled((1.9, 1.9), (2.1, 2.1))) and weights.value == 2.0
+    assert best.offer(around(2.0)) and weights.value == 2.0
     weights.value += 1.0
-    assert best.offer(labelled((1.5, 1.5), (1.7, 1.7)))  # below, but within the error
-    assert weights.value == 3.0 and best.mean == 2.0
-    assert not best.offer(labelled((1.45, 1.45), (1.65, 1.65)))
+    assert best.offer(around(1.82))  # below, but within the error
+    assert weights.value == 3.0 and best.mean == pytest.approx(2.0)
+    assert not best.offer(around(1.80))
     assert weights.value == 2.0
     weights.value += 5.0
-    assert not best.offer(labelled((0.0, 0.0), (0.2, 0.2))) and weights.value == 2.0
+    assert best.offer(labelled((0.0, 0.0))) and weights.value == 7.0  # one task
+    assert not best.offer(around(0.1)) and weights.value == 2.0
 
 
 def test_a_checkpoint_holds_it():
@@ -59,8 +66,8 @@ def test_a_checkpoint_holds_it():
     best, empty = BestRound({"agent": weights}), BestRound({"agent": Weights(0.0)})
     empty.load_tensors(empty.state_tensors())
     assert empty.mean == -math.inf and empty.tensors == {}
-    best.offer(labelled((1.9, 1.9), (2.1, 2.1)))
+    best.offer(around(2.0))
     other = Weights(7.0)
     again = BestRound({"agent": other})
     again.load_tensors(best.state_tensors())
-    assert not again.offer(labelled((0.0, 0.0), (0.2, 0.2))) and other.value == 4.0
+    assert not again.offer(around(0.1)) and other.value == 4.0
