@@ -218,6 +218,7 @@ BAD = {
     "bare": DOMAIN + "class Bare:\n    fields, revision, reward = (), '', None\n    task = roles = "
     "templates = values = problem = lambda self, *a: ()\nBARE = Bare()",
     "field": DOMAIN + "class Field(Sharing):\n    revision = '{colour}'\nFIELD = Field()",
+    "short": DOMAIN + "class Short(Sharing):\n    revision = ''\nSHORT = Short()",
     "mute": DOMAIN + "class Mute(Sharing):\n    reward = dict\nMUTE = Mute()",
     "one": DOMAIN + "class One(Sharing):\n    def templates(self, n):\n        return ('a',)",
     "pair": DOMAIN + "class Pair(Sharing):\n    def roles(self, n):\n"
@@ -240,6 +241,7 @@ BAD = {
         ("domain=half:HALF", r"domain: 'half:HALF' has no method `roles\(num_agents\)`"),
         ("domain=bare:BARE", r"domain: 'bare:BARE' has no `parts`; name comlrl.types.Domain as"),
         ("domain=field:FIELD", r"domain: its `revision`: '\{colour\}' has an unknown field"),
+        ("domain=short:SHORT", r"magrpo.num_turns: 2, and domain 'short:SHORT' has no `revision`"),
         ("domain=mute:MUTE", r"domain: 'mute:MUTE.reward' has no method `score\(actions\)`"),
         ("domain=one:One", r"domain: its `templates` for 3 agents are \['a'\]; give one for each"),
         ("domain=pair:PAIR", r"magrpo.num_agents: 3; this work is for two"),
