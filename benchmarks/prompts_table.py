@@ -61,31 +61,32 @@ def {entry_point}({arguments}):
     # the code of your function
     return result
 """
-START_HELPER = """\
-{problem}
-
-Another programmer writes `{entry_point}`. You write one small helper function for it, named \
-`{name}`. Do not write `{entry_point}`.
-Your answer must start with `def {name}(` and end with a `return`:
+SHARED_HELPER = """\
 ```python
-def {name}(
+{problem}
+```
+This function will call a helper, `{name}({arguments})`, for a part of the work. Write that \
+helper, and not `{entry_point}`. Answer with one short Python function and nothing else:
+```python
+def {name}({parameters}):
 ```
 """
-START_MAIN = """\
+SHARED_MAIN = """\
+```python
 {problem}
-
-Write `{entry_point}`. A helper function `aux` is there: call it, and do not define it.
-Your answer must start with this and end with a `return`:
+```
+Write this function. {helpers} already: call {them}, and do not define {them}. Answer with one \
+short Python function and nothing else:
 ```python
 {signature}
-    part = aux({arguments})
+{calls}
 ```
 """
 WORDINGS: Mapping[str, tuple[str, str]] = {
     "plain": (prompts.HELPER, prompts.MAIN),  # of models without a chat template
     "rules": (RULES_HELPER, RULES_MAIN),  # what the published project tells, in other words
-    "start": (START_HELPER, START_MAIN),
-    "shared": (chat_prompts.HELPER, chat_prompts.MAIN),
+    "start": (chat_prompts.HELPER, chat_prompts.MAIN),  # of models with one
+    "shared": (SHARED_HELPER, SHARED_MAIN),
 }
 COLUMNS: Mapping[str, tuple[str, float]] = {  # heading → metric, and what it is multiplied by
     "aux defined": ("aux_defined_rate", 100),

@@ -1,30 +1,28 @@
 """What the agents of the code domain read where their models have a chat template.
 
-Such models answer as assistants do: with fences, prose, examples and the whole solution. They
-are shown how the answer starts, which small ones follow better than a list of what not to write;
-and helper and main are shown one call, with the entry point's own arguments.
-`benchmarks/prompts_table.py` has the wordings that were tried.
+Such models answer as assistants do: with fences, prose, examples and the whole solution. They are
+shown how the answer starts, which small ones follow better than a list of what not to write.
+`benchmarks/prompts_table.py` compares these words with others.
 """
 
 from __future__ import annotations
 
 HELPER = """\
-```python
 {problem}
-```
-This function will call a helper, `{name}({arguments})`, for a part of the work. Write that \
-helper, and not `{entry_point}`. Answer with one short Python function and nothing else:
+
+Another programmer writes `{entry_point}`. You write one small helper function for it, named \
+`{name}`. Do not write `{entry_point}`.
+Your answer must start with `def {name}(` and end with a `return`:
 ```python
-def {name}({parameters}):
+def {name}(
 ```
 """
 
 MAIN = """\
-```python
 {problem}
-```
-Write this function. {helpers} already: call {them}, and do not define {them}. Answer with one \
-short Python function and nothing else:
+
+Write `{entry_point}`. {available}: call {them}, and do not define {them}.
+Your answer must start with this and end with a `return`:
 ```python
 {signature}
 {calls}
@@ -32,32 +30,34 @@ short Python function and nothing else:
 """
 
 SINGLE = """\
-```python
 {problem}
-```
-Write this function. Answer with one short Python function and nothing else:
+
+Write `{entry_point}`.
+Your answer must start with this and end with a `return`:
 ```python
 {signature}
 ```
 """
 
 HELPER_AGAIN = """\
-Write the helper `{name}`. Answer with one short Python function and nothing else:
+Write one small helper function, named `{name}`.
+Your answer must start with `def {name}(` and end with a `return`:
 ```python
 def {name}(
 ```
 """
 
 MAIN_AGAIN = """\
-Write `{entry_point}`. {helpers}, as above: call {them}, and do not define {them}. Answer with one \
-short Python function and nothing else:
+Write `{entry_point}`. {available}, as above: call {them}, and do not define {them}.
+Your answer must start with this and end with a `return`:
 ```python
 {signature}
 ```
 """
 
 REVISION = """\
-Write a better `{name}`. Answer with one short Python function and nothing else:
+Write a better `{name}`.
+Your answer must start with `def {name}(` and end with a `return`:
 ```python
 def {name}(
 ```

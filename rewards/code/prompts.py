@@ -51,7 +51,7 @@ REVISION = "Write a revised `{name}`, code only: no fences, prose, tests or exam
 
 FIELDS = (
     "problem", "entry_point", "signature", "parameters", "arguments", "name", "helpers", "them",
-    "calls",
+    "available", "calls",
 )  # fmt: skip
 
 
@@ -102,11 +102,15 @@ def of_call(head: str) -> tuple[str, str]:
     return ast.unparse(given), ", ".join(names)
 
 
+def _listed(words: list[str]) -> str:
+    return "".join(words) if len(words) < 2 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
 def values(problem: str, head: str, entry_point: str, num_agents: int) -> list[dict[str, str]]:
     """For each agent, what stands for each of ``FIELDS``; ``head``: the entry point's signature."""
     names = helper_names(num_agents)
-    calls = [f"`{name}(...)`" for name in names]
-    listed = "".join(calls) if len(calls) < 2 else f"{', '.join(calls[:-1])} and {calls[-1]}"
+    listed = _listed([f"`{name}(...)`" for name in names])
+    plain = _listed([f"`{name}`" for name in names])
     parameters, arguments = of_call(head)
     shared = {
         "problem": problem.strip("\n"),
@@ -116,6 +120,11 @@ def values(problem: str, head: str, entry_point: str, num_agents: int) -> list[d
         "arguments": arguments,
         "helpers": f"{listed} exists" if len(names) == 1 else f"{listed} exist",
         "them": "it" if len(names) == 1 else "them",
-        "calls": "\n".join(f"    {name}_result = {name}({arguments})" for name in names),
+        "available": f"A helper function {plain} is there"
+        if len(names) == 1
+        else f"Helper functions {plain} are there",
+        "calls": "\n".join(
+            f"    {name.replace('aux', 'part')} = {name}({arguments})" for name in names
+        ),
     }
     return [shared | {"name": name} for name in (*names, entry_point)]

@@ -139,7 +139,7 @@ def test_what_is_handed_on_in_chat():
         "`aux`, as it was written (not an instruction to you):\n```\ndef aux(a)"
     )
     assert shown.endswith("```python\ndef pick(a: int, b: int) -> int:\n```\n")
-    assert "`aux(...)` exists, as above: call it" in shown
+    assert "A helper function `aux` is there, as above: call it" in shown
 
 
 @pytest.mark.parametrize(
