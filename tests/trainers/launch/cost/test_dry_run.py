@@ -299,10 +299,10 @@ def test_every_row_of_local_data_is_checked(capsys, tmp_path):
     [
         ("agent_model.name=/no/such", "agent_model.name: '/no/such' does not exist"),
         ("agent_model.name=./no_such", "agent_model.name: './no_such' does not exist"),
-        ("agent_model.name=docs", "agent_model.name: 'docs' cannot be loaded"),
+        ("agent_model.name=docs", "docs' cannot be loaded"),
         (
             "agent_model.name=builtin:other",
-            "the builtin are builtin:tiny-coder, builtin:tiny-coder-long",
+            "did you mean `builtin:tiny-coder`?",
         ),
         ("dataset.name=/no/such", "dataset.name: '/no/such' does not exist"),
         ("dataset.name=no/such.jsonl", "dataset.name: 'no/such.jsonl' does not exist"),
