@@ -38,6 +38,7 @@ Python literals. Of file, older flags and `--override` the last one wins. An unk
 type or values that contradict each other are refused with one line before anything is loaded
 (exit code 2). A setting that can have no effect beside the others, such as
 `external.original_prompt` where `external.history` is `full`, is told in a notice.
+`${section.key}` in a file repeats the value of another key; no other interpolation is read.
 
 `--dry-run` also checks all that is at hand (every row of local data, models that are local or
 cached, the sandbox, files of earlier runs), prints what a run would cost without loading weights,
