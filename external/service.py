@@ -13,7 +13,12 @@ import time
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+<<<<<<< HEAD
 from comlrl.errors import UserError
+=======
+from comlrl.errors import UserError
+from comlrl.tasks.quoting import one_line
+>>>>>>> zc
 
 MAX_BODY = 262_144  # bytes of an answer that are read
 MAX_TOKENS = 1024  # asked of the service
@@ -98,6 +103,8 @@ class Service:
             base_url=provider.base_url,
             timeout=timeout,
             max_retries=0,  # retried here, so that a broken body is retried too
+            # The question would go to wherever a redirect leads.
+            http_client=openai.DefaultHttpxClient(timeout=timeout, follow_redirects=False),
         )
         # Errors while a body is read come raw from the client's HTTP library (httpx or httpx2).
         library = openai.DefaultHttpxClient.__base__.__module__.partition(".")[0]
@@ -144,7 +151,7 @@ class Service:
             )
             raise kind(f"HTTP {error.status_code}") from error
         except (openai.APIConnectionError, self._transport.HTTPError) as error:
-            raise _TryAgain(f"{type(error).__name__}: {error}") from error
+            raise _TryAgain(one_line(f"{type(error).__name__}: {error}")) from error
         text = _content(bytes(body))
         if question.strip() in text:
             raise ExpertError("the answer repeats the request; check the server's chat template")

@@ -7,7 +7,7 @@ asked for again.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from comlrl.errors import UserError
@@ -56,13 +56,9 @@ def model_names(url: str, reply: Any) -> list[str]:
     return [card["id"] for card in _models(url, reply)]
 
 
-def _models(url: str, reply: Any) -> Sequence[Mapping[str, Any]]:
-    cards = reply.get("data") if isinstance(reply, dict) else None
-    if (
-        not _is_list(cards, dict)
-        or not cards
-        or not all(isinstance(c.get("id"), str) for c in cards)
-    ):
+def _models(url: str, reply: Any) -> list[dict[str, Any]]:
+    cards = _mappings(reply.get("data")) if isinstance(reply, dict) else []
+    if not cards or not all(isinstance(card.get("id"), str) for card in cards):
         raise BadReply(url, "no list of models")
     return cards
 
@@ -70,8 +66,8 @@ def _models(url: str, reply: Any) -> Sequence[Mapping[str, Any]]:
 def top_two(url: str, reply: Any) -> tuple[float, float]:
     """The two greatest log-probabilities at the first position of a reply's only completion."""
     (choice,) = _choices(url, reply, 1)
-    tops = _logprobs(choice).get("top_logprobs")
-    values = tops[0].values() if _is_list(tops, dict) and tops else ()
+    tops = _mappings(_logprobs(choice).get("top_logprobs"))
+    values = list(tops[0].values()) if tops else []
     if len(values) < 2 or not all(map(_is_logprob, values)):
         raise BadReply(url, "no two log-probabilities at a position, which were asked for")
     first, second, *_ = sorted(map(float, values), reverse=True)
@@ -87,11 +83,11 @@ def completions(
     ]
 
 
-def _choices(url: str, reply: Any, count: int) -> list[Mapping[str, Any]]:
-    choices = reply.get("choices") if isinstance(reply, dict) else None
-    if not _is_list(choices, dict):
+def _choices(url: str, reply: Any, count: int) -> list[dict[str, Any]]:
+    choices = _mappings(reply.get("choices")) if isinstance(reply, dict) else []
+    if not choices:
         raise BadReply(url, "no list of completions")
-    indices = [choice.get("index") for choice in choices]
+    indices: list[Any] = [choice.get("index") for choice in choices]
     if not all(type(index) is int for index in indices) or sorted(indices) != [*range(count)]:
         raise BadReply(url, f"completions {_shown(indices)}, where {count} were asked for")
     return sorted(choices, key=lambda choice: choice["index"])
@@ -121,8 +117,11 @@ def _logprobs(choice: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _is_list(value: Any, of: type) -> bool:
-    return isinstance(value, list) and all(isinstance(item, of) for item in value)
+def _mappings(value: Any) -> list[dict[str, Any]]:
+    """A list of mappings; empty where that is something else."""
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        return []
+    return value
 
 
 def _is_logprob(value: Any) -> bool:

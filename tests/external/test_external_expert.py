@@ -266,3 +266,19 @@ def test_settings_that_cannot_work_are_refused(monkeypatch: pytest.MonkeyPatch) 
     section = ExternalConfig(mode="expert_edits", expert_model="my-model")
     with pytest.raises(UserError, match=r"external\.expert_base_url: null"):
         external.build(section, PROMPTS)
+
+
+@pytest.mark.parametrize("status", [302, 307, 308])
+def test_the_question_does_not_follow_a_redirect(status: int) -> None:
+    elsewhere: list[bytes] = []
+    with serving(lambda handler, body: elsewhere.append(body)) as other:
+
+        def answer(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+            handler.send_response(status)
+            handler.send_header("Location", f"{other}/chat/completions")
+            handler.send_header("Content-Length", "0")
+            handler.end_headers()
+
+        with serving(answer) as url, pytest.raises(ExpertError, match=f"HTTP {status}"):
+            expert(url)([ATTEMPT])
+    assert elsewhere == []
