@@ -13,12 +13,8 @@ import time
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-<<<<<<< HEAD
 from comlrl.errors import UserError
-=======
-from comlrl.errors import UserError
-from comlrl.tasks.quoting import one_line
->>>>>>> zc
+from comlrl.quoting import one_line
 
 MAX_BODY = 262_144  # bytes of an answer that are read
 MAX_TOKENS = 1024  # asked of the service
