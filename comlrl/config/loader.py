@@ -20,8 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from comlrl.config import paths
 from comlrl.config.algorithms import SINGLE_TURN_KEYS, CommonConfig, PPOConfig
-from comlrl.config.keys import Key, keys_of
-from comlrl.config.plugins.arguments import keywords
+from comlrl.config.keys import Key, fits, keys_of
 from comlrl.config.resolved import Config
 from comlrl.config.sections import SECTIONS, RoleSampling, Root
 from comlrl.errors import UserError
@@ -360,6 +359,19 @@ def _normalise(value: Any) -> Any:
     return value
 
 
+def _checked(name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Settings of ``RoleSampling``. Raises UserError for an unknown key or another type."""
+    known = keys_of(RoleSampling)
+    for key, value in values.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(known)}"
+            raise UserError(f"{name}.{key}: unknown key, given {value!r}; {hint}")
+        if not any(fits(value, member) for member in known[key].members):
+            raise UserError(f"{name}.{key}: {value!r} is not valid; give {known[key].expected}")
+    return values
+
+
 def _sampling(given: Any) -> dict[str, RoleSampling]:
     """``sampling`` with its values checked. Raises UserError."""
     found = {}
@@ -369,7 +381,7 @@ def _sampling(given: Any) -> dict[str, RoleSampling]:
                 f"sampling.{role}: {values!r} is not a mapping; write sampling.{role}.KEY=VALUE"
             )
         if values:
-            found[role] = RoleSampling(**keywords(RoleSampling, f"sampling.{role}", values, {}, ""))
+            found[role] = RoleSampling(**_checked(f"sampling.{role}", values))
     return found
 
 

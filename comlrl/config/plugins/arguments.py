@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import math
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
-from comlrl.config.keys import WORDS, expected, members
+from comlrl.config.keys import expected, fits, members
 from comlrl.config.plugins.targets import near
 from comlrl.errors import UserError
 
@@ -67,19 +66,6 @@ def _parameters(cls: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def _check(key: str, value: Any, parameter: inspect.Parameter) -> None:
-    fits = any(_fits(value, choice) for choice in members(parameter.annotation))
-    if not fits and not (value is None and parameter.default is None):
+    valid = any(fits(value, choice) for choice in members(parameter.annotation))
+    if not valid and not (value is None and parameter.default is None):
         raise UserError(f"{key}: {value!r} is not valid; give {expected(parameter.annotation)}")
-
-
-def _fits(value: Any, choice: Any) -> bool:
-    if typing.get_origin(choice) is Literal:
-        return any(type(value) is type(c) and value == c for c in typing.get_args(choice))
-    kind = typing.get_origin(choice) or choice
-    if kind is bool or isinstance(value, bool):
-        return isinstance(value, bool) and (kind is bool or kind not in WORDS)
-    if kind is float:
-        return isinstance(value, int | float) and math.isfinite(value)
-    if isinstance(kind, type) and kind in WORDS:
-        return isinstance(value, list if kind is tuple else kind)
-    return True  # what it says is not for a configuration to judge

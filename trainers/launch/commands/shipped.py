@@ -8,7 +8,7 @@ from pathlib import Path
 from comlrl.config.algorithms import SECTIONS
 from comlrl.errors import UserError
 
-CONFIGS = (Path(__file__).parent / "configs").resolve()  # in a checkout that is configs/
+CONFIGS = (Path(__file__).parents[1] / "configs").resolve()  # in a checkout that is configs/
 
 
 def config_file(given: str | Path, option: str = "--config", folder: Path = CONFIGS) -> Path:
