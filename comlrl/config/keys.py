@@ -133,87 +133,12 @@ def fits(value: Any, choice: Any) -> bool:
         return any(type(value) is type(c) and value == c for c in typing.get_args(choice))
     kind = typing.get_origin(choice) or choice
     if kind is bool or isinstance(value, bool):
-        return isinstance(value, bool) and (kind is bool or kind not in WORDS)
+        return isinstance(value, bool) and (kind in (bool, Any) or kind not in WORDS)
     if kind is float:
         return isinstance(value, int | float) and math.isfinite(value)
-    if isinstance(kind, type) and kind in WORDS:
+    if kind is not Any and kind in WORDS:
         return isinstance(value, list if kind is tuple else kind)
     return True  # what it says is not for a configuration to judge
-
-
-def expected(self) -> str:
-        """The values that it takes, for an error message."""
-        return expected(self.annotation)
-
-    def problem(self, value: Any) -> str | None:
-        """What is wrong with the number that a key was given, and what to give; None: nothing."""
-        if self.range is None or isinstance(value, bool) or not isinstance(value, int | float):
-            return None
-        return None if value in self.range else f"{value}; give {self._wanted()}"
-
-    def _wanted(self) -> str:
-        null = ", or null" if type(None) in self.members else ""
-        return f"a number {self.range}{null}"
-
-
-@cache
-def keys_of(section: type[Any]) -> Mapping[str, Key]:
-    """The keys of a section's dataclass, inherited ones first, with what parents say of them."""
-    described: dict[str, dict[str, Any]] = {}
-    for parent in reversed(section.__mro__):
-        if dataclasses.is_dataclass(parent):
-            for f in dataclasses.fields(parent):
-                given = {name: value for name, value in f.metadata.items() if value}
-                described[f.name] = described.get(f.name, {}) | given
-    hints = typing.get_type_hints(section)
-    return {
-        f.name: Key(
-            f.name,
-            hints[f.name],
-            f.default if f.default_factory is dataclasses.MISSING else f.default_factory(),
-            described[f.name].get("description", ""),
-            described[f.name].get("range"),
-        )
-        for f in dataclasses.fields(section)
-    }
-
-
-def check_ranges(name: str, section: Any) -> None:
-    """Raises UserError for a number that its key cannot have; ``name``: the section's."""
-    for key in keys_of(type(section)).values():
-        if (problem := key.problem(getattr(section, key.name))) is not None:
-            raise UserError(f"{name}.{key.name}: {problem}")
-
-
-def members(annotation: Any) -> tuple[Any, ...]:
-    """A union's members; any other annotation itself."""
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return typing.get_args(annotation)
-    return (annotation,)
-
-
-def fits(value: Any, choice: Any) -> bool:
-    """Whether a value is of one of an annotation's members."""
-    if typing.get_origin(choice) is Literal:
-        return any(type(value) is type(c) and value == c for c in typing.get_args(choice))
-    kind = typing.get_origin(choice) or choice
-    if kind is bool or isinstance(value, bool):
-        return isinstance(value, bool) and (kind is bool or kind not in WORDS)
-    if kind is float:
-        return isinstance(value, int | float) and math.isfinite(value)
-    if isinstance(kind, type) and kind in WORDS:
-        return isinstance(value, list if kind is tuple else kind)
-    return True  # what it says is not for a configuration to judge
-
-
-def choices(annotation: Any) -> tuple[Any, ...]:
-    """The values of the Literals among an annotation's members."""
-    return tuple(
-        value
-        for member in members(annotation)
-        if typing.get_origin(member) is Literal
-        for value in typing.get_args(member)
-    )
 
 
 def expected(annotation: Any) -> str:
