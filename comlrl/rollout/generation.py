@@ -45,7 +45,7 @@ class Generator:
         self.max_length = max_length
         self.calls = 0  # generation calls so far, one for each chunk of requests
         self.tokens = 0  # sampled so far
-        # Told as completions grow: how many more are written, a part of one at each token.
+        # Called as completions grow, with how many more are written, a part of one at each token.
         self.on_written: Callable[[float], None] = lambda completions: None
 
     def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:

@@ -119,10 +119,10 @@ class VLLMSampler:
             raise
 
     def ask_ahead(self, requests_N: Sequence[Sequence[Request]], sampling: Sampling) -> None:
-        """Begin with what ``sample`` will be called with, under the present adapters; errors
-        are raised there. Called where all processes have what they asked for before;
-        without requests it lets go of the adapters that were kept for that. Raises ServerError
-        where adapters cannot be loaded."""
+        """Begin with what ``sample`` will be called with, under the present adapters;
+        ``sample`` raises what goes wrong. Called where all processes have what they asked for
+        before; without requests it lets go of the adapters that were kept for that. Raises
+        ServerError where adapters cannot be loaded."""
         assert self._ahead is None, "what was asked for ahead has not been taken"
         self._kept = frozenset()
         if not any(requests_N):

@@ -77,7 +77,7 @@ class ClippedPolicy:
         return metrics
 
     def credit(self, advantage: PerToken, rows: Iterable[Row], per: int = 1) -> None:
-        """Each completion takes the advantages of its own tokens, or one for all of them, which
+        """Each completion takes an advantage for each of its tokens, or one for all of them, which
         may be that of ``per`` completions: numbers c · per … c · per + per − 1 take number c's."""
         for row in rows:
             for number, ids in zip(row.indices, row.completions, strict=True):

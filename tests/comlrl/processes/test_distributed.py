@@ -376,7 +376,7 @@ def test_resuming_with_another_number_of_processes(zygote: Zygote, tmp_path: Pat
     assert weights(folder)["optimizer_0/updates"] == 4
 
 
-def test_mistakes_are_told_once(zygote: Zygote, tmp_path: Path) -> None:
+def test_mistakes_are_reported_once(zygote: Zygote, tmp_path: Path) -> None:
     """In the configuration, in the data, and in the models: exit code 2 on every process."""
     for mistake in ("magrpo.learning_rat=1", "dataset.train_split=nowhere", "agent_model.name=/no"):
         arguments = [*small("magrpo", tmp_path / "run"), mistake]
