@@ -37,13 +37,13 @@ class Message:
 class SamplingSupport:
     """The tokens that top-k and top-p left at each of L positions: what the policy chose from.
 
-    A set of more than ``Sampling.max_support`` tokens has no ids. Its threshold lies half-way between
-    the last token that was left and the first that was not: whoever reads it takes the tokens that
-    are likelier than that by its own probabilities.
+    A set of more than ``Sampling.max_support`` tokens has no ids. Its threshold lies half-way
+    between the last token that was left and the first that was not: whoever reads it takes the
+    tokens that are likelier than that by its own probabilities.
     """
 
     counts_L: torch.Tensor  # int32: ids of each position
-    ids_I: torch.Tensor  # int32: all positions' ids, one behind the other
+    ids_I: torch.Tensor  # int32: all positions' ids, one after the other
     threshold_L: torch.Tensor  # float32: log-probability before truncation; +∞ where there are ids
 
 
@@ -225,7 +225,7 @@ class Tree:
 
     @property
     def num_agents(self) -> int:
-        """Of the whole team, also where they act at nodes of their own."""
+        """Of the whole team, also where they act at separate nodes."""
         return max(node.acting.stop for node in self.nodes)
 
     def children(self, index: int) -> dict[int, int]:
@@ -279,14 +279,18 @@ class Row:
     def of(
         cls,
         prompt_ids: tuple[int, ...],
-        said: Sequence[Completion],
+        completions: Sequence[Completion],
         weights: Iterable[float],
         indices: Iterable[int],
     ) -> Row:
         """Completions as they were sampled, their weights times their importance."""
-        ids = tuple(completion.token_ids for completion in said)
-        own = tuple(w * completion.importance for w, completion in zip(weights, said, strict=True))
-        support = tuple(completion.support for completion in said if completion.support is not None)
+        ids = tuple(completion.token_ids for completion in completions)
+        own = tuple(
+            w * completion.importance for w, completion in zip(weights, completions, strict=True)
+        )
+        support = tuple(
+            completion.support for completion in completions if completion.support is not None
+        )
         return cls(prompt_ids, ids, own, tuple(indices), support)
 
     @property
@@ -323,7 +327,7 @@ class TokenBatch:
 
 
 class Sampler(Protocol):
-    """Turns prompts into completions; the agents' models stand behind it."""
+    """Turns prompts into completions; the agents' models do the work."""
 
     def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]: ...
 
@@ -355,7 +359,7 @@ class Reward(Protocol):
 
 
 class Transition(Protocol):
-    """An external mode: what each agent is told before it tries again, one text per agent."""
+    """An external mode: what each agent reads before it tries again, one text per agent."""
 
     def __call__(self, attempts: Sequence[Attempt]) -> list[tuple[str, ...]]: ...
 
@@ -393,11 +397,11 @@ class Domain(Protocol):
         """For each agent, what stands in the place of each of ``fields``."""
 
     def parts(self, task: Task, num_agents: int) -> tuple[str, ...]:
-        """What each agent writes, by name, as other agents and an expert are told."""
+        """What each agent writes, by name, as shown to other agents and an expert."""
         return self.roles(num_agents)
 
     def handed_on(self, task: Task, agent: int, num_agents: int, written: Sequence[str]) -> str:
-        """What an agent that acts after others in its turn reads behind its prompt of what they
+        """What an agent that acts after others in its turn reads after its prompt of what they
         wrote. ``written``: the texts of those before it, in their order, at least one; cleaned of
         special tokens."""
         parts = self.parts(task, num_agents)[: len(written)]
@@ -462,7 +466,7 @@ class LogRecord:
 
 @dataclass(frozen=True, slots=True)
 class LogMark:
-    """How far a log is this run's own: up to the checkpoint that it goes on from."""
+    """How far a log is this run's own: up to the checkpoint that it continues from."""
 
     lines: int = 0  # of metrics.jsonl
     update: int = -1
@@ -473,7 +477,7 @@ class Logger(Protocol):
     """Takes metrics and episodes; any number of them run side by side."""
 
     def begin(self, mark: LogMark) -> None:
-        """Before anything is logged: drop what an earlier process has logged behind ``mark``."""
+        """Before anything is logged: drop what an earlier process has logged after ``mark``."""
 
     def log(self, record: LogRecord) -> None: ...
 

@@ -29,7 +29,7 @@ from comlrl.config.sections import DatasetConfig
 from comlrl.errors import UserError, report
 from comlrl.quoting import clean
 from comlrl.tasks.datasets import load_tasks
-from comlrl.tasks.history import Exchange, behind, next_prompt
+from comlrl.tasks.history import Exchange, next_prompt, with_handed_on
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, JointAction, Message, Task
 from trainers.launch.checks.at_hand import team_at_hand
@@ -101,7 +101,7 @@ def prompts_by_turn(
     shown_T = [_handed_on(config, prompts, task, written) for written in written_T]
     turns_T = [
         tuple(
-            (Message("user", behind(text, shown)),)
+            (Message("user", with_handed_on(text, shown)),)
             for text, shown in zip(first, shown_T[0], strict=True)
         )
     ]
@@ -113,7 +113,7 @@ def prompts_by_turn(
                         Exchange(told_T[t][i], attempts[t].completions_N[i], shown_T[t][i])
                         for t in range(turn)
                     ],
-                    behind(told_T[turn][i], shown_T[turn][i]),
+                    with_handed_on(told_T[turn][i], shown_T[turn][i]),
                     history=settings.history,
                     original_prompt=settings.original_prompt,
                     previous_response=settings.previous_response,

@@ -47,10 +47,10 @@ from comlrl.preferences.reading import (
     ReferenceValues,
     Weighted,
     all_candidates,
+    distinct_completions,
     interleaved,
     logprobs,
     rows_of,
-    said_by,
 )
 from comlrl.processes import distributed
 from comlrl.processes.statistics import Sums
@@ -109,14 +109,16 @@ class MADPOTrainer:
         if not self.moved:
             self.reference.take(index, self._reference_values(tasks))
         agents = self.team.agents
-        self.reference.name([said_by(agent, all_candidates(tasks))[0] for agent in agents])
+        self.reference.name(
+            [distinct_completions(agent, all_candidates(tasks))[0] for agent in agents]
+        )
 
     def _reference_values(self, tasks: Sequence[TaskPairs]) -> list[torch.Tensor]:
         """log π_ref of each agent's different completions of the tasks, in their order."""
         first = self.section.dpo_reference == "start"
         values_N = []
         for index, agent in enumerate(self.team.agents):
-            said_U, _ = said_by(agent, all_candidates(tasks))
+            said_U, _ = distinct_completions(agent, all_candidates(tasks))
             groups = [list(group) for _, group in groupby(said_U, key=lambda s: s.prompt_ids)]
             own = [said for group in distributed.shard(groups) for said in group]
             with (self.team.reference if first else self.team.acting)(index) as reading:
@@ -208,7 +210,7 @@ class MADPOTrainer:
         others_P = delta_NP.sum(0) - delta_NP[index]
         loss_P = joint_dpo(own_P, others_P, self.section.dpo_beta, self.section.label_smoothing)
         (weight_P,) = torch.autograd.grad((batch.weight_P * loss_P).sum() / whole, own_P)
-        said_U, owner_C = said_by(self.team.agents[index], batch.candidates_C)
+        said_U, owner_C = distinct_completions(self.team.agents[index], batch.candidates_C)
         # policy_gradient is −Σ w log π: the coefficient of log π is −w.
         weight_U = torch.zeros(len(said_U), dtype=weight_P.dtype)
         weight_U.index_add_(
@@ -237,7 +239,7 @@ class MADPOTrainer:
     def _delta(self, index: int, batch: PairBatch) -> torch.Tensor:
         if self.section.dpo_reference == "round" and not self.moved:
             return torch.zeros(len(batch.weights), dtype=torch.float64)  # it is the reference yet
-        said_U, owner_C = said_by(self.team.agents[index], batch.candidates_C)
+        said_U, owner_C = distinct_completions(self.team.agents[index], batch.candidates_C)
         with self.team.acting(index) as agent:
             value_U = logprobs(agent, said_U, self._temperature(index))
         if self.section.dpo_reference != "none":

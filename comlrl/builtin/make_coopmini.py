@@ -151,7 +151,7 @@ def make_rows(
 ) -> list[dict[str, Any]]:
     """``num`` different problems, none of them in ``exclude``; the same seed, the same rows.
 
-    ``name`` stands in their task_id (None: the seed), behind ``family``; ``weights``: their stages,
+    ``name`` stands in their task_id (None: the seed), after ``family``; ``weights``: their stages,
     and how often. Raises ValueError where there are not that many.
     """
     rng, taken = random.Random(f"{family.lower()}/{seed}"), set(exclude)

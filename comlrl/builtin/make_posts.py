@@ -41,7 +41,7 @@ WANTS = (
 
 
 class Trouble(NamedTuple):
-    """What somebody does, as it is told in the title, the post and the summary."""
+    """What somebody does, as it is described in the title, the post and the summary."""
 
     does: str
     doing: str

@@ -62,7 +62,7 @@ class CommonConfig:
     )
     lr_scheduler: Literal["constant", "linear", "cosine"] = key(
         "constant",
-        "behind the warm-up: constant, or to 0 as the run comes to its end",
+        "after the warm-up: constant, or to 0 as the run comes to its end",
     )
     warmup_steps: int = key(
         0,
@@ -84,7 +84,7 @@ class CommonConfig:
 
     # What an algorithm is like, for those who must not ask for its name.
     chains: ClassVar[bool] = False  # rollouts: G samples at turn 1, one at each turn after it
-    heterogeneous: ClassVar[bool] = False  # one policy, whose agents are told apart by latents
+    heterogeneous: ClassVar[bool] = False  # one policy, whose agents are distinguished by latents
     trained_online: ClassVar[bool] = True  # samples come from the policy as it moves
     fits_reward_model: ClassVar[bool] = False  # before its online stage
     paper: ClassVar[str] = ""
@@ -392,7 +392,9 @@ class PPOConfig(ActorCriticConfig):
         None,
         "language model that reads histories for V; null: a small head on the policy's own states",
     )
-    shared_policy: bool = key(False, "all agents act by one adapter, told apart by their prompts")
+    shared_policy: bool = key(
+        False, "all agents act by one adapter, distinguished by their prompts"
+    )
     gamma_token: float = key(1.0, "between the tokens of a turn", at_least=0, at_most=1)
     kl_target: float | None = key(
         None,

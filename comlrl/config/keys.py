@@ -1,4 +1,4 @@
-"""Keys of the configuration: each field's default, description and range, told once.
+"""Keys of the configuration: each field's default, description and range, in one place.
 
 A section is a frozen dataclass whose fields are made by ``key``. Its checks, its error messages
 and its table in ``docs/configuration.md`` are read from there, by ``keys_of``.

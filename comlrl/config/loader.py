@@ -1,4 +1,4 @@
-"""YAML → older spellings → overrides → checks: what was said becomes a ``Config``."""
+"""YAML → older spellings → overrides → checks: the settings become a ``Config``."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ VALUE_ALIASES: dict[str, dict[Any, str]] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One dotted key with its value and where it was said."""
+    """One dotted key with its value and where it was set."""
 
     key: str
     value: Any
@@ -73,7 +73,7 @@ class Loader:
         self.folder = Path.cwd()  # of the file that was read last
         self.beside = self.folder  # where its paths are looked for
         self.notices: list[str] = []
-        self.given: dict[str, str] = {}  # key → source, of everything that was said
+        self.given: dict[str, str] = {}  # key → source, of every key that was set
         self._values = OmegaConf.create(
             {name: OmegaConf.structured(cls) for name, cls in self.sections.items()}
         )
@@ -101,8 +101,8 @@ class Loader:
         value = _normalise(setting.value)
         older = VALUE_ALIASES.get(key.rpartition(".")[2], {})
         if isinstance(value, str | bool | None) and value in older:
-            said = f"'{value}'" if isinstance(value, str) else json.dumps(value)
-            self.notices.append(f"{key}: {said} is read as '{older[value]}'")
+            shown = f"'{value}'" if isinstance(value, str) else json.dumps(value)
+            self.notices.append(f"{key}: {shown} is read as '{older[value]}'")
             value = older[value]
         if key.endswith(".comparator") and isinstance(value, dict) and len(value) == 1:
             value = "".join(f"{kind}: {name}" for kind, name in value.items())
@@ -237,8 +237,8 @@ class Loader:
         own = key.rpartition(".")[2]  # a key of another section is likelier meant than a like name
         near = [k for k in self.keys if k.rpartition(".")[2] == own]
         near = near or difflib.get_close_matches(key, self.keys, 1, 0.5)
-        mend = f"; did you mean `{near[0]}`?" if near else ""
-        raise UserError(f"{key}: unknown key, given {value!r} ({setting.source}){mend}")
+        hint = f"; did you mean `{near[0]}`?" if near else ""
+        raise UserError(f"{key}: unknown key, given {value!r} ({setting.source}){hint}")
 
     def _key(self, key: str) -> Key | None:
         """The key that a dotted name is of, or is an entry of; None: there is none."""

@@ -50,7 +50,7 @@ class Config:
     sampling: Mapping[str, RoleSampling]  # by role, of agents that sample otherwise than the rest
     # the algorithm's section, and that of the algorithm that MARLHF learns by online
     sections: Mapping[str, CommonConfig]
-    # of the file: modules of its own lie there
+    # of the file: the user's modules are looked for there
     folder: Path = field(default_factory=Path.cwd, compare=False)
     # of the file that was read: its paths are looked for there first
     beside: Path = field(default_factory=Path.cwd, compare=False)
@@ -86,7 +86,7 @@ class Config:
 
     @property
     def keeps_final_model(self) -> bool:
-        """Whether the run ends with ``final_model/``: adapters unless told not to be."""
+        """Whether the run ends with ``final_model/``: adapters do, unless switched off."""
         asked = self.output.save_final_model
         return self.lora.enabled if asked == "auto" else asked
 

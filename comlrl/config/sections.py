@@ -72,9 +72,9 @@ class DatasetConfig:
 
 @dataclass(frozen=True)
 class OutputConfig:
-    """What a run leaves behind."""
+    """What a run writes."""
 
-    base_dir: str = key("outputs", "parent of run directories that have no name of their own")
+    base_dir: str = key("outputs", "parent of run directories when output.dir is null")
     dir: str | None = key(None, "null: base_dir/<algorithm>_<dataset type>_<seed>")
     save_final_model: Literal["auto", True, False] = key(
         "auto",
@@ -88,7 +88,7 @@ class OutputConfig:
 
 @dataclass(frozen=True)
 class ExternalConfig:
-    """What agents are told between turns."""
+    """What agents read between turns."""
 
     mode: str | None = key(
         None,

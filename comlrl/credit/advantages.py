@@ -53,7 +53,7 @@ def gae(
 
         δ_l = r_l + γ_l · V_{l+1} − V_l,   A_l = δ_l + γ_l λ A_{l+1}
 
-    ``discounts_L[l]`` is γ between l and l + 1; V and A behind the last entry are 0, so a chain
+    ``discounts_L[l]`` is γ between l and l + 1; V and A after the last entry are 0, so a chain
     ends with its task and never runs into another. All of shape (L,); no gradient flows through.
     """
     rewards, values = rewards_L.tolist(), values_L.tolist()  # a scalar recursion: no tensors in it

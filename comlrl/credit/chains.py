@@ -43,10 +43,9 @@ class Chains:
             rows = []
             for agent in agents:
                 turn = node.agents_N[agent]
-                said = turn.completions_G
-                weights = (weight_T[node.turn - 1],) * len(said)
+                weights = (weight_T[node.turn - 1],) * len(turn.completions_G)
                 numbers = (c * team + agent for c in actions)
-                rows.append(Row.of(turn.prompt_ids, said, weights, numbers))
+                rows.append(Row.of(turn.prompt_ids, turn.completions_G, weights, numbers))
             rows_S.append(rows)
         return rows_S
 

@@ -36,7 +36,7 @@ def joint_returns(tree: Tree, discount: float) -> list[list[float]]:
         candidates[start] += 0 if node.terminated else len(node.scores_K)
     future: dict[tuple[int, int], float] = {}  # of a node's joint action
     handed_on: defaultdict[int, list[float]] = defaultdict(list)  # futures of a whole turn
-    for index in range(len(tree.nodes) - 1, -1, -1):  # children stand behind their parents
+    for index in range(len(tree.nodes) - 1, -1, -1):  # children come after their parents
         node, of_turn = tree.nodes[index], handed_on[starts[index]]
         own = {k: future[index, k] for k in range(len(returns[index])) if (index, k) in future}
         if of_turn and node.scores_K and not node.terminated and tree.handoff is not None:

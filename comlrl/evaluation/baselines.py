@@ -63,7 +63,7 @@ def build(name: str, rollout: Rollout, num_agents: int, sampling: Sampling) -> G
 
 
 def discuss(prompts: Prompts, attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
-    """What each agent is told after the drafts: those of the others. A transition."""
+    """What each agent reads after the drafts: those of the others. A transition."""
     return [
         tuple(
             DRAFTS.format(

@@ -56,8 +56,8 @@ def play(
 
 def difference_rewards(value: Mapping[Coalition, np.ndarray]) -> dict[int, np.ndarray]:
     """D_i = v(P) − v(P∖i), P all agents (Wolpert & Tumer 2001, with i replaced)."""
-    everybody = max(value, key=len)
-    return {i: value[everybody] - value[everybody - {i}] for i in sorted(everybody)}
+    all_agents = max(value, key=len)
+    return {i: value[all_agents] - value[all_agents - {i}] for i in sorted(all_agents)}
 
 
 def shapley_values(value: Mapping[Coalition, np.ndarray]) -> dict[int, np.ndarray]:
@@ -65,8 +65,8 @@ def shapley_values(value: Mapping[Coalition, np.ndarray]) -> dict[int, np.ndarra
 
     They sum to v(P) − v(∅). ``value``: of every subset of P.
     """
-    everybody = max(value, key=len)
-    count = len(everybody)
+    all_agents = max(value, key=len)
+    count = len(all_agents)
     assert len(value) == 2**count, "a coalition is missing"
     return {
         i: sum(
@@ -77,7 +77,7 @@ def shapley_values(value: Mapping[Coalition, np.ndarray]) -> dict[int, np.ndarra
             ),
             start=np.zeros(()),
         )
-        for i in sorted(everybody)
+        for i in sorted(all_agents)
     }  # fmt: skip
 
 
@@ -89,11 +89,14 @@ def summary(rows: Mapping[Coalition, Sequence[Mapping[str, Any]]], seed: int) ->
     found = {}
     for name in (n for n in first[0] if n in known and n.startswith(("reward_mean", "pass@"))):
         value = {c: np.array([row[name] for row in own]) for c, own in rows.items()}
-        everybody = value[max(value, key=len)] - value[frozenset()]
-        told = {"difference_rewards": difference_rewards(value), "shapley": shapley_values(value)}
-        found[name] = {"together": _mean(everybody, seed)} | {
+        together = value[max(value, key=len)] - value[frozenset()]
+        contributions = {
+            "difference_rewards": difference_rewards(value),
+            "shapley": shapley_values(value),
+        }
+        found[name] = {"together": _mean(together, seed)} | {
             key: {str(i): _mean(each, seed) for i, each in of_agents.items()}
-            for key, of_agents in told.items()
+            for key, of_agents in contributions.items()
         }
     return found
 

@@ -31,7 +31,7 @@ class CachingSampler:
     def __init__(self, sampler: Sampler, num_agents: int) -> None:
         self.sampler = sampler
         self.weights_N: Sequence[str | None] = [""] * num_agents  # whose, now; None: is silent
-        self._said: dict[tuple, tuple[Completion, ...]] = {}
+        self._completions: dict[tuple, tuple[Completion, ...]] = {}
 
     def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
         return self.sampler.encode(agent, prompt)
@@ -48,17 +48,21 @@ class CachingSampler:
         ]
         for keys, requests, whose in zip(keys_N, requests_N, self.weights_N, strict=True):
             if whose is None:
-                said = [(SILENCE,) * len(r.keys_G) for r in requests]
-                self._said |= dict(zip(keys, said, strict=True))
+                silent = [(SILENCE,) * len(r.keys_G) for r in requests]
+                self._completions |= dict(zip(keys, silent, strict=True))
         new_N = [
-            [(key, r) for key, r in zip(keys, requests, strict=True) if key not in self._said]
+            [
+                (key, r)
+                for key, r in zip(keys, requests, strict=True)
+                if key not in self._completions
+            ]
             for keys, requests in zip(keys_N, requests_N, strict=True)
         ]
         if any(new_N):
-            said_N = self.sampler.sample([[r for _, r in new] for new in new_N], sampling)
-            for new, said in zip(new_N, said_N, strict=True):
-                self._said |= {key: s for (key, _), s in zip(new, said, strict=True)}
-        return [[self._said[key] for key in keys] for keys in keys_N]
+            sampled_N = self.sampler.sample([[r for _, r in new] for new in new_N], sampling)
+            for new, sampled in zip(new_N, sampled_N, strict=True):
+                self._completions |= {key: s for (key, _), s in zip(new, sampled, strict=True)}
+        return [[self._completions[key] for key in keys] for keys in keys_N]
 
 
 def play(

@@ -149,5 +149,5 @@ def _known(name: str, chains: Sequence[Tree], domain: Domain) -> int:
             if node.turn == turn and node.scores_K
         ]
         name = plain
-    told = [domain.measures(t.joint_action(n, 0), t.nodes[n].scores_K[0]) for t, n in nodes]
-    return sum(name in each for each in told) or len(nodes)
+    measured = [domain.measures(t.joint_action(n, 0), t.nodes[n].scores_K[0]) for t, n in nodes]
+    return sum(name in each for each in measured) or len(nodes)

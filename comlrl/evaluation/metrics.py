@@ -74,7 +74,7 @@ def tree_metrics(trees: Sequence[Tree], domain: Domain) -> dict[str, float]:
 
 
 def measures(names: Iterable[str]) -> list[str]:
-    """Of a record's names, those of what the domain measures: they are told of each turn, as all
+    """Of a record's names, those of what the domain measures: they are logged for each turn, as all
     that trees say, and are neither parts of the reward nor what trees of every domain say."""
     of_turns = dict.fromkeys(found[1] for name in names if (found := OF_TURN.match(name)))
     return [n for n in of_turns if n not in OF_TREES and not n.startswith("reward/")]
@@ -107,13 +107,13 @@ def task_reward(tree: Tree) -> float:
 def _scored_nodes(tree: Tree) -> list[_Weighted]:
     """Every scored node with its path weight: 1 for the root, shared equally by what follows.
 
-    What goes on from a turn is shared by all that follow it: with ``handoff`` one joint action
+    All nodes that follow a turn share its continued weight: with ``handoff``, one joint action
     stands for those of its turn that were not handed on.
     """
     starts, weights = tree.turn_starts(), []
     stages = Counter(node.parent for node in tree.nodes)
     turns = Counter(starts[n.parent] for n in tree.nodes if n.parent >= 0 and not n.first_agent)
-    going_on: defaultdict[int, float] = defaultdict(float)  # weight, by where the turn began
+    continued: defaultdict[int, float] = defaultdict(float)  # weight, by where the turn began
     for index, node in enumerate(tree.nodes):  # breadth-first: a parent stands before its children
         if node.parent < 0:
             weights.append(1.0)
@@ -121,9 +121,9 @@ def _scored_nodes(tree: Tree) -> list[_Weighted]:
             weights.append(weights[node.parent] / stages[node.parent])
         else:
             start = starts[node.parent]
-            weights.append(going_on[start] / turns[start])
+            weights.append(continued[start] / turns[start])
         if node.scores_K and not node.terminated:
-            going_on[starts[index]] += weights[index]
+            continued[starts[index]] += weights[index]
     return [
         _Weighted(tree, i, weights[i], last=node.terminated or not turns[starts[i]])
         for i, node in enumerate(tree.nodes)
@@ -170,12 +170,12 @@ def _score_metrics(items: Sequence[_Weighted], domain: Domain) -> dict[str, floa
         for action, score, share in zip(
             _joint_actions(item), item.node.scores_K, _shares(item), strict=True
         ):
-            told = {f"reward/{name}": value for name, value in score.parts.items()}
+            measured = {f"reward/{name}": value for name, value in score.parts.items()}
             if score.task_reward is not None:
-                told["task_reward_mean"] = score.task_reward
+                measured["task_reward_mean"] = score.task_reward
             if score.passed is not None:
-                told["pass_rate"] = float(score.passed)
-            for name, value in (told | dict(domain.measures(action, score))).items():
+                measured["pass_rate"] = float(score.passed)
+            for name, value in (measured | dict(domain.measures(action, score))).items():
                 values[name].append((value, share))
     return {name: _mean(pairs) for name, pairs in values.items()}
 

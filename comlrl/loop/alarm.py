@@ -21,7 +21,7 @@ class CollapseAlarm:
         self.level: dict[str, float] = {}
         self.seen = 0
         self.below: dict[str, int] = {}  # steps in a row
-        self.told: list[str] = []
+        self.warned: list[str] = []  # metrics of which a warning was given
 
     def look(self, metrics: Mapping[str, float]) -> list[str]:
         """Warnings that this step's metrics give cause for."""
@@ -35,8 +35,8 @@ class CollapseAlarm:
             level = self.level.get(name, value)
             cliff = self.seen > FIRST_STEPS and level > 0 and value < SHARE * level
             self.below[name] = self.below.get(name, 0) + 1 if cliff else 0
-            if self.below[name] == LASTING and name not in self.told:
-                self.told.append(name)
+            if self.below[name] == LASTING and name not in self.warned:
+                self.warned.append(name)
                 warnings.append(
                     f"{name} fell to {value:.3g} from about {level:.3g}: the policy may have "
                     "collapsed; a lower learning_rate or a kl_coef > 0 may help"
@@ -49,10 +49,10 @@ class CollapseAlarm:
             "level": self.level,
             "seen": self.seen,
             "below": self.below,
-            "told": self.told,
+            "told": self.warned,  # the key in checkpoints
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.level = {name: float(value) for name, value in state["level"].items()}
         self.below = {name: int(steps) for name, steps in state["below"].items()}
-        self.seen, self.told = int(state["seen"]), list(state["told"])
+        self.seen, self.warned = int(state["seen"]), list(state["told"])

@@ -27,7 +27,7 @@ class BestModel:
         self.facts: dict[str, float] | None = None  # of the evaluation; None: there was none yet
 
     def resume(self) -> None:
-        """Go on with what an earlier process has left; called by all processes."""
+        """Continue with what an earlier process has left; called by all processes."""
         self.facts = distributed.from_main(self._found)
 
     def offer(self, facts: dict[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""The team whose own labels were the best so far, to go back to where a later one falls behind."""
+"""The team whose own labels were the best so far, to return to when a later one is worse."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BestRound:
         self.tensors: dict[str, dict[str, torch.Tensor]] = {}
 
     def offer(self, labelled: Round) -> bool:
-        """Whether the present team, which has made these candidates, may go on. It is kept where
+        """Whether the present team, which has made these candidates, may continue. It is kept where
         it is the best so far; where it has fallen below that, the best one is put in its place."""
         mean, error = reward_of(labelled)
         if mean >= self.mean:
@@ -37,7 +37,7 @@ class BestRound:
             self.tensors = {name: _copies(tensors_of(part)) for name, part in self.parts.items()}
         elif self.mean - mean > ERRORS * math.hypot(error, self.error):
             for name, part in self.parts.items():
-                load_part(part, _copies(self.tensors[name]))  # it may go on in what it is given
+                load_part(part, _copies(self.tensors[name]))  # it may keep what it is given
             return False
         return True
 

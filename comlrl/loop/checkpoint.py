@@ -94,7 +94,7 @@ def save(
 def newest(
     run_dir: Path, warn: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
 ) -> Path | None:
-    """The newest good checkpoint of a run, or None; damaged ones are told to ``warn``."""
+    """The newest good checkpoint of a run, or None; damaged ones are passed to ``warn``."""
     for path in reversed(_folders(run_dir)):
         reason = _damage(path)
         if reason is None:

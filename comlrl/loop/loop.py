@@ -57,13 +57,13 @@ class Loop:
         schedule: TaskSchedule | None = None,
         prefetch: Callable[[Step | None], None] | None = None,
     ) -> None:
-        """``section``: the algorithm's keys. ``domain``: measures the trees. ``progress``: is told
+        """``section``: the algorithm's keys. ``domain``: measures the trees. ``progress``: records
         what the run is doing. ``evaluate``: trees and metrics of the present policy; None: never.
         ``seed``: of the order of the tasks, and of what draws from global generators (dropout).
         ``signals``: None: none are heeded. ``standing``: metrics that go into every record; asked
         on all processes. ``best``: is offered the weights of every evaluation. ``schedule``: which
-        tasks each step has; None: those of shuffled epochs. ``prefetch``: is told of the step that
-        comes next, if one does, once a step has its trees and before it learns from them."""
+        tasks each step has; None: those of shuffled epochs. ``prefetch``: is called with the next
+        step, or None after the last, once a step has its trees and before it learns from them."""
         self.section, self.tasks, self.domain = section, tasks, domain
         self.run_dir, self.logger, self.evaluate = run_dir, logger, evaluate
         self.seed, self.signals, self.standing = seed, signals or Signals(), standing
@@ -82,7 +82,7 @@ class Loop:
 
     @property
     def mark(self) -> LogMark:
-        """Up to where the run's log is its own: to the checkpoint that it goes on from."""
+        """Up to where the run's log is its own: to the checkpoint that it continues from."""
         done = self.counters
         return (
             LogMark() if self._saved is None else LogMark(done.logged, done.updates, done.env_steps)
@@ -111,7 +111,7 @@ class Loop:
     def resume(
         self, found: checkpoint.Checkpoint, trainer: Trainer, *, force: bool = False
     ) -> None:
-        """Go on from a checkpoint.
+        """Continue from a checkpoint.
 
         Raises UserError where it was made by another team or (unless ``force``) other tasks, and
         where it is not as ``save`` writes it.
@@ -168,7 +168,7 @@ class Loop:
             scored, tokens = scored + greedy.scored, tokens + greedy.tokens
         scored, tokens = int(distributed.total(scored)), int(distributed.total(tokens))
         span = self.span(scored)
-        # Everybody has sampled by now, and waits for everybody below: an error here may be told.
+        # All processes have sampled by now and meet again below, so an error here may be raised.
         if self.prefetch is not None:
             last = span.end >= 1 or self.signals.received is not None
             self.prefetch(None if last else Step(step.index + 1, *self.schedule.at(step.index)))
@@ -196,14 +196,14 @@ class Loop:
         started = time.monotonic()
         self.latest = metrics = {**tree_metrics(gathered.trees, self.domain), **metrics}
         if step.index % self.section.logging_steps == 0 or self._over():
-            told = self._told(step, gathered)
-            self._log("train", {**metrics, **told}, gathered.trees)
+            step_metrics = self._step_metrics(step, gathered)
+            self._log("train", {**metrics, **step_metrics}, gathered.trees)
         for text in self._alarm.look(metrics):
             warning(text)
         self._pause = time.monotonic() - started
 
     def skip(self, steps: int) -> None:
-        """Go on behind training step ``steps``: those up to it are left out."""
+        """Continue after training step ``steps``: those up to it are left out."""
         self.counters.steps = max(self.counters.steps, steps)
 
     def tell(self, metrics: Mapping[str, float]) -> None:
@@ -292,22 +292,22 @@ class Loop:
             saves = _due(self._saved[0] if self._saved else 0, total, self.section.save_steps)
         return Ahead(done, total, estimated, evaluations, saves)
 
-    def _told(self, step: Step, gathered: Gathered) -> dict[str, float]:
+    def _step_metrics(self, step: Step, gathered: Gathered) -> dict[str, float]:
         """What every trainer logs of a step: counts, times and memory."""
         seconds = step.clock.total
-        told = {
+        metrics = {
             "tasks_seen": float(self.counters.tasks_seen),
             "step_seconds": seconds,
             "peak_memory_mb": peak_memory_mb(),
         }
         if gathered.scored:
-            told |= {
+            metrics |= {
                 "tokens": float(gathered.tokens),
                 "joint_actions_per_second": gathered.scored / seconds,
                 "tokens_per_second": gathered.tokens / seconds,
             }
-            told |= {f"time/{k}_share": s / seconds for k, s in step.clock.seconds.items()}
-        return told
+            metrics |= {f"time/{k}_share": s / seconds for k, s in step.clock.seconds.items()}
+        return metrics
 
     def _part_done(self, steps: int, env_steps: int) -> float:
         """The part of the run that is done, 0 to 1, by the end that comes first."""
@@ -318,7 +318,7 @@ class Loop:
         return self._part_done(self.counters.steps, self.counters.env_steps) >= 1
 
     def _after(self, beside: Beside | None) -> None:
-        """What is due behind a step. Evaluation comes before saving, so that it is not repeated."""
+        """What is due after a step. Evaluation comes before saving, so that it is not repeated."""
         self._leave_if_asked()
         self._evaluate_if_due(beside)
         self._leave_if_asked()
@@ -393,7 +393,7 @@ class Loop:
 
 
 def _due(last: int, total: int, every: int) -> int:
-    """How often it is due behind ``last`` (−1: not even at 0): every ``every`` steps, and last."""
+    """How often it is due after ``last`` (−1: not even at 0): every ``every`` steps, and last."""
     if not every or last >= total:
         return 0
     return total // every - last // every + (total % every > 0)

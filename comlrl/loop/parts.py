@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Stateful(Protocol):
-    """What keeps its state in tensors of its own making."""
+    """What keeps its state in tensors that it makes itself."""
 
     def state_tensors(self) -> Mapping[str, torch.Tensor]: ...
 

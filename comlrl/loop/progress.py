@@ -42,8 +42,8 @@ class Progress:
         self.ahead = Ahead(0, None)  # kept up to date by the loop
         self.work = ""
         self.share = 0.0  # of the present work, as far as it says
-        self.listeners: list[Callable[[str], None]] = []  # told of each work that begins
-        self.minutely: list[Callable[[str], None]] = []  # told once a minute how far a work is
+        self.listeners: list[Callable[[str], None]] = []  # called with each work that begins
+        self.minutely: list[Callable[[str], None]] = []  # called once a minute with ``doing``
         self._started = self._since = self._reported = clock()
         self._recent: dict[str, deque[float]] = {}
 

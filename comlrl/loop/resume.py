@@ -1,4 +1,4 @@
-"""Where a run begins: its directory, the checkpoint that it goes on from, its configuration."""
+"""Where a run begins: its directory, the checkpoint that it continues from, its configuration."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class Start:
 
     config: Config  # with ``output.dir`` filled in
     run_dir: Path
-    checkpoint: Path | None  # to go on from; None: a fresh start
+    checkpoint: Path | None  # to continue from; None: a fresh start
     continuing: bool  # what an earlier process left in ``run_dir`` is this run's own
     sources: Sequence[Source] = ()  # the user's own modules
     before: Before | None = None  # of a fresh start
 
 
 def prepare(config: Config, resume: bool, force: bool, sources: Sequence[Source] = ()) -> Start:
-    """Find and make the run directory and decide what the run goes on from; main process only.
+    """Find and make the run directory and decide what the run continues from; main process only.
 
     ``sources``: the user's own modules. Raises UserError where the directory cannot be written,
-    or holds a run that cannot be gone on with or is of another configuration or modules.
+    or holds a run that cannot be continued or is of another configuration or modules.
     """
     check_free(config, resume)
     folder = find(config, resume)
@@ -73,7 +73,7 @@ def prepare(config: Config, resume: bool, force: bool, sources: Sequence[Source]
 
 
 def _make_room(folder: Path, config: Config, resume: bool) -> None:
-    """There is a run without a checkpoint to go on from; move it aside where it would be lost.
+    """There is a run without a checkpoint to continue from; move it aside if it would be lost.
 
     One that was killed before its first checkpoint writes the same again, in its place. Raises
     UserError for one that has come to its end.
@@ -81,8 +81,8 @@ def _make_room(folder: Path, config: Config, resume: bool) -> None:
     if resume and not config.output.overwrite:
         if (folder / SUMMARY).exists():
             raise UserError(
-                f"--resume: '{folder}' holds a finished run and no checkpoint to go on from; give "
-                f"another output.dir, or output.overwrite=true to begin anew (checkpoints: "
+                f"--resume: '{folder}' holds a finished run and no checkpoint to continue from; "
+                f"give another output.dir, or output.overwrite=true to begin anew (checkpoints: "
                 f"{config.algorithm}.save_steps)"
             )
         if not (folder / "checkpoints").exists():

@@ -27,7 +27,7 @@ def check_free(config: Config, resume: bool) -> None:
     if folder is None or resume or config.output.overwrite or not holds_run(Path(folder)):
         return
     raise UserError(
-        f"output.dir: '{folder}' holds a run; add --resume to go on with it, give another folder, "
+        f"output.dir: '{folder}' holds a run; add --resume to continue it, give another folder, "
         f"or set output.overwrite=true, which moves all of it to '{_beside(Path(folder))}'"
     )
 

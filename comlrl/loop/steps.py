@@ -95,7 +95,7 @@ class Counters:
 
 
 def peak_memory_mb() -> float:
-    """The card's peak allocation, or, where none is used, the process's peak resident memory."""
+    """The GPU's peak allocation or, without a GPU, the process's peak resident memory."""
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated() / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10

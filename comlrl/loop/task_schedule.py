@@ -48,7 +48,7 @@ class TaskSchedule:
         return share_of_round(self.tasks, self.size, round_index, self.seed)
 
     def round_of(self, step: int) -> int:
-        """The round (0-based) that a step (0-based) is in; one behind the last is of the last."""
+        """The round (0-based) that a step (0-based) is in; one after the last is of the last."""
         return min(bisect_right(self._ends, step), self.rounds - 1)
 
     def start_of(self, round_index: int) -> int:

@@ -1,6 +1,6 @@
 """A run that was refused, or ended before anything was learned, leaves its folder as it found it.
 
-So no empty folder stays behind, and the next run need not take another name.
+So no empty folder is left, and the next run need not take another name.
 """
 
 from __future__ import annotations

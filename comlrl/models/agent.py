@@ -80,7 +80,7 @@ class Agent:
         return self.model.get_decoder()(**inputs).last_hidden_state
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits of hidden states, with the scalings that some architectures put behind."""
+        """Logits of hidden states, with the scaling that some architectures apply to them."""
         head = self.model.get_output_embeddings()
         config = self.model.config
         logits = head(hidden.to(head.weight.dtype))

@@ -1,4 +1,4 @@
-"""Critics: small heads on the policies' states, and language models of their own."""
+"""Critics: small heads on the policies' states, and separate language models."""
 
 from __future__ import annotations
 

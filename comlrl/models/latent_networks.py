@@ -167,8 +167,8 @@ class HeterogeneousPolicy(nn.Module):
         target.mkdir(parents=True, exist_ok=True)
         tensors = {name: t.detach().cpu().contiguous() for name, t in self.state_dict().items()}
         save_file(tensors, str(target / WEIGHTS))
-        said = self.sizes | {"latents": self.latents}
-        (target / SIZES).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+        settings = self.sizes | {"latents": self.latents}
+        (target / SIZES).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> HeterogeneousPolicy:

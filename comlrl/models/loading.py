@@ -62,7 +62,7 @@ def build_team(
 
 
 def _alone(config: Config, index: int, device: str, reference: bool) -> Agent:
-    """An agent with a model of its own."""
+    """An agent with a separate model."""
     name = config.agents[index] if config.agents else config.agent_model.name
     place = config.agent_devices[index] if config.agent_devices else device
     lora = config.lora.enabled

@@ -135,7 +135,7 @@ def _head(
     if entropy or any(weight.requires_grad for weight in head.parameters()):
         parts = [checkpoint(whole, *own, use_reentrant=False) for own in chunks]
         entropies = [e for _, e in parts if e is not None]
-        logprob_A = torch.cat([said for said, _ in parts])
+        logprob_A = torch.cat([logprobs for logprobs, _ in parts])
         return logprob_A, torch.cat(entropies) if entropy else None
     piece = max(1, PIECE_BYTES.get(agent.device.type, HEAD_CHUNK_BYTES) // row)
     parts = [FrozenHead.apply(*own, logits_of, logprobs_of, piece) for own in chunks]

@@ -1,7 +1,7 @@
 """Completions → packed token rows, with the one mask that says which tokens are actions.
 
 The siblings of a node share a row: the prompt once, then each completion as a segment that sees
-the prompt and itself, positions restarted behind the prompt. The end-of-sequence token is an
+the prompt and itself, positions restarted after the prompt. The end-of-sequence token is an
 action, padding never is, and the last token of a completion counts.
 """
 
@@ -18,9 +18,9 @@ from comlrl.types import Row, SamplingSupport, TokenBatch
 def computed(row: Row) -> int:
     """Tokens of a row through the fast decoder: siblings' common beginnings once, and no
     completion's last one, in whose state nothing is chosen."""
-    said = sorted({ids[:-1] for ids in row.completions})  # each has most in common with the last
-    common = sum(in_common(*pair) for pair in itertools.pairwise(said))
-    return len(row.prompt_ids) + sum(map(len, said)) - common
+    prefixes = sorted({ids[:-1] for ids in row.completions})  # neighbours have most in common
+    common = sum(in_common(*pair) for pair in itertools.pairwise(prefixes))
+    return len(row.prompt_ids) + sum(map(len, prefixes)) - common
 
 
 def in_common(first: Sequence[int], second: Sequence[int]) -> int:

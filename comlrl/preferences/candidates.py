@@ -1,8 +1,8 @@
-"""Joint candidates of a task: kept in the run directory, read back, told as one text.
+"""Joint candidates of a task: kept in the run directory, read back, joined into one text.
 
 ``preferences.jsonl`` holds one line for each task of each round: the round, the task's id, each
 agent's prompt, the joint candidates with their completions and raw task rewards, and, where
-another than the task reward has compared them, what it said.
+something other than the task reward has compared them, its verdicts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """What a comparator has said of a task's candidates."""
+    """A comparator's verdicts on a task's candidates."""
 
     pairs: tuple[Pair, ...]
     ties: int
@@ -116,8 +116,8 @@ def append_sets(path: Path, sets: Sequence[CandidateSet]) -> None:
         os.fsync(file.fileno())
 
 
-def drop_behind(path: Path, round_index: int) -> None:
-    """Cut off what a crash left of a last line, and the rounds behind ``round_index``."""
+def drop_after(path: Path, round_index: int) -> None:
+    """Cut off what a crash left of a last line, and the rounds after ``round_index``."""
     content = path.read_bytes()
     whole = 0
     for line in content.splitlines(keepends=True):
@@ -158,10 +158,10 @@ def read_sets(path: Path, num_agents: int) -> list[CandidateSet]:
 
 
 def _to_json(item: CandidateSet) -> dict[str, Any]:
-    said: dict[str, Any] = {}
+    verdicts: dict[str, Any] = {}
     if item.verdicts is not None:
-        said = {"pairs": [[p.winner, p.loser] for p in item.verdicts.pairs]}
-        said |= {"ties": item.verdicts.ties, "unreadable": item.verdicts.unreadable}
+        verdicts = {"pairs": [[p.winner, p.loser] for p in item.verdicts.pairs]}
+        verdicts |= {"ties": item.verdicts.ties, "unreadable": item.verdicts.unreadable}
     return {
         "round": item.round,
         "task_id": item.task_id,
@@ -177,7 +177,7 @@ def _to_json(item: CandidateSet) -> dict[str, Any]:
             }
             for candidate in item.candidates_K
         ],
-        **said,
+        **verdicts,
     }
 
 

@@ -1,7 +1,7 @@
 """Labels the joint candidates of each round's tasks, and keeps them in the run directory.
 
 Sampling is keyed, and a resumed run comes to the policies of a round's start again, so that a
-collection that was interrupted goes on where it stopped and comes to the same candidates.
+collection that was interrupted continues where it stopped and comes to the same candidates.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from comlrl.preferences.candidates import (
     CandidateSet,
     PreferenceError,
     append_sets,
-    drop_behind,
+    drop_after,
     read_sets,
 )
 from comlrl.preferences.comparing import Comparator, compared
@@ -68,7 +68,7 @@ class Collector:
         resume: bool,
         comparator: Comparator | None = None,
     ) -> None:
-        """``section``: a ``PreferenceConfig``. ``tasks_of``: a round's tasks. ``resume``: go on
+        """``section``: a ``PreferenceConfig``. ``tasks_of``: a round's tasks. ``resume``: continue
         with what the run directory holds; else an older file there is replaced. ``comparator``:
         None: the task reward compares."""
         self.section, self.rollout, self.loop, self.sampling = section, rollout, loop, sampling
@@ -175,10 +175,10 @@ class Collector:
     def _go_on(self, path: Path, present: int) -> list[CandidateSet]:
         """What earlier processes of this run have left of the rounds up to the present one."""
         if self._remembered and not path.exists():
-            raise PreferenceError(f"'{path}' is missing; the run cannot go on without it")
+            raise PreferenceError(f"'{path}' is missing; the run cannot continue without it")
         if distributed.is_main():
             if path.exists() and self.resume:
-                drop_behind(path, present)
+                drop_after(path, present)
             else:
                 path.write_bytes(b"")
         distributed.all_gather(None)  # nobody reads before the file is as it should be
@@ -188,7 +188,7 @@ class Collector:
         sets = read_sets(path, self.section.num_agents) if whole else []
         distributed.all_gather(None)  # nor writes before all have read
         if sets and not self._remembered:
-            say(f"going on behind {len(sets)} tasks that '{path}' holds")
+            say(f"continuing after the {len(sets)} tasks that '{path}' holds")
         return sets
 
     def _sample(

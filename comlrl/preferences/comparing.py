@@ -19,8 +19,8 @@ class Comparator(Protocol):
     """A function of a task and two joint texts, for many pairs of texts at once."""
 
     def __call__(self, task: Task, texts_P: Sequence[tuple[Texts, Texts]]) -> list[int | None]:
-        """Of each pair 1: the first is better, −1: the second, 0: neither, None: it cannot be
-        told from what was answered, which counts as a tie."""
+        """Of each pair 1: the first is better, −1: the second, 0: neither, None: the answer
+        could not be read, which counts as a tie."""
 
 
 def compared(
@@ -38,14 +38,14 @@ def compared(
     turned = uniforms((*key, "turned"), len(every)) < 0.5
     chosen = [every[i][::-1] if turned[i] else every[i] for i in order(key, len(every))[:limit]]
     asked = [(a, b) for a, b in chosen if texts_K[a] != texts_K[b]]
-    said = comparator(task, [(texts_K[a], texts_K[b]) for a, b in asked])
-    told = [
+    verdicts = comparator(task, [(texts_K[a], texts_K[b]) for a, b in asked])
+    decided = [
         (a, b) if verdict > 0 else (b, a)
-        for (a, b), verdict in zip(asked, said, strict=True)
+        for (a, b), verdict in zip(asked, verdicts, strict=True)
         if verdict
     ]
-    pairs = tuple(Pair(w, r, reward_K[w] - reward_K[r]) for w, r in told)
-    unreadable = sum(verdict is None for verdict in said)
+    pairs = tuple(Pair(w, r, reward_K[w] - reward_K[r]) for w, r in decided)
+    unreadable = sum(verdict is None for verdict in verdicts)
     return replace(candidates, verdicts=Verdicts(pairs, len(chosen) - len(pairs), unreadable))
 
 
@@ -56,7 +56,7 @@ class Earlier:
     def __init__(self, rollout: Rollout, sampling: Sampling, shape: Shape) -> None:
         """``rollout``: of the earlier team. ``shape``: how many answers of it to a task."""
         self.rollout, self.sampling, self.shape = rollout, sampling, shape
-        self._earned: dict[str, list[float]] = {}  # by task
+        self._rewards: dict[str, list[float]] = {}  # by task
 
     def __call__(self, task: Task, texts_P: Sequence[tuple[Texts, Texts]]) -> list[int | None]:
         different = list(dict.fromkeys(texts for pair in texts_P for texts in pair))
@@ -68,8 +68,8 @@ class Earlier:
         return [(standing[a] > standing[b]) - (standing[a] < standing[b]) for a, b in texts_P]
 
     def _standing(self, task: Task, value: float) -> float:
-        if task.task_id not in self._earned:
+        if task.task_id not in self._rewards:
             (tree,) = self.rollout.grow([task], self.shape, self.sampling, ("earlier",))
-            self._earned[task.task_id] = [score.value for score in tree.nodes[0].scores_K]
-        earned = self._earned[task.task_id]
-        return sum((value > each + ROUNDING) + (value >= each - ROUNDING) for each in earned) / 2
+            self._rewards[task.task_id] = [score.value for score in tree.nodes[0].scores_K]
+        rewards = self._rewards[task.task_id]
+        return sum((value > each + ROUNDING) + (value >= each - ROUNDING) for each in rewards) / 2

@@ -96,11 +96,11 @@ def _largest_gaps(pairs: Sequence[Pair], limit: int, count: int) -> list[Pair]:
 def task_pairs(
     sets: Iterable[CandidateSet], selection: str, limit: int | None, seed: int
 ) -> list[TaskPairs]:
-    """The pairs of each task: those that a comparator has told apart, else by the task reward."""
+    """Each task's pairs: by a comparator's verdicts if there are any, else by the task reward."""
     chosen = []
     for candidates in sets:
-        if (said := candidates.verdicts) is not None:
-            chosen.append(TaskPairs(candidates, said.pairs, said.ties))
+        if (verdicts := candidates.verdicts) is not None:
+            chosen.append(TaskPairs(candidates, verdicts.pairs, verdicts.ties))
             continue
         rewards_K = [candidate.reward for candidate in candidates.candidates_K]
         key = (seed, "pairs", candidates.round, candidates.task_id)

@@ -81,27 +81,27 @@ class PairBatch:
         return value_C
 
 
-class Said(NamedTuple):
-    """What one agent wrote in answer to a prompt, in tokens."""
+class TokenizedCompletion(NamedTuple):
+    """One agent's completion of a prompt, in tokens."""
 
     prompt_ids: tuple[int, ...]
     ids: tuple[int, ...]
 
 
-def said_by(
+def distinct_completions(
     agent: Agent, candidates_C: Sequence[tuple[CandidateSet, int]]
-) -> tuple[list[Said], list[int]]:
+) -> tuple[list[TokenizedCompletion], list[int]]:
     """The agent's U different completions, and which of them each candidate holds."""
     prompts: dict[Any, tuple[int, ...]] = {}
-    place: dict[Said, int] = {}
+    place: dict[TokenizedCompletion, int] = {}
     owner_C = []
     for candidates, k in candidates_C:
         prompt = candidates.prompts_N[agent.index]
         if prompt not in prompts:
             prompts[prompt] = tuple(agent.encode(prompt))
         completion = candidates.candidates_K[k].completions_N[agent.index]
-        said = Said(prompts[prompt], completion_ids(agent, completion))
-        owner_C.append(place.setdefault(said, len(place)))
+        tokenized = TokenizedCompletion(prompts[prompt], completion_ids(agent, completion))
+        owner_C.append(place.setdefault(tokenized, len(place)))
     return list(place), owner_C
 
 
@@ -109,30 +109,32 @@ def all_candidates(tasks: Sequence[TaskPairs]) -> list[tuple[CandidateSet, int]]
     return [(t.candidates, k) for t in tasks for k in range(len(t.candidates.candidates_K))]
 
 
-def rows_of(said_U: Sequence[Said], weights: Sequence[float]) -> list[Row]:
+def rows_of(completions_U: Sequence[TokenizedCompletion], weights: Sequence[float]) -> list[Row]:
     """Completions with their coefficients, those of a prompt side by side; a coefficient of 0
     leaves its completion out."""
     by_prompt: dict[tuple[int, ...], list[int]] = {}
-    for u, said in enumerate(said_U):
-        if weights[u] != 0 and said.ids:
-            by_prompt.setdefault(said.prompt_ids, []).append(u)
+    for u, completion in enumerate(completions_U):
+        if weights[u] != 0 and completion.ids:
+            by_prompt.setdefault(completion.prompt_ids, []).append(u)
     return [
         Row(
             prompt_ids,
-            tuple(said_U[u].ids for u in part),
+            tuple(completions_U[u].ids for u in part),
             tuple(weights[u] for u in part),
             tuple(part),
         )
         for prompt_ids, members in by_prompt.items()
-        for part in _parts(members, [len(said_U[u].ids) for u in members])
+        for part in _parts(members, [len(completions_U[u].ids) for u in members])
     ]
 
 
 @torch.no_grad()
-def logprobs(agent: Agent, said_U: Sequence[Said], temperature: float) -> torch.Tensor:
+def logprobs(
+    agent: Agent, completions_U: Sequence[TokenizedCompletion], temperature: float
+) -> torch.Tensor:
     """log π of each completion; shape (U,), float64, on the CPU."""
-    value_U = torch.zeros(len(said_U), dtype=torch.float64)
-    for packed in micro_batches(agent, rows_of(said_U, [1.0] * len(said_U))):
+    value_U = torch.zeros(len(completions_U), dtype=torch.float64)
+    for packed in micro_batches(agent, rows_of(completions_U, [1.0] * len(completions_U))):
         found = action_logprobs(agent, packed, temperature)
         owner_A = packed.completion_RL[packed.action_mask_RL]
         value_U.index_add_(0, owner_A, found.logprob_A.double().cpu())
@@ -168,22 +170,24 @@ class ReferenceValues:
 
     def __init__(self, agents: int) -> None:
         self.round = -1
-        self.known_N: list[dict[Said, float]] = [{} for _ in range(agents)]
+        self.known_N: list[dict[TokenizedCompletion, float]] = [{} for _ in range(agents)]
         self._values_N = [torch.zeros(0, dtype=torch.float64) for _ in range(agents)]
 
     def take(self, round_index: int, values_N: Sequence[torch.Tensor]) -> None:
         self.round, self._values_N = round_index, list(values_N)
 
-    def name(self, said_NU: Sequence[Sequence[Said]]) -> None:
+    def name(self, completions_NU: Sequence[Sequence[TokenizedCompletion]]) -> None:
         """Which completions the values are of."""
         self.known_N = [
-            dict(zip(said_U, values.tolist(), strict=True))
-            for said_U, values in zip(said_NU, self._values_N, strict=True)
+            dict(zip(completions_U, values.tolist(), strict=True))
+            for completions_U, values in zip(completions_NU, self._values_N, strict=True)
         ]
 
-    def of(self, index: int, said_U: Sequence[Said]) -> torch.Tensor:
+    def of(self, index: int, completions_U: Sequence[TokenizedCompletion]) -> torch.Tensor:
         """Agent ``index``'s values, shape (U,)."""
-        return torch.tensor([self.known_N[index][said] for said in said_U], dtype=torch.float64)
+        return torch.tensor(
+            [self.known_N[index][completion] for completion in completions_U], dtype=torch.float64
+        )
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         values = {f"agent_{i}": values for i, values in enumerate(self._values_N)}

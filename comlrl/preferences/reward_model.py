@@ -53,7 +53,7 @@ class Facts:
     pairs: int = 0  # trained on
     held_out_pairs: int = 0
     too_long: int = 0  # training pairs left out, a text of theirs exceeding max_length
-    round: int = 0  # behind whose labels it was fitted
+    round: int = 0  # after whose labels it was fitted
 
 
 class RewardModel:
@@ -64,7 +64,7 @@ class RewardModel:
         self.fast: FastDecoder | None = None
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a whole text, end-of-sequence behind it."""
+        """Token ids of a whole text, followed by end-of-sequence."""
         return [*self.tokenizer(text)["input_ids"], self.tokenizer.eos_token_id]
 
     def holds(self, text: str) -> bool:

@@ -74,7 +74,7 @@ def train(
     """A classifier fitted to ``pairs`` of texts, one at least. Raises PreferenceError where all of
     them are too long.
 
-    ``before``: weights of an earlier fit, to go on from.
+    ``before``: weights of an earlier fit to continue from.
     """
     assert pairs, "a round without pairs is not fitted to"
     reward = begin(base, Facts(base.name, fit.max_length, fit.prompts_first), fit.seed, before)
@@ -174,7 +174,7 @@ def _fit(
             learning_rate=fit.learning_rate,
             num_train_epochs=fit.epochs,
             per_device_train_batch_size=fit.batch_size,
-            max_length=None,  # what is too long has been left out and told
+            max_length=None,  # what is too long has been left out and reported
             seed=fit.seed,
             train_sampling_strategy="sequential" if fit.in_order else "random",
             # TRL's defaults are bf16 and checkpointing everywhere

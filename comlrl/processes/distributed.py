@@ -73,12 +73,12 @@ def start(strategy: str = "replicate") -> None:
 
 
 def check_gpus() -> None:
-    """Raises UserError where this machine has cards, and fewer than processes."""
-    cards = torch.cuda.device_count()
-    if 0 < cards < local_world_size():
+    """Raises UserError if this machine has GPUs, but fewer than processes."""
+    gpus = torch.cuda.device_count()
+    if 0 < gpus < local_world_size():
         raise UserError(
-            f"torchrun: --nproc_per_node {local_world_size()} is more than the {cards} card(s) of "
-            "this machine; start one process a card"
+            f"torchrun: --nproc_per_node {local_world_size()} is more than the {gpus} GPU(s) of "
+            "this machine; start one process per GPU"
         )
 
 

@@ -1,4 +1,4 @@
-"""Models that do not fit one card: every decoder layer is split over the processes.
+"""Models that do not fit one GPU: every decoder layer is split over the processes.
 
 torch's ``fully_shard`` holds 1/K of each layer's weights, gradients and moments in each of K
 processes and gathers a layer only while it computes. Its collective calls must come in the same
@@ -69,7 +69,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def stored(tensor: torch.Tensor) -> torch.Tensor:
-    """As a checkpoint holds it: whole, and off the card where it was split for want of memory."""
+    """As a checkpoint holds it: whole, and off the GPU if it was split to save memory."""
     return whole(tensor).cpu() if is_split(tensor) else tensor
 
 

@@ -84,10 +84,10 @@ class Sums:
         return {k: whole.of[k] / count for k in sorted(whole.of) if k != per} | whole.maxima
 
 
-def agent_means(told_N: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def agent_means(metrics_N: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Each metric's mean over the agents, and, of a team, each agent's own."""
-    metrics = {name: sum(one[name] for one in told_N) / len(told_N) for name in told_N[0]}
-    if len(told_N) > 1:
-        for index, one in enumerate(told_N):
+    metrics = {name: sum(one[name] for one in metrics_N) / len(metrics_N) for name in metrics_N[0]}
+    if len(metrics_N) > 1:
+        for index, one in enumerate(metrics_N):
             metrics |= {f"agent_{index}/{name}": value for name, value in one.items()}
     return metrics

@@ -1,1 +1,1 @@
-"""Tasks go in, scored trees come out; behind it the samplers that turn prompts into completions."""
+"""Tasks → scored trees, and the samplers that turn prompts into completions."""

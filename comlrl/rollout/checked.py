@@ -1,5 +1,5 @@
 """What a user's own domain, reward and external mode give back, checked before anything learns
-from it; what they raise is told in a line."""
+from it; what they raise is reported in a line."""
 
 from __future__ import annotations
 
@@ -81,18 +81,18 @@ class CheckedTransition:
 
     def __call__(self, attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
         with self.target.calling():
-            told = [tuple(texts) for texts in self.transition(attempts)]
-        if len(told) != len(attempts):
+            feedback = [tuple(texts) for texts in self.transition(attempts)]
+        if len(feedback) != len(attempts):
             raise TargetError(
-                f"{self.target} answered {len(told)} of {len(attempts)} attempts; answer each"
+                f"{self.target} answered {len(feedback)} of {len(attempts)} attempts; answer each"
             )
-        for attempt, texts in zip(attempts, told, strict=True):
+        for attempt, texts in zip(attempts, feedback, strict=True):
             agents = len(attempt.completions_N)
             if len(texts) != agents or not all(isinstance(text, str) for text in texts):
                 raise TargetError(
                     f"{self.target} gave {_shown(texts)} to {agents} agents; give each a text"
                 )
-        return [tuple(map(without_surrogates, texts)) for texts in told]
+        return [tuple(map(without_surrogates, texts)) for texts in feedback]
 
 
 class CheckedDomain:

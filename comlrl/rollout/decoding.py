@@ -38,7 +38,7 @@ class Decoding(Protocol):
         ...
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows only."""
+        """Continue with these rows only."""
         ...
 
     def step(self, tokens_R: Tensor, going_R: Tensor) -> Tensor:
@@ -83,8 +83,8 @@ class ByModules:
 
 
 class ByFastDecoder:
-    """Through ``FastDecoder``: prompts without padding, few operations a step; on a CPU, rows that
-    have said the same so far are one but for attention, which has a cache of each."""
+    """Through ``FastDecoder``: prompts without padding, few operations a step; on a CPU, rows with
+    the same tokens so far are computed once; attention alone keeps a cache for each."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class ByFastDecoder:
         longest = int(cache.lengths_P.max())
         positions = torch.arange(longest + cache.max_new_tokens, device=cache.lengths_P.device)
         self.cos, self.sin = fast.rotations(positions)
-        self.merges = cache.lengths_P.device.type == "cpu"  # on a card, few rows take as long
+        self.merges = cache.lengths_P.device.type == "cpu"  # on a GPU, few rows take as long
         self.one_of_U: Tensor | None = None  # the rows that are computed; None: all are
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
@@ -142,12 +142,12 @@ class ByFastDecoder:
         return hidden if one_of_U is None else hidden.index_select(0, self.same_R)
 
     def _merge(self, tokens_R: Tensor, going_R: Tensor) -> None:
-        """Which rows have said the same so far, and one of each; rows that have ended go with any.
+        """Groups rows with the same tokens so far, and picks one of each; ended rows go with any.
         Rows stay in the order of their prompts."""
-        said_R = self.same_R * self.fast.embedding.num_embeddings + tokens_R
-        said_R = said_R.where(going_R, said_R[going_R][0])
-        distinct_U, self.same_R = said_R.unique(return_inverse=True)
-        count, rows = rounded(len(distinct_U), ROWS_STEP), len(said_R)
+        prefix_R = self.same_R * self.fast.embedding.num_embeddings + tokens_R
+        prefix_R = prefix_R.where(going_R, prefix_R[going_R][0])
+        distinct_U, self.same_R = prefix_R.unique(return_inverse=True)
+        count, rows = rounded(len(distinct_U), ROWS_STEP), len(prefix_R)
         if count < rows:
             row_R = torch.arange(rows).where(going_R, rows)
             first_U = torch.full_like(distinct_U, rows)

@@ -1,8 +1,8 @@
 """Many (prompt, keys) requests of one agent → completions, in as few model calls as possible.
 
 A prompt is prefilled once and its key/value cache is shared by all its siblings; rows that have
-finished leave the batch (``models/fast/prefix_cache.py``), and those that have said the same so
-far are one where that saves time (``rollout/decoding.py``).
+finished leave the batch (``models/fast/prefix_cache.py``), and rows with the same tokens so
+far are merged where that saves time (``rollout/decoding.py``).
 
 Sampling is keyed: a completion's randomness is a stream of uniforms drawn from a counter-based
 generator whose key is a hash of what identifies the completion, turned into tokens by inverse
@@ -45,7 +45,7 @@ class Generator:
         self.max_length = max_length
         self.calls = 0  # generation calls so far, one for each chunk of requests
         self.tokens = 0  # sampled so far
-        # Told as completions grow: how many more are written, a part of one at each token.
+        # Called as completions grow, with how many more are written, a part of one at each token.
         self.on_written: Callable[[float], None] = lambda completions: None
 
     def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
@@ -60,7 +60,7 @@ class Generator:
         """Completions of each agent's requests, in order: a tuple with one for each key.
 
         Agents that share a base decode in one batch; others one after the other. Raises
-        NonFiniteError where logits are no numbers.
+        NonFiniteError where logits are not finite.
         """
         if self.team.router is not None:
             return self._batch(range(len(requests_N)), requests_N, sampling)
@@ -124,7 +124,7 @@ class Generator:
                     router.routes = routes(adapters, prompt_of_row)
                 tokens = _decode_plain(agent, prompts, prompt_of_row, draw)
         if draw.broken:
-            raise NonFiniteError("sampling met logits that are no numbers", agent=agent.index)
+            raise NonFiniteError("sampling met logits that are NaN or infinite", agent=agent.index)
         self.on_written(len(prompt_of_row) - draw.written)  # what ended early
         rows = iter(_to_completions(agent, tokens, draw))
         return [tuple(next(rows) for _ in request.keys_G) for request in requests]
@@ -225,7 +225,7 @@ class _Draw:
         token = torch.searchsorted(cdf, threshold, right=True)[:, 0]
         # Rounding may leave the threshold at the very end: take the first token that has it all.
         token = torch.minimum(token, torch.searchsorted(cdf, cdf[:, -1:].contiguous())[:, 0])
-        token.clamp_(max=cdf.shape[-1] - 1)  # no numbers have no place
+        token.clamp_(max=cdf.shape[-1] - 1)  # NaN has no place
         drawn = probabilities.gather(-1, token[:, None]) / cdf[:, -1:]
         self.logprobs[rows, step] = drawn[:, 0].log()
         return token
@@ -234,7 +234,7 @@ class _Draw:
 def _decode_shared(
     by: Decoding, prompts: Sequence[Sequence[int]], prompt_of_row: torch.Tensor, draw: _Draw
 ) -> torch.Tensor:
-    """Sampled tokens (rows, max_new_tokens), −1 behind a row's end; the fast path."""
+    """Sampled tokens (rows, max_new_tokens), −1 after a row's end; the fast path."""
     device = prompt_of_row.device
     hidden = by.prefill(prompts)[prompt_of_row]
     by.begin(prompt_of_row)
@@ -291,7 +291,7 @@ def _decode_plain(
 
 
 def _to_completions(agent: Agent, tokens: torch.Tensor, draw: _Draw) -> list[Completion]:
-    """Of each row; tokens of shape (rows, max_new_tokens), −1 behind a row's end."""
+    """Of each row; tokens of shape (rows, max_new_tokens), −1 after a row's end."""
     stop = set(agent.stop_ids)
     ids = [tuple(t for t in row if t >= 0) for row in tokens.tolist()]
     texts = agent.tokenizer.batch_decode(ids, skip_special_tokens=True)

@@ -136,10 +136,10 @@ class Rollout:
         return [self._root(index, task, shape, sampling) for index, task in enumerate(tasks)]
 
     def _root(self, index: int, task: Task, shape: Shape, sampling: Sampling) -> _Pending:
-        told = self.prompts.first(task, shape.num_agents)
+        prompt_N = self.prompts.first(task, shape.num_agents)
         past: tuple[tuple[Exchange, ...], ...] = ((),) * shape.num_agents
         nobody = (None,) * shape.num_agents
-        state = State(index, task, 1, -1, -1, (), past, told, nobody)
+        state = State(index, task, 1, -1, -1, (), past, prompt_N, nobody)
         return self._pending(state, shape, sampling)
 
     def _pending(self, state: State, shape: Shape, sampling: Sampling) -> _Pending:
@@ -239,7 +239,7 @@ class Rollout:
         return [self._pending(state, shape, sampling) for state in states]
 
     def _next_turn(self, actions: Sequence[_Action], shape: Shape, key: tuple) -> list[State]:
-        """The states behind every joint action that is taken further: feedback on each."""
+        """The states after every joint action that is continued, with feedback on each."""
         turns: dict[tuple, list[_Action]] = {}  # by where they began
         for action in actions:
             if action.node.turn < shape.num_turns and not action.node.terminated:
@@ -252,11 +252,11 @@ class Rollout:
             Attempt(a.pending.state.task, texts(a.written), a.node.scores_K[a.k], a.node.turn)
             for a in chosen
         ]
-        told = self.transition(attempts)
-        return [_behind_turn(a, told_N) for a, told_N in zip(chosen, told, strict=True)]
+        feedback = self.transition(attempts)
+        return [_after_turn(a, feedback_N) for a, feedback_N in zip(chosen, feedback, strict=True)]
 
     def _handed_on(self, actions: Sequence[_Action], shape: Shape, key: tuple) -> Sequence[_Action]:
-        """Which joint actions of a turn go on."""
+        """Which joint actions of a turn are continued."""
         if shape.handoff is None:
             return actions
         count = min(shape.handoff_width, len(actions))
@@ -309,20 +309,20 @@ def _within_turn(action: _Action) -> State:
     )
 
 
-def _behind_turn(action: _Action, told_N: tuple[str, ...]) -> State:
-    """The turn after it, where each agent is told something about its attempt."""
+def _after_turn(action: _Action, feedback_N: tuple[str, ...]) -> State:
+    """The next turn, where each agent reads feedback on its attempt."""
     state = _within_turn(action)
     past_N = tuple(
-        (*past, Exchange(told, response, shown))
-        for past, told, response, shown in zip(
-            state.past_N, state.told_N, texts(state.written), state.handed_on, strict=True
+        (*past, Exchange(prompt, response, shown))
+        for past, prompt, response, shown in zip(
+            state.past_N, state.prompt_N, texts(state.written), state.handed_on, strict=True
         )
     )
     return replace(
         state,
         turn=state.turn + 1,
         past_N=past_N,
-        told_N=told_N,
+        prompt_N=feedback_N,
         latent_N=tuple(completion.latent for completion in state.written),
         written=(),
         handed_on=(),

@@ -52,12 +52,14 @@ class LatentSampler:
         if sampling.by_agent:
             own = iter(asked)
             asked_N = [[next(own) for _ in requests] for requests in requests_N]
-            said = [group for groups in self.inner.sample(asked_N, sampling) for group in groups]
+            groups = [
+                group for own_groups in self.inner.sample(asked_N, sampling) for group in own_groups
+            ]
         else:
-            said = self.inner.sample([asked], sampling)[0]
+            groups = self.inner.sample([asked], sampling)[0]
         carried = iter(
             tuple(replace(completion, latent=own) for completion in completions_G)
-            for completions_G, own in zip(said, latents, strict=True)
+            for completions_G, own in zip(groups, latents, strict=True)
         )
         return [[next(carried) for _ in requests] for requests in requests_N]
 

@@ -1,4 +1,4 @@
-"""Rewards and feedback for processes that sample in lock-step: what one hears, all hear."""
+"""Rewards and feedback for processes that sample in lock-step: all processes get the same."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from comlrl.types import Attempt, JointAction, Reward, Score, Transition
 
 
 class SplitReward(Reward):
-    """Each process scores a part, and all hear all: scores must be alike for lock-step."""
+    """Each process scores a part, and all get all scores: lock-step needs them to be the same."""
 
     def __init__(self, reward: Reward) -> None:
         self.reward = reward
@@ -23,7 +23,7 @@ class SplitReward(Reward):
 
 
 class FromMain:
-    """What the first process is told, told to all: an expert may answer each asker differently."""
+    """Feedback of the first process, sent to all: an expert may answer each asker differently."""
 
     def __init__(self, transition: Transition) -> None:
         self.transition = transition

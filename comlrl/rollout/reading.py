@@ -8,7 +8,7 @@ from typing import Literal
 
 from comlrl.models.latents import Latent
 from comlrl.quoting import clean
-from comlrl.tasks.history import Exchange, PromptTooLongError, behind, next_prompt, shorten
+from comlrl.tasks.history import Exchange, PromptTooLongError, next_prompt, shorten, with_handed_on
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Completion, Message, Sampler, Sampling, Task
 
@@ -35,7 +35,7 @@ class State:
     parent_action: int
     path: tuple[int, ...]  # joint action taken at each node before
     past_N: tuple[tuple[Exchange, ...], ...]
-    told_N: tuple[str, ...]  # the newest text that each agent was told
+    prompt_N: tuple[str, ...]  # each agent's newest: the problem at turn 1, feedback later
     latent_N: tuple[Latent | None, ...]  # each agent's at the turn before
     written: tuple[Completion, ...] = ()  # in this turn, by those that have acted in it
     handed_on: tuple[str, ...] = ()  # what each of those was shown of the written
@@ -93,15 +93,15 @@ class Reader:
     def _shown(self, state: State, agent: int, written: Sequence[str]) -> str:
         if not written:
             return ""
-        return self.prompts.handed_on(state.task, agent, len(state.told_N), written)
+        return self.prompts.handed_on(state.task, agent, len(state.prompt_N), written)
 
     def _prompt(self, state: State, agent: int, shown: str) -> tuple[Message, ...]:
-        told = behind(state.told_N[agent], shown)
+        prompt = with_handed_on(state.prompt_N[agent], shown)
         if not state.past_N[agent]:
-            return (Message("user", told),)
+            return (Message("user", prompt),)
         return next_prompt(
             state.past_N[agent],
-            told,
+            prompt,
             history=self.history.history,
             original_prompt=self.history.original_prompt,
             previous_response=self.history.previous_response,

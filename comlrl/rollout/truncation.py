@@ -48,7 +48,7 @@ class Survivors:
         self.ids.append(ids.int())
 
     def of_rows(self, lengths: Sequence[int]) -> list[SamplingSupport]:
-        """Of the first tokens of each row, so many; what was noted behind its end is dropped."""
+        """Those of each row's first tokens, ``lengths`` of them; later notes are dropped."""
         order = torch.cat(self.rows).argsort(stable=True)
         ids, counts = torch.cat(self.ids)[order].cpu(), self.counts.cpu()
         parts = ids.split(counts.sum(-1).tolist())

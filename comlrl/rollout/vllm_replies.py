@@ -42,25 +42,25 @@ def base_model(url: str, reply: Any) -> tuple[str, int | None]:
     Raises UserError: the server is asked at the start of a run.
     """
     try:
-        card = _models(url, reply)[0]
-        length = card.get("max_model_len")
+        model = _models(url, reply)[0]
+        length = model.get("max_model_len")
         if length is not None and (type(length) is not int or length < 1):
             raise BadReply(url, f"max_model_len={_shown(length)}, which is no length")
     except BadReply as error:
         raise UserError(str(error)) from error
-    return card["id"], length
+    return model["id"], length
 
 
 def model_names(url: str, reply: Any) -> list[str]:
     """All that requests may name: the base model and the adapters."""
-    return [card["id"] for card in _models(url, reply)]
+    return [model["id"] for model in _models(url, reply)]
 
 
 def _models(url: str, reply: Any) -> list[dict[str, Any]]:
-    cards = _mappings(reply.get("data")) if isinstance(reply, dict) else []
-    if not cards or not all(isinstance(card.get("id"), str) for card in cards):
+    models = _mappings(reply.get("data")) if isinstance(reply, dict) else []
+    if not models or not all(isinstance(model.get("id"), str) for model in models):
         raise BadReply(url, "no list of models")
-    return cards
+    return models
 
 
 def top_two(url: str, reply: Any) -> tuple[float, float]:

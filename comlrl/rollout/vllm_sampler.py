@@ -119,10 +119,10 @@ class VLLMSampler:
             raise
 
     def ask_ahead(self, requests_N: Sequence[Sequence[Request]], sampling: Sampling) -> None:
-        """Begin with what ``sample`` will be called with, under the present adapters; what goes
-        wrong on the way is told there. Called where all processes have what they asked for before;
-        without requests it lets go of the adapters that were kept for that. Raises ServerError
-        where adapters cannot be loaded."""
+        """Begin with what ``sample`` will be called with, under the present adapters;
+        ``sample`` raises what goes wrong. Called where all processes have what they asked for
+        before; without requests it lets go of the adapters that were kept for that. Raises
+        ServerError where adapters cannot be loaded."""
         assert self._ahead is None, "what was asked for ahead has not been taken"
         self._kept = frozenset()
         if not any(requests_N):
@@ -233,7 +233,7 @@ class VLLMSampler:
         return _Asked(requests_N, sampling, answers_N)
 
     def _ask(self, agent: Agent, name: str, request: Request, sampling: Sampling) -> Any:
-        """The answer to a request under the adapter ``name``; in a thread of its own."""
+        """The answer to a request under the adapter ``name``; runs in its own thread."""
         body = {
             "model": name,
             "prompt": list(request.prompt_ids),

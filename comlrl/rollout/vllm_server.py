@@ -1,4 +1,4 @@
-"""A vLLM server, in a process and an environment of its own, spoken to over HTTP.
+"""A vLLM server, in a separate process and environment, reached over HTTP.
 
 It must have been started with ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`` (docs/scaling.md).
 """
@@ -193,10 +193,10 @@ def _reason(text: bytes, redirect: str | None) -> str:
     """What an error's body says, or why a redirect is one."""
     if redirect is not None:
         return f"a redirect to '{redirect}', which is not followed; give that address instead"
-    said: Any = text.decode(errors="replace")
+    message: Any = text.decode(errors="replace")
     with contextlib.suppress(ValueError, RecursionError):
-        reply = json.loads(said)
+        reply = json.loads(message)
         if isinstance(reply, dict):
             error = reply.get("error", reply)
-            said = error.get("message", said) if isinstance(error, dict) else said
-    return str(said)
+            message = error.get("message", message) if isinstance(error, dict) else message
+    return str(message)

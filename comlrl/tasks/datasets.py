@@ -28,7 +28,7 @@ def load_tasks(
     A task's name is its row's ``task_id``, else ``row_N`` by its place in the whole file (with
     the split's name before it where the data set has several files), whatever is sliced. Raises
     UserError, naming the row, for one that the domain cannot use; with ``on_bad_row: skip`` it
-    is told to ``warn`` and left out.
+    is passed to ``warn`` and left out.
     """
     tasks: list[Task] = []
     for rows, index in _chosen(section, split):
@@ -131,8 +131,8 @@ def _whole(name: str, base: str, given: str) -> Rows:
     path = Path(name)
     if name.startswith("builtin:"):
         if name not in DATASETS:
-            mend = near(name, DATASETS, "the builtin are {}")
-            raise UserError(f"dataset.name: '{name}' does not exist; {mend}")
+            hint = near(name, DATASETS, "the builtin are {}")
+            raise UserError(f"dataset.name: '{name}' does not exist; {hint}")
         if base not in DATASETS[name]:
             there = ", ".join(DATASETS[name])
             raise UserError(f"{given}: '{name}' has no split '{base}'; it has {there}")

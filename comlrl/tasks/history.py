@@ -28,17 +28,17 @@ class PromptTooLongError(UserError):
 class Exchange:
     """One past turn of one agent."""
 
-    prompt: str  # what it was told at that turn: the problem at turn 1, feedback later
+    prompt: str  # its prompt at that turn: the problem at turn 1, feedback later
     response: str  # the response that was chosen to be revised
-    handed_on: str = ""  # what it read, behind the prompt, of those that acted before it
+    handed_on: str = ""  # what it read, after the prompt, of those that acted before it
 
     @property
     def read(self) -> str:
-        return behind(self.prompt, self.handed_on)
+        return with_handed_on(self.prompt, self.handed_on)
 
 
-def behind(prompt: str, handed_on: str) -> str:
-    """A prompt, and behind it what others have handed on in this turn."""
+def with_handed_on(prompt: str, handed_on: str) -> str:
+    """A prompt, followed by what others have handed on in this turn."""
     return f"{prompt.rstrip()}\n\n{handed_on}" if handed_on else prompt
 
 

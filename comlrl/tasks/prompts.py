@@ -1,7 +1,7 @@
 """Task → what each agent reads at turn 1, and what every feedback ends with.
 
 The words are the domain's templates, or those that the configuration gives in their place. Later
-turns put an external mode's feedback behind the agent's own history.
+turns put an external mode's feedback after the agent's own history.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Prompts:
         )
 
     def handed_on(self, task: Task, agent: int, num_agents: int, written: Sequence[str]) -> str:
-        """What an agent reads behind its prompt of what those before it wrote in its turn."""
+        """What an agent reads after its prompt of what those before it wrote in its turn."""
         return self.worded(agent).handed_on(task, agent, num_agents, written)
 
     def parts(self, attempt: Attempt) -> tuple[str, ...]:
@@ -83,8 +83,8 @@ def check_templates(prompts: Prompts, roles: Sequence[str], num_agents: int) -> 
     domain, keys = prompts.domain, (*roles, SYSTEM, REVISION)
     for key, template in prompts.own.items():
         if key not in keys:
-            mend = near(key, keys, "there are {}")
-            raise UserError(f"prompts.{key}: {_start(template)} is for nobody; {mend}")
+            hint = near(key, keys, "there are {}")
+            raise UserError(f"prompts.{key}: {_start(template)} is for nobody; {hint}")
     own = {f"prompts.{key}": text for key, text in prompts.own.items() if key != SYSTEM}
     for key, template in own.items():
         _check_fields(key, template, domain.fields)
@@ -106,9 +106,9 @@ def _check_fields(key: str, template: str, fields: Sequence[str]) -> None:
         template.format_map(dict.fromkeys(fields, ""))
     except KeyError as error:
         name = error.args[0]
-        mend = near(str(name), fields, "there are {}")
+        hint = near(str(name), fields, "there are {}")
         raise UserError(
-            f"{key}: {_start(template)} has an unknown field {{{name}}}; {mend}"
+            f"{key}: {_start(template)} has an unknown field {{{name}}}; {hint}"
         ) from error
     except (ValueError, IndexError, AttributeError, TypeError) as error:
         known = ", ".join(f"{{{name}}}" for name in fields)

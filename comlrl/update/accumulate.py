@@ -25,7 +25,7 @@ Loss = Callable[[TokenBatch], tuple[torch.Tensor, Sums]]
 
 MICRO_BATCH_TOKENS = {"cpu": 3072, "cuda": 8192}  # more make a token hardly cheaper
 SHARE_STEP = SHAPE_STEP  # tokens, of which shares are multiples; fewer are not worth a thread
-LANES_BYTES = 2 << 30  # of the gradients that an agent's worker threads sum, each its own
+GRADIENT_SUM_BYTES = 2 << 30  # of the gradients that an agent's worker threads sum, each its own
 ACTIVATION_BYTES = {"cpu": 256 << 20, "cuda": 8 << 30}  # of one micro-batch, before the head
 
 
@@ -93,8 +93,8 @@ def accumulate(
     max_tokens: int | None = None,
     concurrent: bool = False,
 ) -> None:
-    """Add the gradients of ``loss`` over micro-batches of packed rows, and what it tells to
-    ``sums``.
+    """Add the gradients of ``loss`` over micro-batches of packed rows, and its sums
+    to ``sums``.
 
     ``loss``: a micro-batch → (its part of the loss, sums for the log). The former must be
     a sum over completions, so that the split does not matter. Where memory runs out the gradients
@@ -102,20 +102,20 @@ def accumulate(
     completion, so that the result is the same. ``parameters``: all that the loss trains, where
     that is more than the agent's own. ``concurrent``: micro-batches may share the CPU's cores, as
     ``loss`` switches nothing but the router. Raises NonFiniteError, holding agent and batch, for a
-    loss or a gradient that is no number.
+    loss or a gradient that is not finite.
     """
     trained = list(agent.parameters() if parameters is None else parameters)
     kept = [None if p.grad is None else p.grad.clone() for p in trained]
     budget = max_tokens or _budget(agent)
     while True:
         batches = list(micro_batches(agent, rows, budget, concurrent))
-        count = _lane_count(agent, batches, concurrent, trained)
+        count = _thread_count(agent, batches, concurrent, trained)
         try:
             with agent.learning():
                 if count < 2:
-                    told = [_backward(batch, loss, trained) for batch in batches]
+                    sums_B = [_backward(batch, loss, trained) for batch in batches]
                 else:
-                    told = _backward_in_lanes(agent, batches, loss, trained, count)
+                    sums_B = _backward_in_threads(agent, batches, loss, trained, count)
             break
         except NonFiniteError as error:
             error.agent = agent.index
@@ -138,7 +138,7 @@ def accumulate(
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         notice(f"out of memory: agent {agent.index}'s micro-batches have {budget} tokens from here")
-    for of_batch in told:
+    for of_batch in sums_B:
         sums.absorb(of_batch)
 
 
@@ -148,26 +148,26 @@ def _backward(
     trained: Sequence[torch.nn.Parameter],
 ) -> Sums:
     """Add a micro-batch's gradients to those of the parameters."""
-    value, told = loss(batch)
+    value, sums = loss(batch)
     _check_loss(value, batch)
     value.backward()
     _check_gradient(sharding.gradient_norm(trained), batch)
-    return told
+    return sums
 
 
-def _backward_in_lanes(
+def _backward_in_threads(
     agent: Agent,
     batches: Sequence[TokenBatch],
     loss: Loss,
     trained: Sequence[torch.nn.Parameter],
     count: int,
 ) -> list[Sums]:
-    """As ``_backward`` of each. Gradients are summed within a lane, then lane after lane, so that
-    the sum does not hang on which thread was faster."""
+    """``_backward`` of each batch. Gradients are summed within each worker thread, then thread by
+    thread, so that the sum does not depend on which thread was faster."""
 
-    def lane(own: Sequence[TokenBatch]) -> tuple[list[torch.Tensor | None], list[Sums]]:
+    def work(own: Sequence[TokenBatch]) -> tuple[list[torch.Tensor | None], list[Sums]]:
         sums: list[torch.Tensor | None] = [None] * len(trained)
-        told = []
+        logged = []
         for batch in own:
             value, log = loss(batch)
             _check_loss(value, batch)
@@ -175,10 +175,10 @@ def _backward_in_lanes(
             sums = [_plus(a, b) for a, b in zip(sums, found, strict=True)]
             known = [gradient for gradient in sums if gradient is not None]
             _check_gradient(torch.nn.utils.get_total_norm(known), batch)
-            told.append(log)
-        return sums, told
+            logged.append(log)
+        return sums, logged
 
-    done = _in_lanes(agent, batches, lane, count)
+    done = _in_threads(agent, batches, work, count)
     for sums, _ in done:
         for parameter, gradient in zip(trained, sums, strict=True):
             parameter.grad = _plus(parameter.grad, gradient)
@@ -194,42 +194,42 @@ def measure_all(
     """``measure`` every micro-batch of ``accumulate`` without gradients, computed as there to the
     same bits; ``concurrent`` as there, so that it may be called by several threads."""
 
-    def lane(own: Sequence[TokenBatch]) -> None:
+    def work(own: Sequence[TokenBatch]) -> None:
         with torch.no_grad():  # which holds for a thread
             for batch in own:
                 measure(batch)
 
     batches = list(micro_batches(agent, rows, concurrent=concurrent))
-    _in_lanes(agent, batches, lane, _lane_count(agent, batches, concurrent))
+    _in_threads(agent, batches, work, _thread_count(agent, batches, concurrent))
 
 
-def _lane_count(
+def _thread_count(
     agent: Agent,
     batches: Sequence[TokenBatch],
     concurrent: bool,
     trained: Sequence[torch.nn.Parameter] = (),
 ) -> int:
-    """Worker threads for the batches, of which each sums gradients of ``trained`` of its own."""
+    """Worker threads for the batches, each of which sums gradients of ``trained`` separately."""
     if not concurrent:
         return 1
     gradient = 4 * sum(parameter.numel() for parameter in trained)  # bytes, as sums are float32
-    affordable = LANES_BYTES // gradient if gradient else len(batches)
+    affordable = GRADIENT_SUM_BYTES // gradient if gradient else len(batches)
     return max(1, min(worker_threads(agent.device), len(batches), affordable))
 
 
-def _in_lanes(
+def _in_threads(
     agent: Agent,
     batches: Sequence[TokenBatch],
-    lane: Callable[[Sequence[TokenBatch]], S],
+    work: Callable[[Sequence[TokenBatch]], S],
     count: int,
 ) -> list[S]:
-    """Every ``count``-th batch in a thread of its own, with the caller's adapter."""
+    """``count`` worker threads, each on every ``count``-th batch, with the caller's adapter."""
     router = agent.router
     adapter = None if router is None else router.adapter
 
     def run(start: int) -> S:
         with contextlib.nullcontext() if router is None else router.only(adapter):
-            return lane(batches[start::count])
+            return work(batches[start::count])
 
     return run_parallel([partial(run, start) for start in range(count)], agent.device)
 

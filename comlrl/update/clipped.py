@@ -1,4 +1,4 @@
-"""PPO's clipped update of a policy: what it said before, then epochs of minibatches."""
+"""PPO's clipped update of a policy: its old log-probabilities, then epochs of minibatches."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class ClippedPolicy:
         section: Any,
         team: Team,
         agent: Agent,
-        said: Callable[[TokenBatch], ActionLogprobs],
-        said_at_start: Callable[[Agent, TokenBatch], ActionLogprobs],
+        read: Callable[[TokenBatch], ActionLogprobs],
+        read_reference: Callable[[Agent, TokenBatch], ActionLogprobs],
         kl_in_loss: float = 0.0,
     ) -> None:
-        """``section``: an ``ActorCriticConfig``. ``said``: log-probabilities under the present
-        policy; ``said_at_start``: under the reference. ``kl_in_loss``: weight of the k3 term."""
+        """``section``: an ``ActorCriticConfig``. ``read``: log-probabilities under the present
+        policy; ``read_reference``: under the reference. ``kl_in_loss``: weight of the k3 term."""
         self.section, self.team, self.agent = section, team, agent
-        self.said, self.said_at_start, self.kl_in_loss = said, said_at_start, kl_in_loss
+        self.read, self.read_reference, self.kl_in_loss = read, read_reference, kl_in_loss
         self.logprob, self.reference, self.advantage = PerToken(), PerToken(), PerToken()
 
     def measure(
@@ -53,20 +53,20 @@ class ClippedPolicy:
         of all; either way the first ratios are exactly 1. ``also`` sees every batch."""
 
         def measure(batch: TokenBatch) -> None:
-            said = self.said(batch)
-            self.logprob.put(batch, said.logprob_A)
+            policy = self.read(batch)
+            self.logprob.put(batch, policy.logprob_A)
             if also is not None:
-                also(batch, said)
+                also(batch, policy)
             if self.section.kl_coef > 0:
-                self.reference.put(batch, self._start(batch))
+                self.reference.put(batch, self._reference_logprob(batch))
 
         for rows in minibatches:
             measure_all(self.agent, rows, measure, self.team.run_parallel)
 
-    def _start(self, batch: TokenBatch) -> torch.Tensor:
-        """What the reference says."""
+    def _reference_logprob(self, batch: TokenBatch) -> torch.Tensor:
+        """Log-probabilities under the reference, (A,)."""
         with torch.no_grad(), self.team.reference(self.agent.index) as reference:
-            return self.said_at_start(reference, batch).logprob_A
+            return self.read_reference(reference, batch).logprob_A
 
     def before(self) -> dict[str, float]:
         """What the log wants of the policy before its update, once all of it has been read."""
@@ -77,7 +77,7 @@ class ClippedPolicy:
         return metrics
 
     def credit(self, advantage: PerToken, rows: Iterable[Row], per: int = 1) -> None:
-        """Each completion takes the advantages of its own tokens, or one for all of them, which
+        """Each completion takes an advantage for each of its tokens, or one for all of them, which
         may be that of ``per`` completions: numbers c · per … c · per + per − 1 take number c's."""
         for row in rows:
             for number, ids in zip(row.indices, row.completions, strict=True):
@@ -94,17 +94,17 @@ class ClippedPolicy:
     ) -> float:
         """One step of the optimizers on these rows; the first one's gradient norm, unclipped.
 
-        ``also``: a further loss for each token, of what was said of the batch.
+        ``also``: a further loss for each token, from the log-probabilities of the batch.
         """
         tokens = int(distributed.total(sum(len(ids) for row in rows for ids in row.completions)))
 
         def loss(batch: TokenBatch) -> tuple[torch.Tensor, Sums]:
-            said, told = self.said(batch), Sums()
-            loss_A = self.loss(batch, said, told)
+            policy, of_batch = self.read(batch), Sums()
+            loss_A = self.loss(batch, policy, of_batch)
             if also is not None:
-                loss_A = loss_A + also(batch, said, told)
-            told.add(loss=loss_A)
-            return loss_A.sum() / tokens, told
+                loss_A = loss_A + also(batch, policy, of_batch)
+            of_batch.add(loss=loss_A)
+            return loss_A.sum() / tokens, of_batch
 
         for optimizer in optimizers:
             optimizer.zero()
@@ -119,21 +119,21 @@ class ClippedPolicy:
         norm, *_ = [optimizer.step(progress) for optimizer in optimizers]
         return norm
 
-    def loss(self, batch: TokenBatch, said: ActionLogprobs, told: Sums) -> torch.Tensor:
-        """The policy's loss for each token, (A,); what the log wants goes to ``told``."""
-        section, old_A = self.section, self.logprob.once(batch, lambda: said.logprob_A)
+    def loss(self, batch: TokenBatch, policy: ActionLogprobs, sums: Sums) -> torch.Tensor:
+        """The policy's loss for each token, (A,); sums for the log are added to ``sums``."""
+        section, old_A = self.section, self.logprob.once(batch, lambda: policy.logprob_A)
         advantage_A = self.advantage.get(batch)
-        loss_A = clipped_policy(said.logprob_A, old_A, advantage_A, section.clip_range)
-        told.add(tokens=len(loss_A), policy_loss=loss_A)
-        told.absorb(ratio_sums(said.logprob_A, old_A, section.clip_range))
+        loss_A = clipped_policy(policy.logprob_A, old_A, advantage_A, section.clip_range)
+        sums.add(tokens=len(loss_A), policy_loss=loss_A)
+        sums.absorb(ratio_sums(policy.logprob_A, old_A, section.clip_range))
         loss_A = loss_A * batch.weight_RL[batch.action_mask_RL].to(loss_A)
         if section.entropy_coef > 0:
-            assert said.entropy_A is not None
-            loss_A = loss_A - section.entropy_coef * said.entropy_A
-            told.add(entropy=said.entropy_A)
+            assert policy.entropy_A is not None
+            loss_A = loss_A - section.entropy_coef * policy.entropy_A
+            sums.add(entropy=policy.entropy_A)
         if self.kl_in_loss > 0:
-            reference_A = self.reference.once(batch, lambda: self._start(batch))
-            loss_A = loss_A + self.kl_in_loss * k3_kl(said.logprob_A, reference_A)
+            reference_A = self.reference.once(batch, lambda: self._reference_logprob(batch))
+            loss_A = loss_A + self.kl_in_loss * k3_kl(policy.logprob_A, reference_A)
         return loss_A
 
 

@@ -48,12 +48,12 @@ class ImportanceWeightedSampler:
     def sample(
         self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
     ) -> list[list[tuple[Completion, ...]]]:
-        said_N = self.sampler.sample(requests_N, sampling)
+        groups_N = self.sampler.sample(requests_N, sampling)
         if sampling.temperature == 0:  # a baseline's, which nothing learns from
-            return said_N
+            return groups_N
         return [
-            self._weighted(index, requests, said, sampling.of(index).temperature)
-            for index, (requests, said) in enumerate(zip(requests_N, said_N, strict=True))
+            self._weighted(index, requests, groups, sampling.of(index).temperature)
+            for index, (requests, groups) in enumerate(zip(requests_N, groups_N, strict=True))
         ]
 
     def metrics(self) -> dict[str, float]:
@@ -62,15 +62,15 @@ class ImportanceWeightedSampler:
         count = sums.of.pop("completions", 0)
         if not count:
             return {}
-        told = {f"importance/{name}": value / count for name, value in sums.of.items()}
-        self._warn(told["importance/ratio_mean"])
-        return told | {f"importance/{name}": value for name, value in sums.maxima.items()}
+        metrics = {f"importance/{name}": value / count for name, value in sums.of.items()}
+        self._warn(metrics["importance/ratio_mean"])
+        return metrics | {f"importance/{name}": value for name, value in sums.maxima.items()}
 
     def _weighted(
         self,
         index: int,
         requests: Sequence[Request],
-        said: Sequence[tuple[Completion, ...]],
+        groups: Sequence[tuple[Completion, ...]],
         temperature: float,
     ) -> list[tuple[Completion, ...]]:
         """An agent's completions with their weights."""
@@ -84,7 +84,7 @@ class ImportanceWeightedSampler:
                 itertools.repeat(1.0, len(group)),
                 itertools.islice(numbers, len(group)),
             )
-            for request, group in zip(requests, said, strict=True)
+            for request, group in zip(requests, groups, strict=True)
         ]
         with self.team.acting(index) as agent:
             measure_all(
@@ -93,7 +93,7 @@ class ImportanceWeightedSampler:
                 lambda b: logprob.put(b, action_logprobs(agent, b, temperature).logprob_A),
                 self.team.run_parallel,
             )
-        drawn_C = [completion.logprob for group in said for completion in group]
+        drawn_C = [completion.logprob for group in groups for completion in group]
         found_C = [float(logprob.at([c]).double().sum()) for c in range(len(drawn_C))]
         log_ratio_C = [found - drawn for found, drawn in zip(found_C, drawn_C, strict=True)]
         ratio_C = torch.tensor(log_ratio_C, dtype=torch.float64).exp()
@@ -102,7 +102,7 @@ class ImportanceWeightedSampler:
         )
         self.sums.reach(ratio_max=float(ratio_C.max()))
         weights = iter(ratio_C.clamp(max=self.cap).tolist())
-        return [tuple(replace(c, importance=next(weights)) for c in group) for group in said]
+        return [tuple(replace(c, importance=next(weights)) for c in group) for group in groups]
 
     def _warn(self, mean: float) -> None:
         if SOUND[0] <= mean <= SOUND[1] or self.warned:

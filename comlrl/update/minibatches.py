@@ -11,7 +11,7 @@ from comlrl.processes import distributed
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A training step's part of the run: the progress, 0 to 1, before and behind it."""
+    """A training step's part of the run: the progress, 0 to 1, before and after it."""
 
     start: float
     end: float
@@ -48,7 +48,7 @@ class Pass:
 def passes(
     states_B: Sequence[int], size: int | None, epochs: int, key: tuple, span: Span
 ) -> Iterator[Pass]:
-    """The epochs of a step, each with ``minibatches`` of its own. Epochs that ``target_kl`` leaves
+    """The epochs of a step, each with its own ``minibatches``. Epochs that ``target_kl`` leaves
     out take their part of the schedule with them."""
     for epoch in range(epochs):
         chosen = minibatches(states_B, size, (*key, epoch))

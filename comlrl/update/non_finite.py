@@ -1,4 +1,4 @@
-"""What produced a loss or gradient that is no number is kept and named."""
+"""Saves the batch whose loss or gradient is not finite, and explains the error."""
 
 from __future__ import annotations
 

@@ -22,13 +22,13 @@ MASTER = "master"  # the name of a float32 master among a weight's moments in a 
 
 class Schedule:
     """Factor of the learning rate: a linear warm-up, then constant, or with the run's progress to
-    0: it is 1 at the first update behind the warm-up and comes to its end as the run does."""
+    0: it is 1 at the first update after the warm-up and comes to its end as the run does."""
 
     def __init__(self, kind: str, warmup: int) -> None:
         """``kind``: ``constant``, ``linear`` or ``cosine``. ``warmup``: updates."""
         self.kind, self.warmup = kind, warmup
         self.updates = 0  # made so far
-        self.start = 0.0  # progress at the first update behind the warm-up
+        self.start = 0.0  # progress at the first update after the warm-up
 
     def factor(self, progress: float) -> float:
         """Of the update to be made; ``progress``: the part of the run, in [0, 1), before it."""
@@ -38,7 +38,7 @@ class Schedule:
             self.start = progress
         if self.kind == "constant":
             return 1.0
-        # A resumed run may have been given a later end, which lies behind the warm-up's.
+        # A resumed run may have been given a later end, which is later than the warm-up's end.
         done = max(0.0, (progress - self.start) / (1 - self.start))
         return 1 - done if self.kind == "linear" else 0.5 * (1 + math.cos(math.pi * done))
 
@@ -59,7 +59,7 @@ class AgentOptimizer:
         warmup: int = 0,
         agent: int | None = None,
     ) -> None:
-        """``agent``: whose parameters they are, for the error of a norm that is no number."""
+        """``agent``: whose parameters they are, for the error of a norm that is not finite."""
         self.agent = agent
         self.parameters = list(parameters)
         self.max_grad_norm, self.peak = max_grad_norm, learning_rate
@@ -82,7 +82,7 @@ class AgentOptimizer:
         """Sum gradients over processes, clip, step; returns the norm before clipping.
 
         ``progress``: the part of the run, 0 to 1, that lies before this update. Raises
-        NonFiniteError, with the weights untouched, where the norm is no number.
+        NonFiniteError, with the weights untouched, where the norm is not finite.
         """
         distributed.add_gradients(self.parameters)
         norm = float(sharding.gradient_norm(self.parameters))
@@ -103,7 +103,7 @@ class AgentOptimizer:
 
     @contextlib.contextmanager
     def _masters(self) -> Iterator[None]:
-        """Within, they have the gradients; behind it the weights are rounded from them."""
+        """Inside, the masters have the gradients; afterwards the weights are rounded from them."""
         if not self.mastered:  # what the first update starts from may have come from a file
             for parameter, master in self._pairs:
                 master.copy_(parameter.detach())

@@ -29,11 +29,11 @@ class PerToken:
         return self.at(completions(batch))
 
     def at(self, numbers: Sequence[int]) -> torch.Tensor:
-        """Those of these completions, one behind the other."""
+        """Those of these completions, one after the other."""
         return torch.cat([self.of_completion[number] for number in numbers])
 
     def once(self, batch: TokenBatch, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """``get``; for tokens that have no number yet, what ``make`` gives, which is kept."""
+        """``get``; tokens that have no value yet get that of ``make``, which is stored."""
         numbers = set(batch.completion_RL[batch.action_mask_RL].tolist())
         if not numbers <= self.of_completion.keys():
             self.put(batch, make())

@@ -32,7 +32,7 @@ CRITIC = "the critic (its rate is value_learning_rate)"
 
 
 class Reader(Protocol):
-    """A critic with passes of its own, and what it reads of a step's states."""
+    """A critic with separate passes over a step's states."""
 
     def measure(self) -> PerToken:
         """All values, without gradients."""
@@ -51,15 +51,16 @@ class StepValues:
     """
 
     def __init__(self, section: Any, reader: Reader | None, head: TokenCritic | None) -> None:
-        """``section``: a ``PPOConfig``. Either of the others: a critic with passes of its own, or a
-        head on the policy's states, in the passes of its update (``see``, ``shared_loss``)."""
+        """``section``: a ``PPOConfig``. One of the others is given: ``reader``, a critic with
+        separate passes, or ``head`` on the policy's states, computed in the passes of its update
+        (``see``, ``shared_loss``)."""
         self.section, self.reader, self.head = section, reader, head
         self.value, self.returns = PerToken(), PerToken()  # of before the update
 
-    def see(self, batch: TokenBatch, said: ActionLogprobs) -> None:
-        """Take the head's values of what the policy says before its update."""
+    def see(self, batch: TokenBatch, policy: ActionLogprobs) -> None:
+        """Store the head's values, read in the policy's pass before its update."""
         assert self.head is not None
-        self.value.put(batch, self.head(said.hidden_AD))
+        self.value.put(batch, self.head(policy.hidden_AD))
 
     def credit(
         self,
@@ -71,7 +72,7 @@ class StepValues:
         if self.reader is not None:
             self.value = self.reader.measure()
         if not self.value.flat().isfinite().all():
-            raise NonFiniteError(f"a value of {CRITIC} is no number")
+            raise NonFiniteError(f"a value of {CRITIC} is not finite")
         section = self.section
         advantage, self.returns = advantages_of(
             chains,
@@ -87,10 +88,10 @@ class StepValues:
     def explained_variance(self) -> float:
         return explained_variance(self.value.flat(), self.returns.flat())
 
-    def shared_loss(self, batch: TokenBatch, said: ActionLogprobs, sums: Sums) -> torch.Tensor:
+    def shared_loss(self, batch: TokenBatch, policy: ActionLogprobs, sums: Sums) -> torch.Tensor:
         """The head's loss of each token, in the policy's own pass."""
         assert self.head is not None
-        loss_A = self._loss(completions(batch), self.head(said.hidden_AD))
+        loss_A = self._loss(completions(batch), self.head(policy.hidden_AD))
         sums.add(value_loss=loss_A)
         return loss_A
 
@@ -165,9 +166,9 @@ class PooledReader:
         numbers = self.numbers(states)
         if not numbers:  # a process may have no part of a minibatch
             return Sums()
-        value, told = loss(numbers, self._values(states))
+        value, sums = loss(numbers, self._values(states))
         value.backward()
-        return told
+        return sums
 
     def _values(self, states: Sequence[int]) -> torch.Tensor:
         views = [view for s in states for _, view in self.views_S[s]]
@@ -193,24 +194,24 @@ class LanguageReader:
         return [number for s in states for row in self.rows_S[s] for number in row.indices]
 
     def backward(self, states: Sequence[int], loss: Loss) -> Sums:
-        told = Sums()
+        sums = Sums()
         with self.team.acting(self.critic.agent.index) as agent:
             accumulate(
                 agent,
                 [row for s in states for row in self.rows_S[s]],
                 lambda batch: loss(completions(batch), self.critic(batch)),
-                told,
+                sums,
                 parameters=self.critic.parameters(),
                 concurrent=self.team.run_parallel,
             )
-        return told
+        return sums
 
 
 def history_rows(
     critic: Agent, chains: Chains, groups: Sequence[Sequence[int]], team: int
 ) -> list[list[Row]]:
     """What a language model reads for one value of each turn: for each state and group of agents
-    their histories, one behind the other, and a token for each completion to be valued, which is
+    their histories, one after the other, and a token for each completion to be valued, which is
     chosen where they end. Where histories are too long for the model their last tokens are read.
     """
     rows_S = []

@@ -1,9 +1,9 @@
 """Independent pieces of work side by side on the CPU's cores.
 
-A thread for each piece, and to each an equal share of the intra-op threads, which it may spend on
-pieces of its own: small models spend their time in many small operations, which two OpenMP threads
-hardly speed up and, on a busy machine, slow down many times over. On a GPU pieces run one after the
-other.
+Each piece gets a thread and an equal share of the intra-op threads, which it may use to run pieces
+in parallel itself. Small models spend their time in many small operations: two OpenMP threads
+hardly speed these up and, on a busy machine, slow them down many times over. On a GPU, pieces run
+one after the other.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ def keywords(
 
     Args:
         cls: a class, or what makes an object.
-        key: where the arguments were said, e.g. "reward.arguments".
+        key: the key that holds the arguments, e.g. "reward.arguments".
         offered: values by parameter; those that ``cls`` does not name are left out.
-        section: where the offered ones are said, e.g. "sandbox".
+        section: the section that holds the offered ones, e.g. "sandbox".
 
     Raises UserError, naming ``key`` and argument, for one that is unknown, missing or of
     another type than its annotation says.
@@ -37,8 +37,8 @@ def keywords(
             raise UserError(f"{key}.{name}: {value!r} is taken from {section}; set it there")
         if name not in parameters:
             known = [n for n in parameters if n not in named]
-            mend = near(name, known, "there are {}")
-            raise UserError(f"{key}.{name}: unknown argument, given {value!r}; {mend}")
+            hint = near(name, known, "there are {}")
+            raise UserError(f"{key}.{name}: unknown argument, given {value!r}; {hint}")
         _check(f"{key}.{name}", value, parameters[name])
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in {*arguments, *named}:

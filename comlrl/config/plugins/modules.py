@@ -91,7 +91,7 @@ def sources_beside(module: str, folder: Path) -> tuple[Source, ...]:
 
 
 def sources_on_path(module: str) -> tuple[Source, ...]:
-    """An imported module's file, and those of its own package that it imports."""
+    """An imported module's file, and those of the same package that it imports."""
     top = module.partition(".")[0]
     file = getattr(sys.modules[module], "__file__", None)
     if file is None or not file.endswith(".py"):

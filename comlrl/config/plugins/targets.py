@@ -1,4 +1,4 @@
-"""``module:NAME`` in a configuration → what it names, and whose errors are the user's to mend."""
+"""``module:NAME`` in a configuration → what it names, and whose errors the user has to fix."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Target:
 
     @contextlib.contextmanager
     def calling(self, passing: type[Exception] | tuple[()] = ()) -> Iterator[None]:
-        """What the user's code raises, but for ``passing``, is told as theirs, with its place: a
-        TargetError."""
+        """What the user's code raises, except ``passing``, becomes a TargetError that names the
+        place in their code."""
         try:
             yield
         except passing:
@@ -56,7 +56,7 @@ class Target:
         except Exception as error:
             if isinstance(error, UserError):
                 raise
-            raise TargetError(f"{self} raised {told(error, self.sources)}") from error
+            raise TargetError(f"{self} raised {described(error, self.sources)}") from error
 
 
 def load(key: str, value: str, folder: Path) -> Target:
@@ -82,8 +82,8 @@ def load(key: str, value: str, folder: Path) -> Target:
     sources = sources if beside else sources_on_path(name)
     if not hasattr(module, attribute):
         names = [n for n in vars(module) if not n.startswith("_")]
-        mend = near(attribute, names, "it has {}")
-        raise UserError(f"{given}: `{name}` has no `{attribute}`; {mend}")
+        hint = near(attribute, names, "it has {}")
+        raise UserError(f"{given}: `{name}` has no `{attribute}`; {hint}")
     return Target(key, value, getattr(module, attribute), sources)
 
 
@@ -95,15 +95,15 @@ def _imported(given: str, name: str, folder: Path, sources: Iterable[Source]) ->
         forget(source.module for source in sources)
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             beside = [file.stem for file in folder.glob("*.py")]
-            mend = near(name, beside, "there are {} beside it")
+            hint = near(name, beside, "there are {} beside it")
             raise UserError(
                 f"{given}: there is no module `{name}` beside the YAML file, in {folder}, or on "
-                f"the Python path; {mend}"
+                f"the Python path; {hint}"
             ) from error
-        raise UserError(f"{given}: importing it raised {told(error, sources)}") from error
+        raise UserError(f"{given}: importing it raised {described(error, sources)}") from error
     except (Exception, SystemExit) as error:
         forget(source.module for source in sources)
-        raise UserError(f"{given}: importing it raised {told(error, sources)}") from error
+        raise UserError(f"{given}: importing it raised {described(error, sources)}") from error
 
 
 def check_class(target: Target, protocol: type, methods: Iterable[str]) -> None:
@@ -149,13 +149,13 @@ def _class(found: Any) -> type:
 
 
 def near(name: str, known: Iterable[str], otherwise: str) -> str:
-    """The mend of a name that is unknown: the nearest, or all of them in ``otherwise``."""
+    """A hint for a name that is unknown: the nearest, or all of them in ``otherwise``."""
     known = list(known)
     close = difflib.get_close_matches(name, known, 1, 0.5)
     return f"did you mean `{close[0]}`?" if close else otherwise.format(", ".join(known) or "none")
 
 
-def told(error: BaseException, sources: Iterable[Source]) -> str:
+def described(error: BaseException, sources: Iterable[Source]) -> str:
     """An error's type, message and place, on one line; the place is the user's, if it is there."""
     kind = type(error).__name__
     if isinstance(error, SyntaxError) and error.filename is not None:

@@ -179,8 +179,9 @@ class FastDecoder:
         where not all tokens go one way."""
         cos, sin = cos_sin
         x = self.embedding(ids_T)
-        for index, (before, head_norms, behind, qkv, out, gate_up, down) in enumerate(self.layers):
-            y = rms_norm(x, before.weight, before.variance_epsilon)
+        for index, layer in enumerate(self.layers):
+            input_norm, head_norms, post_attention_norm, qkv, out, gate_up, down = layer
+            y = rms_norm(x, input_norm.weight, input_norm.variance_epsilon)
             y = self._product(qkv, y, routes).view(len(x), -1, self.width)
             y = y if head_norms is None else head_norms(y)
             y = rotate(y, cos, sin, self.heads + self.kv_heads)
@@ -189,7 +190,7 @@ class FastDecoder:
                 x = x.index_select(0, wanted_W)
                 routes = routes if wanted_routes is None else wanted_routes
             x = x + self._product(out, y, routes)
-            y = rms_norm(x, behind.weight, behind.variance_epsilon)
+            y = rms_norm(x, post_attention_norm.weight, post_attention_norm.variance_epsilon)
             y = swiglu(self._product(gate_up, y, routes))
             x = x + self._product(down, y, routes)
         return rms_norm(x, self.norm.weight, self.norm.variance_epsilon)

@@ -3,8 +3,8 @@ their prompt and themselves.
 
 A mask over a packed row of a prompt of p tokens and G completions of c has (p + G c)² entries, of
 which p² / 2 + G c (p + c / 2) are used. Here tokens are gathered into grids of queries and keys:
-prompts, attended causally, and completions, with their prompt's keys in front of their own. A token
-may stand at several places, its gradient is the sum over them, and its answer is read at one.
+prompts, attended causally, and completions, whose keys follow those of their prompt. A token may
+stand at several places, its gradient is the sum over them, and its answer is read at one.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Grid:
 
     def seen(self) -> Seen | None:
         """Keys up to oneself, of which the last are the queries' own. None: all are, and a text's
-        padding is behind what asks, so that ``attend`` needs no mask."""
+        padding comes after the queries, so that ``attend`` needs no mask."""
         if self.query_SC is self.key_SK:
             return None
         _, C, K = self.shape
@@ -216,8 +216,8 @@ class Packed:
         self.all_tokens = all_tokens.to(device)
 
     def read(self, wanted_W: Tensor, rows: int) -> Questions:
-        """Of a layer behind which only these tokens, which are on the CPU, go on: of prompts the
-        last ones at most."""
+        """The questions of a layer after which only these tokens (on the CPU) are needed: of
+        prompts at most the last ones."""
         key_PL, known_PL = self.prompts.key_SK, self.prompts.known_SK
         of_prompts = wanted_W[wanted_W < known_PL.sum()]
         assert torch.isin(of_prompts, self.ends_P).all(), "inside prompts nothing is read"
@@ -267,7 +267,7 @@ def _alike(lengths_S: Tensor, before: int) -> list[Tensor]:
     lengths, order = lengths_S.sort(stable=True)
     size = torch.arange(1, len(lengths) + 1)
     each = lengths * (before + lengths)  # queries × keys of one that is padded to this length
-    cost = size * each + (len(lengths) - size) * each[-1]  # split behind each one
+    cost = size * each + (len(lengths) - size) * each[-1]  # split after each one
     at = int(cost.argmin())
     if cost[at] > (1 - WORTH_A_GRID) * cost[-1]:
         return [order]

@@ -47,7 +47,7 @@ class SharedPrefixCache:
         self._place(prompt_of_R)
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Go on with these rows only."""
+        """Continue with these rows only."""
         self.own = [(self._kept(k, rows), self._kept(v, rows)) for k, v in self.own]
         self._place(self.prompt_of_R[rows])
 

@@ -1,8 +1,8 @@
-"""What is computed of packed rows: siblings' common beginnings once, and what nobody reads not.
+"""What is computed for packed rows: common beginnings of siblings once, unread states never.
 
 A token's hidden state depends on its prompt and on what stands before it, so the completions of a
-row are a tree below their prompt's last token. Trained policies often say the same. In the state of
-a completion's last token nothing is chosen.
+row are a tree below their prompt's last token. Completions of trained
+policies are often the same. In the state of a completion's last token nothing is chosen.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Trie:
 
     count: int
     token_RL: Tensor  # which one stands at a place; −1 in padding, and where none is computed
-    path_SC: Tensor  # those of a completion; 0 behind its end
+    path_SC: Tensor  # those of a completion; 0 after its end
     lengths_S: Tensor
     row_S: Tensor
 
@@ -42,26 +42,26 @@ class Trie:
         keys, number = torch.cat([row_S[:, None], ids_SC], 1), torch.zeros(0, dtype=torch.long)
         if len(keys):
             keys, number = keys.unique(dim=0, return_inverse=True)
-        said_SC = keys[:, 1:] >= 0
+        real_SC = keys[:, 1:] >= 0
         same = (keys[1:] == keys[:-1]).long().cumprod(1)[:, 1:]  # 1 up to where they part
-        new_SC = said_SC & (F.pad(same, (0, 0, 1, 0))[: len(keys)] == 0)
+        new_SC = real_SC & (F.pad(same, (0, 0, 1, 0))[: len(keys)] == 0)
 
         in_prompt_RL = batch.segment_RL == 0
         prompts = int(in_prompt_RL.sum())
         first = (new_SC.flatten().cumsum(0) - 1 + prompts).view_as(new_SC)
-        token_SC = first.where(new_SC, 0).cummax(0).values.where(said_SC, 0)
+        token_SC = first.where(new_SC, 0).cummax(0).values.where(real_SC, 0)
         token_RL = torch.full_like(batch.segment_RL, -1)
         token_RL[in_prompt_RL] = torch.arange(prompts)
         token_RL[spoken_RL] = token_SC[number][own_SC]
 
-        lengths_S = said_SC.sum(1)
-        whole = F.pad(same.sum(1), (0, 1))[: len(keys)] < lengths_S  # the next does not go on
+        lengths_S = real_SC.sum(1)
+        whole = F.pad(same.sum(1), (0, 1))[: len(keys)] < lengths_S  # the next does not continue it
         count = prompts + int(new_SC.sum())
         return cls(count, token_RL, token_SC[whole], lengths_S[whole], keys[whole, 0])
 
 
 def _completions(batch: TokenBatch, spoken_RL: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of what is spoken, each one's row, (S,), and its tokens, (S, C), −1 behind its end; and where
+    """Of what is spoken, each one's row, (S,), and its tokens, (S, C), −1 after its end; and where
     these are."""
     segment_RL = batch.segment_RL
     of_row = segment_RL + (int(segment_RL.max()) + 1) * torch.arange(len(segment_RL))[:, None]

@@ -67,5 +67,5 @@ def test_all_the_posts_there_are(tmp_path):
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 2 and not (tmp_path / "none.jsonl").exists()
-    told = f"error: --num {most}: only {most - 320} such posts exist; ask for fewer\n"
-    assert done.stderr == told
+    message = f"error: --num {most}: only {most - 320} such posts exist; ask for fewer\n"
+    assert done.stderr == message

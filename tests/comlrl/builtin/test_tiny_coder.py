@@ -99,7 +99,7 @@ def test_prompts_are_short_in_tokens(tokenizer):
 
 
 def test_packed_loss_equals_one_answer_at_a_time(tokenizer):
-    """Rows of several answers, padded, against each answer behind its prompt on its own."""
+    """Rows of several answers, padded, against each answer alone after its prompt."""
     torch.manual_seed(0)
     model = new_model(tokenizer).double()
     rows = list(itertools.islice(demonstrations(0, set(), answers=3), 4))

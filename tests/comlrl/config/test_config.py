@@ -170,7 +170,7 @@ def test_model_type_is_ignored_with_a_notice(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("items", "told"),
+    ("items", "text"),
     [
         (["magrpo.advantage=raw", "reward_processor.shift=-4"], "every completion is pushed"),
         (["magrpo.advantage=raw"], ""),
@@ -181,14 +181,14 @@ def test_model_type_is_ignored_with_a_notice(tmp_path):
         ),
     ],
 )
-def test_a_shift_without_a_baseline_is_told(items, told):
+def test_a_shift_without_a_baseline_gives_a_notice(items, text):
     _, notices = parse("--override", *items, "magrpo.num_turns=2")
     notices = [notice for notice in notices if "no effect" not in notice]
-    assert len(notices) == bool(told)
-    assert all(told in notice for notice in notices)
+    assert len(notices) == bool(text)
+    assert all(text in notice for notice in notices)
 
 
-OLDER_CRITICS = {  # what is said beside critic=centralized → granularity, kl_in, and what is told
+OLDER_CRITICS = {  # settings beside critic=centralized → granularity, kl_in, and the notice
     (): ("turn", "loss", "granularity: turn and kl_in: loss"),
     ("ppo.kl_in=reward",): ("turn", "reward", "granularity: turn,"),
     ("ppo.granularity=turn",): ("turn", "reward", None),
@@ -196,17 +196,17 @@ OLDER_CRITICS = {  # what is said beside critic=centralized → granularity, kl_
 }
 
 
-@pytest.mark.parametrize("said", OLDER_CRITICS, ids=str)
-def test_a_centralized_critic_alone_is_read_as_it_used_to_be(said):
-    granularity, kl_in, told = OLDER_CRITICS[said]
+@pytest.mark.parametrize("settings", OLDER_CRITICS, ids=str)
+def test_a_centralized_critic_alone_is_read_as_it_used_to_be(settings):
+    granularity, kl_in, notice_text = OLDER_CRITICS[settings]
     file = str(ROOT / "configs/ppo_quickstart.yaml")
-    items = ["ppo.num_agents=2", "ppo.critic=centralized", *said]
+    items = ["ppo.num_agents=2", "ppo.critic=centralized", *settings]
     config, notices = parse("--override", *items, algorithm="ppo", file=file)
     assert (config.section.granularity, config.section.kl_in) == (granularity, kl_in)
     assert [n for n in notices if "used to mean" in n] == [
-        n for n in notices if told is not None and told in n
+        n for n in notices if notice_text is not None and notice_text in n
     ]
-    assert (told is not None) == any("used to mean" in n for n in notices)
+    assert (notice_text is not None) == any("used to mean" in n for n in notices)
 
 
 def test_an_older_spelling_of_another_algorithm(tmp_path):
@@ -491,7 +491,7 @@ def test_the_users_mistake_ends_with_2_and_one_line(arguments, tmp_path):
     assert done.stdout == ""
 
 
-def test_without_a_config_the_usage_is_told():
+def test_without_a_config_the_usage_is_shown():
     done = run("train_magrpo.py")
     assert done.returncode == 2
     assert "--config" in done.stderr
@@ -520,7 +520,7 @@ def test_notices_go_to_stderr(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("item", "said"),
+    ("item", "message"),
     [
         ("reward.arguments.bonos=share", "did you mean `bonus`"),
         ("reward.arguments.colour=red", "there are bonus, measure_need, need_bonus"),
@@ -531,8 +531,8 @@ def test_notices_go_to_stderr(tmp_path):
         ("reward.arguments=3", "reward.arguments: 3"),
     ],
 )
-def test_arguments_of_the_reward_are_strict(item, said):
-    with pytest.raises(UserError, match=said):
+def test_arguments_of_the_reward_are_strict(item, message):
+    with pytest.raises(UserError, match=message):
         parse("--override", item)
 
 
@@ -591,21 +591,21 @@ def test_references_to_other_keys_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("prompts: " + "[" * 3000 + "]" * 3000, "nested too deep"),
         ("x: " + "{a: " * 3000 + "1" + "}" * 3000, "nested too deep"),
         ("agents: [" + "9" * 5000 + "]", "digits"),
     ],
 )
-def test_a_file_that_no_reader_takes(tmp_path, line, said):
+def test_a_file_that_no_reader_takes(tmp_path, line, message):
     file = write(tmp_path, Path(QUICKSTART).read_text() + f"\n{line}\n")
-    assert said in refused(file)
+    assert message in refused(file)
     done = subprocess.run(
         [sys.executable, str(ROOT / "train_magrpo.py"), "--config", file],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and said in done.stderr
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and message in done.stderr
 
 
 @pytest.mark.parametrize(

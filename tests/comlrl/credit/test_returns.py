@@ -32,10 +32,17 @@ def node(
         else tuple(itertools.product(range(count), repeat=agents))
     )
     assert len(joint) == len(rewards)
-    said = AgentTurn((Message("user", "p"),), (1,), (Completion("c", (1, 2), True),) * count)
+    agent_turn = AgentTurn((Message("user", "p"),), (1,), (Completion("c", (1, 2), True),) * count)
     scores = tuple(Score(r) for r in rewards)
     return Node(
-        turn, parent, parent_action, (said,) * agents, joint, scores, tuple(rewards), terminated
+        turn,
+        parent,
+        parent_action,
+        (agent_turn,) * agents,
+        joint,
+        scores,
+        tuple(rewards),
+        terminated,
     )
 
 
@@ -214,10 +221,10 @@ def act(
     """A node at which one agent acts; a number of completions where others are still to act."""
     values = () if isinstance(rewards, int) else tuple(rewards)
     count = rewards if isinstance(rewards, int) else len(rewards)
-    said = AgentTurn((Message("user", "p"),), (1,), (Completion("c", (1, 2), True),) * count)
+    agent_turn = AgentTurn((Message("user", "p"),), (1,), (Completion("c", (1, 2), True),) * count)
     scores = tuple(Score(r) for r in values)
     joint = tuple((g,) for g in range(count))
-    return Node(turn, parent, action, (said,), joint, scores, values, terminated, agent)
+    return Node(turn, parent, action, (agent_turn,), joint, scores, values, terminated, agent)
 
 
 def advantages(grown: Tree, discount: float = 0.5) -> list[list[float]]:
@@ -267,9 +274,9 @@ def test_two_turns_in_order_one_branch_of_which_ends():
 
 def test_a_turn_in_order_hands_on_as_one():
     begun = [act(0, 2), act(1, [1.0, 3.0], 0, 0), act(1, [0.0, 8.0], 0, 1)]
-    behind = [act(0, 2, 2, 0, turn=2), act(1, [2.0, 2.0], 3, 0, turn=2),
+    turn_2 = [act(0, 2, 2, 0, turn=2), act(1, [2.0, 2.0], 3, 0, turn=2),
               act(1, [6.0, 6.0], 3, 1, turn=2)]  # fmt: skip
-    grown = tree(*begun, *behind, handoff="random")
+    grown = tree(*begun, *turn_2, handoff="random")
     # γ = 0.5, mean 4: all four joint actions of the turn get 2, and nobody's advantage changes.
     assert joint_returns(grown, 0.5)[:3] == [[4.0, 6.0], [3.0, 5.0], [2.0, 10.0]]
     assert advantages(grown)[:3] == advantages(tree(*begun))
@@ -277,7 +284,7 @@ def test_a_turn_in_order_hands_on_as_one():
     # turn's four joint actions, hence 3 ± (4 − 1) / (2 − 1) · 1.
     more = [act(0, 2, 1, 1, turn=2), act(1, [8.0, 8.0], 6, 0, turn=2),
             act(1, [8.0, 8.0], 6, 1, turn=2)]  # fmt: skip
-    grown = tree(*begun, *behind, *more, handoff="random")
+    grown = tree(*begun, *turn_2, *more, handoff="random")
     assert joint_returns(grown, 0.5)[:3] == [[6.5, 5.5], [4.0, 9.0], [0.0, 11.0]]
 
 
@@ -309,7 +316,7 @@ def test_a_branch_that_ended_is_no_choice_of_the_handoff():
         act(1, [6.0, 6.0], 4, 0, turn=2), act(1, [6.0, 6.0], 4, 1, turn=2),
         handoff="random",
     )  # fmt: skip
-    # γ = 1: 2 and 6 of three that might go on: 4 ± (3 − 1) / (2 − 1) · 2.
+    # γ = 1: 2 and 6 of three that might be continued: 4 ± (3 − 1) / (2 − 1) · 2.
     assert joint_returns(grown, 1.0)[1:3] == [[1.0 + 0, 3.0 + 4, 2.0 + 8], [9.0, 9.0, 9.0]]
 
 
@@ -321,7 +328,7 @@ def test_three_turns_with_an_early_end():
         node([10.0, 30.0], 2, 0, turn=3),
         node([0.0, 10.0], 2, 1, turn=3),
     )
-    # γ = 0.1. Behind node 2: 0 + 0.1 · 20 = 2 and 2 + 0.1 · 5 = 2.5, mean 2.25. Node 1 ended with
+    # γ = 0.1. After node 2: 0 + 0.1 · 20 = 2 and 2 + 0.1 · 5 = 2.5, mean 2.25. Node 1 ended with
     # mean 2. Root: 0 + 0.1 · 2 = 0.2 and 1 + 0.1 · 2.25 = 1.225.
     returns = joint_returns(grown, 0.1)
     assert returns == close([[0.2, 1.225], [1.0, 3.0], [2.0, 2.5], [10.0, 30.0], [0.0, 10.0]])
@@ -385,7 +392,9 @@ def test_grown_trees_of_every_order_and_width_agree_with_the_definition(
         1.0, handoff_width=width, turn_order=order,
     )  # fmt: skip
     trees = Grown(shape, value, names="ABCDEF").trees
-    assert len({n.terminated for t in trees for n in t.nodes}) == 2  # some end early, some go on
+    assert (
+        len({n.terminated for t in trees for n in t.nodes}) == 2
+    )  # some end early, some are continued
     for grown in trees:
         fast = joint_returns(grown, 0.9)
         for index in range(len(grown.nodes)):

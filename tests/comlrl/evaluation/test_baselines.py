@@ -69,13 +69,13 @@ def test_sequential_draws_the_same_whatever_stands_beside_a_task():
 def test_discussion_shows_the_drafts_of_the_others_once():
     tree, _ = repeat(baselines.build("discussion", _rollout(), 3, SAMPLING), TASKS)
     assert [node.turn for node in tree.nodes] == [1, 2]
-    drafts, told = _wrote(tree, 0), [turn.prompt[-1].content for turn in tree.nodes[1].agents_N]
-    for i, text in enumerate(told):
+    drafts, prompts = _wrote(tree, 0), [turn.prompt[-1].content for turn in tree.nodes[1].agents_N]
+    for i, text in enumerate(prompts):
         assert [draft in text for draft in drafts] == [j != i for j in range(3)]
-    assert "a revised `f`" in told[2] and "a revised `aux2`" in told[1]
-    # The agent's own draft is its own past answer, not something that it is told.
+    assert "a revised `f`" in prompts[2] and "a revised `aux2`" in prompts[1]
+    # The agent's own draft is its own past answer, not feedback.
     assert tree.nodes[1].agents_N[2].prompt[-2].content == drafts[2]
-    assert "feedback" not in "".join(told)  # the external mode has no say
+    assert "feedback" not in "".join(prompts)  # the external mode is not used
 
 
 def test_a_name_that_is_no_baseline_is_refused():

@@ -17,9 +17,9 @@ from tests.made_runs import agent_turn, node, tree
 from tests.tiny_models import team
 
 
-def _values(**told: float) -> dict[frozenset[int], np.ndarray]:
+def _values(**values: float) -> dict[frozenset[int], np.ndarray]:
     """``v01=4`` → the value of agents 0 and 1 together, of one task."""
-    return {frozenset(map(int, name[1:])): np.array([float(x)]) for name, x in told.items()}
+    return {frozenset(map(int, name[1:])): np.array([float(x)]) for name, x in values.items()}
 
 
 THREE = _values(v=0, v0=1, v1=0, v2=2, v01=4, v02=3, v12=2, v012=9)
@@ -70,9 +70,9 @@ def test_each_task_is_compared_with_itself():
     assert found["shapley"]["0"] == found["difference_rewards"]["0"] == found["together"]
 
 
-def test_a_metric_that_a_task_does_not_tell_is_left_out():
-    told = [{"reward_mean": 1.0, "pass@1": 1.0}, {"reward_mean": 1.0}]
-    assert list(contributions.summary({frozenset({0}): told, frozenset(): told}, 0)) == [
+def test_a_metric_that_a_task_lacks_is_left_out():
+    rows = [{"reward_mean": 1.0, "pass@1": 1.0}, {"reward_mean": 1.0}]
+    assert list(contributions.summary({frozenset({0}): rows, frozenset(): rows}, 0)) == [
         "reward_mean"
     ]
 
@@ -82,8 +82,8 @@ def test_a_silent_agent_is_not_asked():
     sampler = CachingSampler(fake, 2)
     sampler.weights_N = [None, "own"]
     requests = [[Request((1,), ((SEED, "A", (), agent, 0),))] for agent in range(2)]
-    said = sampler.sample(requests, SAMPLING)
-    assert said[0] == [(SILENCE,)] and said[1][0][0].text == "A||1|0"
+    groups_N = sampler.sample(requests, SAMPLING)
+    assert groups_N[0] == [(SILENCE,)] and groups_N[1][0][0].text == "A||1|0"
     assert fake.calls == [[0, 1]]
     sampler.weights_N = ["own", "own"]
     assert sampler.sample(requests, SAMPLING)[0][0][0].text == "A||0|0"
@@ -107,7 +107,7 @@ def test_weights_that_a_token_meets_by_hand():
     # Two layers, the last norm (32) and the head (300 · 32), not the embedding: 25,120.
     whole = team("llama", lora__enabled=False)
     assert [weights_of(whole, agent) for agent in (0, 1)] == [25_120, 25_120]
-    # An adapter of its own, r = 4 on q: 4 · (32 + 32) in each layer.
+    # A separate adapter, r = 4 on q: 4 · (32 + 32) in each layer.
     adapted = team("llama", lora__r=4, lora__target_modules=["q_proj"])
     assert weights_of(adapted, 1) == 25_120 + 512
 

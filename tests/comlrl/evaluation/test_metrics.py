@@ -85,7 +85,7 @@ def test_handoff_chain_ends_at_its_last_node():
 
 def _in_order() -> Tree:
     """aux, then main below each of its two completions; below the first the branch ends, and of
-    the other's two joint actions the second goes on to a turn of one completion each."""
+    the other's two joint actions the second is continued by a turn of one completion each."""
 
     def act(agent, texts, scores=(), parent=-1, action=-1, turn=1, terminated=False):
         scored = tuple(map(Score, scores))
@@ -107,7 +107,7 @@ def _in_order() -> Tree:
 def test_agents_in_order():
     grown = _in_order()
     metrics = tree_metrics([grown])
-    # Half of the paths ended at turn 1 with 3.5; what goes on stands for the other half.
+    # Half of the paths ended at turn 1 with 3.5; what is continued stands for the other half.
     assert metrics["reward_mean"] == task_reward(grown) == 0.5 * 3.5 + 0.5 * 3.0
     assert metrics["turn_1/reward_mean"] == 0.5 * 3.5 + 0.5 * 1.0
     assert metrics["turn_2/reward_mean"] == 3.0
@@ -121,7 +121,7 @@ def test_agents_in_order():
 
 
 def test_a_turn_in_order_that_is_handed_on_ends_where_that_ends():
-    """Of four joint actions, below two completions of aux, one goes on: nothing else is last."""
+    """Of four joint actions, below two completions of aux, one continues: nothing else is last."""
     whole = _in_order()
     going_on = replace(whole.nodes[1], terminated=False)
     grown = replace(whole, nodes=(whole.nodes[0], going_on, *whole.nodes[2:]), handoff="random")
@@ -203,7 +203,7 @@ def test_a_lone_agent_has_no_aux_metrics():
                 and not name.startswith("turn_1/reward/")]  # fmt: skip
 
 
-def test_model_scores_are_told_from_task_rewards():
+def test_model_scores_are_separate_from_task_rewards():
     breakdown = RewardBreakdown(main_defined=0.6)
     metrics = tree_metrics([tree(node([scored(breakdown, -1.5)]))])
     assert (metrics["reward_mean"], metrics["task_reward_mean"]) == (-1.5, 0.6)
@@ -229,8 +229,8 @@ def test_conventions():
     ])  # fmt: skip
     main = agent_turn(["def f(xs):\n    return sum([x * 2 for x in aux(xs)])\n"] * 3)
     metrics = tree_metrics([tree(node([0.0] * 3, agents=[aux, main]), task=task)])
-    told = {name: value for name, value in metrics.items() if name.startswith("convention")}
-    assert told == pytest.approx({
+    conventions = {name: value for name, value in metrics.items() if name.startswith("convention")}
+    assert conventions == pytest.approx({
         "convention/aux/filter": 1 / 3, "convention/aux/test": 1 / 3, "convention/aux/none": 1 / 3,
         "convention/main/filter": 1.0, "convention_match_rate": 1 / 3,
     })  # fmt: skip
@@ -252,10 +252,10 @@ def plain_logprobs(trainer, tree: Tree, agent: int) -> list[float]:
     turn = tree.nodes[0].agents_N[agent]
     found = []
     with trainer.team.acting(agent) as own, torch.no_grad():
-        for said in turn.completions_G:
-            ids = torch.tensor([[*turn.prompt_ids, *said.token_ids]])
+        for completion in turn.completions_G:
+            ids = torch.tensor([[*turn.prompt_ids, *completion.token_ids]])
             logits = own.model(ids).logits[0, len(turn.prompt_ids) - 1 : -1]
-            chosen = torch.tensor(said.token_ids)[:, None]
+            chosen = torch.tensor(completion.token_ids)[:, None]
             found.append(float(logits.log_softmax(-1).gather(-1, chosen).sum()))
     return found
 
@@ -269,8 +269,8 @@ def test_ties_count_in_entropy_and_share(tmp_path):
     entropies = []
     for agent in range(2):
         logprobs = [v for tree in trees for v in plain_logprobs(run.trainer, tree, agent)]
-        said = [c for tree in trees for c in tree.nodes[0].agents_N[agent].completions_G]
-        entropies.append(-sum(logprobs) / sum(len(c.token_ids) for c in said))
+        completions = [c for tree in trees for c in tree.nodes[0].agents_N[agent].completions_G]
+        entropies.append(-sum(logprobs) / sum(len(c.token_ids) for c in completions))
         assert metrics[f"agent_{agent}/entropy"] == pytest.approx(entropies[-1], rel=1e-4)
         assert entropies[-1] > 0.5
     assert metrics["entropy"] == pytest.approx(sum(entropies) / 2, rel=1e-4)
@@ -405,7 +405,7 @@ def test_what_is_logged_is_documented(real_runs, algorithm):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_what_is_documented_is_logged(real_runs, algorithm):
-    """Of each algorithm; agents with policies of their own have theirs too."""
+    """Of each algorithm; agents with separate policies have theirs too."""
     names, apart = _names(real_runs[algorithm]), algorithm not in ("grpo", "shppo")
     rows = [row for row in documented() if row.who is not None and algorithm in row.who]
     assert len(rows) > 10

@@ -56,7 +56,7 @@ def test_resumed_it_goes_on_comparing_with_what_is_there(tmp_path: Path) -> None
     assert kept(tmp_path) == ("step 0", 0)
 
 
-@pytest.mark.parametrize("moment", ["writing", "between", "behind"])
+@pytest.mark.parametrize("moment", ["writing", "between", "after"])
 def test_a_kill_leaves_the_old_one_or_the_new_one(tmp_path: Path, moment: str) -> None:
     weights = Weights()
     offer(BestModel(tmp_path, weights.save), weights, 2, 2.0)
@@ -65,7 +65,7 @@ def test_a_kill_leaves_the_old_one_or_the_new_one(tmp_path: Path, moment: str) -
     if moment != "writing":
         (tmp_path / PARTIAL / FACTS).write_text('{"training_step": 4, "reward_mean": 3.0}')
         (tmp_path / "best_model").rename(tmp_path / OLD)
-    if moment == "behind":
+    if moment == "after":
         (tmp_path / PARTIAL).rename(tmp_path / "best_model")
     resumed = BestModel(tmp_path, weights.save)
     resumed.resume()
@@ -89,7 +89,7 @@ def test_it_needs_evaluations() -> None:
     ],
     ids=str,
 )
-def test_adapters_are_kept_unless_told_not_to(keys: dict, keeps: bool) -> None:
+def test_adapters_are_saved_unless_switched_off(keys: dict, keeps: bool) -> None:
     from trainers.launch.commands.train import no_weights_notice
 
     config = tiny_models.config(**keys)

@@ -13,7 +13,7 @@ from tests.comlrl.preferences.test_collector import candidates
 
 
 class Weights:
-    """A part of one number. It goes on in the tensor that it is given, as Adam's moments do."""
+    """A part of one number. It keeps using the tensor that it is given, as Adam's moments do."""
 
     def __init__(self, value: float) -> None:
         self.value = torch.tensor([value])

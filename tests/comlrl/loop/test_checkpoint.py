@@ -66,13 +66,13 @@ def test_a_damaged_one_is_reported_and_the_one_before_is_used(tmp_path: Path, ha
         file.unlink()
     else:
         (damaged / checkpoint.SUMS).write_text("[]")
-    said: list[str] = []
-    assert checkpoint.newest(tmp_path, said.append) == before
-    assert len(said) == 1 and str(damaged) in said[0] and "damaged" in said[0]
+    warnings: list[str] = []
+    assert checkpoint.newest(tmp_path, warnings.append) == before
+    assert len(warnings) == 1 and str(damaged) in warnings[0] and "damaged" in warnings[0]
 
 
 def test_a_damaged_one_does_not_push_out_a_good_one(tmp_path: Path) -> None:
-    """A run that goes on from before a damaged checkpoint keeps what it saves on the way."""
+    """A run that continues from before a damaged checkpoint keeps what it saves on the way."""
     save(tmp_path, 1)
     damaged = save(tmp_path, 4)
     (damaged / "state.json").write_text("{")
@@ -83,7 +83,7 @@ def test_a_damaged_one_does_not_push_out_a_good_one(tmp_path: Path) -> None:
 
 
 def test_a_torn_write_is_not_a_checkpoint(tmp_path: Path) -> None:
-    """What a kill leaves behind is never read, and the next save clears it away."""
+    """What a kill leaves is never read, and the next save clears it away."""
     torn = tmp_path / "checkpoints/.partial_000002"
     torn.mkdir(parents=True)
     (torn / "state.json").write_text("{}")

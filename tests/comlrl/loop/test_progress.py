@@ -1,4 +1,4 @@
-"""How long a run still takes, told by a clock that the test moves."""
+"""How long a run still takes, by a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_was_broken_off_is_not_measured():
 
 
 def loop(run_dir: Path = Path(), **section: Any) -> Loop:
-    """Two epochs of three steps over six tasks, unless told otherwise; evaluated at 0, 4 and 6."""
+    """Two epochs of three steps over six tasks, unless given otherwise; evaluated at 0, 4 and 6."""
     keys = {
         "batch_size": 2, "num_train_epochs": 2, "max_steps": None, "max_env_steps": None,
         "eval_interval": 4, "save_steps": 0, "save_total_limit": None, "logging_steps": 1,
@@ -129,14 +129,14 @@ def test_the_nearer_of_two_ends_counts():
 
 def test_a_loop_tells_what_it_does_and_measures_each(tmp_path):
     made = loop(tmp_path, save_steps=5)
-    told: list[str] = []
-    made.progress.listeners.append(told.append)
+    works: list[str] = []
+    made.progress.listeners.append(works.append)
     trainer = SimpleNamespace(parts=dict)
     for step in made.steps(trainer):
         made.record(step, Gathered((), 8, 8, 9, made.span(8)), updates=1, metrics={})
         assert made.progress.work == ""  # what follows is not the step's
     train = ["training"] * 4
-    assert told == ["evaluating", *train, "evaluating", "training", "saving", "training",
+    assert works == ["evaluating", *train, "evaluating", "training", "saving", "training",
                     "evaluating", "saving"]  # fmt: skip
     counts = {name: len(recent) for name, recent in made.progress.state().items()}
     assert counts == {"evaluating": 3, "training": 6, "saving": 2, ENV_STEPS: 6}
@@ -145,7 +145,7 @@ def test_a_loop_tells_what_it_does_and_measures_each(tmp_path):
     assert len(saved.state["progress"]["training"]) == 6
 
 
-def test_a_work_that_says_how_far_it_is_is_told_once_a_minute():
+def test_a_work_that_says_how_far_it_is_is_reported_once_a_minute():
     clock, lines = Clock(), []
     progress = Progress(clock)
     progress.ahead = Ahead(0, 2, evaluations=2)

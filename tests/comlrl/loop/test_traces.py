@@ -1,4 +1,4 @@
-"""What a run that was refused, or ended before its first step, leaves behind: nothing."""
+"""What a run that was refused, or ended before its first step, leaves: nothing."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ CUT = [
 
 def plainly(agent, rows, entropy: bool = False):
     """log π of every token of every completion, one sequence at a time, in the rows' order."""
-    said = []
+    parts = []
     for row in rows:
         for at, ids in enumerate(row.completions):
             logits = agent.model(torch.tensor([[*row.prompt_ids, *ids]])).logits[0]
@@ -47,18 +47,18 @@ def plainly(agent, rows, entropy: bool = False):
             if row.support:
                 chosen = over(chosen, row.support[at], ids)
             if entropy:
-                said.append(-(chosen.exp() * chosen).nan_to_num().sum(-1))
+                parts.append(-(chosen.exp() * chosen).nan_to_num().sum(-1))
             else:
-                said.append(chosen.gather(-1, torch.tensor(ids)[:, None])[:, 0])
-    return torch.cat(said)
+                parts.append(chosen.gather(-1, torch.tensor(ids)[:, None])[:, 0])
+    return torch.cat(parts)
 
 
 def over(logprob_LV: torch.Tensor, support: SamplingSupport, ids) -> torch.Tensor:
-    """A position at a time: what is support of it, or is above the threshold, and what was said."""
+    """A position at a time: its support, or what is above the threshold, and the chosen token."""
     rest = iter(support.ids_I.tolist())
-    for position, said in enumerate(ids):
+    for position, token in enumerate(ids):
         count, least = int(support.counts_L[position]), support.threshold_L[position]
-        left = {said, *(next(rest) for _ in range(count))}
+        left = {token, *(next(rest) for _ in range(count))}
         left |= {t for t, value in enumerate(logprob_LV[position].tolist()) if value >= least}
         cut = torch.full_like(logprob_LV[position], -torch.inf)
         cut[list(left)] = logprob_LV[position][list(left)]
@@ -78,12 +78,12 @@ def test_packed_is_one_at_a_time(kind, attention, rows):
     for index in range(2):
         with agents.acting(index) as agent, torch.no_grad():
             assert packable(agent)
-            said = action_logprobs(agent, pack(rows, PAD), TEMPERATURE, entropy=True)
-            assert said.logprob_A.dtype == torch.float64
+            policy = action_logprobs(agent, pack(rows, PAD), TEMPERATURE, entropy=True)
+            assert policy.logprob_A.dtype == torch.float64
             # transformers' eager attention takes its softmax in float32.
             tolerance = 1e-10 if attention == "sdpa" else 1e-5
-            assert near(said.logprob_A, plainly(agent, rows), tolerance)
-            assert near(said.entropy_A, plainly(agent, rows, entropy=True), tolerance)
+            assert near(policy.logprob_A, plainly(agent, rows), tolerance)
+            assert near(policy.entropy_A, plainly(agent, rows, entropy=True), tolerance)
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "mistral", "qwen3 with a window", "gemma2"])
@@ -93,8 +93,8 @@ def test_unpacked_is_one_at_a_time(kind):
     with agents.acting(0) as agent, torch.no_grad():
         assert packable(agent) == (kind == "qwen2")  # others' windows are shorter than these rows
         alone = unpacked(ROWS)
-        said = action_logprobs(agent, pack(alone, PAD), TEMPERATURE).logprob_A
-        assert near(said, plainly(agent, alone), 1e-5 if kind == "gemma2" else 1e-10)
+        logprob_A = action_logprobs(agent, pack(alone, PAD), TEMPERATURE).logprob_A
+        assert near(logprob_A, plainly(agent, alone), 1e-5 if kind == "gemma2" else 1e-10)
 
 
 def test_agents_differ_and_the_reference_is_the_base():
@@ -120,13 +120,13 @@ def test_a_head_in_chunks_is_the_whole_head(rows, lora, entropy, monkeypatch):
 
     def gradients():
         with agents.acting(0) as agent:
-            said = action_logprobs(agent, batch, TEMPERATURE, entropy=entropy)
-            loss = said.logprob_A.square().sum()
-            (loss + said.entropy_A.sum() if entropy else loss).backward()
+            policy = action_logprobs(agent, batch, TEMPERATURE, entropy=entropy)
+            loss = policy.logprob_A.square().sum()
+            (loss + policy.entropy_A.sum() if entropy else loss).backward()
             found = [p.grad.clone() for p in agent.parameters()]
             for parameter in agent.parameters():
                 parameter.grad = None
-        return said, found
+        return policy, found
 
     whole, whole_gradient = gradients()
     monkeypatch.setattr(logprobs, "HEAD_CHUNK_BYTES", 4 * 300 * 3)  # three actions at a time
@@ -144,10 +144,10 @@ def test_a_head_in_chunks_is_the_whole_head(rows, lora, entropy, monkeypatch):
 def test_padding_has_no_influence_at_all():
     agents = team(lora__enabled=False)
     found = []
-    for pad in (PAD, 5):  # a token of its own, and one that prompts use
+    for pad in (PAD, 5):  # an unused token, and one that prompts use
         with agents.acting(0) as agent:
-            said = action_logprobs(agent, pack(ROWS, pad), TEMPERATURE).logprob_A
-            said.sum().backward()
+            logprob_A = action_logprobs(agent, pack(ROWS, pad), TEMPERATURE).logprob_A
+            logprob_A.sum().backward()
             found.append([p.grad.clone() for p in agent.parameters()])
             embedding = agent.model.get_input_embeddings().weight
             if pad == PAD:  # embeddings are not tied: a row's gradient is its tokens' as input
@@ -163,8 +163,8 @@ def test_the_last_token_and_the_end_of_sequence_count():
     # The completion (EOS,) alone is the last of the first row: its one token is an action.
     agents = team()
     with agents.acting(0) as agent, torch.no_grad():
-        said = action_logprobs(agent, pack(ROWS, PAD), TEMPERATURE).logprob_A
+        logprob_A = action_logprobs(agent, pack(ROWS, PAD), TEMPERATURE).logprob_A
         lengths = [len(ids) for row in ROWS for ids in row.completions]
-        assert len(said) == sum(lengths) == 11 + 4 + 1 + 1 + 3
+        assert len(logprob_A) == sum(lengths) == 11 + 4 + 1 + 1 + 3
         only_end = agent.model(torch.tensor([ROWS[0].prompt_ids])).logits[0, -1] / TEMPERATURE
-        assert near(said[11 + 4], only_end.log_softmax(-1)[EOS])
+        assert near(logprob_A[11 + 4], only_end.log_softmax(-1)[EOS])

@@ -20,7 +20,7 @@ def test_every_column_by_hand():
     batch = pack(ROWS, PAD)
     #                                     prompt   | first | second
     assert batch.token_ids_RL.tolist() == [[1, 2, 3, 4, 5, 6], [10, 11, 12, PAD, PAD, PAD]]
-    # Each completion goes on behind the prompt: positions 3, 4 and again 3.
+    # Each completion continues after the prompt: positions 3, 4 and again 3.
     assert batch.positions_RL[0].tolist() == [0, 1, 2, 3, 4, 3]
     assert batch.positions_RL[1, :3].tolist() == [0, 1, 2]
     assert batch.segment_RL.tolist() == [[0, 0, 0, 1, 1, 2], [0, 1, 1, -1, -1, -1]]
@@ -97,14 +97,14 @@ def test_splitting_loses_and_doubles_nothing():
 
 def test_common_beginnings_are_computed_once():
     assert computed(Row((1, 2, 3), (), (), ())) == 3
-    # 3 of the prompt; 4 5 6, and 7 behind 4 5, and 8; 4 5 is a beginning and 4 5 6 a copy. Behind
+    # 3 of the prompt; 4 5 6, and 7 after 4 5, and 8; 4 5 is a beginning and 4 5 6 a copy. After
     # the last tokens, 9 here, nothing is chosen.
-    said = ((4, 5, 6, 9), (4, 5, 9), (4, 5, 7, 9), (8, 9), (4, 5, 6, 9))
-    row = Row((1, 2, 3), said, (1.0,) * 5, tuple(range(5)))
+    completions = ((4, 5, 6, 9), (4, 5, 9), (4, 5, 7, 9), (8, 9), (4, 5, 6, 9))
+    row = Row((1, 2, 3), completions, (1.0,) * 5, tuple(range(5)))
     assert computed(row) == 3 + 3 + 1 + 1
-    # Up to 7 tokens: 3 + 3, with 4 5 still, with 7 behind 4 5 just so; with 8 they would be 8.
+    # Up to 7 tokens: 3 + 3, with 4 5 still, with 7 after 4 5 just so; with 8 they would be 8.
     parts = split_rows([row], 7, shared=True)
-    assert [part.completions for part in parts] == [said[:3], said[3:]]
+    assert [part.completions for part in parts] == [completions[:3], completions[3:]]
     assert [computed(part) for part in parts] == [7, 3 + 1 + 3]
     assert split_rows([row], 8, shared=True) == [row]
     for limit, sizes in ((15, [1, 1]), (16, [2])):  # 8 each, while 3 + 17 are packed

@@ -132,8 +132,8 @@ def test_agents_of_two_kinds_read_with_their_own_tokenizers():
         "Qwen2ForCausalLM",
         "GPT2LMHeadModel",
     ]
-    said = (Message("user", "abc"),)
-    ids = [agent.encode(said) for agent in agents.agents]
+    messages = (Message("user", "abc"),)
+    ids = [agent.encode(messages) for agent in agents.agents]
     assert ids[0] != ids[1]
     for agent, own in zip(agents.agents, ids, strict=True):
         assert agent.decode(own) == "abc\n"
@@ -196,10 +196,10 @@ def test_the_reference_of_all_weights_is_a_frozen_copy():
 def test_sampling_leaves_every_weight_bit_for_bit(keys):
     agents = team(**keys)
     before = [weights(agent.model) for agent in agents.agents]
-    said = [logits(agents, index) for index in range(2)]
+    logits_before = [logits(agents, index) for index in range(2)]
     asked = [[Request(prompt("a"), ((agent, 1), (agent, 2)))] for agent in range(2)]
     Generator(agents).sample(asked, Sampling(1.0, 6))
-    for agent, old, logit in zip(agents.agents, before, said, strict=True):
+    for agent, old, logit in zip(agents.agents, before, logits_before, strict=True):
         for name, value in agent.model.state_dict().items():
             assert torch.equal(value, old[name]), name
         assert torch.equal(logits(agents, agent.index), logit)
@@ -279,12 +279,12 @@ def test_saved_files_are_small_and_safe(tmp_path):
 
 
 def test_a_chat_model_reads_its_template_and_a_base_model_plain_text():
-    said = (Message("user", "abc"), Message("assistant", "d"), Message("user", "e"))
+    messages = (Message("user", "abc"), Message("assistant", "d"), Message("user", "e"))
     chat = build_team(config(agent_model__name=str(folder("llama", chat=True))), device="cpu")
     plain = build_team(config(agent_model__name=str(folder("llama"))), device="cpu")
-    assert plain.agents[0].decode(plain.agents[0].encode(said)) == "abc\n\nd\n\ne\n"
+    assert plain.agents[0].decode(plain.agents[0].encode(messages)) == "abc\n\nd\n\ne\n"
     assert (
-        chat.agents[0].decode(chat.agents[0].encode(said))
+        chat.agents[0].decode(chat.agents[0].encode(messages))
         == "<user>abc</><assistant>d</><user>e</><assistant>"
     )
 

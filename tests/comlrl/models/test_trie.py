@@ -20,18 +20,18 @@ from tests.tiny_models import EOS, PAD, prompt, team
 HERE = torch.device("cpu")
 
 
-def row(start: str, *said: str, first: int = 0) -> Row:
-    count = len(said)
-    ids = tuple(tuple(EOS if c == "." else prompt(c)[0] for c in text) for text in said)
+def row(start: str, *completions: str, first: int = 0) -> Row:
+    count = len(completions)
+    ids = tuple(tuple(EOS if c == "." else prompt(c)[0] for c in text) for text in completions)
     weights = tuple(0.5 - at for at in range(count))
     return Row(tuple(prompt(start)), ids, weights, tuple(range(first, first + count)))
 
 
-# "." ends a completion; one without was cut off, and another one may go on where it stops.
+# "." ends a completion; one without was cut off, and another one may continue it.
 CASES = {
     "copies": [row("p:", "abc.", "abc.", "abc.")],
     "common beginnings": [row("p:", "abc.", "abd.", "axe.", "b.")],
-    "one goes on": [row("p:", "ab", "abc.", "abcd", "a")],
+    "one is continued": [row("p:", "ab", "abc.", "abcd", "a")],
     "of one token": [row("p:", "a", ".", "a", "ab."), row("longer:", ".", first=4)],
     "nothing in common": [row("p:", "abc.", "bc.", "c")],
     "like completions of other prompts": [
@@ -44,7 +44,7 @@ CASES = {
 
 
 def numbered(rows: list[Row]) -> list[Row]:
-    """Each completion with a number of its own."""
+    """Each completion with its own number."""
     at, out = 0, []
     for one in rows:
         count = len(one.completions)
@@ -79,13 +79,13 @@ def test_tokens_by_hand():
     # First tokens are chosen by the prompts' last ones.
     assert packed.chooser_A.tolist() == [1, 3, 4, 5, 1, 3, 1, 3, 4, 2, 8, 2, 8]
     assert packed.token_A.tolist() == [3, 4, 5, 6, 3, 4, 3, 4, 7, 8, 9, 8, 9]
-    # Queries × keys behind 2 of the prompt: 3 · 4 · 6 = 72 in one grid; 2 · 3 · 5 + 24 = 54 in two.
+    # Queries × keys after 2 of the prompt: 3 · 4 · 6 = 72 in one grid; 2 · 3 · 5 + 24 = 54 in two.
     # Places 0 to 3: prompts, one padded; 4 to 9: 8 9 –, 3 4 7; 10 to 13: 3 4 5 6, of which 3 and 4
     # have been.
-    everyone = packed.everyone
-    assert everyone.shapes == [(2, 2, 2), (2, 3, 5), (1, 4, 6)]
-    assert everyone.place_of_row.tolist() == [0, 1, 2, 7, 8, 12, 13, 9, 4, 5]
-    assert everyone.unread.tolist() == [3, 6, 10, 11]
+    all_tokens = packed.all_tokens
+    assert all_tokens.shapes == [(2, 2, 2), (2, 3, 5), (1, 4, 6)]
+    assert all_tokens.place_of_row.tolist() == [0, 1, 2, 7, 8, 12, 13, 9, 4, 5]
+    assert all_tokens.unread.tolist() == [3, 6, 10, 11]
     assert len(Packed(pack(BY_HAND, PAD), HERE, 256).ids_T) == 256
 
 
@@ -109,8 +109,8 @@ def test_last_tokens_are_not_computed_where_nobody_goes_on():
 
 def test_the_last_layer_is_asked_what_is_read():
     packed = Packed(pack(BY_HAND, PAD), HERE, 1)
-    assert packed.everyone.shapes == [(2, 2, 2), (1, 1, 3), (1, 3, 5)]
-    # Of prompts the last tokens, 1 and 2, at places 0 and 1; 6 at place 2; 3 4 5 behind it.
+    assert packed.all_tokens.shapes == [(2, 2, 2), (1, 1, 3), (1, 3, 5)]
+    # Of prompts the last tokens, 1 and 2, at places 0 and 1; 6 at place 2; 3 4 5 after it.
     read = packed.read(torch.tensor([1, 2, 3, 5, 6]), 8)
     assert read.shapes == [(2, 1, 2), (1, 1, 3), (1, 3, 5)]
     assert read.place_of_row.tolist() == [0, 1, 3, 5, 2]
@@ -121,7 +121,7 @@ def test_the_last_layer_is_asked_what_is_read():
 
 
 def test_who_sees_whom_in_a_grid():
-    # A prompt of one token, where others have two, and two of its own.
+    # A prompt of one token, where others have two, and two that follow.
     token_SK, known_SK = torch.tensor([[0, 0, 1, 2]]), torch.tensor([[True, False, True, True]])
     grid = Grid(token_SK[:, 2:], known_SK[:, 2:], token_SK, known_SK)
     assert grid.seen().mask.long().tolist() == [[[[1, 0, 1, 0], [1, 0, 1, 1]]]]
@@ -168,28 +168,33 @@ def test_short_ones_stand_in_a_grid_of_their_own():
     # 2 · 10 · 10 = 200; 9 · 9 + 100 = 181 are not worth it, 8 · 8 + 100 = 164 are.
     assert grids(10, 9) == [[1, 0]]
     assert grids(10, 8) == [[1], [0]]
-    # Behind a prompt of 30: 2 · 10 · 40 = 800; 8 · 38 + 400 = 704 save 12 %.
+    # After a prompt of 30: 2 · 10 · 40 = 800; 8 · 38 + 400 = 704 save 12 %.
     assert grids(10, 8, before=30) == [[1, 0]]
 
 
-def said_by(agents, rows: list[Row], fast: bool):
-    """log π, entropies, and the gradients of their sum, each log π with a weight of its own."""
+def logprobs_and_gradients(agents, rows: list[Row], fast: bool):
+    """log π, entropies, and the gradients of their sum, each log π with its own weight."""
     with agents.acting(0) as agent:
         kept, agent.fast = agent.fast, agent.fast if fast else None
-        said = action_logprobs(agent, pack(rows, PAD), 0.7, entropy=True)
+        policy = action_logprobs(agent, pack(rows, PAD), 0.7, entropy=True)
         agent.fast = kept
-        weight_A = torch.linspace(-1, 2, len(said.logprob_A)).to(said.logprob_A)
-        ((said.logprob_A * weight_A).sum() + (said.entropy_A * weight_A.square()).sum()).backward()
+        weight_A = torch.linspace(-1, 2, len(policy.logprob_A)).to(policy.logprob_A)
+        (
+            (policy.logprob_A * weight_A).sum() + (policy.entropy_A * weight_A.square()).sum()
+        ).backward()
         gradients = [p.grad for p in agent.parameters()]
         for parameter in agent.parameters():
             parameter.grad = None
-    return said.logprob_A, said.entropy_A, torch.cat([g.flatten() for g in gradients])
+    return policy.logprob_A, policy.entropy_A, torch.cat([g.flatten() for g in gradients])
 
 
 def is_plain(agents, rows: list[Row]) -> bool:
     """As through transformers' modules, a completion a row."""
     rows = numbered(rows)
-    ours, plain = said_by(agents, rows, True), said_by(agents, unpacked(rows), False)
+    ours, plain = (
+        logprobs_and_gradients(agents, rows, True),
+        logprobs_and_gradients(agents, unpacked(rows), False),
+    )
     return all(near(a, b, 1e-9) for a, b in zip(ours, plain, strict=True))
 
 
@@ -208,9 +213,9 @@ def test_random_tries():
     for _ in range(25):
         rows = []
         for _ in range(draw.randint(1, 4)):
-            said = ["".join(draw.choices("ab.", k=draw.randint(1, 7))) for _ in range(5)]
+            completions = ["".join(draw.choices("ab.", k=draw.randint(1, 7))) for _ in range(5)]
             start = "".join(draw.choices("ab", k=draw.randint(1, 5)))
-            rows.append(row(start, *said[: draw.randint(1, 5)]))
+            rows.append(row(start, *completions[: draw.randint(1, 5)]))
         trie = Trie.of(pack(rows, PAD), last_tokens=False)
         beginnings = [{c[:n] for c in r.completions for n in range(1, len(c))} for r in rows]
         assert trie.count == sum(map(computed, rows))
@@ -223,5 +228,5 @@ def test_random_tries():
 def test_copies_say_exactly_the_same():
     agents = team(dtype="float32")
     with agents.acting(0) as agent, torch.no_grad():
-        said = action_logprobs(agent, pack([row("p:", "abc.", "b.", "abc.")], PAD), 1.0)
-    assert torch.equal(said.logprob_A[:4], said.logprob_A[6:])
+        policy = action_logprobs(agent, pack([row("p:", "abc.", "b.", "abc.")], PAD), 1.0)
+    assert torch.equal(policy.logprob_A[:4], policy.logprob_A[6:])

@@ -234,8 +234,8 @@ def test_a_collection_is_batched_counted_and_summed_up(tmp_path, capsys):
     assert (
         summary["pairs"] == sum(summary["gaps"].values()) == 10 and summary["held_out_pairs"] == 2
     )
-    said = capsys.readouterr().out
-    assert "4/5 tasks" in said and "tasks/s" in said and "left" in said
+    output = capsys.readouterr().out
+    assert "4/5 tasks" in output and "tasks/s" in output and "left" in output
 
 
 @pytest.mark.parametrize("tear", [False, True])

@@ -56,14 +56,14 @@ def held_out(count: int) -> list[TaskPairs]:
     ]
 
 
-def fitted(tmp_path: Path, given=None, *, fit: Fit = FIT, said=None, **base) -> RewardModel:
+def fitted(tmp_path: Path, given=None, *, fit: Fit = FIT, lines=None, **base) -> RewardModel:
     keys = {"lora": LORA} | base
     return train(
         RewardBase(str(folder("qwen2")), **keys),
         fit,
         [TextPair(f"p\n{w}\n", f"p\n{r}\n", GAP) for w, r in given or pairs(128)],
         work_dir=tmp_path / "work",
-        say=(said if said is not None else []).append,
+        say=(lines if lines is not None else []).append,
     )
 
 
@@ -203,15 +203,15 @@ def test_a_text_of_several_pairs_is_read_once(tmp_path, monkeypatch):
 
 def test_the_margin_is_asked_of_the_winners_lead(tmp_path):
     """−log σ(r_w − r_l − 2 · 1.5) on average, of a model that has hardly moved."""
-    said: list[str] = []
+    lines: list[str] = []
     fit = Fit(1e-9, 1, 8, 64, 5, margin=2.0)
-    made = fitted(tmp_path, pairs(8), fit=fit, said=said)
+    made = fitted(tmp_path, pairs(8), fit=fit, lines=lines)
     raw = made.raw([f"p\n{text}\n" for pair in pairs(8) for text in pair])
     leads = [w - r for w, r in zip(raw[::2], raw[1::2], strict=True)]
     without, loss = (
         sum(math.log1p(math.exp(margin - lead)) for lead in leads) / 8 for margin in (0.0, 3.0)
     )
-    assert f"loss {loss:.3f}" in said[-1]
+    assert f"loss {loss:.3f}" in lines[-1]
     assert loss > without + 0.5
 
 
@@ -267,14 +267,14 @@ def test_whole_models_and_lone_heads(tmp_path, base):
     assert again.raw(["p\nao\n"]) == pytest.approx(made.raw(["p\nao\n"]), abs=1e-6)
 
 
-def test_pairs_that_are_too_long_are_told_and_left_out(tmp_path):
+def test_pairs_that_are_too_long_are_reported_and_left_out(tmp_path):
     # "p\n" + 60 bytes + "o\n" and end-of-sequence are 65 tokens, one more than 64.
-    said: list[str] = []
+    lines: list[str] = []
     given = [*pairs(15), ("a" * 60 + "o", "b"), ("a" * 59 + "o", "b")]
-    made = fitted(tmp_path, given, fit=Fit(1e-2, 1, 8, 64, 5), said=said)
+    made = fitted(tmp_path, given, fit=Fit(1e-2, 1, 8, 64, 5), lines=lines)
     assert (made.facts.pairs, made.facts.too_long) == (16, 1)
     assert (
-        "1 of 17 pairs are longer than reward_max_length=64 (the longest has 65 tokens)" in said[0]
+        "1 of 17 pairs are longer than reward_max_length=64 (the longest has 65 tokens)" in lines[0]
     )
     # Scoring keeps the last tokens: what stands before them does not count.
     assert made.raw(["c" * 80 + "o\n"]) == made.raw(["d" * 5 + "c" * 70 + "o\n"])

@@ -130,7 +130,7 @@ def test_an_earlier_team_is_what_both_are_held_against(tmp_path):
     two, three, one, again = worth
     asked = [(two, three), (two, one), (two, again)]
     assert earlier(task("A"), asked) == [-1, 1, 0]
-    assert sorted(earlier._earned["A"]) == [0.0, 1.0, 1.0, 2.0, 3.0]
+    assert sorted(earlier._rewards["A"]) == [0.0, 1.0, 1.0, 2.0, 3.0]
 
 
 def test_joined_candidates_keep_their_verdicts():
@@ -141,7 +141,7 @@ def test_joined_candidates_keep_their_verdicts():
     assert len(two.candidates_K) == 4
 
 
-def test_rounds_lie_in_one_file_and_those_behind_the_checkpoint_are_cut_off(tmp_path):
+def test_rounds_lie_in_one_file_and_those_after_the_checkpoint_are_cut_off(tmp_path):
     made, sampler, loop = collector(tmp_path / "run")
     rounds = [made.round(r) for r in range(3)]
     assert made.labelled == loop.counters.scored_joint_actions == 3 * 25

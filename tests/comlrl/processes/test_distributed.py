@@ -152,10 +152,10 @@ def update(folder: str, model: str, tasks: int, algorithm: str, keys: dict[str, 
     if distributed.is_main():
         out = Path(folder) / f"{distributed.world_size()}"
         save_file(flat, f"{out}.safetensors")
-        told = [
+        results = [
             {k: v for k, v in m.items() if not any(c in k for c in CLOCK)} for m in logger.metrics()
         ]
-        out.with_suffix(".json").write_text(json.dumps(told))
+        out.with_suffix(".json").write_text(json.dumps(results))
     distributed.stop()
 
 
@@ -376,14 +376,14 @@ def test_resuming_with_another_number_of_processes(zygote: Zygote, tmp_path: Pat
     assert weights(folder)["optimizer_0/updates"] == 4
 
 
-def test_mistakes_are_told_once(zygote: Zygote, tmp_path: Path) -> None:
+def test_mistakes_are_reported_once(zygote: Zygote, tmp_path: Path) -> None:
     """In the configuration, in the data, and in the models: exit code 2 on every process."""
     for mistake in ("magrpo.learning_rat=1", "dataset.train_split=nowhere", "agent_model.name=/no"):
         arguments = [*small("magrpo", tmp_path / "run"), mistake]
         team = zygote.team(2, {"run": ["magrpo", arguments]})
         assert ended(team, 60) == [2, 2], team[0].output + team[1].output
-        said = team[0].output + team[1].output
-        assert said.count("error: ") == 1 and "Traceback" not in said, said
+        output = team[0].output + team[1].output
+        assert output.count("error: ") == 1 and "Traceback" not in output, output
 
 
 def test_a_signal_to_one_process_stops_all(zygote: Zygote, tmp_path: Path) -> None:
@@ -459,7 +459,7 @@ def assert_sharded(lone: Path, folder: Path) -> None:
 
 
 def test_sharded_run(zygote: Zygote, tmp_path: Path, lone: Path) -> None:
-    """The numbers and the files of one process; and one process goes on from them."""
+    """The numbers and the files of one process; and one process resumes from them."""
     folder = tmp_path / "two"
     arguments = [*three_tasks(folder), "distributed.strategy=fsdp"]
     team = zygote.team(2, {"run": ["magrpo", arguments]})
@@ -544,12 +544,12 @@ def test_a_process_that_dies_brings_the_run_down(
         time.sleep(0.1)
     children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
     os.kill(int(children[-1]), signal.SIGKILL)
-    said, _ = run.communicate(timeout=300)
+    output, _ = run.communicate(timeout=300)
     assert run.returncode != 0
-    assert "SIGKILL" in said or "Signal 9" in said, said
+    assert "SIGKILL" in output or "Signal 9" in output, output
     step = newest_step(folder)
     arguments = small("magrpo", folder, max_steps=step + 1, eval_interval=0)
     again = torchrun(2, [*arguments, "--resume"])
-    said, _ = again.communicate(timeout=300)
-    assert again.returncode == 0, said
+    output, _ = again.communicate(timeout=300)
+    assert again.returncode == 0, output
     assert [line["update"] for line in metrics(folder)] == list(range(1, step + 2))

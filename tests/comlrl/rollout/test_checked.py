@@ -1,4 +1,4 @@
-"""A user's reward and mode: what they give back is checked, what they raise is told in a line."""
+"""A user's reward and mode: what they give back is checked, their errors take one line."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def test_close_and_for_evaluation_where_they_are():
 
 
 def test_texts():
-    told = CheckedTransition(Fixed([["x", "y"], ("z", "")]), TARGET)(ATTEMPTS)
-    assert told == [("x", "y"), ("z", "")]
+    feedback = CheckedTransition(Fixed([["x", "y"], ("z", "")]), TARGET)(ATTEMPTS)
+    assert feedback == [("x", "y"), ("z", "")]
 
 
 @pytest.mark.parametrize(

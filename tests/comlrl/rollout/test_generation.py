@@ -59,18 +59,20 @@ def truncated(p: np.ndarray, sampling: Sampling) -> np.ndarray:
 def plainly(agent, prompt_ids, key, sampling: Sampling) -> tuple[int, ...]:
     """One completion, without cache, batch or padding."""
     draws = uniforms(key, sampling.max_new_tokens)
-    said: list[int] = []
+    sampled_ids: list[int] = []
     for step in range(sampling.max_new_tokens):
-        logits = agent.model(torch.tensor([[*prompt_ids, *said]])).logits[0, -1].double().numpy()
+        logits = (
+            agent.model(torch.tensor([[*prompt_ids, *sampled_ids]])).logits[0, -1].double().numpy()
+        )
         if sampling.temperature == 0:
-            said.append(int(logits.argmax()))
+            sampled_ids.append(int(logits.argmax()))
         else:
             p = np.exp((logits - logits.max()) / sampling.temperature)
             cdf = np.cumsum(truncated(p / p.sum(), sampling))
-            said.append(int(np.searchsorted(cdf, draws[step] * cdf[-1], side="right")))
-        if said[-1] in agent.stop_ids:
+            sampled_ids.append(int(np.searchsorted(cdf, draws[step] * cdf[-1], side="right")))
+        if sampled_ids[-1] in agent.stop_ids:
             break
-    return tuple(said)
+    return tuple(sampled_ids)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -138,15 +140,15 @@ def test_a_completion_brings_its_log_probability_along(kind):
         request = requests(["def f(x):"], siblings=3)[0]
         (completions,), _ = Generator(agents).sample([[request], []], sampling)
         with agents.acting(0) as agent, torch.no_grad():
-            for said in completions:
-                ids = torch.tensor([[*request.prompt_ids, *said.token_ids]])
+            for completion in completions:
+                ids = torch.tensor([[*request.prompt_ids, *completion.token_ids]])
                 logits = agent.model(ids).logits[0, len(request.prompt_ids) - 1 : -1]
                 p_LV = (logits / sampling.temperature).softmax(-1).double().numpy()
                 left = [truncated(p, sampling) for p in p_LV]
-                drawn = [p[t] / p.sum() for p, t in zip(left, said.token_ids, strict=True)]
-                assert said.logprob == pytest.approx(np.log(drawn).sum(), rel=1e-4)
+                drawn = [p[t] / p.sum() for p, t in zip(left, completion.token_ids, strict=True)]
+                assert completion.logprob == pytest.approx(np.log(drawn).sum(), rel=1e-4)
     (greedy,), _ = Generator(agents).sample([[request], []], SAMPLINGS[0])
-    assert all(np.isnan(said.logprob) for said in greedy)
+    assert all(np.isnan(completion.logprob) for completion in greedy)
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -172,12 +174,14 @@ def test_a_completion_brings_along_what_truncation_left(kind):
         sampling = replace(sampling, max_support=4)
         (completions,), _ = Generator(agents).sample([[request], []], sampling)
         with agents.acting(0) as agent, torch.no_grad():
-            for said in completions:
-                ids = torch.tensor([[*request.prompt_ids, *said.token_ids]])
+            for completion in completions:
+                ids = torch.tensor([[*request.prompt_ids, *completion.token_ids]])
                 logits = agent.model(ids).logits[0, len(request.prompt_ids) - 1 : -1]
                 p_LV = (logits / sampling.temperature).softmax(-1).double().numpy()
-                support = said.support
-                assert len(support.counts_L) == len(support.threshold_L) == len(said.token_ids)
+                support = completion.support
+                assert (
+                    len(support.counts_L) == len(support.threshold_L) == len(completion.token_ids)
+                )
                 parts = support.ids_I.split(support.counts_L.tolist())
                 for p, own, threshold in zip(p_LV, parts, support.threshold_L, strict=True):
                     left = set(truncated(p, sampling).nonzero()[0].tolist())
@@ -190,7 +194,7 @@ def test_a_completion_brings_along_what_truncation_left(kind):
     assert any(larger) and not all(larger)
     for sampling in (SAMPLINGS[2], replace(SAMPLINGS[1], max_support=12)):  # not asked for; nothing
         (completions,), _ = Generator(agents).sample([[request], []], sampling)
-        assert [said.support for said in completions] == [None] * 3
+        assert [completion.support for completion in completions] == [None] * 3
 
 
 def test_what_is_sampled_does_not_depend_on_the_company():
@@ -234,7 +238,7 @@ def each(done: list[list[tuple[Completion, ...]]]) -> Iterator[tuple[int, int, t
     "agents_have", ["merged adapters", "adapters", "adapters of a large base", "models"]
 )
 def test_siblings_that_say_the_same_are_computed_once(agents_have, monkeypatch):
-    """Where they part, each goes on by itself, whoever of them has ended before."""
+    """Where they part, each continues by itself, whoever of them has ended before."""
     monkeypatch.setattr(decoding, "ROWS_STEP", 1)
     agents = team("qwen2", lora__enabled=agents_have != "models")
     for agent in agents.agents:
@@ -256,15 +260,17 @@ def test_siblings_that_say_the_same_are_computed_once(agents_have, monkeypatch):
         monkeypatch.setattr(agent, "fast", None)
     monkeypatch.setattr(generation.prefix_cache, "supported", lambda model: False)
     every = Generator(agents).sample(asked, sampling)
-    said = list(each(once))
-    assert said == list(each(every))
-    lengths = {len(ids) for _, _, ids in said}
+    written = list(each(once))
+    assert written == list(each(every))
+    lengths = {len(ids) for _, _, ids in written}
     assert 24 in lengths and len(lengths) > 8  # some end, at many steps, and some do not
-    # Behind the prompts, what is followed by something: each beginning of a prompt's once.
-    beginnings = {(agent, at, ids[:end]) for agent, at, ids in said for end in range(1, len(ids))}
+    # After the prompts, what is followed by something: each beginning of a prompt's once.
+    beginnings = {
+        (agent, at, ids[:end]) for agent, at, ids in written for end in range(1, len(ids))
+    }
     prompts = sum(len(r.prompt_ids) for of_agent in asked for r in of_agent)
     assert sum(computed) - prompts == len(beginnings)
-    assert len(beginnings) < 0.8 * sum(len(ids) - 1 for _, _, ids in said)
+    assert len(beginnings) < 0.8 * sum(len(ids) - 1 for _, _, ids in written)
 
 
 def test_completions_end_with_their_stop_token_and_say_so():
@@ -288,7 +294,7 @@ def test_logits_that_are_no_numbers_stop_the_sampling(sampling):
     agents = team()
     with torch.no_grad():
         agents.agents[0].model.get_output_embeddings().weight[5] = torch.nan
-    with pytest.raises(NonFiniteError, match="no numbers"):
+    with pytest.raises(NonFiniteError, match="NaN or infinite"):
         Generator(agents).sample([requests(["a"]), []], sampling)
 
 
@@ -399,8 +405,8 @@ def test_a_tasks_tree_is_the_same_alone_in_company_and_in_another_order():
 def test_prompts_are_encoded_as_the_model_reads_them():
     agents = team()
     generator = Generator(agents, max_length=40)
-    said = (Message("user", "abc"), Message("assistant", "d"))
-    assert generator.encode(0, said) == prompt("abc\n\nd\n")
+    messages = (Message("user", "abc"), Message("assistant", "d"))
+    assert generator.encode(0, messages) == prompt("abc\n\nd\n")
     assert generator.fits((1,) * 28, Sampling(1.0, 12))
     assert not generator.fits((1,) * 29, Sampling(1.0, 12))
     assert Completion("", (), False).text == ""

@@ -128,7 +128,7 @@ def test_a_full_tree_stands_breadth_first_and_knows_its_parents():
     assert paths == [(), (0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]
 
 
-def test_rewards_stand_at_the_joint_actions_that_earned_them():
+def test_rewards_stand_at_the_joint_actions_that_they_belong_to():
     def value(name, path, gs):
         return sum(10.0**i * g for i, g in enumerate(gs)) + 1000 * len(path) + 10000 * (name == "B")
 
@@ -185,7 +185,7 @@ def test_random_draws_from_the_runs_keyed_numbers():
     assert set(handed) == {0, 1, 2, 3}
 
 
-def test_what_is_handed_on_is_what_the_agents_said():
+def test_what_is_handed_on_is_what_the_agents_wrote():
     grown = Grown(Shape(2, 2, 2, "cross", "best"), lambda n, p, gs: float(gs == (1, 0)))
     (attempt,) = grown.transition.calls[0]
     assert attempt.completions_N == ("A||0|1", "A||1|0")
@@ -197,9 +197,9 @@ def test_what_is_handed_on_is_what_the_agents_said():
 
 def test_a_branch_ends_where_the_mean_reward_exceeds_the_threshold():
     rewards = {
-        (): [0.0, 1.0],  # mean 0.5: goes on
+        (): [0.0, 1.0],  # mean 0.5: continued
         (0,): [1.0, 1.2],  # mean 1.1: ends
-        (1,): [0.0, 2.0],  # mean 1.0: not above 1, goes on
+        (1,): [0.0, 2.0],  # mean 1.0: not above 1, continued
         (1, 0): [9.0, 9.0],
         (1, 1): [9.0, 9.0],
     }
@@ -235,13 +235,13 @@ def test_nothing_is_asked_once_all_branches_have_ended():
 
 def test_each_agent_reads_its_own_past_alone():
     tree = Grown(Shape(2, 3, 2)).trees[0]
-    told = PROMPTS.first(task(), 2)
+    prompt_N = PROMPTS.first(task(), 2)
     for agent in range(2):
-        assert tree.nodes[0].agents_N[agent].prompt == (Message("user", told[agent]),)
+        assert tree.nodes[0].agents_N[agent].prompt == (Message("user", prompt_N[agent]),)
         # Node 4 is reached by joint actions 0, then 1.
         assert places(tree)[4] == (3, 1, 1)
         assert tree.nodes[4].agents_N[agent].prompt == (
-            Message("user", told[agent]),
+            Message("user", prompt_N[agent]),
             Message("assistant", f"A||{agent}|0"),
             Message("user", f"feedback on A||{agent}|0 at 1"),
             Message("assistant", f"A|0|{agent}|1"),
@@ -284,7 +284,7 @@ def test_greedy_returns_are_those_of_a_chain_from_each_state():
         [task("A"), task("B")], Shape(2, 2, 2), SAMPLING, KEY, 0.5
     )
     # Greedy is generation 0. Root: 2 + 0.5 · (1 + 10 · 0) = 2.5. Turn 2 has the child's own
-    # state: behind joint action 0: 1; behind joint action 1: 1 + 10 = 11.
+    # state: after joint action 0: 1; after joint action 1: 1 + 10 = 11.
     assert greedy.returns_BS == [[2.5, 1.0, 11.0]] * 2
     # Of each task 2 joint actions from the root and 1 from each child; the reward has scored them
     # beside the trees' 2 · 6.

@@ -1,4 +1,4 @@
-"""SHPPO's sampler: all agents in one batch, each under a latent of its own."""
+"""SHPPO's sampler: all agents in one batch, each under a separate latent."""
 
 from __future__ import annotations
 
@@ -34,24 +34,26 @@ def test_all_agents_are_sampled_in_one_batch(agents):
     made = policy()
     many = sampler(made, built)
     asked = [requests(["one", "another task"], i) for i in range(agents)]
-    said = many.sample(asked, Sampling(1.0, 6))
+    groups_N = many.sample(asked, Sampling(1.0, 6))
     assert many.inner.calls == 1
-    assert [len(of_agent) for of_agent in said] == [2] * agents
+    assert [len(of_agent) for of_agent in groups_N] == [2] * agents
     # The same as asking each agent alone: only its own latent counts.
     for i in range(agents):
         alone = sampler(made, built).sample(
             [requests(["one", "another task"], i)], Sampling(1.0, 6)
         )
         assert [[c.token_ids for c in group] for group in alone[0]] == [
-            [c.token_ids for c in group] for group in said[i]
+            [c.token_ids for c in group] for group in groups_N[i]
         ]
 
 
 def test_a_completion_carries_the_latent_that_it_was_sampled_under():
     made, built = policy(), team("qwen2", dtype="float32", algorithm="shppo")
     asked = [requests(["task"], 0), requests(["other"], 1)]
-    said = sampler(made, built).sample(asked, Sampling(1.0, 4))
-    for agent, (name, ((first, second),)) in enumerate(zip(("task", "other"), said, strict=True)):
+    groups_N = sampler(made, built).sample(asked, Sampling(1.0, 4))
+    for agent, (name, ((first, second),)) in enumerate(
+        zip(("task", "other"), groups_N, strict=True)
+    ):
         kept = first.latent
         assert second.latent is kept
         seen = observations(built.agents[0], [prompt(name)])
@@ -89,6 +91,6 @@ def test_sampled_and_scored_log_probabilities_agree():
     batch = pack([Row(prompt("a task"), (ids,), (1.0,), (0,))], 0)
     latents = completion.latent.value_K.expand(len(ids), -1)
     with torch.no_grad():
-        said = action_logprobs(agent, batch, 1.0, head=made.layer, head_input_A=latents)
-        best = agent.logits(made.layer(said.hidden_AD, latents)).argmax(-1)
+        logprobs = action_logprobs(agent, batch, 1.0, head=made.layer, head_input_A=latents)
+        best = agent.logits(made.layer(logprobs.hidden_AD, latents)).argmax(-1)
     assert best.tolist() == list(ids)

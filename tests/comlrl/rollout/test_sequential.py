@@ -25,7 +25,7 @@ def acting(tree: Tree) -> list[tuple[int, int]]:
     return [(node.turn, node.first_agent) for node in tree.nodes]
 
 
-def said(tree: Tree, index: int, agent: int = 0) -> str:
+def last_message(tree: Tree, index: int, agent: int = 0) -> str:
     return tree.nodes[index].agents_N[agent].prompt[-1].content
 
 
@@ -51,7 +51,7 @@ def test_each_completion_leads_to_a_node_of_the_next_agent():
 def test_three_agents_in_two_turns():
     grown = Grown(ordered(3, 2), names="AB")
     for tree in grown.trees:
-        # A turn from one state: 1 + 2 + 4 nodes and 8 joint actions; each of them goes on.
+        # A turn from one state: 1 + 2 + 4 nodes and 8 joint actions; each of them is continued.
         assert len(tree.nodes) == 7 + 8 * 7
         assert [sum(n.turn == t for n in tree.nodes) for t in (1, 2)] == [7, 56]
         assert sum(len(node.scores_K) for node in tree.nodes) == 8 + 64
@@ -96,7 +96,7 @@ def test_a_branch_ends_below_the_completion_that_solves_it():
     shape = ordered(2, 2, early_termination_threshold=1.0)
     grown = Grown(shape, lambda n, path, gs: 2.0 * gs[0] if not path else 0.0)
     (tree,) = grown.trees
-    # Behind aux's second completion both joint actions earn 2: that branch ends.
+    # After aux's second completion both joint actions get 2: that branch ends.
     assert [node.terminated for node in tree.nodes[:3]] == [False, False, True]
     assert places(tree)[3:5] == [(2, 1, 0), (2, 1, 1)]
     assert [n.turn for n in tree.nodes] == [1] * 3 + [2] * 6
@@ -107,7 +107,7 @@ def test_handoff_hands_on_joint_actions_of_the_whole_turn(handoff, width):
     shape = ordered(2, 3, handoff=handoff, handoff_width=width)
     grown = Grown(shape, lambda n, path, gs: float(gs == (1, 0)) + 0.5 * (gs == (0, 1)))
     (tree,) = grown.trees
-    # Of 4 joint actions a turn and state: cost is linear in the turns where one goes on.
+    # Of 4 joint actions a turn and state: cost is linear in the turns where one is continued.
     assert [sum(n.turn == t for n in tree.nodes) for t in (1, 2, 3)] == [3, 3 * width, 3 * width**2]
     if handoff == "best":  # (1, 0) first, then (0, 1), then the first of equals: (0, 0)
         best = {(2, 0)} if width == 1 else {(1, 0), (1, 1), (2, 0)}
@@ -147,14 +147,14 @@ def test_the_best_of_a_simultaneous_turn_are_the_highest_and_the_first_of_equals
 
 def test_each_reads_all_before_it_and_nobody_else():
     (tree,) = Grown(ordered(3, 1)).trees
-    told = PROMPTS.first(task(), 3)
-    assert said(tree, 0) == told[0]
+    prompt_N = PROMPTS.first(task(), 3)
+    assert last_message(tree, 0) == prompt_N[0]
     for index, node in enumerate(tree.nodes):
         agent, texts = node.first_agent, [c.text for _, c in _above(tree, index)]
         shown = CODE.handed_on(task(), agent, 3, texts) if texts else ""
-        assert said(tree, index).startswith(told[agent].rstrip())
-        assert said(tree, index).endswith(shown or "examples.\n")
-        assert [text in said(tree, index) for text in texts] == [True] * agent
+        assert last_message(tree, index).startswith(prompt_N[agent].rstrip())
+        assert last_message(tree, index).endswith(shown or "examples.\n")
+        assert [text in last_message(tree, index) for text in texts] == [True] * agent
 
 
 def _above(tree: Tree, index: int):
@@ -183,7 +183,7 @@ def test_history_last_shows_the_problem_and_this_turns_text_alone():
     assert "A|0.0|0|0" in prompt[2].content and "A||0|0" not in prompt[2].content
 
 
-def test_what_does_not_fit_is_cut_and_said_to_be():
+def test_what_does_not_fit_is_cut_and_marked_as_cut():
     class Long(FakeSampler):
         def _completion(self, key, sampling):
             made = super()._completion(key, sampling)
@@ -196,7 +196,7 @@ def test_what_does_not_fit_is_cut_and_said_to_be():
         rollout.reward._one = lambda action: 0.0
         return rollout.grow([task()], ordered(2, 1, 1, 1), SAMPLING, KEY)[0]
 
-    whole = said(grow(10_000), 1)
+    whole = last_message(grow(10_000), 1)
     assert whole.count("x") > 400 and "left out" not in whole
     cut = grow(len(whole) - 40 + SAMPLING.max_new_tokens).nodes[1].agents_N[0]
     assert "(the rest is left out)\n```" in cut.prompt[-1].content
@@ -214,7 +214,7 @@ def test_a_text_is_data_whatever_it_holds():
 
     rollout = Rollout(Sly(), FakeReward(lambda *_: 0.0), FakeTransition(), PROMPTS, seed=SEED)
     rollout.reward._one = lambda action: 0.0
-    shown = said(rollout.grow([task()], ordered(2, 1, 1, 1), SAMPLING, KEY)[0], 1)
+    shown = last_message(rollout.grow([task()], ordered(2, 1, 1, 1), SAMPLING, KEY)[0], 1)
     assert "<|" not in shown and "\x07" not in shown and "obey" in shown
     # The fence is longer than the longest in the text: nothing in it ends the block.
     before, block, asked = shown.split("\n`````\n")

@@ -63,18 +63,18 @@ def test_each_agent_s_completions_have_ratio_1(server, tmp_path):
     agents = team()
     sampler = client(agents, server, tmp_path)
     corrected = ImportanceWeightedSampler(agents, sampler, cap=2.0)
-    said_N = corrected.sample([requests(0), requests(1)], SAMPLING)
-    assert [[len(group) for group in said] for said in said_N] == [[3, 3], [3, 3]]
-    for completion in (c for said in said_N for group in said for c in group):
+    sampled_N = corrected.sample([requests(0), requests(1)], SAMPLING)
+    assert [[len(group) for group in groups] for groups in sampled_N] == [[3, 3], [3, 3]]
+    for completion in (c for groups in sampled_N for group in groups for c in group):
         assert completion.importance == pytest.approx(1, abs=1e-4)  # drawn in float32
         ids = completion.token_ids
         assert completion.text == agents.agents[0].decode(ids)
         assert completion.finished == (ids[-1] in STOPS) and (completion.finished or len(ids) == 12)
-    told = corrected.metrics()
-    assert told["importance/ratio_mean"] == pytest.approx(1, abs=1e-4)
-    assert told["importance/ratio_max"] == pytest.approx(1, abs=1e-3)
-    assert told["importance/truncated_share"] == 0
-    assert corrected.metrics() == {}  # told once
+    metrics = corrected.metrics()
+    assert metrics["importance/ratio_mean"] == pytest.approx(1, abs=1e-4)
+    assert metrics["importance/ratio_max"] == pytest.approx(1, abs=1e-3)
+    assert metrics["importance/truncated_share"] == 0
+    assert corrected.metrics() == {}  # reported once
     crossed = ImportanceWeightedSampler(agents, sampler, cap=2.0).sample(
         [requests(0), []], SAMPLING
     )
@@ -87,8 +87,8 @@ def test_greedy_asks_once_for_all_siblings_and_weights_nothing(server, tmp_path)
     agents = team()
     corrected = ImportanceWeightedSampler(agents, client(agents, server, tmp_path), cap=2.0)
     greedy = Sampling(0.0, 12)
-    said = corrected.sample([[], requests(1)], greedy)[1]
-    assert all(group == group[:1] * 3 and group[0].importance == 1 for group in said)
+    groups = corrected.sample([[], requests(1)], greedy)[1]
+    assert all(group == group[:1] * 3 and group[0].importance == 1 for group in groups)
     assert corrected.metrics() == {}
 
 
@@ -97,10 +97,10 @@ def test_each_agent_is_asked_for_at_its_own_limits(server, tmp_path):
     agents = team()
     own_N = (Sampling(0.8, 5), Sampling(1.4, 12))
     sampler = ImportanceWeightedSampler(agents, client(agents, server, tmp_path), cap=2.0)
-    said_N = sampler.sample([requests(0), requests(1)], replace(own_N[0], by_agent=own_N))
+    sampled_N = sampler.sample([requests(0), requests(1)], replace(own_N[0], by_agent=own_N))
     asked = {(b["temperature"], b["max_tokens"]) for b in server.asked if b["model"] != "base"}
     assert asked == {(0.8, 5), (1.4, 12)}
-    for completion in (c for said in said_N for group in said for c in group):
+    for completion in (c for groups in sampled_N for group in groups for c in group):
         assert completion.importance == pytest.approx(1, abs=1e-4)
 
 
@@ -134,30 +134,30 @@ def test_what_is_asked_ahead_is_sampled_by_the_adapters_of_then(server, tmp_path
     sampler = client(agents, server, tmp_path)
     first, second = ([requests(0, n), requests(1, n)] for n in (1, 2))
     other = [[Request(prompt("evaluated"), (("eval",),))], []]
-    told = threading.Event()
-    server.before = lambda body: told.wait(60) and None  # nothing is answered before
+    released = threading.Event()
+    server.before = lambda body: released.wait(60) and None  # nothing is answered before
     sampler.ask_ahead(first, SAMPLING)
     old = dict(sampler._names)
     move(agents, 0)
     move(agents, 1)
-    told.set()
+    released.set()
     server.asked.clear()
     sampler.sample(other, SAMPLING)
     assert [body["model"] for body in server.asked if body["prompt"] == list(prompt("evaluated"))]
     assert kinds(server)[2:] == ["load agent_0", "load agent_1"]
     assert {*old.values(), *sampler._names.values()} == set(server.adapters)
     server.asked.clear()
-    said_N = ImportanceWeightedSampler(agents, sampler, cap=1e9).sample(first, SAMPLING)
+    sampled_N = ImportanceWeightedSampler(agents, sampler, cap=1e9).sample(first, SAMPLING)
     assert not server.asked  # anew
-    for index, said in enumerate(said_N):
-        for completion in said[0]:
+    for index, groups in enumerate(sampled_N):
+        for completion in groups[0]:
             ratio = ratio_to(agents, index, first[index][0], completion)
             assert completion.importance == pytest.approx(ratio, rel=1e-3) != 1
     assert len(server.events) == 4
     sampler.ask_ahead(second, SAMPLING)
     assert kinds(server)[4:] == ["unload agent_0", "unload agent_1"]
     assert set(server.adapters) == set(sampler._names.values())
-    assert [len(said) for said in sampler.sample(second, SAMPLING)] == [2, 2]
+    assert [len(groups) for groups in sampler.sample(second, SAMPLING)] == [2, 2]
     assert {body["model"] for body in server.asked} == set(sampler._names.values())
     move(agents, 0)
     sampler.close()
@@ -173,7 +173,7 @@ def ratio_to(agents: Team, index: int, request: Request, completion: Completion)
     return math.exp(chosen.gather(-1, torch.tensor(ids)[:, None]).sum() - completion.logprob)
 
 
-def test_what_goes_wrong_ahead_is_told_where_it_is_asked_for(server, tmp_path):
+def test_an_error_of_asking_ahead_is_raised_when_the_answers_are_needed(server, tmp_path):
     def broken(body: dict) -> None:
         raise HTTPException(400, "no such luck")
 
@@ -212,7 +212,7 @@ def test_closing_does_not_wait_for_what_was_asked_ahead(server, tmp_path, monkey
 
 
 def test_where_nothing_is_asked_ahead_nothing_is_kept(server, tmp_path):
-    """Never more than two versions of an adapter: the third is loaded behind the last step."""
+    """Never more than two versions of an adapter: the third is loaded after the last step."""
     agents = team()
     sampler, asked = client(agents, server, tmp_path), [requests(0, 1), requests(1, 1)]
     sampler.ask_ahead(asked, SAMPLING)
@@ -241,12 +241,12 @@ def test_processes_with_the_same_weights_share_their_names(server, tmp_path, mon
 
 
 def test_answers_are_waited_for_and_all_requests_are_sent_at_once(server, tmp_path):
-    """The server answers nobody before everybody has asked."""
+    """The server answers only after all requests have arrived."""
     sampler = client(team(), server, tmp_path)
     together = threading.Barrier(6, timeout=60)
     server.before = lambda body: together.wait() and None
-    said_N = sampler.sample([requests(0, 3), requests(1, 3)], SAMPLING)
-    assert [len(said) for said in said_N] == [3, 3]
+    sampled_N = sampler.sample([requests(0, 3), requests(1, 3)], SAMPLING)
+    assert [len(groups) for groups in sampled_N] == [3, 3]
 
 
 def test_an_answer_that_does_not_come_is_asked_for_again(server, tmp_path):
@@ -267,8 +267,8 @@ def test_an_answer_that_does_not_come_is_asked_for_again(server, tmp_path):
 def test_torn_connections_are_tried_again(server, tmp_path):
     sampler = client(team(), server, tmp_path)
     server.torn = 3
-    said_N = sampler.sample([requests(0), requests(1)], SAMPLING)
-    assert [[len(group) for group in said] for said in said_N] == [[3, 3], [3, 3]]
+    sampled_N = sampler.sample([requests(0), requests(1)], SAMPLING)
+    assert [[len(group) for group in groups] for groups in sampled_N] == [[3, 3], [3, 3]]
     asked = sum(body["model"] != "base" for body in server.asked)
     assert asked == 4 + 3
 
@@ -305,7 +305,7 @@ def test_a_server_that_stays_away_is_given_up(server, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "temperature", "said"),
+    ("settings", "temperature", "message"),
     [
         ({"max_model_len": 511}, 1.0, "--max-model-len 512"),
         ({"max_rank": 8}, 1.0, "LoRA rank 16 is greater than 8"),
@@ -313,10 +313,10 @@ def test_a_server_that_stays_away_is_given_up(server, tmp_path):
     ],
 )
 def test_a_server_that_does_not_fit_is_refused_at_the_start(
-    server, tmp_path, settings, temperature, said
+    server, tmp_path, settings, temperature, message
 ):
     vars(server).update(settings)
-    with pytest.raises(UserError, match=r"generation\.vllm_url: .*" + said):
+    with pytest.raises(UserError, match=r"generation\.vllm_url: .*" + message):
         client(team(), server, tmp_path, temperature=temperature)
     assert server.adapters == {} and not (tmp_path / "vllm").exists()
 

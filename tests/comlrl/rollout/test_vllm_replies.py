@@ -197,12 +197,12 @@ def test_malformed_answers(whole):
 
 
 @pytest.mark.parametrize(
-    "card", [5, {}, {"id": 3}, {"id": "base", "max_model_len": "4096"},
+    "model", [5, {}, {"id": 3}, {"id": "base", "max_model_len": "4096"},
              {"id": "base", "max_model_len": -1}, {"id": "base", "max_model_len": True}]
 )  # fmt: skip
-def test_malformed_models(card):
+def test_malformed_models(model):
     with pytest.raises(UserError):
-        vllm_replies.base_model("http://x", {"data": [card]})
+        vllm_replies.base_model("http://x", {"data": [model]})
     assert vllm_replies.base_model("http://x", {"data": [{"id": "base"}]}) == ("base", None)
 
 

@@ -192,11 +192,11 @@ def test_a_bad_row_is_named_or_skipped(tmp_path, change, named):
     line = str(error.value)
     assert "\n" not in line and named in line and "on_bad_row=skip" in line
     assert line.startswith(f"dataset.name: '{file}' split 'test': line 2 ('T/1'): ")
-    told: list[str] = []
+    warnings: list[str] = []
     section = DatasetConfig(file, on_bad_row="skip")
-    kept = load_tasks(section, "test", CODE, warn=told.append)
+    kept = load_tasks(section, "test", CODE, warn=warnings.append)
     assert [task.task_id for task in kept] == ["T/0", "T/2"]
-    assert len(told) == 1 and named in told[0]
+    assert len(warnings) == 1 and named in warnings[0]
 
 
 @pytest.mark.parametrize(

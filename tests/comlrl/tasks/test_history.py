@@ -63,7 +63,7 @@ def test_by_default_last_is_the_previous_response_alone() -> None:
     )
 
 
-def test_an_empty_response_is_said_to_be_empty() -> None:
+def test_an_empty_response_is_shown_as_empty() -> None:
     prompt = next_prompt([Exchange("problem\n", " \n")], "f\n", history="last")
     assert prompt == (user("Your previous answer:\n(empty)\n\nf\n"),)
 

@@ -45,12 +45,12 @@ def tree(rewards: list[float], later: dict[int, float] | None = None, tokens: in
     Every completion of one agent has ``tokens`` tokens."""
 
     def node(turn: int, parent: int, action: int, values: list[float]) -> Node:
-        said = tuple(Completion("", tuple(range(tokens)), True) for _ in values)
+        completions_G = tuple(Completion("", tuple(range(tokens)), True) for _ in values)
         return Node(
             turn,
             parent,
             action,
-            (AgentTurn((), (7, 8), said),),
+            (AgentTurn((), (7, 8), completions_G),),
             tuple((g,) for g in range(len(values))),
             tuple(Score(v) for v in values),
             tuple(values),
@@ -127,9 +127,9 @@ def test_the_policys_loss_counts_what_the_log_says():
     section: Any = SimpleNamespace(clip_range=0.2, entropy_coef=0.0)
     policy = ClippedPolicy(section, None, None, None, 1.0)  # type: ignore[arg-type]
     policy.logprob, policy.advantage = per_token({0: [0.0] * 4}), per_token({0: [1.0] * 4})
-    ratios, told = doubles(1.0, 1.5, 0.5, 1.1), Sums()
-    policy.loss(batch, ActionLogprobs(ratios.log(), None, torch.empty(4, 0)), told)
-    means = told.means("tokens")
+    ratios, sums = doubles(1.0, 1.5, 0.5, 1.1), Sums()
+    policy.loss(batch, ActionLogprobs(ratios.log(), None, torch.empty(4, 0)), sums)
+    means = sums.means("tokens")
     assert means["clip_fraction"] == 0.5  # 1.5 and 0.5
     assert means["ratio_max"] == pytest.approx(1.5)
     # KL(old ‖ new) by k3 from the old policy's samples: mean of (ρ − 1 − log ρ)
@@ -166,7 +166,7 @@ def test_gae_extremes_are_monte_carlo_and_one_step():
 
 
 def test_token_advantages_cross_turns_once_and_never_tasks():
-    """Two tasks; the first's only sample goes on to a second turn."""
+    """Two tasks; the first's only sample is continued to a second turn."""
     chains = chains_of([tree([1.0], {0: 2.0}, tokens=2), tree([8.0], tokens=2)])
     assert chains.chains == ((0, 1), (2,))
     value = per_token({0: [0.1, 0.2], 1: [0.3, 0.4], 2: [0.5, 0.6]})

@@ -19,8 +19,8 @@ from tests.tiny_models import team
 
 def row(size: int, number: int) -> Row:
     """Of so many computed tokens: a prompt of 10, and a completion whose last one is not."""
-    said = tuple(range(97, 97 + 26)) * (size // 26 + 1)
-    return Row((98,) * 10, (said[: size - 9],), (1.0,), (number,))
+    letters = tuple(range(97, 97 + 26)) * (size // 26 + 1)
+    return Row((98,) * 10, (letters[: size - 9],), (1.0,), (number,))
 
 
 def sizes(rows: list[Row], most: int, **how: bool) -> list[int]:
@@ -78,13 +78,15 @@ def learned(rows: list[Row]) -> tuple[list[torch.Tensor], set[int]]:
         return [p.grad for p in agent.parameters()], threads
 
 
-def test_lanes_sum_gradients_of_their_own_as_far_as_memory_goes(monkeypatch: pytest.MonkeyPatch):
+def test_worker_threads_sum_gradients_separately_as_far_as_memory_goes(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     rows = [row(300, n) for n in range(4)]
     two, threads = learned(rows)
     assert threading.get_ident() not in threads
     # Two sums of the gradient, 4 bytes a number, would be one byte too many.
-    monkeypatch.setattr(accumulate, "LANES_BYTES", 2 * 4 * sum(g.numel() for g in two) - 1)
+    monkeypatch.setattr(accumulate, "GRADIENT_SUM_BYTES", 2 * 4 * sum(g.numel() for g in two) - 1)
     one, threads = learned(rows)
     assert threads == {threading.get_ident()}
     for gradient, other in zip(one, two, strict=True):

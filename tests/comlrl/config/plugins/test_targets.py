@@ -1,4 +1,4 @@
-"""``module:NAME``: found beside the YAML first, apart from other runs', and told in one line."""
+"""``module:NAME``: found beside the YAML first, apart from other runs'; errors take one line."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_classes_can_be_pickled_by_name(write):
         ("sub:R", r": importing it raised KeyError: 'a' \(HERE/low.py:1\)"),
     ],
 )
-def test_what_cannot_be_loaded_is_told_in_a_line(value, pattern, write):
+def test_what_cannot_be_loaded_is_reported_in_a_line(value, pattern, write):
     folder = write(
         mine="class Reward: pass\nx = 1",
         div="\n1 / 0",
@@ -199,7 +199,7 @@ def test_methods_that_are_there(body, write):
         check_methods(load("reward.target", f"mine:{name}", folder), Reward, ["score"])
 
 
-def test_what_the_users_code_raises_is_told_with_its_place(write):
+def test_what_the_users_code_raises_is_reported_with_its_place(write):
     folder = write(mine="import json\ndef f(x):\n    return json.loads(x)\n")
     target = load("domain", "mine:f", folder)
     with pytest.raises(TargetError) as raised, target.calling():
@@ -277,7 +277,8 @@ def test_a_missing_argument():
 
 
 def test_targets_are_without_torch():
-    code = "import sys, comlrl.config.plugins.targets, comlrl.config.plugins.arguments; print('torch' in sys.modules)"
+    modules = "comlrl.config.plugins.targets, comlrl.config.plugins.arguments"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -139,6 +139,7 @@ def test_estimates_count_each_agent_s_tokens():
 
 def test_a_prompt_has_the_room_that_its_own_agent_leaves():
     from trainers.launch.wiring.assembly import fitting
+    from trainers.launch.wiring.work import load_prompts
 
     class Sampler:
         max_length = 100
@@ -148,10 +149,10 @@ def test_a_prompt_has_the_room_that_its_own_agent_leaves():
 
     task = code_task("t", "def f(x):\n", "def check(f): ...", "f")
     made = config(**APART, sampling__main__max_new_tokens=40)
-    assert fitting([task], made, Sampler(), sampling(made)) == [task]
+    assert fitting([task], load_prompts(made), made, Sampler(), sampling(made)) == [task]
     made = config(**APART, sampling__main__max_new_tokens=41)
     with pytest.raises(UserError, match=r"a prompt of 60 tokens, with room for 59 .* 41"):
-        fitting([task], made, Sampler(), sampling(made))
+        fitting([task], load_prompts(made), made, Sampler(), sampling(made))
 
 
 def test_tables_of_evaluations_tell_who_sampled_otherwise():
