@@ -77,10 +77,10 @@ def main() -> None:
     make_peer()
     base = 0.0
     if arguments.device == "cpu":
-        said = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", IMPORTS], check=True, capture_output=True, text=True
         )
-        base = float(said.stdout)
+        base = float(process.stdout)
     with tempfile.TemporaryDirectory() as folder:
         parameters = make_model(Path(folder), arguments.hidden, arguments.layers)
         job = peer_job(arguments, arguments.tasks)

@@ -43,14 +43,14 @@ def make_endless(folder: Path, width: int, layers: int) -> int:
     """
     parameters = make_model(folder, width, layers, vocab_size=VOCABULARY, eos_token_id=None)
     file, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
-    tokenizer, said = json.loads(file.read_text()), json.loads(settings.read_text())
+    tokenizer, tokenizer_config = json.loads(file.read_text()), json.loads(settings.read_text())
     words = tokenizer["model"]["vocab"]
     free = set(range(VOCABULARY)) - set(words.values())
     words |= {f"w{i}": i for i in free} | {"<|never|>": VOCABULARY}
     kept = next(token for token in tokenizer["added_tokens"] if token["content"] == "<|end|>")
     tokenizer["added_tokens"].append(kept | {"id": VOCABULARY, "content": "<|never|>"})
     file.write_text(json.dumps(tokenizer))
-    settings.write_text(json.dumps(said | {"eos_token": "<|never|>"}))
+    settings.write_text(json.dumps(tokenizer_config | {"eos_token": "<|never|>"}))
     return parameters
 
 
@@ -68,16 +68,16 @@ def ours(model: str, options: argparse.Namespace, *overrides: str) -> dict[str, 
 def peer(model: str, options: argparse.Namespace, dtype: str) -> dict[str, float]:
     job = peer_job(options, options.tasks) | {"model": model, "reward": "noise", "dtype": dtype}
     job |= {"batch_size": options.tasks, "epochs": options.steps + 1}
-    said = runner(PEER / "bin" / "python", "peer_runner.py", job)
-    updated = [ended for what, _, ended in said["spans"] if what == "update"]
+    results = runner(PEER / "bin" / "python", "peer_runner.py", job)
+    updated = [ended for what, _, ended in results["spans"] if what == "update"]
     first = updated[AGENTS - 1]  # the end of the first step
     generation = sum(
         ended - began
-        for what, began, ended in said["spans"]
+        for what, began, ended in results["spans"]
         if what == "generation" and began >= first
     )
-    length = statistics.fmean(said["lengths"][options.tasks * GENERATIONS * AGENTS :])
-    return a_step(options, updated[-1] - first, generation, length, said["peak_memory_mb"])
+    length = statistics.fmean(results["lengths"][options.tasks * GENERATIONS * AGENTS :])
+    return a_step(options, updated[-1] - first, generation, length, results["peak_memory_mb"])
 
 
 def a_step(

@@ -111,8 +111,8 @@ def read(folder: Path) -> Run:
     found: Run = {}
     for line, tokens in zip(lines, sampled, strict=True):
         if line["phase"] == "eval":
-            told = {"env_steps": line["step"], "tokens": tokens} | line["metrics"]
-            for name, value in told.items():
+            values = {"env_steps": line["step"], "tokens": tokens} | line["metrics"]
+            for name, value in values.items():
                 found.setdefault(name, []).append(value)
     return found
 
@@ -124,7 +124,7 @@ def at(run: Run, axis: str, place: float) -> float:
 
 def conventions(runs: Sequence[Run]) -> str:
     """What each helper writes most at the end, and its share of the joint actions; by seed."""
-    told = []
+    parts = []
     for run in runs:
         kinds = {
             name.rpartition("/")[2]: values[-1]
@@ -132,8 +132,8 @@ def conventions(runs: Sequence[Run]) -> str:
             if name.startswith("convention/aux/")
         }
         kind = max(kinds, key=lambda name: kinds[name])
-        told.append(f"{kind} {100 * kinds[kind]:.0f}%")
-    return ", ".join(told)
+        parts.append(f"{kind} {100 * kinds[kind]:.0f}%")
+    return ", ".join(parts)
 
 
 def row(name: str, runs: Sequence[Run], steps: float, tokens: float) -> list[object]:

@@ -76,8 +76,8 @@ def cell(kind: str, trained_with: int, agents: int, options: argparse.Namespace)
 def untrained(agents: int, options: argparse.Namespace) -> Cell:
     """The base model, sampled as the runs sample."""
     file, overrides = COMPARISONS["roles"][KINDS["shared MAPPO"]]
-    said = [f"{key}={json.dumps(value)}" for key, value in (overrides | TASK).items()]
-    team = ["--config", str(ROOT / f"configs/{file}.yaml"), "--override", *said]
+    settings = [f"{key}={json.dumps(value)}" for key, value in (overrides | TASK).items()]
+    team = ["--config", str(ROOT / f"configs/{file}.yaml"), "--override", *settings]
     return [
         passes(team, agents, options.samples, options.out.resolve() / f"untrained_{agents}.json")
     ]

@@ -64,10 +64,10 @@ class Judge:
 
 def question(prompts: Prompts, task: Task, first: Texts, second: Texts) -> str:
     """What the judge is asked: the agents' prompts, and both teams' answers."""
-    told = prompts.texts(task, len(first))
+    texts = prompts.texts(task, len(first))
     return clean(
         QUESTION.format(
-            prompts="\n\n".join(text.strip("\n") for text in told),
+            prompts="\n\n".join(text.strip("\n") for text in texts),
             first="\n".join(first).strip("\n"),
             second="\n".join(second).strip("\n"),
         )

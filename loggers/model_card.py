@@ -34,7 +34,7 @@ requests = [
     [Request(agents.encode(agent, prompt), (("key", "task", (), agent, 0),))]
     for agent, prompt in enumerate(asked)
 ]
-answers = [said[0].text for ((said),) in agents.sample(requests, Sampling(0.0, 64))]
+answers = [completions_G[0].text for (completions_G,) in agents.sample(requests, Sampling(0.0, 64))]
 """
 LIMITS = """\
 Each agent was trained with the others of this team and may have learned habits that only they
@@ -57,8 +57,8 @@ def write_model_card(run_dir: str | Path, method: str = "") -> Path:
         for file in (run.path / "model_card.md", place / "README.md"):  # the last one's stays
             file.write_text(text, encoding="utf-8", errors="replace")
         for folder, role in zip(folders, _roles(run, place, folders), strict=True):
-            said = _agent_card(run, folder, role)
-            (place / folder / "README.md").write_text(said, encoding="utf-8")
+            agent_text = _agent_card(run, folder, role)
+            (place / folder / "README.md").write_text(agent_text, encoding="utf-8")
     return run.path / "model_card.md"
 
 
@@ -116,30 +116,30 @@ def snippet(run: Run, place: Path) -> str:
     named = _names(_roles(run, place, folders), folders)
     lora = run.config.get("lora", {}).get("enabled")
     bases = run.config.get("agents") or [run.config["agent_model"]["name"]] * len(folders)
-    told = ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
+    lines = ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
     if lora:
-        told.insert(0, "from peft import PeftModel")
+        lines.insert(0, "from peft import PeftModel")
         builtins = sorted({BUILTINS[base] for base in bases if base in BUILTINS})
-        told[:0] = [f"from comlrl.builtin import {', '.join(builtins)}"] if builtins else []
-    told.append(f"folder = {str(place)!r}")
+        lines[:0] = [f"from comlrl.builtin import {', '.join(builtins)}"] if builtins else []
+    lines.append(f"folder = {str(place)!r}")
     model = "AutoModelForCausalLM.from_pretrained({})"
     written = [BUILTINS.get(base, repr(base)) for base in bases]
     if not lora:
         for name, agent in zip(named, folders, strict=True):
-            told.append(f"{name} = {model.format(_within(agent))}")
+            lines.append(f"{name} = {model.format(_within(agent))}")
     elif run.config.get("agents"):
         for name, agent, base in zip(named, folders, written, strict=True):
-            told.append(f"base = {model.format(base)}")
-            told.append(f"{name} = PeftModel.from_pretrained(base, {_within(agent)})")
+            lines.append(f"base = {model.format(base)}")
+            lines.append(f"{name} = PeftModel.from_pretrained(base, {_within(agent)})")
     else:
-        told.append(f"base = {model.format(written[0])}")
+        lines.append(f"base = {model.format(written[0])}")
         first = f'{_within(folders[0])}, adapter_name="{named[0]}"'
-        told.append(f"team = PeftModel.from_pretrained(base, {first})")
+        lines.append(f"team = PeftModel.from_pretrained(base, {first})")
         for name, agent in list(zip(named, folders, strict=True))[1:]:
-            told.append(f'team.load_adapter({_within(agent)}, adapter_name="{name}")')
-        told.append(f'team.set_adapter("{named[-1]}")  # who answers')
-    told.append(f"tokenizer = AutoTokenizer.from_pretrained({_within(folders[-1])})")
-    return "\n".join(told) + "\n"
+            lines.append(f'team.load_adapter({_within(agent)}, adapter_name="{name}")')
+        lines.append(f'team.set_adapter("{named[-1]}")  # who answers')
+    lines.append(f"tokenizer = AutoTokenizer.from_pretrained({_within(folders[-1])})")
+    return "\n".join(lines) + "\n"
 
 
 def _within(folder: str) -> str:
@@ -151,8 +151,8 @@ def _results(run: Run) -> str:
     before, after = (run.summary.get(key) for key in ("eval_start", "eval_end"))
     if not before or not after:
         return ""
-    told = [*(n for n in RESULTS if n in after), *listed(run.view.tables, after)]
-    rows = [[name, before.get(name, "–"), after[name]] for name in told]
+    names = [*(n for n in RESULTS if n in after), *listed(run.view.tables, after)]
+    rows = [[name, before.get(name, "–"), after[name]] for name in names]
     split = f"`{run.config['dataset']['name']}` {run.config['dataset'].get('eval_split', '')}"
     tasks = int(after.get("tasks", 0))
     answers = run.config.get(run.algorithm, {}).get("eval_answers", 1)

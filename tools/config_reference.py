@@ -66,7 +66,7 @@ def reference() -> str:
     """The whole page."""
     parts = [HEAD, "## Top of the file\n", table(list(keys_of(sections.Root).values()))]
     for name, cls in sections.SECTIONS.items():
-        parts += [f"## `{name}`\n", _said(cls), table(list(keys_of(cls).values()))]
+        parts += [f"## `{name}`\n", _description(cls), table(list(keys_of(cls).values()))]
     parts += [
         "## Algorithms: keys that all have\n",
         "They stand in the section named after the algorithm. Where a default differs, it is "
@@ -74,14 +74,14 @@ def reference() -> str:
         table(list(keys_of(COMMON).values())),
     ]
     for name, cls in configs.SECTIONS.items():
-        parts += [f"## `{name}`\n", _said(cls)]
+        parts += [f"## `{name}`\n", _description(cls)]
         own = _own(cls, COMMON)
         parts += [table(own)] if own else []
     parts += ["## Older spellings\n", _older(), "## Older flags\n", _flags()]
     return "\n".join(parts)
 
 
-def _said(cls: type) -> str:
+def _description(cls: type) -> str:
     """A section's docstring, and that of the keys that it shares with one other algorithm."""
     docs = [c.__doc__ or "" for c in (cls, *SHARED_PARENTS) if issubclass(cls, c)]
     paragraphs = [text for doc in docs for text in inspect.cleandoc(doc).split("\n\n")]

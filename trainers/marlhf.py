@@ -174,12 +174,12 @@ class MARLHFTrainer:
             )
         pairs = self._text_pairs(labelled)
         self.idle = self._teaches_nothing(labelled, pairs)
-        before, told = None, {}
+        before, metrics = None, {}
         if (earlier := self.reward.model) is not None:
             fresh = earlier.order(labelled.tasks)
-            told = {} if fresh is None else {"reward_model/fresh_accuracy": fresh}
+            metrics = {} if fresh is None else {"reward_model/fresh_accuracy": fresh}
         if self.idle:
-            self._report(labelled, told)
+            self._report(labelled, metrics)
             return
         if earlier is not None:
             before = {name: tensor.clone() for name, tensor in earlier.weights().items()}
@@ -201,7 +201,7 @@ class MARLHFTrainer:
         )
         say(f"{share} held-out pairs ordered rightly, after {seconds:.0f} s on {found.pairs} pairs")
         self.reward.model = model
-        self._report(labelled, told, model)
+        self._report(labelled, metrics, model)
         if distributed.is_main():
             model.save(folder)
         distributed.all_gather(None)
@@ -260,7 +260,7 @@ class MARLHFTrainer:
         return text_pairs([tasks[i] for i in shuffled], self.section.reward_prompts == "first")
 
     def _report(
-        self, labelled: Round, told: Mapping[str, float], model: RewardModel | None = None
+        self, labelled: Round, metrics: Mapping[str, float], model: RewardModel | None = None
     ) -> None:
         """Candidates that this run has scored are environment steps of it; the quality of the
         ``model`` fitted to them goes to the log and into the summary of the preferences."""
@@ -279,7 +279,7 @@ class MARLHFTrainer:
                 "preferences/gap_mean": sum(gaps) / max(1, len(gaps)),
                 "preferences/reward_mean": labelled.reward_mean,
                 "preferences/labelled": float(self.collector.labelled),
-                **told,
+                **metrics,
             }
         )
         if not distributed.is_main() or facts is None:

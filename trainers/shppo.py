@@ -198,7 +198,7 @@ class SHPPOTrainer:
         )
         first = minibatches(states, size, (*key, 0))
         policy.measure([rows(chosen) for chosen in first[1:]])
-        metrics = self._said_before(samples)
+        metrics = self._metrics_before(samples)
         if section.normalize_advantages:
             samples = replace(samples, advantage_C=standardized(samples.advantage_C))
         policy.credit(by_number(samples.advantage_C), rows(range(len(rows_SN))), self._agents)
@@ -213,10 +213,12 @@ class SHPPOTrainer:
         def after(one: Pass) -> dict[str, float]:
             if section.latents != "learned":
                 return {}
-            told = self._update_encoder(samples, one.progress)
+            encoder_metrics = self._update_encoder(samples, one.progress)
             if section.latent_gradient == "policy":
-                return told
-            return told | {"inference_loss": self._update_inference(samples, one.progress)}
+                return encoder_metrics
+            return encoder_metrics | {
+                "inference_loss": self._update_inference(samples, one.progress)
+            }
 
         epochs = passes(states, size, section.ppo_epochs, key, span)
         metrics |= run_epochs(epochs, section.target_kl, update, after) | policy.before()
@@ -237,7 +239,7 @@ class SHPPOTrainer:
             head_input_A=samples.latent_SNK[state_A, agent_A],
         )
 
-    def _said_before(self, samples: Samples) -> dict[str, float]:
+    def _metrics_before(self, samples: Samples) -> dict[str, float]:
         """What the log wants of the step before its update."""
         _, mean, deviation = moments(samples.advantage_C)
         metrics = {
@@ -277,14 +279,14 @@ class SHPPOTrainer:
         parts = {"entropy": entropy_S, "distance": diversity_S}
         weighed = (entropy_S, diversity_S, section.lambda_e, section.lambda_d)
         if section.latent_gradient == "policy":
-            earned_C = self._latent_policy(samples, mu_SNK, sigma_SNK)
-            losses = [earned_C, latent_loss(0.0, *weighed)]
+            policy_C = self._latent_policy(samples, mu_SNK, sigma_SNK)
+            losses = [policy_C, latent_loss(0.0, *weighed)]
         else:
             with frozen(self.inference):
                 value_S = self.inference(samples.observation_SND, mu_SNK, sigma_SNK)
             parts, losses = parts | {"value": value_S}, [latent_loss(value_S, *weighed)]
-        said = {f"latent/{name}": moments(part.detach())[1] for name, part in parts.items()}
-        return said | {"latent/loss": self._descend("encoder", progress, *losses)}
+        metrics = {f"latent/{name}": moments(part.detach())[1] for name, part in parts.items()}
+        return metrics | {"latent/loss": self._descend("encoder", progress, *losses)}
 
     def _latent_policy(
         self, samples: Samples, mu_SNK: torch.Tensor, sigma_SNK: torch.Tensor

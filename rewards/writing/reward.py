@@ -125,6 +125,6 @@ class WritingReward(Reward):
     @staticmethod
     def _score(texts_N: Sequence[str]) -> Score:
         steps = tuple(map(measured, texts_N, texts_N[1:]))
-        earned = [parts_of(step) for step in steps]
-        parts = {name: fmean(part[name] for part in earned) for name in PARTS}
+        parts_by_step = [parts_of(step) for step in steps]
+        parts = {name: fmean(part[name] for part in parts_by_step) for name in PARTS}
         return Score(sum(parts.values()), parts, facts=Summaries(steps))

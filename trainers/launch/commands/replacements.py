@@ -55,7 +55,7 @@ def check(asked: Mapping[str, Other], config: Config) -> dict[int, Other]:
         named = range(section.num_agents) if text == "all" else [_place(text, roles)]
         for place in named:
             if place in replaced:
-                raise UserError(_again(f"{text}={told(given)}"))
+                raise UserError(_again(f"{text}={label(given)}"))
             replaced[place] = _who(given, roles)
     for place, who in replaced.items():
         for agent in (place, who) if isinstance(who, int) else (place,):
@@ -96,7 +96,7 @@ def _who(given: Other, roles: Sequence[str]) -> Other:
     raise UserError(f"--replace: '{given}' does not exist, as a run or a role; {mend}")
 
 
-def told(who: Other) -> str:
+def label(who: Other) -> str:
     """Who acts in an agent's place, in words."""
     if isinstance(who, Trained):
         return who.name

@@ -136,22 +136,22 @@ def read_sweep(path: str | Path) -> Sweep:
     )  # fmt: skip
 
 
-def _parameter(name: str, said: Any) -> Parameter:
-    said = said if isinstance(said, dict) else {}
-    kind, keys = said.get("distribution"), set(said) - {"distribution"}
+def _parameter(name: str, given: Any) -> Parameter:
+    given = given if isinstance(given, dict) else {}
+    kind, keys = given.get("distribution"), set(given) - {"distribution"}
     if keys == {"value"} or keys == {"values"}:
-        values = said["values"] if "values" in said else [said["value"]]
+        values = given["values"] if "values" in given else [given["value"]]
         if isinstance(values, list) and values:
             return Parameter(name, tuple(map(str, values)))
-    low, high = said.get("min"), said.get("max")
+    low, high = given.get("min"), given.get("max")
     if {"min", "max"} <= keys <= {"min", "max", "q"} and all(map(_number, (low, high))):
         both_whole = isinstance(low, int) and isinstance(high, int)
         kind = kind or ("int_uniform" if both_whole else "uniform")
         if kind in RANGES and low <= high and (low > 0 or kind != "log_uniform_values"):
             whole, log = RANGES[kind]
-            return Parameter(name, (), low, high, whole, log, said.get("q"))
+            return Parameter(name, (), low, high, whole, log, given.get("q"))
     raise UserError(
-        f"parameters.{name}: {said}; give `value`, `values`, or `min` and `max` with a "
+        f"parameters.{name}: {given}; give `value`, `values`, or `min` and `max` with a "
         f"distribution of {_list(tuple(RANGES))}"
     )
 
@@ -205,7 +205,7 @@ class Search:
             held = json.loads(self.file.read_text(encoding="utf-8"))
             if held["sweep"] != sweep.identity():
                 raise UserError(f"--dir: '{folder}' holds another sweep; give another one")
-            self.points = {said["number"]: Point(**said) for said in held["points"]}
+            self.points = {point["number"]: Point(**point) for point in held["points"]}
         self._interrupted = [p for p in self.points.values() if p.state == "started"]
 
     def ask(self) -> Point | None:

@@ -354,7 +354,7 @@ def build_rollout(
     from comlrl.rollout.grow import Rollout
     from comlrl.rollout.reading import History
 
-    told, transition = config.external, build_transition(config, prompts, fallbacks)
+    external, transition = config.external, build_transition(config, prompts, fallbacks)
     if config.distributed.strategy == "fsdp":
         from comlrl.rollout.lockstep import FromMain
 
@@ -367,7 +367,7 @@ def build_rollout(
         transition,
         prompts,
         seed=config.seed,
-        history=History(told.history, told.original_prompt, told.previous_response),
+        history=History(external.history, external.original_prompt, external.previous_response),
         process=lambda reward: scale * reward + shift,
     )
 
@@ -388,13 +388,13 @@ def standing(
     expert's place, and how far a server's samples are from the policy's. Every process asks."""
     from comlrl.processes import distributed
 
-    def told() -> dict[str, float]:
+    def read_metrics() -> dict[str, float]:
         metrics = {} if corrected is None else corrected.metrics()
         if fallbacks is not None:
             metrics["expert_fallbacks"] = distributed.total(fallbacks.count)
         return metrics
 
-    return told
+    return read_metrics
 
 
 def evaluator(
