@@ -225,10 +225,10 @@ def _domain_words(source: str) -> list[str]:
         if isinstance(item, ast.Constant) and isinstance(item.value, str):
             found += [m[0] for m in (*DOMAIN_WORD.finditer(item.value), *MAIN.finditer(item.value))]
         for name in ("id", "attr", "arg", "name", "asname"):
-            said = getattr(item, name, None)
-            if isinstance(said, str):
-                found += [m[0] for m in DOMAIN_WORD.finditer(said)]
-                found += [said] if said.startswith("main_") else []
+            identifier = getattr(item, name, None)
+            if isinstance(identifier, str):
+                found += [m[0] for m in DOMAIN_WORD.finditer(identifier)]
+                found += [identifier] if identifier.startswith("main_") else []
     return found
 
 

@@ -281,9 +281,9 @@ def test_harmless_changes_are_named_and_go_through(
         generation__max_batch_tokens=99, sandbox__workers=1, output__verbose=True,
     )  # fmt: skip
     assert prepare(changed, True, False).checkpoint is not None
-    said = capsys.readouterr().err
-    assert "magrpo.max_steps: 5 → 9" in said and "wandb.project: None → 'other'" in said
-    assert said.count("notice: ") == 8  # the seven, and wandb.tags, which a section brings along
+    notices = capsys.readouterr().err
+    assert "magrpo.max_steps: 5 → 9" in notices and "wandb.project: None → 'other'" in notices
+    assert notices.count("notice: ") == 8  # the seven, and wandb.tags, which a section brings along
 
 
 def test_other_changes_are_refused_unless_forced(tmp_path: Path) -> None:

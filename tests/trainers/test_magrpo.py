@@ -91,7 +91,7 @@ def test_a_clipped_update_by_hand(clip_range, loss, gradient, tmp_path, monkeypa
     old = torch.tensor([0.5, 0.5], dtype=torch.float64).log()
     new = torch.tensor([0.65, 0.35], dtype=torch.float64).log().requires_grad_()
     says = iter([old, new])
-    monkeypatch.setattr(trainer, "_said", lambda agent, batch: next(says))
+    monkeypatch.setattr(trainer, "_logprobs", lambda agent, batch: next(says))
     before = Before()
     first, _ = trainer._loss(trainer.team.agents[0], batch, 2, before)
     assert float(first) == 0.0  # −(½ − ½) / 2

@@ -162,8 +162,8 @@ def test_signals_judge_the_surfaced_tests_alone() -> None:
         (texts,) = build("passed", sandbox_slice)([late])
         assert ("Feedback:\nAll levels passed." in texts[0]) is passed
         (texts,) = build("level_passed", sandbox_slice)([late])
-        told = {1: "Tests: 1/1 passed.", -1: "Tests: 0/1 passed.", "all": "Tests: 1/2 passed."}
-        assert told[sandbox_slice] in texts[1]
+        expected = {1: "Tests: 1/1 passed.", -1: "Tests: 0/1 passed.", "all": "Tests: 1/2 passed."}
+        assert expected[sandbox_slice] in texts[1]
 
 
 @pytest.mark.parametrize(

@@ -266,7 +266,7 @@ def test_all_is_at_hand_in_the_quickstart_and_no_weights_are_loaded(capsys, monk
     assert code == 0 and not_checked(out) == []
 
 
-def test_names_of_the_hub_are_told_as_not_checked(capsys, monkeypatch, tmp_path):
+def test_names_of_the_hub_are_reported_as_not_checked(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     code, out, _ = dry_run(capsys, config="magrpo_he_config")
     assert code == 0 and not_checked(out) == ["dataset.name", "agent_model.name"]
@@ -295,7 +295,7 @@ def test_every_row_of_local_data_is_checked(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("agent_model.name=/no/such", "agent_model.name: '/no/such' does not exist"),
         ("agent_model.name=./no_such", "agent_model.name: './no_such' does not exist"),
@@ -313,15 +313,15 @@ def test_every_row_of_local_data_is_checked(capsys, tmp_path):
         ("magrpo.max_new_tokens=2040", "has a prompt of"),
     ],
 )
-def test_what_a_run_would_refuse_is_refused(capsys, monkeypatch, override, said):
+def test_what_a_run_would_refuse_is_refused(capsys, monkeypatch, override, message):
     monkeypatch.delenv("DEEPSEEK_API_KEY", raising=False)
     monkeypatch.chdir(ROOT)
     more = ["agent_model.max_length=2048"] if "max_new" in override else []
     code, out, err = dry_run(capsys, override, *more)
-    if not said:
+    if not message:
         assert code == 0
         return
-    assert code == 2 and out == "" and said in err
+    assert code == 2 and out == "" and message in err
     assert err.splitlines()[-1].startswith("error: ")
 
 

@@ -106,7 +106,7 @@ def test_more_turns_read_more_and_cards_exchange_gradients():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "words"),
     [
         ("v100", ["v100", "h100"]),
         ("8xv100", ["v100"]),
@@ -116,10 +116,10 @@ def test_more_turns_read_more_and_cards_exchange_gradients():
         ("flops=1e12,memory=1e9", ["bandwidth"]),
     ],
 )
-def test_hardware_that_is_not_understood_is_refused(text, told):
+def test_hardware_that_is_not_understood_is_refused(text, words):
     with pytest.raises(UserError) as error:
         hardware(text, config())
-    assert all(word in str(error.value) for word in ("--hardware", *told))
+    assert all(word in str(error.value) for word in ("--hardware", *words))
 
 
 def test_hardware_by_kind_by_hand_and_measured():
