@@ -4,7 +4,7 @@
 
 A Qwen2 of 12 layers, width 640 and Qwen's vocabulary of 151,936 with random weights, 168M
 parameters, and two agents; the same start weights, tasks, prompts, G = 4 and temperature 1 for all,
-and one update for ``--tasks`` tasks. The end-of-sequence token lies behind the vocabulary, where no
+and one update for ``--tasks`` tasks. The end-of-sequence token lies after the vocabulary, where no
 policy can sample it, so that all completions have 64 tokens, on both sides. The reward is a hash of
 the texts: it costs nothing, and no group of completions has equal rewards, which would leave
 nothing to update. The learning rate is 1e-5. The peer (comlrl 1.4.3, in ``.venv-peer``, which is
@@ -98,7 +98,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=1, help="measured in a run, behind its first")
+    parser.add_argument("--steps", type=int, default=1, help="measured in a run, after its first")
     parser.add_argument("--tasks", type=int, default=2, help="a step")
     parser.add_argument("--width", type=int, default=640)
     parser.add_argument("--layers", type=int, default=12)

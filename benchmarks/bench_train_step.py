@@ -7,7 +7,7 @@ Every number comes from a process of its own; contenders alternate, and a table 
 the span over rounds; ratios are of rates of one round. "Same work" is: the same start weights,
 tasks (each once), G, prompts, temperature 1 and at most 64 new tokens; one optimizer update for 32
 tasks, no KL. The learning rate is 1e-5 for all: every update is computed and no policy moves, so
-that all go on writing completions of one mean length, which the table shows. What is compared is
+that all keep writing completions of one mean length, which the table shows. What is compared is
 sampled tokens a second over whole steps, the first of each run, with its one-time costs, left out.
 Each is run in float32 and in bfloat16: the peer's weights (and nothing more exact beside them),
 TRL's autocast, our weights, with masters in float32 where they are trained (``torch_dtype: auto``
@@ -132,7 +132,7 @@ def peer(arguments: argparse.Namespace, dtype: str) -> dict:
     job = peer_job(arguments, arguments.tasks, dtype)
     results = runner(PEER / "bin" / "python", "peer_runner.py", job)
     agents = len(job["tasks"][0]["prompts"])
-    lengths = results["lengths"][BATCH * GENERATIONS * agents :]  # behind the first update
+    lengths = results["lengths"][BATCH * GENERATIONS * agents :]  # after the first update
     updated = [ended for what, _, ended in results["spans"] if what == "update"]
     seconds = updated[-1] - updated[agents - 1]
     return measured(seconds, sum(lengths), len(lengths), agents, results["peak_memory_mb"])

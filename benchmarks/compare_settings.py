@@ -43,7 +43,7 @@ COMPARISONS: dict[str, dict[str, tuple[str, dict[str, object]]]] = {  # name →
         )
         for m, tasks in ((1, 8), (2, 5), (4, 3))
     },
-    "roles": {  # SHPPO's latents, and one policy that is told its role by the prompt alone
+    "roles": {  # SHPPO's latents, and one policy that reads its role in the prompt alone
         "learned": ("shppo_quickstart", {}),
         "learned by a policy gradient": ("shppo_quickstart", {"shppo.latent_gradient": "policy"}),
         "zero": ("shppo_quickstart", {"shppo.latents": "zero"}),

@@ -91,7 +91,7 @@ def gradient(value: torch.Tensor, parameters: Sequence[nn.Parameter]) -> torch.T
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A step's tasks, what was drawn for them and what it earned."""
+    """A step's tasks, what was drawn for them and its rewards."""
 
     seen_SND: torch.Tensor
     kind_S: torch.Tensor

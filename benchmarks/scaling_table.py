@@ -53,7 +53,7 @@ def train(kind: str, agents: int, seed: int, options: argparse.Namespace) -> Pat
 def passes(team: Sequence[str], agents: int, samples: int, out: Path) -> float:
     """The share of answers to the held-out tasks that pass all tests, given as so many agents.
 
-    ``team``: what evaluate.py is told to evaluate.
+    ``team``: the options of evaluate.py that name what to evaluate.
     """
     if not out.exists():
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from comlrl.tasks.prompts import Prompts
 from comlrl.types import Task
 from external.service import ExpertError, Provider, Service, provider_of
 
-MODEL = "default"  # what a service at a URL is asked for, unless the URL names one behind a #
+MODEL = "default"  # what a service at a URL is asked for, unless the URL names one after a #
 
 QUESTION = """\
 Two teams were given one task, and every member answered its own prompt.

@@ -193,7 +193,7 @@ def _base(run: Run) -> str:
 
 
 def _shared(place: Path) -> bool:
-    """Whether one policy acts for all agents, told apart by what lies beside it."""
+    """Whether one policy acts for all agents, with networks beside it for each agent."""
     return (place / "heterogeneous").is_dir()
 
 

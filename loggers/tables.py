@@ -66,7 +66,7 @@ def cross_play_table(result: Mapping[str, Any]) -> str:
 
 
 def replacement_table(result: Mapping[str, Any]) -> str:
-    """Every team with some agents replaced, what it earned and cost; then each agent's part."""
+    """Every team with some agents replaced, its reward and cost; then each agent's part."""
     replaced, found = {int(i): who for i, who in result["replaced"].items()}, result["coalitions"]
     roles = {i: result["roles"][i] for i in sorted(replaced)}
     scores = list(result["contributions"])

@@ -89,7 +89,7 @@ class FakeReward(Reward):
         name, path, _, _ = parts_N[0]
         assert name == action.task.task_id
         chosen = tuple(g for *_, g in parts_N)
-        # Siblings of one node, or each below what those before it said.
+        # Siblings of one node, or each below what those before it wrote.
         below = [
             path if len(each[1]) == len(path) else (*path, *chosen[:i])
             for i, each in enumerate(parts_N)

@@ -204,7 +204,7 @@ def test_what_answers_at_once_is_without_torch():
 
 
 # What only a domain may speak of, in the names and texts of the rooms that serve every domain
-# (comments aside, where keys of the configuration are told).
+# (comments aside, where keys of the configuration are named).
 DOMAIN_WORD = re.compile(
     r"(?<![A-Za-z])([Aa]ux|[Ee]ntry_?[Pp]oint|[Hh]elper|[Ww]rapper|[Tt]est(?!\[|s\[)|[Pp]rogram)"
     r"s?(?![a-z])|\bsyntax_|\bdef \w"

@@ -156,7 +156,7 @@ def torchrun(words: list[str]) -> list[str]:
 
 
 def python(words: list[str], request: pytest.FixtureRequest) -> None:
-    """What is behind ``python``, in this process."""
+    """Runs what follows ``python``, in this process."""
     if words[0] == "-c":
         compile(words[1], "-c", "exec")
         return

@@ -145,7 +145,7 @@ def test_model_without_eos_token(tmp_path: Path) -> None:
     [
         ({"agent_devices": ["cpu", "cpu"]}, "share one base"),
         ({"agent_devices": ["cpu", "tpu9"], "lora__enabled": False}, "'tpu9' is no device"),
-        ({"agent_devices": ["cuda:0", "cuda:64"], "lora__enabled": False}, "card"),
+        ({"agent_devices": ["cuda:0", "cuda:64"], "lora__enabled": False}, "GPU"),
     ],
 )
 def test_devices_that_cannot_be_had(keys: dict[str, Any], message: str) -> None:
@@ -154,7 +154,7 @@ def test_devices_that_cannot_be_had(keys: dict[str, Any], message: str) -> None:
 
 
 def test_agents_are_placed_where_agent_devices_says() -> None:
-    """``meta`` stands for a second card: it holds shapes and no numbers."""
+    """``meta`` stands for a second GPU: it holds shapes without values."""
     models = [str(tiny_models.folder(kind)) for kind in ("qwen2", "llama")]
     config = tiny_models.config(agents=models, agent_devices=["cpu", "meta"])
     check_devices(config)
@@ -246,7 +246,7 @@ def test_out_of_memory_halves_the_micro_batch(
         halved = re.findall(r"micro-batches have (\d+) tokens", capsys.readouterr().out)
         assert halved == ["50", "25", "23"]
         assert agent.micro_batch_tokens == 23
-        # 9 + 2 + 1 + 4 = 16, 9 + 1 = 10 and 23: no two fit together; none of what failed is told
+        # 9 + 2 + 1 + 4 = 16, 9 + 1 = 10 and 23: no two fit together; none of what failed is logged
         assert sorted(sizes[-3:]) == [10, 16, 23] and sums.of["tokens"] == 49
         for one, other in zip(whole, gradients(agent), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)

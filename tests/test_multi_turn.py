@@ -129,7 +129,7 @@ def test_a_team_of_three_trains_on_two_turns(zygote, tmp_path):
     ]  # fmt: skip
     episodes = [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
     text = json.dumps(episodes)
-    # Each helper is told its own name, main all of them; at turn 2 each is to revise its own.
+    # Each helper reads its own name, main all of them; at turn 2 each is to revise its own.
     assert "Write one helper function `aux2`" in text
     assert "`aux(...)` and `aux2(...)` exist" in text
     assert "Write a revised `aux2`, code only" in text

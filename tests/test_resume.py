@@ -81,7 +81,7 @@ def test_agents_in_order_and_a_wider_handoff_go_on_exactly(zygote: Zygote, tmp_p
     whole, folder = tmp_path / "whole", tmp_path / "run"
     run = zygote.run("magrpo", small("magrpo", whole, **keys))
     assert run.wait() == 0, run.output
-    # Each task: 2 · 2 · 2 joint actions of turn 1, two of which go on to as many.
+    # Each task: 2 · 2 · 2 joint actions of turn 1, two of which are continued by as many.
     assert [line["step"] for line in metrics(whole) if line["phase"] == "train"] == [48, 96, 144]
     run = zygote.run("magrpo", small("magrpo", folder, **keys))
     run.until(partial(is_past, run, folder, 0))

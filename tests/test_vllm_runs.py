@@ -78,7 +78,7 @@ def test_a_run_by_a_server(zygote: Zygote, server: FakeVLLM, tmp_path: Path, alg
     assert server.adapters == {}
     loads = [name for what, name in server.events if what == "load"]
     assert sorted(loads) == sorted({name for what, name in server.events if what == "unload"})
-    if algorithm == "madpo":  # sampled from once; evaluated before, and behind steps 2 and 3
+    if algorithm == "madpo":  # sampled from once; evaluated before, and after steps 2 and 3
         assert Counter(name.split("-")[0] for name in loads) == {"agent_0": 3, "agent_1": 3}
     else:
         assert Counter(name.split("-")[0] for name in loads) == {"agent_0": 4, "agent_1": 4}
@@ -107,7 +107,7 @@ def test_a_step_s_first_turn_may_be_sampled_while_the_one_before_updates(
     zygote: Zygote, server: FakeVLLM, tmp_path: Path, overlap: int
 ) -> None:
     """A step's requests are answered once the step before is through. The last step asks nothing
-    ahead, and the weights behind it are not sent."""
+    ahead, and the weights after it are not sent."""
     folder, numbers, over = tmp_path / "run", itertools.count(), threading.Event()
 
     def before(body: dict) -> None:
@@ -209,7 +209,7 @@ def ended(team: list[Process]) -> list[int]:
 def test_processes_share_the_adapters(
     zygote: Zygote, server: FakeVLLM, tmp_path: Path, overlap: int
 ) -> None:
-    """With ``overlap`` the weights behind the first of two updates are sampled from by nobody."""
+    """With ``overlap`` the weights after the first of two updates are sampled from by nobody."""
     folder = tmp_path / "run"
     arguments = asked("magrpo", folder, server.url, batch_size=3, max_steps=2, max_new_tokens=24)
     arguments.append(f"generation.overlap={overlap}")

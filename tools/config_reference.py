@@ -31,7 +31,7 @@ A file is YAML: the sections below and one named after the algorithm. Every key 
 Python literals. Of file, older flags and `--override` the last one wins. An unknown key, a wrong
 type or values that contradict each other are refused with one line before anything is loaded
 (exit code 2). A setting that can have no effect beside the others, such as
-`external.original_prompt` where `external.history` is `full`, is told in a notice.
+`external.original_prompt` where `external.history` is `full`, prints a notice.
 
 A path (of a data set, a model, a run, `init_from`, …) is looked for beside the YAML file first,
 then in the working directory; one on the command line in the working directory first. A run's

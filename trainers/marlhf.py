@@ -141,7 +141,7 @@ class MARLHFTrainer:
                 self._report(self.collector.round(0), {}, self.reward.model)
             self._check()
         elif self.section.num_iterations == 1 and self.loop.counters.steps:
-            raise PreferenceError(f"'{folder}' is missing; the run cannot go on without it")
+            raise PreferenceError(f"'{folder}' is missing; the run cannot continue without it")
         else:
             if self.reward.model is None and self.reward.kept is not None:
                 facts, weights = self.reward.kept
@@ -164,8 +164,8 @@ class MARLHFTrainer:
         return load(folder, dtype=self.base.dtype, device=self.base.device)
 
     def _refit(self, index: int, folder: Path) -> None:
-        """Label the round's candidates, and go on fitting the model to them and the replay, unless
-        the round is idle."""
+        """Label the round's candidates, and continue fitting the model to them and the replay,
+        unless the round is idle."""
         labelled = self.collector.round(index)
         if index == 0 and not labelled.held_out:
             raise PreferenceError(
@@ -304,7 +304,7 @@ class MARLHFTrainer:
                 f"pairs rightly, below marlhf.reward_min_accuracy={least}: reinforcement learning "
                 "would follow noise. More pairs (preference_num_candidates, "
                 "preference_pairs_per_sample), a higher reward_learning_rate or more "
-                "reward_num_train_epochs may help; reward_min_accuracy=0 goes on all the same"
+                "reward_num_train_epochs may help; reward_min_accuracy=0 continues all the same"
             )
 
 

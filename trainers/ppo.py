@@ -20,7 +20,7 @@ Three choices, each a key:
 V is a small head on the policy's hidden states (of the token, or their mean over a turn's prompts),
 or with ``critic_model`` a language model with an adapter of its own and a scalar head, which reads
 the histories themselves. With ``shared_policy`` all agents act by one policy, which learns from the
-samples of all, and an independent critic is one for all; they are told apart by their prompts.
+samples of all, and an independent critic is one for all; their prompts tell them apart.
 
 Old log-probabilities and values are taken of all policies before the first update, over the first
 epoch's own minibatches, so that the first minibatch's ratios are exactly 1; where credit does not
@@ -89,7 +89,7 @@ class KLCoefficient:
 
 @dataclass
 class Improvement:
-    """One policy in one training step: what those who act by it said."""
+    """One policy in one training step: with the completions of the agents that act by it."""
 
     rows_S: list[list[Row]]  # of each state
     policy: ClippedPolicy

@@ -21,7 +21,7 @@ With ``latents`` zero or sampled, l_i is 0 or ~ N(0, 1), and neither encoder nor
 A turn's Â goes to every token that every agent wrote in it; the ratio is per token. o_i, ε_i and
 l_i are kept from the rollout: all ratios use the stored l_i, so that only the policy moves them,
 and L_latent alone recomputes μ and σ, with the stored ε. L_v is V_I with its own weights frozen;
-V_I learns on the μ and σ that earned the returns. Nothing depends on the number of agents, so a
+V_I learns on the μ and σ that led to the returns. Nothing depends on the number of agents, so a
 trained team runs with any other N.
 
 Departures from the paper: the generated layer is a low-rank residual before the language-model
@@ -303,7 +303,7 @@ class SHPPOTrainer:
         return loss_CN.mean(1)
 
     def _update_inference(self, samples: Samples, progress: float) -> float:
-        """One step of V_I on the returns that the rollout's μ and σ earned; the mean loss."""
+        """One step of V_I on the returns of the rollout's μ and σ; the mean loss."""
         value_S = self.inference(samples.observation_SND, samples.mu_SNK, samples.sigma_SNK)
         loss_C = (value_S[samples.state_C] - samples.return_C) ** 2
         return self._descend("inference", progress, loss_C)

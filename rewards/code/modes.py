@@ -1,4 +1,4 @@
-"""The code domain's external modes: what of the reward's breakdown each agent is told."""
+"""The code domain's external modes: the part of the reward's breakdown that each agent reads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Feedback(ABC):
 
     @abstractmethod
     def feedback(self, attempt: Attempt, agent: int) -> str:
-        """What is said of an attempt to one of its agents."""
+        """The text about an attempt for one of its agents."""
 
 
 class LevelFeedback(Feedback):

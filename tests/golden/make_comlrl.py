@@ -59,7 +59,7 @@ def magrpo(agents: list[Any], **settings: Any) -> Any:
 
 
 def tree(mode: str, more: int = 0, **settings: Any) -> dict[str, Any]:
-    """Returns and gradients of each turn's update. ``more``: tokens behind each completion."""
+    """Returns and gradients of each turn's update. ``more``: tokens after each completion."""
     trainer = magrpo([toy.model(0), toy.model(1)], joint_mode=mode, **settings)
     nodes = iter(range(99))
 

@@ -64,7 +64,7 @@ def turn(node: int, agent: int, count: int, less: int = 0) -> AgentTurn:
 
 
 def tree(mode: str, less: int = 0) -> Tree:
-    """Two turns of two agents: every joint action goes on."""
+    """Two turns of two agents: every joint action is continued."""
     actions = tuple(itertools.product(range(G), repeat=2))
     if mode == "align":
         actions = tuple((g, g) for g in range(G))

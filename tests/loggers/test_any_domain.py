@@ -1,4 +1,4 @@
-"""A run of a domain that nobody here has heard of: what is told of it, and what is left out."""
+"""A run of a domain that nobody here has heard of: what is shown of it, and what is left out."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def metrics_of(trainer):
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2", "mistral"])
 @pytest.mark.parametrize("size", [None, 3])
 def test_as_long_as_nothing_moves_every_ratio_is_exactly_one(kind, size, tmp_path):
-    """The first pass, those behind it and what is measured before them compute the same bits."""
+    """The first pass, those after it and what is measured before them compute the same bits."""
     trainer = build(
         "magrpo", tmp_path, share_of_letters, kind=kind, num_agents=3, num_turns=2, max_steps=1,
         update_epochs=3, train_batch_size=size, learning_rate=1e-30,

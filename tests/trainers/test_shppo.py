@@ -32,7 +32,7 @@ def samples_of(trainer):
 
 
 def measured(trainer, samples):
-    """The policy of a step, which knows what it said before, and all of the step's rows."""
+    """The policy of a step, which knows its old log-probabilities, and all of the step's rows."""
     rows_S = samples.chains.rows(range(2), trainer.weight_T, 2)
     rows = [row for rows in rows_S for row in rows]
     policy = ClippedPolicy(
@@ -236,7 +236,7 @@ def test_what_is_kept_is_the_rollouts(tmp_path):
     torch.testing.assert_close(
         samples.latent_SNK, samples.mu_SNK + samples.sigma_SNK * samples.epsilon_SNK
     )
-    assert samples.chains.parent_S.count(-1) == 2  # 2 tasks, each with 3 samples that go on
+    assert samples.chains.parent_S.count(-1) == 2  # 2 tasks, each with 3 samples that are continued
     assert len(samples.chains.parent_S) == 8
 
 

@@ -96,7 +96,7 @@ class Way:
             assert (self.agent.fast is not None) == (kind == "qwen2")
 
     def logits(self, ids_so_far: Sequence_) -> torch.Tensor:
-        """Of the next token behind the prompt and this, float64."""
+        """Of the next token after the prompt and this, float64."""
         ids = torch.tensor([[*PROMPT, *ids_so_far]])
         hidden = self.agent.model.get_decoder()(input_ids=ids).last_hidden_state[0, -1:]
         if self.layer is not None:

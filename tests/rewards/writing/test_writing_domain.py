@@ -1,4 +1,4 @@
-"""The writing domain: rows, roles, prompts and what is told of a joint action."""
+"""The writing domain: rows, roles, prompts and the measures of a joint action."""
 
 from __future__ import annotations
 

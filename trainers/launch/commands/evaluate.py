@@ -112,7 +112,7 @@ def export_samples(file: Path, trees: Sequence[Tree], domain: Domain) -> None:
 
 
 def cross_play(plan: Plan) -> int:
-    """The last agent of every run with the others of every run → matrices, JSON, Markdown, temperature
+    """The last agent of every run with the others of every run → matrices, JSON, Markdown, heat
     map."""
     from comlrl.evaluation import cross_play as pairs
     from comlrl.evaluation.estimates import estimates
@@ -286,7 +286,7 @@ def described(plan: Plan, stage: Stage) -> dict[str, Any]:
     others = {str(i): replacements.label(who) for i, who in plan.replaced.items()}
     teams = {"runs": names} if len(names) > 1 else {"replaced": others} if others else {}
     sampled = dataclasses.asdict(stage.sampling)
-    del sampled["by_agent"]  # what differs is told by role, in ``settings``
+    del sampled["by_agent"]  # what differs stands by role in ``settings``
     return teams | {
         "config": plan.config_file,
         "algorithm": config.algorithm,

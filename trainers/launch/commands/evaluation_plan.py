@@ -112,7 +112,7 @@ def _samples(arguments: argparse.Namespace) -> tuple[tuple[int, ...], int]:
 def place(plan: Plan, described: Mapping[str, Any]) -> Path:
     """Where an evaluation is written: ``--out``, else a name that tells what was evaluated, beside
     the run if it is one's. Only an earlier evaluation of the very same is replaced; anything else
-    of that name gets a number behind it.
+    of that name gets a number after it.
 
     ``described``: the fields that say what was evaluated, as the file has them.
     """

@@ -82,8 +82,8 @@ def _place(text: str, roles: Sequence[str]) -> int:
     """The agent of a number, or of a role. Raises UserError."""
     if text.isdecimal() or text in roles:
         return int(text) if text.isdecimal() else roles.index(text)
-    mend = near(text, roles, "there are {}")
-    raise UserError(f"--replace: '{text}' is none of this team's agents; {mend}")
+    hint = near(text, roles, "there are {}")
+    raise UserError(f"--replace: '{text}' is none of this team's agents; {hint}")
 
 
 def _who(given: Other, roles: Sequence[str]) -> Other:
@@ -92,8 +92,8 @@ def _who(given: Other, roles: Sequence[str]) -> Other:
         return given
     if given in roles:
         return roles.index(given)
-    mend = near(given, (*roles, *NOBODY), "give a run, or one of {}")
-    raise UserError(f"--replace: '{given}' does not exist, as a run or a role; {mend}")
+    hint = near(given, (*roles, *NOBODY), "give a run, or one of {}")
+    raise UserError(f"--replace: '{given}' does not exist, as a run or a role; {hint}")
 
 
 def label(who: Other) -> str:

@@ -2,7 +2,7 @@
 
 A grid is walked in order, the last parameter fastest; ``random`` is Optuna's random sampler,
 ``bayes`` its tree-structured Parzen estimator. The sweep's folder holds every point, so that the
-same command goes on where it was stopped.
+same command continues where it was stopped.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Parameter:
     """One key that is swept: a choice of texts, or a range of numbers."""
 
     name: str
-    choices: tuple[str, ...] = ()  # as they stand behind ``key=``
+    choices: tuple[str, ...] = ()  # as they stand after ``key=``
     low: float = 0.0
     high: float = 0.0
     whole: bool = False
@@ -163,7 +163,7 @@ def _command(parts: Sequence[Any]) -> tuple[str, ...]:
         if text.startswith("${") and text not in macros:
             raise UserError(f"command: '{text}'; local sweeps know {_list(macros)}")
     if "${args_no_hyphens}" not in texts or "--override" not in texts:
-        raise UserError("command: has no `--override` with ${args_no_hyphens} behind it")
+        raise UserError("command: has no `--override` with ${args_no_hyphens} after it")
     return texts
 
 
@@ -294,9 +294,9 @@ class Runner:
     def run(self, count: int, changed: Callable[[], None]) -> None:
         """Bring the sweep to ``count`` finished points; ``changed`` is called after each.
 
-        A point that fails is kept as failed and the others go on. What interrupts this ends the
-        points that run, each after saving where its cadence says so; they are started again by
-        the next run of the sweep.
+        A point that fails is recorded as failed and the others continue. What interrupts this ends
+        the points that run, each after saving where its cadence says so; they are started again
+        by the next run of the sweep.
         """
         with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
             running: dict[concurrent.futures.Future[Result], Point] = {}
@@ -335,7 +335,7 @@ class Runner:
             line.append("--resume")
         log = run_dir / "log.txt"
         started = time.monotonic()
-        ended = (run_dir / "summary.json").exists()  # and we were killed before it was told
+        ended = (run_dir / "summary.json").exists()  # and we were killed before it was recorded
         code = 0 if ended else self._wait(point, line, log)
         seconds = time.monotonic() - started
         if code:
@@ -353,7 +353,7 @@ class Runner:
                 stdout=output,
                 stderr=output,
                 env=_environment(self.jobs),
-                start_new_session=True,  # Ctrl-C reaches us alone, and they are told once
+                start_new_session=True,  # Ctrl-C reaches us alone, and they get one signal
             )
             self._processes[point.number] = process
             code = process.wait()
@@ -390,6 +390,6 @@ def _last_line(log: Path) -> str:
 
 
 def _environment(jobs: int) -> dict[str, str]:
-    """A point's process has an equal share of the cores, unless the caller has said otherwise."""
+    """A point's process has an equal share of the cores, unless the caller sets another number."""
     cores = len(os.sched_getaffinity(0))
     return {"OMP_NUM_THREADS": str(max(1, cores // jobs)), **os.environ}

@@ -198,9 +198,9 @@ def _check_source(config: Config, source: Source) -> list[str]:
     where, section, lora = f"init_from: '{source.name}'", config.section, config.lora
     if source.lora != lora.enabled:
         held = "LoRA adapters" if source.lora else "all weights of whole models"
-        mend = f"set lora.enabled={str(source.lora).lower()}"
+        fix = f"set lora.enabled={str(source.lora).lower()}"
         more = "" if source.lora else ", or give these models as agents, and init_from=null"
-        raise UserError(f"{where} holds {held}; {mend}{more}")
+        raise UserError(f"{where} holds {held}; {fix}{more}")
     alpha = float(2 * lora.r if lora.alpha is None else lora.alpha)
     for rank, scale in source.ranks:
         if rank != lora.r:

@@ -96,7 +96,7 @@ def run_algorithm(tree: Mapping[str, Any], algorithms: Mapping[str, Any], file: 
         raise UserError(f"--config: '{file}' has sections {', '.join(found)}; keep one of them")
     raise UserError(
         f"--config: '{file}' has no algorithm's section; add one of {', '.join(algorithms)} (for "
-        "one of your own, give the config.yaml of its run)"
+        "your own algorithm, give the config.yaml of its run)"
     )
 
 
@@ -128,7 +128,7 @@ def settings(
 
 
 def _fits(facts: Mapping[str, Any], section: Any) -> bool:
-    """Whether an algorithm's agents can act by weights of which this is said."""
+    """Whether an algorithm's agents can act by weights with these facts."""
     if facts["heterogeneous"] or section.heterogeneous:
         return facts["heterogeneous"] == section.heterogeneous
     return not facts.get("shared_policy") or hasattr(section, "shared_policy")
@@ -136,7 +136,7 @@ def _fits(facts: Mapping[str, Any], section: Any) -> bool:
 
 def of_run(tree: Mapping[str, Any], algorithms: Mapping[str, Any]) -> dict[str, Any]:
     """What a run's configuration says of its weights: key → value, and whether they are one
-    policy, told apart by latents (``heterogeneous``); and what they were trained to do."""
+    policy with a latent for each agent (``heterogeneous``); and what they were trained to do."""
     model, lora = tree.get("agent_model") or {}, tree.get("lora") or {}
     facts = {f"agent_model.{key}": model[key] for key in MODEL_KEYS if key in model}
     facts |= {f"lora.{key}": value for key, value in lora.items()}

@@ -1,4 +1,4 @@
-"""Settings that have no effect where they stand are told, and nothing else is."""
+"""Settings that have no effect where they stand are reported, and nothing else is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
 
 
 def unused_keys(file: Path, *overrides: str) -> list[str]:
-    """Each setting that is told to have no effect."""
+    """Each setting that is reported to have no effect."""
     algorithm = algorithm_of(file)
     arguments = ["--config", str(file), "--override", *overrides]
     _, notices = resolve(algorithm, parse_arguments(algorithm, arguments))
@@ -41,7 +41,7 @@ def test_shipped_files_say_nothing_in_vain(path):
 
 
 VLLM = "generation.backend=vllm generation.vllm_url=http://localhost:8000"
-IN_VAIN = [  # file, what is said, of it in vain
+IN_VAIN = [  # file, what is given, what of it has no effect
     ("magrpo", "magrpo.discount=0.5", "magrpo.discount"),
     ("magrpo", "magrpo.early_termination_threshold=3", "magrpo.early_termination_threshold"),
     ("magrpo", "magrpo.handoff=random", "magrpo.handoff"),
@@ -152,7 +152,7 @@ def test_settings_without_effect_are_reported(name, overrides, key):
         ("marlhf", "agent_model.top_k=9 generation.max_support=9"),
         ("mt_magrpo", "external.history=last external.original_prompt=true"),
         ("mt_magrpo", "external.mode=expert_edits external.expert_model=gpt-5"),
-        ("magrpo", "magrpo.discount=0.9"),  # the default, said
+        ("magrpo", "magrpo.discount=0.9"),  # the default, given
         ("magrpo", "sampling.aux.temperature=0.5 magrpo.temperature=0.7"),
         ("magrpo", "sampling.main.top_k=9 magrpo.top_p=1 generation.max_support=9"),
         ("madpo", "madpo.replay=lambda_decay madpo.replay_rounds=3 madpo.replay_lambda=0.3"),

@@ -92,7 +92,7 @@ def test_one_policy_with_networks_beside_it_is_not_merged(run, tmp_path, capsys)
     (tmp_path / "final_model" / "agent_0").mkdir(parents=True)
     (tmp_path / "final_model" / weights.SHARED).mkdir()
     assert export.main([str(tmp_path), "--merge"]) == 2
-    assert "told apart by networks" in capsys.readouterr().err
+    assert "differ by networks" in capsys.readouterr().err
 
 
 def test_push_goes_to_a_private_repository_and_tells_what_fails(run, tmp_path, monkeypatch, capsys):

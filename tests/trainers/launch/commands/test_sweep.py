@@ -214,7 +214,7 @@ def test_the_projects_sweeps_are_there_and_read(monkeypatch):
 
 @pytest.mark.parametrize("file", SWEEPS, ids=lambda file: file.stem)
 def test_every_point_of_the_projects_grids_is_a_configuration(file, monkeypatch):
-    """Also those behind the first: what a quickstart changes must not contradict what is swept."""
+    """Also those after the first: what a quickstart changes must not contradict what is swept."""
     monkeypatch.chdir(ROOT)
     sweep = read_sweep(file)
     algorithm = sweep.program.removeprefix("train_").removesuffix(".py")

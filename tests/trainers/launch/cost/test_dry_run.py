@@ -72,7 +72,7 @@ def test_growth(keys, nodes, joint_actions):
         # G = 4, then 2 below each: 1 + 4 nodes, 8 joint actions, 4 + 8 completions.
         ({}, 5, 8, 12, 1),
         ({"num_agents": 3}, 13, 16, 28, 1),  # 1 + 4 + 8 nodes, 4 + 8 + 16 completions
-        ({"num_turns": 2}, 5 + 8 * 5, 8 + 64, 12 + 8 * 12, 1 + 8),  # each of the 8 goes on
+        ({"num_turns": 2}, 5 + 8 * 5, 8 + 64, 12 + 8 * 12, 1 + 8),  # each of the 8 is continued
         ({"num_turns": 3, "handoff": "random"}, 15, 24, 36, 3),  # one of the 8 does
         ({"num_turns": 3, "handoff": "best", "handoff_width": 2}, 35, 56, 84, 7),  # 1 + 2 + 4 turns
         ({"num_generations_sequential": 3}, 5, 12, 16, 1),
@@ -86,7 +86,7 @@ def test_growth_where_agents_act_in_order(keys, nodes, joint_actions, completion
 
 
 def test_growth_of_a_wider_handoff():
-    # G = 4, two of four go on: 1 + 2 + 4 nodes of 4.
+    # G = 4, two of four are continued: 1 + 2 + 4 nodes of 4.
     tree = growth(section(num_generations=4, num_turns=3, handoff="random", handoff_width=2))
     assert (tree.nodes, tree.joint_actions) == (7, 28)
 
@@ -105,7 +105,7 @@ def test_greedy_rollouts_are_scored_and_counted():
 
 
 def test_growth_of_chains():
-    # PPO: G = 4 samples at turn 1, each goes on alone: 1 + 4 + 4 nodes, 4 + 4 + 4 joint actions.
+    # PPO: G = 4 samples at turn 1, each continued alone: 1 + 4 + 4 nodes, 4 + 4 + 4 joint actions.
     tree = growth(PPOConfig(num_agents=2, num_turns=3, num_generations=4))
     assert (tree.nodes, tree.joint_actions, tree.completions) == (9, 12, 24)
 

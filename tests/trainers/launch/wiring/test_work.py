@@ -1,4 +1,4 @@
-"""Domain, reward, prompts and mode of one's own, from a YAML file alone: the cookbook's, in real
+"""Domain, reward, prompts and mode of your own, from a YAML file alone: the cookbook's, in real
 runs; and what is wrong with others, in one line."""
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ def test_a_mode_that_reads_what_the_reward_does_not_find_is_refused_at_the_door(
     line = "external.mode: 'level_passed' reads a RewardBreakdown .* 'numbers_:Numbers' does not"
     with pytest.raises(UserError, match=line):
         resolved("magrpo.num_turns=2")
-    resolved("magrpo.num_turns=1")  # nobody is told anything
+    resolved("magrpo.num_turns=1")  # nobody reads any feedback
     resolved("magrpo.num_turns=2", "reward.target=numbers_:Says")
 
 
@@ -350,8 +350,8 @@ def test_a_reward_that_fails_in_the_middle_loses_nothing(how, line, zygote, tmp_
     assert newest_step(out) == 1 and newest(out) is not None
     assert [r["update"] for r in read_run(out).records] == [0, 1, 1]
     if how == "raise":
-        mended = [*given, "reward.arguments.calls=99", "--resume", "--resume-force"]
-        again = zygote.run("magrpo", mended)
+        forced = [*given, "reward.arguments.calls=99", "--resume", "--resume-force"]
+        again = zygote.run("magrpo", forced)
         assert again.wait() == 0, again.output
         assert newest_step(out) == 3
 

@@ -1,0 +1,55 @@
+"""Private words that are gone for good from the names of the code; see CONTRIBUTING.md."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("comlrl", "trainers", "loggers", "external", "rewards", "benchmarks", "tools")
+# Names as a whole, and names of which ``said`` or ``told`` is a word (``said_U``, ``_told``).
+GONE = frozenset(
+    """heat Kept max_kept everyone Course side_by_side Remembering Corrected earned lanes
+    said told""".split()
+)
+WORDS_GONE = frozenset({"said", "told"})
+
+
+def names(node: ast.AST) -> Iterator[str]:
+    """What a node of the syntax tree names: variables, arguments, functions, imports, fields."""
+    for field in ("id", "attr", "arg", "name", "asname", "rest"):
+        if isinstance(name := getattr(node, field, None), str):
+            yield from name.split(".")
+    if isinstance(node, ast.Global | ast.Nonlocal | ast.MatchClass):
+        yield from node.kwd_attrs if isinstance(node, ast.MatchClass) else node.names
+
+
+def gone(source: str) -> list[tuple[int, str]]:
+    """Line and name of each private word in a file."""
+    found = {
+        (getattr(node, "lineno", 0), name)
+        for node in ast.walk(ast.parse(source))
+        for name in names(node)
+        if name in GONE or WORDS_GONE & set(name.lower().split("_"))
+    }
+    return sorted(found)
+
+
+def test_private_words_are_found() -> None:
+    source = "import a.heat as told\ndef f(said_U, *, kept): x.lanes = _said()\nf(max_kept=1)\n"
+    source += "class Kept: 'said'\nunsaid, heat_map, earned_C = 'lanes', 'told', None\n"
+    assert gone(source) == [
+        (1, "heat"), (1, "told"), (2, "_said"), (2, "lanes"), (2, "said_U"), (3, "max_kept"),
+        (4, "Kept"),
+    ]  # fmt: skip
+
+
+def test_no_private_word_is_left_in_the_code() -> None:
+    files = [file for name in PACKAGES for file in sorted((ROOT / name).rglob("*.py"))]
+    offenders = [
+        f"{file.relative_to(ROOT)}:{line} {name}"
+        for file in (*files, *sorted(ROOT.glob("*.py")))
+        for line, name in gone(file.read_text(encoding="utf-8"))
+    ]
+    assert not offenders, "\n".join(offenders)
