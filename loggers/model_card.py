@@ -13,7 +13,7 @@ from loggers.report.run_data import Run, read_run
 from loggers.tables import table
 from loggers.views.view import listed
 
-TOLD = (
+SETTINGS = (
     "num_turns", "turn_order", "num_generations", "joint_mode", "handoff", "learning_rate",
     "discount",
 )  # fmt: skip
@@ -73,7 +73,7 @@ def card(run: Run, place: Path, method: str = "") -> str:
     if _shared(place):
         agents.append(["`heterogeneous`", "what tells the agents apart"])
     count = section.get("num_agents", len(folders))
-    settings = [[key, section[key]] for key in TOLD if section.get(key) is not None]
+    settings = [[key, section[key]] for key in SETTINGS if section.get(key) is not None]
     ends = [
         ["environment steps", run.summary.get("env_steps")],
         ["updates", run.summary.get("updates")],

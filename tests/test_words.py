@@ -1,4 +1,4 @@
-"""Private words that are gone for good from the names of the code; see CONTRIBUTING.md."""
+"""Private words that are gone for good from the names of the code."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("comlrl", "trainers", "loggers", "external", "rewards", "benchmarks", "tools")
-# Names as a whole, and names of which ``said`` or ``told`` is a word (``said_U``, ``_told``).
-GONE = frozenset(
-    """heat Kept max_kept everyone Course side_by_side Remembering Corrected earned lanes
-    said told""".split()
-)
-WORDS_GONE = frozenset({"said", "told"})
+# Whole names, and words that a name may not hold (``said_U``, ``_told``).
+GONE = {
+    "heat", "Kept", "max_kept", "everyone", "Course", "side_by_side", "Remembering", "Corrected",
+    "earned", "lanes",
+}  # fmt: skip
+WORDS_GONE = {"said", "told"}
 
 
 def names(node: ast.AST) -> Iterator[str]:
     """What a node of the syntax tree names: variables, arguments, functions, imports, fields."""
-    for field in ("id", "attr", "arg", "name", "asname", "rest"):
+    for field in ("id", "attr", "arg", "name", "asname", "module"):
         if isinstance(name := getattr(node, field, None), str):
             yield from name.split(".")
-    if isinstance(node, ast.Global | ast.Nonlocal | ast.MatchClass):
-        yield from node.kwd_attrs if isinstance(node, ast.MatchClass) else node.names
 
 
 def gone(source: str) -> list[tuple[int, str]]:
