@@ -1,6 +1,6 @@
 """Run a sweep without an account: python sweep.py configs/sweeps/magrpo_learning_rate.yaml --jobs 2
 
-Reads W&B's sweep files. The same command, given again, goes on where it was stopped.
+Reads W&B's sweep files. The same command, given again, continues where it was stopped.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 Seconds of a training step of the quickstart, and of a random Qwen2 of 12 layers, width 640 and
 Qwen's vocabulary of 151,936 (168M parameters) with steps of 2 tasks × G = 4 and 64 tokens. The
 machine's peaks are measured before each run, while nothing else runs. A run's numbers are medians
-and spans of the steps behind the first ``--warm``; "as asked" is estimated from the configuration
+and spans of the steps after the first ``--warm``; "as asked" is estimated from the configuration
 alone, in which completions are as long as they may be, "at its length" with their mean length in
 the run. The large model takes three steps, of which the first is left out.
 """

@@ -4,7 +4,7 @@
 
 A model of the given shape with random weights (Qwen2 architecture, the embedded tokenizer), two
 agents, G = 4, the same tasks; frozen weights and the peer's in bfloat16. On a CPU the memory is the
-process's peak above that of importing the packages; on a card it is the allocator's peak.
+process's peak above that of importing the packages; on a GPU it is the allocator's peak.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ def main() -> None:
     make_peer()
     base = 0.0
     if arguments.device == "cpu":
-        said = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", IMPORTS], check=True, capture_output=True, text=True
         )
-        base = float(said.stdout)
+        base = float(process.stdout)
     with tempfile.TemporaryDirectory() as folder:
         parameters = make_model(Path(folder), arguments.hidden, arguments.layers)
         job = peer_job(arguments, arguments.tasks)

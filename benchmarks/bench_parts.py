@@ -98,14 +98,14 @@ def measure(overrides: list[str], fast: bool, steps: int, warm: int) -> dict[str
         trainer.train()
         run.reward.close()
     found: dict[str, list[float]] = {}
-    for (told, trees), reward in list(zip(recorder.steps, waited, strict=True))[warm:]:
-        step = told["step_seconds"]
-        rollout = step * told["time/rollout_share"]
-        said = {
+    for (metrics, trees), reward in list(zip(recorder.steps, waited, strict=True))[warm:]:
+        step = metrics["step_seconds"]
+        rollout = step * metrics["time/rollout_share"]
+        parts = {
             "generation": rollout - reward, "reward": reward, "update": step - rollout,
             "step": step, "passed": passed(trees, 4 if run.team.full else 3),
         }  # fmt: skip
-        for name, value in said.items():
+        for name, value in parts.items():
             found.setdefault(name, []).append(value)
     model = run.team.agents[0].model
     inner = [p for n, p in model.named_parameters() if "lora_" not in n and "embed" not in n]
@@ -142,10 +142,10 @@ def main() -> None:
     rows = []
     for name, overrides in CASES.items():
         for way, fast in (("fast", True), ("modules", False)):
-            said = measure(overrides, fast, options.steps, options.warm)
-            parts = [f"{said[p]:.2f}" for p in ("generation", "reward", "update", "step")]
-            share = f"{100 * said['limit'] / said['step']:.0f} %"
-            rows.append([name, way, *parts, f"{128 / said['step']:.0f}", share])
+            medians = measure(overrides, fast, options.steps, options.warm)
+            parts = [f"{medians[p]:.2f}" for p in ("generation", "reward", "update", "step")]
+            share = f"{100 * medians['limit'] / medians['step']:.0f} %"
+            rows.append([name, way, *parts, f"{128 / medians['step']:.0f}", share])
             print(rows[-1], file=sys.stderr, flush=True)
     head = ["agents", "through", "generation, s", "reward, s", "update, s", "step, s"]
     print(table([*head, "joint actions/s", "of the limit"], rows))

@@ -4,7 +4,7 @@
 
 A Qwen2 of 12 layers, width 640 and Qwen's vocabulary of 151,936 with random weights, 168M
 parameters, and two agents; the same start weights, tasks, prompts, G = 4 and temperature 1 for all,
-and one update for ``--tasks`` tasks. The end-of-sequence token lies behind the vocabulary, where no
+and one update for ``--tasks`` tasks. The end-of-sequence token lies after the vocabulary, where no
 policy can sample it, so that all completions have 64 tokens, on both sides. The reward is a hash of
 the texts: it costs nothing, and no group of completions has equal rewards, which would leave
 nothing to update. The learning rate is 1e-5. The peer (comlrl 1.4.3, in ``.venv-peer``, which is
@@ -43,14 +43,14 @@ def make_endless(folder: Path, width: int, layers: int) -> int:
     """
     parameters = make_model(folder, width, layers, vocab_size=VOCABULARY, eos_token_id=None)
     file, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
-    tokenizer, said = json.loads(file.read_text()), json.loads(settings.read_text())
+    tokenizer, tokenizer_config = json.loads(file.read_text()), json.loads(settings.read_text())
     words = tokenizer["model"]["vocab"]
     free = set(range(VOCABULARY)) - set(words.values())
     words |= {f"w{i}": i for i in free} | {"<|never|>": VOCABULARY}
     kept = next(token for token in tokenizer["added_tokens"] if token["content"] == "<|end|>")
     tokenizer["added_tokens"].append(kept | {"id": VOCABULARY, "content": "<|never|>"})
     file.write_text(json.dumps(tokenizer))
-    settings.write_text(json.dumps(said | {"eos_token": "<|never|>"}))
+    settings.write_text(json.dumps(tokenizer_config | {"eos_token": "<|never|>"}))
     return parameters
 
 
@@ -68,16 +68,16 @@ def ours(model: str, options: argparse.Namespace, *overrides: str) -> dict[str, 
 def peer(model: str, options: argparse.Namespace, dtype: str) -> dict[str, float]:
     job = peer_job(options, options.tasks) | {"model": model, "reward": "noise", "dtype": dtype}
     job |= {"batch_size": options.tasks, "epochs": options.steps + 1}
-    said = runner(PEER / "bin" / "python", "peer_runner.py", job)
-    updated = [ended for what, _, ended in said["spans"] if what == "update"]
+    results = runner(PEER / "bin" / "python", "peer_runner.py", job)
+    updated = [ended for what, _, ended in results["spans"] if what == "update"]
     first = updated[AGENTS - 1]  # the end of the first step
     generation = sum(
         ended - began
-        for what, began, ended in said["spans"]
+        for what, began, ended in results["spans"]
         if what == "generation" and began >= first
     )
-    length = statistics.fmean(said["lengths"][options.tasks * GENERATIONS * AGENTS :])
-    return a_step(options, updated[-1] - first, generation, length, said["peak_memory_mb"])
+    length = statistics.fmean(results["lengths"][options.tasks * GENERATIONS * AGENTS :])
+    return a_step(options, updated[-1] - first, generation, length, results["peak_memory_mb"])
 
 
 def a_step(
@@ -98,7 +98,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=1, help="measured in a run, behind its first")
+    parser.add_argument("--steps", type=int, default=1, help="measured in a run, after its first")
     parser.add_argument("--tasks", type=int, default=2, help="a step")
     parser.add_argument("--width", type=int, default=640)
     parser.add_argument("--layers", type=int, default=12)

@@ -153,7 +153,7 @@ def share_of_a_step(steps: int, isolation: str) -> None:
         overrides += [f"magrpo.max_steps={WARM + steps}", "magrpo.eval_interval=0"]
         config = str(ROOT / "configs" / "magrpo_quickstart.yaml")
         if execution.main("magrpo", build, ["--config", config, "--override", *overrides]):
-            raise SystemExit("the quickstart did not run; what it said stands above")
+            raise SystemExit("the quickstart did not run; its output stands above")
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
     took = [json.loads(line)["metrics"]["step_seconds"] for line in lines]
     pairs = list(zip(spent, took, strict=True))[WARM:]

@@ -7,7 +7,7 @@ Every number comes from a process of its own; contenders alternate, and a table 
 the span over rounds; ratios are of rates of one round. "Same work" is: the same start weights,
 tasks (each once), G, prompts, temperature 1 and at most 64 new tokens; one optimizer update for 32
 tasks, no KL. The learning rate is 1e-5 for all: every update is computed and no policy moves, so
-that all go on writing completions of one mean length, which the table shows. What is compared is
+that all keep writing completions of one mean length, which the table shows. What is compared is
 sampled tokens a second over whole steps, the first of each run, with its one-time costs, left out.
 Each is run in float32 and in bfloat16: the peer's weights (and nothing more exact beside them),
 TRL's autocast, our weights, with masters in float32 where they are trained (``torch_dtype: auto``
@@ -130,21 +130,21 @@ def runner(python: Path | str, script: str, job: dict) -> dict:
 
 def peer(arguments: argparse.Namespace, dtype: str) -> dict:
     job = peer_job(arguments, arguments.tasks, dtype)
-    said = runner(PEER / "bin" / "python", "peer_runner.py", job)
+    results = runner(PEER / "bin" / "python", "peer_runner.py", job)
     agents = len(job["tasks"][0]["prompts"])
-    lengths = said["lengths"][BATCH * GENERATIONS * agents :]  # behind the first update
-    updated = [ended for what, _, ended in said["spans"] if what == "update"]
+    lengths = results["lengths"][BATCH * GENERATIONS * agents :]  # after the first update
+    updated = [ended for what, _, ended in results["spans"] if what == "update"]
     seconds = updated[-1] - updated[agents - 1]
-    return measured(seconds, sum(lengths), len(lengths), agents, said["peak_memory_mb"])
+    return measured(seconds, sum(lengths), len(lengths), agents, results["peak_memory_mb"])
 
 
 def trl(arguments: argparse.Namespace, bf16: bool) -> dict:
     """TRL's GRPO trainer, on main's prompts alone; ``bf16``: with autocast, its own default."""
     job = peer_job(arguments, arguments.tasks, "float32") | {"bf16": bf16}
-    said = runner(sys.executable, "trl_runner.py", job)
-    lengths, times = said["lengths"][BATCH * GENERATIONS :], said["step_times"]
+    results = runner(sys.executable, "trl_runner.py", job)
+    lengths, times = results["lengths"][BATCH * GENERATIONS :], results["step_times"]
     seconds = times[-1] - times[0]
-    return measured(seconds, sum(lengths), len(lengths), 1, said["peak_memory_mb"])
+    return measured(seconds, sum(lengths), len(lengths), 1, results["peak_memory_mb"])
 
 
 def make_peer() -> None:
@@ -186,13 +186,13 @@ def learning(arguments: argparse.Namespace, level: float = 3.0) -> None:
         raise SystemExit(f"ours came to no mean reward of {level} in {elapsed:.0f} s")
     job = peer_job(arguments, 384) | {"learning_rate": 3e-4, "epochs": 10}
     job["seconds"] = arguments.patience * ours_at
-    said = runner(PEER / "bin" / "python", "peer_runner.py", job)
-    peer_at = seconds_to(said["rewards"], said["times"], level, window)
-    theirs = f"{peer_at:.0f}" if peer_at is not None else f"more than {said['seconds']:.0f}"
-    ratio = (peer_at or said["seconds"]) / ours_at
+    results = runner(PEER / "bin" / "python", "peer_runner.py", job)
+    peer_at = seconds_to(results["rewards"], results["times"], level, window)
+    theirs = f"{peer_at:.0f}" if peer_at is not None else f"more than {results['seconds']:.0f}"
+    ratio = (peer_at or results["seconds"]) / ours_at
     best = max(
-        statistics.fmean(said["rewards"][end - window : end])
-        for end in range(window, len(said["rewards"]) + 1)
+        statistics.fmean(results["rewards"][end - window : end])
+        for end in range(window, len(results["rewards"]) + 1)
     )
     print(
         f"\nseconds to a mean reward of {level}: ours {ours_at:.0f}, peer {theirs} (at most "

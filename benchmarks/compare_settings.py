@@ -43,7 +43,7 @@ COMPARISONS: dict[str, dict[str, tuple[str, dict[str, object]]]] = {  # name →
         )
         for m, tasks in ((1, 8), (2, 5), (4, 3))
     },
-    "roles": {  # SHPPO's latents, and one policy that is told its role by the prompt alone
+    "roles": {  # SHPPO's latents, and one policy that reads its role in the prompt alone
         "learned": ("shppo_quickstart", {}),
         "learned by a policy gradient": ("shppo_quickstart", {"shppo.latent_gradient": "policy"}),
         "zero": ("shppo_quickstart", {"shppo.latents": "zero"}),
@@ -111,8 +111,8 @@ def read(folder: Path) -> Run:
     found: Run = {}
     for line, tokens in zip(lines, sampled, strict=True):
         if line["phase"] == "eval":
-            told = {"env_steps": line["step"], "tokens": tokens} | line["metrics"]
-            for name, value in told.items():
+            values = {"env_steps": line["step"], "tokens": tokens} | line["metrics"]
+            for name, value in values.items():
                 found.setdefault(name, []).append(value)
     return found
 
@@ -124,7 +124,7 @@ def at(run: Run, axis: str, place: float) -> float:
 
 def conventions(runs: Sequence[Run]) -> str:
     """What each helper writes most at the end, and its share of the joint actions; by seed."""
-    told = []
+    parts = []
     for run in runs:
         kinds = {
             name.rpartition("/")[2]: values[-1]
@@ -132,8 +132,8 @@ def conventions(runs: Sequence[Run]) -> str:
             if name.startswith("convention/aux/")
         }
         kind = max(kinds, key=lambda name: kinds[name])
-        told.append(f"{kind} {100 * kinds[kind]:.0f}%")
-    return ", ".join(told)
+        parts.append(f"{kind} {100 * kinds[kind]:.0f}%")
+    return ", ".join(parts)
 
 
 def row(name: str, runs: Sequence[Run], steps: float, tokens: float) -> list[object]:

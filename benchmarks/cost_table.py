@@ -1,11 +1,11 @@
-"""What a training step would take on cards that are not at hand: the estimate of --dry-run.
+"""What a training step would take on GPUs that are not at hand: the estimate of --dry-run.
 
     python benchmarks/cost_table.py [--hardware h100] [--config magrpo_he_config] [--tasks 64]
 
-Qwen2.5-Coder of 1.5B to 14B, 2 to 8 agents, 1 to 64 cards, by ``trainers/launch/cost/roofline.py``:
+Qwen2.5-Coder of 1.5B to 14B, 2 to 8 agents, 1 to 64 GPUs, by ``trainers/launch/cost/roofline.py``:
 nothing is run and nothing downloaded. A Markdown table goes to standard output: seconds of a step =
 generation + reward + update (in brackets the share of the generation that its operations take
-however small they are), and the memory of a card.
+however small they are), and the memory of a GPU.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ SIZES = {  # of their config.json
 }
 
 
-def work(model: str, agents: int, cards: int, options: argparse.Namespace) -> roofline.Work:
-    """A card's part of a step."""
+def work(model: str, agents: int, gpus: int, options: argparse.Namespace) -> roofline.Work:
+    """A GPU's part of a step."""
     keys = (f"magrpo.num_agents={agents}", f"magrpo.batch_size={options.tasks}")
     parsed = command_line.parse_arguments(
         "magrpo", ["--config", options.config, "--override", f"agent_model.name={model}", *keys]
     )
     config, _ = command_line.resolve("magrpo", parsed)
-    on = roofline.hardware(f"{cards}x{options.hardware}", config)
+    on = roofline.hardware(f"{gpus}x{options.hardware}", config)
     return roofline.work_of(config, replace(on, prompt=on.prompt or roofline.PROMPT))
 
 
@@ -62,8 +62,8 @@ def main() -> None:
             (model / "config.json").write_text(json.dumps(dict(zip(KEYS, shape, strict=True))))
             for agents in (2, 4, 8):
                 row = [size, str(agents)]
-                for cards in (1, 8, 64):
-                    one = work(str(model), agents, cards, options)
+                for gpus in (1, 8, 64):
+                    one = work(str(model), agents, gpus, options)
                     parts = one.generation(), one.reward(), one.update()
                     fixed = replace(one, on=replace(one.on, launch=0.0)).generation()
                     share = 1 - fixed / parts[0]
@@ -72,7 +72,7 @@ def main() -> None:
                 held = sum(one.memory().values())
                 push = 1e3 * one.exchange()
                 rows.append([*row, f"{push:.1f}", f"{held / 1e9:.0f}"])
-    heads = ["1 card", "8 cards", "64 cards", "all-reduce of 64, ms", "GB of one of 64"]
+    heads = ["1 GPU", "8 GPUs", "64 GPUs", "all-reduce of 64, ms", "GB of one of 64"]
     print(table(["model", "agents", *heads], rows))
 
 

@@ -9,9 +9,9 @@ as CoLLM-DC's), MAPPO (one critic of what both read, as CoLLM-CC's) and MAGRPO (
 are the published one (dense), or 1 where all tests pass and else 0 (sparse, `tests_only.py`); turns
 are one, or two with feedback between them. Every run has the same scored joint actions (half of
 those of MAPPO's quickstart) at the rates of its quickstart: steps of 16 tasks, four of each, or
-with two turns of 8, four of each at either turn (MAGRPO hands one on, of which it draws four; PPO's
-each go on to one more). The table has the share of held-out tasks solved at the end: 64 tasks, four
-answers each, a standard error of about 0.03.
+with two turns of 8, four of each at either turn (MAGRPO hands one on, of which it draws four; each
+of PPO's is continued by one more). The table has the share of held-out tasks solved at the end: 64
+tasks, four answers each, a standard error of about 0.03.
 
 36 runs of two to four minutes on two cores with the default; finished ones under --out are read,
 not repeated.

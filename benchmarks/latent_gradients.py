@@ -91,7 +91,7 @@ def gradient(value: torch.Tensor, parameters: Sequence[nn.Parameter]) -> torch.T
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A step's tasks, what was drawn for them and what it earned."""
+    """A step's tasks, what was drawn for them and its rewards."""
 
     seen_SND: torch.Tensor
     kind_S: torch.Tensor
@@ -156,8 +156,8 @@ def learn(way: tuple[str, int] | None, seed: int, steps: int) -> tuple[float, fl
         past.append((batch.seen_SND, read, batch.sigma_SNK, batch.paid_SG.mean(1)))
         old = batch.old_SNA.gather(2, batch.actions_SNG)
         for epoch in range(EPOCHS):
-            said = players.logprob(batch.drawn_SNK).gather(2, batch.actions_SNG)
-            descend("actor", clipped_policy(said, old, batch.gain_SG[:, None], CLIP).mean())
+            logprob_SNG = players.logprob(batch.drawn_SNK).gather(2, batch.actions_SNG)
+            descend("actor", clipped_policy(logprob_SNG, old, batch.gain_SG[:, None], CLIP).mean())
             value = critic(batch.seen_SND)[:, None]
             descend("critic", ((value - batch.paid_SG) ** 2).mean())
             if way is None:

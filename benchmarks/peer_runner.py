@@ -81,7 +81,7 @@ def main() -> None:
         trainer.train()
     seconds = time.monotonic() - started
     memory = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else _rss()
-    said = {
+    results = {
         "seconds": seconds,
         "rewards": rewards,
         "times": [t - started for t in ended],
@@ -89,7 +89,7 @@ def main() -> None:
         "lengths": lengths,
         "peak_memory_mb": memory,
     }
-    print(json.dumps(said))
+    print(json.dumps(results))
 
 
 def observe(trainer: Any) -> tuple[list[int], list[tuple[str, float, float]]]:

@@ -5,7 +5,7 @@
 
 One answer an agent and problem, one turn, sampled at --temperature with no truncation. Prints a
 Markdown table; answers and scores are kept under --out, a JSONL file a wording, and those that are
-there are read, not sampled anew. `docs/external.md` says how to give a wording of one's own.
+there are read, not sampled anew. `docs/external.md` says how to give your own wording.
 """
 
 from __future__ import annotations

@@ -5,12 +5,12 @@
         --only magrpo mt_magrpo magrpo_sequential ippo mappo shppo madpo marlhf magrpo_writing \\
         --out outputs/ten_seeds [--jobs 2]
 
-Each run is a whole `python train_X.py --config configs/X_quickstart.yaml` with its seed. Rewards are
-the means over the held-out tasks in the runs' own `summary.json`; with --answers they are measured
-before the first step and after the last alone, with so many answers to each task. The table goes to
-standard output. The same command continues where it was stopped: finished runs under --out are read,
-not repeated. With --jobs several runs share the machine, each on one thread; their seconds are then
-no measure of speed.
+Each run is a whole `python train_X.py --config configs/X_quickstart.yaml` with its seed. Rewards
+are the means over the held-out tasks in the runs' own `summary.json`; with --answers they are
+measured before the first step and after the last alone, with so many answers to each task. The
+table goes to standard output. The same command continues where it was stopped: finished runs under
+--out are read, not repeated. With --jobs several runs share the machine, each on one thread; their
+seconds are then no measure of speed.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def train(kind: str, agents: int, seed: int, options: argparse.Namespace) -> Pat
 def passes(team: Sequence[str], agents: int, samples: int, out: Path) -> float:
     """The share of answers to the held-out tasks that pass all tests, given as so many agents.
 
-    ``team``: what evaluate.py is told to evaluate.
+    ``team``: the options of evaluate.py that name what to evaluate.
     """
     if not out.exists():
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -76,8 +76,8 @@ def cell(kind: str, trained_with: int, agents: int, options: argparse.Namespace)
 def untrained(agents: int, options: argparse.Namespace) -> Cell:
     """The base model, sampled as the runs sample."""
     file, overrides = COMPARISONS["roles"][KINDS["shared MAPPO"]]
-    said = [f"{key}={json.dumps(value)}" for key, value in (overrides | TASK).items()]
-    team = ["--config", str(ROOT / f"configs/{file}.yaml"), "--override", *said]
+    settings = [f"{key}={json.dumps(value)}" for key, value in (overrides | TASK).items()]
+    team = ["--config", str(ROOT / f"configs/{file}.yaml"), "--override", *settings]
     return [
         passes(team, agents, options.samples, options.out.resolve() / f"untrained_{agents}.json")
     ]

@@ -69,8 +69,8 @@ def main() -> None:
         )
         trainer.add_callback(Clock())
         trainer.train()
-    said = {"step_times": step_times, "lengths": lengths, "peak_memory_mb": _rss()}
-    print(json.dumps(said))
+    results = {"step_times": step_times, "lengths": lengths, "peak_memory_mb": _rss()}
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

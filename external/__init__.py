@@ -1,7 +1,7 @@
-"""External modes: what the agents are told about an attempt before they try again.
+"""External modes: the feedback on an attempt that the agents read before they try again.
 
 ``build`` turns the ``external`` section into a ``comlrl.types.Transition``, which gives one text
-for each agent. How a text is put behind an agent's own history is ``comlrl.tasks.history``'s.
+for each agent. ``comlrl.tasks.history`` appends a text to an agent's history.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def _found(
         return target.found, target
     own = prompts.domain.modes()
     if mode != "plain" and mode not in own:
-        mend = near(mode, (*own, *GENERAL), "there are {}")
-        raise UserError(f"external.mode: {mode!r} is not a mode; {mend}")
+        hint = near(mode, (*own, *GENERAL), "there are {}")
+        raise UserError(f"external.mode: {mode!r} is not a mode; {hint}")
     return own.get(mode, Plain), None
 
 

@@ -12,7 +12,7 @@ from comlrl.tasks.prompts import Prompts
 from comlrl.types import Task
 from external.service import ExpertError, Provider, Service, provider_of
 
-MODEL = "default"  # what a service at a URL is asked for, unless the URL names one behind a #
+MODEL = "default"  # what a service at a URL is asked for, unless the URL names one after a #
 
 QUESTION = """\
 Two teams were given one task, and every member answered its own prompt.
@@ -64,10 +64,10 @@ class Judge:
 
 def question(prompts: Prompts, task: Task, first: Texts, second: Texts) -> str:
     """What the judge is asked: the agents' prompts, and both teams' answers."""
-    told = prompts.texts(task, len(first))
+    texts = prompts.texts(task, len(first))
     return clean(
         QUESTION.format(
-            prompts="\n\n".join(text.strip("\n") for text in told),
+            prompts="\n\n".join(text.strip("\n") for text in texts),
             first="\n".join(first).strip("\n"),
             second="\n".join(second).strip("\n"),
         )

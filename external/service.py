@@ -22,7 +22,7 @@ RETRIED = frozenset({408, 409, 425, 429})  # beside every status ≥ 500
 
 
 class Provider(NamedTuple):
-    """A service whose address and key are known without being told."""
+    """A service whose address and key variable are known."""
 
     models: str  # pattern of its models' names
     base_url: str
@@ -52,7 +52,7 @@ def provider_of(model: str, base_url: str | None) -> Provider:
     """Where ``external.expert_model`` is served, and which variable holds the key.
 
     A known provider's key is sent to that provider's host alone. Raises UserError where the
-    address is not given and cannot be told from the model's name.
+    address is not given and cannot be inferred from the model's name.
     """
     if base_url is not None:
         host = urlsplit(base_url).hostname

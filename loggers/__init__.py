@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Loggers:
-    """Many loggers behind the interface of one; each is told in the order given."""
+    """Many loggers behind the interface of one, called in the order given."""
 
     def __init__(self, loggers: Sequence[Logger]) -> None:
         self._loggers = tuple(loggers)
@@ -58,8 +58,8 @@ def build(
 
     ``config``: a ``comlrl.config.sections.Config``; ``domain``: what the team works on, which
     names its agents and describes its scores; ``progress``: what the console tells of the run
-    beside its records. ``resume``: a W&B run goes on. No log in ``run_dir`` is changed before the
-    loggers' ``begin``.
+    beside its records. ``resume``: a W&B run is continued. No log in ``run_dir`` is changed before
+    the loggers' ``begin``.
     """
     run_dir = Path(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ BEFORE: Columns = (
     ("reward", "reward_mean", "{:.2f}"),
     ("pass", "pass_rate", "{:.0%}"),
 )
-BEHIND: Columns = (
+AFTER: Columns = (
     ("length", "completion_length_mean", "{:.0f}"),
     ("cut", "truncation_share", "{:.0%}"),
     ("tok/s", "tokens_per_second", "{:,.0f}"),
@@ -45,7 +45,7 @@ class ConsoleLogger:
     ) -> None:
         self._console = console or Console()
         self._progress = progress
-        self._columns = (*BEFORE, *own, *BEHIND)
+        self._columns = (*BEFORE, *own, *AFTER)
         self._live: _LiveView | None = None
         if self._console.is_terminal:
             self._live = _LiveView(self._console, progress, title, self._columns)

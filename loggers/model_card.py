@@ -14,7 +14,7 @@ from loggers.report.run_data import Run, read_run
 from loggers.tables import table
 from loggers.views.view import listed
 
-TOLD = (
+SETTINGS = (
     "num_turns", "turn_order", "num_generations", "joint_mode", "handoff", "learning_rate",
     "discount",
 )  # fmt: skip
@@ -35,7 +35,7 @@ requests = [
     [Request(agents.encode(agent, prompt), (("key", "task", (), agent, 0),))]
     for agent, prompt in enumerate(asked)
 ]
-answers = [said[0].text for ((said),) in agents.sample(requests, Sampling(0.0, 64))]
+answers = [completions_G[0].text for (completions_G,) in agents.sample(requests, Sampling(0.0, 64))]
 """
 LIMITS = """\
 Each agent was trained with the others of this team and may have learned habits that only they
@@ -58,8 +58,8 @@ def write_model_card(run_dir: str | Path, method: str = "") -> Path:
         for file in (run.path / "model_card.md", place / "README.md"):  # the last one's stays
             replace(file, text.encode("utf-8", "replace"))
         for folder, role in zip(folders, _roles(run, place, folders), strict=True):
-            said = _agent_card(run, folder, role)
-            replace(place / folder / "README.md", said.encode("utf-8", "replace"))
+            agent_text = _agent_card(run, folder, role)
+            replace(place / folder / "README.md", agent_text.encode("utf-8", "replace"))
     return run.path / "model_card.md"
 
 
@@ -74,7 +74,7 @@ def card(run: Run, place: Path, method: str = "") -> str:
     if _shared(place):
         agents.append(["`heterogeneous`", "what tells the agents apart"])
     count = section.get("num_agents", len(folders))
-    settings = [[key, section[key]] for key in TOLD if section.get(key) is not None]
+    settings = [[key, section[key]] for key in SETTINGS if section.get(key) is not None]
     ends = [
         ["environment steps", run.summary.get("env_steps")],
         ["updates", run.summary.get("updates")],
@@ -117,30 +117,30 @@ def snippet(run: Run, place: Path) -> str:
     named = _names(_roles(run, place, folders), folders)
     lora = run.config.get("lora", {}).get("enabled")
     bases = run.config.get("agents") or [run.config["agent_model"]["name"]] * len(folders)
-    told = ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
+    lines = ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
     if lora:
-        told.insert(0, "from peft import PeftModel")
+        lines.insert(0, "from peft import PeftModel")
         builtins = sorted({BUILTINS[base] for base in bases if base in BUILTINS})
-        told[:0] = [f"from comlrl.builtin import {', '.join(builtins)}"] if builtins else []
-    told.append(f"folder = {str(place)!r}")
+        lines[:0] = [f"from comlrl.builtin import {', '.join(builtins)}"] if builtins else []
+    lines.append(f"folder = {str(place)!r}")
     model = "AutoModelForCausalLM.from_pretrained({})"
     written = [BUILTINS.get(base, repr(base)) for base in bases]
     if not lora:
         for name, agent in zip(named, folders, strict=True):
-            told.append(f"{name} = {model.format(_within(agent))}")
+            lines.append(f"{name} = {model.format(_within(agent))}")
     elif run.config.get("agents"):
         for name, agent, base in zip(named, folders, written, strict=True):
-            told.append(f"base = {model.format(base)}")
-            told.append(f"{name} = PeftModel.from_pretrained(base, {_within(agent)})")
+            lines.append(f"base = {model.format(base)}")
+            lines.append(f"{name} = PeftModel.from_pretrained(base, {_within(agent)})")
     else:
-        told.append(f"base = {model.format(written[0])}")
+        lines.append(f"base = {model.format(written[0])}")
         first = f'{_within(folders[0])}, adapter_name="{named[0]}"'
-        told.append(f"team = PeftModel.from_pretrained(base, {first})")
+        lines.append(f"team = PeftModel.from_pretrained(base, {first})")
         for name, agent in list(zip(named, folders, strict=True))[1:]:
-            told.append(f'team.load_adapter({_within(agent)}, adapter_name="{name}")')
-        told.append(f'team.set_adapter("{named[-1]}")  # who answers')
-    told.append(f"tokenizer = AutoTokenizer.from_pretrained({_within(folders[-1])})")
-    return "\n".join(told) + "\n"
+            lines.append(f'team.load_adapter({_within(agent)}, adapter_name="{name}")')
+        lines.append(f'team.set_adapter("{named[-1]}")  # who answers')
+    lines.append(f"tokenizer = AutoTokenizer.from_pretrained({_within(folders[-1])})")
+    return "\n".join(lines) + "\n"
 
 
 def _within(folder: str) -> str:
@@ -152,8 +152,8 @@ def _results(run: Run) -> str:
     before, after = (run.summary.get(key) for key in ("eval_start", "eval_end"))
     if not before or not after:
         return ""
-    told = [*(n for n in RESULTS if n in after), *listed(run.view.tables, after)]
-    rows = [[name, before.get(name, "–"), after[name]] for name in told]
+    names = [*(n for n in RESULTS if n in after), *listed(run.view.tables, after)]
+    rows = [[name, before.get(name, "–"), after[name]] for name in names]
     split = f"`{run.config['dataset']['name']}` {run.config['dataset'].get('eval_split', '')}"
     tasks = int(after.get("tasks", 0))
     answers = run.config.get(run.algorithm, {}).get("eval_answers", 1)
@@ -194,7 +194,7 @@ def _base(run: Run) -> str:
 
 
 def _shared(place: Path) -> bool:
-    """Whether one policy acts for all agents, told apart by what lies beside it."""
+    """Whether one policy acts for all agents, with networks beside it for each agent."""
     return (place / "heterogeneous").is_dir()
 
 

@@ -66,7 +66,7 @@ def cross_play_table(result: Mapping[str, Any]) -> str:
 
 
 def replacement_table(result: Mapping[str, Any]) -> str:
-    """Every team with some agents replaced, what it earned and cost; then each agent's part."""
+    """Every team with some agents replaced, its reward and cost; then each agent's part."""
     replaced, found = {int(i): who for i, who in result["replaced"].items()}, result["coalitions"]
     roles = {i: result["roles"][i] for i in sorted(replaced)}
     scores = list(result["contributions"])
@@ -84,13 +84,17 @@ def replacement_table(result: Mapping[str, Any]) -> str:
     head += ["calls", *(title for title, _ in costs)]
     heading = f"# {_what(result)}, agents replaced\n\n{_how(result)} Cost is of one answer.\n"
     parts = [heading, table(head, rows)]
-    for name, told in result["contributions"].items():
+    for name, contribution in result["contributions"].items():
         each = [
-            [role, *_told(told["difference_rewards"][str(i)]), *_told(told["shapley"][str(i)])]
+            [
+                role,
+                *_estimate_cells(contribution["difference_rewards"][str(i)]),
+                *_estimate_cells(contribution["shapley"][str(i)]),
+            ]
             for i, role in roles.items()
         ]
         both = ["difference reward", "95% interval", "Shapley value", "95% interval"]
-        together = told["together"]
+        together = contribution["together"]
         parts += [
             f"## {name}\n",
             table(["agent", *both], each),
@@ -99,7 +103,7 @@ def replacement_table(result: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _told(estimate: Mapping[str, Any]) -> list[str]:
+def _estimate_cells(estimate: Mapping[str, Any]) -> list[str]:
     return [_text(estimate["mean"]), _interval(estimate["interval"])]
 
 
@@ -119,8 +123,8 @@ def _how(result: Mapping[str, Any]) -> str:
     drawn = f"temperature {sampling['temperature']}" if sampling["temperature"] else "greedy"
     cut = "".join(f", {k} {sampling[k]}" for k in ("top_p", "top_k") if sampling[k] is not None)
     for role, own in result.get("settings", {}).get("sampling", {}).items():
-        said = " ".join(f"{key} {value}" for key, value in own.items() if value is not None)
-        cut += f", {role}: {said}"
+        settings = " ".join(f"{key} {value}" for key, value in own.items() if value is not None)
+        cut += f", {role}: {settings}"
     return (
         f"{result['tasks']} tasks of `{result['dataset']}` {result['split']}, "
         f"{result['samples']} answer(s) each, {result['num_agents']} agent(s), "

@@ -31,7 +31,7 @@ class TensorBoardLogger:
         self._writer.flush()
 
     def begin(self, mark: LogMark) -> None:
-        """TensorBoard is told to forget what older files say of later steps."""
+        """Makes TensorBoard forget what older files hold of later steps."""
         start, step = SessionLog(status=SessionLog.START), mark.env_steps + 1
         self._writer.add_event(Event(wall_time=time.time(), step=step, session_log=start))
 

@@ -99,7 +99,9 @@ class WandbLogger:
         if record.phase != "eval":
             return
         samples = [sample(record, tree, self._domain) for tree in trees[:TABLE_ROWS]]
-        own = [(heading, told) for heading, told in self._own if any(map(told, samples))]
+        own = [
+            (heading, value_of) for heading, value_of in self._own if any(map(value_of, samples))
+        ]
         table = wandb.Table(columns=[*COLUMNS, *(heading for heading, _ in own)])
         for episode in samples:
             table.add_data(
@@ -111,7 +113,7 @@ class WandbLogger:
                     for role, text in zip(episode["roles_N"], episode["completions_N"], strict=True)
                 ),
                 episode["reward"],
-                *(told(episode) for _, told in own),
+                *(value_of(episode) for _, value_of in own),
             )
         self._run.log({"env_step": record.step, "eval/samples": table})
 

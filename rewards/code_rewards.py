@@ -1,4 +1,4 @@
-"""The aux/main reward as functions over lists of texts, for programs of one's own.
+"""The aux/main reward as functions over lists of texts, for your own programs.
 
 ``rewards.code.reward.CodeReward`` is what training uses; its docstring has the terms.
 """

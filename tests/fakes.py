@@ -84,17 +84,17 @@ class FakeReward(Reward):
         return [Score(self._one(action)) for action in actions]
 
     def _one(self, action: JointAction) -> float:
-        said = [parts(text) for text in action.completions_N]
-        assert [agent for _, _, agent, _ in said] == list(range(len(said)))
-        name, path, _, _ = said[0]
+        parts_N = [parts(text) for text in action.completions_N]
+        assert [agent for _, _, agent, _ in parts_N] == list(range(len(parts_N)))
+        name, path, _, _ = parts_N[0]
         assert name == action.task.task_id
-        chosen = tuple(g for *_, g in said)
-        # Siblings of one node, or each below what those before it said.
+        chosen = tuple(g for *_, g in parts_N)
+        # Siblings of one node, or each below what those before it wrote.
         below = [
             path if len(each[1]) == len(path) else (*path, *chosen[:i])
-            for i, each in enumerate(said)
+            for i, each in enumerate(parts_N)
         ]
-        assert [each[:2] for each in said] == [(name, own) for own in below]
+        assert [each[:2] for each in parts_N] == [(name, own) for own in below]
         return self.value(name, path, chosen)
 
     def close(self) -> None:

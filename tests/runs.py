@@ -87,7 +87,9 @@ class Process:
         while not condition():
             if time.monotonic() > limit:
                 self.kill()
-                raise AssertionError(f"not within {seconds} s; the run said:\n{self.output}")
+                raise AssertionError(
+                    f"not within {seconds} s; the output of the run:\n{self.output}"
+                )
             time.sleep(0.02)
 
     def send(self, number: int) -> None:

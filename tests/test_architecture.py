@@ -204,7 +204,7 @@ def test_what_answers_at_once_is_without_torch():
 
 
 # What only a domain may speak of, in the names and texts of the rooms that serve every domain
-# (comments aside, where keys of the configuration are told).
+# (comments aside, where keys of the configuration are named).
 DOMAIN_WORD = re.compile(
     r"(?<![A-Za-z])([Aa]ux|[Ee]ntry_?[Pp]oint|[Hh]elper|[Ww]rapper|[Tt]est(?!\[|s\[)|[Pp]rogram)"
     r"s?(?![a-z])|\bsyntax_|\bdef \w"
@@ -225,10 +225,10 @@ def _domain_words(source: str) -> list[str]:
         if isinstance(item, ast.Constant) and isinstance(item.value, str):
             found += [m[0] for m in (*DOMAIN_WORD.finditer(item.value), *MAIN.finditer(item.value))]
         for name in ("id", "attr", "arg", "name", "asname"):
-            said = getattr(item, name, None)
-            if isinstance(said, str):
-                found += [m[0] for m in DOMAIN_WORD.finditer(said)]
-                found += [said] if said.startswith("main_") else []
+            identifier = getattr(item, name, None)
+            if isinstance(identifier, str):
+                found += [m[0] for m in DOMAIN_WORD.finditer(identifier)]
+                found += [identifier] if identifier.startswith("main_") else []
     return found
 
 

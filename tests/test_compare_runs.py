@@ -13,8 +13,8 @@ def test_noise_and_cost_by_hand(tmp_path, monkeypatch, capsys):
         for key, reward in enumerate(rewards, 1):
             metrics = {"reward_mean": reward, "pass@1": 0.5, "pass@2": 0.75}
             budget = {"flops_per_answer": flops, "tokens_per_answer": 40}
-            told = {"samples": 2, "metrics": metrics, "budget": budget}
-            (tmp_path / f"{name}_{key}_2.json").write_text(json.dumps(told))
+            result = {"samples": 2, "metrics": metrics, "budget": budget}
+            (tmp_path / f"{name}_{key}_2.json").write_text(json.dumps(result))
 
     made("runs_team", [3.0, 3.2], 2e9)
     made("single", [2.9, 2.9], 1.5e9)
@@ -24,14 +24,14 @@ def test_noise_and_cost_by_hand(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["compare_runs.py", *what, *options])
     compare_runs.main()
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     # Variances 0.02, 0 and 0: s = √(0.02 / 3) = 0.082, and the floor 2 s √(2 / 2) = 0.163.
-    assert "s = 0.082;" in said and said.split("2 keys: ")[1].startswith("0.163")
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in said.splitlines()]
-    told = {row[0]: row[1:] for row in rows if row}
+    assert "s = 0.082;" in output and output.split("2 keys: ")[1].startswith("0.163")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in output.splitlines()]
+    cells = {row[0]: row[1:] for row in rows if row}
     # The team costs 2e9: a single agent has two answers for it (1.33 rounded up), the third four.
-    assert told["runs/team"] == ["3.00, 3.20", "3.10", "0.50", "0.50 (k = 1)", "40", "2000M"]
-    assert told["baseline:single"][3] == "0.75 (k = 2)"
-    assert told["baseline:discussion"][3] == "k = 4"  # more than were sampled
-    assert told["baseline:single − runs/team"] == ["-0.200", "yes"]
-    assert told["baseline:discussion − baseline:single"] == ["-1.900", "yes"]
+    assert cells["runs/team"] == ["3.00, 3.20", "3.10", "0.50", "0.50 (k = 1)", "40", "2000M"]
+    assert cells["baseline:single"][3] == "0.75 (k = 2)"
+    assert cells["baseline:discussion"][3] == "k = 4"  # more than were sampled
+    assert cells["baseline:single − runs/team"] == ["-0.200", "yes"]
+    assert cells["baseline:discussion − baseline:single"] == ["-1.900", "yes"]

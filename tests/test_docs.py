@@ -160,7 +160,7 @@ def torchrun(words: list[str]) -> list[str]:
 
 
 def python(words: list[str], request: pytest.FixtureRequest) -> None:
-    """What is behind ``python``, in this process."""
+    """Runs what follows ``python``, in this process."""
     if words[0] == "-c":
         compile(words[1], "-c", "exec")
         return
@@ -416,8 +416,8 @@ def test_migration_says_what_the_loader_does():
     text = (ROOT / "docs/migration.md").read_text(encoding="utf-8").split("## Settings")[0]
     rows = re.findall(r"^\| `([\w.<>]+)` \| (?:`([\w.<>]+)`|–) \| (\w+)", text, re.M)
     assert len(rows) > 30
-    told = {old for old, _, what in rows if what == "read"}
-    assert set(ALIASES) <= told
+    documented = {old for old, _, what in rows if what == "read"}
+    assert set(ALIASES) <= documented
     for old, new, what in rows:
         algorithm = "marlhf" if old.startswith("marlhf") else "magrpo"
         assert not new or exists(new), new

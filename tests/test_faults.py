@@ -81,19 +81,21 @@ def data(folder: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "message"),
     [("test", None, "`test`"), ("test", "def check(candidate:\n", "does not compile")],
 )
-def test_bad_row(zygote: Zygote, tmp_path: Path, field: str, value: str | None, said: str) -> None:
+def test_bad_row(
+    zygote: Zygote, tmp_path: Path, field: str, value: str | None, message: str
+) -> None:
     bad = rows()
     bad[2][field] = value
     keys = [f"dataset.name={data(tmp_path, bad)}", "dataset.eval_split=train"]
     arguments = [*small("magrpo", tmp_path / "run", max_steps=1), *keys]
     error = refused(zygote.run("magrpo", arguments))
-    assert said in error and "on_bad_row=skip" in error
+    assert message in error and "on_bad_row=skip" in error
     run = zygote.run("magrpo", [*arguments, "dataset.on_bad_row=skip"])
     assert run.wait() == 0, run.output
-    assert said in run.output  # named, though skipped
+    assert message in run.output  # named, though skipped
 
 
 def test_empty_split(zygote: Zygote, tmp_path: Path) -> None:
@@ -139,20 +141,20 @@ def test_model_without_eos_token(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         ({"agent_devices": ["cpu", "cpu"]}, "share one base"),
         ({"agent_devices": ["cpu", "tpu9"], "lora__enabled": False}, "'tpu9' is no device"),
-        ({"agent_devices": ["cuda:0", "cuda:64"], "lora__enabled": False}, "card"),
+        ({"agent_devices": ["cuda:0", "cuda:64"], "lora__enabled": False}, "GPU"),
     ],
 )
-def test_devices_that_cannot_be_had(keys: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_devices_that_cannot_be_had(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         check_devices(tiny_models.config(**keys))
 
 
 def test_agents_are_placed_where_agent_devices_says() -> None:
-    """``meta`` stands for a second card: it holds shapes and no numbers."""
+    """``meta`` stands for a second GPU: it holds shapes without values."""
     models = [str(tiny_models.folder(kind)) for kind in ("qwen2", "llama")]
     config = tiny_models.config(agents=models, agent_devices=["cpu", "meta"])
     check_devices(config)
@@ -235,17 +237,17 @@ def test_out_of_memory_halves_the_micro_batch(
             if size > 23:
                 value.backward()  # an error in the middle leaves gradients behind
                 raise error("[enforce fail] can't allocate memory: you tried to allocate 1 bytes")
-            told.append(size)
+            sizes.append(size)
             return value, Sums(tokens=size)
 
-        told, sums = list[int](), Sums()
+        sizes, sums = list[int](), Sums()
         accumulate(agent, ROWS, scarce, sums, max_tokens=100)
         # 2 rows → 1 row of 24 → its completions apart, the longest 9 + 14 = 23.
         halved = re.findall(r"micro-batches have (\d+) tokens", capsys.readouterr().out)
         assert halved == ["50", "25", "23"]
         assert agent.micro_batch_tokens == 23
-        # 9 + 2 + 1 + 4 = 16, 9 + 1 = 10 and 23: no two fit together; none of what failed is told
-        assert sorted(told[-3:]) == [10, 16, 23] and sums.of["tokens"] == 49
+        # 9 + 2 + 1 + 4 = 16, 9 + 1 = 10 and 23: no two fit together; none of what failed is logged
+        assert sorted(sizes[-3:]) == [10, 16, 23] and sums.of["tokens"] == 49
         for one, other in zip(whole, gradients(agent), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
@@ -277,8 +279,8 @@ def test_a_number_that_is_none_stops_with_its_batch(tmp_path: Path, kind: str) -
         before = [p.detach().clone() for p in agent.parameters()]
         with pytest.raises(NonFiniteError, match=kind) as raised:
             accumulate(agent, ROWS, broken, Sums())
-        told = explanation(raised.value, 3, tmp_path)
-        assert told.startswith("agent 1, training step 3") and str(tmp_path) in told
+        text = explanation(raised.value, 3, tmp_path)
+        assert text.startswith("agent 1, training step 3") and str(tmp_path) in text
         saved = load_file(str(tmp_path / "non_finite_batch.safetensors"))
         assert saved["token_ids_RL"].shape == (2, 26) == saved["action_mask_RL"].shape
         for one, other in zip(before, agent.parameters(), strict=True):
@@ -308,7 +310,7 @@ def test_a_run_with_an_absurd_learning_rate_stops(zygote: Zygote, tmp_path: Path
 # Collapse
 
 
-def test_collapse_is_told_once() -> None:
+def test_collapse_is_reported_once() -> None:
     collapse = CollapseAlarm()
     for _ in range(6):
         assert collapse.look({"entropy": 2.0, "reward_mean": 1.0}) == []
@@ -348,12 +350,12 @@ def test_collapse_goes_on_after_resuming() -> None:
     """Told or not, level and age: a resumed run warns where the undisturbed one would."""
     whole, parts = CollapseAlarm(), CollapseAlarm()
     values = [2.0, 1.5, 1.8, 1.2, 1.0, 0.9, 0.01, 0.01, 0.01, 0.01]
-    said = [whole.look({"entropy": value}) for value in values]
+    alarms = [whole.look({"entropy": value}) for value in values]
     again = [parts.look({"entropy": value}) for value in values[:7]]
     resumed = CollapseAlarm()
     resumed.load(json.loads(json.dumps(parts.state())))
     again += [resumed.look({"entropy": value}) for value in values[7:]]
-    assert said == again and sum(map(len, said)) == 1
+    assert alarms == again and sum(map(len, alarms)) == 1
 
 
 def test_a_slow_decline_is_learning_not_collapse() -> None:

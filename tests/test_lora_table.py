@@ -12,11 +12,11 @@ def test_the_best_rate_of_the_first_seed_is_that_of_the_others(tmp_path, monkeyp
     def made(name: str, end: float, seconds: float, memory: float) -> None:
         run = tmp_path / name
         run.mkdir()
-        told = {
+        summary = {
             "env_steps": 2944, "train": {"peak_memory_mb": memory},
             "eval_start": {"reward_mean": 1.25}, "eval_end": {"reward_mean": end},
         }  # fmt: skip
-        (run / "summary.json").write_text(json.dumps(told))
+        (run / "summary.json").write_text(json.dumps(summary))
         (run / "seconds").write_text(str(seconds))
 
     made("r4_0.001_1", 2.0, 90, 500)

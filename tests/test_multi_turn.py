@@ -81,9 +81,9 @@ def test_a_shortened_tree_says_so_in_its_metrics():
     assert tree_metrics(cut, CODE)["turn_3/history_dropped_share"] > 0.0
     # What was left out are old turns: the newest response is whole in every prompt.
     for agent in range(2):
-        said = full[0].nodes[2].agents_N[agent].prompt[-2:]
-        assert cut[0].nodes[2].agents_N[agent].prompt[-2:] == said
-        assert said[0] == Message("assistant", f"A|0|{agent}|0")
+        messages = full[0].nodes[2].agents_N[agent].prompt[-2:]
+        assert cut[0].nodes[2].agents_N[agent].prompt[-2:] == messages
+        assert messages[0] == Message("assistant", f"A|0|{agent}|0")
 
 
 # ------------------------------------------------------------------------------------ weights
@@ -127,9 +127,9 @@ def test_a_team_of_three_trains_on_two_turns(zygote, tmp_path):
     assert sorted(path.name for path in (run / "final_model").glob("agent_*")) == [
         "agent_0", "agent_1", "agent_2",
     ]  # fmt: skip
-    told = [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
-    text = json.dumps(told)
-    # Each helper is told its own name, main all of them; at turn 2 each is to revise its own.
+    episodes = [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
+    text = json.dumps(episodes)
+    # Each helper reads its own name, main all of them; at turn 2 each is to revise its own.
     assert "Write one helper function `aux2`" in text
     assert "`aux(...)` and `aux2(...)` exist" in text
     assert "Write a revised `aux2`, code only" in text

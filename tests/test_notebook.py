@@ -30,7 +30,7 @@ def run(code: str, folder: Path) -> str:
 
 @pytest.mark.slow
 def test_the_team_learns_and_an_episode_is_shown(tmp_path: Path) -> None:
-    told = run(program(), tmp_path)
+    output = run(program(), tmp_path)
     lines = (tmp_path / "outputs/two_minutes/metrics.jsonl").read_text().splitlines()
     rewards = [
         record["metrics"]["reward_mean"]
@@ -38,4 +38,4 @@ def test_the_team_learns_and_an_episode_is_shown(tmp_path: Path) -> None:
         if record["phase"] == "eval"
     ]
     assert len(rewards) == 5 and rewards[-1] > rewards[0] + 1
-    assert "before training: reward" in told and "── main\n" in told
+    assert "before training: reward" in output and "── main\n" in output

@@ -81,7 +81,7 @@ def test_agents_in_order_and_a_wider_handoff_go_on_exactly(zygote: Zygote, tmp_p
     whole, folder = tmp_path / "whole", tmp_path / "run"
     run = zygote.run("magrpo", small("magrpo", whole, **keys))
     assert run.wait() == 0, run.output
-    # Each task: 2 · 2 · 2 joint actions of turn 1, two of which go on to as many.
+    # Each task: 2 · 2 · 2 joint actions of turn 1, two of which are continued by as many.
     assert [line["step"] for line in metrics(whole) if line["phase"] == "train"] == [48, 96, 144]
     run = zygote.run("magrpo", small("magrpo", folder, **keys))
     run.until(partial(is_past, run, folder, 0))
@@ -281,9 +281,9 @@ def test_harmless_changes_are_named_and_go_through(
         generation__max_batch_tokens=99, sandbox__workers=1, output__verbose=True,
     )  # fmt: skip
     assert prepare(changed, True, False).checkpoint is not None
-    said = capsys.readouterr().err
-    assert "magrpo.max_steps: 5 → 9" in said and "wandb.project: None → 'other'" in said
-    assert said.count("notice: ") == 8  # the seven, and wandb.tags, which a section brings along
+    notices = capsys.readouterr().err
+    assert "magrpo.max_steps: 5 → 9" in notices and "wandb.project: None → 'other'" in notices
+    assert notices.count("notice: ") == 8  # the seven, and wandb.tags, which a section brings along
 
 
 def test_other_changes_are_refused_unless_forced(tmp_path: Path) -> None:

@@ -33,12 +33,12 @@ def test_cells_are_means_and_deviations_over_seeds(tmp_path, monkeypatch, capsys
     scaling_table.main()
     lines = capsys.readouterr().out.splitlines()
     cells = {line.split("|")[1].strip(): line.split("|")[2:4] for line in lines if "|" in line}
-    told = {name: [cell.strip() for cell in row] for name, row in cells.items()}
-    assert told["untrained"] == ["0.12", "0.25"]
+    row_of = {name: [cell.strip() for cell in row] for name, row in cells.items()}
+    assert row_of["untrained"] == ["0.12", "0.25"]
     # 0.5 and 0.8: mean 0.65, deviation 0.3 / √2 = 0.212; 0.25 and 0.5: 0.375, 0.25 / √2 = 0.177.
-    assert told["SHPPO, trained with 2"] == ["0.65 ± 0.21", "1.00 ± 0.00"]
-    assert told["shared MAPPO, trained with 2"] == ["0.50 ± 0.00", "0.38 ± 0.18"]
-    assert told["shared MAPPO, trained with each"] == ["0.00 ± 0.00", "0.38 ± 0.18"]
+    assert row_of["SHPPO, trained with 2"] == ["0.65 ± 0.21", "1.00 ± 0.00"]
+    assert row_of["shared MAPPO, trained with 2"] == ["0.50 ± 0.00", "0.38 ± 0.18"]
+    assert row_of["shared MAPPO, trained with each"] == ["0.00 ± 0.00", "0.38 ± 0.18"]
     # Three keys 0.4, 0.5, 0.6: s = 0.1; of two seeds each: 2 · 0.1 · √(2 / 2) = 0.2.
     assert "s = 0.100; noise floor of a difference of two cells: 0.200." in lines[-1]
     assert (tmp_path / "scaling.png").stat().st_size > 5000

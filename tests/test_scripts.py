@@ -65,8 +65,8 @@ def test_one_machine(cluster: Path) -> None:
     run = start(
         cluster, "slurm_train.sh", "magrpo", "c.yaml", "runs/a", "seed=7", SLURM_GPUS_ON_NODE="4"
     )
-    said, _ = run.communicate(timeout=300)
-    assert run.returncode == 0, said
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 0, output
     assert heard(cluster) == [
         "-m torch.distributed.run --standalone --nproc_per_node 4 train_magrpo.py "
         "--config c.yaml --resume --override output.dir=runs/a seed=7"
@@ -76,8 +76,8 @@ def test_one_machine(cluster: Path) -> None:
 def test_several_machines(cluster: Path) -> None:
     nodes = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "8"}
     run = start(cluster, "slurm_multinode.sh", "ppo", "c.yaml", "runs/a", **nodes)
-    said, _ = run.communicate(timeout=300)
-    assert run.returncode == 0, said
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 0, output
     (line,) = heard(cluster)
     assert "--nnodes 2 --nproc_per_node 8 --rdzv_id 77" in line
     assert "--rdzv_endpoint n1:20077 train_ppo.py --config c.yaml --resume" in line
@@ -87,15 +87,15 @@ def test_an_array_task_runs_its_line(cluster: Path) -> None:
     (cluster / "lines").write_text("seed=1 ppo.clip_range=0.1\nseed=2 ppo.clip_range=[1,2]\n")
     arguments = ("slurm_array.sh", "ppo", "c.yaml", "lines", "runs/s")
     run = start(cluster, *arguments, SLURM_ARRAY_TASK_ID="2")
-    said, _ = run.communicate(timeout=300)
-    assert run.returncode == 0, said
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 0, output
     assert heard(cluster) == [
         "train_ppo.py --config c.yaml --resume --override seed=2 ppo.clip_range=[1,2] "
         "output.dir=runs/s/2"
     ]
     run = start(cluster, *arguments, SLURM_ARRAY_TASK_ID="3")
-    said, _ = run.communicate(timeout=300)
-    assert run.returncode == 2 and "no line 3" in said
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 2 and "no line 3" in output
 
 
 @pytest.mark.parametrize(("number", "requeued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
@@ -106,8 +106,8 @@ def test_warned_it_saves_and_goes_back_into_the_queue(
     while not (cluster / "arguments").exists():
         time.sleep(0.02)
     run.send_signal(number)
-    said, _ = run.communicate(timeout=300)
-    assert run.returncode == 143, said
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 143, output
     assert heard(cluster)[1:] == ["saved", *(["scontrol requeue 77"] if requeued else [])]
 
 
@@ -123,5 +123,5 @@ def test_a_run_that_fails_is_not_put_back(cluster: Path) -> None:
 @pytest.mark.parametrize("script", ["slurm_train.sh", "slurm_multinode.sh", "slurm_array.sh"])
 def test_usage(cluster: Path, script: str) -> None:
     run = start(cluster, script)
-    said, _ = run.communicate(timeout=300)
-    assert run.returncode == 2 and said.startswith("usage: sbatch")
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 2 and output.startswith("usage: sbatch")

@@ -48,9 +48,9 @@ def test_every_dependency_has_one_pin(version: str) -> None:
 def make_setup(folder: Path, version: str) -> subprocess.CompletedProcess[str]:
     """With a Python that says it is ``version``, and that makes no environment."""
     python = folder / "python"
-    said = f"import sys; sys.version_info = ({version.replace('.', ', ')}, 0); exec(sys.argv[1])"
+    program = f"import sys; sys.version_info = ({version.replace('.', ', ')}, 0); exec(sys.argv[1])"
     python.write_text(
-        f'#!/bin/sh\n[ "$1" = -c ] && exec {sys.executable} -c "{said}" "$2"\nexit 7\n'
+        f'#!/bin/sh\n[ "$1" = -c ] && exec {sys.executable} -c "{program}" "$2"\nexit 7\n'
     )
     python.chmod(0o755)
     command = ["make", "setup", f"PYTHON={python}", f"VENV={folder / 'venv'}"]

@@ -127,7 +127,7 @@ def test_the_written_configuration_repeats_the_run(run, tmp_path):
     assert done.returncode == 0, done.stderr
     assert not (again / "final_model").exists()
 
-    def told(folder: Path) -> list[dict]:
+    def episodes(folder: Path) -> list[dict]:
         steady = []
         for record in records(folder, "eval")[:1] + records(folder, "train")[:2]:
             metrics = {
@@ -138,4 +138,4 @@ def test_the_written_configuration_repeats_the_run(run, tmp_path):
             steady.append(record | {"metrics": metrics})
         return steady
 
-    assert told(again) == told(run)
+    assert episodes(again) == episodes(run)

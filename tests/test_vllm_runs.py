@@ -78,7 +78,7 @@ def test_a_run_by_a_server(zygote: Zygote, server: FakeVLLM, tmp_path: Path, alg
     assert server.adapters == {}
     loads = [name for what, name in server.events if what == "load"]
     assert sorted(loads) == sorted({name for what, name in server.events if what == "unload"})
-    if algorithm == "madpo":  # sampled from once; evaluated before, and behind steps 2 and 3
+    if algorithm == "madpo":  # sampled from once; evaluated before, and after steps 2 and 3
         assert Counter(name.split("-")[0] for name in loads) == {"agent_0": 3, "agent_1": 3}
     else:
         assert Counter(name.split("-")[0] for name in loads) == {"agent_0": 4, "agent_1": 4}
@@ -98,8 +98,8 @@ def of_agent_0(server: FakeVLLM) -> list[str]:
     """What the server did with its adapters, which are numbered; repetitions left out."""
     events = [(what, name) for what, name in server.events if name.startswith("agent_0")]
     names = [name for what, name in events if what == "load"]
-    told = [f"{what} {names.index(name)}" for what, name in events]
-    return [one for one, _ in itertools.groupby(told)]
+    labels = [f"{what} {names.index(name)}" for what, name in events]
+    return [one for one, _ in itertools.groupby(labels)]
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
@@ -107,7 +107,7 @@ def test_a_step_s_first_turn_may_be_sampled_while_the_one_before_updates(
     zygote: Zygote, server: FakeVLLM, tmp_path: Path, overlap: int
 ) -> None:
     """A step's requests are answered once the step before is through. The last step asks nothing
-    ahead, and the weights behind it are not sent."""
+    ahead, and the weights after it are not sent."""
     folder, numbers, over = tmp_path / "run", itertools.count(), threading.Event()
 
     def before(body: dict) -> None:
@@ -152,9 +152,9 @@ def test_what_goes_wrong_while_a_step_updates_stops_the_run_behind_it(
     arguments = [*asked("magrpo", folder, server.url, **keys), "generation.overlap=1"]
     run = zygote.run("magrpo", arguments)
     assert run.wait() == 1, run.output
-    told = [x for x in run.output.splitlines() if x.startswith(("error: ", "interrupted: "))]
-    assert "answers HTTP 400: " in told[0] and "out of luck" in told[0]
-    assert told[1].startswith("interrupted: saved ") and "Traceback" not in run.output
+    endings = [x for x in run.output.splitlines() if x.startswith(("error: ", "interrupted: "))]
+    assert "answers HTTP 400: " in endings[0] and "out of luck" in endings[0]
+    assert endings[1].startswith("interrupted: saved ") and "Traceback" not in run.output
     assert newest_step(folder) == len(lines(folder)) == 1
     server.before = lambda body: None
     server.asked.clear()
@@ -166,7 +166,7 @@ def test_what_goes_wrong_while_a_step_updates_stops_the_run_behind_it(
     assert len(models) == 4 and len(set(models)) == 1  # steps 2 and 3, both by what was saved
 
 
-def test_a_server_that_is_not_there_is_told_at_once(zygote: Zygote, tmp_path: Path) -> None:
+def test_a_server_that_is_not_there_is_reported_at_once(zygote: Zygote, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -188,9 +188,10 @@ def test_a_server_lost_in_the_middle(zygote: Zygote, server: FakeVLLM, tmp_path:
     assert "Traceback" not in run.output
     step = newest_step(folder)
     assert step == len(lines(folder)) > 0
-    told = [x for x in run.output.splitlines() if x.startswith(("error: ", "interrupted: "))]
-    assert "no better for 5 s" in told[0] and told[0].startswith("error: generation.vllm_url: ")
-    assert told[1].startswith("interrupted: saved ") and told[1].endswith("--resume")
+    endings = [x for x in run.output.splitlines() if x.startswith(("error: ", "interrupted: "))]
+    assert endings[0].startswith("error: generation.vllm_url: ")
+    assert "no better for 5 s" in endings[0]
+    assert endings[1].startswith("interrupted: saved ") and endings[1].endswith("--resume")
     server.start()
     again = zygote.run(
         "magrpo", [*asked("magrpo", folder, server.url, max_steps=step + 2, **keys), "--resume"]
@@ -208,7 +209,7 @@ def ended(team: list[Process]) -> list[int]:
 def test_processes_share_the_adapters(
     zygote: Zygote, server: FakeVLLM, tmp_path: Path, overlap: int
 ) -> None:
-    """With ``overlap`` the weights behind the first of two updates are sampled from by nobody."""
+    """With ``overlap`` the weights after the first of two updates are sampled from by nobody."""
     folder = tmp_path / "run"
     arguments = asked("magrpo", folder, server.url, batch_size=3, max_steps=2, max_new_tokens=24)
     arguments.append(f"generation.overlap={overlap}")

@@ -47,12 +47,12 @@ def test_a_run_tells_its_parts_and_nothing_of_code(two):
     (folder, _) = two
     records = metrics(folder)
     for record in records:
-        told = record["metrics"]
-        parts = [told[f"reward/{name}"] for name in ("structure", "style", "coherence")]
-        assert sum(parts) == pytest.approx(told["reward_mean"])
-        assert 0 <= told["reward_mean"] <= GREATEST
-        assert {"similarity", "transition_kinds", "words/concise", "words/detailed"} <= set(told)
-        assert not [n for n in told if any(word in n for word in ("aux", *CODE_WORDS))]
+        values = record["metrics"]
+        parts = [values[f"reward/{name}"] for name in ("structure", "style", "coherence")]
+        assert sum(parts) == pytest.approx(values["reward_mean"])
+        assert 0 <= values["reward_mean"] <= GREATEST
+        assert {"similarity", "transition_kinds", "words/concise", "words/detailed"} <= set(values)
+        assert not [n for n in values if any(word in n for word in ("aux", *CODE_WORDS))]
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["eval_end"]["reward_mean"] == records[-1]["metrics"]["reward_mean"]
     assert not [name for name in summary["eval_end"] if name.startswith("pass")]

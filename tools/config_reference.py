@@ -31,7 +31,7 @@ A file is YAML: the sections below and one named after the algorithm. Every key 
 Python literals. Of file, older flags and `--override` the last one wins. An unknown key, a wrong
 type or values that contradict each other are refused with one line before anything is loaded
 (exit code 2). A setting that can have no effect beside the others, such as
-`external.original_prompt` where `external.history` is `full`, is told in a notice.
+`external.original_prompt` where `external.history` is `full`, prints a notice.
 `${section.key}` in a file repeats the value of another key; no other interpolation is read.
 
 A path (of a data set, a model, a run, `init_from`, …) is looked for beside the YAML file first,
@@ -67,7 +67,7 @@ def reference() -> str:
     """The whole page."""
     parts = [HEAD, "## Top of the file\n", table(list(keys_of(sections.Root).values()))]
     for name, cls in sections.SECTIONS.items():
-        parts += [f"## `{name}`\n", _said(cls), table(list(keys_of(cls).values()))]
+        parts += [f"## `{name}`\n", _description(cls), table(list(keys_of(cls).values()))]
     parts += [
         "## Algorithms: keys that all have\n",
         "They stand in the section named after the algorithm. Where a default differs, it is "
@@ -75,14 +75,14 @@ def reference() -> str:
         table(list(keys_of(COMMON).values())),
     ]
     for name, cls in configs.SECTIONS.items():
-        parts += [f"## `{name}`\n", _said(cls)]
+        parts += [f"## `{name}`\n", _description(cls)]
         own = _own(cls, COMMON)
         parts += [table(own)] if own else []
     parts += ["## Older spellings\n", _older(), "## Older flags\n", _flags()]
     return "\n".join(parts)
 
 
-def _said(cls: type) -> str:
+def _description(cls: type) -> str:
     """A section's docstring, and that of the keys that it shares with one other algorithm."""
     docs = [c.__doc__ or "" for c in (cls, *SHARED_PARENTS) if issubclass(cls, c)]
     paragraphs = [text for doc in docs for text in inspect.cleandoc(doc).split("\n\n")]

@@ -51,12 +51,12 @@ def make_tree(mode: str) -> Tree:
 
 def make_turn_in_order() -> Tree:
     """One turn: aux writes two completions, main two below each, scored as ``BELOW`` says."""
-    said = (AgentTurn((), (), (Completion("", (), True),) * 2),)
+    turns = (AgentTurn((), (), (Completion("", (), True),) * 2),)
     actions = ((0,), (1,))
-    nodes = [Node(1, -1, -1, said, actions, (), ())]
+    nodes = [Node(1, -1, -1, turns, actions, (), ())]
     for k, rewards in enumerate(BELOW):
         scores = tuple(map(Score, rewards))
-        nodes.append(Node(1, 0, k, said, actions, scores, tuple(rewards), first_agent=1))
+        nodes.append(Node(1, 0, k, turns, actions, scores, tuple(rewards), first_agent=1))
     return Tree(Task("", {}), tuple(nodes), "align", None)
 
 

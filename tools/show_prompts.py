@@ -96,7 +96,7 @@ def prompts_by_turn(
 ) -> list[tuple[tuple[Message, ...], ...]]:
     """Each agent's prompt at turn 1, and at the turn after each attempt."""
     first, settings = prompts.first(task, config.section.num_agents), config.external
-    told_T = [first, *(build_transition(config, prompts)(attempts) if attempts else ())]
+    text_T = [first, *(build_transition(config, prompts)(attempts) if attempts else ())]
     written_T = [*(attempt.completions_N for attempt in attempts), None]
     shown_T = [_handed_on(config, prompts, task, written) for written in written_T]
     turns_T = [
@@ -105,15 +105,15 @@ def prompts_by_turn(
             for text, shown in zip(first, shown_T[0], strict=True)
         )
     ]
-    for turn in range(1, len(told_T)):
+    for turn in range(1, len(text_T)):
         turns_T.append(
             tuple(
                 next_prompt(
                     [
-                        Exchange(told_T[t][i], attempts[t].completions_N[i], shown_T[t][i])
+                        Exchange(text_T[t][i], attempts[t].completions_N[i], shown_T[t][i])
                         for t in range(turn)
                     ],
-                    with_handed_on(told_T[turn][i], shown_T[turn][i]),
+                    with_handed_on(text_T[turn][i], shown_T[turn][i]),
                     history=settings.history,
                     original_prompt=settings.original_prompt,
                     previous_response=settings.previous_response,

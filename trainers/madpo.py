@@ -118,14 +118,18 @@ class MADPOTrainer:
         first = self.section.dpo_reference == "start"
         values_N = []
         for index, agent in enumerate(self.team.agents):
-            said_U, _ = distinct_completions(agent, all_candidates(tasks))
-            groups = [list(group) for _, group in groupby(said_U, key=lambda s: s.prompt_ids)]
-            own = [said for group in distributed.shard(groups) for said in group]
+            completions_U, _ = distinct_completions(agent, all_candidates(tasks))
+            groups = [
+                list(group) for _, group in groupby(completions_U, key=lambda s: s.prompt_ids)
+            ]
+            own = [completion for group in distributed.shard(groups) for completion in group]
             with (self.team.reference if first else self.team.acting)(index) as reading:
                 value_U = logprobs(reading, own, self._temperature(index)).tolist()
             found = dict(zip(own, value_U, strict=True))
             everything = {s: v for part in distributed.all_gather(found) for s, v in part.items()}
-            values_N.append(torch.tensor([everything[s] for s in said_U], dtype=torch.float64))
+            values_N.append(
+                torch.tensor([everything[s] for s in completions_U], dtype=torch.float64)
+            )
         return values_N
 
     def _step(self, step: Step) -> None:
@@ -210,16 +214,16 @@ class MADPOTrainer:
         others_P = delta_NP.sum(0) - delta_NP[index]
         loss_P = joint_dpo(own_P, others_P, self.section.dpo_beta, self.section.label_smoothing)
         (weight_P,) = torch.autograd.grad((batch.weight_P * loss_P).sum() / whole, own_P)
-        said_U, owner_C = distinct_completions(self.team.agents[index], batch.candidates_C)
+        completions_U, owner_C = distinct_completions(self.team.agents[index], batch.candidates_C)
         # policy_gradient is −Σ w log π: the coefficient of log π is −w.
-        weight_U = torch.zeros(len(said_U), dtype=weight_P.dtype)
+        weight_U = torch.zeros(len(completions_U), dtype=weight_P.dtype)
         weight_U.index_add_(
             0, torch.tensor(owner_C, dtype=torch.long), -batch.coefficients(weight_P)
         )
         with self.team.acting(index) as agent:
             accumulate(
                 agent,
-                rows_of(said_U, weight_U.tolist()),
+                rows_of(completions_U, weight_U.tolist()),
                 lambda packed: self._loss(agent, packed),
                 Sums(),
                 concurrent=self.team.run_parallel,
@@ -227,9 +231,9 @@ class MADPOTrainer:
 
     def _loss(self, agent: Agent, batch: TokenBatch) -> tuple[torch.Tensor, Sums]:
         """A sum over tokens whose gradient is this micro-batch's part of ∇L_i."""
-        said = action_logprobs(agent, batch, self._temperature(agent.index))
+        logprob_A = action_logprobs(agent, batch, self._temperature(agent.index)).logprob_A
         weight_A = batch.weight_RL[batch.action_mask_RL]
-        return policy_gradient(said.logprob_A, weight_A.to(said.logprob_A)), Sums()
+        return policy_gradient(logprob_A, weight_A.to(logprob_A)), Sums()
 
     def _deltas(self, batch: PairBatch) -> torch.Tensor:
         """Δ of every agent and pair, shape (N, P), without gradients."""
@@ -239,11 +243,11 @@ class MADPOTrainer:
     def _delta(self, index: int, batch: PairBatch) -> torch.Tensor:
         if self.section.dpo_reference == "round" and not self.moved:
             return torch.zeros(len(batch.weights), dtype=torch.float64)  # it is the reference yet
-        said_U, owner_C = distinct_completions(self.team.agents[index], batch.candidates_C)
+        completions_U, owner_C = distinct_completions(self.team.agents[index], batch.candidates_C)
         with self.team.acting(index) as agent:
-            value_U = logprobs(agent, said_U, self._temperature(index))
+            value_U = logprobs(agent, completions_U, self._temperature(index))
         if self.section.dpo_reference != "none":
-            value_U = value_U - self.reference.of(index, said_U)
+            value_U = value_U - self.reference.of(index, completions_U)
         return batch.differences(value_U[owner_C])
 
     def _temperature(self, index: int) -> float:
@@ -265,8 +269,8 @@ class MADPOTrainer:
         sums = Sums(pairs=float(weight_P.sum()))
         for prefix, delta_P in found.items():
             loss_P = joint_dpo(delta_P, torch.zeros_like(delta_P), beta, smoothing)
-            told = {"loss": loss_P, "margin": beta * delta_P, "accuracy": delta_P > 0}
-            sums.add(**{f"{prefix}dpo/{name}": value * weight_P for name, value in told.items()})
+            metrics = {"loss": loss_P, "margin": beta * delta_P, "accuracy": delta_P > 0}
+            sums.add(**{f"{prefix}dpo/{name}": value * weight_P for name, value in metrics.items()})
         return sums
 
     def _means(self, sums: Sums) -> dict[str, float]:

@@ -136,28 +136,28 @@ class MAGRPOTrainer:
         self, sums_N: Sequence[Sums], norms_UN: Sequence[Sequence[float]], nodes: Mapping[int, int]
     ) -> dict[str, float]:
         """What the log wants beside the trees': of each agent, and the mean over the agents."""
-        told_N, passes = [], self.section.update_epochs
+        metrics_N, passes = [], self.section.update_epochs
         for i, (sums, norms_U) in enumerate(zip(sums_N, zip(*norms_UN, strict=True), strict=True)):
             whole = sums.all_reduced()
             of = whole.of
             count, tokens = max(1, of["completions"]), max(1, of["tokens"])
             variance = of["advantage_squared"] / count - (of["advantage"] / count) ** 2
-            told = {
+            metrics = {
                 "loss": of["loss"] / max(1, nodes[i] * passes),
                 "entropy": -of["logprob"] / tokens,
                 "zero_advantage_share": of["zeros"] / count,
                 "advantage_std": math.sqrt(max(0.0, variance)),
             }
             if self.section.entropy_coef > 0:
-                told["entropy"] = of["entropy"] / (tokens * passes)
+                metrics["entropy"] = of["entropy"] / (tokens * passes)
             if self.section.kl_coef > 0:
-                told["kl"] = of["kl"] / (tokens * passes)
+                metrics["kl"] = of["kl"] / (tokens * passes)
             if self.section.takes_ratios:
                 ratios = of["ratios"] or math.nan  # none where all returns are equal
-                told |= {name: of[name] / ratios for name in ("clip_fraction", "approx_kl")}
-                told["ratio_max"] = whole.maxima.get("ratio_max", math.nan)
-            told_N.append(told | {"gradient_norm": max(norms_U)})
-        return agent_means(told_N) | {"learning_rate": self.optimizers[0].learning_rate}
+                metrics |= {name: of[name] / ratios for name in ("clip_fraction", "approx_kl")}
+                metrics["ratio_max"] = whole.maxima.get("ratio_max", math.nan)
+            metrics_N.append(metrics | {"gradient_norm": max(norms_U)})
+        return agent_means(metrics_N) | {"learning_rate": self.optimizers[0].learning_rate}
 
     def _grow(self, step: Step) -> tuple[list[Tree], Greedy | None]:
         tasks, key = distributed.shard(step.tasks), step.key
@@ -198,13 +198,16 @@ class MAGRPOTrainer:
 
         ``numbers``: one for each completion of the step.
         """
-        said, always = turn.completions_G, self.section.kl_coef > 0 or self.section.entropy_coef > 0
-        keep = [g for g, w in enumerate(weights) if said[g].token_ids and (w or always)]
+        completions_G, always = (
+            turn.completions_G,
+            self.section.kl_coef > 0 or self.section.entropy_coef > 0,
+        )
+        keep = [g for g, w in enumerate(weights) if completions_G[g].token_ids and (w or always)]
         if not keep:
             return None
         return Row.of(
             turn.prompt_ids,
-            [said[g] for g in keep],
+            [completions_G[g] for g in keep],
             (weights[g] for g in keep),
             itertools.islice(numbers, len(keep)),
         )
@@ -230,7 +233,7 @@ class MAGRPOTrainer:
                         agent,
                         _rows_of(part, index),
                         lambda batch: before_N[index].policy.put(
-                            batch, self._said(agent, batch).logprob_A
+                            batch, self._logprobs(agent, batch).logprob_A
                         ),
                         self.team.run_parallel,
                     )
@@ -238,7 +241,7 @@ class MAGRPOTrainer:
         jobs = [partial(measure, index) for index in range(len(self.team))]
         run_parallel(jobs, self.team.device, self.team.run_parallel)
 
-    def _said(self, agent: Agent, batch: TokenBatch) -> ActionLogprobs:
+    def _logprobs(self, agent: Agent, batch: TokenBatch) -> ActionLogprobs:
         temperature = self.sampling.of(agent.index).temperature
         return action_logprobs(agent, batch, temperature, entropy=self.section.entropy_coef > 0)
 
@@ -280,8 +283,8 @@ class MAGRPOTrainer:
         self, agent: Agent, batch: TokenBatch, nodes: int, before: OldLogprobs
     ) -> tuple[torch.Tensor, Sums]:
         """This micro-batch's part of L_i (a sum over its rows), and its sums for the log."""
-        section, said, sums = self.section, self._said(agent, batch), Sums()
-        logprob_A, count = said.logprob_A, section.shape.generations(agent.index)
+        section, logprobs, sums = self.section, self._logprobs(agent, batch), Sums()
+        logprob_A, count = logprobs.logprob_A, section.shape.generations(agent.index)
         weight_A = batch.weight_RL[batch.action_mask_RL].to(logprob_A.device, logprob_A.dtype)
         if self.section.takes_ratios:
             old_A = before.policy.once(batch, lambda: logprob_A)
@@ -294,16 +297,16 @@ class MAGRPOTrainer:
             kl_A = k3_kl(logprob_A, before.reference.once(batch, lambda: self._start(agent, batch)))
             loss = loss + section.kl_coef * kl_A.sum() / (nodes * count)
             sums.add(kl=kl_A)
-        if said.entropy_A is not None:
-            loss = loss - section.entropy_coef * said.entropy_A.sum() / (nodes * count)
-            sums.add(entropy=said.entropy_A)
+        if logprobs.entropy_A is not None:
+            loss = loss - section.entropy_coef * logprobs.entropy_A.sum() / (nodes * count)
+            sums.add(entropy=logprobs.entropy_A)
         sums.add(loss=nodes * float(loss.detach()))
         return loss, sums
 
     def _start(self, agent: Agent, batch: TokenBatch) -> torch.Tensor:
         """What the reference says."""
         with torch.no_grad(), self.team.reference(agent.index) as reference:
-            return self._said(reference, batch).logprob_A
+            return self._logprobs(reference, batch).logprob_A
 
 
 def _rows_of(turns: Sequence[TurnRows], index: int) -> list[Row]:
@@ -313,12 +316,12 @@ def _rows_of(turns: Sequence[TurnRows], index: int) -> list[Row]:
 
 def _sums_of(turn: AgentTurn, advantages: Sequence[float]) -> Sums:
     """What an agent's completions at a node add to the log."""
-    said = turn.completions_G
+    completions_G = turn.completions_G
     return Sums(
-        completions=len(said),
+        completions=len(completions_G),
         zeros=sum(a == 0 for a in advantages),
         advantage=sum(advantages),
         advantage_squared=sum(a * a for a in advantages),
-        tokens=sum(len(c.token_ids) for c in said),
-        logprob=sum(c.logprob for c in said),
+        tokens=sum(len(c.token_ids) for c in completions_G),
+        logprob=sum(c.logprob for c in completions_G),
     )

@@ -141,7 +141,7 @@ class MARLHFTrainer:
                 self._report(self.collector.round(0), {}, self.reward.model)
             self._check()
         elif self.section.num_iterations == 1 and self.loop.counters.steps:
-            raise PreferenceError(f"'{folder}' is missing; the run cannot go on without it")
+            raise PreferenceError(f"'{folder}' is missing; the run cannot continue without it")
         else:
             if self.reward.model is None and self.reward.kept is not None:
                 facts, weights = self.reward.kept
@@ -164,8 +164,8 @@ class MARLHFTrainer:
         return load(folder, dtype=self.base.dtype, device=self.base.device)
 
     def _refit(self, index: int, folder: Path) -> None:
-        """Label the round's candidates, and go on fitting the model to them and the replay, unless
-        the round is idle."""
+        """Label the round's candidates, and continue fitting the model to them and the replay,
+        unless the round is idle."""
         labelled = self.collector.round(index)
         if index == 0 and not labelled.held_out:
             raise PreferenceError(
@@ -174,12 +174,12 @@ class MARLHFTrainer:
             )
         pairs = self._text_pairs(labelled)
         self.idle = self._teaches_nothing(labelled, pairs)
-        before, told = None, {}
+        before, metrics = None, {}
         if (earlier := self.reward.model) is not None:
             fresh = earlier.order(labelled.tasks)
-            told = {} if fresh is None else {"reward_model/fresh_accuracy": fresh}
+            metrics = {} if fresh is None else {"reward_model/fresh_accuracy": fresh}
         if self.idle:
-            self._report(labelled, told)
+            self._report(labelled, metrics)
             return
         if earlier is not None:
             before = {name: tensor.clone() for name, tensor in earlier.weights().items()}
@@ -201,7 +201,7 @@ class MARLHFTrainer:
         )
         say(f"{share} held-out pairs ordered rightly, after {seconds:.0f} s on {found.pairs} pairs")
         self.reward.model = model
-        self._report(labelled, told, model)
+        self._report(labelled, metrics, model)
         if distributed.is_main():
             model.save(folder)
         distributed.all_gather(None)
@@ -260,7 +260,7 @@ class MARLHFTrainer:
         return text_pairs([tasks[i] for i in shuffled], self.section.reward_prompts == "first")
 
     def _report(
-        self, labelled: Round, told: Mapping[str, float], model: RewardModel | None = None
+        self, labelled: Round, metrics: Mapping[str, float], model: RewardModel | None = None
     ) -> None:
         """Candidates that this run has scored are environment steps of it; the quality of the
         ``model`` fitted to them goes to the log and into the summary of the preferences."""
@@ -279,7 +279,7 @@ class MARLHFTrainer:
                 "preferences/gap_mean": sum(gaps) / max(1, len(gaps)),
                 "preferences/reward_mean": labelled.reward_mean,
                 "preferences/labelled": float(self.collector.labelled),
-                **told,
+                **metrics,
             }
         )
         if not distributed.is_main() or facts is None:
@@ -304,7 +304,7 @@ class MARLHFTrainer:
                 f"pairs rightly, below marlhf.reward_min_accuracy={least}: reinforcement learning "
                 "would follow noise. More pairs (preference_num_candidates, "
                 "preference_pairs_per_sample), a higher reward_learning_rate or more "
-                "reward_num_train_epochs may help; reward_min_accuracy=0 goes on all the same"
+                "reward_num_train_epochs may help; reward_min_accuracy=0 continues all the same"
             )
 
 

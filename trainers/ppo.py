@@ -20,7 +20,7 @@ Three choices, each a key:
 V is a small head on the policy's hidden states (of the token, or their mean over a turn's prompts),
 or with ``critic_model`` a language model with an adapter of its own and a scalar head, which reads
 the histories themselves. With ``shared_policy`` all agents act by one policy, which learns from the
-samples of all, and an independent critic is one for all; they are told apart by their prompts.
+samples of all, and an independent critic is one for all; their prompts tell them apart.
 
 Old log-probabilities and values are taken of all policies before the first update, over the first
 epoch's own minibatches, so that the first minibatch's ratios are exactly 1; where credit does not
@@ -89,7 +89,7 @@ class KLCoefficient:
 
 @dataclass
 class Improvement:
-    """One policy in one training step: what those who act by it said."""
+    """One policy in one training step: with the completions of the agents that act by it."""
 
     rows_S: list[list[Row]]  # of each state
     policy: ClippedPolicy
@@ -162,20 +162,22 @@ class PPOTrainer:
         (means) and of each agent."""
         values = self._values(chains)
         policies = [self._measured(index, chains, values, step) for index in range(len(self.team))]
-        told = self._credit(chains, policies, values)
+        critic_metrics = self._credit(chains, policies, values)
         for index, one in enumerate(policies):
             one.metrics |= self._standardize(one.policy)
             with self.team.acting(index):
                 one.metrics |= self._update(index, one, chains, step, span)
         size, epochs = self.section.train_batch_size, self.section.ppo_epochs
         key = (self.rollout.seed, "critic", step)
-        for own, metrics, optimizer in zip(values, told, self.critic_optimizers, strict=True):
+        for own, metrics, optimizer in zip(
+            values, critic_metrics, self.critic_optimizers, strict=True
+        ):
             if own.reader is not None:
                 parts = passes(chains.states_B, size, epochs, key, span)
                 metrics["value_loss"] = own.learn(optimizer, parts)
-        of_team = told[0] if self._centralized else {}
+        of_team = critic_metrics[0] if self._centralized else {}
         if not self._centralized:
-            for one, metrics in zip(policies, told, strict=True):
+            for one, metrics in zip(policies, critic_metrics, strict=True):
                 one.metrics |= metrics
         of_team["updates"] = max(one.metrics.pop("updates") for one in policies)
         return agent_means([one.metrics for one in policies]) | of_team
@@ -190,8 +192,8 @@ class PPOTrainer:
 
     def _acting(self, index: int) -> Sequence[int]:
         """The agents that act by a policy, or of whom an independent critic is."""
-        everyone = range(self.section.num_agents)
-        return everyone if self.section.shared_policy else everyone[index : index + 1]
+        agents = range(self.section.num_agents)
+        return agents if self.section.shared_policy else agents[index : index + 1]
 
     def _valued(self, index: int) -> Sequence[int]:
         """The agents whom a critic credits."""
@@ -238,14 +240,16 @@ class PPOTrainer:
         rows_S = chains.rows(self._acting(index), self.weight_T, section.num_agents)
         with self.team.acting(index) as agent:
 
-            def said(batch: TokenBatch) -> ActionLogprobs:
+            def logprobs(batch: TokenBatch) -> ActionLogprobs:
                 return action_logprobs(agent, batch, temperature, entropy=section.entropy_coef > 0)
 
-            def said_at_start(start: Agent, batch: TokenBatch) -> ActionLogprobs:
+            def reference_logprobs(start: Agent, batch: TokenBatch) -> ActionLogprobs:
                 return action_logprobs(start, batch, temperature)
 
             kl_in_loss = self.kl.value if section.kl_in == "loss" and section.kl_coef > 0 else 0.0
-            policy = ClippedPolicy(section, self.team, agent, said, said_at_start, kl_in_loss)
+            policy = ClippedPolicy(
+                section, self.team, agent, logprobs, reference_logprobs, kl_in_loss
+            )
             one = Improvement(rows_S, policy, own, {})
             first = minibatches(chains.states_B, section.train_batch_size, key)
             # Where credit does not need it, the first minibatch is read by its own update.
@@ -260,7 +264,7 @@ class PPOTrainer:
         self, chains: Chains, policies: Sequence[Improvement], values: Sequence[StepValues]
     ) -> list[dict[str, float]]:
         """Advantages into the policies; what the log wants of each critic."""
-        team, told = self.section.num_agents, []
+        team, metrics = self.section.num_agents, []
         penalty = self._penalty(policies)
         for index, own in enumerate(values):
             numbered = chains.numbered(self._valued(index), team)
@@ -268,8 +272,8 @@ class PPOTrainer:
             for one in policies:
                 if one.values is own:
                     one.policy.credit(advantage, one.rows(range(len(one.rows_S))))
-            told.append({"explained_variance": own.explained_variance()})
-        return told
+            metrics.append({"explained_variance": own.explained_variance()})
+        return metrics
 
     def _penalty(self, policies: Sequence[Improvement]) -> PerToken | None:
         """What the rewards lose: kl_coef · (log π_old − log π_ref), of tokens, or summed up over a

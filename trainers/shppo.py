@@ -21,7 +21,7 @@ With ``latents`` zero or sampled, l_i is 0 or ~ N(0, 1), and neither encoder nor
 A turn's Â goes to every token that every agent wrote in it; the ratio is per token. o_i, ε_i and
 l_i are kept from the rollout: all ratios use the stored l_i, so that only the policy moves them,
 and L_latent alone recomputes μ and σ, with the stored ε. L_v is V_I with its own weights frozen;
-V_I learns on the μ and σ that earned the returns. Nothing depends on the number of agents, so a
+V_I learns on the μ and σ that led to the returns. Nothing depends on the number of agents, so a
 trained team runs with any other N.
 
 Departures from the paper: the generated layer is a low-rank residual before the language-model
@@ -198,7 +198,7 @@ class SHPPOTrainer:
         )
         first = minibatches(states, size, (*key, 0))
         policy.measure([rows(chosen) for chosen in first[1:]])
-        metrics = self._said_before(samples)
+        metrics = self._metrics_before(samples)
         if section.normalize_advantages:
             samples = replace(samples, advantage_C=standardized(samples.advantage_C))
         policy.credit(by_number(samples.advantage_C), rows(range(len(rows_SN))), self._agents)
@@ -213,10 +213,12 @@ class SHPPOTrainer:
         def after(one: Pass) -> dict[str, float]:
             if section.latents != "learned":
                 return {}
-            told = self._update_encoder(samples, one.progress)
+            encoder_metrics = self._update_encoder(samples, one.progress)
             if section.latent_gradient == "policy":
-                return told
-            return told | {"inference_loss": self._update_inference(samples, one.progress)}
+                return encoder_metrics
+            return encoder_metrics | {
+                "inference_loss": self._update_inference(samples, one.progress)
+            }
 
         epochs = passes(states, size, section.ppo_epochs, key, span)
         metrics |= run_epochs(epochs, section.target_kl, update, after) | policy.before()
@@ -237,7 +239,7 @@ class SHPPOTrainer:
             head_input_A=samples.latent_SNK[state_A, agent_A],
         )
 
-    def _said_before(self, samples: Samples) -> dict[str, float]:
+    def _metrics_before(self, samples: Samples) -> dict[str, float]:
         """What the log wants of the step before its update."""
         _, mean, deviation = moments(samples.advantage_C)
         metrics = {
@@ -277,14 +279,14 @@ class SHPPOTrainer:
         parts = {"entropy": entropy_S, "distance": diversity_S}
         weighed = (entropy_S, diversity_S, section.lambda_e, section.lambda_d)
         if section.latent_gradient == "policy":
-            earned_C = self._latent_policy(samples, mu_SNK, sigma_SNK)
-            losses = [earned_C, latent_loss(0.0, *weighed)]
+            policy_C = self._latent_policy(samples, mu_SNK, sigma_SNK)
+            losses = [policy_C, latent_loss(0.0, *weighed)]
         else:
             with frozen(self.inference):
                 value_S = self.inference(samples.observation_SND, mu_SNK, sigma_SNK)
             parts, losses = parts | {"value": value_S}, [latent_loss(value_S, *weighed)]
-        said = {f"latent/{name}": moments(part.detach())[1] for name, part in parts.items()}
-        return said | {"latent/loss": self._descend("encoder", progress, *losses)}
+        metrics = {f"latent/{name}": moments(part.detach())[1] for name, part in parts.items()}
+        return metrics | {"latent/loss": self._descend("encoder", progress, *losses)}
 
     def _latent_policy(
         self, samples: Samples, mu_SNK: torch.Tensor, sigma_SNK: torch.Tensor
@@ -301,7 +303,7 @@ class SHPPOTrainer:
         return loss_CN.mean(1)
 
     def _update_inference(self, samples: Samples, progress: float) -> float:
-        """One step of V_I on the returns that the rollout's μ and σ earned; the mean loss."""
+        """One step of V_I on the returns of the rollout's μ and σ; the mean loss."""
         value_S = self.inference(samples.observation_SND, samples.mu_SNK, samples.sigma_SNK)
         loss_C = (value_S[samples.state_C] - samples.return_C) ** 2
         return self._descend("inference", progress, loss_C)

@@ -80,14 +80,14 @@ def _learning(run: Run) -> Section:
         "held-out tasks": "held-out tasks, 95% interval of the mean",
     }
     wide = [s for s in series if any(h > y for h, y in zip(s.high_X, s.ys_X, strict=False))]
-    told = [bands[s.label] for s in wide]
+    labels = [bands[s.label] for s in wide]
     charts = [
         line_chart(
             "Mean reward" + ("" if ceiling is None else f" (at most {ceiling:g})"),
             series,
             y_range=reward_range(series, ceiling),
             wide=True,
-            note=f"Bands: {'; '.join(told)}." if told else "",
+            note=f"Bands: {'; '.join(labels)}." if labels else "",
         )
     ]
     if run.series("train", "task_reward_mean")[0]:

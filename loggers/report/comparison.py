@@ -96,7 +96,7 @@ def render(groups: Sequence[Group], folder: Path = Path()) -> str:
         "Mean over seeds; where there is more than one, band: 95% bootstrap interval of that mean, "
         "faint: each seed on held-out tasks."
     )
-    if len({_earned(group.runs[0]) for group in groups}) > 1:
+    if len({_reward(group.runs[0]) for group in groups}) > 1:
         note += " The settings do not share one reward: how high their curves lie does not compare."
     return page(
         title="Comparison",
@@ -148,9 +148,9 @@ def grouped(runs: Sequence[Run], labels: Sequence[str] | None = None) -> list[Gr
     together = [tuple(runs[i] for i in indices) for _, indices in members]
     names = labels or [_name(group[0], [one[0] for one in together]) for group in together]
     if len(names) != len(together):
-        told = "; ".join(", ".join(run.path.name for run in group) for group in together)
+        listed = "; ".join(", ".join(run.path.name for run in group) for group in together)
         raise ReportError(
-            f"--labels: {len(names)} for {len(together)} settings; give one for each of: {told}"
+            f"--labels: {len(names)} for {len(together)} settings; give one for each of: {listed}"
         )
     own = _run_names(runs)
     return [
@@ -166,7 +166,7 @@ def _setting(run: Run) -> str:
     return json.dumps([run.algorithm, _settings(run), held_out], sort_keys=True)
 
 
-def _earned(run: Run) -> str:
+def _reward(run: Run) -> str:
     """What its reward is, as text."""
     return json.dumps([run.config.get("domain"), run.config.get("reward")], sort_keys=True)
 
@@ -192,8 +192,8 @@ def _name(run: Run, others: Sequence[Run]) -> str:
         for name in sorted({name for one in rivals for name in one})
         if any(one.get(name) != own.get(name) for one in rivals)
     ]
-    told = [f"{name.removeprefix(run.algorithm + '.')}={own.get(name)}" for name in differing]
-    return " ".join([run.algorithm.upper(), *told])
+    settings = [f"{name.removeprefix(run.algorithm + '.')}={own.get(name)}" for name in differing]
+    return " ".join([run.algorithm.upper(), *settings])
 
 
 def curve(runs: Sequence[Run], phase: str, name: str) -> Curve | None:

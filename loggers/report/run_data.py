@@ -62,8 +62,8 @@ class Run:
     def algorithm(self) -> str:
         """From the summary; of a run that did not end, its command or the directory's name."""
         script = SCRIPT.search(self.environment.get("command", ""))
-        told = script[1] if script else self.path.name.split("_")[0]
-        return self.summary.get("algorithm") or told
+        named = script[1] if script else self.path.name.split("_")[0]
+        return self.summary.get("algorithm") or named
 
     @property
     def env_steps(self) -> int:

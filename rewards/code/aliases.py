@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from rewards.code.scopes import Names, Variable
 
-MAX_AHEAD = 20  # rebindings that are looked at, behind each alias
+MAX_AHEAD = 20  # rebindings that are looked at, after each alias
 _LOOPS = ast.For | ast.AsyncFor | ast.While
 _BLOCKS = ("body", "orelse", "finalbody")
 _ONCE = ast.Assign | ast.AnnAssign | ast.Delete | ast.With | ast.AsyncWith | ast.Expr
@@ -202,7 +202,7 @@ def _end(node: ast.AST) -> Place:
 def unpacked(
     targets: Sequence[ast.expr], value: ast.expr
 ) -> Iterable[tuple[ast.expr, ast.expr]] | None:
-    """Each target with its own part of a tuple or list of values; None where that is not known."""
+    """Each target with its own part of a tuple or list of values; None where they are unknown."""
     if not isinstance(value, ast.Tuple | ast.List) or any(
         isinstance(v, ast.Starred) for v in value.elts
     ):

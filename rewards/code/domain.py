@@ -24,7 +24,7 @@ class CodeDomain(Domain):
     fields = prompts.FIELDS
     revision = prompts.REVISION
     first = (prompts.SINGLE, prompts.HELPER, prompts.MAIN)  # of one alone, a helper, main
-    again = (prompts.HELPER_AGAIN, prompts.MAIN_AGAIN)  # behind what others wrote
+    again = (prompts.HELPER_AGAIN, prompts.MAIN_AGAIN)  # after what others wrote
     reward = CodeReward
 
     def task(self, name: str, row: Mapping[str, Any]) -> Task:
@@ -36,7 +36,7 @@ class CodeDomain(Domain):
         try:
             split_check(row["test"], row["entry_point"])
         except TestError as error:
-            raise TestError(f"{error}; mend its `test`") from None
+            raise TestError(f"{error}; fix its `test`") from None
         return Task(name, row)
 
     def roles(self, num_agents: int) -> tuple[str, ...]:

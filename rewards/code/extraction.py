@@ -268,7 +268,7 @@ def _scan(lines: list[str]) -> list[Part]:
 def _read(block: _Block) -> Iterable[Part]:
     """What a block holds: a function, or other statements, or nothing."""
     source = block.source
-    tree = parse(source + "\n")  # behind a backslash there has to be a line
+    tree = parse(source + "\n")  # a line has to follow a backslash
     if tree is not None and tree.body:
         parts = _parts(tree.body, source.split("\n"))
         return islice(parts, 1) if isinstance(tree.body[0], _DEFINITION) else parts

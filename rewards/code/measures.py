@@ -16,7 +16,7 @@ MAX_TEXT = 20_000  # characters of a program that are kept
 
 def measures(found: RewardBreakdown, entry_point: str) -> dict[str, float]:
     """Of one program; those of helpers are shares of helpers, where there are any."""
-    told = {
+    values = {
         "test_fraction": found.test_fraction,
         "syntax_rate": float(found.syntax > 0),
         "main_defined_rate": float(entry_point in found.defined),
@@ -25,10 +25,10 @@ def measures(found: RewardBreakdown, entry_point: str) -> dict[str, float]:
         "unsolved_reward_mean": 0.0 if found.passed_all else found.total,
     }
     if not found.helpers:
-        return told
+        return values
     if found.needed is not None:
-        told["aux_needed_rate"] = _share(found, found.needed)
-    return told | {
+        values["aux_needed_rate"] = _share(found, found.needed)
+    return values | {
         "aux_defined_rate": _share(found, found.defined),
         "aux_called_rate": _share(found, found.called),
         "aux_ignored_rate": _share(found, found.ignored),

@@ -1,4 +1,4 @@
-"""The code domain's external modes: what of the reward's breakdown each agent is told."""
+"""The code domain's external modes: the part of the reward's breakdown that each agent reads."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ class Feedback(ABC):
     def __call__(self, attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
         return [
             tuple(
-                f"Feedback:\n{self.told(attempt, agent)}\n{revision}"
+                f"Feedback:\n{self.feedback(attempt, agent)}\n{revision}"
                 for agent, revision in enumerate(self.prompts.revision_N(attempt))
             )
             for attempt in attempts
         ]
 
     @abstractmethod
-    def told(self, attempt: Attempt, agent: int) -> str:
-        """What is said of an attempt to one of its agents."""
+    def feedback(self, attempt: Attempt, agent: int) -> str:
+        """The text about an attempt for one of its agents."""
 
 
 class LevelFeedback(Feedback):
     """``level_feedback``: what was found, what failed and how, level by level, on the surfaced
     tests."""
 
-    def told(self, attempt: Attempt, agent: int) -> str:
+    def feedback(self, attempt: Attempt, agent: int) -> str:
         return diagnostics(attempt, agent, self.sandbox_slice)
 
 
@@ -47,7 +47,7 @@ class LevelPassed(Feedback):
     """``level_passed``: four signals without a word of why: whether the functions were found and
     compile, how many of the surfaced tests passed, and whether main makes use of the helpers."""
 
-    def told(self, attempt: Attempt, agent: int) -> str:
+    def feedback(self, attempt: Attempt, agent: int) -> str:
         level = levels(attempt, self.sandbox_slice)
         tests = "not reached" if level.tests is None else "{}/{} passed".format(*level.tests)
         alone = len(attempt.completions_N) == 1
@@ -60,6 +60,6 @@ class LevelPassed(Feedback):
 class Passed(Feedback):
     """``passed``: one bit, whether every level was passed, the tests' on the surfaced tests."""
 
-    def told(self, attempt: Attempt, agent: int) -> str:
+    def feedback(self, attempt: Attempt, agent: int) -> str:
         passed = levels(attempt, self.sandbox_slice).all_passed
         return "All levels passed." if passed else "Not all levels passed."

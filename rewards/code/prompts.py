@@ -1,4 +1,4 @@
-"""What the agents of the code domain read at turn 1 and behind the texts of others; what every
+"""What the agents of the code domain read at turn 1 and after the texts of others; what every
 feedback ends with."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WRITTEN = """\
 {text}
 """
 
-# Behind what others wrote: without it, a small model goes on with what it has read.
+# After what others wrote: without it, a small model continues what it has read.
 HELPER_AGAIN = """\
 Write one helper function `{name}`
 Code of `{name}` only: no fences, prose, tests or examples.

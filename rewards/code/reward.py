@@ -10,7 +10,7 @@ not a thin wrapper          +1.0   as above, and main does not just return aux's
 aux result ignored          −0.5   as above, and main calls aux for nothing
 ==========================  =====  =============================================================
 
-With several helpers the 0.4 is split equally and the 0.5 is earned by the share called.
+With several helpers the 0.4 is split equally and the 0.5 is given by the share called.
 
 ``bonus="share"`` multiplies the last three by the share of tests passed. ``need_bonus`` gives them
 to programs alone that pass all tests and no longer do when a helper's results are replaced.
@@ -160,7 +160,7 @@ class CodeReward(Reward):
             try:
                 split_check(task.fields["test"], task.fields["entry_point"])
             except TestError as error:
-                raise TestError(f"task {task.task_id!r}: {error}; mend its `test`") from None
+                raise TestError(f"task {task.task_id!r}: {error}; fix its `test`") from None
         with self._lock:
             drafts: list[_Draft] = []
             fresh: dict[Job, None] = {}

@@ -258,7 +258,7 @@ class StatementUse:
                     yield from self._flow([target], value)
 
     def _flow(self, targets: Sequence[ast.expr], value: ast.expr) -> Iterator[_Flow]:
-        """One flow for each part of an assignment that can be told apart."""
+        """One flow for each part of an assignment that can be distinguished."""
         if len(targets) == 1 and isinstance(targets[0], ast.Tuple | ast.List):
             pairs = unpacked(targets[0].elts, value)
             if pairs is not None:

@@ -192,7 +192,7 @@ def _mount_scratch(path: str) -> None:
 
 
 def mount_over(path: str) -> None:
-    """A scratch over bubblewrap's, which bounds no number of files; where this process may."""
+    """A scratch over bubblewrap's, which does not limit the files; where this process may."""
     with contextlib.suppress(PermissionError):  # ``counts_files`` says so
         _mount_scratch(path)
 

@@ -125,7 +125,7 @@ class Sandbox:
     def warm_up(self) -> None:
         """A program that does nothing."""
         code = marshal.dumps(compile("def f(): pass", "<program>", "exec"))
-        with contextlib.suppress(OSError):  # the sandbox is gone; its first user is told
+        with contextlib.suppress(OSError):  # the sandbox is gone; its first user reports it
             with self.fork() as channel:
                 channel.sendall(wire.frame(wire.LOAD, marshal.dumps(("f", code, ""))))
                 channel.recv(wire.READ_BYTES)

@@ -205,7 +205,7 @@ class Pool:
             worker.deadline = time.monotonic() + self._allowed if worker.jobs else float("inf")
 
     def _replace(self, worker: _Worker, batch: _Batch, selector: selectors.BaseSelector) -> None:
-        """The job that ran is failed; those behind it are run by others."""
+        """The job that ran is failed; those after it are run by others."""
         selector.unregister(worker.connection)
         worker.process.kill()
         worker.close()

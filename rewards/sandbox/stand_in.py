@@ -122,7 +122,7 @@ class Candidate:
         self.load_failure: Failure | None = None  # of the program as a whole
         self.raised: BaseException | None = None
         self.line: int | None = None  # where the program raised it
-        self.message = ""  # what it said
+        self.message = ""  # its text
         self.last: Any = None  # what it returned last
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:

@@ -61,7 +61,7 @@ class WritingDomain(Domain):
         if not isinstance(score.facts, Summaries):
             return {}
         steps = score.facts.steps
-        told: dict[str, Sequence[float | None]] = {
+        measured: dict[str, Sequence[float | None]] = {
             "length_ratio": [step.length_ratio for step in steps],
             "unique_ratio": [step.unique_ratio for step in steps],
             "similarity": [step.similarity for step in steps],
@@ -69,8 +69,8 @@ class WritingDomain(Domain):
         }
         counts = (steps[0].words[0], *(step.words[1] for step in steps))
         for role, count in zip(self.roles(len(counts)), counts, strict=True):
-            told[f"words/{role}"] = [count]
-        known = {name: [v for v in values if v is not None] for name, values in told.items()}
+            measured[f"words/{role}"] = [count]
+        known = {name: [v for v in values if v is not None] for name, values in measured.items()}
         return {name: fmean(values) for name, values in known.items() if values}
 
     def described(self, score: Score) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""What the writers are told."""
+"""The prompts of the writers."""
 
 from __future__ import annotations
 

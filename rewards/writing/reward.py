@@ -3,7 +3,7 @@
 The levels, ranges and weights are those of the code published with MAGRPO (arXiv 2508.04652) for
 `trl-lib/tldr`, with two agents. For each summary and the longer one that follows it:
 
-| level | part | value | goes on where |
+| level | part | value | continues where |
 |---|---|---|---|
 | 1 | structure | +0.5 where both have 8 to 256 words | they have |
 | 2 | structure | + up to 1.0: ratio of their characters, all of it from 1.6 to 3.2 | 1.1 to 5.0 |
@@ -125,6 +125,6 @@ class WritingReward(Reward):
     @staticmethod
     def _score(texts_N: Sequence[str]) -> Score:
         steps = tuple(map(measured, texts_N, texts_N[1:]))
-        earned = [parts_of(step) for step in steps]
-        parts = {name: fmean(part[name] for part in earned) for name in PARTS}
+        parts_by_step = [parts_of(step) for step in steps]
+        parts = {name: fmean(part[name] for part in parts_by_step) for name in PARTS}
         return Score(sum(parts.values()), parts, facts=Summaries(steps))

@@ -18,14 +18,14 @@ def judge(url: str) -> Judge:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "expected"),
     [
         ("A", 1), ("B.", -1), ("**TIE**", 0), ("I like B, but A is right: A", 1), ("tie", 0),
         ("Neither, really", None), ("", None), ("Another team", None),
     ],
 )  # fmt: skip
-def test_answers_are_read(answer, said):
-    assert verdict(answer) == said
+def test_answers_are_read(answer, expected):
+    assert verdict(answer) == expected
 
 
 def test_names_and_addresses():
@@ -37,7 +37,7 @@ def test_names_and_addresses():
         judge_of("nobody-knows")
 
 
-def test_it_is_asked_about_each_pair_and_told_all_prompts():
+def test_it_is_asked_about_each_pair_and_sees_all_prompts():
     seen: list[str] = []
 
     def answer(handler, body):

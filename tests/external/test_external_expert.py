@@ -165,7 +165,7 @@ TIMEOUTS = {"silence": 0.3, "dripping": 0.6}  # a busy machine may take long for
 @pytest.mark.parametrize("kind", FAILURES)
 def test_an_expert_that_cannot_be_had(kind: str) -> None:
     """stop: a clear error; plain: the plain text, counted."""
-    said, requests = FAILURES[kind]
+    message, requests = FAILURES[kind]
     seconds = TIMEOUTS.get(kind, 30.0)
     counted: list[int] = []
 
@@ -176,7 +176,7 @@ def test_an_expert_that_cannot_be_had(kind: str) -> None:
     with serving(answer) as url:
         with pytest.raises(ExpertError, match=r"external\.on_error") as caught:
             expert(url, timeout=seconds, retries=1)([ATTEMPT])
-        assert said in str(caught.value) and "'T/7'" in str(caught.value)
+        assert message in str(caught.value) and "'T/7'" in str(caught.value)
         assert len(counted) == requests
         mode = expert(url, on_error="plain", timeout=seconds, retries=0)
         assert mode([ATTEMPT, ATTEMPT]) == PLAIN([ATTEMPT, ATTEMPT])

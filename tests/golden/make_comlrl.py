@@ -59,18 +59,18 @@ def magrpo(agents: list[Any], **settings: Any) -> Any:
 
 
 def tree(mode: str, more: int = 0, **settings: Any) -> dict[str, Any]:
-    """Returns and gradients of each turn's update. ``more``: tokens behind each completion."""
+    """Returns and gradients of each turn's update. ``more``: tokens after each completion."""
     trainer = magrpo([toy.model(0), toy.model(1)], joint_mode=mode, **settings)
     nodes = iter(range(99))
 
     def generate(agent: Any, batch: Any, agent_idx: int, external_prompts: Any, **_: Any) -> dict:
         node = int(external_prompts or 0)
-        said = [toy.completion(node, agent_idx, g) + [9] * more for g in range(2)]
+        completions = [toy.completion(node, agent_idx, g) + [9] * more for g in range(2)]
         return {
             "prompts": ["p"],
             "completions": [[f"{node} {g}" for g in range(2)]],
             "prompt_input_ids": torch.tensor([toy.prompt(node)]),
-            "completion_input_ids": [[torch.tensor(ids) for ids in said]],
+            "completion_input_ids": [[torch.tensor(ids) for ids in completions]],
         }
 
     def scored(*texts_N: list[str]) -> list[float]:
@@ -100,11 +100,11 @@ def joint_policy(normalize: bool) -> dict[str, Any]:
     """One policy that writes all that the team writes; one turn."""
     trainer = magrpo([toy.model(2)], advantage_normalization=normalize)
     (agent,) = trainer.agents
-    said = {
+    batch = {
         "prompt_input_ids": torch.tensor([toy.prompt(0)]),
         "completion_input_ids": [[torch.tensor(toy.completion(0, 0, g)) for g in range(3)]],
     }
-    loss = joint_policy_gradient_loss(trainer, agent, said, toy.REWARDS[0])
+    loss = joint_policy_gradient_loss(trainer, agent, batch, toy.REWARDS[0])
     loss.backward()
     return {"loss": loss.item(), "gradient": toy.gradient(agent)}
 
@@ -166,7 +166,7 @@ def actor_critic(separate: bool) -> dict[str, Any]:
     kept: list[float] = []
     bias.register_post_accumulate_grad_hook(lambda p: kept.append(p.grad.item()))
     trainer._ac_step(0, samples)
-    told = {
+    golden = {
         "advantages": [s.normalized_advantage.item() for s in samples],
         "targets": [s.metadata["value_target"].item() for s in samples],
         "bias": kept[-1],  # the gradient at the value head's bias, of the critic's loss alone
@@ -179,8 +179,8 @@ def actor_critic(separate: bool) -> dict[str, Any]:
         ],
     }  # fmt: skip
     if separate:  # else the critic's loss changes the actor too
-        (told["actor"],) = trainer.agent_optimizers[0].found
-    return told
+        (golden["actor"],) = trainer.agent_optimizers[0].found
+    return golden
 
 
 def pairs(mode: str, limit: int | None) -> list[Any]:
@@ -196,8 +196,8 @@ def preference_losses(beta: float) -> list[float]:
     trainer.num_agents, trainer.agents = 2, [torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)]
     trainer._agent_logprob_delta = lambda i, pair: torch.tensor(toy.DELTAS[pair][i])
     batch = list(range(len(toy.DELTAS)))
-    said = trainer._detached_agent_deltas(batch)
-    return [trainer._agent_preference_loss(i, batch, said).item() for i in range(2)]
+    deltas = trainer._detached_agent_deltas(batch)
+    return [trainer._agent_preference_loss(i, batch, deltas).item() for i in range(2)]
 
 
 if __name__ == "__main__":

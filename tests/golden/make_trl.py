@@ -51,9 +51,9 @@ def advantages(kind: str, **settings: Any) -> list[list[float]]:
         score = trainer._generate_and_score_completions
 
         def scored(inputs: Any) -> Any:
-            told = score(inputs)
-            found.append(told["advantages"].double())
-            return told
+            outputs = score(inputs)
+            found.append(outputs["advantages"].double())
+            return outputs
 
         trainer._generate_and_score_completions = scored
         trainer.train()

@@ -57,14 +57,14 @@ def team(folder: Path, *numbers: int) -> Team:
 
 def turn(node: int, agent: int, count: int, less: int = 0) -> AgentTurn:
     """What an agent says there; ``less``: tokens that each completion lacks at its end."""
-    said = [toy.completion(node, agent, g) for g in range(count)]
-    ids = [tuple(tokens[: len(tokens) - less]) for tokens in said]
+    tokens_G = [toy.completion(node, agent, g) for g in range(count)]
+    ids = [tuple(tokens[: len(tokens) - less]) for tokens in tokens_G]
     completions = tuple(Completion("c", own, True) for own in ids)
     return AgentTurn((Message("user", "p"),), tuple(toy.prompt(node)), completions)
 
 
 def tree(mode: str, less: int = 0) -> Tree:
-    """Two turns of two agents: every joint action goes on."""
+    """Two turns of two agents: every joint action is continued."""
     actions = tuple(itertools.product(range(G), repeat=2))
     if mode == "align":
         actions = tuple((g, g) for g in range(G))
@@ -189,8 +189,8 @@ def test_gae_is_verls():
 
 def test_standardized_advantages_are_verls_but_for_the_standard_deviation():
     """Theirs has n − 1 of the n = 6 tokens in the denominator, ours n."""
-    told = zip(VERL["gae"]["returns"], toy.VALUES, toy.LENGTHS, strict=True)
-    advantage_A = [r - v for rs, vs, n in told for r, v in zip(rs[:n], vs[:n], strict=True)]
+    chains = zip(VERL["gae"]["returns"], toy.VALUES, toy.LENGTHS, strict=True)
+    advantage_A = [r - v for rs, vs, n in chains for r, v in zip(rs[:n], vs[:n], strict=True)]
     theirs = [
         x for row, n in zip(VERL["gae"]["whitened"], toy.LENGTHS, strict=True) for x in row[:n]
     ]
@@ -240,11 +240,11 @@ def test_the_actors_gradient_is_comlrls(tmp_path):
 def test_the_critics_gradient_is_comlrls(name, clip_range):
     """Their loss is 0.6 (its coefficient) times the square, ours half of the square. A critic of
     its own is not clipped there. The gradient is that of a bias: the sum of the values' own."""
-    told = COMLRL[name]
-    now = torch.tensor(told["now"], dtype=torch.float64, requires_grad=True)
-    old, target = torch.tensor(toy.CHAIN["values"]), torch.tensor(told["targets"])
+    golden = COMLRL[name]
+    now = torch.tensor(golden["now"], dtype=torch.float64, requires_grad=True)
+    old, target = torch.tensor(toy.CHAIN["values"]), torch.tensor(golden["targets"])
     clipped_value(now, old, target, clip_range).mean().backward()
-    assert 2 * 0.6 * float(now.grad.sum()) == close(told["bias"])
+    assert 2 * 0.6 * float(now.grad.sum()) == close(golden["bias"])
 
 
 def test_all_pairs_are_comlrls():

@@ -30,7 +30,7 @@ def completion(node: int, agent: int, g: int) -> list[int]:
 
 
 def prompt(node: int) -> list[int]:
-    """Of the root, and of the state behind its (node − 1)-th joint action."""
+    """Of the root, and of the state after its (node − 1)-th joint action."""
     return PROMPT if node == 0 else [*PROMPT, 10 + node]
 
 
@@ -58,7 +58,7 @@ def model(number: int) -> Any:
 
 
 def projections(gradients: list[torch.Tensor]) -> list[float]:
-    """A gradient told in six numbers: its products with six fixed directions."""
+    """A gradient in six numbers: its products with six fixed directions."""
     flat = torch.cat([gradient.flatten().double() for gradient in gradients])
     count = torch.arange(len(flat), dtype=torch.float64)
     return [float((flat * torch.cos((0.3 + 0.2 * j) * count)).sum()) for j in range(6)]

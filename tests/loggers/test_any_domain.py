@@ -1,4 +1,4 @@
-"""A run of a domain that nobody here has heard of: what is told of it, and what is left out."""
+"""A run of a domain that nobody here has heard of: what is shown of it, and what is left out."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_report_speaks_the_domains_words(run_dir):
     ):  # fmt: skip
         assert words in text, words
     assert re.search(r"\d\.\d\d of 1<", html)  # of the greatest reward
-    assert NOTHING_OF_CODE.search(_told(html)) is None
+    assert NOTHING_OF_CODE.search(_visible_text(html)) is None
     assert "not passed" not in html  # nothing to choose by
     run = read_run(run_dir)
     assert all(section.charts for section in sections(run))
@@ -79,7 +79,7 @@ def test_the_report_speaks_the_domains_words(run_dir):
     assert titles.count("loss") == 1 and len(titles) == len(set(titles))
 
 
-def _told(html: str) -> str:
+def _visible_text(html: str) -> str:
     """A page without its script, style and tags."""
     text = re.sub("<script.*?</script>|<style.*?</style>", "", html, flags=re.S)
     return re.sub("<[^>]*>", " ", text)
@@ -129,8 +129,8 @@ def test_cross_play_is_of_the_last_agent_with_the_others(tmp_path):
     matrix = [[1.0, 0.5], [0.25, 1.0]]
     means = {"reward_mean": {"self_play": 1.0, "cross_play": 0.375, "gap": 0.625}}
     result = _result({}, runs=["a", "b"], matrices={"reward_mean": matrix}, summary=means)
-    told = cross_play_table(result)
-    assert "| first buyer, second buyer of 1 |" in told and "| seller of 2 |" in told
+    text = cross_play_table(result)
+    assert "| first buyer, second buyer of 1 |" in text and "| seller of 2 |" in text
     write_heat_map(tmp_path / "a.png", ["a", "b"], matrix, "Mean reward", sides(ROLES))
     assert (tmp_path / "a.png").stat().st_size > 1000
 
@@ -178,7 +178,7 @@ def test_runs_of_another_work_are_never_merged(run_dir, tmp_path):
     assert "<th>passed</th>" not in html
     together = render(grouped(runs[:2]))
     assert "do not share one reward" not in together
-    assert NOTHING_OF_CODE.search(_told(together)) is None
+    assert NOTHING_OF_CODE.search(_visible_text(together)) is None
 
 
 def test_curves_have_no_empty_panel(run_dir, tmp_path, monkeypatch):

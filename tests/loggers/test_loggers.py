@@ -38,7 +38,7 @@ def record(update: int, phase: str = "train", **metrics: float) -> LogRecord:
 
 
 def begun(logger: L, lines: int = 0, update: int = -1, env_steps: int = -1) -> L:
-    """A logger of a fresh run, or of one that goes on behind a checkpoint."""
+    """A logger of a fresh run, or of one that continues from a checkpoint."""
     logger.begin(LogMark(lines, update, env_steps))
     return logger
 

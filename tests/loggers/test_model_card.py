@@ -110,7 +110,10 @@ def test_the_snippet_loads_what_was_trained(kind: str, tmp_path: Path) -> None:
             [Request(sampler.encode(i, prompt), (("key", "task", (), i, 0),))]
             for i, prompt in enumerate(asked)
         ]
-        expected = [said[0].text for (said,) in sampler.sample(requests, Sampling(0.0, 64))]
+        expected = [
+            completions_G[0].text
+            for (completions_G,) in sampler.sample(requests, Sampling(0.0, 64))
+        ]
         assert json.loads(_run(code + "import json; print(json.dumps(answers))")) == expected
         return
     names = {name: name for name in (("everyone",) if kind == "ppo" else ("aux", "main"))}
@@ -122,11 +125,11 @@ def test_the_snippet_loads_what_was_trained(kind: str, tmp_path: Path) -> None:
         for model in names.values()
     )
     found = [json.loads(line) for line in _run(code).splitlines()[-len(names) :]]
-    for index, said in enumerate(found):
+    for index, logits in enumerate(found):
         with torch.no_grad(), team.acting(index) as agent:
             own = agent.logits(agent.hidden(input_ids=torch.tensor([ids])))[0, -1, :8]
         near = 0.05 if kind == "builtin" else 1e-3  # its file is in bfloat16
-        torch.testing.assert_close(torch.tensor(said), own, rtol=near, atol=near)
+        torch.testing.assert_close(torch.tensor(logits), own, rtol=near, atol=near)
     if kind == "builtin":  # the name that the user gave, not where it was found
         file = run / "final_model/agent_0/adapter_config.json"
         assert json.loads(file.read_text())["base_model_name_or_path"] == "builtin:tiny-coder"

@@ -127,7 +127,7 @@ def joint_return(tree: Tree, index: int, k: int) -> float:
     return node.rewards_K[k] + DISCOUNT * future
 
 
-def said_of(
+def by_completion(
     agents: Team, trees: Sequence[Tree], index: int, of: Callable[..., torch.Tensor]
 ) -> dict[tuple, torch.Tensor]:
     """``of`` (agent, prompt, completion) for all that an agent has sampled, by tree, node and
@@ -166,23 +166,23 @@ def plain(
                 if number not in part or index not in node.acting:
                     continue
                 own_place = node.acting.index(index)
-                said = node.agents_N[own_place]
-                count = len(said.completions_G)
+                turn = node.agents_N[own_place]
+                count = len(turn.completions_G)
                 returns = []
                 for g in range(count):
                     own = [k for k, a in enumerate(node.joint_actions_K) if a[own_place] == g]
                     returns.append(sum(joint_return(tree, at, k) for k in own) / len(own))
-                for g, completion in enumerate(said.completions_G):
+                for g, completion in enumerate(turn.completions_G):
                     advantage = returns[g] - sum(returns) / count
                     scale = weights[node.turn - 1] / (count * nodes)
-                    spoken = said.prompt_ids, completion.token_ids, left.get((b, at, g))
+                    spoken = turn.prompt_ids, completion.token_ids, left.get((b, at, g))
                     logprobs = _logprobs(agent, *spoken)
-                    earned = advantage * logprobs
+                    gain = advantage * logprobs
                     if old is not None:
                         ratio, most = (logprobs - old[b, at, g]).exp(), section.clip_range
                         near = ratio.clip(1 - most, 1 + most)
-                        earned = torch.minimum(advantage * ratio, advantage * near)
-                    loss = -scale * earned.sum()
+                        gain = torch.minimum(advantage * ratio, advantage * near)
+                    loss = -scale * gain.sum()
                     if section.kl_coef:
                         with torch.no_grad(), agent.peft.disable_adapter():
                             before = _logprobs(agent, *spoken)
@@ -276,7 +276,7 @@ def test_the_batched_gradient_is_the_sum_of_single_losses(case, monkeypatch):
     assert any(ends) and not all(ends)  # completions that stopped, and some that were cut
     expected = []
     for index in range(len(agents)):
-        left = said_of(agents, trees, index, _left) if "truncated" in case else {}
+        left = by_completion(agents, trees, index, _left) if "truncated" in case else {}
         expected.append(plain(agents, section, trees, index, left=left))
     for limit, threads in ((100_000, 1), (150, 1), (150, 3)):  # one micro-batch, and many
         monkeypatch.setitem(accumulate.MICRO_BATCH_TOKENS, "cpu", limit)
@@ -313,13 +313,15 @@ def test_later_passes_follow_the_clipped_ratio(case, monkeypatch):
     parts = like_parts(total, section.train_batch_size) * 3
     left: list[dict] = [{} for _ in agents.agents]
     if case == "truncated":  # sets are those of the policy that sampled, wherever it moves
-        left = [said_of(agents, trees, index, _left) for index in range(len(agents))]
+        left = [by_completion(agents, trees, index, _left) for index in range(len(agents))]
 
-    def said(index: int) -> dict[tuple, torch.Tensor]:
+    def logprobs_of(index: int) -> dict[tuple, torch.Tensor]:
         sets = iter(left[index].values())
-        return said_of(agents, trees, index, lambda *spoken: _logprobs(*spoken, next(sets, None)))
+        return by_completion(
+            agents, trees, index, lambda *spoken: _logprobs(*spoken, next(sets, None))
+        )
 
-    old = [said(index) for index in range(len(agents))]
+    old = [logprobs_of(index) for index in range(len(agents))]
     monkeypatch.setitem(accumulate.MICRO_BATCH_TOKENS, "cpu", 150)
     monkeypatch.setattr(accumulate, "worker_threads", lambda device: 2)
     for index, gradients in enumerate(fast(agents, section, trees, moved, sampling)):
@@ -331,7 +333,7 @@ def test_later_passes_follow_the_clipped_ratio(case, monkeypatch):
             expected = plain(agents, section, trees, index, old[index], part, left[index])
             assert relative(gradient, expected) < 1e-9
             shift(agent, -moved * gradient / gradient.norm())
-            now = said(index)
+            now = logprobs_of(index)
             ratios += [(now[at] - old[index][at]).exp() for at in now]
         clipped = ((torch.cat(ratios) - 1).abs() > section.clip_range).double().mean()
         assert 0.05 < clipped < 0.95  # some are cut off, and some are not
@@ -435,8 +437,8 @@ def test_the_end_of_sequence_and_the_last_token_have_a_gradient_of_their_own():
             continue
         cut = list(node.agents_N[0].completions_G)
         cut[g] = shorter
-        said = replace(node.agents_N[0], completions_G=tuple(cut))
-        changed = replace(trees[0], nodes=(replace(node, agents_N=(said, *node.agents_N[1:])),))
+        cut_turn = replace(node.agents_N[0], completions_G=tuple(cut))
+        changed = replace(trees[0], nodes=(replace(node, agents_N=(cut_turn, *node.agents_N[1:])),))
         (without,), _ = fast(agents, section, [changed])
         assert relative(without, gradient) > 1e-3  # the token made a difference
         assert relative(without, plain(agents, section, [changed], 0)) < 1e-9
@@ -469,8 +471,8 @@ def test_each_agent_learns_at_the_temperature_and_over_the_sets_that_it_sampled_
     section = config(discount=DISCOUNT, kl_coef=0.1, entropy_coef=0.1).section
     apart = replace(SAMPLING, by_agent=own_N)
     trees = grown(agents, section, sampling=apart)
-    said_N = zip(*((turn for turn in tree.nodes[0].agents_N) for tree in trees), strict=True)
-    for turns, own in zip(said_N, own_N, strict=True):
+    turns_N = zip(*((turn for turn in tree.nodes[0].agents_N) for tree in trees), strict=True)
+    for turns, own in zip(turns_N, own_N, strict=True):
         for completion in (c for turn in turns for c in turn.completions_G):
             assert (completion.kept is not None) == own.truncates
     found = fast(agents, section, trees, sampling=apart)

@@ -141,10 +141,10 @@ def drawn(folder: Path):
 def expected(agents: Team, drawn_N, index: int, cap: float) -> torch.Tensor:
     """−∇ of the trained agent's expected reward beside a team-mate that acts by its μ; with a cap,
     of the same with ratios cut there."""
-    said = {ids: logprob(agents, index, ids) for ids in WRITTEN}
+    logprob_of = {ids: logprob(agents, index, ids) for ids in WRITTEN}
     total = torch.zeros((), dtype=torch.float64)
     for pair in PAIRS:
-        own = said[pair[index]]
+        own = logprob_of[pair[index]]
         ratio = (own.detach() - drawn_N[index][pair[index]]).exp().clamp(max=cap)
         chance = math.exp(drawn_N[0][pair[0]] + drawn_N[1][pair[1]])
         total = total - chance * ratio * reward(pair) * own
@@ -222,10 +222,10 @@ class Enumerating(FakeVLLM):
         adapter = self.adapters[body["model"]]
         with self._lock, torch.no_grad():
             self.team.agents[0].load_tensors(load_file(adapter / "adapter_model.safetensors"))
-            said = {ids: float(logprob(self.team, 0, ids)) for ids in WRITTEN}
+            logprob_of = {ids: float(logprob(self.team, 0, ids)) for ids in WRITTEN}
         for number, pair in enumerate(PAIRS):
             ids = pair[int(adapter.name.removeprefix("agent_"))]
-            drawn = [said[ids], *[0.0] * (len(ids) - 1)]
+            drawn = [logprob_of[ids], *[0.0] * (len(ids) - 1)]
             yield {"index": number, "token_ids": ids, "logprobs": {"token_logprobs": drawn}}
 
 
@@ -255,7 +255,7 @@ def test_what_was_sampled_before_an_update_is_corrected_for_it(folder, tmp_path)
     assert corrected.metrics()["importance/ratio_max"] > 1.1
 
 
-def test_what_is_told_of_the_ratios(drawn):
+def test_the_metrics_of_the_ratios(drawn):
     agents, drawn_N = drawn
     corrected = ImportanceWeightedSampler(agents, Everything(drawn_N), 1.5)
     corrected.sample([[Request(PROMPT, ((),) * len(PAIRS))]] * 2, SAMPLING)
@@ -264,21 +264,23 @@ def test_what_is_told_of_the_ratios(drawn):
             (logprob(agents, i, pair[i]) - drawn_N[i][pair[i]]).exp()
             for pair in PAIRS for i in range(2)
         ])  # fmt: skip
-    told = corrected.metrics()
-    assert told["importance/ratio_mean"] == pytest.approx(float(ratios.mean()), rel=1e-9)
-    assert told["importance/ratio_max"] == pytest.approx(float(ratios.max()), rel=1e-9)
+    metrics = corrected.metrics()
+    assert metrics["importance/ratio_mean"] == pytest.approx(float(ratios.mean()), rel=1e-9)
+    assert metrics["importance/ratio_max"] == pytest.approx(float(ratios.max()), rel=1e-9)
     share = float((ratios > 1.5).double().mean())
-    assert told["importance/truncated_share"] == share and 0 < share < 1
+    assert metrics["importance/truncated_share"] == share and 0 < share < 1
 
 
-def test_a_mean_ratio_far_from_1_is_said_once(drawn, capsys):
+def test_a_mean_ratio_far_from_1_is_reported_once(drawn, capsys):
     agents, _ = drawn
     for less, times in ((0.1, 0), (-0.3, 1)):  # ratios 1.105, and 0.741
-        drawn_N = [{ids: own - less for ids, own in said.items()} for said in chances(agents)]
+        drawn_N = [
+            {ids: own - less for ids, own in logprob_of.items()} for logprob_of in chances(agents)
+        ]
         corrected = ImportanceWeightedSampler(agents, Everything(drawn_N), 2.0)
         for _ in range(2):
             corrected.sample([[Request(PROMPT, ((),) * len(PAIRS))]] * 2, SAMPLING)
             mean = corrected.metrics()["importance/ratio_mean"]
             assert mean == pytest.approx(math.exp(less), rel=1e-9)
-        said = capsys.readouterr().out
-        assert said.count("warning: the mean importance ratio is 0.741, outside") == times
+        output = capsys.readouterr().out
+        assert output.count("warning: the mean importance ratio is 0.741, outside") == times

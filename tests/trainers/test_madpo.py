@@ -113,8 +113,8 @@ def written_gradient(agents, index: int, beta, smoothing, reference) -> list[tor
     loss = torch.zeros((), dtype=torch.float64)
     for each, rest in zip(PAIRS, others, strict=True):
         z = beta * (plain_delta(agents, index, each.task, each.pair, reference) + rest)
-        told = (1 - smoothing) * F.logsigmoid(z) + smoothing * F.logsigmoid(-z)
-        loss = loss - each.weight * told
+        smoothed = (1 - smoothing) * F.logsigmoid(z) + smoothing * F.logsigmoid(-z)
+        loss = loss - each.weight * smoothed
     whole = sum(each.weight for each in PAIRS)
     return list(torch.autograd.grad(loss / whole, agents.agents[index].parameters()))
 

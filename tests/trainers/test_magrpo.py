@@ -22,7 +22,7 @@ def metrics_of(trainer):
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2", "mistral"])
 @pytest.mark.parametrize("size", [None, 3])
 def test_as_long_as_nothing_moves_every_ratio_is_exactly_one(kind, size, tmp_path):
-    """The first pass, those behind it and what is measured before them compute the same bits."""
+    """The first pass, those after it and what is measured before them compute the same bits."""
     trainer = build(
         "magrpo", tmp_path, share_of_letters, kind=kind, num_agents=3, num_turns=2, max_steps=1,
         update_epochs=3, train_batch_size=size, learning_rate=1e-30,
@@ -91,7 +91,7 @@ def test_a_clipped_update_by_hand(clip_range, loss, gradient, tmp_path, monkeypa
     old = torch.tensor([0.5, 0.5], dtype=torch.float64).log()
     new = torch.tensor([0.65, 0.35], dtype=torch.float64).log().requires_grad_()
     says = iter([old, new])
-    monkeypatch.setattr(trainer, "_said", lambda agent, batch: next(says))
+    monkeypatch.setattr(trainer, "_logprobs", lambda agent, batch: next(says))
     before = Before()
     first, _ = trainer._loss(trainer.team.agents[0], batch, 2, before)
     assert float(first) == 0.0  # −(½ − ½) / 2

@@ -96,8 +96,10 @@ def test_agreement_counts_siblings_that_the_task_tells_apart():
     The pair of equal rewards does not count; of the other five, 0 < 0.5 twice is ordered rightly
     (0 < 1, 0 < 2), and the three with the last, whose score is the lowest, wrongly: 2 of 5.
     """
-    earned = (0.0, 0.5, 0.5, 1.0)
-    scores = [Score(v, task_reward=r) for v, r in zip((0.0, 1.0, 2.0, -1.0), earned, strict=True)]
+    task_rewards = (0.0, 0.5, 0.5, 1.0)
+    scores = [
+        Score(v, task_reward=r) for v, r in zip((0.0, 1.0, 2.0, -1.0), task_rewards, strict=True)
+    ]
     tree = Tree(TASK, (node(scores),), "align", None)
     assert order_agreement([tree]) == {"reward_model/order_agreement": 2 / 5}
     alike = Tree(TASK, (node(scores[1:3]),), "align", None)
@@ -229,7 +231,7 @@ def test_a_team_that_falls_goes_back_and_only_fitted_tasks_are_learned_from(tmp_
         seen = [names for _, names, _ in steps[first : first + 3]]
         assert [len(names) for names in seen] == [2, 1, 1]
         assert set.union(*seen) == {item.task_id for item in made.collector.round(index).train}
-    assert "round 3" in (said := capsys.readouterr().out) and "goes back" in said
+    assert "round 3" in (output := capsys.readouterr().err) and "goes back" in output
 
 
 @pytest.mark.parametrize("at", [2, 3, 5, 6, 9, 11, 12])
@@ -304,8 +306,8 @@ def test_a_kept_reward_model_and_its_preferences_are_used_again(zygote, whole, t
     keys = {"preferences": str(whole), "reward_min_accuracy": 1.0, "reward_learning_rate": 1e-9}
     run = zygote.run("marlhf", small(folder, **keys))
     assert run.wait() == 1, run.output
-    said = [line for line in run.output.splitlines() if line.startswith("error:")]
-    assert len(said) == 1 and "marlhf.reward_min_accuracy=1.0" in said[0]
+    errors = [line for line in run.output.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1 and "marlhf.reward_min_accuracy=1.0" in errors[0]
     assert [line["phase"] for line in metrics(folder)] == ["train"]  # the reward model's line
     assert not (folder / "summary.json").exists()
 

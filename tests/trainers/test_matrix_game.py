@@ -33,7 +33,7 @@ from comlrl.update.losses import (
 from comlrl.update.per_token import turn_advantages
 
 Payoff = Sequence[Sequence[float]]
-# One best cell, off the diagonal: agents on one policy must be told apart to reach it.
+# One best cell, off the diagonal: agents on one policy must differ to reach it.
 COORDINATION: Payoff = [[1, 0, 0], [0, 0, 4], [0, 2, 0]]
 # The climbing game (Claus and Boutilier 1998): 11 is hidden behind penalties of −30, so that an
 # agent that averages over what its partner still explores is led away from it.
@@ -65,7 +65,7 @@ def expected(logits_NA: Sequence[torch.Tensor], payoff: Payoff) -> float:
 
 
 class Roles:
-    """One policy for both agents, which is told which of them it is: a table of each role, and what
+    """One policy for both agents, which reads which of them it is: a table of each role, and what
     they have in common."""
 
     def __init__(self, actions: int) -> None:

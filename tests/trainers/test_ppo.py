@@ -169,12 +169,12 @@ def plain_logprobs(trainer, policy, prompt_ids, ids, reference=False):
 
 def plain_values(trainer, i, node, ids):
     """What agent i's critic says of a state: of each token of a completion, or of the turn."""
-    section, everyone = trainer.section, range(trainer.section.num_agents)
+    section, agents = trainer.section, range(trainer.section.num_agents)
     centralized = section.critic == "centralized"
     policy = 0 if section.shared_policy else i
     critic = trainer.critics[0 if centralized else policy]
     own = node.agents_N[i].prompt_ids
-    read = [node.agents_N[j].prompt_ids for j in (everyone if centralized else [i])]
+    read = [node.agents_N[j].prompt_ids for j in (agents if centralized else [i])]
     if isinstance(critic, LanguageCritic):
         joined = tuple(token for part in read for token in part)
         with trainer.critic_team.acting(critic.agent.index) as agent:
@@ -185,7 +185,7 @@ def plain_values(trainer, i, node, ids):
         with trainer.team.acting(policy) as agent:
             return critic(states(agent, own, ids)[len(own) - 1 : -1])
     seen = []
-    for j, part in zip(everyone if centralized else [i], read, strict=True):
+    for j, part in zip(agents if centralized else [i], read, strict=True):
         with trainer.team.acting(0 if section.shared_policy else j) as agent:
             seen.append(states(agent, part).mean(0).float().detach())
     return critic(torch.stack(seen)[None])
@@ -206,9 +206,9 @@ def plain_advantages(trainer, chains, i, values_of=None):
             def paid(j, node=node, g=g):
                 of_policy = 0 if section.shared_policy else j
                 turn = node.agents_N[j]
-                said = (of_policy, turn.prompt_ids, turn.completions_G[g].token_ids)
-                before = plain_logprobs(trainer, *said, reference=True)
-                return section.kl_coef * (plain_logprobs(trainer, *said) - before)
+                sequence = (of_policy, turn.prompt_ids, turn.completions_G[g].token_ids)
+                before = plain_logprobs(trainer, *sequence, reference=True)
+                return section.kl_coef * (plain_logprobs(trainer, *sequence) - before)
 
             ids = node.agents_N[i].completions_G[g].token_ids
             value = plain_values(trainer, i, node, ids).tolist()
@@ -290,13 +290,13 @@ def plain_losses(trainer, chains):
         for node, actions in zip(chains.nodes_S, chains.actions_S, strict=True):
             turn = node.agents_N[i]
             for c, completion in zip(actions, turn.completions_G, strict=True):
-                said = (policy, turn.prompt_ids, completion.token_ids)
-                logprob = plain_logprobs(trainer, *said)
+                sequence = (policy, turn.prompt_ids, completion.token_ids)
+                logprob = plain_logprobs(trainer, *sequence)
                 loss = -(torch.tensor(advantages[c * team + i]) * logprob)
                 loss = loss * trainer.weight_T[node.turn - 1]
                 if section.kl_in == "loss":
                     with torch.no_grad():
-                        ratio = plain_logprobs(trainer, *said, reference=True)
+                        ratio = plain_logprobs(trainer, *sequence, reference=True)
                     ratio = ratio - logprob
                     loss = loss + section.kl_coef * (ratio.exp() - ratio - 1)
                 of_policies.setdefault(policy, []).append(loss)
@@ -552,16 +552,16 @@ def test_a_team_learns(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "line"),
     [
         (["train_ppo.py", "--num_steps", "1e6", "--lora_rank", "8"], "1,000,000"),
         (["train_shppo.py", "--num_steps", "2e6", "--num_agents", "3"], "3 agents"),
     ],
 )
-def test_the_older_flags_work_as_written(script, said, tmp_path):
+def test_the_older_flags_work_as_written(script, line, tmp_path):
     command = [sys.executable, *script, "--base_model", "qwen", "--learning_rate", "1e-5"]
     command += ["--save_dir", str(tmp_path), "--dry-run"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     assert "Qwen/Qwen2.5-Coder-1.5B" in found.stdout
-    assert said in found.stdout
+    assert line in found.stdout

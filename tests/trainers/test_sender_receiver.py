@@ -32,21 +32,21 @@ def policies() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def node(actions: Sequence[int], agent: int, parent: int, action: int, message: int) -> Node:
-    said = AgentTurn((), (message,), tuple(Completion("", (a,), True) for a in actions))
+    turn = AgentTurn((), (message,), tuple(Completion("", (a,), True) for a in actions))
     joint = tuple((g,) for g in range(len(actions)))
     rewards = tuple(float(REWARD[message, a]) for a in actions) if agent else ()
     scores = tuple(map(Score, rewards))
-    return Node(1, parent, action, (said,), joint, scores, rewards, False, agent)
+    return Node(1, parent, action, (turn,), joint, scores, rewards, False, agent)
 
 
 def trees(sender: torch.Tensor, receiver: torch.Tensor) -> Iterator[tuple[Tree, float]]:
     """Every tree with its probability."""
-    said, answered = sender.detach().softmax(-1), receiver.detach().softmax(-1)
+    message_probs, answered = sender.detach().softmax(-1), receiver.detach().softmax(-1)
     count = SENT * SIBLINGS
     for messages in itertools.product(range(3), repeat=SENT):
         for actions in itertools.product(range(2), repeat=count):
             groups = [actions[i : i + SIBLINGS] for i in range(0, count, SIBLINGS)]
-            probability = float(said[list(messages)].prod())
+            probability = float(message_probs[list(messages)].prod())
             below = []
             for g, (message, own) in enumerate(zip(messages, groups, strict=True)):
                 probability *= float(answered[message, list(own)].prod())

@@ -32,7 +32,7 @@ def samples_of(trainer):
 
 
 def measured(trainer, samples):
-    """The policy of a step, which knows what it said before, and all of the step's rows."""
+    """The policy of a step, which knows its old log-probabilities, and all of the step's rows."""
     rows_S = samples.chains.rows(range(2), trainer.weight_T, 2)
     rows = [row for rows in rows_S for row in rows]
     policy = ClippedPolicy(
@@ -121,7 +121,7 @@ def test_the_latent_loss_is_its_equation(tmp_path):
     with torch.no_grad():
         mu, sigma = trainer.policy.encoder.along_chains(samples.observation_SND, (-1, -1, -1))
         value = trainer.inference(samples.observation_SND, mu, sigma)
-    said = trainer._update_encoder(samples, 0.0)
+    metrics = trainer._update_encoder(samples, 0.0)
     latents = (mu + sigma * samples.epsilon_SNK).tolist()
     distances = []
     for first, second in latents:
@@ -135,10 +135,10 @@ def test_the_latent_loss_is_its_equation(tmp_path):
         for agent in state
     ) / (3 * 2)
     l_v = float(value.mean())
-    assert said["latent/distance"] == pytest.approx(l_d, abs=1e-5)
-    assert said["latent/entropy"] == pytest.approx(l_e, abs=1e-5)
-    assert said["latent/value"] == pytest.approx(l_v, abs=1e-5)
-    assert said["latent/loss"] == pytest.approx(-l_v + 0.3 * l_e - 0.7 * l_d, abs=1e-5)
+    assert metrics["latent/distance"] == pytest.approx(l_d, abs=1e-5)
+    assert metrics["latent/entropy"] == pytest.approx(l_e, abs=1e-5)
+    assert metrics["latent/value"] == pytest.approx(l_v, abs=1e-5)
+    assert metrics["latent/loss"] == pytest.approx(-l_v + 0.3 * l_e - 0.7 * l_d, abs=1e-5)
 
 
 def test_the_policy_gradient_of_latents_is_its_equation(tmp_path):
@@ -155,8 +155,8 @@ def test_the_policy_gradient_of_latents_is_its_equation(tmp_path):
     )
     moved = trained_by(trainer, lambda: trainer._update_encoder(samples, 0.0))
     assert moved == {"encoder"}
-    said = trainer._update_encoder(samples, 0.0)
-    assert "latent/value" not in said
+    metrics = trainer._update_encoder(samples, 0.0)
+    assert "latent/value" not in metrics
 
     for parameter in encoder.parameters():
         parameter.grad = None
@@ -236,7 +236,7 @@ def test_what_is_kept_is_the_rollouts(tmp_path):
     torch.testing.assert_close(
         samples.latent_SNK, samples.mu_SNK + samples.sigma_SNK * samples.epsilon_SNK
     )
-    assert samples.chains.parent_S.count(-1) == 2  # 2 tasks, each with 3 samples that go on
+    assert samples.chains.parent_S.count(-1) == 2  # 2 tasks, each with 3 samples that are continued
     assert len(samples.chains.parent_S) == 8
 
 

@@ -95,9 +95,9 @@ class Way:
         else:
             assert (self.agent.fast is not None) == (kind == "qwen2")
 
-    def logits(self, said: Sequence_) -> torch.Tensor:
-        """Of the next token behind the prompt and this, float64."""
-        ids = torch.tensor([[*PROMPT, *said]])
+    def logits(self, ids_so_far: Sequence_) -> torch.Tensor:
+        """Of the next token after the prompt and this, float64."""
+        ids = torch.tensor([[*PROMPT, *ids_so_far]])
         hidden = self.agent.model.get_decoder()(input_ids=ids).last_hidden_state[0, -1:]
         if self.layer is not None:
             hidden = self.layer(hidden, LATENT[None])
@@ -114,8 +114,8 @@ class Way:
         keys = tuple((9, g) for g in range(DRAWS))
         asked = Request(PROMPT, keys, latent_K=None if head is None else LATENT)
         with torch.no_grad():
-            ((said,),) = generator.sample([[asked]], sampling)
-        return {completion.token_ids: completion for completion in said}
+            ((completions,),) = generator.sample([[asked]], sampling)
+        return {completion.token_ids: completion for completion in completions}
 
 
 def allowed(logits: torch.Tensor, sampling: Sampling) -> list[int]:
@@ -135,25 +135,25 @@ def expected_reward(way: Way, sampling: Sampling, reward: Callable[[Sequence_], 
     """J = Σ_y π(y) r(y) with π over what truncation leaves, with its gradient; π(y) of each y."""
     chances: dict[Sequence_, torch.Tensor] = {}
 
-    def go_on(said: Sequence_, chance: torch.Tensor) -> None:
-        logits = way.logits(said)
+    def go_on(sequence: Sequence_, chance: torch.Tensor) -> None:
+        logits = way.logits(sequence)
         left = allowed(logits.detach(), sampling)
         step = (logits[left] / sampling.temperature).softmax(-1)
         for token, p in zip(left, step, strict=True):
-            longer = (*said, token)
+            longer = (*sequence, token)
             if token == EOS or len(longer) == LENGTH:
                 chances[longer] = chance * p
             else:
                 go_on(longer, chance * p)
 
     go_on((), torch.ones((), dtype=torch.float64))
-    value = sum(p * reward(said) for said, p in chances.items())
-    return value, {said: p.item() for said, p in chances.items()}
+    value = sum(p * reward(sequence) for sequence, p in chances.items())
+    return value, {sequence: p.item() for sequence, p in chances.items()}
 
 
-def reward(said: Sequence_) -> float:
+def reward(sequence: Sequence_) -> float:
     """Any number that two sequences do not share."""
-    return sum((at + 1.7) * token for at, token in enumerate(said, 1)) % 5
+    return sum((at + 1.7) * token for at, token in enumerate(sequence, 1)) % 5
 
 
 def gradient_of(way: Way) -> torch.Tensor:
@@ -166,15 +166,15 @@ def gradient_of(way: Way) -> torch.Tensor:
 
 def by_magrpo(
     way: Way,
-    said: Sequence[Completion],
+    completions: Sequence[Completion],
     weights: Sequence[float],
     sampling: Sampling,
     entropy_coef: float = 0.0,
 ):
     """∇L of the trainer's own update on a node with these completions, Â_g = G · weight."""
-    count = len(said)
+    count = len(completions)
     rewards = tuple(count * w for w in weights)
-    turn = AgentTurn((), PROMPT, tuple(said))
+    turn = AgentTurn((), PROMPT, tuple(completions))
     scores = tuple(map(Score, rewards))
     node = Node(1, -1, -1, (turn,), tuple((g,) for g in range(count)), scores, rewards)
     tree = Tree(task("A"), (node,), "align", None)
@@ -184,10 +184,12 @@ def by_magrpo(
     return gradient
 
 
-def by_ratios(way: Way, said: Sequence[Completion], weights: Sequence[float], sampling: Sampling):
+def by_ratios(
+    way: Way, completions: Sequence[Completion], weights: Sequence[float], sampling: Sampling
+):
     """∇L of PPO's and SHPPO's policy, whose first ratios must be 1; Â of a token = A · weight."""
     section = config("shppo", entropy_coef=0.0).section
-    row = Row.of(PROMPT, said, [1.0] * len(said), range(len(said)))
+    row = Row.of(PROMPT, completions, [1.0] * len(completions), range(len(completions)))
     head = way.layer
 
     def says(batch: TokenBatch):
@@ -197,10 +199,10 @@ def by_ratios(way: Way, said: Sequence[Completion], weights: Sequence[float], sa
         )
 
     policy = ClippedPolicy(section, way.team, way.agent, says, lambda agent, batch: says(batch))
-    tokens = sum(len(completion.token_ids) for completion in said)
+    tokens = sum(len(completion.token_ids) for completion in completions)
     for number, weight in enumerate(weights):
         own = torch.tensor([tokens * weight], dtype=torch.float64)
-        policy.advantage.of_completion[number] = own.expand(len(said[number].token_ids))
+        policy.advantage.of_completion[number] = own.expand(len(completions[number].token_ids))
     found = []
 
     class Recorder:
@@ -239,11 +241,11 @@ def test_the_gradient_is_that_of_the_policy_that_acted(name, sampling):
     found = way.sample(sampling)
     assert found.keys() == chances.keys() and 3 < len(found) < VOCABULARY**LENGTH
     assert sum(chances.values()) == pytest.approx(1, abs=1e-12)
-    said = list(found.values())
-    weights = [chances[c.token_ids] * reward(c.token_ids) for c in said]
-    of_all = [replace(completion, support=None) for completion in said]
+    completions = list(found.values())
+    weights = [chances[c.token_ids] * reward(c.token_ids) for c in completions]
+    of_all = [replace(completion, support=None) for completion in completions]
     for by in [by_ratios] if name == "shppo" else [by_magrpo, by_ratios]:
-        assert relative(by(way, said, weights, sampling), -exact) < 1e-9
+        assert relative(by(way, completions, weights, sampling), -exact) < 1e-9
         assert relative(by(way, of_all, weights, sampling), -exact) > 0.05
 
 
@@ -261,7 +263,7 @@ def test_the_entropy_bonus_is_the_gradient_of_the_entropy(name, sampling):
     (expected + coef * entropy).backward()
     exact = gradient_of(way)
     found = way.sample(sampling)
-    said = [found[(token,)] for token in left]
-    weights = [p * reward(c.token_ids) for p, c in zip(chance.tolist(), said, strict=True)]
-    assert relative(by_magrpo(way, said, weights, sampling, coef), -exact) < 1e-9
-    assert relative(by_magrpo(way, said, weights, sampling), -exact) > 0.01
+    completions = [found[(token,)] for token in left]
+    weights = [p * reward(c.token_ids) for p, c in zip(chance.tolist(), completions, strict=True)]
+    assert relative(by_magrpo(way, completions, weights, sampling, coef), -exact) < 1e-9
+    assert relative(by_magrpo(way, completions, weights, sampling), -exact) > 0.01

@@ -61,7 +61,7 @@ _ENDLESS_REPEATS = 12
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A completion; ``ends`` is False for one that goes on until it is cut off."""
+    """A completion; ``ends`` is False for one that continues until it is cut off."""
 
     text: str
     ends: bool = True

@@ -3,7 +3,7 @@
 
 A Qwen2 model of about 2.5M parameters learns, on two CPU cores, from generated demonstrations
 (``demonstrations``, and ``revisions`` for later turns) that never touch a problem of the eval
-splits. tiny-coder-long has its tokenizer and goes on from its weights: two thirds of the batches
+splits. tiny-coder-long has its tokenizer and starts from its weights: two thirds of the batches
 are of long problems and teams of up to five, the rest as before. A row holds one prompt and several
 independent answers to it, each of which sees the prompt and itself; the loss is the cross-entropy
 of the answers' tokens, the end-of-sequence token included.
@@ -196,7 +196,7 @@ def pretrain(
 ) -> tuple[Qwen2ForCausalLM, Qwen2Tokenizer]:
     """The trained model and its tokenizer; on one machine, the same arguments give the same.
 
-    ``start``: a model to go on from, with long problems beside the others; None: from nothing.
+    ``start``: a model to continue from, with long problems beside the others; None: from nothing.
     """
     torch.manual_seed(seed)
     held_out = MAKER.shipped("eval") | LONG_MAKER.shipped("eval")

@@ -1,8 +1,8 @@
-"""Demonstrations of later turns: an attempt, what was said about it, and a revised answer.
+"""Demonstrations of later turns: an attempt, the feedback on it, and a revised answer.
 
 Attempts are drawn as for turn 1, scored by the real reward and answered by the real external
 modes; so the words of feedback that the model learns to read are those that it will meet. A good
-attempt is kept. A failed one is mended; main often comes to see what its helpers do, while
+attempt is kept. A failed one is fixed; main often comes to see what its helpers do, while
 helpers mostly stay with what they do, so that a second turn is worth something from the start.
 """
 
@@ -118,7 +118,7 @@ def _begin(
 
 
 def _hear(episode: _Episode, scored: Score, turn: int) -> tuple[str, ...]:
-    """Takes the attempt into each agent's past; what each is told about it."""
+    """Takes the attempt into each agent's past; the feedback for each."""
     task, texts = episode.task, tuple(episode.texts_N)
     feedback_N = episode.transition([Attempt(task, texts, scored, turn)])[0]
     for past, prompt, text in zip(episode.pasts_N, episode.prompts_N, texts, strict=True):
@@ -155,12 +155,12 @@ def _revise(rng: random.Random, episode: _Episode, agent: int) -> tuple[Plan, An
     if episode.perfect and rng.random() < KEPT:
         return plan, Answer(text)
     if not episode.perfect:
-        plan = _mended(rng, episode, agent)
+        plan = _fixed(rng, episode, agent)
     return plan, slip(rng, plan.source(), plan.name, SLIP_SHARE)
 
 
-def _mended(rng: random.Random, episode: _Episode, agent: int) -> Plan:
-    """The plan after a failure. Without the problem in sight, nothing but slips can be mended."""
+def _fixed(rng: random.Random, episode: _Episode, agent: int) -> Plan:
+    """The plan after a failure. Without the problem in sight, nothing but slips can be fixed."""
     plan = episode.plans_N[agent]
     if episode.last_only:
         return replace(plan, style="")

@@ -40,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if command not in COMMANDS:
         near = get_close_matches(command, COMMANDS, 1)
-        mend = f"did you mean `comlrl {near[0]}`?" if near else "see comlrl --help"
-        print(f"error: command line: there is no `comlrl {command}`; {mend}", file=sys.stderr)
+        hint = f"did you mean `comlrl {near[0]}`?" if near else "see comlrl --help"
+        print(f"error: command line: there is no `comlrl {command}`; {hint}", file=sys.stderr)
         return 2
     sys.argv = [f"comlrl {command}", *words[count:]]  # as its usage and environment.json say it
     return COMMANDS[command]()

@@ -180,11 +180,11 @@ def test_every_episode_of_the_last_evaluation_can_be_filtered(run_dir):
     gains = sorted((s["reward_task_mean"] - before[s["task_id"]] for s in last), reverse=True)
     assert [e.gain for e in shown] == gains
     page = Page((run_dir / "report.html").read_text())
-    told = [(e["data-task"], float(e["data-reward"]), e["data-passed"]) for e in page.episodes]
-    assert told == [
+    shown = [(e["data-task"], float(e["data-reward"]), e["data-passed"]) for e in page.episodes]
+    assert shown == [
         (e.sample["task_id"], e.sample["reward"], str(int(e.sample["passed"]))) for e in shown
     ]
-    assert {"0", "1"} == {passed for _, _, passed in told}
+    assert {"0", "1"} == {passed for _, _, passed in shown}
 
 
 def test_tasks_answered_several_times(tmp_path):
@@ -317,8 +317,8 @@ def test_runs_that_differ_in_the_seed_alone_are_one_setting(tmp_path):
         for algorithm, turns, seed in
         [("magrpo", 1, 1), ("magrpo", 1, 2), ("magrpo", 2, 1), ("ppo", 1, 1)]
     ]  # fmt: skip
-    told = [(group.name, group.run_names) for group in grouped(runs)]
-    assert told == [
+    groups = [(group.name, group.run_names) for group in grouped(runs)]
+    assert groups == [
         ("MAGRPO num_turns=1", ("magrpo_1_1", "magrpo_1_2")),
         ("MAGRPO num_turns=2", ("magrpo_2_1",)),
         ("PPO", ("ppo_1_1",)),
@@ -357,8 +357,8 @@ def test_figures_by_themselves_for_papers(run_dir, tmp_path, capsys):
     def made(name: str, *more: str) -> list[str]:
         folder = tmp_path / name
         assert main([str(run_dir), *more, "--figures", str(folder)]) == 0
-        told = capsys.readouterr().out.splitlines()
-        assert {str(file) for file in folder.iterdir()} <= set(told)
+        lines = capsys.readouterr().out.splitlines()
+        assert {str(file) for file in folder.iterdir()} <= set(lines)
         for pdf in folder.glob("*.pdf"):
             assert pdf.read_bytes().startswith(b"%PDF") and b"/Type3" not in pdf.read_bytes()
             assert imread(pdf.with_suffix(".png")).shape[1] == 1020  # 3.4 inches at 300 dpi
@@ -486,9 +486,9 @@ def test_the_filter_shows_what_was_asked_for(run_dir, tmp_path, chosen, kept):
     )
     page = tmp_path / "page.html"
     page.write_text((run_dir / "report.html").read_text().replace("</body>", script))
-    told = browse(tmp_path / "profile", page, 1000, "--dump-dom")
-    found = re.search("<title>(.*);(.*)</title>", told)
-    assert found, told[-500:]
+    dumped = browse(tmp_path / "profile", page, 1000, "--dump-dom")
+    found = re.search("<title>(.*);(.*)</title>", dumped)
+    assert found, dumped[-500:]
     shown = [e.sample for e in episodes(read_run(run_dir))]
     if "order" in chosen:
         shown.sort(key=lambda s: s["reward"])
@@ -496,12 +496,12 @@ def test_the_filter_shows_what_was_asked_for(run_dir, tmp_path, chosen, kept):
     assert found[1].split(",") == wanted and found[2] == f"{len(wanted)} of 12"
 
 
-def told_by(page: Path, html: str, script: str) -> str:
+def title_after(page: Path, html: str, script: str) -> str:
     """The title that a script gives the page once it is loaded."""
     page.write_text(html.replace("</body>", f"<script>onload = () => {{{script}}}</script></body>"))
-    told = browse(page.parent / "profile", page, 1200, "--dump-dom")
-    found = re.search("<title>(.*)</title>", told)
-    assert found, told[-500:]
+    dumped = browse(page.parent / "profile", page, 1200, "--dump-dom")
+    found = re.search("<title>(.*)</title>", dumped)
+    assert found, dumped[-500:]
     return found[1]
 
 
@@ -519,14 +519,14 @@ def test_a_drag_zooms_every_chart_and_a_double_click_shows_all(run_dir, tmp_path
       };
       at("pointerdown", 0.25); at("pointermove", 0.75); at("pointerup", 0.75);
       const boxes = () => [...document.querySelectorAll(".plot")].map(p => p.viewBox.baseVal);
-      const told = [all.textContent, svg.querySelector(".plot").viewBox.baseVal.x];
+      const found = [all.textContent, svg.querySelector(".plot").viewBox.baseVal.x];
       const narrowed = boxes().filter(b => ![354, 914].includes(b.width)).length;
       svg.dispatchEvent(new MouseEvent("dblclick"));
       const whole = boxes().filter(b => [354, 914].includes(b.width)).length;
       const count = boxes().length;
-      document.title = [...told, narrowed === count, whole === count, all.hidden].join(";");
+      document.title = [...found, narrowed === count, whole === count, all.hidden].join(";");
     """
-    words, x, narrowed, whole, hidden = told_by(tmp_path / "p.html", html, drag).split(";")
+    words, x, narrowed, whole, hidden = title_after(tmp_path / "p.html", html, drag).split(";")
     steps = read_run(run_dir).series("train", "reward_mean")[0]
     last = max(steps + read_run(run_dir).series("eval", "reward_mean")[0])
     first = min(steps + read_run(run_dir).series("eval", "reward_mean")[0])
@@ -553,8 +553,8 @@ def test_settings_can_be_hidden_and_the_table_sorted(run_dir, tmp_path):
       const before = names(); head.click(); const down = names(); head.click();
       document.title = [shown, before, down, names()].map(one => one.join(" ")).join(";");
     """
-    told = told_by(tmp_path / "p.html", written[0].read_text(), script)
-    assert told == "0;a b;a b;b a"
+    title = title_after(tmp_path / "p.html", written[0].read_text(), script)
+    assert title == "0;a b;a b;b a"
 
 
 @pytest.mark.slow
@@ -580,9 +580,9 @@ def test_in_a_browser_nothing_overflows_and_the_scheme_is_followed(run_dir, tmp_
     shot = tmp_path / "shot.png"
     look = partial(browse, tmp_path / "profile", frame, max(width, 500))
     scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
-    told = look(*scheme, "--virtual-time-budget=3000", "--dump-dom")
-    found = re.search(r"<title>w(\d+)</title>", told)
-    assert found, told[-500:]
+    dumped = look(*scheme, "--virtual-time-budget=3000", "--dump-dom")
+    found = re.search(r"<title>w(\d+)</title>", dumped)
+    assert found, dumped[-500:]
     assert int(found[1]) <= width
     look(*scheme, f"--screenshot={shot}")
     pixels = np.asarray(Image.open(shot).convert("L"))[:, :width]

@@ -162,8 +162,8 @@ def test_signals_judge_the_surfaced_tests_alone() -> None:
         (texts,) = build("passed", sandbox_slice)([late])
         assert ("Feedback:\nAll levels passed." in texts[0]) is passed
         (texts,) = build("level_passed", sandbox_slice)([late])
-        told = {1: "Tests: 1/1 passed.", -1: "Tests: 0/1 passed.", "all": "Tests: 1/2 passed."}
-        assert told[sandbox_slice] in texts[1]
+        expected = {1: "Tests: 1/1 passed.", -1: "Tests: 0/1 passed.", "all": "Tests: 1/2 passed."}
+        assert expected[sandbox_slice] in texts[1]
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_what_a_program_says_cannot_pose_as_a_special_token_or_flood() -> None:
 
 
 def test_the_reward_finds_what_was_written_instead() -> None:
-    """Said to who was to write it alone; whoever wrote their own is told nothing new."""
+    """Only the agent that was to write it reads this; one that wrote its own reads nothing new."""
     reward = CodeReward(workers=1, isolation="limits")
     task = code_task("T/1", PROMPT, "def check(candidate):\n    assert candidate(1) == 1\n", "pick")
     main = "def pick(n):\n    return n\n"

@@ -81,7 +81,7 @@ def test_other_parameter_names_and_a_return():
 def test_useless_tests_name_the_row(test, says):
     """The domain says what is wrong with which field, the reward with which task."""
     row = {"prompt": "def f():\n    pass\n", "test": test, "entry_point": "f"}
-    with pytest.raises(TestError, match=f"{says}.*; mend its `test`$"):
+    with pytest.raises(TestError, match=f"{says}.*; fix its `test`$"):
         CODE.task("Row/7", row)
     with CodeReward(workers=1) as reward, pytest.raises(TestError, match=says) as error:
         reward.score([JointAction(Task("Row/7", row), ("def f(): return 1",))])

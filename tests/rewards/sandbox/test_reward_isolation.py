@@ -53,7 +53,7 @@ def lasting(name: str) -> str:
 
 
 def test_nothing_outlives_its_program(level):
-    """Honest programs before and behind each, in one worker; in one process they would fail."""
+    """Honest programs before and after each, in one worker; in one process they would fail."""
     texts = [t for n, name in enumerate(LASTING) for t in (HEAVY.format(n), lasting(name))]
     with CodeReward(1, 5.0, 512, level) as reward:
         found = breakdowns(reward, TASK, *texts, HEAVY.format(len(LASTING)))

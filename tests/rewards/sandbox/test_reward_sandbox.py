@@ -203,7 +203,7 @@ def test_unsupported_arguments_are_named(reward, call, says):
         )
 
 
-def test_set_up_runs_in_order_and_its_failure_is_told(reward):
+def test_set_up_runs_in_order_and_its_failure_is_reported(reward):
     program = "def f(x):\n    if x == 1: raise ValueError('one')\n    return x\n"
     results = outcomes(
         reward,
@@ -296,7 +296,7 @@ def f():
         assert outcome.passed, outcome
 
 
-def test_an_error_of_the_tests_own_that_cannot_be_told(reward):
+def test_an_error_in_the_tests_that_cannot_be_printed(reward):
     """It holds a value of the program's; the judge lives to say so, and the next test runs."""
     huge = "def f(x):\n    return 1 << 40000\n"
     found = outcomes(

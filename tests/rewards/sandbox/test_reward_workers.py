@@ -221,8 +221,8 @@ def test_namespaces_are_refused_by_name(without_namespaces):
 
 
 def test_limits_alone_warn_once(without_namespaces):
-    said = "without namespaces.*apt.*dnf.*conda.*without Landlock"
-    with pytest.warns(RuntimeWarning, match=said) as seen:
+    message = "without namespaces.*apt.*dnf.*conda.*without Landlock"
+    with pytest.warns(RuntimeWarning, match=message) as seen:
         with CodeReward(workers=1) as reward:
             assert reward.score(actions(*squares(1)))[0].facts.isolation == "limits"
         assert CodeReward(workers=1).isolation == "limits"

@@ -1,4 +1,4 @@
-"""The writing domain: rows, roles, prompts and what is told of a joint action."""
+"""The writing domain: rows, roles, prompts and the measures of a joint action."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def test_a_row_without_a_post(prompt, tmp_path):
     section = DatasetConfig(name=str(file))
     with pytest.raises(UserError, match=r"row 1 .*`prompt`"):
         load_tasks(section, "train", WRITING)
-    told: list[str] = []
+    warnings: list[str] = []
     skipping = DatasetConfig(name=str(file), on_bad_row="skip")
-    assert len(load_tasks(skipping, "train", WRITING, warn=told.append)) == 1
-    assert len(told) == 1 and "`prompt`" in told[0]
+    assert len(load_tasks(skipping, "train", WRITING, warn=warnings.append)) == 1
+    assert len(warnings) == 1 and "`prompt`" in warnings[0]
 
 
 def test_coding_problems_are_no_posts():
@@ -79,7 +79,7 @@ def test_own_prompts():
     assert detailed == f"one or two sentences | detailed | {TASK.fields['prompt'].rstrip()}"
 
 
-def test_what_is_told_of_a_joint_action():
+def test_the_measures_of_a_joint_action():
     action = JointAction(TASK, TEXTS)
     (score,) = WRITING.reward().score([action])
     assert WRITING.measures(action, score) == {
@@ -108,8 +108,8 @@ def test_ratios_that_are_none_are_left_out():
 
 def test_settings_of_programs_have_no_effect_on_it():
     file = Path(__file__).parents[3] / "configs/magrpo_writing_quickstart.yaml"
-    said = ["sandbox.timeout=3", "magrpo.num_turns=2", "external.sandbox_slice=2"]
-    arguments = parse_arguments("magrpo", ["--config", str(file), "--override", *said])
+    overrides = ["sandbox.timeout=3", "magrpo.num_turns=2", "external.sandbox_slice=2"]
+    arguments = parse_arguments("magrpo", ["--config", str(file), "--override", *overrides])
     _, notices = resolve("magrpo", arguments)
     assert sorted(notice.split(" has no effect")[0] for notice in notices) == [
         "external.sandbox_slice=2", "sandbox.timeout=3.0"

@@ -1,5 +1,5 @@
 """What ``--dry-run`` checks: all that a run needs and that is at hand here. No weights are loaded
-and no network is used; what that leaves unchecked is told, a line each.
+and no network is used; what that leaves unchecked is reported, a line each.
 """
 
 from __future__ import annotations

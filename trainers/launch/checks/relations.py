@@ -318,5 +318,5 @@ def shift_notice(config: Config) -> list[str]:
         return []
     return [
         f"reward_processor.shift={shift:g} with advantage=raw, which has no baseline: every "
-        "completion is pushed by it, whatever it earned"
+        "completion is pushed by it, whatever its reward"
     ]

@@ -1,4 +1,4 @@
-"""Settings that have no effect where they stand: a user who gave one is told, in a line a reason.
+"""Reports settings that have no effect where they stand, a line for each reason.
 
 A setting counts as given where a file, a flag or an override names it with another value than the
 default. What contradicts something else is refused by ``validate`` instead.

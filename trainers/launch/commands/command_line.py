@@ -34,7 +34,7 @@ MODEL_NICKNAMES = {"qwen": "Qwen/Qwen2.5-Coder-1.5B"}
 
 
 class Parser(argparse.ArgumentParser):
-    """Mistakes on the command line are told like those in a file: one line."""
+    """Mistakes on the command line are reported like those in a file: one line."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"command line: {message}; see --help")

@@ -112,7 +112,7 @@ def export_samples(file: Path, trees: Sequence[Tree], domain: Domain) -> None:
 
 
 def cross_play(plan: Plan) -> int:
-    """The last agent of every run with the others of every run → matrices, JSON, Markdown, temperature
+    """The last agent of every run with the others of every run → matrices, JSON, Markdown, heat
     map."""
     from comlrl.evaluation import cross_play as pairs
     from comlrl.evaluation.estimates import estimates
@@ -134,13 +134,13 @@ def cross_play(plan: Plan) -> int:
     seconds = time.monotonic() - started
     domain = stage.rollout.prompts.domain
     found = [[estimates(t, domain, plan.ks, plan.config.seed) for t in row] for row in rows]
-    told = set.intersection(*(set(metrics) for row in found for metrics, _ in row))
-    own = listed(view_of(plan.config.domain).crossed, sorted(told))
+    common = set.intersection(*(set(metrics) for row in found for metrics, _ in row))
+    own = listed(view_of(plan.config.domain).crossed, sorted(common))
     wanted = ("reward_mean", *own, *(f"pass@{k}" for k in plan.ks))
     matrices = {
         name: [[metrics[name] for metrics, _ in row] for row in found]
         for name in wanted
-        if name in told
+        if name in common
     }
     intervals = {name: [[spread[name] for _, spread in row] for row in found] for name in matrices}
     what = described(plan, stage)
@@ -283,11 +283,11 @@ def described(plan: Plan, stage: Stage) -> dict[str, Any]:
     order = baselines.order(plan.baseline) if plan.baseline else config.section.turn_order
     names = [team.name for team in plan.teams]
     one = names[0] if len(names) == 1 else None
-    others = {str(i): replacements.told(who) for i, who in plan.replaced.items()}
-    told = {"runs": names} if len(names) > 1 else {"replaced": others} if others else {}
+    others = {str(i): replacements.label(who) for i, who in plan.replaced.items()}
+    teams = {"runs": names} if len(names) > 1 else {"replaced": others} if others else {}
     sampled = dataclasses.asdict(stage.sampling)
-    del sampled["by_agent"]  # what differs is told by role, in ``settings``
-    return told | {
+    del sampled["by_agent"]  # what differs stands by role in ``settings``
+    return teams | {
         "config": plan.config_file,
         "algorithm": config.algorithm,
         "checkpoint": one,

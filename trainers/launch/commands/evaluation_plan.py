@@ -112,7 +112,7 @@ def _samples(arguments: argparse.Namespace) -> tuple[tuple[int, ...], int]:
 def place(plan: Plan, described: Mapping[str, Any]) -> Path:
     """Where an evaluation is written: ``--out``, else a name that tells what was evaluated, beside
     the run if it is one's. Only an earlier evaluation of the very same is replaced; anything else
-    of that name gets a number behind it.
+    of that name gets a number after it.
 
     ``described``: the fields that say what was evaluated, as the file has them.
     """
@@ -160,11 +160,13 @@ def resolve(file: str, teams: Sequence[Trained], arguments: argparse.Namespace) 
     loader = Loader(algorithm, sections_of(algorithm, algorithms))
     loader.read(file)
     option = "--replace" if arguments.replace else "--cross-play"
-    said = [weights.settings(team, algorithm, algorithms, team.name) for team in teams]
-    _check_pairing(option, teams, said)
-    _check_work(option, teams, said, [parse_override(item).key for item in arguments.override])
+    team_settings = [weights.settings(team, algorithm, algorithms, team.name) for team in teams]
+    _check_pairing(option, teams, team_settings)
+    _check_work(
+        option, teams, team_settings, [parse_override(item).key for item in arguments.override]
+    )
     given = loader.build()
-    for setting in itertools.chain(*said):
+    for setting in itertools.chain(*team_settings):
         loader.set(setting)
     for team in teams[:1]:
         loader.folder = team.run_dir.absolute() if team.run_dir else loader.folder
@@ -185,16 +187,16 @@ def resolve(file: str, teams: Sequence[Trained], arguments: argparse.Namespace) 
     }:
         _check_order(option, teams, algorithm)
     validate(config)
-    for text in loader.notices + _work_notices(file, given, teams, said, config):
+    for text in loader.notices + _work_notices(file, given, teams, team_settings, config):
         notice(text)
     return config
 
 
 def _check_pairing(
-    option: str, teams: Sequence[Trained], said: Sequence[Sequence[Setting]]
+    option: str, teams: Sequence[Trained], team_settings: Sequence[Sequence[Setting]]
 ) -> None:
     """Raises UserError for teams whose agents cannot take each other's place."""
-    held = [{s.key.rpartition(".")[2]: s.value for s in settings} for settings in said]
+    held = [{s.key.rpartition(".")[2]: s.value for s in settings} for settings in team_settings]
     for team, own in zip(teams, held, strict=True):
         if len(teams) > 1 and team.model is not None:
             raise UserError(f"{option}: '{team.name}' is a model, not a team; give runs")
@@ -210,12 +212,14 @@ def _check_pairing(
 def _check_work(
     option: str,
     teams: Sequence[Trained],
-    said: Sequence[Sequence[Setting]],
+    team_settings: Sequence[Sequence[Setting]],
     overridden: Sequence[str],
 ) -> None:
     """Raises UserError for teams that were trained to do different things, where the command
     line does not say which it is to be."""
-    works = [{s.key: s.value for s in settings if s.key in weights.WORK} for settings in said]
+    works = [
+        {s.key: s.value for s in settings if s.key in weights.WORK} for settings in team_settings
+    ]
     for team, work in zip(teams, works, strict=True):
         for key, now in work.items():
             first = works[0].get(key)
@@ -239,7 +243,7 @@ def _work_notices(
     file: str,
     given: Config,
     teams: Sequence[Trained],
-    said: Sequence[Sequence[Setting]],
+    team_settings: Sequence[Sequence[Setting]],
     config: Config,
 ) -> list[str]:
     """What a run is evaluated with that it was not trained with, and what of the file is not taken
@@ -251,7 +255,9 @@ def _work_notices(
         for name in sorted(used.keys() & before.keys()):
             if used[name] != before[name]:
                 notices.append(f"{name} is no longer what '{team.name}' was trained with")
-    for setting in (s for s in (said[0] if said else ()) if s.key in weights.WORK):
+    for setting in (
+        s for s in (team_settings[0] if team_settings else ()) if s.key in weights.WORK
+    ):
         asked, taken = _value(given, setting.key), _value(config, setting.key)
         what, name = f"{setting.key}={setting.value!r}", teams[0].name
         if taken != setting.value:

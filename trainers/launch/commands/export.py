@@ -58,7 +58,7 @@ def check(arguments: argparse.Namespace) -> tuple[Trained, Path]:
     assert place is not None
     if arguments.merge and any(place.glob(f"{weights.SHARED}*")):
         raise UserError(
-            f"--merge: the agents of '{run.name}' are told apart by networks beside their model, "
+            f"--merge: the agents of '{run.name}' differ by networks beside their model, "
             "which no plain model can hold; leave --merge out"
         )
     if arguments.merge and run.final_model and not (run.final_model / "agent_0" / ADAPTER).exists():

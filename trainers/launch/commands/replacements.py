@@ -55,7 +55,7 @@ def check(asked: Mapping[str, Other], config: Config) -> dict[int, Other]:
         named = range(section.num_agents) if text == "all" else [_place(text, roles)]
         for place in named:
             if place in replaced:
-                raise UserError(_again(f"{text}={told(given)}"))
+                raise UserError(_again(f"{text}={label(given)}"))
             replaced[place] = _who(given, roles)
     for place, who in replaced.items():
         for agent in (place, who) if isinstance(who, int) else (place,):
@@ -82,8 +82,8 @@ def _place(text: str, roles: Sequence[str]) -> int:
     """The agent of a number, or of a role. Raises UserError."""
     if text.isdecimal() or text in roles:
         return int(text) if text.isdecimal() else roles.index(text)
-    mend = near(text, roles, "there are {}")
-    raise UserError(f"--replace: '{text}' is none of this team's agents; {mend}")
+    hint = near(text, roles, "there are {}")
+    raise UserError(f"--replace: '{text}' is none of this team's agents; {hint}")
 
 
 def _who(given: Other, roles: Sequence[str]) -> Other:
@@ -92,11 +92,11 @@ def _who(given: Other, roles: Sequence[str]) -> Other:
         return given
     if given in roles:
         return roles.index(given)
-    mend = near(given, (*roles, *NOBODY), "give a run, or one of {}")
-    raise UserError(f"--replace: '{given}' does not exist, as a run or a role; {mend}")
+    hint = near(given, (*roles, *NOBODY), "give a run, or one of {}")
+    raise UserError(f"--replace: '{given}' does not exist, as a run or a role; {hint}")
 
 
-def told(who: Other) -> str:
+def label(who: Other) -> str:
     """Who acts in an agent's place, in words."""
     if isinstance(who, Trained):
         return who.name

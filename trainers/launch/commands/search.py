@@ -2,7 +2,7 @@
 
 A grid is walked in order, the last parameter fastest; ``random`` is Optuna's random sampler,
 ``bayes`` its tree-structured Parzen estimator. The sweep's folder holds every point, so that the
-same command goes on where it was stopped.
+same command continues where it was stopped.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Parameter:
     """One key that is swept: a choice of texts, or a range of numbers."""
 
     name: str
-    choices: tuple[str, ...] = ()  # as they stand behind ``key=``
+    choices: tuple[str, ...] = ()  # as they stand after ``key=``
     low: float = 0.0
     high: float = 0.0
     whole: bool = False
@@ -136,22 +136,22 @@ def read_sweep(path: str | Path) -> Sweep:
     )  # fmt: skip
 
 
-def _parameter(name: str, said: Any) -> Parameter:
-    said = said if isinstance(said, dict) else {}
-    kind, keys = said.get("distribution"), set(said) - {"distribution"}
+def _parameter(name: str, given: Any) -> Parameter:
+    given = given if isinstance(given, dict) else {}
+    kind, keys = given.get("distribution"), set(given) - {"distribution"}
     if keys == {"value"} or keys == {"values"}:
-        values = said["values"] if "values" in said else [said["value"]]
+        values = given["values"] if "values" in given else [given["value"]]
         if isinstance(values, list) and values:
             return Parameter(name, tuple(map(str, values)))
-    low, high = said.get("min"), said.get("max")
+    low, high = given.get("min"), given.get("max")
     if {"min", "max"} <= keys <= {"min", "max", "q"} and all(map(_number, (low, high))):
         both_whole = isinstance(low, int) and isinstance(high, int)
         kind = kind or ("int_uniform" if both_whole else "uniform")
         if kind in RANGES and low <= high and (low > 0 or kind != "log_uniform_values"):
             whole, log = RANGES[kind]
-            return Parameter(name, (), low, high, whole, log, said.get("q"))
+            return Parameter(name, (), low, high, whole, log, given.get("q"))
     raise UserError(
-        f"parameters.{name}: {said}; give `value`, `values`, or `min` and `max` with a "
+        f"parameters.{name}: {given}; give `value`, `values`, or `min` and `max` with a "
         f"distribution of {_list(tuple(RANGES))}"
     )
 
@@ -163,7 +163,7 @@ def _command(parts: Sequence[Any]) -> tuple[str, ...]:
         if text.startswith("${") and text not in macros:
             raise UserError(f"command: '{text}'; local sweeps know {_list(macros)}")
     if "${args_no_hyphens}" not in texts or "--override" not in texts:
-        raise UserError("command: has no `--override` with ${args_no_hyphens} behind it")
+        raise UserError("command: has no `--override` with ${args_no_hyphens} after it")
     return texts
 
 
@@ -205,7 +205,7 @@ class Search:
             held = json.loads(self.file.read_text(encoding="utf-8"))
             if held["sweep"] != sweep.identity():
                 raise UserError(f"--dir: '{folder}' holds another sweep; give another one")
-            self.points = {said["number"]: Point(**said) for said in held["points"]}
+            self.points = {point["number"]: Point(**point) for point in held["points"]}
         self._interrupted = [p for p in self.points.values() if p.state == "started"]
 
     def ask(self) -> Point | None:
@@ -294,9 +294,9 @@ class Runner:
     def run(self, count: int, changed: Callable[[], None]) -> None:
         """Bring the sweep to ``count`` finished points; ``changed`` is called after each.
 
-        A point that fails is kept as failed and the others go on. What interrupts this ends the
-        points that run, each after saving where its cadence says so; they are started again by
-        the next run of the sweep.
+        A point that fails is recorded as failed and the others continue. What interrupts this ends
+        the points that run, each after saving where its cadence says so; they are started again
+        by the next run of the sweep.
         """
         with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
             running: dict[concurrent.futures.Future[Result], Point] = {}
@@ -335,7 +335,7 @@ class Runner:
             line.append("--resume")
         log = run_dir / "log.txt"
         started = time.monotonic()
-        ended = (run_dir / "summary.json").exists()  # and we were killed before it was told
+        ended = (run_dir / "summary.json").exists()  # and we were killed before it was recorded
         code = 0 if ended else self._wait(point, line, log)
         seconds = time.monotonic() - started
         if code:
@@ -353,7 +353,7 @@ class Runner:
                 stdout=output,
                 stderr=output,
                 env=_environment(self.jobs),
-                start_new_session=True,  # Ctrl-C reaches us alone, and they are told once
+                start_new_session=True,  # Ctrl-C reaches us alone, and they get one signal
             )
             self._processes[point.number] = process
             code = process.wait()
@@ -390,6 +390,6 @@ def _last_line(log: Path) -> str:
 
 
 def _environment(jobs: int) -> dict[str, str]:
-    """A point's process has an equal share of the cores, unless the caller has said otherwise."""
+    """A point's process has an equal share of the cores, unless the caller sets another number."""
     cores = len(os.sched_getaffinity(0))
     return {"OMP_NUM_THREADS": str(max(1, cores // jobs)), **os.environ}

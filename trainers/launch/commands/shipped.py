@@ -27,8 +27,8 @@ def config_file(given: str | Path, option: str = "--config", folder: Path = CONF
     if path.parent != Path() or path.suffix:
         return path  # whoever reads it says that it is not there
     near = get_close_matches(path.name, [file.stem for file in folder.glob("*.yaml")], 1)
-    mend = f"did you mean {near[0]}?" if near else "give a YAML file, or see docs/configuration.md"
-    raise UserError(f"{option}: '{given}' is no file and no shipped configuration; {mend}")
+    hint = f"did you mean {near[0]}?" if near else "give a YAML file, or see docs/configuration.md"
+    raise UserError(f"{option}: '{given}' is no file and no shipped configuration; {hint}")
 
 
 def train_command(script: str) -> list[str] | None:

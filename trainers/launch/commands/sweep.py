@@ -1,6 +1,6 @@
 """``sweep.py`` and ``comlrl sweep``: W&B's sweep files, without an account.
 
-The same command, given again, goes on where it was stopped.
+The same command, given again, continues where it was stopped.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         runner.run(arguments.count or whole, lambda: write_results(search, folder))
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on", file=sys.stderr)
+        print("interrupted; the same command continues the sweep", file=sys.stderr)
         return 130
     write_results(search, folder)
     write_page(search, folder)

@@ -218,7 +218,7 @@ def _start(config: Config, resume: bool, force: bool, opened: contextlib.ExitSta
 def _write_pages(config: Config, run_dir: Path, *, card: bool = False) -> bool:
     """The report, and the ``card`` of the model; returns whether there is a report.
 
-    What was done is safe on the disk: whatever goes wrong here is told, and is no error of the run.
+    The run's results are safe on the disk, so a failure here is reported and does not fail the run.
     """
     try:
         if card:
@@ -324,7 +324,7 @@ def _finish(run: Run) -> None:
 
     run.loop.progress.begin("saving the result")
     final, networks = run.run_dir / "final_model", heterogeneous_policy(run.rollout.sampler)
-    if run.config.keeps_final_model:  # of a run that goes on, an earlier one is there
+    if run.config.keeps_final_model:  # a continued run already has an earlier one
         partial, old = (run.run_dir / f".{final.name}.{name}" for name in ("partial", "old"))
         if distributed.is_main():
             files.remove(partial)

@@ -1,8 +1,8 @@
-"""``--dry-run``: what a run will cost, told from its configuration alone.
+"""``--dry-run``: what a run will cost, estimated from its configuration alone.
 
 No weights and no data are loaded and no network is used: tasks are counted where the split's text
 or a local file tells their number, parameters where a model's safetensors header is at hand (its
-shapes, not its weights) or its name gives a size. What cannot be known so is said to be unknown.
+shapes, not its weights) or its name gives a size. The rest is printed as unknown.
 """
 
 from __future__ import annotations

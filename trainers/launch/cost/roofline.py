@@ -27,28 +27,28 @@ from trainers.launch.cost.tree_size import Level, growth, levels, scored
 from trainers.launch.wiring import allocator as memory
 from trainers.launch.wiring.sampling import limits
 
-# Operations of a layer: while decoding a token, and forth and back in an update.
+# Operations of a layer: while decoding a token, and forward and backward in an update.
 DECODING, LEARNING = 40, 150
 PROMPT = 300  # tokens, where the data is not at hand
-ATTENTION = 3.5  # times forward, forth and back
-PASSES = 4  # over what a layer leaves for the backward pass: written and read, forth and back
+ATTENTION = 3.5  # forward and backward, in forward passes
+PASSES = 4  # over what a layer leaves for the backward pass: a write and a read, both ways
 SAMPLING = 24  # bytes a word of the vocabulary: softmax, sums and the draw, in float32
 FEEDBACK = 100  # tokens between an agent's turns
-CARDS_A_NODE, NETWORK = 8, 50e9  # bytes a second and card between nodes
+GPUS_A_NODE, NETWORK = 8, 50e9  # bytes a second and GPU between nodes
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What one card (or CPU) does, how many there are, and what is assumed of the work."""
+    """What one GPU (or CPU) does, how many there are, and what is assumed of the work."""
 
     flops: float  # products: floating-point operations a second, in the weights' precision
     bandwidth: float  # bytes a second from and to memory
     memory: float  # bytes
     attention: float = 0  # its floating-point operations a second; 0: a quarter of ``flops``
-    link: float = NETWORK  # bytes a second between the cards of a node
+    link: float = NETWORK  # bytes a second between the GPUs of a node
     launch: float = 1e-5  # seconds of an operation, however small
     cards: float = 1
-    workers: float = 16  # sandbox workers a card
+    workers: float = 16  # sandbox workers a GPU
     rewards: float = 250  # joint actions that a worker scores in a second
     prompt: float = 0  # tokens of a first prompt; 0: those of the data, where it is at hand
     tokens: float = 0  # of a completion; 0: max_new_tokens
@@ -129,7 +129,7 @@ def _shortest(work: Callable[[], object]) -> float:
 
 @dataclass(frozen=True)
 class Work:
-    """One card's part of a training step."""
+    """One GPU's part of a training step."""
 
     config: Config
     section: CommonConfig  # the one that samples online
@@ -238,7 +238,7 @@ class Work:
     def exchange(self) -> float:
         """Seconds of the all-reduce of gradients, in float32."""
         cards = self.on.cards
-        link = self.on.link if cards <= CARDS_A_NODE else min(self.on.link, NETWORK)
+        link = self.on.link if cards <= GPUS_A_NODE else min(self.on.link, NETWORK)
         return 2 * (cards - 1) / cards * 4 * self.trained / link
 
     @property
@@ -248,7 +248,7 @@ class Work:
         return MICRO_BATCH_TOKENS["cpu" if self.on.word else "cuda"]
 
     def memory(self) -> dict[str, float]:
-        """Bytes of a card, by what holds them, as far as that is known."""
+        """Bytes of a GPU, by what holds them, as far as that is known."""
         prompt = self.read(widest(self.section))
         device = "cpu" if self.on.word else "cuda"
         parts = held(self.config, prompt, self.size, self.bytes, device)
@@ -268,7 +268,7 @@ def _dims(config: Config) -> Dims:
 
 
 def work_of(config: Config, on: Hardware, tasks: int | None = None) -> Work:
-    """A card's part of a step; ``tasks``: how many there are, where known. Raises UserError."""
+    """A GPU's part of a step; ``tasks``: how many there are, where known. Raises UserError."""
     section, dims = config.online, _dims(config)
     on = replace(on, prompt=on.prompt or PROMPT)
     size = section.batch_size if tasks is None else min(section.batch_size, tasks)

@@ -46,7 +46,7 @@ def growth(section: CommonConfig) -> Growth:
     """The tree of one task, where no branch ends early.
 
     A turn has K joint actions: G with align, G^N with cross, and G times the later agents'
-    generations where these act in order. Each goes on, with ``handoff`` its width of them. Chains
+    generations where these act in order. Each is continued, or ``handoff`` width of them. Chains
     are G samples at turn 1, one afterwards.
     """
     total = Growth(0, 0, 0, 0, 0)

@@ -81,7 +81,7 @@ def check_devices(config: Config) -> None:
             raise UserError(f"agent_devices: '{name}' is no device, e.g. cuda:1 or cpu") from None
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise UserError(
-                f"agent_devices: '{name}'; this machine has {torch.cuda.device_count()} card(s)"
+                f"agent_devices: '{name}'; this machine has {torch.cuda.device_count()} GPU(s)"
             )
 
 
@@ -121,7 +121,7 @@ def assemble(
 ) -> Run:
     """Load models, start the reward's workers lazily, and wire the rooms together.
 
-    ``resume``: the run goes on from a checkpoint.
+    ``resume``: the run continues from a checkpoint.
     """
     import loggers
     from comlrl.loop.best_model import BestModel
@@ -354,7 +354,7 @@ def build_rollout(
     from comlrl.rollout.grow import Rollout
     from comlrl.rollout.reading import History
 
-    told, transition = config.external, build_transition(config, prompts, fallbacks)
+    external, transition = config.external, build_transition(config, prompts, fallbacks)
     if config.distributed.strategy == "fsdp":
         from comlrl.rollout.lockstep import FromMain
 
@@ -367,7 +367,7 @@ def build_rollout(
         transition,
         prompts,
         seed=config.seed,
-        history=History(told.history, told.original_prompt, told.previous_response),
+        history=History(external.history, external.original_prompt, external.previous_response),
         process=lambda reward: scale * reward + shift,
     )
 
@@ -388,13 +388,13 @@ def standing(
     expert's place, and how far a server's samples are from the policy's. Every process asks."""
     from comlrl.processes import distributed
 
-    def told() -> dict[str, float]:
+    def read_metrics() -> dict[str, float]:
         metrics = {} if corrected is None else corrected.metrics()
         if fallbacks is not None:
             metrics["expert_fallbacks"] = distributed.total(fallbacks.count)
         return metrics
 
-    return told
+    return read_metrics
 
 
 def evaluator(
@@ -407,7 +407,7 @@ def evaluator(
 ) -> Callable[[], tuple[list[Tree], dict[str, float]]]:
     """Trees and metrics of the present policy on held-out tasks; ``turn_1/…`` and bare names.
 
-    ``progress`` is told how far the generator is.
+    ``progress``: receives how far the generator is.
     """
     from comlrl.evaluation.estimates import evaluate, pass_rates
     from comlrl.evaluation.metrics import tree_metrics

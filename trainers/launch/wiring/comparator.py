@@ -54,7 +54,7 @@ def build_judge(config: Config, prompts: Prompts) -> Judge:
     except UserError as error:
         raise UserError(
             f"{key}: no provider is known for model '{given}'; give its service's address, "
-            "http://…, with the model's name behind a #"
+            "http://…, with the model's name after a #"
         ) from error
     return Judge(prompts, Service(model, provider, f"{key}: 'model: {given}'"))
 

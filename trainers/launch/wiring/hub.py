@@ -116,8 +116,8 @@ def tensor_shapes(folder: Path | None) -> dict[str, Sequence[int]]:
 def _check_builtin(key: str, name: str, known: Mapping[str, object]) -> None:
     """Raises UserError for a name with a colon that is none of ours."""
     if ":" in name and name not in known and not Path(name).exists():
-        mend = near(name, known, "the builtin are {}")
-        raise UserError(f"{key}: '{name}' does not exist; {mend}")
+        hint = near(name, known, "the builtin are {}")
+        raise UserError(f"{key}: '{name}' does not exist; {hint}")
 
 
 def _may_be_remote(name: str) -> bool:

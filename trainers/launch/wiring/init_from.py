@@ -154,16 +154,16 @@ def _source(config: Config, algorithms: Mapping[str, Any]) -> Source:
         return _of_folder(name, place, place.final_model)
     assert place.config_file is not None
     algorithms = {**own_algorithm.known(place.run_dir), **algorithms}
-    said = weights.of_run(load_yaml(place.config_file), algorithms)
-    r = said.get("lora.r", 16)
-    alpha = said.get("lora.alpha")
-    one = said["heterogeneous"] or said.get("shared_policy")
-    count = 1 if one else said["num_agents"]
-    bases = said["agents"] or [said["agent_model.name"]] * count
-    sizes = {key: said[key] for key in weights.SIZES.values()} if said["heterogeneous"] else None
+    facts = weights.of_run(load_yaml(place.config_file), algorithms)
+    r = facts.get("lora.r", 16)
+    alpha = facts.get("lora.alpha")
+    one = facts["heterogeneous"] or facts.get("shared_policy")
+    count = 1 if one else facts["num_agents"]
+    bases = facts["agents"] or [facts["agent_model.name"]] * count
+    sizes = {key: facts[key] for key in weights.SIZES.values()} if facts["heterogeneous"] else None
     rank = (r, float(2 * r if alpha is None else alpha))
     return Source(
-        name, place, said.get("lora.enabled", True), (rank,) * count, tuple(bases), count, sizes
+        name, place, facts.get("lora.enabled", True), (rank,) * count, tuple(bases), count, sizes
     )
 
 
@@ -185,14 +185,14 @@ def _of_folder(name: str, place: weights.Trained, folder: Path) -> Source:
 
 def _adapter(folder: Path, name: str) -> tuple[int, float, str]:
     """r, alpha and base of an adapter. Raises UserError for one that is no plain LoRA."""
-    said = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
+    adapter = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
     for key, plain in PLAIN.items():
-        if said.get(key, plain) not in (plain, None):
+        if adapter.get(key, plain) not in (plain, None):
             raise UserError(
-                f"init_from: '{name}' has {key}={said[key]!r} in its {ADAPTER}; plain LoRA "
+                f"init_from: '{name}' has {key}={adapter[key]!r} in its {ADAPTER}; plain LoRA "
                 f"adapters ({key}={plain!r}) can be started from"
             )
-    return said["r"], float(said["lora_alpha"]), str(said.get("base_model_name_or_path"))
+    return adapter["r"], float(adapter["lora_alpha"]), str(adapter.get("base_model_name_or_path"))
 
 
 def _check_source(config: Config, source: Source) -> list[str]:
@@ -200,9 +200,9 @@ def _check_source(config: Config, source: Source) -> list[str]:
     where, section, lora = f"init_from: '{source.name}'", config.section, config.lora
     if source.lora != lora.enabled:
         held = "LoRA adapters" if source.lora else "all weights of whole models"
-        mend = f"set lora.enabled={str(source.lora).lower()}"
+        fix = f"set lora.enabled={str(source.lora).lower()}"
         more = "" if source.lora else ", or give these models as agents, and init_from=null"
-        raise UserError(f"{where} holds {held}; {mend}{more}")
+        raise UserError(f"{where} holds {held}; {fix}{more}")
     alpha = float(2 * lora.r if lora.alpha is None else lora.alpha)
     for rank, scale in source.ranks:
         if rank != lora.r:
@@ -225,16 +225,16 @@ def _check_source(config: Config, source: Source) -> list[str]:
 
 
 def _notices(config: Config, source: Source, wanted: int) -> list[str]:
-    where, said = f"init_from: '{source.name}'", []
+    where, notices = f"init_from: '{source.name}'", []
     if source.agents < wanted:
-        said.append(f"{where} has one agent, from which all {wanted} start")
+        notices.append(f"{where} has one agent, from which all {wanted} start")
     if not config.section.heterogeneous and source.sizes is not None:
-        said.append(f"{where} is of SHPPO; its adapter is taken, its networks are not")
+        notices.append(f"{where} is of SHPPO; its adapter is taken, its networks are not")
     own = config.agents or (config.agent_model.name,)
     for theirs in dict.fromkeys(source.bases):
         if _resolved(theirs) not in map(_resolved, own):
-            said.append(f"{where} was trained on '{theirs}', and this run's base is '{own[0]}'")
-    return said
+            notices.append(f"{where} was trained on '{theirs}', and this run's base is '{own[0]}'")
+    return notices
 
 
 def _resolved(name: str) -> str:

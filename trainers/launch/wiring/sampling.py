@@ -42,10 +42,10 @@ def limits(config: Config) -> tuple[int, ...]:
 
 
 def _own(common: Sampling, given: RoleSampling | None) -> Sampling:
-    said: dict[str, Any] = {key: getattr(given, key, None) for key in KEYS}
+    own: dict[str, Any] = {key: getattr(given, key, None) for key in KEYS}
     if common.temperature == 0:
-        del said["temperature"]
-    return replace(common, **{key: value for key, value in said.items() if value is not None})
+        del own["temperature"]
+    return replace(common, **{key: value for key, value in own.items() if value is not None})
 
 
 def check(config: Config) -> None:

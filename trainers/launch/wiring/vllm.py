@@ -37,9 +37,9 @@ def refuse(config: Config) -> None:
             f"generation.overlap: 1 with {config.algorithm}, which samples in rounds: what comes "
             "next is not known while a step updates; give 0"
         )
-    mend = "generation.backend=vllm"
+    backend = "generation.backend=vllm"
     if generation.vllm_url is None:
-        raise UserError(f"generation.vllm_url: null with {mend}; give the server's address")
+        raise UserError(f"generation.vllm_url: null with {backend}; give the server's address")
     if not generation.vllm_url.startswith(("http://", "https://")):
         raise UserError(
             f"generation.vllm_url: '{generation.vllm_url}'; give it with http:// before it"
@@ -51,23 +51,23 @@ def refuse(config: Config) -> None:
         )
     if section.heterogeneous:
         raise UserError(
-            f"{mend} with {config.algorithm}, whose agents are told apart by a layer of their own "
-            "before the language-model head, which no server has; give builtin"
+            f"{backend} with {config.algorithm}, whose agents differ by a layer before the "
+            "language-model head, which no server has; give builtin"
         )
     if not config.lora.enabled:
         raise UserError(
-            f"lora.enabled: false with {mend}, to which adapters are sent after an update, not "
+            f"lora.enabled: false with {backend}, to which adapters are sent after an update, not "
             "whole models; give true, or generation.backend=builtin"
         )
     if config.agents is not None:
         raise UserError(
-            f"agents: {list(config.agents)} with {mend}, whose server holds one model; give "
+            f"agents: {list(config.agents)} with {backend}, whose server holds one model; give "
             "agent_model.name, or generation.backend=builtin"
         )
     given = config.lora.target_modules
     if not isinstance(given, str) and any(name.endswith("lm_head") for name in given):
         raise UserError(
-            f"lora.target_modules: {list(given)} with {mend}, which serves no adapter on the "
+            f"lora.target_modules: {list(given)} with {backend}, which serves no adapter on the "
             "language-model head; leave lm_head out, or give generation.backend=builtin"
         )
     truncating = {"top_p": config.top_p(section), "top_k": config.top_k(section)}
@@ -76,14 +76,14 @@ def refuse(config: Config) -> None:
     for key, value in truncating.items():
         if value is not None and not (key.endswith("top_p") and value == 1):
             raise UserError(
-                f"{key}: {value:g} with {mend}, whose server does not tell which tokens survived, "
-                f"so that their policy cannot be trained; give {key}=null, or "
+                f"{key}: {value:g} with {backend}, whose server does not tell which tokens "
+                f"survived, so that their policy cannot be trained; give {key}=null, or "
                 "generation.backend=builtin"
             )
     if config.distributed.strategy == "fsdp":
         raise UserError(
-            f"distributed.strategy: fsdp with {mend}, which answers each process differently, and "
-            "all must grow the same trees; give replicate, or generation.backend=builtin"
+            f"distributed.strategy: fsdp with {backend}, which answers each process differently, "
+            "and all must grow the same trees; give replicate, or generation.backend=builtin"
         )
 
 

@@ -96,7 +96,7 @@ def run_algorithm(tree: Mapping[str, Any], algorithms: Mapping[str, Any], file: 
         raise UserError(f"--config: '{file}' has sections {', '.join(found)}; keep one of them")
     raise UserError(
         f"--config: '{file}' has no algorithm's section; add one of {', '.join(algorithms)} (for "
-        "one of your own, give the config.yaml of its run)"
+        "your own algorithm, give the config.yaml of its run)"
     )
 
 
@@ -106,67 +106,67 @@ def settings(
     """What the weights are weights of: base model, LoRA, number of agents; for ``algorithm``."""
     if trained.model is not None:
         return [Setting("agent_model.name", str(trained.model), source)]
-    said: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     if trained.config_file is not None:
-        said |= of_run(load_yaml(trained.config_file), algorithms)
+        facts |= of_run(load_yaml(trained.config_file), algorithms)
     if trained.final_model is not None:
-        said |= _from_folder(trained.final_model) | {
-            key: said[key] for key in ("num_agents",) if said.get("shared_policy")
+        facts |= _from_folder(trained.final_model) | {
+            key: facts[key] for key in ("num_agents",) if facts.get("shared_policy")
         }
-    fitting = [name for name, section in algorithms.items() if _fits(said, section)]
+    fitting = [name for name, section in algorithms.items() if _fits(facts, section)]
     if algorithm not in fitting:
         needed = "another algorithm" if len(fitting) > 1 else fitting[0]
         raise UserError(
             f"--config: its section is `{algorithm}`, and the weights of '{trained.name}' need "
             f"that of {needed}; leave --config out, or give the run's own"
         )
-    said.pop("heterogeneous")
+    facts.pop("heterogeneous")
     if not hasattr(algorithms[algorithm], "shared_policy"):
-        said.pop("shared_policy", None)
+        facts.pop("shared_policy", None)
     own = ("num_agents", "shared_policy", "latents", *SIZES.values())
-    return [Setting(f"{algorithm}.{k}" if k in own else k, v, source) for k, v in said.items()]
+    return [Setting(f"{algorithm}.{k}" if k in own else k, v, source) for k, v in facts.items()]
 
 
-def _fits(said: Mapping[str, Any], section: Any) -> bool:
-    """Whether an algorithm's agents can act by weights of which this is said."""
-    if said["heterogeneous"] or section.heterogeneous:
-        return said["heterogeneous"] == section.heterogeneous
-    return not said.get("shared_policy") or hasattr(section, "shared_policy")
+def _fits(facts: Mapping[str, Any], section: Any) -> bool:
+    """Whether an algorithm's agents can act by weights with these facts."""
+    if facts["heterogeneous"] or section.heterogeneous:
+        return facts["heterogeneous"] == section.heterogeneous
+    return not facts.get("shared_policy") or hasattr(section, "shared_policy")
 
 
 def of_run(tree: Mapping[str, Any], algorithms: Mapping[str, Any]) -> dict[str, Any]:
     """What a run's configuration says of its weights: key → value, and whether they are one
-    policy, told apart by latents (``heterogeneous``); and what they were trained to do."""
+    policy with a latent for each agent (``heterogeneous``); and what they were trained to do."""
     model, lora = tree.get("agent_model") or {}, tree.get("lora") or {}
-    said = {f"agent_model.{key}": model[key] for key in MODEL_KEYS if key in model}
-    said |= {f"lora.{key}": value for key, value in lora.items()}
+    facts = {f"agent_model.{key}": model[key] for key in MODEL_KEYS if key in model}
+    facts |= {f"lora.{key}": value for key, value in lora.items()}
     for key, default in WORK.items():
         section, _, name = key.rpartition(".")
-        said[key] = ((tree.get(section) or {}) if section else tree).get(name, default)
+        facts[key] = ((tree.get(section) or {}) if section else tree).get(name, default)
     algorithm = run_algorithm(tree, algorithms, "config.yaml")
     section, heterogeneous = tree[algorithm], algorithms[algorithm].heterogeneous
     own = ("num_agents", "shared_policy", *(("latents", *SIZES.values()) if heterogeneous else ()))
-    said |= {key: section[key] for key in own if key in section}
-    return said | {"agents": tree.get("agents"), "heterogeneous": heterogeneous}
+    facts |= {key: section[key] for key in own if key in section}
+    return facts | {"agents": tree.get("agents"), "heterogeneous": heterogeneous}
 
 
 def _from_folder(folder: Path) -> dict[str, Any]:
     sizes = folder / SHARED / "config.json"
-    said: dict[str, Any] = {"heterogeneous": sizes.is_file()}
+    facts: dict[str, Any] = {"heterogeneous": sizes.is_file()}
     if sizes.is_file():
         held = read_json(sizes)
-        said |= {key: held[name] for name, key in SIZES.items()}
-        said["latents"] = held.get("latents", "learned")
+        facts |= {key: held[name] for name, key in SIZES.items()}
+        facts["latents"] = held.get("latents", "learned")
     else:
-        said["num_agents"] = len(list(folder.glob("agent_*")))
+        facts["num_agents"] = len(list(folder.glob("agent_*")))
     file = folder / "agent_0" / "adapter_config.json"
     if not file.is_file():
-        return said | {"lora.enabled": False}
+        return facts | {"lora.enabled": False}
     adapter = read_json(file)
     keys = {"lora.r": "r", "lora.alpha": "lora_alpha", "lora.target_modules": "target_modules"}
     if missing := [key for key in keys.values() if key not in adapter]:
         raise UserError(f"--checkpoint: '{file}' has no {missing[0]}; give a folder of PEFT's")
-    return said | {"lora.enabled": True} | {key: adapter[own] for key, own in keys.items()}
+    return facts | {"lora.enabled": True} | {key: adapter[own] for key, own in keys.items()}
 
 
 def read_json(file: Path) -> dict[str, Any]:

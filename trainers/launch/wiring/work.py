@@ -166,15 +166,15 @@ def sandbox_workers(workers: int | None) -> int:
 def _domain_target(config: Config) -> Target:
     """A user's own domain, checked."""
     if ":" not in config.domain:
-        mend = near(config.domain, BUILTIN, "there are {}")
-        raise UserError(f"domain: '{config.domain}' is none; {mend} Or give module:NAME")
+        hint = near(config.domain, BUILTIN, "there are {}")
+        raise UserError(f"domain: '{config.domain}' is none; {hint} Or give module:NAME")
     target = load("domain", config.domain, config.folder)
     check_methods(target, Domain, NEEDED)
     for name in (*Domain.__annotations__, *METHODS):
         if not hasattr(target.found, name):
-            mend = "name comlrl.types.Domain as the base of its class, which has it"
+            hint = "name comlrl.types.Domain as the base of its class, which has it"
             inherits = hasattr(Domain, name)
-            raise UserError(f"{target} has no `{name}`; {mend if inherits else 'add it'}")
+            raise UserError(f"{target} has no `{name}`; {hint if inherits else 'add it'}")
     if isinstance(target.found, type):
         check_methods(target, Domain, METHODS, inherited=True)
         with target.calling():

@@ -1,4 +1,4 @@
-"""Settings that have no effect where they stand are told, and nothing else is."""
+"""Settings that have no effect where they stand are reported, and nothing else is."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[4]
 SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
 
 
-def told(file: Path, *overrides: str) -> list[str]:
-    """Each setting that is told to have no effect."""
+def unused_keys(file: Path, *overrides: str) -> list[str]:
+    """Each setting that is reported to have no effect."""
     algorithm = algorithm_of(file)
     arguments = ["--config", str(file), "--override", *overrides]
     _, notices = resolve(algorithm, parse_arguments(algorithm, arguments))
@@ -37,11 +37,11 @@ def quickstart(algorithm: str) -> Path:
 def test_shipped_files_say_nothing_in_vain(path):
     """But the shift that was published for preferences, where it changes nothing."""
     published = path.stem.split("_")[0] in ("madpo", "marlhf") and "quickstart" not in path.stem
-    assert told(path) == (["reward_processor.shift"] if published else [])
+    assert unused_keys(path) == (["reward_processor.shift"] if published else [])
 
 
 VLLM = "generation.backend=vllm generation.vllm_url=http://localhost:8000"
-IN_VAIN = [  # file, what is said, of it in vain
+IN_VAIN = [  # file, what is given, what of it has no effect
     ("magrpo", "magrpo.discount=0.5", "magrpo.discount"),
     ("magrpo", "magrpo.early_termination_threshold=3", "magrpo.early_termination_threshold"),
     ("magrpo", "magrpo.handoff=random", "magrpo.handoff"),
@@ -119,10 +119,10 @@ IN_VAIN = [  # file, what is said, of it in vain
     *(
         (
             "magrpo",
-            f"sampling.aux.{key}=1 sampling.main.{key}=1 magrpo.{key}={said}",
+            f"sampling.aux.{key}=1 sampling.main.{key}=1 magrpo.{key}={value}",
             f"magrpo.{key}",
         )
-        for key, said in {"max_new_tokens": 5, "temperature": 2, "top_p": 0.5, "top_k": 3}.items()
+        for key, value in {"max_new_tokens": 5, "temperature": 2, "top_p": 0.5, "top_k": 3}.items()
     ),
     ("magrpo", "agents=[a,b] agent_model.name=c", "agent_model.name"),
     ("magrpo", "domain=writing sandbox.timeout=3", "sandbox.timeout"),
@@ -138,8 +138,8 @@ IN_VAIN = [  # file, what is said, of it in vain
 
 
 @pytest.mark.parametrize(("name", "overrides", "key"), IN_VAIN)
-def test_what_is_said_in_vain_is_told(name, overrides, key):
-    assert key in told(quickstart(name), *overrides.split())
+def test_settings_without_effect_are_reported(name, overrides, key):
+    assert key in unused_keys(quickstart(name), *overrides.split())
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_what_is_said_in_vain_is_told(name, overrides, key):
         ("marlhf", "agent_model.top_k=9 generation.max_support=9"),
         ("mt_magrpo", "external.history=last external.original_prompt=true"),
         ("mt_magrpo", "external.mode=expert_edits external.expert_model=gpt-5"),
-        ("magrpo", "magrpo.discount=0.9"),  # the default, said
+        ("magrpo", "magrpo.discount=0.9"),  # the default, given
         ("magrpo", "sampling.aux.temperature=0.5 magrpo.temperature=0.7"),
         ("magrpo", "sampling.main.top_k=9 magrpo.top_p=1 generation.max_support=9"),
         ("madpo", "madpo.replay=lambda_decay madpo.replay_rounds=3 madpo.replay_lambda=0.3"),
@@ -171,8 +171,8 @@ def test_what_is_said_in_vain_is_told(name, overrides, key):
     ],
 )
 def test_what_has_an_effect_is_not(name, overrides):
-    said = {item.partition("=")[0] for item in overrides.split()}
-    assert not said & set(told(quickstart(name), *overrides.split()))
+    given = {item.partition("=")[0] for item in overrides.split()}
+    assert not given & set(unused_keys(quickstart(name), *overrides.split()))
 
 
 def patterns() -> list[str]:
@@ -205,5 +205,5 @@ def test_a_line_names_value_and_reason_and_a_repeated_run_says_the_same(tmp_path
     assert line in notices
     written = tmp_path / "config.yaml"
     written.write_text(yaml.safe_dump(config.to_dict()))
-    again, told_again = resolve("magrpo", parse_arguments("magrpo", ["--config", str(written)]))
-    assert again == config and told_again == notices
+    again, notices_again = resolve("magrpo", parse_arguments("magrpo", ["--config", str(written)]))
+    assert again == config and notices_again == notices

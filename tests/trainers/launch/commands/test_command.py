@@ -33,12 +33,12 @@ def test_every_script_of_the_repository_is_a_command():
 @pytest.mark.parametrize("words", [[], ["--help"], ["train"], ["train", "-h"]])
 def test_usage(words, capsys):
     assert main(words) == 0
-    told = capsys.readouterr().out
-    assert told.startswith("usage: comlrl COMMAND") and "magrpo" in told and "export" in told
+    output = capsys.readouterr().out
+    assert output.startswith("usage: comlrl COMMAND") and "magrpo" in output and "export" in output
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["train", "magrpoo"], "there is no `comlrl train magrpoo`; did you mean"),
         (["evalaute"], "did you mean `comlrl evaluate`"),
@@ -51,16 +51,16 @@ def test_usage(words, capsys):
         (["sweep", "madpo_beta"], "sweep file: 'madpo_beta' is no file"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_line(words, said, capsys):
+def test_a_mistake_is_one_line(words, message, capsys):
     assert main(words) == 2
-    told = capsys.readouterr()
-    assert said in told.err and told.err.count("\n") == 1 and not told.out
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.err.count("\n") == 1 and not captured.out
 
 
 def test_help_names_the_command(capsys):
     assert main(["train", "ppo", "--help"]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith("usage: comlrl train ppo ") and "left out: ppo_he_config" in told
+    output = capsys.readouterr().out
+    assert output.startswith("usage: comlrl train ppo ") and "left out: ppo_he_config" in output
 
 
 def test_a_shipped_configuration_has_three_spellings_and_gives_way_to_a_file(elsewhere):

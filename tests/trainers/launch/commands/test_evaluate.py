@@ -151,15 +151,15 @@ def test_agents_are_replaced_as_if_the_team_had_been_made_so(runs, tmp_path):
     assert _timeless(_of(found, 0, 1)["metrics"]) == _timeless(whole["metrics"])
     cost = _of(found, 0, 1)["budget"]
     assert cost["model_calls"] == 6 and cost.items() <= whole["budget"].items()
-    told, matrix = found["contributions"]["reward_mean"], crossed["matrices"]["reward_mean"]
+    contribution, matrix = found["contributions"]["reward_mean"], crossed["matrices"]["reward_mean"]
     assert found["replaced"] == {"0": second, "1": second}
     # D of main: v(aux, main) − v(aux).
     gain = matrix[0][0] - matrix[0][1]
-    assert told["difference_rewards"]["1"]["mean"] == pytest.approx(gain)
-    parts = sum(value["mean"] for value in told["shapley"].values())
-    assert parts == pytest.approx(told["together"]["mean"]) == matrix[0][0] - matrix[1][1]
-    low, high = told["shapley"]["0"]["interval"]
-    assert low <= told["shapley"]["0"]["mean"] <= high
+    assert contribution["difference_rewards"]["1"]["mean"] == pytest.approx(gain)
+    parts = sum(value["mean"] for value in contribution["shapley"].values())
+    assert parts == pytest.approx(contribution["together"]["mean"]) == matrix[0][0] - matrix[1][1]
+    low, high = contribution["shapley"]["0"]["interval"]
+    assert low <= contribution["shapley"]["0"]["mean"] <= high
     assert "| aux " in (tmp_path / "r.md").read_text()
 
 
@@ -251,8 +251,8 @@ def test_teams_are_crossed_in_either_order(runs, tmp_path, capsys):
     assert crossed["matrices"]["reward_mean"][0][0] == own["metrics"]["reward_mean"]
     mixed = ["--cross-play", str(runs[0]), str(ordered[1])]
     assert script.main(mixed) == 2
-    said = capsys.readouterr().err
-    assert "have learned to act simultaneously" in said and "turn_order=sequential" in said
+    notices = capsys.readouterr().err
+    assert "have learned to act simultaneously" in notices and "turn_order=sequential" in notices
     at_once = _evaluate(
         tmp_path / "c.json", *mixed, "--override", "magrpo.turn_order=simultaneous",
         "magrpo.eval_num_samples=3",
@@ -315,8 +315,8 @@ def test_a_folder_of_weights_tells_what_its_latents_are(shppo_run, tmp_path):
     file = alone / "heterogeneous" / "config.json"
     held = json.loads(file.read_text())
     assert held.pop("latents") == "learned"
-    for said, wanted in (({}, "learned"), ({"latents": "zero"}, "zero")):
-        file.write_text(json.dumps(held | said))
+    for latents, wanted in (({}, "learned"), ({"latents": "zero"}, "zero")):
+        file.write_text(json.dumps(held | latents))
         arguments = ["--config", str(ROOT / "configs" / "shppo_quickstart.yaml")]
         plan = script.make_plan(script.parse_arguments(["--checkpoint", str(alone), *arguments]))
         assert plan.config.section.latents == wanted
@@ -333,7 +333,7 @@ def test_shppos_weights_need_its_section(runs, shppo_run, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--checkpoint", "RUN", "--num-agents", "3"], "num_agents: 3, but"),
         (["--checkpoint", "RUN", "--override", "magrpo.num_agents=3"], "num_agents: 3, but"),
@@ -364,12 +364,12 @@ def test_shppos_weights_need_its_section(runs, shppo_run, tmp_path, capsys):
         (["--checkpoint", "RUN", "--replace", "0=1", "all=silent"], "names an agent again"),
     ],
 )
-def test_mistakes_are_one_line_and_code_2(runs, capsys, arguments, said):
+def test_mistakes_are_one_line_and_code_2(runs, capsys, arguments, message):
     arguments = [text.replace("RUN", str(runs[0])) for text in arguments]
     assert script.main(arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1
-    assert said in error
+    assert message in error
 
 
 def _like(run: Path, folder: Path, **changes: object) -> Path:
@@ -385,20 +385,20 @@ def _like(run: Path, folder: Path, **changes: object) -> Path:
 
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"magrpo__num_agents": 3}, "num_agents="),
         ({"agent_model__name": "another"}, "name="),
         ({"lora__r": 8}, "r="),
     ],
 )
-def test_unequal_teams_are_not_crossed(runs, tmp_path, capsys, changes, said, turned):
+def test_unequal_teams_are_not_crossed(runs, tmp_path, capsys, changes, message, turned):
     """Before: a matrix in which a helper plays main, or a KeyError once models were loaded."""
     other = str(_like(runs[1], tmp_path / "other", **changes))
     pair = [other, str(runs[0])] if turned else [str(runs[0]), other]
     assert script.main(["--cross-play", *pair]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: --cross-play: '{pair[1]}' has {said}")
+    assert error.startswith(f"error: --cross-play: '{pair[1]}' has {message}")
     assert error.count("\n") == 1
 
 
@@ -410,7 +410,7 @@ def test_refusing_to_cross_loads_nothing_heavy(runs, tmp_path):
     assert done.returncode == 2, done.stderr
 
 
-def test_all_of_the_evaluation_split_unless_told(runs):
+def test_all_of_the_evaluation_split_by_default(runs):
     """The run's own ``eval_num_samples`` is that of its evaluations while it trains."""
     held = yaml.safe_load((runs[0] / "config.yaml").read_text())
     assert held["magrpo"]["eval_num_samples"] == 3
@@ -421,10 +421,10 @@ def test_all_of_the_evaluation_split_unless_told(runs):
     assert script.make_plan(script.parse_arguments(arguments)).config.section.eval_num_samples == 5
 
 
-@pytest.mark.parametrize("told", ["marlhf", "magrpo"])
-def test_marlhfs_tasks_may_be_told_in_either_section(told):
+@pytest.mark.parametrize("section", ["marlhf", "magrpo"])
+def test_marlhfs_tasks_may_be_given_in_either_section(section):
     config = str(ROOT / "configs" / "marlhf_quickstart.yaml")
-    arguments = ["--config", config, "--override", f"{told}.eval_num_samples=5"]
+    arguments = ["--config", config, "--override", f"{section}.eval_num_samples=5"]
     assert script.make_plan(script.parse_arguments(arguments)).config.section.eval_num_samples == 5
 
 
@@ -586,8 +586,8 @@ def test_samples_are_exported_as_evalplus_reads_them(runs, tmp_path, capsys):
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert all(row.keys() == {"task_id", "solution"} for row in rows)
     names = [row["task_id"] for row in rows]
-    told = [task["task_id"] for task in result["per_task"]]
-    assert sorted(names) == sorted(told * 2) and len(told) == 3
+    task_ids = [task["task_id"] for task in result["per_task"]]
+    assert sorted(names) == sorted(task_ids * 2) and len(task_ids) == 3
     crossed = ["--cross-play", *map(str, runs), "--export-samples", str(file)]
     assert script.main(crossed) == 2
     assert "--export-samples: of one team as it is" in capsys.readouterr().err

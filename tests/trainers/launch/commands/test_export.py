@@ -72,7 +72,7 @@ def test_adapters_are_written_as_they_are(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["nowhere"], "RUN: 'nowhere' does not exist"),
         (["RUN", "--out", "."], "is there already"),
@@ -80,11 +80,11 @@ def test_adapters_are_written_as_they_are(run, tmp_path):
         ([], "the following arguments are required: RUN"),
     ],
 )
-def test_what_cannot_be_exported_is_refused_at_once(run, words, said, capsys):
+def test_what_cannot_be_exported_is_refused_at_once(run, words, message, capsys):
     words = [str(run[0]) if word == "RUN" else word for word in words]
     assert export.main(words) == 2
-    told = capsys.readouterr().err
-    assert said in told and told.count("\n") == 1
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
 
 
 def test_one_policy_with_networks_beside_it_is_not_merged(run, tmp_path, capsys):
@@ -92,7 +92,7 @@ def test_one_policy_with_networks_beside_it_is_not_merged(run, tmp_path, capsys)
     (tmp_path / "final_model" / "agent_0").mkdir(parents=True)
     (tmp_path / "final_model" / weights.SHARED).mkdir()
     assert export.main([str(tmp_path), "--merge"]) == 2
-    assert "told apart by networks" in capsys.readouterr().err
+    assert "differ by networks" in capsys.readouterr().err
 
 
 def test_push_goes_to_a_private_repository_and_tells_what_fails(run, tmp_path, monkeypatch, capsys):

@@ -120,10 +120,11 @@ def test_one_sampling_is_one_update(path):
         return
     nodes = section.batch_size * growth(section).nodes
     assert len(like_parts(nodes, section.train_batch_size)) == 1
-    assert "optimizer updates" in (told := describe(config)) and "on-policy" not in told
+    note = describe(config)
+    assert "optimizer updates" in note and "on-policy" not in note
     text = path.read_text()
-    for said in re.findall(r"(?:an|is an)\s+(?:# )?update of (\d+)", text.replace("\n  #", "")):
-        assert int(said) == nodes
+    for size in re.findall(r"(?:an|is an)\s+(?:# )?update of (\d+)", text.replace("\n  #", "")):
+        assert int(size) == nodes
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -165,8 +166,8 @@ def test_published_settings(name):
     assert (config.seed, config.wandb.project) == (42, "comlrl")
     if name.startswith("mt_"):
         assert (section.handoff, section.turn_gradient_weights) == ("random", [1.2, 0.8])
-        told = config.external
-        assert (told.history, told.original_prompt, told.previous_response) == ("last", True, True)
+        keys = config.external
+        assert (keys.history, keys.original_prompt, keys.previous_response) == ("last", True, True)
     else:
         assert (section.handoff, section.turn_gradient_weights) == (None, None)
         assert config.external.history == "full"
@@ -193,8 +194,8 @@ def test_published_settings_of_tldr(tmp_path):
     own = AutoTokenizer.from_pretrained(TINY_CODER, chat_template="{{ messages }}")
     own.save_pretrained(tmp_path)
     assert AutoTokenizer.from_pretrained(tmp_path).chat_template
-    told = config.agent_model.tokenizer_kwargs
-    assert AutoTokenizer.from_pretrained(tmp_path, **told).chat_template is None
+    keywords = config.agent_model.tokenizer_kwargs
+    assert AutoTokenizer.from_pretrained(tmp_path, **keywords).chat_template is None
 
 
 @pytest.mark.parametrize("benchmark", ["he", "che", "mbpp"])

@@ -34,11 +34,11 @@ NEEDED = {  # what the four sweeps of the project vary
 STAND_IN = """
 import json, pathlib, sys, time
 items = [i for i in sys.argv[1:] if "=" in i]
-said = dict(item.split("=", 1) for item in items)
-run = pathlib.Path(said["output.dir"])
+given = dict(item.split("=", 1) for item in items)
+run = pathlib.Path(given["output.dir"])
 (run / "argv.json").write_text(json.dumps(sys.argv[1:]))
 (run / "config.yaml").write_text("magrpo: {}")
-x, y = float(said["a.x"]), said.get("a.y", "low")
+x, y = float(given["a.x"]), given.get("a.y", "low")
 if x == 13:
     print("error: a.x: 13 is unlucky", file=sys.stderr)
     sys.exit(2)
@@ -96,9 +96,9 @@ def test_count_goes_on_where_the_last_call_ended(tmp_path):
     assert script.main([*arguments, "--count", "3"]) == 0
     assert sorted(r["a.x"] for r in _rows(tmp_path / "s")) == ["1", "2", "3"]
     assert (tmp_path / "s" / "point_000" / "metrics.jsonl").stat().st_mtime_ns == first
-    said = json.loads((tmp_path / "s" / "point_002" / "argv.json").read_text())
+    argv = json.loads((tmp_path / "s" / "point_002" / "argv.json").read_text())
     run_dir = f"output.dir={tmp_path}/s/point_002"
-    assert said == ["--override", "a.x=3", "--override", "wandb=null", run_dir, "b.z=7"]
+    assert argv == ["--override", "a.x=3", "--override", "wandb=null", run_dir, "b.z=7"]
     _sweep_file(tmp_path, {"a.x": {"values": [5]}})
     assert script.main(arguments) == 2  # the folder is another sweep's
 
@@ -116,17 +116,17 @@ def test_a_stopped_sweep_starts_its_interrupted_point_again(tmp_path):
     held = json.loads((tmp_path / "s" / "points.json").read_text())["points"]
     assert [p["state"] for p in held] == ["done", "started"]
     assert script.main(command[2:]) == 0
-    said = json.loads((tmp_path / "s" / "point_001" / "argv.json").read_text())
-    assert said[-1] == "--resume" and "a.x=99" in said
+    argv = json.loads((tmp_path / "s" / "point_001" / "argv.json").read_text())
+    assert argv[-1] == "--resume" and "a.x=99" in argv
     assert [r["a.x"] for r in _rows(tmp_path / "s")] == ["99", "3", "1"]
 
 
 def test_all_points_failing_is_an_error(tmp_path, capsys):
     file = _sweep_file(tmp_path, {"a.x": {"values": [13, 13]}})
     assert script.main([str(file), "--dir", str(tmp_path / "s")]) == 1
-    told = capsys.readouterr()
-    assert told.out == f"written: {tmp_path}/s/results.md, results.csv\n"
-    lines = told.err.splitlines()
+    captured = capsys.readouterr()
+    assert captured.out == f"written: {tmp_path}/s/results.md, results.csv\n"
+    lines = captured.err.splitlines()
     assert [line.partition(":")[0] for line in lines] == [
         "point 0 failed", "point 1 failed", "error",
     ]  # fmt: skip
@@ -164,7 +164,7 @@ def test_searches_draw_within_their_ranges_and_go_on_alike(tmp_path, method):
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ({"method": "hyperband"}, "method: 'hyperband'"),
         ({"program": "nothing.py"}, "program: 'nothing.py' does not exist"),
@@ -178,8 +178,8 @@ def test_searches_draw_within_their_ranges_and_go_on_alike(tmp_path, method):
         ({"early_terminate": {"type": "hyperband"}}, "early_terminate: not a key"),
     ],
 )
-def test_what_a_local_sweep_cannot_read_is_named(tmp_path, more, said):
-    with pytest.raises(UserError, match=said):
+def test_what_a_local_sweep_cannot_read_is_named(tmp_path, more, message):
+    with pytest.raises(UserError, match=message):
         read_sweep(_sweep_file(tmp_path, **{"parameters": {"a.x": {"values": [1]}}} | more))
 
 
@@ -214,7 +214,7 @@ def test_the_projects_sweeps_are_there_and_read(monkeypatch):
 
 @pytest.mark.parametrize("file", SWEEPS, ids=lambda file: file.stem)
 def test_every_point_of_the_projects_grids_is_a_configuration(file, monkeypatch):
-    """Also those behind the first: what a quickstart changes must not contradict what is swept."""
+    """Also those after the first: what a quickstart changes must not contradict what is swept."""
     monkeypatch.chdir(ROOT)
     sweep = read_sweep(file)
     algorithm = sweep.program.removeprefix("train_").removesuffix(".py")
@@ -224,8 +224,8 @@ def test_every_point_of_the_projects_grids_is_a_configuration(file, monkeypatch)
         line = sweep.command_line(point)
         given = parse_arguments(algorithm, line[line.index("--config") :])
         config, _ = resolve(algorithm, given)
-        said = {key.partition(".")[2]: value for key, value in point.items()}
-        assert {key: str(getattr(config.section, key)) for key in said} == said
+        swept = {key.partition(".")[2]: value for key, value in point.items()}
+        assert {key: str(getattr(config.section, key)) for key in swept} == swept
 
 
 def test_command_lines_are_those_of_wandbs_agent(monkeypatch):

@@ -72,7 +72,7 @@ def test_growth(keys, nodes, joint_actions):
         # G = 4, then 2 below each: 1 + 4 nodes, 8 joint actions, 4 + 8 completions.
         ({}, 5, 8, 12, 1),
         ({"num_agents": 3}, 13, 16, 28, 1),  # 1 + 4 + 8 nodes, 4 + 8 + 16 completions
-        ({"num_turns": 2}, 5 + 8 * 5, 8 + 64, 12 + 8 * 12, 1 + 8),  # each of the 8 goes on
+        ({"num_turns": 2}, 5 + 8 * 5, 8 + 64, 12 + 8 * 12, 1 + 8),  # each of the 8 is continued
         ({"num_turns": 3, "handoff": "random"}, 15, 24, 36, 3),  # one of the 8 does
         ({"num_turns": 3, "handoff": "best", "handoff_width": 2}, 35, 56, 84, 7),  # 1 + 2 + 4 turns
         ({"num_generations_sequential": 3}, 5, 12, 16, 1),
@@ -86,7 +86,7 @@ def test_growth_where_agents_act_in_order(keys, nodes, joint_actions, completion
 
 
 def test_growth_of_a_wider_handoff():
-    # G = 4, two of four go on: 1 + 2 + 4 nodes of 4.
+    # G = 4, two of four are continued: 1 + 2 + 4 nodes of 4.
     tree = growth(section(num_generations=4, num_turns=3, handoff="random", handoff_width=2))
     assert (tree.nodes, tree.joint_actions) == (7, 28)
 
@@ -105,7 +105,7 @@ def test_greedy_rollouts_are_scored_and_counted():
 
 
 def test_growth_of_chains():
-    # PPO: G = 4 samples at turn 1, each goes on alone: 1 + 4 + 4 nodes, 4 + 4 + 4 joint actions.
+    # PPO: G = 4 samples at turn 1, each continued alone: 1 + 4 + 4 nodes, 4 + 4 + 4 joint actions.
     tree = growth(PPOConfig(num_agents=2, num_turns=3, num_generations=4))
     assert (tree.nodes, tree.joint_actions, tree.completions) == (9, 12, 24)
 
@@ -266,7 +266,7 @@ def test_all_is_at_hand_in_the_quickstart_and_no_weights_are_loaded(capsys, monk
     assert code == 0 and not_checked(out) == []
 
 
-def test_names_of_the_hub_are_told_as_not_checked(capsys, monkeypatch, tmp_path):
+def test_names_of_the_hub_are_reported_as_not_checked(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     code, out, _ = dry_run(capsys, config="magrpo_he_config")
     assert code == 0 and not_checked(out) == ["dataset.name", "agent_model.name"]
@@ -295,7 +295,7 @@ def test_every_row_of_local_data_is_checked(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("agent_model.name=/no/such", "agent_model.name: '/no/such' does not exist"),
         ("agent_model.name=./no_such", "agent_model.name: './no_such' does not exist"),
@@ -313,15 +313,15 @@ def test_every_row_of_local_data_is_checked(capsys, tmp_path):
         ("magrpo.max_new_tokens=2040", "has a prompt of"),
     ],
 )
-def test_what_a_run_would_refuse_is_refused(capsys, monkeypatch, override, said):
+def test_what_a_run_would_refuse_is_refused(capsys, monkeypatch, override, message):
     monkeypatch.delenv("DEEPSEEK_API_KEY", raising=False)
     monkeypatch.chdir(ROOT)
     more = ["agent_model.max_length=2048"] if "max_new" in override else []
     code, out, err = dry_run(capsys, override, *more)
-    if not said:
+    if not message:
         assert code == 0
         return
-    assert code == 2 and out == "" and said in err
+    assert code == 2 and out == "" and message in err
     assert err.splitlines()[-1].startswith("error: ")
 
 

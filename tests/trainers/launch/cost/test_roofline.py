@@ -78,7 +78,7 @@ def test_generation_by_hand():
 
 
 def test_update_by_hand():
-    """6 rows of a prompt of 30 and 4 · 16 tokens, forth and back."""
+    """6 rows of a prompt of 30 and 4 · 16 tokens, forward and backward."""
     on, tokens, written = replace(FREE, flops=1.0), 6 * (30 + 64), 6 * 64
     assert work(on).update() == 2 * 1800 * tokens * 2 + 2 * 1000 * written * 2
     weights = work(on, lora__enabled=False)  # and the weights' own gradients
@@ -95,7 +95,7 @@ def test_update_by_hand():
 def test_more_turns_read_more_and_cards_exchange_gradients():
     on = replace(FREE, flops=1.0)
     one, two = work(on).generation(), work(on, num_turns=2).generation()
-    # Turn 2 has 4 nodes a task, whose prompts hold turn 1's answer and what it was told.
+    # Turn 2 has 4 nodes a task, whose prompts hold turn 1's answer and the feedback.
     later = 2 * 2800 * 96 * 16 + 2 * 1800 * 24 * (30 + 16 + 100)
     assert two == one + later
     alone = work(replace(FREE, link=1.0))
@@ -106,7 +106,7 @@ def test_more_turns_read_more_and_cards_exchange_gradients():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "words"),
     [
         ("v100", ["v100", "h100"]),
         ("8xv100", ["v100"]),
@@ -116,10 +116,10 @@ def test_more_turns_read_more_and_cards_exchange_gradients():
         ("flops=1e12,memory=1e9", ["bandwidth"]),
     ],
 )
-def test_hardware_that_is_not_understood_is_refused(text, told):
+def test_hardware_that_is_not_understood_is_refused(text, words):
     with pytest.raises(UserError) as error:
         hardware(text, config())
-    assert all(word in str(error.value) for word in ("--hardware", *told))
+    assert all(word in str(error.value) for word in ("--hardware", *words))
 
 
 def test_hardware_by_kind_by_hand_and_measured():

@@ -162,7 +162,7 @@ def test_shppo_takes_its_networks_along_and_others_its_adapter(tmp_path: Path) -
     for name, value in sampler.policy.state_dict().items():
         assert torch.equal(taken.policy.state_dict()[name], value), name
     magrpo = configured(init_from=str(tmp_path / "run"))
-    assert any("its networks are not" in said for said in initial.check(magrpo, SECTIONS))
+    assert any("its networks are not" in text for text in initial.check(magrpo, SECTIONS))
     torch.testing.assert_close(logits(begun(magrpo), 1), logits(team, 0), rtol=1e-4, atol=1e-4)
     with pytest.raises(UserError, match=r"set shppo\.latent_dim=8"):
         initial.check(configured("shppo", latent_dim=5, init_from=str(tmp_path / "run")), SECTIONS)
@@ -189,15 +189,15 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_of(folder / "rank", configured(lora__r=4))
     run_of(folder / "queries", configured(lora__target_modules=["q_proj"]))
     shutil.copytree(folder / "pair/final_model/agent_0", folder / "dora")
-    said = json.loads((folder / "dora/adapter_config.json").read_text())
-    (folder / "dora/adapter_config.json").write_text(json.dumps(said | {"use_dora": True}))
+    adapter = json.loads((folder / "dora/adapter_config.json").read_text())
+    (folder / "dora/adapter_config.json").write_text(json.dumps(adapter | {"use_dora": True}))
     (folder / "empty").mkdir()
     (folder / "empty/config.yaml").write_text("magrpo: {}\n")
     return folder
 
 
 @pytest.mark.parametrize(
-    ("place", "keys", "said"),
+    ("place", "keys", "expected"),
     [
         ("nowhere", {}, "does not exist"),
         ("empty", {}, "is a run without weights"),
@@ -211,13 +211,13 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_what_cannot_be_started_from_is_one_line(
-    sources: Path, place: str, keys: dict, said: str
+    sources: Path, place: str, keys: dict, expected: str
 ) -> None:
     with pytest.raises(UserError) as raised:
         initial.check(configured(init_from=str(sources / place), **keys), SECTIONS)
     message = str(raised.value)
     assert message.startswith(f"init_from: '{sources / place}'") and "\n" not in message
-    assert said in message
+    assert expected in message
 
 
 def test_adapters_of_other_layers_and_other_models_are_refused(sources: Path) -> None:
@@ -242,12 +242,12 @@ def test_an_adapter_is_no_model(
         f"agents=[{adapter}, {adapter}]": f"agents: '{adapter}' holds an adapter",
         f"agent_model.name={run}": f"agent_model.name: '{run}' holds a run and no model",
     }
-    for override, said in cases.items():
+    for override, message in cases.items():
         for more in ([], ["--dry-run"]):
             arguments = [*small("magrpo", tmp_path / "out"), override, *more]
             assert main("magrpo", lambda run: pytest.fail("built"), arguments) == 2
             error = capsys.readouterr().err
-            assert error.startswith(f"error: {said}") and "init_from=" in error
+            assert error.startswith(f"error: {message}") and "init_from=" in error
     assert not (tmp_path / "out").exists()
     quick = str(ROOT / "configs/magrpo_quickstart.yaml")
     assert evaluate.main(["--config", quick, "--override", f"agent_model.name={adapter}"]) == 2
@@ -285,7 +285,7 @@ def test_a_run_goes_on_from_where_another_ended(zygote: Zygote, tmp_path: Path, 
     folder, keys = tmp_path / "run", {"max_steps": 0, "max_new_tokens": 80}
     run = zygote.run("grpo", [*small("grpo", folder, **keys), f"init_from={grpo}"])
     assert run.wait() == 0, run.output
-    told = metrics(folder)[0]["metrics"]
+    logged = metrics(folder)[0]["metrics"]
     assert yaml.safe_load((folder / "config.yaml").read_text())["init_from"] == str(grpo)
     few = ["--override", "grpo.eval_num_samples=2", "grpo.max_new_tokens=80"]
     quick = ["--config", str(ROOT / "configs/grpo_quickstart.yaml")]
@@ -301,7 +301,7 @@ def test_a_run_goes_on_from_where_another_ended(zygote: Zygote, tmp_path: Path, 
         found[name] = json.loads(out.read_text())
     names = ("reward_mean", "completion_length_mean", "syntax_rate")
     of_cases = {case: [found[case]["metrics"][name] for name in names] for case in found}
-    assert of_cases["run"] == of_cases["untrained"] == [told[name] for name in names]
+    assert of_cases["run"] == of_cases["untrained"] == [logged[name] for name in names]
     assert of_cases["base"] != of_cases["run"]
     assert found["untrained"]["init_from"] == str(grpo) and found["run"]["init_from"] is None
 

@@ -51,7 +51,7 @@ def test_a_configuration_that_is_written_reads_back(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ("sampling.axu.temperature=1", "sampling.axu: is for nobody; did you mean `aux`?"),
         ("sampling.aux.max_tokens=5", "sampling.aux.max_tokens: .* did you mean `max_new_tokens`?"),
@@ -70,9 +70,9 @@ def test_a_configuration_that_is_written_reads_back(tmp_path):
         ),
     ],
 )  # fmt: skip
-def test_mistakes_are_told_in_a_line(settings, said):
+def test_mistakes_are_one_line(settings, message):
     arguments = ["--config", str(QUICKSTART), "--override", *settings.split()]
-    with pytest.raises(UserError, match=said) as refused:
+    with pytest.raises(UserError, match=message) as refused:
         resolve("magrpo", parse_arguments("magrpo", arguments))
     assert "\n" not in str(refused.value)
 

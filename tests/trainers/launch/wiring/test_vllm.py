@@ -32,9 +32,9 @@ class Overlapped:
         sample = sampler.sample
         sampler.sample = lambda *asked: self.asked.append(asked) or sample(*asked)
         server = SimpleNamespace(ask_ahead=self._note)
-        told = config(algorithm, **VLLM, **keys)
+        settings = config(algorithm, **VLLM, **keys)
         self.trainer.loop.prefetch = engine.prefetch(
-            told, self.trainer.rollout, server, self.trainer.sampling
+            settings, self.trainer.rollout, server, self.trainer.sampling
         )
 
     def _note(self, *asked: Any) -> None:

@@ -1,4 +1,4 @@
-"""Domain, reward, prompts and mode of one's own, from a YAML file alone: the cookbook's, in real
+"""Domain, reward, prompts and mode of your own, from a YAML file alone: the cookbook's, in real
 runs; and what is wrong with others, in one line."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def arguments(file: Path, out: Path, *more: str, steps: int = 1) -> list[str]:
     return ["--config", str(file), "--override", *given, *flags]
 
 
-def told(run: Process, code: int) -> str:
+def error_line(run: Process, code: int) -> str:
     """The one line with which a run ended."""
     assert run.wait() == code, run.output
     lines = [line for line in run.output.splitlines() if line.startswith("error: ")]
@@ -96,8 +96,8 @@ def test_what_the_players_read(shared):
     reward = build_reward(config)
     (score,) = reward.score([JointAction(task, texts)])
     assert score.value == pytest.approx(0.2) and score.passed is False  # 2 of 3 name a number
-    ((told, _, _),) = build_transition(config, prompts)([Attempt(task, texts, score, 1)])
-    assert told == "# The players named 4, None, 6.\n# 9 coins, once more, player 1.\ntake = "
+    ((feedback, _, _),) = build_transition(config, prompts)([Attempt(task, texts, score, 1)])
+    assert feedback == "# The players named 4, None, 6.\n# 9 coins, once more, player 1.\ntake = "
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_resuming_notices_a_changed_module(shared, zygote, tmp_path):
     file, data = folder / "share.py", f"dataset.name={shared[0] / 'share.jsonl'}"
     given = arguments(folder / "share.yaml", out, data, "--resume", steps=3)
     file.write_text(file.read_text().replace("offer: float = 0.1", "offer: float = 0.2"))
-    line = told(zygote.run("magrpo", given), 2)
+    line = error_line(zygote.run("magrpo", given), 2)
     assert re.match(r"modules.json/share.py: '\w{12}' differs from the run's '\w{12}'; ", line)
     assert "0.1" in (out / "share.py").read_text()
     forced = zygote.run("magrpo", [*given, "--resume-force"])
@@ -200,7 +200,7 @@ def test_a_run_brings_its_work_to_another_file(shared, tmp_path, capsys):
     assert "domain='code', and" in capsys.readouterr().err
 
 
-def test_a_runs_copy_that_was_edited_is_told(shared, tmp_path, capsys):
+def test_a_runs_copy_that_was_edited_is_reported(shared, tmp_path, capsys):
     shutil.copytree(shared[1], tmp_path / "run")
     file = tmp_path / "run" / "share.py"
     file.write_text(file.read_text() + "# edited\n")
@@ -298,7 +298,7 @@ def test_a_mode_that_reads_what_the_reward_does_not_find_is_refused_at_the_door(
     line = "external.mode: 'level_passed' reads a RewardBreakdown .* 'numbers_:Numbers' does not"
     with pytest.raises(UserError, match=line):
         resolved("magrpo.num_turns=2")
-    resolved("magrpo.num_turns=1")  # nobody is told anything
+    resolved("magrpo.num_turns=1")  # nobody reads any feedback
     resolved("magrpo.num_turns=2", "reward.target=numbers_:Says")
 
 
@@ -347,22 +347,22 @@ def test_a_reward_that_fails_in_the_middle_loses_nothing(how, line, zygote, tmp_
         steps=3,
     )  # fmt: skip
     assert re.match(
-        rf"reward.target: 'failing:Failing' {line}", told(zygote.run("magrpo", given), 1)
+        rf"reward.target: 'failing:Failing' {line}", error_line(zygote.run("magrpo", given), 1)
     )
     assert newest_step(out) == 1 and newest(out) is not None
     assert [r["update"] for r in read_run(out).records] == [0, 1, 1]
     if how == "raise":
-        mended = [*given, "reward.arguments.calls=99", "--resume", "--resume-force"]
-        again = zygote.run("magrpo", mended)
+        forced = [*given, "reward.arguments.calls=99", "--resume", "--resume-force"]
+        again = zygote.run("magrpo", forced)
         assert again.wait() == 0, again.output
         assert newest_step(out) == 3
 
 
-def test_a_mode_that_leaves_an_agent_out_is_told(zygote, tmp_path):
+def test_a_mode_that_leaves_an_agent_out_is_refused(zygote, tmp_path):
     folder = place(tmp_path / "here")
     (folder / "failing.py").write_text(FAILING)
     given = arguments(folder / "share.yaml", tmp_path / "run", "external.mode=failing:Mute")
-    line = told(zygote.run("magrpo", given), 1)
+    line = error_line(zygote.run("magrpo", given), 1)
     assert line.startswith("external.mode: 'failing:Mute' gave (") and "to 3 agents" in line
 
 
