@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import wandb
 
+from comlrl.errors import notice
 from comlrl.types import Domain, LogMark, LogRecord, Tree
 from loggers.samples import sample
 from loggers.views import view_of
@@ -138,4 +138,4 @@ def _unreachable(error: Exception) -> str:
 
 
 def _say(text: str) -> None:
-    print(f"W&B: {text}", file=sys.stderr)
+    notice(f"W&B: {text}")

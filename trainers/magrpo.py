@@ -47,6 +47,7 @@ import torch
 from comlrl.config.algorithms import MAGRPOConfig
 from comlrl.credit.advantages import sibling_advantages
 from comlrl.credit.returns import agent_returns, joint_returns
+from comlrl.errors import notice
 from comlrl.loop.loop import Loop
 from comlrl.loop.parts import Part
 from comlrl.loop.steps import Step
@@ -110,14 +111,9 @@ class MAGRPOTrainer:
         gathered = self.loop.gather(step, trees, greedy)
         sums_N = [Sums() for _ in self.team.agents]
         parts = self._parts(self._credit(trees, greedy, sums_N))
-        if (
-            len(parts) > 1
-            and not self.section.takes_ratios
-            and step.index == 1
-            and distributed.is_main()
-        ):
-            print(
-                f"notice: {len(parts)} updates from one sampling (train_batch_size="
+        if len(parts) > 1 and not self.section.takes_ratios and step.index == 1:
+            notice(
+                f"{len(parts)} updates from one sampling (train_batch_size="
                 f"{self.section.train_batch_size}): not strictly on-policy"
             )
         before_N = [OldLogprobs() for _ in self.team.agents]

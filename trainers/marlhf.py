@@ -40,6 +40,7 @@ from typing import Protocol
 
 from comlrl import files
 from comlrl.config.algorithms import MARLHFConfig
+from comlrl.errors import notice
 from comlrl.keyed import order
 from comlrl.loop.best_round import BestRound
 from comlrl.loop.loop import Loop
@@ -318,5 +319,4 @@ def text_pairs(tasks: Sequence[TaskPairs], prompts_first: bool = False) -> list[
 
 
 def say(text: str) -> None:
-    if distributed.is_main():
-        print(f"reward model: {text}", flush=True)
+    notice(f"reward model: {text}")

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from comlrl import files
-from comlrl.errors import UserError
+from comlrl.errors import UserError, notice
 from comlrl.loop.parts import Part
 from comlrl.quoting import one_line
 
@@ -91,9 +90,7 @@ def save(
     return final
 
 
-def newest(
-    run_dir: Path, warn: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
-) -> Path | None:
+def newest(run_dir: Path, warn: Callable[[str], None] = notice) -> Path | None:
     """The newest good checkpoint of a run, or None; damaged ones are passed to ``warn``."""
     for path in reversed(_folders(run_dir)):
         reason = _damage(path)

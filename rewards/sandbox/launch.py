@@ -38,7 +38,7 @@ _KILLED = struct.Struct("<i?")  # ``candidate.KILLED``, which does not run here
 _DEVICES = ["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"]
 _LIBRARIES = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"]
 _HIDDEN = ("site-packages", "dist-packages")  # folders of what is not the standard library
-_MODULES = ("wire", "confine", "seccomp", "another", "candidate")  # handed over as source
+_MODULES = ("wire", "confine", "seccomp", "replaced_results", "candidate")  # handed over as source
 
 
 class SandboxError(UserError):

@@ -184,6 +184,7 @@ def _preferences(config: Config) -> None:
             f"{name}.preference_pairs_per_sample: "
             f"{section.preference_pairs_per_sample} with pair_selection=all; set it to null"
         )
+    _online_advantage(config)
     _rounds(name, section)
     _comparator(name, section, config)
     if isinstance(section, MADPOConfig):
@@ -197,6 +198,19 @@ def _preferences(config: Config) -> None:
             f"reward_processor.shift: {shift:g} with marlhf.rl_algorithm={section.rl_algorithm} "
             "and no baseline: the scores' mean is 0 already, and all completions would be pushed "
             "one way; set reward_processor.shift=0"
+        )
+
+
+def _online_advantage(config: Config) -> None:
+    """Raises UserError for another advantage than the one that ``rl_algorithm`` names."""
+    wanted, online = config.section.online_advantage, config.sections[config.online_name]
+    if wanted is None or not isinstance(online, MAGRPOConfig):
+        return
+    if online.advantage not in (MAGRPOConfig.advantage, wanted):
+        assert isinstance(config.section, MARLHFConfig)
+        raise UserError(
+            f"magrpo.advantage: '{online.advantage}' beside marlhf.rl_algorithm="
+            f"{config.section.rl_algorithm}, which is '{wanted}'; leave it out"
         )
 
 
