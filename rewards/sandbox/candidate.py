@@ -9,9 +9,9 @@ answers calls. Whatever the program does to that process or writes on the channe
 up return values.
 
 Between two forks this process leaves its own memory as it was, so that every program finds the
-same addresses. Standard library only: the source of this file, ``confine``, ``replaced_results`` and
-``wire`` is handed to a bare interpreter (see ``launch``), because the repository is out of sight
-here.
+same addresses. Standard library only: the source of this file, ``confine``, ``replaced_results``
+and ``wire`` is handed to a bare interpreter (see ``launch``), because the repository is out of
+sight here.
 """
 
 from __future__ import annotations
