@@ -66,11 +66,11 @@ def resolve(options: argparse.Namespace) -> Config:
 
 
 def find_task(tasks: Sequence[Task], wanted: str) -> Task:
-    """The task of this name or index; raises ValueError where there is none."""
+    """The task of this name or index; raises UserError where there is none."""
     for index, task in enumerate(tasks):
         if wanted in (str(index), task.task_id):
             return task
-    raise ValueError(f"--task: {wanted!r} is not among the {len(tasks)} rows of the split")
+    raise UserError(f"--task: {wanted!r} is not among the {len(tasks)} rows of the split")
 
 
 def attempts_of(config: Config, task: Task, turns: Sequence[Sequence[Path]]) -> list[Attempt]:
@@ -195,7 +195,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             roles = prompts.domain.roles(agents)
             show(shown, roles, prompts_by_turn(moded, prompts, task, attempts), reader_N)
     except (UserError, OSError) as error:
-        return report(error)
+        report(error)
+        return 2
     return 0
 
 

@@ -139,7 +139,7 @@ def load_model(section: AgentModelConfig, name: str, device: str) -> tuple[PreTr
         )
     except Exception as error:  # the hub's and the readers' many kinds
         reason = load_failure(error)
-        if asked != "auto" and "attn_implementation" in reason:
+        if asked != "auto" and "attn_implementation" in str(error):
             raise UserError(
                 f"agent_model.attn_implementation: '{name}' cannot be read by '{asked}'; give auto"
             ) from error

@@ -302,7 +302,7 @@ def wandb_run(folder: Path, mode: str, resume: str = "new", **environment: str):
 
 def test_wandb_without_login_is_off_with_one_line(tmp_path):
     done = wandb_run(tmp_path / "run", "default")
-    assert done.stderr.count("\n") == 1 and done.stderr.startswith("W&B: off: no login")
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith("notice: W&B: off: no login")
     assert not (tmp_path / "run" / "wandb.json").exists()
 
 

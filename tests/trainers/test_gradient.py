@@ -474,7 +474,7 @@ def test_each_agent_learns_at_the_temperature_and_over_the_sets_that_it_sampled_
     turns_N = zip(*((turn for turn in tree.nodes[0].agents_N) for tree in trees), strict=True)
     for turns, own in zip(turns_N, own_N, strict=True):
         for completion in (c for turn in turns for c in turn.completions_G):
-            assert (completion.kept is not None) == own.truncates
+            assert (completion.support is not None) == own.truncates
     found = fast(agents, section, trees, sampling=apart)
     for index, own in enumerate(own_N):
         alone = fast(agents, section, trees, sampling=own)

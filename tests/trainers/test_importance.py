@@ -282,5 +282,5 @@ def test_a_mean_ratio_far_from_1_is_reported_once(drawn, capsys):
             corrected.sample([[Request(PROMPT, ((),) * len(PAIRS))]] * 2, SAMPLING)
             mean = corrected.metrics()["importance/ratio_mean"]
             assert mean == pytest.approx(math.exp(less), rel=1e-9)
-        output = capsys.readouterr().out
+        output = capsys.readouterr().err
         assert output.count("warning: the mean importance ratio is 0.741, outside") == times

@@ -12,7 +12,7 @@ from comlrl.models.rows import pack
 from comlrl.types import Row
 from tests.runs import ROOT, metrics
 from tests.tiny_trainers import build, share_of_letters
-from trainers.magrpo import Before
+from trainers.magrpo import OldLogprobs
 
 
 def metrics_of(trainer):
@@ -92,7 +92,7 @@ def test_a_clipped_update_by_hand(clip_range, loss, gradient, tmp_path, monkeypa
     new = torch.tensor([0.65, 0.35], dtype=torch.float64).log().requires_grad_()
     says = iter([old, new])
     monkeypatch.setattr(trainer, "_logprobs", lambda agent, batch: next(says))
-    before = Before()
+    before = OldLogprobs()
     first, _ = trainer._loss(trainer.team.agents[0], batch, 2, before)
     assert float(first) == 0.0  # −(½ − ½) / 2
     value, sums = trainer._loss(trainer.team.agents[0], batch, 2, before)

@@ -234,7 +234,7 @@ def test_a_collection_is_batched_counted_and_summed_up(tmp_path, capsys):
     assert (
         summary["pairs"] == sum(summary["gaps"].values()) == 10 and summary["held_out_pairs"] == 2
     )
-    output = capsys.readouterr().out
+    output = capsys.readouterr().err
     assert "4/5 tasks" in output and "tasks/s" in output and "left" in output
 
 
@@ -277,7 +277,7 @@ def test_reading_back_samples_nothing(tmp_path, capsys):
     capsys.readouterr()
     train, held = pairs(made)
     assert [item.task_id for item in train] == ["A"] and held == []
-    assert "no candidates for 1 of 2 tasks" in capsys.readouterr().out
+    assert "no candidates for 1 of 2 tasks" in capsys.readouterr().err
     made, *_ = collector(tmp_path / "fourth", section=section, names="Z")
     with pytest.raises(PreferenceError, match="train_split"):
         pairs(made)

@@ -180,7 +180,7 @@ class Bytes:
             ids = tuple(int(97 + 26 * u) for u in draws[: 3 + int(13 * draws[16])])
             text = "".join(map(chr, ids))
             kept = self.sets(ids) if sampling.truncates else None
-            return Completion(text, ids, True, -len(ids) * float(draws[0]), kept=kept)
+            return Completion(text, ids, True, -len(ids) * float(draws[0]), support=kept)
 
         return [[tuple(map(one, r.keys_G)) for r in requests] for requests in requests_N]
 

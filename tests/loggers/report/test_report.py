@@ -180,11 +180,11 @@ def test_every_episode_of_the_last_evaluation_can_be_filtered(run_dir):
     gains = sorted((s["reward_task_mean"] - before[s["task_id"]] for s in last), reverse=True)
     assert [e.gain for e in shown] == gains
     page = Page((run_dir / "report.html").read_text())
-    shown = [(e["data-task"], float(e["data-reward"]), e["data-passed"]) for e in page.episodes]
-    assert shown == [
+    rows = [(e["data-task"], float(e["data-reward"]), e["data-passed"]) for e in page.episodes]
+    assert rows == [
         (e.sample["task_id"], e.sample["reward"], str(int(e.sample["passed"]))) for e in shown
     ]
-    assert {"0", "1"} == {passed for _, _, passed in shown}
+    assert {"0", "1"} == {passed for _, _, passed in rows}
 
 
 def test_tasks_answered_several_times(tmp_path):

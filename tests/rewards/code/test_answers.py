@@ -31,12 +31,7 @@ def plain(source: str) -> str:
 
 
 def cases() -> list:
-    """Constants of a module, and `from aux import aux` in main, are not read as they should be."""
-    awaited = pytest.mark.xfail(reason="docs of the reward say it; extraction does not do it yet")
-    return [
-        pytest.param(*answer, id=str(i), marks=awaited if i in (30, 37) else ())
-        for i, answer in enumerate(read())
-    ]
+    return [pytest.param(*answer, id=str(i)) for i, answer in enumerate(read())]
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), cases())

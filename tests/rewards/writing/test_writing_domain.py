@@ -34,7 +34,7 @@ def test_a_row_without_a_post(prompt, tmp_path):
     file = tmp_path / "posts.jsonl"
     file.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("good", "")))
     section = DatasetConfig(name=str(file))
-    with pytest.raises(UserError, match=r"row 1 .*`prompt`"):
+    with pytest.raises(UserError, match=r"line 2 .*`prompt`"):
         load_tasks(section, "train", WRITING)
     warnings: list[str] = []
     skipping = DatasetConfig(name=str(file), on_bad_row="skip")
@@ -44,7 +44,7 @@ def test_a_row_without_a_post(prompt, tmp_path):
 
 def test_coding_problems_are_no_posts():
     """They have a `prompt` too, and are the default of dataset.name."""
-    with pytest.raises(UserError, match=r"row 0 .*coding problem.*builtin:posts"):
+    with pytest.raises(UserError, match=r"line 1 .*coding problem.*builtin:posts"):
         load_tasks(DatasetConfig(), "train", WRITING)
 
 

@@ -5,7 +5,6 @@ Torch is imported where weights are read, not before: a wrong path is answered a
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,9 +63,7 @@ def check_models(config: Config) -> None:
         hub.check_model(key, name, config)
         folder = Path(name)
         if (folder / ADAPTER).is_file():
-            base = json.loads((folder / ADAPTER).read_text(encoding="utf-8")).get(
-                "base_model_name_or_path"
-            )
+            base = weights.read_json(folder / ADAPTER).get("base_model_name_or_path")
             whence = folder.parent if key == "agents" else folder
             raise UserError(
                 f"{key}: '{name}' holds an adapter, which needs its base; give the base ('{base}') "
@@ -172,7 +169,7 @@ def _of_folder(name: str, place: weights.Trained, folder: Path) -> Source:
     agents = sorted(folder.glob("agent_*"))
     sizes = None
     if (file := folder / weights.SHARED / "config.json").is_file():
-        held = json.loads(file.read_text(encoding="utf-8"))
+        held = weights.read_json(file)
         sizes = {key: held[of_net] for of_net, key in weights.SIZES.items()}
     if not (agents[0] / ADAPTER).is_file():
         return Source(name, place, False, (), (), len(agents), sizes)
@@ -185,7 +182,7 @@ def _of_folder(name: str, place: weights.Trained, folder: Path) -> Source:
 
 def _adapter(folder: Path, name: str) -> tuple[int, float, str]:
     """r, alpha and base of an adapter. Raises UserError for one that is no plain LoRA."""
-    adapter = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
+    adapter = weights.read_json(folder / ADAPTER)
     for key, plain in PLAIN.items():
         if adapter.get(key, plain) not in (plain, None):
             raise UserError(

@@ -72,7 +72,7 @@ def _section(base_name: str, defaults: dict[str, Any], facts: dict[str, Any]) ->
     inherited = {field.name: field for field in dataclasses.fields(base)}
     plain = dataclasses.asdict(base())
     added = [
-        (key, inherited[key].type if key in inherited else "Any", _default(value))
+        (key, inherited[key].type if key in inherited else Any, _default(value))
         for key, value in defaults.items()
         if key not in plain or plain[key] != value
     ]
