@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from comlrl.errors import NonFiniteError
+from comlrl.models.logprobs import ActionLogprobs
 from comlrl.models.rows import pack
 from comlrl.types import Row
 from tests.runs import ROOT, metrics
@@ -90,8 +91,8 @@ def test_a_clipped_update_by_hand(clip_range, loss, gradient, tmp_path, monkeypa
     batch = pack([Row((1,), ((2,), (3,)), (0.5, -0.5), (7, 8))], 0)
     old = torch.tensor([0.5, 0.5], dtype=torch.float64).log()
     new = torch.tensor([0.65, 0.35], dtype=torch.float64).log().requires_grad_()
-    says = iter([old, new])
-    monkeypatch.setattr(trainer, "_logprobs", lambda agent, batch: next(says))
+    read = iter([ActionLogprobs(old, None), ActionLogprobs(new, None)])
+    monkeypatch.setattr(trainer, "_logprobs", lambda agent, batch: next(read))
     before = OldLogprobs()
     first, _ = trainer._loss(trainer.team.agents[0], batch, 2, before)
     assert float(first) == 0.0  # −(½ − ½) / 2
