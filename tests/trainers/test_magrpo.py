@@ -91,7 +91,7 @@ def test_a_clipped_update_by_hand(clip_range, loss, gradient, tmp_path, monkeypa
     batch = pack([Row((1,), ((2,), (3,)), (0.5, -0.5), (7, 8))], 0)
     old = torch.tensor([0.5, 0.5], dtype=torch.float64).log()
     new = torch.tensor([0.65, 0.35], dtype=torch.float64).log().requires_grad_()
-    read = iter([ActionLogprobs(old, None), ActionLogprobs(new, None)])
+    read = iter([ActionLogprobs(values, None, torch.empty(2, 0)) for values in (old, new)])
     monkeypatch.setattr(trainer, "_logprobs", lambda agent, batch: next(read))
     before = OldLogprobs()
     first, _ = trainer._loss(trainer.team.agents[0], batch, 2, before)
