@@ -234,7 +234,7 @@ class VLLMSampler:
 
     def _ask(self, agent: Agent, name: str, request: Request, sampling: Sampling) -> Any:
         """The answer to a request under the adapter ``name``; runs in its own thread."""
-        body = {
+        body: dict[str, Any] = {
             "model": name,
             "prompt": list(request.prompt_ids),
             "n": 1 if sampling.temperature == 0 else len(request.keys_G),
@@ -268,7 +268,7 @@ class VLLMSampler:
             reply,
             count=1 if greedy else len(request.keys_G),
             max_tokens=sampling.max_new_tokens,
-            vocabulary=agent.model.get_input_embeddings().weight.shape[0],
+            vocabulary=_vocabulary(agent),
         )
         ids_G = [ids for ids, _ in drawn]
         texts = agent.tokenizer.batch_decode(ids_G, skip_special_tokens=True)
@@ -301,6 +301,12 @@ def _in_threads(jobs: Sequence[Callable[[], Any]]) -> list[Future]:
     for _ in jobs[:IN_FLIGHT]:
         threading.Thread(target=work, daemon=True).start()
     return found
+
+
+def _vocabulary(agent: Agent) -> int:
+    """How many token ids the agent's model knows."""
+    embedding: Any = agent.model.get_input_embeddings()
+    return int(embedding.weight.shape[0])
 
 
 def _digest(agent: Agent) -> str:
