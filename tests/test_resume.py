@@ -73,6 +73,7 @@ def test_killed_at_any_moment(zygote: Zygote, tmp_path: Path, undisturbed: Path)
     assert_same(folder, undisturbed)
 
 
+@pytest.mark.slow
 def test_agents_in_order_and_a_wider_handoff_go_on_exactly(zygote: Zygote, tmp_path: Path) -> None:
     keys = {
         "turn_order": "sequential", "num_turns": 2, "handoff": "random", "handoff_width": 2,
@@ -92,6 +93,7 @@ def test_agents_in_order_and_a_wider_handoff_go_on_exactly(zygote: Zygote, tmp_p
     assert_same(folder, whole)
 
 
+@pytest.mark.slow
 def test_masters_of_trained_weights_go_on_exactly(zygote: Zygote, tmp_path: Path) -> None:
     """Which hold more than the bfloat16 weights that a checkpoint has beside them."""
     keys = ["lora.enabled=false", "agent_model.torch_dtype=bfloat16", "magrpo.learning_rate=1e-4"]
@@ -107,6 +109,7 @@ def test_masters_of_trained_weights_go_on_exactly(zygote: Zygote, tmp_path: Path
     assert_same(folder, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "keys", [{"latent_gradient": "policy", "num_turns": 2}, {"latents": "sampled"}]
 )
