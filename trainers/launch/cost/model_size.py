@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-from comlrl.builtin import MODELS
 from comlrl.config.sections import LoraSection
-from comlrl.errors import UserError
+from comlrl.models.packed import is_packed, source_of
+from trainers.launch.wiring.hub import model_folder, tensor_shapes
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}  # of a weight
 EXCLUDED = re.compile(r"embed|wte|wpe|lm_head|score")  # never among LoRA's "all-linear"
@@ -91,9 +91,9 @@ class ModelSize:
 
 def model_size(name: str) -> ModelSize:
     """From the header of local or cached weights and ``config.json``, else from a size such as
-    ``3B`` in the name. Raises UserError for a builtin that does not exist."""
-    folder = model_folder(name)
-    shapes, dims = _shapes(folder), _dims(folder)
+    ``3B`` in the name."""
+    shapes, settings = _packed(name) if is_packed(name) else _at_hand(name)
+    dims = _dims(settings)
     if shapes:
         counted = sum(math.prod(shape) for shape in shapes.values())
         return ModelSize(counted, "counted in its weights' header", dims, shapes)
@@ -109,42 +109,36 @@ def model_size(name: str) -> ModelSize:
     return ModelSize(None, "unknown: not at hand, and its name gives no size", None, {})
 
 
-def model_folder(name: str) -> Path | None:
-    """Where a model lies: the builtin's folder, a local one, or the hub's cache; None: nowhere."""
-    if name.startswith("builtin:"):
-        if name not in MODELS:
-            raise UserError(f"agent_model.name: '{name}'; the builtin are {', '.join(MODELS)}")
-        return MODELS[name]
-    if Path(name).is_dir():
-        return Path(name)
-    home = os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE", Path(home) / "hub"))
-    snapshots = cache / f"models--{name.replace('/', '--')}" / "snapshots"
-    return max(snapshots.glob("*"), key=lambda p: p.stat().st_mtime, default=None)
-
-
 def _has_adapter(name: str, lora: LoraSection) -> bool:
     if isinstance(lora.target_modules, str):
         return not EXCLUDED.search(name)
     return name.split(".")[-2] in lora.target_modules
 
 
-def _shapes(folder: Path | None) -> dict[str, Sequence[int]]:
-    """Tensor name → shape, read from safetensors headers: 8 bytes of length, then JSON."""
-    shapes: dict[str, Sequence[int]] = {}
-    for file in sorted(folder.glob("*.safetensors")) if folder else ():
-        with file.open("rb") as handle:
-            header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
-        shapes |= {n: t["shape"] for n, t in header.items() if n != "__metadata__"}
-    return shapes
-
-
-def _dims(folder: Path | None) -> Dims | None:
-    """From a model's ``config.json``; None where it has none, or no sizes as known here."""
+def _at_hand(name: str) -> tuple[Mapping[str, Sequence[int]], Mapping[str, Any]]:
+    """A model's shapes and ``config.json``, empty where they are not here."""
+    folder = model_folder(name)
     file = None if folder is None else folder / "config.json"
-    if file is None or not file.is_file():
-        return None
-    found = json.loads(file.read_text(encoding="utf-8"))
+    there = file is not None and file.is_file()
+    settings = json.loads(file.read_text(encoding="utf-8")) if file and there else {}
+    return tensor_shapes(folder), settings
+
+
+@functools.cache
+def _packed(name: str) -> tuple[Mapping[str, Sequence[int]], Mapping[str, Any]]:
+    """A ``.gguf``'s shapes, and what would be its ``config.json``, without its weights."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder, file = source_of(name)
+    settings = AutoConfig.from_pretrained(folder, **file)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(settings)
+    return {n: tuple(p.shape) for n, p in model.named_parameters()}, settings.to_dict()
+
+
+def _dims(found: Mapping[str, Any]) -> Dims | None:
+    """From what a ``config.json`` holds; None where it has no sizes as known here."""
     width = found.get("hidden_size") or found.get("n_embd")
     layers = found.get("num_hidden_layers") or found.get("n_layer")
     heads = found.get("num_attention_heads") or found.get("n_head")
