@@ -8,6 +8,11 @@ import torch
 
 from comlrl.types import Sampling, SamplingSupport
 
+# How many of the likeliest tokens are looked at first, and next, before a whole vocabulary is
+# sorted. Of 49,152 words, the largest 256 take a twentieth of the time of a sort, and they nearly
+# always suffice.
+PREFIXES = (256, 4096)
+
 
 def truncated(probabilities: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """Zero what top-k and top-p (the smallest set of at least that mass) leave out."""
@@ -15,12 +20,51 @@ def truncated(probabilities: torch.Tensor, sampling: Sampling) -> torch.Tensor:
         least = probabilities.topk(sampling.top_k, dim=-1).values[:, -1:]
         probabilities = probabilities.where(probabilities >= least, 0.0)
     if sampling.top_p is not None and sampling.top_p < 1:
-        ordered, index = probabilities.sort(dim=-1, descending=True)
-        total = ordered.sum(-1, keepdim=True)
-        before = ordered.cumsum(-1) - ordered
-        ordered = ordered.where(before < sampling.top_p * total, 0.0)
-        probabilities = torch.zeros_like(probabilities).scatter(-1, index, ordered)
+        probabilities = nucleus(probabilities, sampling.top_p)
     return probabilities
+
+
+def nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Zero all but each row's smallest set of at least ``top_p`` of its mass.
+
+    ``probabilities``: (rows, vocabulary), not necessarily normalized. A vocabulary of more than
+    ``PREFIXES[-1]`` tokens is sorted only for the rows that its likeliest tokens do not settle.
+    """
+    vocabulary = probabilities.shape[-1]
+    if vocabulary <= PREFIXES[-1]:
+        return _nucleus_of(*probabilities.sort(dim=-1, descending=True), vocabulary, top_p)[0]
+    left = torch.empty_like(probabilities)
+    total = probabilities.sum(-1, keepdim=True)
+    rows = torch.arange(len(probabilities), device=probabilities.device)
+    for width in PREFIXES:
+        found, settled = _nucleus_of(
+            *probabilities[rows].topk(width, dim=-1), vocabulary, top_p, total[rows]
+        )
+        left[rows[settled]] = found[settled]
+        rows = rows[~settled]
+        if not len(rows):
+            return left
+    ordered = probabilities[rows].sort(dim=-1, descending=True)
+    left[rows], _ = _nucleus_of(*ordered, vocabulary, top_p, total[rows])
+    return left
+
+
+def _nucleus_of(
+    ordered: torch.Tensor,
+    index: torch.Tensor,
+    vocabulary: int,
+    top_p: float,
+    total: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The nucleus of each row, (rows, vocabulary), among its likeliest tokens; whether it lies
+    there as a whole. ``total``: the mass of the row where ``ordered`` is only a part of it."""
+    if total is None:
+        total = ordered.sum(-1, keepdim=True)
+    before = ordered.cumsum(-1) - ordered
+    inside = before < top_p * total
+    settled = ordered.sum(-1) >= top_p * total[:, 0]
+    left = torch.zeros(len(ordered), vocabulary, dtype=ordered.dtype, device=ordered.device)
+    return left.scatter_(-1, index, ordered.where(inside, 0.0)), settled
 
 
 class Survivors:
