@@ -167,17 +167,27 @@ class JointAction:
 
     task: Task
     completions_N: tuple[str, ...]
+    turn: int = 1  # 1-based
+    # the joint actions of the turns before it on its branch, oldest first
+    history: tuple[JointAction, ...] = field(default=(), repr=False)
+
+    @property
+    def as_past(self) -> tuple[JointAction, ...]:
+        """The history of the joint actions that follow it."""
+        return (*self.history, self)
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
     """What a joint action earned, and why."""
 
-    value: float
+    value: float  # of the team; where ``by_agent`` is given, the mean of its task rewards
     parts: Mapping[str, float] = field(default_factory=dict)  # by name; they sum to ``task_value``
     passed: bool | None = None  # None: this reward has no notion of passing
     facts: Any = None  # what was found; only the domain that made them opens them
     task_reward: float | None = None  # the task's own reward, where ``value`` is a reward model's
+    # each agent's own task reward, in their order; None: all share ``value``
+    by_agent: tuple[float, ...] | None = None
 
     @property
     def task_value(self) -> float:
@@ -251,8 +261,15 @@ class Tree:
         return (*self.team(node.parent, node.parent_action), *own)
 
     def joint_action(self, index: int, action: int) -> JointAction:
-        """A scored joint action as texts."""
-        return JointAction(self.task, tuple(c.text for _, c in self.team(index, action)))
+        """A scored joint action as texts, with those of the turns before it."""
+        completions_N = tuple(c.text for _, c in self.team(index, action))
+        node = start = self.nodes[index]
+        while start.first_agent > 0:
+            start = self.nodes[start.parent]
+        history: tuple[JointAction, ...] = ()
+        if start.parent >= 0:
+            history = self.joint_action(start.parent, start.parent_action).as_past
+        return JointAction(self.task, completions_N, node.turn, history)
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,13 +252,10 @@ class ModelReward(Reward):
     def of_evaluation(self, trees: Sequence[Tree]) -> dict[str, float]:
         """The model's mean score of evaluation trees, to stand beside their task reward."""
         actions = [
-            JointAction(
-                tree.task,
-                tuple(t.completions_G[g].text for t, g in zip(node.agents_N, k, strict=True)),
-            )
+            tree.joint_action(index, action)
             for tree in trees
-            for node in tree.nodes
-            for k in node.joint_actions_K
+            for index, node in enumerate(tree.nodes)
+            for action in range(len(node.scores_K))
         ]
         if not actions:
             return {}

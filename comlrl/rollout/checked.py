@@ -59,7 +59,28 @@ class CheckedReward(Reward):
                 "passing, None"
             )
         parts = {without_surrogates(name): value for name, value in score.parts.items()}
-        return replace(score, value=float(score.value), parts=parts)
+        by_agent = self._by_agent(score, action, where)
+        return replace(score, value=float(score.value), parts=parts, by_agent=by_agent)
+
+    def _by_agent(self, score: Score, action: JointAction, where: str) -> tuple[float, ...] | None:
+        """Each agent's own reward, checked."""
+        if score.by_agent is None:
+            return None
+        agents, given = len(action.completions_N), score.by_agent
+        listed = isinstance(given, Iterable) and not isinstance(given, str)
+        own = tuple(map(_number, given)) if listed else ()
+        if len(own) != agents or not all(map(math.isfinite, own)):
+            raise TargetError(
+                f"{where} by_agent={_shown(given)}; give {agents} finite numbers, one for each "
+                "agent"
+            )
+        mean = math.fsum(own) / agents
+        if abs(mean - score.task_value) > TOLERANCE * max(1.0, *map(abs, own)):
+            raise TargetError(
+                f"{where} {score.task_value:g}, and by_agent with a mean of {mean:g}; give the "
+                "mean as the value"
+            )
+        return own
 
     def for_evaluation(self) -> Reward:
         if not hasattr(self.reward, "for_evaluation"):

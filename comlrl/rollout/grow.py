@@ -20,7 +20,6 @@ from comlrl.types import (
     AgentTurn,
     Attempt,
     Completion,
-    JointAction,
     Node,
     Request,
     Reward,
@@ -164,7 +163,7 @@ class Rollout:
         joint = _joint_actions(shape.joint_mode, len(acting), count)
         scored = joint if acting.stop == shape.num_agents else ()
         actions = [
-            JointAction(pending.state.task, texts(_written(pending, own, action)))
+            pending.state.joint_action(_written(pending, own, action))
             for pending, own in zip(frontier, turns, strict=True)
             for action in scored
         ]
@@ -326,6 +325,7 @@ def _after_turn(action: _Action, feedback_N: tuple[str, ...]) -> State:
         latent_N=tuple(completion.latent for completion in state.written),
         written=(),
         handed_on=(),
+        history=state.joint_action(state.written).as_past,
     )
 
 

@@ -10,7 +10,7 @@ from comlrl.models.latents import Latent
 from comlrl.quoting import clean
 from comlrl.tasks.history import Exchange, PromptTooLongError, next_prompt, shorten, with_handed_on
 from comlrl.tasks.prompts import Prompts
-from comlrl.types import Completion, Message, Sampler, Sampling, Task
+from comlrl.types import Completion, JointAction, Message, Sampler, Sampling, Task
 
 LEFT_OUT = "\n(the rest is left out)"
 
@@ -39,11 +39,16 @@ class State:
     latent_N: tuple[Latent | None, ...]  # each agent's at the turn before
     written: tuple[Completion, ...] = ()  # in this turn, by those that have acted in it
     handed_on: tuple[str, ...] = ()  # what each of those was shown of the written
+    history: tuple[JointAction, ...] = ()  # of the turns before, oldest first
 
     @property
     def start(self) -> tuple[int, ...]:
         """The path to where this turn began."""
         return self.path[: len(self.path) - len(self.written)]
+
+    def joint_action(self, written: Sequence[Completion]) -> JointAction:
+        """What all agents wrote in this turn."""
+        return JointAction(self.task, texts(written), self.turn, self.history)
 
 
 @dataclass(frozen=True, slots=True)

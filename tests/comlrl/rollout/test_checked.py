@@ -41,6 +41,7 @@ class Fixed:
         [Score(1.0, {"a": 0.25, "b": 0.75}, True), Score(0.5, passed=False)],
         [Score(1.0), 0.5],
         [Score(9.0, {"a": 1.0}, task_reward=1.0), 0.5],  # trained on a reward model's
+        [Score(1.0, by_agent=np.array([3.0, -1.0])), Score(0.5, by_agent=[0.5, 0.5])],
     ],
 )
 def test_numbers_and_scores(given):
@@ -62,6 +63,17 @@ def test_numbers_and_scores(given):
         ([1.0, None], "gave task 'task/1' None as a score"),
         ([1.0, [2.0, 3.0]], "gave task 'task/1' [2.0, 3.0] as a score"),
         ([torch.zeros(2), 1.0], "gave task 'task/0' tensor([0., 0.]) as a score"),
+        (
+            [Score(1.0, by_agent=(1.0,)), 1.0],
+            "gave task 'task/0' by_agent=(1.0,); give 2 finite numbers, one for each agent",
+        ),
+        ([Score(1.0, by_agent=(2.0, math.nan)), 1.0], "by_agent=(2.0, nan); give 2 finite"),
+        ([Score(1.0, by_agent=3.0), 1.0], "by_agent=3.0; give 2 finite numbers"),
+        ([Score(1.0, by_agent="ab"), 1.0], "by_agent='ab'; give 2 finite numbers"),
+        (
+            [Score(3.0, by_agent=(1.0, 2.0)), 1.0],
+            "gave task 'task/0' 3, and by_agent with a mean of 1.5; give the mean as the value",
+        ),
         (
             [Score(1.0, {"a": math.nan}), 1.0],
             "gave task 'task/0' Score(value=1.0, parts={'a': nan}",
@@ -123,3 +135,10 @@ def test_what_are_no_texts(given, message):
     with pytest.raises(TargetError) as raised:
         CheckedTransition(Fixed(given), TARGET)(ATTEMPTS)
     assert str(raised.value).startswith(f"reward.target: 'mine:R' {message}")
+
+
+def test_each_agents_own_reward_becomes_plain_numbers():
+    given = [Score(1.0, by_agent=np.array([3.0, -1.0])), Score(0.5)]
+    scores = CheckedReward(Fixed(given), TARGET).score(ACTIONS)
+    assert [score.by_agent for score in scores] == [(3.0, -1.0), None]
+    assert all(type(own) is float for own in scores[0].by_agent)
