@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.runs import Zygote
+    from tests.support.runs import Zygote
 
 os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
@@ -32,7 +32,7 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     """Starts real runs that need not import anything anew."""
-    from tests.runs import Zygote
+    from tests.support.runs import Zygote
 
     process = Zygote(tmp_path_factory.mktemp("processes"))
     yield process

@@ -55,6 +55,8 @@ LAUNCH = (
     "trainers.launch.checks",
     "trainers.launch.commands",
 )
+# What tests import of each other.
+HELPERS = (*(ROOT / "tests/support").glob("*.py"), ROOT / "tests/golden/toy.py")
 # Trainers are siblings; the declared special case.
 SIBLINGS = {("trainers.grpo", "trainers.magrpo")}
 
@@ -270,6 +272,18 @@ def test_words_of_all_domains_are_none():
     plain = 'if is_main(): "on the main process, split test[:16], auxiliary latest contest"'
     assert _domain_words(f"def main(): ...\n{plain}") == []
     assert all(list(ROOT.glob(f"{place}*")) for place in THEIR_OWN)
+
+
+def test_tests_share_only_helpers():
+    """What two test files use lies in tests/support/; no test file imports another."""
+    shared = {".".join(f.relative_to(ROOT).with_suffix("").parts) for f in HELPERS}
+    strangers = {
+        f"{file.relative_to(ROOT)}: {name}"
+        for file in (ROOT / "tests").rglob("*.py")
+        for name in _imported(ast.parse(file.read_text()))
+        if name.split(".")[0] == "tests" and not {name, name.rpartition(".")[0]} & shared
+    }
+    assert strangers == set()
 
 
 def test_scripts_are_thin():

@@ -30,6 +30,7 @@ from comlrl.errors import UserError
 from comlrl.rollout.checked import METHODS
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Domain, JointAction
+from tests.support.documented import programs
 from trainers.launch.commands import export
 from trainers.launch.commands.train import main as train_main
 from trainers.launch.wiring.work import NEEDED
@@ -109,12 +110,6 @@ def small_runs(place: Path) -> Path:
     for name in ("outputs/magrpo_coopmini_1", "outputs/magrpo_coopmini_2", "runs/he", "RUN"):
         shutil.copytree(first, place / name)
     return place
-
-
-def programs(page: str) -> dict[str, str]:
-    """The files that a page gives in full: `` `name`: `` before a block."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    return dict(re.findall(r"`([\w/]+\.\w+)`:\n\n```\w+\n(.*?)^```", text, re.M | re.S))
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
@@ -325,7 +320,7 @@ def test_mode_of_the_cookbook_says_what_it_should():
     from rewards.code.breakdown import RewardBreakdown
     from rewards.code.domain import CODE
     from rewards.sandbox.outcome import TestOutcome
-    from tests.fakes import task
+    from tests.support.fakes import task
 
     scope: dict[str, Callable] = {}
     exec(programs("cookbook.md")["count.py"], scope)

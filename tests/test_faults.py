@@ -27,8 +27,8 @@ from comlrl.update.accumulate import accumulate
 from comlrl.update.losses import policy_gradient
 from comlrl.update.non_finite import explanation
 from comlrl.update.optimizer import AgentOptimizer
-from tests import tiny_models
-from tests.runs import Process, Zygote, metrics, newest_step, small
+from tests.support import tiny_models
+from tests.support.runs import Process, Zygote, metrics, newest_step, small
 from trainers.launch.wiring.assembly import check_devices
 
 

@@ -11,10 +11,10 @@ import pytest
 from comlrl.evaluation.metrics import tree_metrics
 from comlrl.types import Message, Shape
 from rewards.code.domain import CODE
-from tests.comlrl.rollout.test_grow import Grown
-from tests.made_runs import agent_turn, node, tree
-from tests.runs import ROOT, metrics
-from tests.tiny_trainers import build, share_of_letters
+from tests.support.grown import Grown
+from tests.support.made_runs import agent_turn, node, tree
+from tests.support.runs import ROOT, metrics
+from tests.support.tiny_trainers import build, share_of_letters
 
 CONFIG = ROOT / "configs" / "mt_magrpo_quickstart.yaml"
 

@@ -23,11 +23,11 @@ from comlrl.config.sections import AgentModelConfig
 from comlrl.errors import UserError
 from comlrl.models.loading import load_model
 from rewards.sandbox import launch
-from tests import tiny_models
-from tests.runs import ROOT, Process, Zygote, metrics, small, weights
+from tests.support import tiny_models
+from tests.support.runs import ROOT, Process, Zygote, metrics, small, weights
 from trainers.launch.commands import train as execution
 
-ODD = str(ROOT / "tests/odd_machines.py")
+ODD = str(ROOT / "tests/support/odd_machines.py")
 
 
 def error_of(run: Process, code: int) -> str:

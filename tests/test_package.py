@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from tests.runs import ROOT
+from tests.support.runs import ROOT
 
 SMALL = ["magrpo.batch_size=1", "magrpo.num_generations=2", "magrpo.max_new_tokens=4"]
 SMALL += ["magrpo.eval_num_samples=1"]

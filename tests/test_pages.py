@@ -7,8 +7,8 @@ from pathlib import Path
 
 from loggers.report.write import main, write_report
 from rewards.sandbox.outcome import TestOutcome
-from tests.made_runs import make_run
-from tests.runs import Zygote, small
+from tests.support.made_runs import make_run
+from tests.support.runs import Zygote, small
 
 
 def test_a_report_that_fails_takes_no_finished_run_down(zygote: Zygote, tmp_path: Path) -> None:

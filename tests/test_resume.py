@@ -19,8 +19,8 @@ from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from comlrl.loop import checkpoint
 from comlrl.loop.resume import prepare, write_config
-from tests import tiny_models
-from tests.runs import (
+from tests.support import tiny_models
+from tests.support.runs import (
     ALGORITHMS,
     Process,
     Zygote,

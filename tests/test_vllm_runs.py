@@ -21,9 +21,9 @@ from fastapi import HTTPException
 
 from comlrl.builtin import TINY_CODER
 from comlrl.models.loading import build_team
-from tests import tiny_models
-from tests.fake_vllm import FakeVLLM
-from tests.runs import Process, Zygote, metrics, newest_step, small
+from tests.support import tiny_models
+from tests.support.fake_vllm import FakeVLLM
+from tests.support.runs import Process, Zygote, metrics, newest_step, small
 
 EXACT = {"agent_model__torch_dtype": "float32", "lora__r": 4}
 

@@ -11,8 +11,8 @@ import pytest
 
 from comlrl.files import read_lines
 from rewards.writing.reward import GREATEST
-from tests.comlrl.evaluation.test_metrics import Row, documented
-from tests.runs import ROOT, SMALL, Zygote, metrics, newest_step
+from tests.support.documented import Row, documented
+from tests.support.runs import ROOT, SMALL, Zygote, metrics, newest_step
 
 CONFIG = ROOT / "configs/magrpo_writing_quickstart.yaml"
 CODE_WORDS = ("pass_rate", "pass@", "test_fraction", "syntax", "programming", "helper")

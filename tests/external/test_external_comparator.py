@@ -9,8 +9,8 @@ import pytest
 from comlrl.errors import UserError
 from external.comparator import MODEL, Judge, judge_of, question, verdict
 from external.service import ExpertError, Service, provider_of
-from tests.external.test_external_expert import completion, send, serving
-from tests.fakes import PROMPTS, task
+from tests.support.fakes import PROMPTS, task
+from tests.support.local_server import completion, send, serving
 
 
 def judge(url: str) -> Judge:

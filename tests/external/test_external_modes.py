@@ -12,7 +12,7 @@ from comlrl.types import Attempt, Score
 from rewards.code.breakdown import RewardBreakdown
 from rewards.code.domain import CODE
 from rewards.code.modes import LevelFeedback
-from tests.fakes import task
+from tests.support.fakes import task
 
 PROMPTS = Prompts(CODE)
 

@@ -20,7 +20,7 @@ from comlrl.config.sections import ExternalConfig
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, Score
 from rewards.code.domain import CODE
-from tests.fakes import code_task
+from tests.support.fakes import code_task
 
 # The server finds where an answer of this kind of model starts by ChatML's marks.
 CHAT = (

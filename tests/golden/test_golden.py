@@ -28,10 +28,10 @@ from comlrl.types import AgentTurn, Completion, Message, Node, Row, Sampling, Sc
 from comlrl.update.clipped import ClippedPolicy
 from comlrl.update.losses import clipped_value, joint_dpo
 from comlrl.update.per_token import advantages_of, by_number
-from tests.fakes import task
 from tests.golden import toy
-from tests.tiny_models import config, tokenizer
-from tests.trainers.test_gradient import fast, flat
+from tests.support.fakes import task
+from tests.support.gradients import fast, flat
+from tests.support.tiny_models import config, tokenizer
 
 COMLRL, TRL, VERL = (
     json.loads((Path(__file__).parent / f"{name}.json").read_text())

@@ -30,9 +30,9 @@ from loggers.report.svg import Series, stacked_chart
 from loggers.tables import cross_play_table, evaluation_table, sides
 from rewards.code.breakdown import RewardBreakdown
 from rewards.code.domain import CODE
-from tests.haggling import HAGGLING, ROLES, haggled, make_haggling_run
-from tests.loggers.report.test_report import Page, _log
-from tests.made_runs import TASK, code_score, node, tree
+from tests.support.haggling import HAGGLING, ROLES, haggled, make_haggling_run
+from tests.support.html_page import Page
+from tests.support.made_runs import TASK, code_score, logged, node, tree
 
 ROOT = Path(__file__).parents[2]
 NOTHING_OF_CODE = re.compile(r"\b(aux|main of|entry.point|tests?|programs?|compiles|pass\w*)\b")
@@ -190,7 +190,7 @@ def test_curves_have_no_empty_panel(run_dir, tmp_path, monkeypatch):
         lambda f, *a, **k: (drawn.append([x.get_title() for x in f.axes]), save(f, *a, **k)),
     )
     write_curves(read_run(run_dir), tmp_path / "a.png")
-    write_curves(read_run(_log(tmp_path / "b", reward_mean=[0.0, 1.0])), tmp_path / "b.png")
+    write_curves(read_run(logged(tmp_path / "b", reward_mean=[0.0, 1.0])), tmp_path / "b.png")
     assert drawn == [
         ["Mean reward", "Parts of the reward", "Shares of joint actions"],
         ["Mean reward"],

@@ -14,7 +14,7 @@ from loggers.report.write import write_report
 from loggers.samples import SampleLogger
 from rewards.code.breakdown import RewardBreakdown
 from rewards.code.domain import CODE
-from tests.made_runs import agent_turn, code_score, node, tree
+from tests.support.made_runs import agent_turn, code_score, node, tree
 
 HEAD = "def f(x):\n    return "
 TEXTS = {

@@ -22,19 +22,18 @@ from loggers.console import ConsoleLogger, clock, shown
 from loggers.episodes import EpisodeLogger
 from loggers.jsonl import JsonlLogger
 from loggers.samples import SampleLogger
-from rewards.code.breakdown import RewardBreakdown
 from rewards.code.domain import CODE
-from rewards.sandbox.outcome import TestOutcome
-from tests.comlrl.loop.test_progress import Clock
-from tests.fakes import code_task
-from tests.made_runs import agent_turn, code_score, node, settings, tree
+from tests.support.fakes import Clock, code_task
+from tests.support.made_runs import (
+    node,
+    record,
+    scored_tree,
+    settings,
+    tree,
+)
 
 ROOT = Path(__file__).parents[2]
 L = TypeVar("L", bound=Logger)
-
-
-def record(update: int, phase: str = "train", **metrics: float) -> LogRecord:
-    return LogRecord(update * 8, update, 0, phase, metrics or {"reward_mean": 1.5})
 
 
 def begun(logger: L, lines: int = 0, update: int = -1, env_steps: int = -1) -> L:
@@ -88,14 +87,6 @@ def test_damage_within_a_file_is_named(tmp_path):
     path.write_text('{"a": 1}\nnot json\n{"a": 2}\n')
     with pytest.raises(ValueError, match=r"m\.jsonl, line 2"):
         list(read_lines(path))
-
-
-def scored_tree(task_id: str, *rewards: float):
-    outcomes = (TestOutcome("assert candidate(1) == 2", False, actual="3", expected="2"),)
-    found = [RewardBreakdown(tests=r, outcomes=outcomes, program="p") for r in rewards]
-    scores = list(map(code_score, found))
-    agents = [agent_turn([f"{role}{k}" for k in range(len(rewards))]) for role in ("aux", "main")]
-    return tree(node(scores, agents=agents), task=code_task(task_id, "prompt", "", "f"))
 
 
 def test_samples_keep_the_first_and_the_latest_evaluation(tmp_path):
@@ -271,8 +262,7 @@ import loggers
 from comlrl.loop.progress import Progress
 from comlrl.types import LogMark
 from rewards.code.domain import CODE
-from tests.loggers.test_loggers import record, scored_tree
-from tests.made_runs import settings
+from tests.support.made_runs import record, scored_tree, settings
 mode, folder, resume = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "resume"
 section = SimpleNamespace(project="comlrl-test", entity=None, name=None, dir=None, tags=["t"],
                           mode=None if mode == "default" else mode)

@@ -15,9 +15,9 @@ import yaml
 from comlrl.models.loading import build_team
 from comlrl.types import Message, Request, Sampling
 from loggers.model_card import write_model_card
-from tests import tiny_models
-from tests.made_runs import make_run
-from tests.runs import ROOT
+from tests.support import tiny_models
+from tests.support.made_runs import make_run
+from tests.support.runs import ROOT
 from trainers.launch.wiring.assembly import build_sampler, saver
 
 

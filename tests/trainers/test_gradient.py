@@ -6,28 +6,25 @@ recursion, runs one unpadded sequence through the model at a time and calls back
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from comlrl.config.algorithms import MAGRPOConfig
-from comlrl.loop.steps import Gathered, Step
 from comlrl.models.team import Team
 from comlrl.rollout.generation import Generator
 from comlrl.rollout.grow import Rollout
 from comlrl.types import Sampling, Tree
 from comlrl.update import accumulate
-from comlrl.update.minibatches import Span, like_parts
-from tests.comlrl.rollout.test_generation import truncated
-from tests.fakes import PROMPTS, SEED, FakeReward, FakeTransition, task
-from tests.tiny_models import PAD, STOPS, config, folder, team
-from trainers.magrpo import MAGRPOTrainer
+from comlrl.update.minibatches import like_parts
+from tests.support.fakes import PROMPTS, SEED, FakeReward, FakeTransition, task
+from tests.support.gradients import SAMPLING, fast, flat, shift
+from tests.support.plain import relative, truncated
+from tests.support.tiny_models import PAD, STOPS, config, folder, team
 
-SAMPLING = Sampling(0.8, 16)
 TRUNCATED = Sampling(0.8, 16, top_p=0.9, top_k=40, max_support=300)
 DISCOUNT = 0.9
 
@@ -50,68 +47,6 @@ def grown(
         Generator(agents), RealReward(lambda *_: 0.0), FakeTransition(), PROMPTS, seed=SEED
     )
     return rollout.grow([task(name) for name in names], section.shape, sampling, ("train", 1))
-
-
-def fast(
-    agents: Team,
-    section: MAGRPOConfig,
-    trees: Sequence[Tree],
-    move: float = 0.0,
-    sampling: Sampling = SAMPLING,
-) -> list[list[torch.Tensor]]:
-    """Each agent's gradient at each optimizer step, as the trainer makes them; a step goes
-    ``move`` far against it."""
-    found: list[list[torch.Tensor]] = [[] for _ in agents.agents]
-
-    class Loop:
-        def steps(self, trainer, beside=None) -> Iterator[Step]:
-            yield Step(1, 0, [tree.task for tree in trees])
-
-        def gather(self, step: Step, trees: Sequence[Tree], greedy) -> Gathered:
-            return Gathered(trees, 0, 0, 0, Span(0.0, 1.0))
-
-        def record(self, *_, **__) -> None:
-            return
-
-    class Recorder:
-        learning_rate = 0.0
-
-        def __init__(self, agent) -> None:
-            self.agent = agent
-
-        def zero(self) -> None:
-            for parameter in self.agent.parameters():
-                parameter.grad = None
-
-        def step(self, progress: float) -> float:
-            gradient = flat(self.agent)
-            found[self.agent.index].append(gradient)
-            shift(self.agent, -move * gradient / gradient.norm())
-            self.zero()
-            return 0.0
-
-    grower = SimpleNamespace(grow=lambda *_: list(trees))
-    trainer = MAGRPOTrainer(section, agents, grower, Loop(), sampling)  # type: ignore[arg-type]
-    trainer.optimizers = [Recorder(agent) for agent in agents.agents]  # type: ignore[misc]
-    trainer.train()
-    return found
-
-
-def flat(agent) -> torch.Tensor:
-    return torch.cat(
-        [
-            (torch.zeros_like(p) if p.grad is None else p.grad).flatten().double()
-            for p in agent.parameters()
-        ]
-    )
-
-
-@torch.no_grad()
-def shift(agent, by: torch.Tensor) -> None:
-    """Add to an agent's weights, flat as its gradients are."""
-    sizes = [p.numel() for p in agent.parameters()]
-    for parameter, part in zip(agent.parameters(), by.split(sizes), strict=True):
-        parameter.add_(part.view_as(parameter))
 
 
 def joint_return(tree: Tree, index: int, k: int) -> float:
@@ -222,11 +157,6 @@ def _left(agent, prompt_ids, ids) -> torch.Tensor:
     """What truncation leaves at each position, bool (L, vocabulary)."""
     probabilities = _logits(agent, prompt_ids, ids).softmax(-1).numpy()
     return torch.tensor(np.stack([truncated(p, TRUNCATED) for p in probabilities])) > 0
-
-
-def relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    assert b.norm() > 0
-    return float((a - b).norm() / b.norm())
 
 
 CASES = {

@@ -27,9 +27,9 @@ from comlrl.rollout.vllm_sampler import VLLMSampler
 from comlrl.rollout.vllm_server import Server
 from comlrl.types import Completion, Message, Request, Reward, Sampling, Score, Tree
 from comlrl.update.importance import ImportanceWeightedSampler
-from tests.fake_vllm import FakeVLLM
-from tests.fakes import PROMPTS, FakeTransition, task
-from tests.tiny_models import config, exact_norms
+from tests.support.fake_vllm import FakeVLLM
+from tests.support.fakes import PROMPTS, FakeTransition, task
+from tests.support.tiny_models import config, exact_norms
 from trainers.magrpo import MAGRPOTrainer
 from trainers.ppo import PPOTrainer
 

@@ -20,10 +20,10 @@ from comlrl.preferences.reading import PairBatch, Weighted, completion_ids
 from comlrl.processes.statistics import Sums
 from comlrl.types import Completion, Message, Sampling
 from rewards.code.domain import CODE
-from tests.fakes import task
-from tests.runs import state
-from tests.tiny_models import EOS, config, prompt, team
-from tests.tiny_trainers import Recorder
+from tests.support.fakes import task
+from tests.support.runs import state
+from tests.support.tiny_models import EOS, config, prompt, team
+from tests.support.tiny_trainers import Recorder
 from trainers.madpo import MADPOTrainer
 
 SAMPLING = Sampling(0.7, 16)

@@ -11,8 +11,8 @@ from comlrl.errors import NonFiniteError
 from comlrl.models.logprobs import ActionLogprobs
 from comlrl.models.rows import pack
 from comlrl.types import Row
-from tests.runs import ROOT, metrics
-from tests.tiny_trainers import build, share_of_letters
+from tests.support.runs import ROOT, metrics
+from tests.support.tiny_trainers import build, share_of_letters
 from trainers.magrpo import OldLogprobs
 
 

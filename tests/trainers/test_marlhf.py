@@ -21,11 +21,11 @@ from comlrl.preferences.reward_model import Facts, ModelReward
 from comlrl.preferences.reward_training import RewardBase
 from comlrl.types import Score, Tree
 from rewards.code.domain import CODE
-from tests.comlrl.preferences.test_collector import candidates
-from tests.fakes import task
-from tests.made_runs import TASK, node
-from tests.runs import ROOT, Zygote, metrics
-from tests.tiny_trainers import Recorder
+from tests.support.fakes import task
+from tests.support.made_runs import TASK, node
+from tests.support.preferences import candidates
+from tests.support.runs import ROOT, Zygote, metrics
+from tests.support.tiny_trainers import Recorder
 from trainers.launch.commands.command_line import parse_arguments, resolve
 from trainers.marlhf import MARLHFTrainer, text_pairs
 

@@ -17,9 +17,9 @@ from comlrl.loop import checkpoint
 from comlrl.models.critics import LanguageCritic, TeamCritic, TokenCritic, observations
 from comlrl.update.minibatches import Span
 from comlrl.update.optimizer import AgentOptimizer
-from tests.runs import state
-from tests.tiny_models import folder, prompt, team
-from tests.tiny_trainers import build, grown, share_of_letters
+from tests.support.runs import state
+from tests.support.tiny_models import folder, prompt, team
+from tests.support.tiny_trainers import build, grown, share_of_letters
 
 ROOT = Path(__file__).parents[2]
 IPPO, MAPPO = {"critic": "independent"}, {"critic": "centralized", "granularity": "turn"}

@@ -17,9 +17,9 @@ from comlrl.processes.statistics import Sums
 from comlrl.update.clipped import ClippedPolicy
 from comlrl.update.losses import latent_logprob
 from comlrl.update.per_token import by_number
-from tests.runs import state
-from tests.tiny_models import folder
-from tests.tiny_trainers import build, grown, share_of_letters
+from tests.support.runs import state
+from tests.support.tiny_models import folder
+from tests.support.tiny_trainers import build, grown, share_of_letters
 from trainers.launch.wiring.assembly import saver
 
 

@@ -35,10 +35,11 @@ from comlrl.types import (
     Tree,
 )
 from comlrl.update.clipped import ClippedPolicy
-from tests.fakes import task
-from tests.tiny_models import config
-from tests.tiny_models import team as team_of
-from tests.trainers.test_gradient import fast, relative
+from tests.support.fakes import task
+from tests.support.gradients import fast
+from tests.support.plain import relative
+from tests.support.tiny_models import config
+from tests.support.tiny_models import team as team_of
 
 EOS, VOCABULARY, LENGTH = 0, 7, 3
 PROMPT, DRAWS = (3, 5, 1), 3000

@@ -11,8 +11,8 @@ import pytest
 from comlrl.credit.advantages import sibling_advantages
 from comlrl.credit.returns import agent_returns, joint_returns
 from comlrl.types import AgentTurn, Completion, Message, Node, Score, Shape, Tree
-from tests.comlrl.rollout.test_grow import Grown
-from tests.fakes import task
+from tests.support.fakes import task
+from tests.support.grown import Grown
 
 
 def node(

@@ -9,7 +9,15 @@ from comlrl.evaluation.estimates import evaluate, repeat
 from comlrl.rollout.grow import Rollout
 from comlrl.tasks.prompts import plain_text
 from comlrl.types import Shape
-from tests.fakes import PROMPTS, SAMPLING, SEED, FakeReward, FakeSampler, FakeTransition, task
+from tests.support.fakes import (
+    PROMPTS,
+    SAMPLING,
+    SEED,
+    FakeReward,
+    FakeSampler,
+    FakeTransition,
+    task,
+)
 
 TASKS = [task("A"), task("B")]
 

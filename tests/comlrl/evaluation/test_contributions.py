@@ -12,9 +12,9 @@ from comlrl.evaluation.contributions import coalitions, difference_rewards, shap
 from comlrl.evaluation.cost import cost, weights_of
 from comlrl.evaluation.cross_play import SILENCE, CachingSampler
 from comlrl.types import Request
-from tests.fakes import SAMPLING, SEED, FakeSampler
-from tests.made_runs import agent_turn, node, tree
-from tests.tiny_models import team
+from tests.support.fakes import SAMPLING, SEED, FakeSampler
+from tests.support.made_runs import agent_turn, node, tree
+from tests.support.tiny_models import team
 
 
 def _values(**values: float) -> dict[frozenset[int], np.ndarray]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,10 +19,11 @@ from loggers.samples import sample
 from rewards.code.breakdown import RewardBreakdown
 from rewards.code.domain import CODE
 from rewards.sandbox.outcome import TestOutcome
-from tests.fakes import code_task
-from tests.made_runs import TASK, agent_turn, make_run, node, tree
-from tests.runs import ALGORITHMS, Zygote, small_of
-from tests.tiny_trainers import build
+from tests.support.documented import documented
+from tests.support.fakes import code_task
+from tests.support.made_runs import TASK, agent_turn, make_run, node, tree
+from tests.support.runs import ALGORITHMS, Zygote, small_of
+from tests.support.tiny_trainers import build
 
 
 def tree_metrics(trees):
@@ -37,7 +38,6 @@ def scored(found: RewardBreakdown, value: float | None = None) -> Score:
 
 
 IMPORTANCE = tuple(f"importance/{name}" for name in ("ratio_mean", "ratio_max", "truncated_share"))
-DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 
 def test_mean_and_spread_of_one_turn():
@@ -317,39 +317,6 @@ def test_greedy_rollouts_are_environment_steps(tmp_path):
 
 def test_no_trees_no_metrics():
     assert tree_metrics([]) == {}
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row of docs/metrics.md: a name, the prefixes that it may have, who logs it."""
-
-    name: str
-    turn: bool
-    agent: bool
-    who: frozenset[str] | None  # None: whoever has trees
-
-    def pattern(self, prefix: str = r"(turn_\d+/)?(agent_\d+/)?") -> re.Pattern[str]:
-        prefix = prefix if self.turn else prefix.replace(r"(turn_\d+/)?", "")
-        prefix = prefix if self.agent else prefix.replace(r"(agent_\d+/)?", "")
-        name = re.escape(self.name).replace("ROLE/KIND", r"(aux\d*|main)/\w+")
-        return re.compile(prefix + name.replace("@K", r"@\d+"))
-
-
-def documented() -> list[Row]:
-    """The names of docs/metrics.md."""
-    rows = []
-    for line in DOCS.read_text(encoding="utf-8").split("## Other files")[0].splitlines():
-        found = re.match(r"\| `([^`]+)` \|([^|]*)\|([^|]*)\|(.*\|)?", line)
-        if found is None:
-            continue
-        who = None
-        if found[4]:  # a fourth column: the third says who
-            every, _, but = found[3].strip().lower().partition("all")
-            names = {name.strip() for name in (every or but.replace(" but ", "")).split(",")}
-            who = frozenset(names if every else {*ALGORITHMS} - names)
-            assert who <= {*ALGORITHMS}, line
-        rows.append(Row(found[1], "turn" in found[2], "agent" in found[2], who))
-    return rows
 
 
 def test_every_name_is_documented(tmp_path):

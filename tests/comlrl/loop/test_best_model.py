@@ -9,7 +9,7 @@ import pytest
 
 from comlrl.errors import UserError
 from comlrl.loop.best_model import FACTS, OLD, PARTIAL, BestModel
-from tests import tiny_models
+from tests.support import tiny_models
 
 
 class Weights:

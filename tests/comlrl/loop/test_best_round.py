@@ -9,7 +9,7 @@ import torch
 
 from comlrl.loop.best_round import BestRound, reward_of
 from comlrl.preferences.pairs import Round, TaskPairs
-from tests.comlrl.preferences.test_collector import candidates
+from tests.support.preferences import candidates
 
 
 class Weights:

@@ -14,8 +14,8 @@ import pytest
 from comlrl.errors import UserError
 from comlrl.loop.lock import FILE, hold, holder
 from comlrl.loop.run_directory import find
-from tests import tiny_models
-from tests.runs import Zygote, metrics, newest_step, small
+from tests.support import tiny_models
+from tests.support.runs import Zygote, metrics, newest_step, small
 
 
 def _keep(folder: Path, held: multiprocessing.synchronize.Event) -> None:

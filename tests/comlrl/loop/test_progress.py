@@ -15,14 +15,7 @@ from comlrl.loop.steps import Gathered
 from comlrl.types import Task
 from loggers import Loggers
 from rewards.code.domain import CODE
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.fakes import Clock
 
 
 def does(progress: Progress, clock: Clock, work: str, seconds: float) -> None:

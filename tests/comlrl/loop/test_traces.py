@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from comlrl.loop.traces import Before
-from tests.runs import Zygote, small
+from tests.support.runs import Zygote, small
 
 
 def test_only_what_the_run_wrote_is_removed(tmp_path):

@@ -16,18 +16,8 @@ from comlrl.models.latent_networks import (
 from comlrl.models.logprobs import action_logprobs
 from comlrl.models.rows import pack
 from comlrl.types import Row
-from tests.tiny_models import prompt, team
-
-WIDTH, LATENT, HIDDEN, RANK = 32, 4, 12, 3
-
-
-def policy(seed: int = 0, *, started: bool = True) -> HeterogeneousPolicy:
-    """``started``: with a B that is not zero any more."""
-    torch.manual_seed(seed)
-    made = HeterogeneousPolicy(WIDTH, LATENT, HIDDEN, RANK)
-    if started:
-        torch.nn.init.normal_(made.layer.B.weight)
-    return made
+from tests.support.latents import HIDDEN, LATENT, RANK, WIDTH, policy
+from tests.support.tiny_models import prompt, team
 
 
 def test_with_b_zero_the_policy_is_exactly_the_base():

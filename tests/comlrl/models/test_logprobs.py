@@ -11,7 +11,8 @@ from comlrl.models import logprobs
 from comlrl.models.logprobs import action_logprobs, packable
 from comlrl.models.rows import pack, unpacked
 from comlrl.types import Row, SamplingSupport
-from tests.tiny_models import EOS, PAD, prompt, team
+from tests.support.plain import near
+from tests.support.tiny_models import EOS, PAD, prompt, team
 
 TEMPERATURE = 0.7
 ROWS = [
@@ -64,10 +65,6 @@ def over(logprob_LV: torch.Tensor, support: SamplingSupport, ids) -> torch.Tenso
         cut[list(left)] = logprob_LV[position][list(left)]
         logprob_LV = logprob_LV.index_copy(0, torch.tensor([position]), cut.log_softmax(-1)[None])
     return logprob_LV
-
-
-def near(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-10) -> bool:
-    return bool(((a - b).abs() <= tolerance * (1 + b.abs())).all())
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3", "gpt2"])

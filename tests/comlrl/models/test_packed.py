@@ -14,7 +14,7 @@ from comlrl.errors import UserError
 from comlrl.models.loading import load_model
 from comlrl.models.packed import check_packed
 from comlrl.preferences.reward_model import classifier
-from tests.tiny_models import CHAT, write_gguf
+from tests.support.tiny_models import CHAT, write_gguf
 
 FLOAT32 = AgentModelConfig(torch_dtype="float32")
 

@@ -15,8 +15,8 @@ from comlrl.models.loading import build_team
 from comlrl.models.team import Team
 from comlrl.rollout.generation import Generator
 from comlrl.types import Message, Request, Sampling
-from tests.runs import state
-from tests.tiny_models import EOS, PAD, STOPS, config, folder, prompt, team
+from tests.support.runs import state
+from tests.support.tiny_models import EOS, PAD, STOPS, config, folder, prompt, team
 from trainers.launch.wiring.weights import locate, read_weights
 
 IDS = torch.tensor([prompt("def f(x): return x")])

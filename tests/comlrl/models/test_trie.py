@@ -14,8 +14,8 @@ from comlrl.models.fast.trie import Trie
 from comlrl.models.logprobs import action_logprobs
 from comlrl.models.rows import computed, pack, unpacked
 from comlrl.types import Row
-from tests.comlrl.models.test_logprobs import near
-from tests.tiny_models import EOS, PAD, prompt, team
+from tests.support.plain import near
+from tests.support.tiny_models import EOS, PAD, prompt, team
 
 HERE = torch.device("cpu")
 

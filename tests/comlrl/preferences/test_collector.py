@@ -6,15 +6,10 @@ import itertools
 import json
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from comlrl.config.algorithms import MADPOConfig
-from comlrl.loop.loop import Loop
 from comlrl.preferences.candidates import (
-    CandidateSet,
-    JointCandidate,
     Pair,
     PreferenceError,
     append_sets,
@@ -23,11 +18,8 @@ from comlrl.preferences.candidates import (
 )
 from comlrl.preferences.collector import Collector
 from comlrl.preferences.pairs import Round, TaskPairs, hold_out, select_pairs
-from comlrl.rollout.grow import Rollout
-from comlrl.types import Completion, Message
-from rewards.code.domain import CODE
-from tests.fakes import PROMPTS, SAMPLING, SEED, FakeReward, FakeSampler, FakeTransition, task
-from tests.tiny_trainers import Recorder
+from comlrl.types import Completion
+from tests.support.preferences import SECTION, candidates, collector
 
 
 def chosen(rewards, selection="reward_gap", limit=None, shuffle=range):
@@ -81,17 +73,6 @@ def test_random_and_all():
 
 def test_a_limit_beyond_the_pairs_keeps_all():
     assert chosen([0, 1], limit=16)[0] == [(1, 0)]
-
-
-def candidates(name: str, rewards=(0.0, 1.0), agents: int = 2) -> CandidateSet:
-    made = tuple(
-        JointCandidate(
-            tuple(Completion(f"{name}{k}{a} é\u2028", (k, a), k > 0) for a in range(agents)), r
-        )
-        for k, r in enumerate(rewards)
-    )
-    prompts = tuple((Message("user", f"do {name} {a}"),) for a in range(agents))
-    return CandidateSet(name, prompts, made)
 
 
 def pairs_of(name: str, count: int) -> TaskPairs:
@@ -177,42 +158,9 @@ def test_a_bad_file_is_named(tmp_path, content, agents, words):
     assert str(path) in str(refused.value) and "\n" not in str(refused.value)
 
 
-class Stopping(FakeSampler):
-    """Fails at a call, as a process that is killed would."""
-
-    def __init__(self, call: int | None) -> None:
-        super().__init__()
-        self.stop = call
-
-    def sample(self, requests_N, sampling):
-        if len(self.calls) == self.stop:
-            raise KeyboardInterrupt
-        return super().sample(requests_N, sampling)
-
-
-def reward(name: str, path: tuple, generations: tuple) -> float:
-    return float((ord(name) + 3 * generations[0]) % 4)
-
-
-SECTION = MADPOConfig(
-    preference_num_candidates=5, preference_pairs_per_sample=2, batch_size=1, num_train_epochs=1
-)
-
-
 @pytest.fixture(autouse=True)
 def two_tasks_at_once(monkeypatch):
     monkeypatch.setattr("comlrl.preferences.pairs.AT_ONCE", 10)
-
-
-def collector(folder: Path, *, stop=None, resume=False, section=SECTION, names="ABCDE"):
-    folder.mkdir(exist_ok=True)
-    sampler, scored = Stopping(stop), FakeReward(reward)
-    rollout = Rollout(sampler, scored, FakeTransition(), PROMPTS, seed=SEED)
-    loop = Loop(section, [task(n) for n in names], domain=CODE, run_dir=folder, logger=Recorder())
-    made = Collector(
-        section, rollout, loop, SAMPLING, lambda index: loop.tasks, seed=SEED, resume=resume
-    )
-    return made, sampler, loop
 
 
 def pairs(made: Collector, index: int = 0):

@@ -22,8 +22,8 @@ from comlrl.preferences.reward_model import Facts, ModelReward, RewardModel, loa
 from comlrl.preferences.reward_training import Fit, RewardBase, TextPair, train
 from comlrl.preferences.text_states import last_states, shared_rows
 from comlrl.types import Completion, JointAction, Message, Reward, Score
-from tests.fakes import PROMPTS, task
-from tests.tiny_models import EOS, folder
+from tests.support.fakes import PROMPTS, task
+from tests.support.tiny_models import EOS, folder
 
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
 GAP = 1.5

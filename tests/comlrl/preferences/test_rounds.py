@@ -11,8 +11,8 @@ from comlrl.preferences.candidates import CandidateSet, JointCandidate, Pair, re
 from comlrl.preferences.comparing import Earlier, compared
 from comlrl.preferences.replay import replay_weights
 from comlrl.types import Completion, Message, Score, Shape
-from tests.comlrl.preferences.test_collector import SECTION, collector
-from tests.fakes import SAMPLING, task
+from tests.support.fakes import SAMPLING, task
+from tests.support.preferences import SECTION, collector
 
 
 def names(tasks) -> str:

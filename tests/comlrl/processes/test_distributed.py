@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rewards.code.domain import CODE
-from tests import tiny_models
-from tests.runs import (
+from tests.support import tiny_models
+from tests.support.runs import (
     ALGORITHMS,
     CLOCK,
     ROOT,
@@ -110,8 +110,8 @@ def update(folder: str, model: str, tasks: int, algorithm: str, keys: dict[str, 
     from comlrl.processes import distributed
     from comlrl.rollout.grow import Rollout
     from comlrl.types import Sampling
-    from tests.fakes import PROMPTS, FakeTransition, task
-    from tests.tiny_trainers import Recorder
+    from tests.support.fakes import PROMPTS, FakeTransition, task
+    from tests.support.tiny_trainers import Recorder
     from trainers.launch.wiring.assembly import build_critic_team, build_sampler
     from trainers.magrpo import MAGRPOTrainer
     from trainers.ppo import PPOTrainer

@@ -18,8 +18,9 @@ from comlrl.rollout import decoding, generation, truncation
 from comlrl.rollout.generation import Generator
 from comlrl.rollout.grow import Rollout
 from comlrl.types import Completion, Message, Request, Sampling, Shape
-from tests.fakes import PROMPTS, FakeReward, FakeTransition, task
-from tests.tiny_models import EOS, STOPS, config, folder, prompt, team
+from tests.support.fakes import PROMPTS, FakeReward, FakeTransition, task
+from tests.support.plain import truncated
+from tests.support.tiny_models import EOS, STOPS, config, folder, prompt, team
 
 KINDS = ["qwen2", "llama", "qwen3", "gpt2", "mistral", "qwen3 with a window", "gemma2"]
 FAST = ["qwen2", "llama", "qwen3"]  # the others go through transformers' modules
@@ -39,20 +40,6 @@ def requests(texts=TEXTS, siblings: int = 5, agent: int = 0) -> list[Request]:
     return [
         Request(prompt(text), tuple((7, text, agent, g) for g in range(siblings))) for text in texts
     ]
-
-
-def truncated(p: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """The largest ``top_k`` probabilities, of these the fewest that hold ``top_p`` of the mass."""
-    ranked = sorted(range(len(p)), key=lambda token: -p[token])
-    support = ranked[: sampling.top_k]
-    mass, total = 0.0, sum(p[token] for token in support)
-    chosen = []
-    for token in support:
-        if sampling.top_p is not None and mass >= sampling.top_p * total:
-            break
-        chosen.append(token)
-        mass += p[token]
-    return np.array([p[token] if token in chosen else 0.0 for token in range(len(p))])
 
 
 @torch.no_grad()

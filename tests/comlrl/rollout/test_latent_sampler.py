@@ -13,8 +13,8 @@ from comlrl.models.rows import pack
 from comlrl.rollout.generation import Generator
 from comlrl.rollout.latent_sampler import LatentSampler
 from comlrl.types import Request, Row, Sampling
-from tests.comlrl.models.test_latent_networks import HIDDEN, LATENT, policy
-from tests.tiny_models import prompt, team
+from tests.support.latents import HIDDEN, LATENT, policy
+from tests.support.tiny_models import prompt, team
 
 
 def requests(texts: list[str], agent: int, count: int = 2) -> list[Request]:

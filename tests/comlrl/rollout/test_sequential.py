@@ -9,8 +9,16 @@ from comlrl.rollout.reading import History
 from comlrl.tasks.history import PromptTooLongError
 from comlrl.types import Message, Shape, Tree
 from rewards.code.domain import CODE
-from tests.comlrl.rollout.test_grow import KEY, Grown, places
-from tests.fakes import PROMPTS, SAMPLING, SEED, FakeReward, FakeSampler, FakeTransition, task
+from tests.support.fakes import (
+    PROMPTS,
+    SAMPLING,
+    SEED,
+    FakeReward,
+    FakeSampler,
+    FakeTransition,
+    task,
+)
+from tests.support.grown import KEY, Grown, places
 
 
 def ordered(agents: int, turns: int, first: int = 2, later: int = 2, **keys) -> Shape:

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import wait
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,12 +15,10 @@ from fastapi import HTTPException
 from comlrl.errors import UserError
 from comlrl.models.team import Team
 from comlrl.rollout.vllm_replies import ServerError
-from comlrl.rollout.vllm_sampler import VLLMSampler
-from comlrl.rollout.vllm_server import Server
 from comlrl.types import Completion, Request, Sampling
 from comlrl.update.importance import ImportanceWeightedSampler
-from tests.fake_vllm import FakeVLLM
-from tests.tiny_models import STOPS, config, prompt, team
+from tests.support.fake_vllm import FakeVLLM, client, requests
+from tests.support.tiny_models import STOPS, config, prompt, team
 from trainers.launch.wiring import vllm as engine
 
 SAMPLING = Sampling(0.8, 12)
@@ -32,20 +29,6 @@ def server() -> Iterator[FakeVLLM]:
     fake = FakeVLLM(team(num_agents=1)).start()
     yield fake
     fake.stop()
-
-
-def client(
-    agents: Team, server: FakeVLLM, folder: Path, *, patience: float = 60.0, **keys: float
-) -> VLLMSampler:
-    asked = Server(server.url, patience, first_wait=0.01)
-    return VLLMSampler(agents, asked, folder / "vllm", 512, keys.get("temperature", 0.8))
-
-
-def requests(agent: int, count: int = 2, siblings: int = 3) -> list[Request]:
-    return [
-        Request(prompt(f"agent {agent}, {n}"), tuple((agent, n, g) for g in range(siblings)))
-        for n in range(count)
-    ]
 
 
 def move(agents: Team, index: int) -> None:

@@ -17,9 +17,8 @@ from comlrl.rollout import vllm_replies
 from comlrl.rollout.vllm_replies import BadReply, ServerError
 from comlrl.rollout.vllm_server import Server
 from comlrl.types import Sampling
-from tests.comlrl.rollout.test_vllm import client, requests
-from tests.fake_vllm import FakeVLLM
-from tests.tiny_models import team
+from tests.support.fake_vllm import FakeVLLM, client, requests
+from tests.support.tiny_models import team
 
 Write = Callable[[bytes], Any]
 JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"

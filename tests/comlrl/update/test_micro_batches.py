@@ -14,7 +14,7 @@ from comlrl.processes.statistics import Sums
 from comlrl.types import Row, TokenBatch
 from comlrl.update import accumulate
 from comlrl.update.accumulate import micro_batches
-from tests.tiny_models import team
+from tests.support.tiny_models import team
 
 
 def row(size: int, number: int) -> Row:

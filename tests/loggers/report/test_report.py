@@ -9,7 +9,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +28,8 @@ from loggers.report.svg import Series, label, line_chart, smoothed, ticks
 from loggers.report.write import main, render, write_report
 from loggers.views.code import python
 from rewards.code.domain import CODE
-from tests.made_runs import make_run, settings
+from tests.support.html_page import Page
+from tests.support.made_runs import logged, make_run, settings
 
 ROOT = Path(__file__).parents[3]
 
@@ -39,42 +39,6 @@ def run_dir(tmp_path_factory) -> Path:
     folder = make_run(tmp_path_factory.mktemp("runs") / "magrpo_mini_1", turns=2)
     write_report(folder)
     return folder
-
-
-class Page(HTMLParser):
-    """Collects what a browser would fetch, the text, and whether tags close."""
-
-    VOID = ("meta", "br", "hr", "img", "link", "input", "line", "circle", "rect", "polygon",
-            "polyline")  # fmt: skip
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.fetched: list[str] = []
-        self.text: list[str] = []
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.links: list[str] = []
-        self.episodes: list[dict[str, str]] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag, attrs):
-        given = dict(attrs)
-        fetched = [given[k] for k in ("src", "href", "srcset", "data") if given.get(k)]
-        self.fetched += [address for address in fetched if not address.startswith("#")]
-        self.links += [address[1:] for address in fetched if address.startswith("#")]
-        self.ids += [given["id"]] if "id" in given else []
-        self.episodes += [given] if given.get("class") == "episode" else []
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        pass
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text.append(data)
 
 
 def test_the_page_is_whole_and_fetches_nothing(run_dir):
@@ -188,7 +152,7 @@ def test_every_episode_of_the_last_evaluation_can_be_filtered(run_dir):
 
 
 def test_tasks_answered_several_times(tmp_path):
-    folder = _log(tmp_path, reward_mean=[0.1, 0.9])
+    folder = logged(tmp_path, reward_mean=[0.1, 0.9])
     lines = [
         {"update": update, "phase": "eval", "task_id": "a", "problem": "", "roles_N": ["main"],
          "reward": reward, "reward_task_mean": reward, "completions_N": ["x"], "turn": 1}
@@ -219,7 +183,7 @@ def test_fences_are_words_and_nothing_is_framed_in_red(run_dir):
 
 
 def test_agents_are_named_by_their_roles(tmp_path):
-    _log(
+    logged(
         tmp_path,
         **{f"agent_{i}__completion_length_mean": [1.0, 2.0] for i in range(3)},
         agent_1__loss=[1.0, 2.0],
@@ -239,23 +203,12 @@ def test_nothing_that_was_logged_is_left_out(run_dir):
     assert {"loss", "gradient norm", "entropy", "learning rate"} <= titles
 
 
-def _log(folder: Path, **series: list[float]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    logger = JsonlLogger(folder / "metrics.jsonl")
-    logger.begin(LogMark())
-    for i in range(len(next(iter(series.values())))):
-        metrics = {name.replace("__", "/"): values[i] for name, values in series.items()}
-        logger.log(LogRecord(10 * i, i, 0, "train", metrics))
-    logger.close()
-    return folder
-
-
 def _titles(folder: Path) -> list[str]:
     return [chart.title for section in sections(read_run(folder)) for chart in section.charts]
 
 
 def test_model_score_beside_task_reward(tmp_path):
-    _log(tmp_path, reward_mean=[0.1, 0.9], task_reward_mean=[1.0, 0.8])
+    logged(tmp_path, reward_mean=[0.1, 0.9], task_reward_mean=[1.0, 0.8])
     assert "Model score and task reward" in _titles(tmp_path)
     training = [s for s in learning_series(read_run(tmp_path)) if s.label == "training"]
     assert [list(s.ys_X) for s in training] == [[1.0, 0.8]]  # on one axis with held-out tasks
@@ -264,7 +217,7 @@ def test_model_score_beside_task_reward(tmp_path):
 
 
 def test_preferences(tmp_path):
-    _log(tmp_path, reward_mean=[0.1, 0.9], reward_model__accuracy=[0.5, 0.8])
+    logged(tmp_path, reward_mean=[0.1, 0.9], reward_model__accuracy=[0.5, 0.8])
     (tmp_path / "preferences_summary.json").write_text(
         json.dumps({"gaps": {"0.5": 1, "1": 1, "1.5": 1, "3": 1}, "reward_model_accuracy": 0.83})
     )
@@ -275,7 +228,7 @@ def test_preferences(tmp_path):
 
 
 def test_latents_on_their_principal_axes(tmp_path):
-    _log(tmp_path, reward_mean=[0.1, 0.9])
+    logged(tmp_path, reward_mean=[0.1, 0.9])
     lines = [  # aux moves along one axis, main stays: all variance on one line
         {"step": i, "turn": 1, "role": role, "mu": [3.0 * i * moves, 4.0 * i * moves, 1.0]}
         for i in range(20)
@@ -301,8 +254,8 @@ def test_bootstrap_interval():
 
 
 def test_runs_are_averaged_at_common_steps(tmp_path):
-    one = read_run(_log(tmp_path / "a", reward_mean=[0.0, 1.0, 2.0]))  # at 0, 10, 20
-    two = read_run(_log(tmp_path / "b", reward_mean=[2.0, 3.0]))  # at 0, 10
+    one = read_run(logged(tmp_path / "a", reward_mean=[0.0, 1.0, 2.0]))  # at 0, 10, 20
+    two = read_run(logged(tmp_path / "b", reward_mean=[2.0, 3.0]))  # at 0, 10
     averaged = curve([one, two], "train", "reward_mean")
     assert averaged is not None
     assert averaged.xs_X.tolist() == [0, 10]  # where both are known

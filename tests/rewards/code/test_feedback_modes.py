@@ -18,7 +18,7 @@ from rewards.code.diagnosis import surfaced
 from rewards.code.domain import CODE
 from rewards.code.reward import CodeReward
 from rewards.sandbox.outcome import TestOutcome
-from tests.fakes import code_task
+from tests.support.fakes import code_task
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "feedback.txt"
 PROMPT = "def pick(n, x, y):\n    '''x if n is odd, else y.'''\n"

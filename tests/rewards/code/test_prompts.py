@@ -12,7 +12,7 @@ from comlrl.tasks.prompts import Prompts
 from comlrl.types import Task
 from rewards.code.domain import CODE
 from rewards.code.prompts import helper_names, of_call, signature
-from tests.fakes import code_task
+from tests.support.fakes import code_task
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "prompts.txt"
 PICK = '''def pick(a: int, b: int) -> int:

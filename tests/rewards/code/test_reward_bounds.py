@@ -14,7 +14,7 @@ from rewards.code.bounds import Memo, check_names, written_out
 from rewards.code.breakdown import SyntaxProblem
 from rewards.code.extraction import MAX_BYTES
 from rewards.code.reward import CodeReward
-from tests.fakes import code_task
+from tests.support.fakes import code_task
 
 HEAD = "def f(x):\n"
 LAMBDA = "  lambda: 0\n"

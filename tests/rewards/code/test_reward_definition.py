@@ -9,7 +9,7 @@ import pytest
 
 from comlrl.types import JointAction
 from rewards.code.reward import CodeReward
-from tests.fakes import code_task
+from tests.support.fakes import code_task
 
 TEST = """
 def check(candidate):

@@ -12,8 +12,8 @@ import pytest
 from comlrl.types import JointAction
 from rewards.code.reward import CodeReward
 from rewards.sandbox.replaced_results import another
-from tests.fakes import code_task
-from tests.rewards.code.test_reward_table import Problem
+from tests.support.benchmark_rows import Problem
+from tests.support.fakes import code_task
 
 VALUES = [
     True, 0, 1, 2, -3, 10**30, 0.5, 1.0, float("inf"), 1j, "", "a", "12", "((", b"", b"ab",

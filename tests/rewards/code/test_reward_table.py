@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ast
-import copy
 import json
-import re
 
 import pytest
 
-from comlrl.types import JointAction, Task
+from comlrl.types import JointAction
 from rewards.code.reward import CodeReward
 from rewards.code_rewards import execution_breakdowns_aux, execution_reward_aux
-from tests.fakes import code_task
+from tests.support.benchmark_rows import Problem
+from tests.support.fakes import code_task
 
 VARIANTS = {
     # main 0.6 + syntax 0.5 + tests 1.0; without a second agent there is no more to earn
@@ -36,56 +34,6 @@ VARIANTS = {
     # 0.4 + 0.6 + 0.5; no test passes, so nothing for the use of aux
     "wrong_main": 1.5,
 }
-
-
-class Problem:
-    """One row, and the texts of two agents for each variant."""
-
-    def __init__(self, row: dict) -> None:
-        self.name = row["entry_point"]
-        self.task = Task(row["task_id"], row)
-        self.solution = row["prompt"] + row["canonical_solution"]
-        functions = [n for n in ast.parse(self.solution).body if isinstance(n, ast.FunctionDef)]
-        function = next(f for f in functions if f.name == self.name)
-        arguments = ", ".join(a.arg for a in function.args.args)
-        self.head = ast.unparse(function).split("\n")[0]
-        self.function = function
-        self.tuple = f"({arguments},)"
-        self.call = f"aux({arguments})"
-        self.imports = "\n".join(re.findall(r"^(?:import|from) .*$", row["prompt"], re.MULTILINE))
-
-    def main(self, *first: str) -> str:
-        """The solution with statements put before its own."""
-        function = copy.deepcopy(self.function)
-        start = 1 if ast.get_docstring(function) else 0
-        function.body[start:start] = ast.parse("\n".join(first)).body
-        return f"{self.imports}\n{ast.unparse(function)}\n"
-
-    def texts(self, variant: str) -> tuple[str, ...]:
-        echo = "def aux(*values):\n    '''Hands its arguments on.'''\n    return values\n"
-        solved = re.sub(rf"\b{self.name}\b", "aux", self.solution)
-        real = self.main(f"values = {self.call}", f"{self.tuple[1:-1]} = values")
-        fence = (
-            "Sure! Here's the function, don't worry:\n\n```python\n{}\n```\nIt's *done*: `x = (`"
-        )
-        return {
-            "alone": (self.solution,),
-            "aux_missing": ("I have no idea, sorry.", self.solution),
-            "thin_return": (solved, f"{self.head}\n    '''Doc.'''\n    return {self.call}\n"),
-            "thin_assign": (solved, f"{self.head}\n    result = {self.call}\n    return result\n"),
-            "real_main": (echo, real),
-            "fenced": (fence.format(echo), fence.format(real)),
-            "bare_call": (echo, self.main(self.call)),
-            "unread_name": (echo, self.main(f"unread = {self.call}")),
-            "broken_main": (echo, f"{self.head}\n    return (({self.call}\n"),
-            "broken_aux": ("def aux(*values):\n    return ((", real),
-            "main_missing": (echo, "I would return something."),
-            "main_without_return": (echo, f"{self.head}\n    print({self.call})\n"),
-            "wrong_main": (
-                echo,
-                f"{self.head}\n    {self.call}\n    raise ValueError\n    return 1\n",
-            ),
-        }[variant]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from comlrl.types import JointAction
 from rewards.code.reward import CodeReward
 from rewards.sandbox.confine import FIRST_UID
 from rewards.sandbox.launch import failure
-from tests.fakes import code_task
+from tests.support.fakes import code_task
 
 SECTIONS = Path(__file__).with_name("adversaries.txt").read_text().split("\n==== ")[1:]
 PROGRAMS = dict(section.split("\n", 1) for section in SECTIONS)

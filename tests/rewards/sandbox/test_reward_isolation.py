@@ -11,7 +11,7 @@ import pytest
 from comlrl.types import JointAction, Task
 from rewards.code.reward import CodeReward
 from rewards.sandbox.launch import LEVELS, failure
-from tests.fakes import code_task
+from tests.support.fakes import code_task
 
 
 @pytest.fixture(scope="module", params=LEVELS)

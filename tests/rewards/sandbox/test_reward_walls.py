@@ -22,7 +22,7 @@ from rewards.code.reward import CodeReward
 from rewards.sandbox import folders, launch
 from rewards.sandbox.confine import SCRATCH_FILES
 from rewards.sandbox.launch import LEVELS, Limits, Sandbox, failure
-from tests.fakes import code_task
+from tests.support.fakes import code_task
 
 ROOT = Path(__file__).parents[3]
 HONEST = "def f(x):\n    return x * x + {0} - {0}\n"

@@ -17,7 +17,7 @@ from comlrl.types import JointAction
 from rewards.code.reward import CodeReward
 from rewards.sandbox import launch, pool
 from rewards.sandbox.launch import SandboxError
-from tests.fakes import code_task
+from tests.support.fakes import code_task
 
 ROOT = Path(__file__).parents[3]
 ECHO = "def f(*values, **named):\n    return values[0] if values else named\n"

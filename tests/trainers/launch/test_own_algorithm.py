@@ -12,7 +12,7 @@ import yaml
 
 from comlrl.config import algorithms as configs
 from comlrl.errors import UserError
-from tests.tiny_models import config
+from tests.support.tiny_models import config
 from trainers.launch.commands import export
 from trainers.launch.commands.evaluation_plan import make_plan, parse_arguments
 from trainers.launch.wiring import init_from as initial

@@ -12,7 +12,7 @@ import yaml
 from comlrl.config.algorithms import SECTIONS
 from comlrl.config.keys import keys_of
 from comlrl.config.sections import SECTIONS as SHARED
-from tests.runs import algorithm_of
+from tests.support.runs import algorithm_of
 from trainers.launch.checks import unused
 from trainers.launch.commands.command_line import parse_arguments, resolve
 
@@ -61,7 +61,7 @@ IN_VAIN = [  # file, what is given, what of it has no effect
     ("mt_magrpo", "external.mode=plain external.sandbox_slice=3", "external.sandbox_slice"),
     (
         "magrpo",
-        "reward.target=tests.fakes:FakeReward reward.arguments.value=1 sandbox.timeout=3",
+        "reward.target=tests.support.fakes:FakeReward reward.arguments.value=1 sandbox.timeout=3",
         "sandbox.timeout",
     ),
     ("grpo", "grpo.joint_mode=cross", "grpo.joint_mode"),

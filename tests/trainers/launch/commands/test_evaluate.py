@@ -25,9 +25,9 @@ from comlrl.models.loading import build_team
 from comlrl.types import JointAction, Reward, Score
 from rewards.code.breakdown import RewardBreakdown
 from rewards.code.domain import CODE
-from tests.fakes import code_task
-from tests.made_runs import TASK, node, tree
-from tests.runs import state
+from tests.support.fakes import code_task
+from tests.support.made_runs import TASK, node, tree
+from tests.support.runs import state
 from trainers.launch.commands import evaluate as script
 from trainers.launch.commands import replacements
 from trainers.launch.wiring.assembly import build_rewards, build_sampler

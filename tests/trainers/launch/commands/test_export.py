@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from comlrl.builtin import TINY_CODER
 from comlrl.models.loading import build_team
-from tests.runs import ROOT
+from tests.support.runs import ROOT
 from trainers.launch.commands import export
 from trainers.launch.commands.command_line import parse_arguments, resolve
 from trainers.launch.wiring import weights

@@ -15,7 +15,7 @@ from comlrl.builtin import TINY_CODER
 from comlrl.config.algorithms import SECTIONS, MAGRPOConfig, sections_of
 from comlrl.config.loader import Loader
 from comlrl.update.minibatches import like_parts
-from tests.runs import algorithm_of
+from tests.support.runs import algorithm_of
 from trainers.launch.checks.relations import validate
 from trainers.launch.commands.command_line import parse_arguments, resolve
 from trainers.launch.cost.dry_run import describe

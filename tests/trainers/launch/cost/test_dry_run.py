@@ -10,28 +10,15 @@ from pathlib import Path
 import pytest
 
 from comlrl.builtin import COOPMINI, TINY_CODER
-from comlrl.config.algorithms import MAGRPOConfig, PPOConfig, sections_of
-from comlrl.config.loader import Loader
-from comlrl.config.resolved import Config
+from comlrl.config.algorithms import MAGRPOConfig, PPOConfig
 from rewards.sandbox import launch
-from tests.runs import algorithm_of
-from trainers.launch.checks.relations import validate
+from tests.support.runs import SHIPPED, algorithm_of, load
 from trainers.launch.commands.train import main
 from trainers.launch.cost.dry_run import count_tasks, describe
 from trainers.launch.cost.model_size import model_size
 from trainers.launch.cost.tree_size import growth, scored, training_steps
 
 ROOT = Path(__file__).parents[4]
-SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
-
-
-def load(path: Path) -> Config:
-    algorithm = algorithm_of(path)
-    loader = Loader(algorithm, sections_of(algorithm))
-    loader.read(path)
-    config = loader.build()
-    validate(config)
-    return config
 
 
 def section(**keys) -> MAGRPOConfig:

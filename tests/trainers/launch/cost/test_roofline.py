@@ -10,8 +10,8 @@ import pytest
 
 from comlrl.builtin import TINY_CODER
 from comlrl.errors import UserError
-from tests.tiny_models import config
-from tests.trainers.launch.cost.test_dry_run import SHIPPED, load
+from tests.support.runs import SHIPPED, load
+from tests.support.tiny_models import config
 from trainers.launch.commands.train import main
 from trainers.launch.cost.model_size import Dims, model_size
 from trainers.launch.cost.roofline import (

@@ -20,10 +20,10 @@ from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from comlrl.models.loading import build_team
 from comlrl.models.team import Team
-from tests import tiny_models
-from tests.runs import ROOT, Zygote, metrics, newest_step, small, small_of, state, weights
-from tests.tiny_trainers import build as build_trainer
-from tests.tiny_trainers import share_of_letters
+from tests.support import tiny_models
+from tests.support.runs import ROOT, Zygote, metrics, newest_step, small, small_of, state, weights
+from tests.support.tiny_trainers import build as build_trainer
+from tests.support.tiny_trainers import share_of_letters
 from trainers.launch.wiring import init_from as initial
 from trainers.launch.wiring.assembly import build_sampler, saver
 

@@ -8,9 +8,9 @@ import yaml
 from comlrl.errors import UserError
 from comlrl.types import Sampling
 from loggers.tables import evaluation_table
-from tests.fakes import code_task
-from tests.tiny_models import STOPS, config
-from tests.tiny_trainers import build, grown
+from tests.support.fakes import code_task
+from tests.support.tiny_models import STOPS, config
+from tests.support.tiny_trainers import build, grown
 from trainers import madpo, ppo
 from trainers.launch.commands.command_line import parse_arguments, resolve
 from trainers.launch.commands.evaluation_plan import parse_arguments as evaluation_arguments

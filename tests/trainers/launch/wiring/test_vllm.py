@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from comlrl.loop.interrupts import Interrupted
-from tests.tiny_models import config
-from tests.tiny_trainers import build, share_of_letters
+from tests.support.tiny_models import config
+from tests.support.tiny_trainers import build, share_of_letters
 from trainers.launch.wiring import vllm as engine
 
 VLLM = {

@@ -15,8 +15,8 @@ from comlrl.loop.checkpoint import newest
 from comlrl.types import Attempt, JointAction
 from loggers.report.comparison import grouped
 from loggers.report.run_data import read_run
-from tests.runs import Process, Zygote, metrics, newest_step
-from tests.test_docs import programs
+from tests.support.documented import programs
+from tests.support.runs import Process, Zygote, metrics, newest_step
 from trainers.launch.commands import evaluate
 from trainers.launch.commands.command_line import parse_arguments, resolve
 from trainers.launch.wiring.work import build_reward, build_transition, load_prompts

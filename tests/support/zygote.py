@@ -1,6 +1,7 @@
 """A process that has imported everything and forks real runs: a start costs no imports.
 
-``python tests/zygote.py``, then one JSON request a line on stdin, one answer a line on stdout:
+``python tests/support/zygote.py``, then one JSON request a line on stdin, one answer a line on
+stdout:
 ``{"run": [algorithm, argv], "log": file, "environment": {…}}`` or
 ``{"call": [file, function, arguments], …}`` → ``{"pid": n}``;
 ``{"wait": pid}`` → ``{"code": exit code, or minus the signal}``; ``{"poll": pid}`` → likewise, or
@@ -18,7 +19,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 LIVING: set[int] = set()
 
 

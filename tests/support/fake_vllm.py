@@ -18,7 +18,10 @@ from safetensors.torch import load_file
 
 from comlrl.models.team import Team
 from comlrl.rollout.generation import Generator
+from comlrl.rollout.vllm_sampler import VLLMSampler
+from comlrl.rollout.vllm_server import Server
 from comlrl.types import Request, Sampling
+from tests.support.tiny_models import prompt
 
 
 class FakeVLLM:
@@ -129,3 +132,17 @@ class FakeVLLM:
         temperature = body["temperature"] if self.processed else 1.0
         top = {"token_id:1": -0.2 / temperature, "token_id:2": -0.6 / temperature}
         return {"choices": [{"index": 0, "logprobs": {"top_logprobs": [top]}}]}
+
+
+def client(
+    agents: Team, server: FakeVLLM, folder: Path, *, patience: float = 60.0, **keys: float
+) -> VLLMSampler:
+    asked = Server(server.url, patience, first_wait=0.01)
+    return VLLMSampler(agents, asked, folder / "vllm", 512, keys.get("temperature", 0.8))
+
+
+def requests(agent: int, count: int = 2, siblings: int = 3) -> list[Request]:
+    return [
+        Request(prompt(f"agent {agent}, {n}"), tuple((agent, n, g) for g in range(siblings)))
+        for n in range(count)
+    ]

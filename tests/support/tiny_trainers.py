@@ -12,8 +12,8 @@ from comlrl.rollout.grow import Rollout
 from comlrl.types import Attempt, JointAction, LogMark, LogRecord, Reward, Score, Task, Tree
 from loggers.latents import LatentLogger
 from rewards.code.domain import CODE
-from tests.fakes import PROMPTS, code_task
-from tests.tiny_models import config, folder
+from tests.support.fakes import PROMPTS, code_task
+from tests.support.tiny_models import config, folder
 from trainers.launch.wiring.assembly import build_critic_team, build_sampler
 from trainers.launch.wiring.sampling import sampling
 from trainers.magrpo import MAGRPOTrainer

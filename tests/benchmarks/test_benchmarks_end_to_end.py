@@ -17,8 +17,8 @@ import yaml
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
 
-from tests import tiny_models
-from tests.runs import ROOT, Zygote, algorithm_of
+from tests.support import tiny_models
+from tests.support.runs import ROOT, Zygote, algorithm_of
 
 SHIPPED = sorted(p for kind in ("he", "che", "mbpp") for p in ROOT.glob(f"configs/*_{kind}_*.yaml"))
 DEFAULT = (

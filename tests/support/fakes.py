@@ -113,3 +113,11 @@ class FakeTransition:
             tuple(f"feedback on {text} at {attempt.turn}" for text in attempt.completions_N)
             for attempt in attempts
         ]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now

@@ -20,7 +20,7 @@ from loggers.samples import SampleLogger
 from rewards.code.breakdown import RewardBreakdown, SyntaxProblem
 from rewards.code.domain import CODE
 from rewards.sandbox.outcome import TestOutcome
-from tests.fakes import code_task
+from tests.support.fakes import code_task
 
 TASK = code_task("T/0", "def f(xs):\n    pass\n", "def check(candidate): ...", "f")
 
@@ -273,3 +273,26 @@ def settings(num_agents: int = 2, **sections: Any) -> SimpleNamespace:
         "to_dict": lambda: {"seed": 1},
     }
     return SimpleNamespace(**known | sections)
+
+
+def record(update: int, phase: str = "train", **metrics: float) -> LogRecord:
+    return LogRecord(update * 8, update, 0, phase, metrics or {"reward_mean": 1.5})
+
+
+def scored_tree(task_id: str, *rewards: float):
+    outcomes = (TestOutcome("assert candidate(1) == 2", False, actual="3", expected="2"),)
+    found = [RewardBreakdown(tests=r, outcomes=outcomes, program="p") for r in rewards]
+    scores = list(map(code_score, found))
+    agents = [agent_turn([f"{role}{k}" for k in range(len(rewards))]) for role in ("aux", "main")]
+    return tree(node(scores, agents=agents), task=code_task(task_id, "prompt", "", "f"))
+
+
+def logged(folder: Path, **series: list[float]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    logger = JsonlLogger(folder / "metrics.jsonl")
+    logger.begin(LogMark())
+    for i in range(len(next(iter(series.values())))):
+        metrics = {name.replace("__", "/"): values[i] for name, values in series.items()}
+        logger.log(LogRecord(10 * i, i, 0, "train", metrics))
+    logger.close()
+    return folder

@@ -18,13 +18,17 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from comlrl.config.algorithms import SECTIONS
+from comlrl.config.algorithms import SECTIONS, sections_of
+from comlrl.config.loader import Loader
+from comlrl.config.resolved import Config
 from comlrl.loop.checkpoint import tensors_of
+from trainers.launch.checks.relations import validate
 from trainers.launch.wiring.weights import run_algorithm
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 CLOCK = ("time", "second", "memory")  # parts of names of what depends on the clock or the machine
 ALGORITHMS = ("grpo", "magrpo", "madpo", "marlhf", "ppo", "shppo")
+SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
 SMALL = {
     "num_generations": 2, "batch_size": 2, "max_steps": 4, "num_train_epochs": None,
     "max_new_tokens": 6, "eval_interval": 2, "eval_num_samples": 2, "save_steps": 1,
@@ -34,6 +38,16 @@ SMALL = {
 def algorithm_of(path: Path) -> str:
     """The algorithm whose section a shipped file has, not being one that another reads."""
     return run_algorithm(yaml.safe_load(path.read_text()), SECTIONS, str(path))
+
+
+def load(path: Path) -> Config:
+    """The validated configuration of a shipped file."""
+    algorithm = algorithm_of(path)
+    loader = Loader(algorithm, sections_of(algorithm))
+    loader.read(path)
+    config = loader.build()
+    validate(config)
+    return config
 
 
 def small(algorithm: str, folder: Path, **section: Any) -> list[str]:
@@ -109,7 +123,7 @@ class Zygote:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         environment |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, str(ROOT / "tests/zygote.py")],
+            [sys.executable, str(ROOT / "tests/support/zygote.py")],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment,
         )  # fmt: skip
         self.living: list[Process] = []

@@ -18,7 +18,7 @@ def jumping_clock(algorithm: str, argv: list[str]) -> int:
 
 def without_rights(algorithm: str, argv: list[str]) -> int:
     """As a user to whom nothing belongs, where the tests are root's."""
-    import tests.runs  # noqa: F401  (what is imported later must be readable)
+    import tests.support.runs  # noqa: F401  (what is imported later must be readable)
     from comlrl.loop import resume  # noqa: F401
 
     if os.getuid() == 0:
@@ -29,6 +29,6 @@ def without_rights(algorithm: str, argv: list[str]) -> int:
 
 
 def _run(algorithm: str, argv: list[str]) -> int:
-    from tests.zygote import run
+    from tests.support.zygote import run
 
     return run(algorithm, argv)

@@ -16,7 +16,7 @@ from comlrl.evaluation.metrics import tree_metrics
 from comlrl.loop.progress import Progress
 from comlrl.types import Conventions, Domain, LogMark, LogRecord, Score, Task, Tree
 from loggers import build, write_domain
-from tests.made_runs import agent_turn, node, settings, tree
+from tests.support.made_runs import agent_turn, node, settings, tree
 
 ROLES = ("first buyer", "second buyer", "seller")
 

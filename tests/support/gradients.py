@@ -1,0 +1,79 @@
+"""Gradients of MAGRPO's batched, packed update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+
+import torch
+
+from comlrl.config.algorithms import MAGRPOConfig
+from comlrl.loop.steps import Gathered, Step
+from comlrl.models.team import Team
+from comlrl.types import Sampling, Tree
+from comlrl.update.minibatches import Span
+from trainers.magrpo import MAGRPOTrainer
+
+SAMPLING = Sampling(0.8, 16)
+
+
+def fast(
+    agents: Team,
+    section: MAGRPOConfig,
+    trees: Sequence[Tree],
+    move: float = 0.0,
+    sampling: Sampling = SAMPLING,
+) -> list[list[torch.Tensor]]:
+    """Each agent's gradient at each optimizer step, as the trainer makes them; a step goes
+    ``move`` far against it."""
+    found: list[list[torch.Tensor]] = [[] for _ in agents.agents]
+
+    class Loop:
+        def steps(self, trainer, beside=None) -> Iterator[Step]:
+            yield Step(1, 0, [tree.task for tree in trees])
+
+        def gather(self, step: Step, trees: Sequence[Tree], greedy) -> Gathered:
+            return Gathered(trees, 0, 0, 0, Span(0.0, 1.0))
+
+        def record(self, *_, **__) -> None:
+            return
+
+    class Recorder:
+        learning_rate = 0.0
+
+        def __init__(self, agent) -> None:
+            self.agent = agent
+
+        def zero(self) -> None:
+            for parameter in self.agent.parameters():
+                parameter.grad = None
+
+        def step(self, progress: float) -> float:
+            gradient = flat(self.agent)
+            found[self.agent.index].append(gradient)
+            shift(self.agent, -move * gradient / gradient.norm())
+            self.zero()
+            return 0.0
+
+    grower = SimpleNamespace(grow=lambda *_: list(trees))
+    trainer = MAGRPOTrainer(section, agents, grower, Loop(), sampling)  # type: ignore[arg-type]
+    trainer.optimizers = [Recorder(agent) for agent in agents.agents]  # type: ignore[misc]
+    trainer.train()
+    return found
+
+
+def flat(agent) -> torch.Tensor:
+    return torch.cat(
+        [
+            (torch.zeros_like(p) if p.grad is None else p.grad).flatten().double()
+            for p in agent.parameters()
+        ]
+    )
+
+
+@torch.no_grad()
+def shift(agent, by: torch.Tensor) -> None:
+    """Add to an agent's weights, flat as its gradients are."""
+    sizes = [p.numel() for p in agent.parameters()]
+    for parameter, part in zip(agent.parameters(), by.split(sizes), strict=True):
+        parameter.add_(part.view_as(parameter))
