@@ -6,7 +6,15 @@ import pytest
 
 from comlrl.rollout.grow import Rollout
 from comlrl.types import JointAction, Shape
-from tests.fakes import PROMPTS, SAMPLING, SEED, FakeReward, FakeSampler, FakeTransition, task
+from tests.support.fakes import (
+    PROMPTS,
+    SAMPLING,
+    SEED,
+    FakeReward,
+    FakeSampler,
+    FakeTransition,
+    task,
+)
 
 
 class Seen(FakeReward):
