@@ -7,7 +7,7 @@ turn alone takes twice the tasks of two turns. The runs are short, so that the l
 not decay in them, and nothing is held against the reference. Held-out rewards before, during and
 after come from the runs' own logs and are printed as a Markdown table, the mean over the seeds:
 of the first attempts, and of each task's last one (what is solved is not attempted again);
-`docs/multi_turn.md` holds one. Runs are kept under --out: finished ones are read, not repeated.
+`docs/results/feedback.md` has one. Runs are kept under --out: finished ones are read, not repeated.
 """
 
 from __future__ import annotations

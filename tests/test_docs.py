@@ -36,7 +36,7 @@ from trainers.launch.commands.train import main as train_main
 from trainers.launch.wiring.work import NEEDED
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 EVERY_SECTION = {**SHARED, **SECTIONS}
 # What is not ours: known to be there, or for the reader's machine.
 OUTSIDE = {"wandb", "transformers", "pip", "cd", "export", "git", "tail", "env/bin/pip", "docker"}
@@ -71,7 +71,7 @@ def commands() -> list[Command]:
             for line in lines if shell and language != "python" else ():
                 words = shlex.split(line, comments=True)
                 if words:
-                    found.append(Command(page.name, tuple(words)))
+                    found.append(Command(page.relative_to(ROOT).as_posix(), tuple(words)))
     return found
 
 
@@ -232,7 +232,7 @@ def known_options(file: Path, arguments: list[str]) -> None:
 
 def test_there_are_commands_on_the_pages_that_have_some():
     pages = {command.page for command in COMMANDS}
-    assert {"README.md", "cookbook.md", "algorithms.md", "external.md", "actor_critic.md"} <= pages
+    assert {"README.md", "docs/cookbook.md", "docs/algorithms.md", "docs/external.md"} <= pages
 
 
 def test_the_table_of_a_domain_names_all_that_it_may_have():
@@ -339,14 +339,18 @@ def test_the_drawing_is_fresh():
     assert drawing.FILE.read_text(encoding="utf-8") == drawing.draw(), "python tools/draw_credit.py"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_and_files_are_there(page):
     text = page.read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", re.sub(r"```.*?```", "", text, flags=re.S))
     missing = [x for x in links if "://" not in x and not (page.parent / x).exists()]
     named = re.findall(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|ya?ml|md|sh|jsonl|svg|png|txt))`", text)
     ours = {path.name for path in ROOT.iterdir()}
-    shown = set(programs(page.name)) | {"trainers/best.py"} if page.parent != ROOT else set()
+    shown = (
+        set(programs(page.relative_to(ROOT / "docs").as_posix())) | {"trainers/best.py"}
+        if page.parent != ROOT
+        else set()
+    )
     missing += [
         x for x in named
         if x.split("/")[0] in ours - {"outputs"} and x not in shown and not (ROOT / x).exists()
@@ -355,8 +359,9 @@ def test_links_and_files_are_there(page):
 
 
 def test_every_page_is_in_the_navigation():
-    named = re.findall(r": (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
-    assert sorted(named) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
+    named = re.findall(r"[:-] ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    pages = (ROOT / "docs").rglob("*.md")
+    assert sorted(named) == sorted(page.relative_to(ROOT / "docs").as_posix() for page in pages)
 
 
 def exists(key: str) -> bool:
@@ -376,7 +381,7 @@ def keys_named(text: str) -> set[str]:
     return {k for k in found if not re.search(r"\.(py|md|ya?ml|jsonl?)$", k)}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_keys_exist(page):
     text = page.read_text(encoding="utf-8")
     if page.name == "configuration.md":

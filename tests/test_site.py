@@ -32,7 +32,10 @@ def test_the_site_is_whole_and_needs_no_network(tmp_path: Path) -> None:
     done = build(CONFIG, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     pages = {page.relative_to(tmp_path).as_posix() for page in tmp_path.rglob("*.html")}
-    assert pages >= {f"{page.stem}.html" for page in (ROOT / "docs").glob("*.md")}
+    assert pages >= {
+        page.relative_to(ROOT / "docs").with_suffix(".html").as_posix()
+        for page in (ROOT / "docs").rglob("*.md")
+    }
     assert pages >= {f"reference/{room}.html" for room in ("comlrl.credit", "trainers")}
     assert "λ A_{l+1}" in (tmp_path / "reference/comlrl.credit.html").read_text()  # gae's equation
     loaded = r'<script[^>]*\ssrc="([^"]*)"|<link[^>]*rel="stylesheet"[^>]*href="([^"]*)"'
