@@ -39,7 +39,7 @@ def online_trainer(run: Run, reward: ModelReward) -> Online:
     from trainers.ppo import PPOTrainer
 
     section = run.config.online
-    rollout = build_rollout(run.config, run.rollout.prompts, run.rollout.sampler, reward)
+    rollout = build_rollout(run.config, run.work, run.rollout.sampler, reward)
     made = (section, run.team, rollout, run.loop, run.sampling)
     if not section.chains:
         return MAGRPOTrainer(*made)

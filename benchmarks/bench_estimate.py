@@ -29,21 +29,24 @@ from comlrl.config.resolved import Config
 from loggers.tables import table
 from trainers.launch.commands import command_line
 from trainers.launch.cost import roofline
+from trainers.launch.wiring.sampling import limits
 
 QUICKSTART = str(ROOT / "configs" / "magrpo_quickstart.yaml")
 
 
-def resolved(keys: list[str]) -> Config:
-    """The quickstart's configuration with these overrides."""
+def resolved(keys: list[str]) -> tuple[Config, tuple[int, ...]]:
+    """The quickstart's configuration with these overrides, and each agent's max_new_tokens."""
     parsed = command_line.parse_arguments("magrpo", ["--config", QUICKSTART, "--override", *keys])
-    return command_line.resolve("magrpo", parsed)[0]
+    config, work, _ = command_line.resolve("magrpo", parsed)
+    return config, limits(config, work.roles)
 
 
 def estimated(keys: list[str], length: float = 0) -> dict[str, float]:
     """Seconds of a step's parts; ``length``: of a completion, 0 for the longest."""
-    config = resolved(keys)
-    work = roofline.work_of(config, replace(roofline.hardware("cpu", config), tokens=length))
-    rollout, update = work.generation() + work.reward(), work.update()
+    config, limits_N = resolved(keys)
+    on = replace(roofline.hardware("cpu", config), tokens=length)
+    step = roofline.step_cost(config, limits_N, on)
+    rollout, update = step.generation() + step.reward(), step.update()
     return {"rollout": rollout, "update": update, "step": rollout + update}
 
 
@@ -76,7 +79,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="of the quickstart")
     parser.add_argument("--warm", type=int, default=5, help="that come before them")
     options = parser.parse_args()
-    section = resolved([]).section
+    section = resolved([])[0].section
     own = ("num_generations", "batch_size", "max_new_tokens", "top_p", "kl_coef", "learning_rate")
     quickstart = [f"magrpo.{name}={getattr(section, name)}" for name in own]
     rows = compare("quickstart", options.steps, options.warm, quickstart)

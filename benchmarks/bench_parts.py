@@ -69,11 +69,12 @@ def start(overrides: list[str], fast: bool, folder: str, steps: int) -> tuple[An
     arguments = command_line.parse_arguments(
         "magrpo", ["--config", file, "--override", *keys, *overrides]
     )
-    config, _ = command_line.resolve("magrpo", arguments)
+    config, work, _ = command_line.resolve("magrpo", arguments)
     assembly.deterministic()
     memory.keep_freed()
-    train, _ = assembly.load_both_splits(config)
-    run = assembly.assemble(prepare(config, False, False), Signals(), train, [], resume=False)
+    train, _ = assembly.load_both_splits(config, work.domain)
+    begun = prepare(config, False, False)
+    run = assembly.assemble(begun, work, Signals(), train, [], resume=False)
     if not fast:
         for agent in run.team.agents:
             agent.fast = None

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from loggers.tables import table
 from trainers.launch.commands import command_line
 from trainers.launch.cost import roofline
+from trainers.launch.wiring.sampling import limits
 
 KEYS = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
@@ -35,15 +36,16 @@ SIZES = {  # of their config.json
 }
 
 
-def work(model: str, agents: int, gpus: int, options: argparse.Namespace) -> roofline.Work:
+def step(model: str, agents: int, gpus: int, options: argparse.Namespace) -> roofline.StepCost:
     """A GPU's part of a step."""
     keys = (f"magrpo.num_agents={agents}", f"magrpo.batch_size={options.tasks}")
     parsed = command_line.parse_arguments(
         "magrpo", ["--config", options.config, "--override", f"agent_model.name={model}", *keys]
     )
-    config, _ = command_line.resolve("magrpo", parsed)
+    config, work, _ = command_line.resolve("magrpo", parsed)
     on = roofline.hardware(f"{gpus}x{options.hardware}", config)
-    return roofline.work_of(config, replace(on, prompt=on.prompt or roofline.PROMPT))
+    on = replace(on, prompt=on.prompt or roofline.PROMPT)
+    return roofline.step_cost(config, limits(config, work.roles), on)
 
 
 def main() -> None:
@@ -63,7 +65,7 @@ def main() -> None:
             for agents in (2, 4, 8):
                 row = [size, str(agents)]
                 for gpus in (1, 8, 64):
-                    one = work(str(model), agents, gpus, options)
+                    one = step(str(model), agents, gpus, options)
                     parts = one.generation(), one.reward(), one.update()
                     fixed = replace(one, on=replace(one.on, launch=0.0)).generation()
                     share = 1 - fixed / parts[0]

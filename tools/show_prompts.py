@@ -32,10 +32,10 @@ from comlrl.tasks.datasets import load_tasks
 from comlrl.tasks.history import Exchange, next_prompt, with_handed_on
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, JointAction, Message, Task
-from trainers.launch.checks.at_hand import team_at_hand
+from trainers.launch.checks.at_hand import agents_at_hand
 from trainers.launch.commands import evaluation_plan
 from trainers.launch.wiring import hub
-from trainers.launch.wiring.work import build_reward, build_transition, load_prompts, with_mode
+from trainers.launch.wiring.work import Work, find_mode
 
 UNKNOWN = "(here stands what those before it will have written in this turn)\n"
 QUICKSTART = Path(__file__).parents[1] / "configs" / "magrpo_quickstart.yaml"
@@ -57,12 +57,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def resolve(options: argparse.Namespace) -> Config:
-    """The configuration, with as many agents as there are completions."""
+def resolve(options: argparse.Namespace) -> tuple[Config, Work]:
+    """The configuration, with as many agents as there are completions, and its work."""
     given = ["--config", options.config, "--override", *options.override]
     if options.completions:
         given += ["--num-agents", str(len(options.completions[0]))]
-    return evaluation_plan.make_plan(evaluation_plan.parse_arguments(given)).config
+    plan = evaluation_plan.make_plan(evaluation_plan.parse_arguments(given))
+    agents = agents_at_hand(plan.config, [])
+    return plan.config, plan.work.read_by([agent.chats for agent in agents])
 
 
 def find_task(tasks: Sequence[Task], wanted: str) -> Task:
@@ -73,14 +75,14 @@ def find_task(tasks: Sequence[Task], wanted: str) -> Task:
     raise UserError(f"--task: {wanted!r} is not among the {len(tasks)} rows of the split")
 
 
-def attempts_of(config: Config, task: Task, turns: Sequence[Sequence[Path]]) -> list[Attempt]:
+def attempts_of(work: Work, task: Task, turns: Sequence[Sequence[Path]]) -> list[Attempt]:
     """Each turn's completions, scored."""
     if not turns:
         return []
     texts = [
         tuple("" if str(file) == "-" else file.read_text() for file in files) for files in turns
     ]
-    reward = build_reward(config)
+    reward = work.build_reward()
     try:
         scores = reward.score([JointAction(task, completions) for completions in texts])
     finally:
@@ -92,11 +94,12 @@ def attempts_of(config: Config, task: Task, turns: Sequence[Sequence[Path]]) -> 
 
 
 def prompts_by_turn(
-    config: Config, prompts: Prompts, task: Task, attempts: Sequence[Attempt]
+    config: Config, work: Work, task: Task, attempts: Sequence[Attempt]
 ) -> list[tuple[tuple[Message, ...], ...]]:
     """Each agent's prompt at turn 1, and at the turn after each attempt."""
-    first, settings = prompts.first(task, config.section.num_agents), config.external
-    text_T = [first, *(build_transition(config, prompts)(attempts) if attempts else ())]
+    prompts, settings = work.prompts, config.external
+    first = prompts.first(task, len(work.roles))
+    text_T = [first, *(work.mode.build(prompts)(attempts) if attempts else ())]
     written_T = [*(attempt.completions_N for attempt in attempts), None]
     shown_T = [_handed_on(config, prompts, task, written) for written in written_T]
     turns_T = [
@@ -179,21 +182,20 @@ def show(
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     try:
-        config = resolve(options)
+        config, work = resolve(options)
         hub.check_data(config)
-        prompts, agents = load_prompts(config, team_at_hand(config)), config.section.num_agents
-        tasks = load_tasks(config.dataset, config.dataset.eval_split, prompts.domain)
+        tasks = load_tasks(config.dataset, config.dataset.eval_split, work.domain)
         task = find_task(tasks, options.task)
-        attempts = attempts_of(config, task, options.completions)
+        attempts = attempts_of(work, task, options.completions)
         for attempt in attempts:
             print(f"════ reward of turn {attempt.turn}: {attempt.score.value:.2f}")
         reader_N = readers(config)
-        for mode in options.mode or [None]:
-            external = dataclasses.replace(config.external, mode=mode or config.external.mode)
+        for name in options.mode or [work.mode.name]:
+            external = dataclasses.replace(config.external, mode=name)
             moded = dataclasses.replace(config, external=external)
-            shown = str(with_mode(moded, prompts).mode)
-            roles = prompts.domain.roles(agents)
-            show(shown, roles, prompts_by_turn(moded, prompts, task, attempts), reader_N)
+            mode = find_mode(moded, work.domain, work.domain_target)
+            work = dataclasses.replace(work, mode=mode)
+            show(name, work.roles, prompts_by_turn(config, work, task, attempts), reader_N)
     except (UserError, OSError) as error:
         report(error)
         return 2

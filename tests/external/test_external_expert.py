@@ -221,10 +221,10 @@ def test_settings_that_cannot_work_are_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("DEEPSEEK_API_KEY", raising=False)
     section = ExternalConfig(mode="expert_edits", expert_model="deepseek-coder")
     with pytest.raises(UserError, match="DEEPSEEK_API_KEY; set it"):
-        external.build(section, PROMPTS)
+        external.find(section, CODE).build(PROMPTS)
     section = ExternalConfig(mode="expert_edits", expert_model="my-model")
     with pytest.raises(UserError, match=r"external\.expert_base_url: null"):
-        external.build(section, PROMPTS)
+        external.find(section, CODE).build(PROMPTS)
 
 
 @pytest.mark.parametrize("status", [302, 307, 308])

@@ -132,7 +132,7 @@ def test_edits_of_a_served_model_reach_every_agent(served_model: tuple[str, str]
     section = ExternalConfig(mode="expert_edits", expert_model=model, expert_base_url=url)
     task = code_task("T/1", "def top(xs):\n    '''The largest of xs.'''\n", "", "top")
     texts = ("def aux(xs):\n    return xs\n", "def top(xs):\n    return 0\n")
-    transition = external.build(section, Prompts(CODE))
+    transition = external.find(section, CODE).build(Prompts(CODE))
     attempts = [Attempt(task, written, Score(0.0), 1) for written in (texts, texts[1:])]
     answers = transition(attempts)
     again = "Write a revised `{}`, code only: no fences, prose, tests or examples.\n"

@@ -88,7 +88,9 @@ def build(
     rollout = Rollout(sampler, TextReward(value), transition, PROMPTS, seed=cfg.seed)
     logger = Recorder(LatentLogger(run_dir / "latents.jsonl", CODE))
     loop = Loop(section, tasks(count), domain=CODE, run_dir=run_dir, logger=logger, seed=cfg.seed)
-    sampled = sampling(cfg).with_sets(cfg.generation.max_support)
+    sampled = sampling(cfg, CODE.roles(cfg.section.num_agents)).with_sets(
+        cfg.generation.max_support
+    )
     if algorithm == "magrpo":
         return MAGRPOTrainer(section, team, rollout, loop, sampled)
     if algorithm == "ppo":

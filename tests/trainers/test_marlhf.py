@@ -66,9 +66,9 @@ def test_a_run_s_own_configuration_can_be_overridden(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(resolved("magrpo.max_steps=7").to_dict()))
     given = ["--config", str(path), "--override", "marlhf.max_steps=2"]
-    config, _ = resolve("marlhf", parse_arguments("marlhf", given))
+    config, *_ = resolve("marlhf", parse_arguments("marlhf", given))
     assert config.section.max_steps == config.online.max_steps == 2
-    config, _ = resolve("marlhf", parse_arguments("marlhf", given[:2]))
+    config, *_ = resolve("marlhf", parse_arguments("marlhf", given[:2]))
     assert config.online.max_steps == 7
 
 

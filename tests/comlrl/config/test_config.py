@@ -15,7 +15,6 @@ from comlrl.config.loader import Loader
 from comlrl.errors import UserError
 from trainers.launch.checks.relations import validate
 from trainers.launch.commands.command_line import parse_arguments, resolve
-from trainers.launch.wiring.work import build_reward
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = str(ROOT / "configs" / "magrpo_quickstart.yaml")
@@ -31,7 +30,10 @@ def load(path: Path | str, algorithm: str = "magrpo") -> Any:
 
 def parse(*arguments: str, algorithm: str = "magrpo", file: str = QUICKSTART) -> Any:
     """(config, notices) of a command line."""
-    return resolve(algorithm, parse_arguments(algorithm, ["--config", file, *arguments]))
+    config, _, notices = resolve(
+        algorithm, parse_arguments(algorithm, ["--config", file, *arguments])
+    )
+    return config, notices
 
 
 def write(tmp_path: Path, text: str) -> str:
@@ -538,7 +540,8 @@ def test_arguments_of_the_reward_are_strict(item, message):
 
 def test_arguments_of_the_reward():
     overrides = ["reward.arguments.bonus=share", "reward.arguments.need_bonus=true"]
-    with build_reward(parse("--override", *overrides)[0]) as found:
+    config, _ = parse("--override", *overrides)
+    with validate(config).build_reward() as found:
         assert (found.bonus, found.measure_need, found.need_bonus) == ("share", False, True)
         assert found.for_evaluation().measure_need and not found.measure_need
     grpo = QUICKSTART.replace("magrpo", "grpo")

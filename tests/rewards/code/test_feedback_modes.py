@@ -116,7 +116,7 @@ SITUATIONS: dict[str, tuple[int, RewardBreakdown]] = {  # name → (agents, brea
 
 def build(mode: str, sandbox_slice: object = 1) -> Transition:
     section = ExternalConfig(mode=mode, sandbox_slice=sandbox_slice)  # type: ignore[arg-type]
-    return external.build(section, Prompts(CODE))
+    return external.find(section, CODE).build(Prompts(CODE))
 
 
 def attempt(agents: int, found: RewardBreakdown | None) -> Attempt:

@@ -110,7 +110,7 @@ def test_settings_of_programs_have_no_effect_on_it():
     file = Path(__file__).parents[3] / "configs/magrpo_writing_quickstart.yaml"
     overrides = ["sandbox.timeout=3", "magrpo.num_turns=2", "external.sandbox_slice=2"]
     arguments = parse_arguments("magrpo", ["--config", str(file), "--override", *overrides])
-    _, notices = resolve("magrpo", arguments)
+    *_, notices = resolve("magrpo", arguments)
     assert sorted(notice.split(" has no effect")[0] for notice in notices) == [
         "external.sandbox_slice=2", "sandbox.timeout=3.0"
     ]  # fmt: skip

@@ -22,7 +22,7 @@ from trainers.launch.wiring.assembly import (
 from trainers.launch.wiring.comparator import build_judge
 from trainers.launch.wiring.hub import model_folder
 from trainers.launch.wiring.sampling import sampling
-from trainers.launch.wiring.work import build_reward, build_transition, load_prompts
+from trainers.launch.wiring.work import Work
 
 if TYPE_CHECKING:
     from comlrl.models.agent import Agent
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 WEIGHTS = ("*.safetensors", "*.bin")
 
 
-def check(config: Config) -> list[str]:
+def check(config: Config, work: Work) -> list[str]:
     """What could not be checked. Raises UserError, or a room's error of the user's, for what a
     run would refuse."""
     unchecked: list[str] = []
     _output(config)
-    build_transition(config, load_prompts(config))
-    build_reward(config).close()
-    tasks = _tasks(config, unchecked)
-    agents = _agents(config, unchecked)
+    work.mode.build(work.prompts)
+    work.build_reward().close()
+    tasks = _tasks(config, work, unchecked)
+    agents = agents_at_hand(config, unchecked)
     if tasks and agents:
-        _check_prompts(config, agents, tasks)
+        _check_prompts(config, work, agents, tasks)
     _check_preferences(config)
     if config.external.mode == "expert_edits" and config.section.num_turns > 1:
         unchecked.append(f"external.expert_model: '{config.external.expert_model}'; not asked")
@@ -49,7 +49,7 @@ def check(config: Config) -> list[str]:
     if isinstance(config.section, PreferenceConfig):
         kind, given = config.section.comparison
     if kind == "model":
-        build_judge(config, load_prompts(config))
+        build_judge(config, work.prompts)
     if kind != "reward":
         unchecked.append(f"{config.algorithm}.comparator: '{given}'; not asked")
     if config.generation.backend == "vllm":
@@ -61,14 +61,14 @@ def check(config: Config) -> list[str]:
     return unchecked
 
 
-def prompt_tokens(config: Config) -> float | None:
+def prompt_tokens(config: Config, work: Work) -> float | None:
     """Mean of the agents' first prompts; None where the tasks or a tokenizer are not at hand."""
     from comlrl.types import Message
 
-    tasks, agents = _tasks(config, []), _agents(config, [])
+    tasks, agents = _tasks(config, work, []), agents_at_hand(config, [])
     if not tasks or not agents:
         return None
-    prompts = load_prompts(config, _as_team(agents))
+    prompts = work.read_by([agent.chats for agent in agents]).prompts
     lengths = [
         len(agent.encode((*prompts.opening, Message("user", text))))
         for task in tasks[:64]
@@ -90,13 +90,13 @@ def _output(config: Config) -> None:
         ) from error
 
 
-def _tasks(config: Config, unchecked: list[str]) -> list[Task]:
+def _tasks(config: Config, work: Work, unchecked: list[str]) -> list[Task]:
     """All rows of both splits, each checked; [] where the data is the hub's."""
     import datasets
 
     name, section = config.dataset.name, config.dataset
     if name.startswith("builtin:") or Path(name).suffix in KINDS or Path(name).is_dir():
-        train, held_out = load_both_splits(config)
+        train, held_out = load_both_splits(config, work.domain)
         return train + held_out
     for key in ("train_split", "eval_split"):
         split = getattr(section, key)
@@ -110,7 +110,7 @@ def _tasks(config: Config, unchecked: list[str]) -> list[Task]:
     return []
 
 
-def _agents(config: Config, unchecked: list[str]) -> list[Agent]:
+def agents_at_hand(config: Config, unchecked: list[str]) -> list[Agent]:
     """Agents with tokenizer and sizes, without weights; [] where a model is not at hand."""
     key = "agents" if config.agents else "agent_model.name"
     names = config.agents or (config.agent_model.name,) * config.section.num_agents
@@ -159,23 +159,15 @@ def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> Agent |
     return Agent(0, unweighted, tokenizer, None)
 
 
-def team_at_hand(config: Config) -> Any:
-    """The agents' tokenizers as a team's, for its prompts; None: a model is not at hand."""
-    return _as_team(_agents(config, []))
-
-
-def _as_team(agents: list[Agent]) -> Any:
-    return SimpleNamespace(agents=agents, of=agents.__getitem__) if agents else None
-
-
-def _check_prompts(config: Config, agents: list[Agent], tasks: list[Task]) -> None:
+def _check_prompts(config: Config, work: Work, agents: list[Agent], tasks: list[Task]) -> None:
     """Every row's first prompts leave room for a completion, unless ``on_bad_row: skip``."""
-    team = _as_team(agents)
+    team: Any = SimpleNamespace(agents=agents)
+    prompts = work.read_by([agent.chats for agent in agents]).prompts
     sampler: Any = SimpleNamespace(
         encode=lambda agent, prompt: agents[agent].encode(prompt),
         max_length=context_length(config, team),
     )
-    fitting(tasks, load_prompts(config, team), config, sampler, sampling(config))
+    fitting(tasks, prompts, config, sampler, sampling(config, work.roles))
 
 
 def _check_preferences(config: Config) -> None:

@@ -17,12 +17,13 @@ from comlrl.config.keys import check_ranges, keys_of
 from comlrl.config.resolved import Config
 from comlrl.config.sections import SECTIONS as SHARED
 from comlrl.errors import UserError
-from trainers.launch.wiring import sampling, work
+from trainers.launch.wiring import sampling
 from trainers.launch.wiring import vllm as engine
+from trainers.launch.wiring.work import Work, resolve_work
 
 
-def validate(config: Config) -> None:
-    """Refuse values and relations that cannot work. Raises UserError."""
+def validate(config: Config) -> Work:
+    """What the run works on. Raises UserError for values and relations that cannot work."""
     for name in SHARED:
         if (section := getattr(config, name)) is not None:
             check_ranges(name, section)
@@ -45,8 +46,9 @@ def validate(config: Config) -> None:
             "compares the policy with the one that sampled; set lora.dropout=0"
         )
     _shared(config)
-    work.check(config)
-    sampling.check(config)
+    work = resolve_work(config)
+    sampling.check(config, work.roles)
+    return work
 
 
 def _relations(name: str, section: CommonConfig, config: Config) -> None:

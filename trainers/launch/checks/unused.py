@@ -24,23 +24,23 @@ from comlrl.config.resolved import Config
 from comlrl.config.sections import SECTIONS as SHARED
 from comlrl.tasks.prompts import REVISION
 from trainers.launch.wiring.sampling import KEYS, sampling
-from trainers.launch.wiring.work import load_prompts, mode_reads, reward_reads, with_mode
+from trainers.launch.wiring.work import Work, find_mode
 
 # Keys, and why they have no effect. "<algo>" is a section that the run reads; a section's name
 # alone means all of its keys.
 Unused = Iterator[tuple[str, str]]
 
 
-def without_effect(config: Config, given: Mapping[str, str]) -> list[str]:
+def without_effect(config: Config, work: Work, given: Mapping[str, str]) -> list[str]:
     """One line for each reason, with the settings that were given in vain.
 
     ``given``: key → where it was given.
     """
     lines, reported = [], set()
-    for pattern, reason in _unused(config):
+    for pattern, reason in _unused(config, work):
         keys = [key for key in dict.fromkeys(_keys(config, pattern)) if key in given]
         keys = [key for key in keys if key not in reported]
-        keys = [key for key in keys if _value(config, key) != _default(config, key)]
+        keys = [key for key in keys if _value(config, key) != _default(config, work, key)]
         reported |= set(keys)
         if keys:
             values = ", ".join(f"{key}={_value(config, key)}" for key in keys)
@@ -56,29 +56,29 @@ def _all_have_their_own(config: Config, key: str) -> bool:
     return len(values) == config.section.num_agents and None not in values
 
 
-def _truncates(config: Config) -> bool:
-    drawn = sampling(config)
+def _truncates(config: Config, work: Work) -> bool:
+    drawn = sampling(config, work.roles)
     return any(drawn.of(agent).truncates for agent in range(config.section.num_agents))
 
 
-def _unused(config: Config) -> Unused:
+def _unused(config: Config, work: Work) -> Unused:
     """All of them; where several reasons hold for a key, the first is the one to tell."""
     section, online = config.section, config.online
-    yield from _turns(config, online)
+    yield from _turns(config, work, online)
     yield from _agents(online)
     if isinstance(online, SHPPOConfig):
         yield from _latents(online)
-    yield from _shared(config, online)
+    yield from _shared(config, work, online)
     if isinstance(section, PreferenceConfig):
         yield from _preferences(config, section)
     if isinstance(online, ActorCriticConfig):
         yield from _actor_critic(online)
     if not online.takes_ratios:
         yield "<algo>.clip_range", "update_epochs=1: each sample is used once, without a ratio"
-    yield from _generation(config)
+    yield from _generation(config, work)
 
 
-def _turns(config: Config, section: CommonConfig) -> Unused:
+def _turns(config: Config, work: Work, section: CommonConfig) -> Unused:
     if section.num_turns == 1:
         yield (
             "<algo>.discount <algo>.early_termination_threshold <algo>.handoff "
@@ -90,7 +90,7 @@ def _turns(config: Config, section: CommonConfig) -> Unused:
     if not _by_token(section):
         yield "<algo>.gamma_token", "values are of turns here"
     if section.num_turns > 1:
-        yield from _external(config)
+        yield from _external(config, work)
     if section.handoff is None:
         yield "<algo>.handoff_width", "handoff=null hands on every joint action"
     elif (
@@ -105,7 +105,7 @@ def _turns(config: Config, section: CommonConfig) -> Unused:
         )
 
 
-def _external(config: Config) -> Unused:
+def _external(config: Config, work: Work) -> Unused:
     external = config.external
     if external.history == "full":
         yield (
@@ -117,7 +117,7 @@ def _external(config: Config) -> Unused:
             "external.expert_model external.expert_base_url external.on_error",
             "no expert is asked unless external.mode=expert_edits",
         )
-    if "sandbox_slice" not in mode_reads(config, load_prompts(config)):
+    if "sandbox_slice" not in work.mode.keys_read:
         yield "external.sandbox_slice", "this external.mode does not read it"
 
 
@@ -148,8 +148,8 @@ def _latents(section: SHPPOConfig) -> Unused:
         yield "<algo>.inference_learning_rate", "latent_gradient=policy has no inference net"
 
 
-def _shared(config: Config, section: CommonConfig) -> Unused:
-    if not reward_reads(config) & {f.name for f in fields(config.sandbox)}:
+def _shared(config: Config, work: Work, section: CommonConfig) -> Unused:
+    if not work.reward_arguments.keys() & {f.name for f in fields(config.sandbox)}:
         yield "sandbox", "this reward runs nothing in it"
     if section.eval_interval == 0:
         yield (
@@ -250,9 +250,9 @@ def _actor_critic(section: ActorCriticConfig) -> Unused:
             )
 
 
-def _generation(config: Config) -> Unused:
+def _generation(config: Config, work: Work) -> Unused:
     vllm, online = config.generation.backend == "vllm", config.section.trained_online
-    if not (online and _truncates(config)):
+    if not (online and _truncates(config, work)):
         yield "generation.max_support", "no log-probability is over what top_p or top_k leave"
     if not vllm:
         yield (
@@ -296,9 +296,9 @@ def _value(config: Config, key: str) -> Any:
     return getattr(config.sections.get(head) or getattr(config, head), name)
 
 
-def _default(config: Config, key: str) -> Any:
+def _default(config: Config, work: Work, key: str) -> Any:
     head, _, name = key.partition(".")
     if key == "external.mode" and config.external.mode is not None:  # null means one of them
         unset = replace(config, external=replace(config.external, mode=None))
-        return with_mode(unset, load_prompts(config)).mode
+        return find_mode(unset, work.domain, work.domain_target).name
     return getattr(_class(head)(), name)

@@ -13,6 +13,7 @@ from comlrl.errors import UserError
 from trainers.launch.checks.relations import shift_notice, validate
 from trainers.launch.checks.unused import without_effect
 from trainers.launch.commands.shipped import CONFIGS, config_file
+from trainers.launch.wiring.work import Work
 
 DEFAULT_CONFIGS = {name: CONFIGS / f"{name}_he_config.yaml" for name in ("ppo", "shppo")}
 
@@ -86,8 +87,11 @@ def parse_arguments(algorithm: str, argv: Sequence[str] | None = None) -> argpar
     return arguments
 
 
-def resolve(algorithm: str, arguments: argparse.Namespace) -> tuple[Config, list[str]]:
-    """File, then older flags, then overrides; checked. Raises UserError."""
+def resolve(algorithm: str, arguments: argparse.Namespace) -> tuple[Config, Work, list[str]]:
+    """File, then older flags, then overrides; checked. Also what the run works on, and notices.
+
+    Raises UserError.
+    """
     sections = sections_of(algorithm)
     loader = Loader(algorithm, sections)
     _check_algorithm(algorithm, sections, arguments.config)
@@ -106,9 +110,9 @@ def resolve(algorithm: str, arguments: argparse.Namespace) -> tuple[Config, list
     for item in arguments.override:
         loader.set(parse_override(item))
     config = loader.build()
-    validate(config)
+    work = validate(config)
     notices = loader.notices + shift_notice(config)
-    return config, notices + without_effect(config, loader.given)
+    return config, work, notices + without_effect(config, work, loader.given)
 
 
 def _check_algorithm(algorithm: str, sections: Mapping[str, type], file: str) -> None:

@@ -30,7 +30,6 @@ from trainers.launch.wiring.assembly import (
     fitting,
 )
 from trainers.launch.wiring.sampling import sampling
-from trainers.launch.wiring.work import load_domain, load_prompts
 
 if TYPE_CHECKING:
     import torch
@@ -228,15 +227,15 @@ def build(plan: Plan, *, caching: bool) -> Stage:
         notice("generation.backend: evaluations take the builtin generator")
     hub.check_data(config)
     hub.check_reachable(config, hub.agents_models(config))
-    tasks = load_tasks(config.dataset, config.dataset.eval_split, load_domain(config))
+    tasks = load_tasks(config.dataset, config.dataset.eval_split, plan.work.domain)
     team = build_team(config)
     generator, sampler = build_sampler(config, team)
-    sampled = sampling(config, plan.greedy)
-    prompts = load_prompts(config, team)
-    tasks = fitting(tasks[: section.eval_num_samples], prompts, config, sampler, sampled)
+    sampled = sampling(config, plan.work.roles, plan.greedy)
+    work = plan.work.read_by([team.of(i).chats for i in range(section.num_agents)])
+    tasks = fitting(tasks[: section.eval_num_samples], work.prompts, config, sampler, sampled)
     asked: Any = CachingSampler(sampler, len(team)) if caching else sampler
-    reward, evaluated = build_rewards(config)
-    rollout = build_rollout(config, prompts, asked, reward if caching else evaluated)
+    reward, evaluated = build_rewards(config, work)
+    rollout = build_rollout(config, work, asked, reward if caching else evaluated)
     return Stage(tasks, team, generator, sampled, rollout)
 
 
@@ -266,7 +265,7 @@ def grower(plan: Plan, stage: Stage) -> Callable[[], list[Tree]]:
     section = plan.config.section
     if plan.baseline is not None:
         size = baselines.team_size(plan.baseline, section.num_agents)
-        drawn = sampling(plan.config, plan.greedy, size)
+        drawn = sampling(plan.config, plan.work.domain.roles(size), plan.greedy)
         grow = baselines.build(plan.baseline, stage.rollout, size, drawn)
         return lambda: estimates.repeat(grow, stage.tasks, plan.samples)
     return lambda: estimates.evaluate(

@@ -27,7 +27,7 @@ from trainers.launch.commands.shipped import config_file
 from trainers.launch.wiring import init_from as initial
 from trainers.launch.wiring import own_algorithm, weights
 from trainers.launch.wiring.weights import Trained
-from trainers.launch.wiring.work import sources
+from trainers.launch.wiring.work import Work
 
 PAIRED = ("num_agents", "agents", "name", "enabled", "r")  # agree in teams that are crossed
 BASELINES = ("single", "naive_concat", "sequential", "discussion")  # of comlrl.evaluation.baselines
@@ -38,6 +38,7 @@ class Plan:
     """What is to be evaluated, checked."""
 
     config: Config
+    work: Work
     config_file: str
     teams: tuple[Trained, ...]  # several: cross-play
     baseline: str | None
@@ -69,8 +70,8 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
         raise UserError("--export-samples: of one team as it is; evaluate teams one by one")
     asked = replacements.parse(arguments.replace, teams)
     others = [who for who in asked.values() if isinstance(who, Trained)]
-    config = resolve(str(file), [*teams, *others], arguments)
-    replaced = replacements.check(asked, config)
+    config, work = resolve(str(file), [*teams, *others], arguments)
+    replaced = replacements.check(asked, config, work.roles)
     initial.check_models(config)
     if config.init_from is not None and (not teams or "untrained" in replaced.values()):
         initial.check(config, SECTIONS)
@@ -82,6 +83,7 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
         )
     return Plan(
         config,
+        work,
         str(file),
         tuple(teams),
         arguments.baseline,
@@ -153,7 +155,9 @@ def _holds(path: Path, described: Mapping[str, Any]) -> bool:
         return False
 
 
-def resolve(file: str, teams: Sequence[Trained], arguments: argparse.Namespace) -> Config:
+def resolve(
+    file: str, teams: Sequence[Trained], arguments: argparse.Namespace
+) -> tuple[Config, Work]:
     """File, then what the weights say of themselves, then flags and overrides; checked."""
     algorithms = own_algorithm.known(Path(file).parent, *(team.run_dir for team in teams))
     algorithm = weights.run_algorithm(load_yaml(file), algorithms, file)
@@ -186,10 +190,10 @@ def resolve(file: str, teams: Sequence[Trained], arguments: argparse.Namespace) 
         item.partition("=")[0].rpartition(".")[2] for item in arguments.override
     }:
         _check_order(option, teams, algorithm)
-    validate(config)
-    for text in loader.notices + _work_notices(file, given, teams, team_settings, config):
+    work = validate(config)
+    for text in loader.notices + _work_notices(file, given, teams, team_settings, config, work):
         notice(text)
-    return config
+    return config, work
 
 
 def _check_pairing(
@@ -245,11 +249,12 @@ def _work_notices(
     teams: Sequence[Trained],
     team_settings: Sequence[Sequence[Setting]],
     config: Config,
+    work: Work,
 ) -> list[str]:
     """What a run is evaluated with that it was not trained with, and what of the file is not taken
     for that."""
     notices = []
-    used = digests(sources(config))
+    used = digests(work.sources)
     for team in teams:
         before = kept(team.run_dir) if team.run_dir else {}
         for name in sorted(used.keys() & before.keys()):

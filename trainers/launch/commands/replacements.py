@@ -10,7 +10,6 @@ from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from trainers.launch.wiring import weights
 from trainers.launch.wiring.weights import Trained
-from trainers.launch.wiring.work import load_domain
 
 NOBODY = ("untrained", "silent")
 # one of those, another agent of the team, or the agent of that place of another team
@@ -44,12 +43,11 @@ def _again(item: str) -> str:
     return f"--replace: '{item}' names an agent again; name each once"
 
 
-def check(asked: Mapping[str, Other], config: Config) -> dict[int, Other]:
+def check(asked: Mapping[str, Other], config: Config, roles: Sequence[str]) -> dict[int, Other]:
     """The places as numbers. Raises UserError where an agent cannot act there."""
     section, models = config.section, config.agents
     if asked and section.one_policy:
         raise UserError("--replace: the agents of this run act by one policy; none has its own")
-    roles = load_domain(config).roles(section.num_agents) if asked else ()
     replaced: dict[int, Other] = {}
     for text, given in asked.items():
         named = range(section.num_agents) if text == "all" else [_place(text, roles)]

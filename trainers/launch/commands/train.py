@@ -37,7 +37,8 @@ from trainers.launch.wiring.assembly import (
     heterogeneous_policy,
     load_both_splits,
 )
-from trainers.launch.wiring.work import sources
+from trainers.launch.wiring.sampling import limits
+from trainers.launch.wiring.work import Work
 
 if TYPE_CHECKING:
     from comlrl.loop.loop import Loop
@@ -73,7 +74,7 @@ def _main(
 ) -> int:
     try:
         arguments = parse_arguments(algorithm, argv)
-        config, notices = resolve(algorithm, arguments)
+        config, work, notices = resolve(algorithm, arguments)
     except UserError as error:
         return _refuse(error)
     if os.environ.get("RANK", "0") == "0":
@@ -89,12 +90,12 @@ def _main(
         for text in notices + no_weights_notice(config):
             notice(text)
     if arguments.dry_run:
-        return _dry_run(config, arguments.hardware)
+        return _dry_run(config, work, arguments.hardware)
     try:
         hub.check_reachable(config, hub.named_models(config))
     except UserError as error:
         return _refuse(error)
-    return execute(config, build, signals, arguments.resume, arguments.resume_force)
+    return execute(config, work, build, signals, arguments.resume, arguments.resume_force)
 
 
 def no_weights_notice(config: Config) -> list[str]:
@@ -108,18 +109,19 @@ def no_weights_notice(config: Config) -> list[str]:
     return [f"this run leaves no weights: {why}; set output.save_final_model=true to keep them"]
 
 
-def _dry_run(config: Config, hardware: str | None) -> int:
+def _dry_run(config: Config, work: Work, hardware: str | None) -> int:
     """Check what is at hand, then tell the cost and what was left unchecked."""
     from trainers.launch.checks.at_hand import check, prompt_tokens
     from trainers.launch.cost.dry_run import describe
 
     try:
-        unchecked = check(config)
-        lines = [describe(config)]
+        unchecked = check(config, work)
+        limits_N = limits(config, work.roles)
+        lines = [describe(config, limits_N)]
         if hardware is not None:
             from trainers.launch.cost.roofline import estimate
 
-            lines.append(estimate(config, hardware, prompt_tokens(config)))
+            lines.append(estimate(config, limits_N, hardware, prompt_tokens(config, work)))
         print("\n".join(lines))
     except UserError as error:
         return _refuse(error)
@@ -149,6 +151,7 @@ def _refuse(error: Exception) -> int:
 
 def execute(
     config: Config,
+    work: Work,
     build: Callable[[Run], Trainer],
     signals: Signals,
     resume: bool = False,
@@ -164,10 +167,10 @@ def execute(
     with contextlib.ExitStack() as opened:
         opened.callback(distributed.stop)
         try:
-            start = distributed.from_main(lambda: _start(config, resume, force, opened))
+            start = distributed.from_main(lambda: _start(config, work, resume, force, opened))
             if distributed.is_main() and start.before is not None:
                 opened.callback(start.before.restore)  # once the loggers are closed
-            run, trainer = _open(start, build, signals, force, opened)
+            run, trainer = _open(start, work, build, signals, force, opened)
             distributed.all_gather("open")  # whoever could not open says so here
         except distributed.PeerFailed as failed:
             return failed.code
@@ -205,12 +208,14 @@ def execute(
     return 0
 
 
-def _start(config: Config, resume: bool, force: bool, opened: contextlib.ExitStack) -> Start:
+def _start(
+    config: Config, work: Work, resume: bool, force: bool, opened: contextlib.ExitStack
+) -> Start:
     """Where the run begins, its folder locked until ``opened`` closes; main process only."""
     from comlrl.loop.lock import hold
     from comlrl.loop.resume import prepare
 
-    start = prepare(config, resume, force, sources(config))
+    start = prepare(config, resume, force, work.sources)
     opened.enter_context(hold(start.run_dir))
     return start
 
@@ -274,6 +279,7 @@ def _leave(loop: Loop) -> None:
 
 def _open(
     start: Start,
+    work: Work,
     build: Callable[[Run], Trainer],
     signals: Signals,
     force: bool,
@@ -291,8 +297,8 @@ def _open(
     deterministic()
     memory.keep_freed()
     found = None if start.checkpoint is None else checkpoint.read(start.checkpoint)
-    tasks = distributed.from_main(lambda: load_both_splits(start.config))
-    run = assemble(start, signals, *tasks, resume=found is not None)
+    tasks = distributed.from_main(lambda: load_both_splits(start.config, work.domain))
+    run = assemble(start, work, signals, *tasks, resume=found is not None)
     opened.callback(_closing(run.reward))
     if run.server is not None:
         opened.callback(run.server.close)

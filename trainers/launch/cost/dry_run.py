@@ -23,24 +23,24 @@ from trainers.launch.cost.memory import agent_models, held
 from trainers.launch.cost.model_size import model_size
 from trainers.launch.cost.tree_size import growth, levels, scored, training_steps
 from trainers.launch.wiring.assembly import build_schedule
-from trainers.launch.wiring.sampling import limits
 
 
-def describe(config: Config) -> str:
+def describe(config: Config, limits_N: Sequence[int]) -> str:
     """Agents, then calls, joint actions and tokens of a training step and of the run, then memory.
 
-    Counts marked ``≤`` are those of a run in which no branch ends early and every completion is
-    as long as it may be. Raises UserError for a builtin that does not exist.
+    ``limits_N`` is each agent's ``max_new_tokens``. Counts marked ``≤`` are those of a run in which
+    no branch ends early and every completion is as long as it may be. Raises UserError for a
+    builtin that does not exist.
     """
     lines = [*_who(config), ""]
     tasks, found = count_tasks(config.dataset.name, config.dataset.train_split)
     lines += [f"{'training tasks':<22}{_number(tasks)}  {found}"]
     if isinstance(config.section, configs.PreferenceConfig):
-        lines += _preferences(config, tasks)
+        lines += _preferences(config, limits_N, tasks)
     if config.section.trained_online:
-        lines += _online(config, config.online, tasks)
+        lines += _online(config, config.online, limits_N, tasks)
     lines += _evaluations(config, tasks)
-    return "\n".join([*lines, "", *_memory(config)])
+    return "\n".join([*lines, "", *_memory(config, limits_N)])
 
 
 def steps_of(config: Config, tasks: int | None) -> int | None:
@@ -82,7 +82,9 @@ def _who(config: Config) -> list[str]:
     return [f"{config.algorithm}: {agents} of {' and '.join(names)} ({what}{once})"]
 
 
-def _online(config: Config, section: configs.CommonConfig, tasks: int | None) -> list[str]:
+def _online(
+    config: Config, section: configs.CommonConfig, limits_N: Sequence[int], tasks: int | None
+) -> list[str]:
     """The table of the online loop: a step, and the whole run."""
     tree = growth(section)
     size = section.batch_size if tasks is None else min(section.batch_size, tasks)
@@ -96,14 +98,14 @@ def _online(config: Config, section: configs.CommonConfig, tasks: int | None) ->
     turns = size * tree.turns
     parts = math.ceil(turns / (section.train_batch_size or turns))
     greedy = actions - size * tree.joint_actions
-    completions, longest_N = size * tree.completions + greedy * section.num_agents, limits(config)
+    completions = size * tree.completions + greedy * section.num_agents
     rows: Mapping[str, int] = {
         "tasks": size,
         "nodes ≤": nodes,
         "joint actions ≤": actions,
         "completions ≤": completions,
         "generation calls": calls,
-        "sampled tokens ≤": size * _tokens(section, longest_N) + greedy * sum(longest_N),
+        "sampled tokens ≤": size * _tokens(section, limits_N) + greedy * sum(limits_N),
     }
     if not section.chains:
         rows = {**rows, "optimizer updates ≤": parts * section.passes}
@@ -122,9 +124,9 @@ def _online(config: Config, section: configs.CommonConfig, tasks: int | None) ->
     return lines
 
 
-def _tokens(section: configs.CommonConfig, longest_N: Sequence[int]) -> int:
-    """Of one task's tree at most; ``longest_N``: of each agent's completions."""
-    each = ((level, sum(longest_N[i] for i in level.stage)) for level in levels(section))
+def _tokens(section: configs.CommonConfig, limits_N: Sequence[int]) -> int:
+    """Of one task's tree at most."""
+    each = ((level, sum(limits_N[i] for i in level.stage)) for level in levels(section))
     return sum(level.nodes * level.own * tokens for level, tokens in each)
 
 
@@ -147,7 +149,7 @@ def _rounds(config: Config, tasks: int | None) -> TaskSchedule | None:
     return build_schedule(config, range(tasks))
 
 
-def _preferences(config: Config, tasks: int | None) -> list[str]:
+def _preferences(config: Config, limits_N: Sequence[int], tasks: int | None) -> list[str]:
     """Candidates that are sampled, and the pairs kept of them."""
     section, rounds = config.section, _rounds(config, tasks)
     assert isinstance(section, configs.PreferenceConfig)
@@ -160,7 +162,7 @@ def _preferences(config: Config, tasks: int | None) -> list[str]:
     labelled = None if each is None else sum(each)
     size = tasks_at_once(section.batch_size, own)
     calls = None if each is None else sum(math.ceil(n / size) for n in each) * _decoders(config)
-    tokens = None if labelled is None else labelled * own * sum(limits(config))
+    tokens = None if labelled is None else labelled * own * sum(limits_N)
     lines = [
         f"{'candidates':<22}{_number(_times(labelled, candidates))}  {candidates} for each task, "
         f"in {_number(calls)} generation calls, ≤ {_number(tokens)} tokens",
@@ -192,7 +194,7 @@ def _evaluations(config: Config, tasks: int | None) -> list[str]:
     ]
 
 
-def _memory(config: Config) -> list[str]:
+def _memory(config: Config, limits_N: Sequence[int]) -> list[str]:
     """Parameters, and an upper bound of what is held: prompts as long as they may be."""
     lines = [
         f"{'parameters':<22}{_short(size.parameters)}  {name}, {size.source}"
@@ -200,7 +202,7 @@ def _memory(config: Config) -> list[str]:
         for size in [model_size(name)]
     ]
     section = config.online
-    prompt = config.agent_model.max_length - max(limits(config))
+    prompt = config.agent_model.max_length - max(limits_N)
     for label, size, why in held(config, prompt, section.batch_size):
         shown = "unknown"
         if size is not None:

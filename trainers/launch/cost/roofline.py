@@ -12,7 +12,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -25,7 +25,6 @@ from trainers.launch.cost.memory import agent_models, held, widest
 from trainers.launch.cost.model_size import BYTES, Dims, model_size
 from trainers.launch.cost.tree_size import Level, growth, levels, scored
 from trainers.launch.wiring import allocator as memory
-from trainers.launch.wiring.sampling import limits
 
 # Operations of a layer: while decoding a token, and forward and backward in an update.
 DECODING, LEARNING = 40, 150
@@ -128,10 +127,11 @@ def _shortest(work: Callable[[], object]) -> float:
 
 
 @dataclass(frozen=True)
-class Work:
+class StepCost:
     """One GPU's part of a training step."""
 
     config: Config
+    limits_N: Sequence[int]  # ``max_new_tokens`` of each agent
     section: CommonConfig  # the one that samples online
     dims: Dims
     on: Hardware
@@ -143,11 +143,11 @@ class Work:
 
     def written(self, stage: range) -> float:
         """Tokens of a completion, the mean over these agents."""
-        own_N, most = limits(self.config), self.on.tokens or math.inf
-        return sum(min(most, own_N[agent]) for agent in stage) / len(stage)
+        most = self.on.tokens or math.inf
+        return sum(min(most, self.limits_N[agent]) for agent in stage) / len(stage)
 
     def longest(self, stage: range) -> int:
-        return max(limits(self.config)[agent] for agent in stage)
+        return max(self.limits_N[agent] for agent in stage)
 
     @property
     def bytes(self) -> float:
@@ -267,18 +267,23 @@ def _dims(config: Config) -> Dims:
     return size.dims
 
 
-def work_of(config: Config, on: Hardware, tasks: int | None = None) -> Work:
+def step_cost(
+    config: Config, limits_N: Sequence[int], on: Hardware, tasks: int | None = None
+) -> StepCost:
     """A GPU's part of a step; ``tasks``: how many there are, where known. Raises UserError."""
     section, dims = config.online, _dims(config)
     on = replace(on, prompt=on.prompt or PROMPT)
     size = section.batch_size if tasks is None else min(section.batch_size, tasks)
-    return Work(config, section, dims, on, math.ceil(size / on.cards))
+    return StepCost(config, limits_N, section, dims, on, math.ceil(size / on.cards))
 
 
-def estimate(config: Config, text: str, prompt_tokens: float | None = None) -> str:
+def estimate(
+    config: Config, limits_N: Sequence[int], text: str, prompt_tokens: float | None = None
+) -> str:
     """What follows ``dry_run.describe``. Raises UserError.
 
     Args:
+        limits_N: ``max_new_tokens`` of each agent.
         text: as for ``hardware``.
         prompt_tokens: mean length of the first prompts; None where the data is not at hand.
     """
@@ -288,16 +293,16 @@ def estimate(config: Config, text: str, prompt_tokens: float | None = None) -> s
     steps = steps_of(config, tasks)
     found = hardware(text, config)
     found = replace(found, prompt=found.prompt or prompt_tokens or 0)
-    work = work_of(config, found, tasks)
-    dims, on = work.dims, work.on
+    step = step_cost(config, limits_N, found, tasks)
+    dims, on = step.dims, step.on
     before, parts = 0.0, {"generation": 0.0, "reward": 0.0}
     if config.section.trained_online:
-        parts = {"generation": work.generation(), "reward": work.reward()}
+        parts = {"generation": step.generation(), "reward": step.reward()}
     if isinstance(config.section, PreferenceConfig):
-        before = _collecting(work, config.section, tasks or 0)
+        before = _collecting(step, config.section, tasks or 0)
         if not config.section.trained_online:
-            work = replace(work, section=_pairs(config.section))
-    parts |= {"update": work.update(), "all-reduce": work.exchange()}
+            step = replace(step, section=_pairs(config.section))
+    parts |= {"update": step.update(), "all-reduce": step.exchange()}
     parts["together"] = sum(parts.values())
     named = f"{on.cards:g} × {on.flops / 1e12:.3g} TFLOP/s, {on.bandwidth / 1e9:.4g} GB/s"
     lines = ["", f"{'estimated for ' + named:<44}{'a training step':>16}{'the run':>12}"]
@@ -306,14 +311,14 @@ def estimate(config: Config, text: str, prompt_tokens: float | None = None) -> s
         lines.append(f"{label:<44}{_time(seconds):>16}{_time(whole):>12}")
     if before:
         lines.insert(-1, f"{'preferences, before it':<44}{'':>16}{_time(before):>12}")
-    held = work.memory()
+    held = step.memory()
     total = sum(held.values())
     shares = ", ".join(f"{name} {value / 2**30:.1f}" for name, value in held.items() if value)
     guessed = ", a usual decoder of the size in the model's name" if dims.guessed else ""
     fits = "fits" if total < on.memory else "does NOT fit"
     lines += [
         f"memory of each: {total / 2**30:.1f} of {on.memory / 2**30:.1f} GiB, {fits} ({shares})",
-        f"assumed: prompts of {on.prompt:.0f} tokens, completions of {work.tokens:.0f}, "
+        f"assumed: prompts of {on.prompt:.0f} tokens, completions of {step.tokens:.0f}, "
         f"{on.workers:g} sandbox workers of {on.rewards:g} joint actions a second on each{guessed}",
     ]
     return "\n".join(lines)
@@ -325,16 +330,16 @@ def _pairs(section: Any) -> Any:
     return replace(section, num_generations=own if kept is None else min(own, 2 * kept))
 
 
-def _collecting(work: Work, section: Any, tasks: int) -> float:
+def _collecting(step: StepCost, section: Any, tasks: int) -> float:
     """Seconds until all candidates are sampled and scored."""
     if section.preferences is not None:
         return 0.0
     own = section.preference_num_candidates
     size = min(tasks_at_once(section.batch_size, own), tasks)
     each = replace(
-        work,
+        step,
         section=replace(section, num_generations=own, num_turns=1),
-        size=math.ceil(size / work.on.cards),
+        size=math.ceil(size / step.on.cards),
     )
     return math.ceil(tasks / size) * (each.generation() + each.reward()) if tasks else 0.0
 

@@ -16,8 +16,8 @@ from comlrl.config.algorithms import SECTIONS, PPOConfig, PreferenceConfig, SHPP
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError, notice
 from trainers.launch.wiring import vllm as engine
-from trainers.launch.wiring.sampling import limits, sampling
-from trainers.launch.wiring.work import build_reward, build_transition, load_domain, load_prompts
+from trainers.launch.wiring.sampling import longest, sampling
+from trainers.launch.wiring.work import Work
 
 if TYPE_CHECKING:
     from comlrl.loop.interrupts import Signals
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from comlrl.rollout.latent_sampler import LatentSampler
     from comlrl.rollout.vllm_sampler import VLLMSampler
     from comlrl.tasks.prompts import Prompts
-    from comlrl.types import Reward, Sampler, Sampling, Task, Tree
+    from comlrl.types import Domain, Reward, Sampler, Sampling, Task, Tree
     from comlrl.update.importance import ImportanceWeightedSampler
     from external.expert_edits import Fallbacks
 
@@ -43,6 +43,7 @@ class Run:
     """Everything that a trainer is built from."""
 
     config: Config
+    work: Work
     section: Any
     run_dir: Path
     team: Team
@@ -97,11 +98,11 @@ def deterministic() -> None:
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
 
 
-def load_both_splits(config: Config) -> tuple[list[Task], list[Task]]:
+def load_both_splits(config: Config, domain: Domain) -> tuple[list[Task], list[Task]]:
     """Training tasks and the first ``eval_num_samples`` evaluation tasks."""
     from comlrl.tasks.datasets import apart, load_tasks
 
-    domain, data = load_domain(config), config.dataset
+    data = config.dataset
     train = load_tasks(data, data.train_split, domain)
     if not config.section.eval_interval:
         return train, []
@@ -117,7 +118,12 @@ def load_both_splits(config: Config) -> tuple[list[Task], list[Task]]:
 
 
 def assemble(
-    start: Start, signals: Signals, train: list[Task], held_out: list[Task], resume: bool
+    start: Start,
+    work: Work,
+    signals: Signals,
+    train: list[Task],
+    held_out: list[Task],
+    resume: bool,
 ) -> Run:
     """Load models, start the reward's workers lazily, and wire the rooms together.
 
@@ -139,23 +145,23 @@ def assemble(
     generator, sampler = build_sampler(config, team)
     if config.init_from is not None and start.checkpoint is None:
         initial.begin(config, SECTIONS, team, sampler)
-    sampled = sampling(config)
-    prompts = load_prompts(config, team)
-    train = fitting(train, prompts, config, sampler, sampled)
-    held_out = fitting(held_out, prompts, config, sampler, sampled) if held_out else []
-    (reward, measuring), fallbacks = build_rewards(config), build_fallbacks(config)
+    sampled = sampling(config, work.roles)
+    work = work.read_by([team.of(i).chats for i in range(section.num_agents)])
+    train = fitting(train, work.prompts, config, sampler, sampled)
+    held_out = fitting(held_out, work.prompts, config, sampler, sampled) if held_out else []
+    (reward, measuring), fallbacks = build_rewards(config, work), build_fallbacks(config)
     length, temperatures = sampler.max_length, [sampled.of(i).temperature for i in range(len(team))]
     server, corrected = engine.build(config, team, run_dir, length, temperatures)
-    rollout = build_rollout(config, prompts, corrected or server or sampler, reward, fallbacks)
+    rollout = build_rollout(config, work, corrected or server or sampler, reward, fallbacks)
     learned = sampled.with_sets(config.generation.max_support)
-    evaluated = build_rollout(config, prompts, server or sampler, measuring, fallbacks)
+    evaluated = build_rollout(config, work, server or sampler, measuring, fallbacks)
     progress, logger, save = Progress(), loggers.Loggers([]), saver(team, sampler)
     if distributed.is_main():
-        logger = loggers.build(config, prompts.domain, run_dir, progress, resume=resume)
+        logger = loggers.build(config, work.domain, run_dir, progress, resume=resume)
     loop = Loop(
         section,
         train,
-        domain=prompts.domain,
+        domain=work.domain,
         run_dir=run_dir,
         logger=logger,
         progress=progress,
@@ -170,8 +176,8 @@ def assemble(
         prefetch=engine.prefetch(config, rollout, server, learned),
     )
     return Run(
-        config, section, run_dir, team, server, reward, rollout, loop, learned, start.continuing,
-        save,
+        config, work, section, run_dir, team, server, reward, rollout, loop, learned,
+        start.continuing, save,
     )  # fmt: skip
 
 
@@ -282,10 +288,10 @@ def context_length(config: Config, team: Team) -> int:
     Raises UserError where that leaves no room for a prompt.
     """
     holds = min(agent.context_length for agent in team.agents)
-    longest = max(limits(config))
-    if holds <= longest:
+    written = longest(config)
+    if holds <= written:
         raise UserError(
-            f"{config.algorithm}.max_new_tokens: {longest} leaves no room "
+            f"{config.algorithm}.max_new_tokens: {written} leaves no room "
             f"for a prompt in the model's context of {holds} tokens; give less"
         )
     return min(config.agent_model.max_length, holds)
@@ -332,10 +338,10 @@ def fitting(
     return kept
 
 
-def build_rewards(config: Config) -> tuple[Reward, Reward]:
+def build_rewards(config: Config, work: Work) -> tuple[Reward, Reward]:
     """Training's reward, and evaluation's; they share their workers, and closing one closes
     both."""
-    reward = build_reward(config)
+    reward = work.build_reward()
     evaluated = reward.for_evaluation()
     if config.distributed.strategy == "fsdp":
         from comlrl.rollout.lockstep import SplitReward
@@ -346,7 +352,7 @@ def build_rewards(config: Config) -> tuple[Reward, Reward]:
 
 def build_rollout(
     config: Config,
-    prompts: Prompts,
+    work: Work,
     sampler: Any,
     reward: Reward,
     fallbacks: Fallbacks | None = None,
@@ -354,7 +360,7 @@ def build_rollout(
     from comlrl.rollout.grow import Rollout
     from comlrl.rollout.reading import History
 
-    external, transition = config.external, build_transition(config, prompts, fallbacks)
+    external, transition = config.external, work.mode.build(work.prompts, fallbacks)
     if config.distributed.strategy == "fsdp":
         from comlrl.rollout.lockstep import FromMain
 
@@ -365,7 +371,7 @@ def build_rollout(
         sampler,
         reward,
         transition,
-        prompts,
+        work.prompts,
         seed=config.seed,
         history=History(external.history, external.original_prompt, external.previous_response),
         process=lambda reward: scale * reward + shift,

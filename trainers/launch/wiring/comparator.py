@@ -36,7 +36,7 @@ def _comparator(run: Run) -> Comparator | None:
     """What the configuration names; None: the task reward. Raises UserError."""
     match run.section.comparison:
         case ("model", _):
-            return build_judge(run.config, run.rollout.prompts)
+            return build_judge(run.config, run.work.prompts)
         case ("earlier", folder):
             return _earlier(run, folder)
     return None
@@ -70,7 +70,7 @@ def _earlier(run: Run, folder: str) -> Comparator:
         raise UserError(f"{run.config.algorithm}.comparator: 'earlier: {folder}': {error}") from (
             error
         )
-    rollout = build_rollout(run.config, run.rollout.prompts, sampler, run.rollout.reward)
+    rollout = build_rollout(run.config, run.work, sampler, run.rollout.reward)
     section = run.section
     shape = Shape(section.num_agents, 1, section.preference_num_candidates)
     return Earlier(rollout, run.sampling, shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -11,14 +12,12 @@ from comlrl.config.resolved import Config
 from comlrl.config.sections import RoleSampling
 from comlrl.errors import UserError
 from comlrl.types import Sampling
-from trainers.launch.wiring.work import load_domain
 
 KEYS = tuple(field.name for field in fields(RoleSampling))
 
 
-def sampling(config: Config, greedy: bool = False, num_agents: int | None = None) -> Sampling:
-    """How the agents of the run's own section sample; ``num_agents``: of a baseline that has
-    fewer."""
+def sampling(config: Config, roles: Sequence[str], greedy: bool = False) -> Sampling:
+    """How the agents of the run's own section sample, or those of a baseline; by their roles."""
     section = config.section
     common = Sampling(
         0.0 if greedy else config.temperature(section),
@@ -28,17 +27,24 @@ def sampling(config: Config, greedy: bool = False, num_agents: int | None = None
     )
     if not config.sampling:
         return common
-    roles = load_domain(config).roles(num_agents or section.num_agents)
     own_N = tuple(_own(common, config.sampling.get(role)) for role in roles)
     if all(own == own_N[0] for own in own_N):
         return own_N[0]
     return replace(common, by_agent=own_N)
 
 
-def limits(config: Config) -> tuple[int, ...]:
+def limits(config: Config, roles: Sequence[str]) -> tuple[int, ...]:
     """``max_new_tokens`` of each agent."""
-    drawn = sampling(config)
-    return tuple(drawn.of(agent).max_new_tokens for agent in range(config.section.num_agents))
+    drawn = sampling(config, roles)
+    return tuple(drawn.of(agent).max_new_tokens for agent in range(len(roles)))
+
+
+def longest(config: Config) -> int:
+    """``max_new_tokens`` of the agent that has most, whoever it is."""
+    given = [own.max_new_tokens for own in config.sampling.values()]
+    named = [limit for limit in given if limit is not None]
+    common = [config.section.max_new_tokens] if len(named) < config.section.num_agents else []
+    return max(named + common)
 
 
 def _own(common: Sampling, given: RoleSampling | None) -> Sampling:
@@ -48,9 +54,8 @@ def _own(common: Sampling, given: RoleSampling | None) -> Sampling:
     return replace(common, **{key: value for key, value in own.items() if value is not None})
 
 
-def check(config: Config) -> None:
+def check(config: Config, roles: Sequence[str]) -> None:
     """Raises UserError for a role that there is not, and for limits that cannot work."""
-    roles = load_domain(config).roles(config.section.num_agents) if config.sampling else ()
     for role, own in config.sampling.items():
         key = f"sampling.{role}"
         if role not in roles:

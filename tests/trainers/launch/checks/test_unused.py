@@ -24,7 +24,7 @@ def unused_keys(file: Path, *overrides: str) -> list[str]:
     """Each setting that is reported to have no effect."""
     algorithm = algorithm_of(file)
     arguments = ["--config", str(file), "--override", *overrides]
-    _, notices = resolve(algorithm, parse_arguments(algorithm, arguments))
+    *_, notices = resolve(algorithm, parse_arguments(algorithm, arguments))
     lines = [n for n in notices if " no effect: " in n]
     return [part.split("=")[0] for line in lines for part in line.split(" ha")[0].split(", ")]
 
@@ -200,10 +200,12 @@ def test_every_reason_names_keys_and_is_met_by_a_case(keys):
 def test_a_line_names_value_and_reason_and_a_repeated_run_says_the_same(tmp_path):
     arguments = ["--config", str(quickstart("magrpo")), "--override", "magrpo.discount=0.5"]
     arguments += ["magrpo.handoff=best"]
-    config, notices = resolve("magrpo", parse_arguments("magrpo", arguments))
+    config, _, notices = resolve("magrpo", parse_arguments("magrpo", arguments))
     line = "magrpo.discount=0.5, magrpo.handoff=best have no effect: nothing follows a single turn"
     assert line in notices
     written = tmp_path / "config.yaml"
     written.write_text(yaml.safe_dump(config.to_dict()))
-    again, notices_again = resolve("magrpo", parse_arguments("magrpo", ["--config", str(written)]))
+    again, _, notices_again = resolve(
+        "magrpo", parse_arguments("magrpo", ["--config", str(written)])
+    )
     assert again == config and notices_again == notices

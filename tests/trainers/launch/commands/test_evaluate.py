@@ -176,19 +176,20 @@ def test_agents_swap_their_places(runs, tmp_path):
     assert _timeless(_of(found)["metrics"]) == _timeless(apart["metrics"])
 
 
+def _replaced(asked, *flags: str):
+    plan = script.make_plan(script.parse_arguments(["--config", QUICK, *flags]))
+    return replacements.check(asked, plan.config, plan.work.roles)
+
+
 def test_agents_are_replaced_by_role():
-    config = script.make_plan(script.parse_arguments(["--config", QUICK])).config
-    assert replacements.check({"aux": "main", "main": "silent"}, config) == {0: 1, 1: "silent"}
-    assert replacements.check({"main": 0}, config) == {1: 0}
+    assert _replaced({"aux": "main", "main": "silent"}) == {0: 1, 1: "silent"}
+    assert _replaced({"main": 0}) == {1: 0}
 
 
 def test_more_than_five_agents_are_not_all_replaced():
-    config = script.make_plan(
-        script.parse_arguments(["--config", QUICK, "--num-agents", "6"])
-    ).config
     with pytest.raises(UserError, match="6 agents are 64 teams"):
-        replacements.check({"all": "silent"}, config)
-    assert len(replacements.check({str(i): "silent" for i in range(5)}, config)) == 5
+        _replaced({"all": "silent"}, "--num-agents", "6")
+    assert len(_replaced({str(i): "silent" for i in range(5)}, "--num-agents", "6")) == 5
 
 
 @pytest.mark.parametrize("start", [None, "RUN"])
@@ -527,7 +528,7 @@ def test_an_evaluation_measures_need_and_training_does_not(strategy):
     config = dataclasses.replace(plan.config, distributed=DistributedConfig(strategy))
     task = code_task("t", "def f(x): ...", "def check(c):\n    assert c(3) == 9\n", "f")
     helper, main = "def aux(x):\n    return x * x\n", "def f(x):\n    return aux(x)\n"
-    training, evaluation = build_rewards(config)
+    training, evaluation = build_rewards(config, plan.work)
     try:
         for reward, needed in ((training, None), (evaluation, ("aux",)), (training, None)):
             (score,) = reward.score([JointAction(task, (helper, main))])
@@ -548,7 +549,7 @@ class Constant(Reward):
 
 
 def test_a_reward_of_ones_own_is_evaluated(tmp_path, monkeypatch):
-    monkeypatch.setattr(script, "build_rewards", lambda config: (Constant(), Constant()))
+    monkeypatch.setattr(script, "build_rewards", lambda config, work: (Constant(), Constant()))
     found = _evaluate(tmp_path / "a.json", "--config", QUICK, *FEW)
     assert found["metrics"]["reward_mean"] == 0.5 and "aux_needed_rate" not in found["metrics"]
 

@@ -20,6 +20,7 @@ from trainers.launch.checks.relations import validate
 from trainers.launch.commands.command_line import parse_arguments, resolve
 from trainers.launch.cost.dry_run import describe
 from trainers.launch.cost.tree_size import growth
+from trainers.launch.wiring.sampling import limits
 
 ROOT = Path(__file__).parents[4]
 SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
@@ -114,13 +115,13 @@ SPLITS = {
 def test_one_sampling_is_one_update(path):
     """In every shipped file whose update is on-policy; and its first words on that are true."""
     arguments = parse_arguments(algorithm_of(path), ["--config", str(path)])
-    config, _ = resolve(algorithm_of(path), arguments)
+    config, work, _ = resolve(algorithm_of(path), arguments)
     section = config.online
     if not isinstance(section, MAGRPOConfig):
         return
     nodes = section.batch_size * growth(section).nodes
     assert len(like_parts(nodes, section.train_batch_size)) == 1
-    note = describe(config)
+    note = describe(config, limits(config, work.roles))
     assert "optimizer updates" in note and "on-policy" not in note
     text = path.read_text()
     for size in re.findall(r"(?:an|is an)\s+(?:# )?update of (\d+)", text.replace("\n  #", "")):

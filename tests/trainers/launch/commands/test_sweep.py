@@ -223,7 +223,7 @@ def test_every_point_of_the_projects_grids_is_a_configuration(file, monkeypatch)
         point = dict(zip([p.name for p in sweep.parameters], values, strict=True))
         line = sweep.command_line(point)
         given = parse_arguments(algorithm, line[line.index("--config") :])
-        config, _ = resolve(algorithm, given)
+        config, *_ = resolve(algorithm, given)
         swept = {key.partition(".")[2]: value for key, value in point.items()}
         assert {key: str(getattr(config.section, key)) for key in swept} == swept
 

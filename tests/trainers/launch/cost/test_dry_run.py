@@ -11,14 +11,21 @@ import pytest
 
 from comlrl.builtin import COOPMINI, TINY_CODER
 from comlrl.config.algorithms import MAGRPOConfig, PPOConfig
+from comlrl.config.resolved import Config
 from rewards.sandbox import launch
 from tests.support.runs import SHIPPED, algorithm_of, load
+from trainers.launch.checks.relations import validate
 from trainers.launch.commands.train import main
 from trainers.launch.cost.dry_run import count_tasks, describe
 from trainers.launch.cost.model_size import model_size
 from trainers.launch.cost.tree_size import growth, scored, training_steps
+from trainers.launch.wiring.sampling import limits
 
 ROOT = Path(__file__).parents[4]
+
+
+def described(config: Config) -> str:
+    return describe(config, limits(config, validate(config).roles))
 
 
 def section(**keys) -> MAGRPOConfig:
@@ -27,7 +34,7 @@ def section(**keys) -> MAGRPOConfig:
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_file_is_described_without_network(path):
-    text = describe(load(path))
+    text = described(load(path))
     for word in ("agent", "joint actions" if "madpo" not in path.stem else "candidates",
                  "generation calls", "tokens", "weights", "tasks"):  # fmt: skip
         assert word in text
@@ -162,7 +169,7 @@ def test_a_model_in_the_hub_cache_is_counted(monkeypatch, tmp_path):
 
 
 def test_the_counts_of_a_published_run():
-    text = describe(load(ROOT / "configs" / "magrpo_he_config.yaml"))
+    text = described(load(ROOT / "configs" / "magrpo_he_config.yaml"))
     numbers = {
         line.split("  ")[0]: [int(n.replace(",", "")) for n in line.split()[-2:]]
         for line in text.splitlines()
@@ -198,7 +205,7 @@ def test_the_memory_of_weights_that_are_trained(dtype, weights, adds):
     model = replace(config.agent_model, torch_dtype=dtype)
     config = replace(config, agent_model=model, lora=replace(config.lora, enabled=False))
     size = model_size(config.agent_model.name).parameters
-    lines = describe(config).splitlines()
+    lines = described(config).splitlines()
     for label, each in (("weights", weights), ("training adds", adds)):
         (line,) = [line for line in lines if line.startswith(label + " ")]
         assert f" {2 * each * size / 2**20:.1f} MiB " in line  # of two agents
@@ -207,13 +214,13 @@ def test_the_memory_of_weights_that_are_trained(dtype, weights, adds):
 def test_the_memory_of_language_model_critics():
     """3e9 parameters · 2 bytes beside the agents' own, once, whether one critic or two."""
     for name, count in (("mappo_he", "1 critic "), ("ippo_che", "2 critics ")):
-        lines = describe(load(ROOT / "configs" / f"{name}_config.yaml")).splitlines()
+        lines = described(load(ROOT / "configs" / f"{name}_config.yaml")).splitlines()
         (weights,) = [line for line in lines if line.startswith("critic model")]
         (adapters,) = [line for line in lines if line.startswith("critic adapters")]
         assert "5.6 GiB" in weights and count in adapters
     config = load(ROOT / "configs" / "mappo_quickstart.yaml")
     section = replace(config.section, critic_model="builtin:tiny-coder", critic="independent")
-    text = describe(replace(config, sections={"ppo": section}))
+    text = described(replace(config, sections={"ppo": section}))
     own, critics = (
         next(
             line.split()[len(label.split())] for line in text.splitlines() if line.startswith(label)
@@ -224,7 +231,7 @@ def test_the_memory_of_language_model_critics():
     # All weights: of each critic. One for all where the policy is one.
     shared = replace(section, shared_policy=True)
     full = replace(config, lora=replace(config.lora, enabled=False), sections={"ppo": shared})
-    assert "1 critic with Adam" in describe(full)
+    assert "1 critic with Adam" in described(full)
 
 
 def dry_run(capsys, *overrides: str, config: str = "magrpo_quickstart") -> tuple[int, str, str]:

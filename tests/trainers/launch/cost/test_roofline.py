@@ -12,16 +12,18 @@ from comlrl.builtin import TINY_CODER
 from comlrl.errors import UserError
 from tests.support.runs import SHIPPED, load
 from tests.support.tiny_models import config
+from trainers.launch.checks.relations import validate
 from trainers.launch.commands.train import main
 from trainers.launch.cost.model_size import Dims, model_size
 from trainers.launch.cost.roofline import (
     DECODING,
     LEARNING,
     Hardware,
-    Work,
+    StepCost,
     estimate,
     hardware,
 )
+from trainers.launch.wiring.sampling import limits
 
 ROOT = Path(__file__).parents[4]
 # 10 · (2 · 10 + 2 · 5) + 3 · 10 · 20 = 900 weights a layer, 2 layers; a head of 10 · 100
@@ -31,9 +33,9 @@ URL = "http://localhost:8000"
 FREE = Hardware(1e30, 1e30, 1e9, attention=1e30, launch=1e-30, prompt=30)
 
 
-def work(on: Hardware, **keys) -> Work:
+def step(on: Hardware, **keys) -> StepCost:
     built = config(num_generations=4, max_new_tokens=16, **keys)
-    return Work(built, built.section, DIMS, on, 3)
+    return StepCost(built, (16, 16), built.section, DIMS, on, 3)
 
 
 def test_sizes():
@@ -42,7 +44,7 @@ def test_sizes():
     counted = model_size("builtin:tiny-coder")
     assert found.parameters == pytest.approx(counted.parameters, rel=0.01)  # norms and biases
     assert found.cache == counted.cache
-    assert work(FREE).trained == 2 * counted_adapter(DIMS)
+    assert step(FREE).trained == 2 * counted_adapter(DIMS)
 
 
 def counted_adapter(dims: Dims) -> int:
@@ -60,45 +62,45 @@ def test_a_size_in_a_name_is_a_decoder_of_about_that_size(name):
 
 def test_generation_by_hand():
     """3 tasks, 2 agents on one base, G = 4: 6 prompts of 30 tokens, 24 rows of 16."""
-    products = work(replace(FREE, flops=1.0))
+    products = step(replace(FREE, flops=1.0))
     assert products.generation() == 2 * 2800 * 24 * 16 + 2 * 1800 * 6 * 30
-    launch = work(replace(FREE, launch=1.0))
+    launch = step(replace(FREE, launch=1.0))
     assert launch.generation() == pytest.approx(17 * 2 * DECODING)  # a prefill and 16 tokens
-    engine = work(replace(FREE, launch=1.0), generation__backend="vllm", generation__vllm_url=URL)
+    engine = step(replace(FREE, launch=1.0), generation__backend="vllm", generation__vllm_url=URL)
     assert engine.generation() < 1
     # In bfloat16: all weights for each of 16 tokens; keys of the prompts, and on average half of
     # a row's own; what layers leave; and 24 bytes for each word of the vocabulary.
-    memory = work(replace(FREE, bandwidth=1.0), agent_model__torch_dtype="bfloat16")
+    memory = step(replace(FREE, bandwidth=1.0), agent_model__torch_dtype="bfloat16")
     keys = 16 * (6 * 30 + 24 * 8) * 2 * 2 * 5
     left = 2 * (8 * 10 + 3 * 20) * 24 * 16
     assert memory.generation() == 2 * (16 * 2800 + keys + left) + 24 * 100 * 24 * 16
     # Agents with bases of their own decode one after the other: 12 rows each.
-    alone = work(replace(FREE, launch=1.0), lora__enabled=False)
+    alone = step(replace(FREE, launch=1.0), lora__enabled=False)
     assert alone.generation() == pytest.approx(2 * 17 * 2 * DECODING)
 
 
 def test_update_by_hand():
     """6 rows of a prompt of 30 and 4 · 16 tokens, forward and backward."""
     on, tokens, written = replace(FREE, flops=1.0), 6 * (30 + 64), 6 * 64
-    assert work(on).update() == 2 * 1800 * tokens * 2 + 2 * 1000 * written * 2
-    weights = work(on, lora__enabled=False)  # and the weights' own gradients
+    assert step(on).update() == 2 * 1800 * tokens * 2 + 2 * 1000 * written * 2
+    weights = step(on, lora__enabled=False)  # and the weights' own gradients
     assert weights.update() == 2 * 1800 * tokens * 3 + 2 * 1000 * written * 3
-    reference = work(on, kl_coef=0.1)  # one forward pass more
+    reference = step(on, kl_coef=0.1)  # one forward pass more
     assert reference.update() == 2 * 1800 * tokens * 3 + 2 * 1000 * written * 3
-    again = work(on, agent_model__gradient_checkpointing=True)
+    again = step(on, agent_model__gradient_checkpointing=True)
     assert again.update() == 2 * 1800 * tokens * 3 + 2 * 1000 * written * 2
-    passes = work(on, update_epochs=3)  # three of both, and the old log-probabilities
+    passes = step(on, update_epochs=3)  # three of both, and the old log-probabilities
     assert passes.update() == 2 * 1800 * tokens * 7 + 2 * 1000 * written * 7
-    assert work(replace(FREE, launch=1.0)).update() == pytest.approx(2 * LEARNING)
+    assert step(replace(FREE, launch=1.0)).update() == pytest.approx(2 * LEARNING)
 
 
 def test_more_turns_read_more_and_cards_exchange_gradients():
     on = replace(FREE, flops=1.0)
-    one, two = work(on).generation(), work(on, num_turns=2).generation()
+    one, two = step(on).generation(), step(on, num_turns=2).generation()
     # Turn 2 has 4 nodes a task, whose prompts hold turn 1's answer and the feedback.
     later = 2 * 2800 * 96 * 16 + 2 * 1800 * 24 * (30 + 16 + 100)
     assert two == one + later
-    alone = work(replace(FREE, link=1.0))
+    alone = step(replace(FREE, link=1.0))
     assert alone.exchange() == 0
     assert replace(alone, on=replace(alone.on, cards=8)).exchange() == pytest.approx(
         2 * 7 / 8 * 4 * alone.trained
@@ -148,11 +150,12 @@ def test_a_model_without_known_sizes_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"d_model": 4}))
     for name in ("someone/nameless", str(tmp_path)):
         with pytest.raises(UserError, match="--hardware"):
-            estimate(config(agent_model__name=name), "h100")
+            estimate(config(agent_model__name=name), (16, 16), "h100")
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_file_is_estimated_without_network(path):
-    text = estimate(load(path), "8xh100")
+    made = load(path)
+    text = estimate(made, limits(made, validate(made).roles), "8xh100")
     for word in ("update", "together", "memory of each", "fits"):
         assert word in text

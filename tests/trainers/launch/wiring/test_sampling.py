@@ -8,7 +8,7 @@ import yaml
 from comlrl.errors import UserError
 from comlrl.types import Sampling
 from loggers.tables import evaluation_table
-from tests.support.fakes import code_task
+from tests.support.fakes import PROMPTS, code_task
 from tests.support.tiny_models import STOPS, config
 from tests.support.tiny_trainers import build, grown
 from trainers import madpo, ppo
@@ -17,37 +17,38 @@ from trainers.launch.commands.evaluation_plan import parse_arguments as evaluati
 from trainers.launch.commands.evaluation_plan import resolve as resolve_evaluation
 from trainers.launch.commands.shipped import CONFIGS
 from trainers.launch.cost import dry_run, roofline
-from trainers.launch.wiring.sampling import limits, sampling
+from trainers.launch.wiring.sampling import limits, longest, sampling
 
 APART = {"sampling__aux__max_new_tokens": 5, "sampling__aux__temperature": 0.7}
+ROLES = ("aux", "main")
 QUICKSTART = CONFIGS / "magrpo_quickstart.yaml"
 
 
 def test_what_a_role_does_not_say_is_the_section_s():
-    drawn = sampling(config(**APART, top_p=0.9, temperature=1.2, sampling__main__top_k=8))
+    drawn = sampling(config(**APART, top_p=0.9, temperature=1.2, sampling__main__top_k=8), ROLES)
     assert drawn.by_agent == (Sampling(0.7, 5, 0.9), Sampling(1.2, 16, 0.9, 8))
     assert drawn.of(1) == drawn.by_agent[1] and drawn.longest == 16
     alike = {f"sampling__{role}__max_new_tokens": 5 for role in ("aux", "main")}
-    assert sampling(config(**alike)) == Sampling(1.0, 5)
-    assert sampling(config()) == Sampling(1.0, 16)  # nothing of it where nobody is named
+    assert sampling(config(**alike), ROLES) == Sampling(1.0, 5)
+    assert sampling(config(), ROLES) == Sampling(1.0, 16)  # nothing of it where nobody is named
 
 
 def test_greedy_evaluations_and_smaller_baselines_keep_each_role_s_limits():
     made = config(**APART, sampling__main__max_new_tokens=9)
-    assert [own.temperature for own in sampling(made, greedy=True).by_agent] == [0, 0]
-    assert [own.max_new_tokens for own in sampling(made, greedy=True).by_agent] == [5, 9]
-    assert sampling(made).greedy.by_agent == (Sampling(0.0, 5), Sampling(0.0, 9))
-    assert sampling(made, num_agents=1) == Sampling(1.0, 9)  # `single` is main's role
+    assert [own.temperature for own in sampling(made, ROLES, greedy=True).by_agent] == [0, 0]
+    assert [own.max_new_tokens for own in sampling(made, ROLES, greedy=True).by_agent] == [5, 9]
+    assert sampling(made, ROLES).greedy.by_agent == (Sampling(0.0, 5), Sampling(0.0, 9))
+    assert sampling(made, ("main",)) == Sampling(1.0, 9)  # `single` is main's role
 
 
 def test_a_configuration_that_is_written_reads_back(tmp_path):
     made = config(**APART)
     written = tmp_path / "config.yaml"
     written.write_text(yaml.safe_dump(made.to_dict()))
-    again, _ = resolve("magrpo", parse_arguments("magrpo", ["--config", str(written)]))
+    again, *_ = resolve("magrpo", parse_arguments("magrpo", ["--config", str(written)]))
     assert again.sampling == made.sampling
     asked = evaluation_arguments(["--config", str(written), "--override", "sampling.aux=null"])
-    assert resolve_evaluation(str(written), [], asked).sampling == {}
+    assert resolve_evaluation(str(written), [], asked)[0].sampling == {}
 
 
 @pytest.mark.parametrize(
@@ -120,26 +121,30 @@ def test_ppo_s_and_madpo_s_log_probabilities_are_at_each_agent_s_temperature(tmp
     assert read == {(0, 0.7), (1, 1.0)}
     assert all(m["ratio_max"] == 1 for m in trainer.loop.logger.metrics())
     drawn = madpo.MADPOTrainer.__new__(madpo.MADPOTrainer)
-    drawn.sampling = sampling(config("madpo", **APART))
+    drawn.sampling = sampling(config("madpo", **APART), ROLES)
     assert [drawn._temperature(i) for i in range(2)] == [0.7, 1.0]
 
 
 def test_estimates_count_each_agent_s_tokens():
     """A step of 16 tasks, 3 completions of each agent: 16 · 3 · (5 + 16) tokens."""
     made, plain = config(**APART), config()
-    assert limits(made) == (5, 16)
-    (line,) = [t for t in dry_run.describe(made).split("\n") if t.startswith("sampled tokens")]
+    assert limits(made, ROLES) == (5, 16) and longest(made) == 16
+    (line,) = [
+        t for t in dry_run.describe(made, (5, 16)).split("\n") if t.startswith("sampled tokens")
+    ]
     assert line.split()[3] == f"{16 * 3 * (5 + 16):,}"
-    assert roofline.work_of(made, roofline.KINDS["h100"]).tokens == 10.5
-    shorter, whole = (roofline.work_of(c, roofline.KINDS["h100"]) for c in (made, plain))
+    assert roofline.step_cost(made, (5, 16), roofline.KINDS["h100"]).tokens == 10.5
+    shorter, whole = (
+        roofline.step_cost(plain, limits_N, roofline.KINDS["h100"])
+        for limits_N in ((5, 16), (16, 16))
+    )
     assert shorter.update() < whole.update() and shorter.generation() < whole.generation()
-    madpo_run = dry_run.describe(config("madpo", **APART, preference_num_candidates=4))
+    madpo_run = dry_run.describe(config("madpo", **APART, preference_num_candidates=4), (5, 16))
     assert "tokens" in madpo_run
 
 
 def test_a_prompt_has_the_room_that_its_own_agent_leaves():
     from trainers.launch.wiring.assembly import fitting
-    from trainers.launch.wiring.work import load_prompts
 
     class Sampler:
         max_length = 100
@@ -149,10 +154,10 @@ def test_a_prompt_has_the_room_that_its_own_agent_leaves():
 
     task = code_task("t", "def f(x):\n", "def check(f): ...", "f")
     made = config(**APART, sampling__main__max_new_tokens=40)
-    assert fitting([task], load_prompts(made), made, Sampler(), sampling(made)) == [task]
+    assert fitting([task], PROMPTS, made, Sampler(), sampling(made, ROLES)) == [task]
     made = config(**APART, sampling__main__max_new_tokens=41)
     with pytest.raises(UserError, match=r"a prompt of 60 tokens, with room for 59 .* 41"):
-        fitting([task], load_prompts(made), made, Sampler(), sampling(made))
+        fitting([task], PROMPTS, made, Sampler(), sampling(made, ROLES))
 
 
 def test_tables_of_evaluations_tell_who_sampled_otherwise():

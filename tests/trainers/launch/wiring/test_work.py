@@ -19,7 +19,7 @@ from tests.support.documented import programs
 from tests.support.runs import Process, Zygote, metrics, newest_step
 from trainers.launch.commands import evaluate
 from trainers.launch.commands.command_line import parse_arguments, resolve
-from trainers.launch.wiring.work import build_reward, build_transition, load_prompts
+from trainers.launch.commands.train import main
 
 ROOT = Path(__file__).parents[4]
 SMALL = [
@@ -84,19 +84,19 @@ def test_a_domain_with_its_reward_prompts_and_mode(shared):
 
 
 def test_what_the_players_read(shared):
-    config, _ = resolve(
+    _, work, _ = resolve(
         "magrpo", parse_arguments("magrpo", ["--config", f"{shared[0]}/share.yaml"])
     )
-    prompts = load_prompts(config)
-    task = prompts.domain.task("t", {"coins": 9})
+    prompts = work.prompts
+    task = work.domain.task("t", {"coins": 9})
     first = prompts.first(task, 3)
     assert first[0].startswith("# 3 players share 9 coins.") and "Player 2 answers" in first[1]
     assert first[2] == "# 9 coins. Two others take before you.\ntake = "  # the file's own
     texts = ("4", "four", " 6 coins")
-    reward = build_reward(config)
+    reward = work.build_reward()
     (score,) = reward.score([JointAction(task, texts)])
     assert score.value == pytest.approx(0.2) and score.passed is False  # 2 of 3 name a number
-    ((feedback, _, _),) = build_transition(config, prompts)([Attempt(task, texts, score, 1)])
+    ((feedback, _, _),) = work.mode.build(prompts)([Attempt(task, texts, score, 1)])
     assert feedback == "# The players named 4, None, 6.\n# 9 coins, once more, player 1.\ntake = "
 
 
@@ -394,3 +394,26 @@ def test_a_rewards_own_close_is_a_method(tmp_path):
     file.write_text("reward: {target: 'mine:R'}\nmagrpo: {}\n")
     with pytest.raises(UserError, match=r"its `close` is 3; write a method `close\(\)`"):
         resolve("magrpo", parse_arguments("magrpo", ["--config", str(file)]))
+
+
+COUNTED = """
+from pathlib import Path
+from share import Sharing
+
+with Path(__file__).with_name("imports").open("a") as file:
+    file.write("+")
+
+
+class Counted(Sharing):
+    def __init__(self):
+        with Path(__file__).with_name("made").open("a") as file:
+            file.write("+")
+"""
+
+
+def test_a_command_imports_and_makes_a_domain_once(tmp_path):
+    folder = place(tmp_path)
+    (folder / "counted.py").write_text(COUNTED)
+    given = arguments(folder / "share.yaml", tmp_path / "run", "domain=counted:Counted")
+    assert main("magrpo", lambda run: pytest.fail("trained"), [*given, "--dry-run"]) == 0
+    assert (folder / "imports").read_text() == (folder / "made").read_text() == "+"
