@@ -212,6 +212,12 @@ class Node:
     rewards_K: tuple[float, ...]  # after reward_processor; empty likewise
     terminated: bool = False  # mean reward exceeded early_termination_threshold
     first_agent: int = 0  # index of the first of those that act here
+    # of all agents of the team, after reward_processor; empty: they share ``rewards_K``
+    own_rewards_KN: tuple[tuple[float, ...], ...] = ()
+
+    def rewards_of(self, agent: int) -> tuple[float, ...]:
+        """What an agent learns from, for each joint action: its own reward, or the team's."""
+        return tuple(own[agent] for own in self.own_rewards_KN) or self.rewards_K
 
     @property
     def acting(self) -> range:
@@ -360,7 +366,8 @@ class Reward(Protocol):
 
     What it is made with: ``reward.arguments`` by name, and, for parameters of these names, the
     keys of ``sandbox`` (workers, timeout, memory_mb, isolation). A class may say by ``facts`` of
-    what type ``Score.facts`` is: an external mode may ask for one, by ``reads``.
+    what type ``Score.facts`` is: an external mode may ask for one, by ``reads``. A class whose
+    scores have ``by_agent`` says so with the class attribute ``by_agent = True``.
     """
 
     def score(self, actions: Sequence[JointAction]) -> list[Score]:

@@ -100,6 +100,8 @@ def episode(tree: Tree, index: int, action: int, domain: Domain) -> dict[str, An
         "reward": score.value,
         "parts": dict(score.parts),
     }
+    if score.by_agent is not None:
+        line["rewards_N"] = list(score.by_agent)
     if score.passed is not None:
         line["passed"] = score.passed
     if facts := domain.described(score):

@@ -34,7 +34,8 @@ def evaluation_table(result: Mapping[str, Any]) -> str:
     metrics, intervals = result["metrics"], result["intervals"]
     names = [name for name in metrics if name.startswith("pass@")]
     names += [f"turn_{t}/reward_mean" for t in range(1, result["num_turns"] + 1)][:-1]
-    names += ["reward_mean", *(name for name in metrics if name.startswith("reward/"))]
+    names += ["reward_mean", *(f"agent_{i}/reward_mean" for i in range(result["num_agents"]))]
+    names += [name for name in metrics if name.startswith("reward/")]
     names += listed(view_of(result["settings"]["domain"]).tables, metrics) + list(SHOWN)
     rows = [[n, metrics[n], _interval(intervals.get(n))] for n in names if n in metrics]
     cost = [

@@ -6,6 +6,8 @@ Objective of agent i, over the nodes of an update, with its G completions y_ig a
     Â_ig = R_ig − mean_g R_ig,   R_ig = mean of R_k over the joint actions k that contain y_ig
     R_k(t) = r_k + γ · mean over the joint returns of k's child
 
+Where each agent has a reward of its own (``Score.by_agent``), r_k and R_k are agent i's.
+
 Its nodes are those at which it acts: with ``turn_order: simultaneous`` all of them. With
 ``sequential`` (the grouping of AT-GRPO, arXiv 2510.11062) siblings share agent, turn and what
 was written before them; r_k is 0 and γ is 1 up to the turn's last agent, so that R_k of an earlier
@@ -46,7 +48,7 @@ import torch
 
 from comlrl.config.algorithms import MAGRPOConfig
 from comlrl.credit.advantages import sibling_advantages
-from comlrl.credit.returns import agent_returns, joint_returns
+from comlrl.credit.returns import completion_returns, joint_returns_of_agents
 from comlrl.errors import notice
 from comlrl.loop.loop import Loop
 from comlrl.loop.parts import Part
@@ -170,17 +172,16 @@ class MAGRPOTrainer:
         weights = self.section.turn_gradient_weights or [1.0] * self.section.num_turns
         credited, numbers = [], itertools.count()
         for b, tree in enumerate(trees):
-            returns, starts = joint_returns(tree, self.section.discount), tree.turn_starts()
+            returns_NS = joint_returns_of_agents(tree, self.section.discount)
+            starts = tree.turn_starts()
             turns: dict[int, TurnRows] = {start: [[] for _ in sums_N] for start in starts}
             for s, node in enumerate(tree.nodes):
-                for agent, turn, returns_G in zip(
-                    node.acting, node.agents_N, agent_returns(node, returns[s]), strict=True
-                ):
+                for agent, turn in zip(node.acting, node.agents_N, strict=True):
                     advantages = sibling_advantages(
-                        returns_G,
+                        completion_returns(node, agent, returns_NS[agent][s]),
                         self.section.advantage,
                         normalize=self.section.advantage_normalization,
-                        greedy_return=None if greedy is None else greedy.returns_BS[b][s],
+                        greedy_return=None if greedy is None else greedy.returns_BSN[b][s][agent],
                     )
                     sums_N[agent].absorb(_sums_of(turn, advantages))
                     scale = weights[node.turn - 1] / len(advantages)

@@ -17,6 +17,9 @@ Three choices, each a key:
   token, summed up where values are of turns, and over all agents where they are centralized; or as
   a k3 term in the ``loss``.
 
+Where each agent has a reward of its own (``Score.by_agent``), R and Â are of that, a centralized V
+has a head for each agent, and each pays for its own KL alone.
+
 V is a small head on the policy's hidden states (of the token, or their mean over a turn's prompts),
 or with ``critic_model`` a language model with an adapter of its own and a scalar head, which reads
 the histories themselves. With ``shared_policy`` all agents act by one policy, which learns from the
@@ -130,11 +133,14 @@ class PPOTrainer:
         ]
 
     def _critic(self, index: int) -> Critic:
+        apart = self._centralized and self.rollout.own_rewards
+        heads = self.section.num_agents if apart else 1
         if self.critic_team is not None:
-            return LanguageCritic(self.critic_team.agents[index])
+            return LanguageCritic(self.critic_team.agents[index], heads)
         agent = self.team.agents[index]
-        kind = TokenCritic if self.section.granularity == "token" else TeamCritic
-        return kind(hidden_width(agent)).to(agent.device)
+        if self.section.granularity == "token":
+            return TokenCritic(hidden_width(agent)).to(agent.device)
+        return TeamCritic(hidden_width(agent), heads=heads).to(agent.device)
 
     def train(self) -> None:
         for step in self.loop.steps(self):
@@ -268,7 +274,7 @@ class PPOTrainer:
         penalty = self._penalty(policies)
         for index, own in enumerate(values):
             numbered = chains.numbered(self._valued(index), team)
-            advantage = own.credit(numbered, lambda n: chains.reward_C[n // team], penalty)
+            advantage = own.credit(numbered, lambda n: chains.reward(n, team), penalty)
             for one in policies:
                 if one.values is own:
                     one.policy.credit(advantage, one.rows(range(len(one.rows_S))))
@@ -277,7 +283,7 @@ class PPOTrainer:
 
     def _penalty(self, policies: Sequence[Improvement]) -> PerToken | None:
         """What the rewards lose: kl_coef · (log π_old − log π_ref), of tokens, or summed up over a
-        completion (independent) or over all agents' (centralized)."""
+        completion (independent, or of an agent's own reward) or over all agents' (centralized)."""
         section, team, paid = self.section, self.section.num_agents, PerToken()
         if not self._kl_in_reward:
             return None
@@ -290,7 +296,8 @@ class PPOTrainer:
         whole, of_turn = PerToken(), paid.of_completion
         for number, own in of_turn.items():
             first = number - number % team
-            others = range(first, first + team) if self._centralized else ()
+            together = self._centralized and not self.rollout.own_rewards
+            others = range(first, first + team) if together else ()
             parts = [of_turn[n].to(own) for n in others] or [own]
             whole.of_completion[number] = torch.stack([part.sum() for part in parts]).sum()[None]
         return whole

@@ -87,6 +87,9 @@ class CommonConfig:
     heterogeneous: ClassVar[bool] = False  # one policy, whose agents are distinguished by latents
     trained_online: ClassVar[bool] = True  # samples come from the policy as it moves
     fits_reward_model: ClassVar[bool] = False  # before its online stage
+    one_reward: ClassVar[str] = (
+        ""  # why agents cannot learn from rewards of their own; "": they can
+    )
     paper: ClassVar[str] = ""
 
     @property
@@ -246,6 +249,8 @@ class PreferenceConfig(CommonConfig):
         at_most=1,
     )
     discount: float = key(1.0)
+
+    one_reward: ClassVar[str] = "preferences compare joint actions by one number"
 
     @property
     def comparison(self) -> tuple[str, str]:
@@ -443,6 +448,7 @@ class SHPPOConfig(ActorCriticConfig):
     inference_learning_rate: float = key(1e-3, "of the inference net", above=0)
 
     heterogeneous: ClassVar[bool] = True
+    one_reward: ClassVar[str] = "its critic and inference net value the whole team by one number"
 
 
 SECTIONS: dict[str, type[CommonConfig]] = {

@@ -135,6 +135,10 @@ class RewardConfig:
         "domain's own",
     )
     arguments: dict[str, Any] = key({}, "by name, of that class; code's are in docs/reward.md")
+    by_agent: Literal["own", "mean"] = key(
+        "own",
+        "what agents learn from where the reward gives each its own: that, or their mean",
+    )
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,14 @@ class Chains:
     parent_S: tuple[int, ...]  # the state one turn before, or −1
     actions_S: tuple[tuple[int, ...], ...]  # numbers of each state's joint actions
     state_C: tuple[int, ...]
-    reward_C: tuple[float, ...]  # processed
+    reward_C: tuple[float, ...]  # processed, of the team
+    own_reward_CN: tuple[tuple[float, ...], ...]  # what each agent learns from; alike where shared
     chains: tuple[tuple[int, ...], ...]  # joint actions turn by turn
+
+    def reward(self, number: int, team: int) -> float:
+        """The processed reward of a completion by its number (``rows``): its agent's own, or the
+        team's."""
+        return self.own_reward_CN[number // team][number % team]
 
     @property
     def states_B(self) -> list[int]:
@@ -78,7 +84,12 @@ def chains_of(trees: Sequence[Tree]) -> Chains:
             actions.append(numbers)
     state = tuple(s for s, numbers in enumerate(actions) for _ in numbers)
     rewards = tuple(reward for node in nodes for reward in node.rewards_K)
+    own = tuple(
+        of_action
+        for node in nodes
+        for of_action in zip(*(node.rewards_of(i) for i in node.acting), strict=True)
+    )
     return Chains(
-        tuple(nodes), tuple(parents), tuple(actions), state, rewards,
+        tuple(nodes), tuple(parents), tuple(actions), state, rewards, own,
         tuple(tuple(chain) for chain in chains),
     )  # fmt: skip

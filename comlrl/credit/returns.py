@@ -2,6 +2,8 @@
 
     R_k(t) = r_k + γ · mean over the joint returns of the child that k led to (0 where it has none)
 
+Where each agent has a reward of its own (``Score.by_agent``), r_k and R_k are the agent's.
+
 In a sequential turn r_k is 0 until the last agent has acted, and γ counts between turns alone: an
 agent's return is the mean of what follows it within the turn.
 
@@ -27,9 +29,16 @@ from collections.abc import Mapping
 from comlrl.types import Node, Tree
 
 
-def joint_returns(tree: Tree, discount: float) -> list[list[float]]:
-    """R_k for each node of the tree (its order) and each joint action, shape (nodes, K)."""
-    returns = [list(node.rewards_K) or [0.0] * len(node.joint_actions_K) for node in tree.nodes]
+def joint_returns(tree: Tree, discount: float, agent: int | None = None) -> list[list[float]]:
+    """R_k for each node of the tree (its order) and each joint action, shape (nodes, K).
+
+    ``agent``: of its own rewards; None: of the team's.
+    """
+    rewards = [n.rewards_K if agent is None else n.rewards_of(agent) for n in tree.nodes]
+    returns = [
+        list(own) or [0.0] * len(node.joint_actions_K)
+        for own, node in zip(rewards, tree.nodes, strict=True)
+    ]
     starts = tree.turn_starts()
     candidates: Counter[int] = Counter()  # joint actions of a turn that may be handed on
     for start, node in zip(starts, tree.nodes, strict=True):
@@ -52,6 +61,15 @@ def joint_returns(tree: Tree, discount: float) -> list[list[float]]:
     return returns
 
 
+def joint_returns_of_agents(tree: Tree, discount: float) -> list[list[list[float]]]:
+    """``joint_returns`` of each agent; the same list for all where they share their rewards."""
+    agents = range(tree.num_agents)
+    if any(node.own_rewards_KN for node in tree.nodes):
+        return [joint_returns(tree, discount, agent) for agent in agents]
+    shared = joint_returns(tree, discount)
+    return [shared for _ in agents]
+
+
 def _handed_on(
     own: Mapping[int, float], of_turn: list[float], count: int, candidates: int
 ) -> dict[int, float]:
@@ -65,14 +83,18 @@ def _handed_on(
 def agent_returns(node: Node, joint_returns_K: list[float]) -> list[list[float]]:
     """The return of each completion of each agent that acts here: the mean over the joint actions
     that contain it; shape (N, G)."""
-    returns_NG = []
-    for agent, turn in enumerate(node.agents_N):
-        total, count = [0.0] * len(turn.completions_G), [0] * len(turn.completions_G)
-        for action, value in zip(node.joint_actions_K, joint_returns_K, strict=True):
-            total[action[agent]] += value
-            count[action[agent]] += 1
-        returns_NG.append([t / c for t, c in zip(total, count, strict=True)])
-    return returns_NG
+    return [completion_returns(node, agent, joint_returns_K) for agent in node.acting]
+
+
+def completion_returns(node: Node, agent: int, joint_returns_K: list[float]) -> list[float]:
+    """The return of each completion of one agent that acts here, shape (G,)."""
+    place = agent - node.first_agent
+    size = len(node.agents_N[place].completions_G)
+    total, count = [0.0] * size, [0] * size
+    for action, value in zip(node.joint_actions_K, joint_returns_K, strict=True):
+        total[action[place]] += value
+        count[action[place]] += 1
+    return [t / c for t, c in zip(total, count, strict=True)]
 
 
 def mean(values: list[float]) -> float:

@@ -8,6 +8,7 @@ them: a mean over tasks and its interval then compare each task with itself.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from math import factorial
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from comlrl.models.team import Team
 
 Coalition = frozenset[int]  # agents in their own places
+COMPARED = re.compile(r"(agent_\d+/)?reward_mean$|pass@")  # of a task's row
 
 
 def coalitions(agents: Collection[int]) -> list[Coalition]:
@@ -82,12 +84,13 @@ def shapley_values(value: Mapping[Coalition, np.ndarray]) -> dict[int, np.ndarra
 
 
 def summary(rows: Mapping[Coalition, Sequence[Mapping[str, Any]]], seed: int) -> dict[str, Any]:
-    """Of the mean reward and each pass@k, with 95% intervals over tasks: each agent's difference
-    reward and Shapley value, and what all of them add. ``rows``: of ``estimates.task_rows``."""
+    """Of the mean reward (the team's and each agent's) and each pass@k, with 95% intervals over
+    tasks: each agent's difference reward and Shapley value, and what all of them add. ``rows``: of
+    ``estimates.task_rows``."""
     first = next(iter(rows.values()))
     known = set.intersection(*(set(row) for own in rows.values() for row in own))
     found = {}
-    for name in (n for n in first[0] if n in known and n.startswith(("reward_mean", "pass@"))):
+    for name in (n for n in first[0] if n in known and COMPARED.match(n)):
         value = {c: np.array([row[name] for row in own]) for c, own in rows.items()}
         together = value[max(value, key=len)] - value[frozenset()]
         contributions = {

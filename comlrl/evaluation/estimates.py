@@ -16,7 +16,7 @@ from comlrl.evaluation.intervals import bootstrap_interval
 from comlrl.evaluation.metrics import tree_metrics
 from comlrl.processes import distributed
 from comlrl.rollout.grow import Rollout
-from comlrl.types import Domain, Sampling, Shape, Task, Tree
+from comlrl.types import Domain, Sampling, Score, Shape, Task, Tree
 
 Grow = Callable[[Sequence[Task], tuple], list[Tree]]  # (tasks, key) → one tree for each task
 
@@ -89,7 +89,10 @@ def task_rows(trees: Sequence[Tree], ks: Sequence[int]) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"task_id": name, "samples": len(chains)}
         if counts := _counts(chains):
             row["passed"] = counts[1]
-        row["reward_mean"] = sum(_last_reward(tree) for tree in chains) / len(chains)
+        row["reward_mean"] = sum(_last_score(tree).value for tree in chains) / len(chains)
+        own_C = [own for tree in chains if (own := _last_score(tree).by_agent) is not None]
+        for agent, own in enumerate(zip(*own_C, strict=True)):
+            row[f"agent_{agent}/reward_mean"] = sum(own) / len(own)
         rows.append(row | pass_rates(chains, ks))
     return rows
 
@@ -124,8 +127,8 @@ def _counts(chains: Sequence[Tree]) -> tuple[int, int] | None:
     return (len(passed), sum(passed)) if passed else None
 
 
-def _last_reward(tree: Tree) -> float:
-    return tree.nodes[-1].scores_K[0].value
+def _last_score(tree: Tree) -> Score:
+    return tree.nodes[-1].scores_K[0]
 
 
 def _is_mean(name: str) -> bool:

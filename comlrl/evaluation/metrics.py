@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from comlrl.types import AgentTurn, Domain, JointAction, Node, Tree
 
 OF_TURN = re.compile(r"^turn_\d+/(.+)$")
+OF_AGENT = re.compile(r"^agent_\d+/")
 OF_TREES = frozenset(  # what trees of every domain say of each turn
     {
         "reward_mean",
@@ -77,7 +78,8 @@ def measures(names: Iterable[str]) -> list[str]:
     """Of a record's names, those of what the domain measures: they are logged for each turn, as all
     that trees say, and are neither parts of the reward nor what trees of every domain say."""
     of_turns = dict.fromkeys(found[1] for name in names if (found := OF_TURN.match(name)))
-    return [n for n in of_turns if n not in OF_TREES and not n.startswith("reward/")]
+    own = [n for n in of_turns if n not in OF_TREES and not OF_AGENT.match(n)]
+    return [n for n in own if not n.startswith("reward/")]
 
 
 def order_agreement(trees: Sequence[Tree]) -> dict[str, float]:
@@ -175,6 +177,8 @@ def _score_metrics(items: Sequence[_Weighted], domain: Domain) -> dict[str, floa
                 measured["task_reward_mean"] = score.task_reward
             if score.passed is not None:
                 measured["pass_rate"] = float(score.passed)
+            for agent, own in enumerate(score.by_agent or ()):
+                measured[f"agent_{agent}/reward_mean"] = own
             for name, value in (measured | dict(domain.measures(action, score))).items():
                 values[name].append((value, share))
     return {name: _mean(pairs) for name, pairs in values.items()}

@@ -43,33 +43,42 @@ class TeamCritic(nn.Module):
     V(s) = ρ(mean_i φ(LN(o_i))),   o_i = masked mean of hidden states over agent i's prompt
     """
 
-    def __init__(self, width: int, hidden: int = HIDDEN) -> None:
+    def __init__(self, width: int, hidden: int = HIDDEN, heads: int = 1) -> None:
+        """``heads``: values of a state, of which each agent has its own; 1: all have the same."""
         super().__init__()
         self.each = nn.Sequential(
             nn.LayerNorm(width, elementwise_affine=False), nn.Linear(width, hidden), nn.Tanh()
         )
         self.together = nn.Sequential(
-            nn.Linear(hidden, hidden), nn.Tanh(), zero(nn.Linear(hidden, 1))
+            nn.Linear(hidden, hidden), nn.Tanh(), zero(nn.Linear(hidden, heads))
         )
+        self.heads = heads
 
-    def forward(self, observation_SND: torch.Tensor) -> torch.Tensor:
-        """(S, N, width) → (S,)."""
-        return self.together(self.each(observation_SND).mean(1))[:, 0]
+    def forward(
+        self, observation_SND: torch.Tensor, agent_S: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """(S, N, width) → (S,). ``agent_S``: whose value, where each agent has its own."""
+        value_SH = self.together(self.each(observation_SND).mean(1))
+        return value_SH[:, 0] if self.heads == 1 else _own(value_SH, agent_S)
 
 
 class LanguageCritic:
     """V of a language model: a scalar head on its hidden states. What it trains is the agent's
     (LoRA, or all weights) and the head."""
 
-    def __init__(self, agent: Agent) -> None:
-        """``agent``: of a team of critics."""
-        self.agent = agent
-        self.head = zero(nn.Linear(hidden_width(agent), 1)).to(agent.device)
+    def __init__(self, agent: Agent, heads: int = 1) -> None:
+        """``agent``: of a team of critics. ``heads``: agents that have values of their own: that
+        of completion c is of agent c modulo their number (``Chains.rows``)."""
+        self.agent, self.heads = agent, heads
+        self.head = zero(nn.Linear(hidden_width(agent), heads)).to(agent.device)
 
     def __call__(self, batch: TokenBatch) -> torch.Tensor:
         """V where each action of the batch is chosen, (A,)."""
         hidden_AD, _ = action_states(self.agent, batch)
-        return self.head(hidden_AD.float())[:, 0]
+        value_AH = self.head(hidden_AD.float())
+        if self.heads == 1:
+            return value_AH[:, 0]
+        return _own(value_AH, batch.completion_RL[batch.action_mask_RL] % self.heads)
 
     def parameters(self) -> list[nn.Parameter]:
         return [*self.agent.parameters(), *self.head.parameters()]
@@ -82,6 +91,12 @@ class LanguageCritic:
         own = self.agent.state_tensors()
         self.agent.load_tensors({name: tensors[name] for name in own})
         self.head.load_state_dict({n: tensors[f"head.{n}"] for n in self.head.state_dict()})
+
+
+def _own(value_XH: torch.Tensor, head_X: torch.Tensor | None) -> torch.Tensor:
+    """Of several heads the one that each row names."""
+    assert head_X is not None, "values of agents are asked for by agent"
+    return value_XH.gather(1, head_X.to(value_XH.device)[:, None])[:, 0]
 
 
 def zero(layer: nn.Linear) -> nn.Linear:

@@ -24,8 +24,9 @@ class CheckedReward(Reward):
     Raises TargetError where it raises, or gives what are no scores.
     """
 
-    def __init__(self, reward: Any, target: Target) -> None:
-        self.reward, self.target = reward, target
+    def __init__(self, reward: Any, target: Target, by_agent: bool = False) -> None:
+        """``by_agent``: its class says that it gives each agent a reward of its own."""
+        self.reward, self.target, self.by_agent = reward, target, by_agent
 
     def score(self, actions: Sequence[JointAction]) -> list[Score]:
         if not actions:  # a process without a share; the user's code need not know of that
@@ -66,6 +67,11 @@ class CheckedReward(Reward):
         """Each agent's own reward, checked."""
         if score.by_agent is None:
             return None
+        if not self.by_agent:
+            raise TargetError(
+                f"{where} by_agent, and its class does not say that it does; add the class "
+                "attribute by_agent = True"
+            )
         agents, given = len(action.completions_N), score.by_agent
         listed = isinstance(given, Iterable) and not isinstance(given, str)
         own = tuple(map(_number, given)) if listed else ()
@@ -86,7 +92,7 @@ class CheckedReward(Reward):
         if not hasattr(self.reward, "for_evaluation"):
             return self
         with self.target.calling():
-            return CheckedReward(self.reward.for_evaluation(), self.target)
+            return CheckedReward(self.reward.for_evaluation(), self.target, self.by_agent)
 
     def close(self) -> None:
         if hasattr(self.reward, "close"):

@@ -37,7 +37,7 @@ from comlrl.types import (
 class Greedy:
     """Greedy rollouts from the state of every node: what they earn, and what they cost."""
 
-    returns_BS: list[list[float]]  # of each tree's nodes; processed and discounted
+    returns_BSN: list[list[list[float]]]  # each agent's, of each tree's nodes; discounted
     scored: int  # joint actions
     tokens: int  # sampled
 
@@ -79,10 +79,13 @@ class Rollout:
         seed: int,
         history: History | None = None,
         process: Callable[[float], float] = lambda reward: reward,
+        own_rewards: bool = False,
     ) -> None:
-        """``process``: the reward processor."""
+        """``process``: the reward processor. ``own_rewards``: agents learn from
+        ``Score.by_agent`` where a score has it, instead of from the team's value."""
         self.sampler, self.reward, self.transition = sampler, reward, transition
         self.seed, self.process, self.prompts = seed, process, prompts
+        self.own_rewards = own_rewards
         self.reader = Reader(sampler, prompts, history or History())
 
     def grow(
@@ -214,6 +217,15 @@ class Rollout:
             rewards,
             terminated,
             pending.acting.start,
+            self._own_rewards(scores, shape.num_agents),
+        )
+
+    def _own_rewards(self, scores: Sequence[Score], agents: int) -> tuple[tuple[float, ...], ...]:
+        """Each agent's processed rewards of joint actions; empty where all agents share theirs."""
+        if not self.own_rewards or all(score.by_agent is None for score in scores):
+            return ()
+        return tuple(
+            tuple(map(self.process, score.by_agent or (score.value,) * agents)) for score in scores
         )
 
     def _children(
@@ -276,10 +288,11 @@ class Rollout:
         sampling: Sampling,
         key: tuple,
         discount: float,
-    ) -> tuple[list[float], list[Node]]:
-        """Discounted processed reward of one greedy joint action a turn, from each state on; and
-        all the nodes that this took."""
-        returns, nodes = [0.0] * len(starts), []
+    ) -> tuple[list[list[float]], list[Node]]:
+        """Each agent's discounted processed reward of one greedy joint action a turn, from each
+        state on; and all the nodes that this took."""
+        agents = range(chain.num_agents)
+        returns, nodes = [[0.0 for _ in agents] for _ in starts], []
         for turn, stage in itertools.product(range(1, chain.num_turns + 1), chain.stages):
             at = [i for i, p in enumerate(starts) if (p.state.turn, p.acting) == (turn, stage)]
             frontier = [starts[i] for i in at]
@@ -288,7 +301,8 @@ class Rollout:
                 nodes += level
                 weight = discount ** (level[0].turn - turn)
                 for i, node in zip(at, level, strict=True):
-                    returns[i] += weight * sum(node.rewards_K)
+                    for agent in agents:
+                        returns[i][agent] += weight * sum(node.rewards_of(agent))
                 ended = level[0].turn == chain.num_turns and bool(level[0].scores_K)
                 at = [i for i, n in zip(at, level, strict=True) if not (n.terminated or ended)]
                 frontier = self._children(frontier, level, range(len(level)), chain, sampling, key)

@@ -140,7 +140,7 @@ class PooledReader:
         """``seen_SND``: of each agent's prompt in each state. ``groups``: agents whose prompts are
         read together, for a value that they have in common."""
         team, count = seen_SND.shape[1], len(groups)
-        self.critic = critic
+        self.critic, self.team = critic, team
         self.seen_VND = seen_SND[:, [list(group) for group in groups]].flatten(0, 1)
         self.views_S = [  # the numbers that start in a state, and each one's view
             [
@@ -172,7 +172,9 @@ class PooledReader:
 
     def _values(self, states: Sequence[int]) -> torch.Tensor:
         views = [view for s in states for _, view in self.views_S[s]]
-        return self.critic(self.seen_VND[torch.tensor(views, dtype=torch.long)])
+        agents = [number % self.team for number in self.numbers(states)]
+        seen_CND = self.seen_VND[torch.tensor(views, dtype=torch.long)]
+        return self.critic(seen_CND, torch.tensor(agents, dtype=torch.long))
 
 
 class LanguageReader:

@@ -20,18 +20,23 @@ from trainers.magrpo import MAGRPOTrainer
 from trainers.ppo import PPOTrainer
 from trainers.shppo import SHPPOTrainer
 
-Value = Callable[[tuple[str, ...]], float]
+Value = Callable[[tuple[str, ...]], float | tuple[float, ...]]
 
 
 class TextReward(Reward):
-    """``value`` of the agents' texts; counts what it scored."""
+    """``value`` of the agents' texts, or each agent's own; counts what it scored."""
 
     def __init__(self, value: Value) -> None:
         self.value, self.scored = value, 0
 
     def score(self, actions: Sequence[JointAction]) -> list[Score]:
         self.scored += len(actions)
-        return [Score(float(self.value(action.completions_N))) for action in actions]
+        return [self._score(self.value(action.completions_N)) for action in actions]
+
+    def _score(self, value: float | tuple[float, ...]) -> Score:
+        if isinstance(value, tuple):
+            return Score(sum(value) / len(value), by_agent=value)
+        return Score(float(value))
 
     def close(self) -> None:
         return
@@ -73,7 +78,14 @@ def tasks(count: int) -> list[Task]:
 
 
 def build(
-    algorithm: str, run_dir: Path, value: Value, *, count: int = 2, kind: str = "qwen2", **keys: Any
+    algorithm: str,
+    run_dir: Path,
+    value: Value,
+    *,
+    count: int = 2,
+    kind: str = "qwen2",
+    own_rewards: bool = False,
+    **keys: Any,
 ) -> MAGRPOTrainer | PPOTrainer | SHPPOTrainer:
     """A trainer of ``count`` tasks; ``keys`` as in ``tiny_models.config``."""
     base = {
@@ -85,7 +97,8 @@ def build(
     section = cfg.section
     team = build_team(cfg, reference=section.kl_coef > 0, device="cpu")
     _, sampler = build_sampler(cfg, team)
-    rollout = Rollout(sampler, TextReward(value), transition, PROMPTS, seed=cfg.seed)
+    rollout = Rollout(sampler, TextReward(value), transition, PROMPTS, seed=cfg.seed,
+                      own_rewards=own_rewards)  # fmt: skip
     logger = Recorder(LatentLogger(run_dir / "latents.jsonl", CODE))
     loop = Loop(section, tasks(count), domain=CODE, run_dir=run_dir, logger=logger, seed=cfg.seed)
     sampled = sampling(cfg, CODE.roles(cfg.section.num_agents)).with_sets(
@@ -103,6 +116,12 @@ def grown(trainer: Any, phase: str = "train") -> list[Tree]:
     """The trees of its first step."""
     shape, sampling = trainer.section.shape, trainer.sampling
     return trainer.rollout.grow(trainer.loop.tasks, shape, sampling, (phase, 1))
+
+
+def own_shares(texts: tuple[str, ...]) -> tuple[float, ...]:
+    """Each agent's own reward: its share of upper-case letters, less half of the other agents'."""
+    shares = [share_of_letters((text,)) for text in texts]
+    return tuple(1.5 * own - 0.5 * sum(shares) for own in shares)
 
 
 def share_of_letters(texts: tuple[str, ...]) -> float:

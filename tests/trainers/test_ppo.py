@@ -19,12 +19,13 @@ from comlrl.update.minibatches import Span
 from comlrl.update.optimizer import AgentOptimizer
 from tests.support.runs import state
 from tests.support.tiny_models import folder, prompt, team
-from tests.support.tiny_trainers import build, grown, share_of_letters
+from tests.support.tiny_trainers import build, grown, own_shares, share_of_letters
 
 ROOT = Path(__file__).parents[2]
 IPPO, MAPPO = {"critic": "independent"}, {"critic": "centralized", "granularity": "turn"}
 TURN, LOSS = {"granularity": "turn"}, {"kl_in": "loss"}
 SHARED, MODEL = {"shared_policy": True}, {"critic_model": "llama"}
+OWN = {"own_rewards": True}  # a reward for each agent
 CUT = {
     "top_p": 0.9,
     "top_k": 40,
@@ -39,13 +40,16 @@ COMBINATIONS = {
     "shared ippo by turns": IPPO | TURN | SHARED, "shared mappo": MAPPO | SHARED,
     "ippo by a model": IPPO | MODEL, "ippo by turns by a model": IPPO | TURN | MODEL,
     "mappo by a model": MAPPO | MODEL, "shared ippo by a model": IPPO | SHARED | MODEL,
-    "shared mappo by a model": MAPPO | SHARED | LOSS | MODEL,
+    "shared mappo by a model": MAPPO | SHARED | LOSS | MODEL, "own rewards, ippo": IPPO | OWN,
+    "own rewards, mappo": MAPPO | OWN,
+    "own rewards, mappo by a model": MAPPO | MODEL | OWN,
 }  # fmt: skip
 
 
 def combination(name):
-    """Its keys; a language-model critic is one of another family than the agents'."""
+    """Its reward and keys; a language-model critic is of another family than the agents'."""
     keys = dict(COMBINATIONS[name])
+    keys["value"] = own_shares if "own_rewards" in keys else share_of_letters
     return keys | ({"critic_model": str(folder("llama"))} if "critic_model" in keys else {})
 
 
@@ -173,13 +177,14 @@ def plain_values(trainer, i, node, ids):
     centralized = section.critic == "centralized"
     policy = 0 if section.shared_policy else i
     critic = trainer.critics[0 if centralized else policy]
+    head = i if centralized and trainer.rollout.own_rewards else 0
     own = node.agents_N[i].prompt_ids
     read = [node.agents_N[j].prompt_ids for j in (agents if centralized else [i])]
     if isinstance(critic, LanguageCritic):
         joined = tuple(token for part in read for token in part)
         with trainer.critic_team.acting(critic.agent.index) as agent:
             if section.granularity == "turn":
-                return critic.head(states(agent, joined)[-1:].float())[:, 0]
+                return critic.head(states(agent, joined)[-1:].float())[:, head]
             return critic.head(states(agent, own, ids)[len(own) - 1 : -1].float())[:, 0]
     if section.granularity == "token":
         with trainer.team.acting(policy) as agent:
@@ -188,7 +193,7 @@ def plain_values(trainer, i, node, ids):
     for j, part in zip(agents if centralized else [i], read, strict=True):
         with trainer.team.acting(0 if section.shared_policy else j) as agent:
             seen.append(states(agent, part).mean(0).float().detach())
-    return critic(torch.stack(seen)[None])
+    return critic.together(critic.each(torch.stack(seen)[None]).mean(1))[:, head]
 
 
 @torch.no_grad()
@@ -216,11 +221,13 @@ def plain_advantages(trainer, chains, i, values_of=None):
             if section.kl_in == "reward" and section.granularity == "token":
                 cost = paid(i).tolist()
             elif section.kl_in == "reward":
-                whose = range(section.num_agents) if section.critic == "centralized" else [i]
+                together = section.critic == "centralized" and not trainer.rollout.own_rewards
+                whose = range(section.num_agents) if together else [i]
                 cost = [float(sum(paid(j).sum() for j in whose))]
             places += [(c, len(ids))] * len(value)
             rewards += [-part for part in cost]
-            rewards[-1] += chains.reward_C[c]
+            score = node.scores_K[g]
+            rewards[-1] += score.by_agent[i] if trainer.rollout.own_rewards else score.value
             values += value
             discounts += [section.gamma_token] * (len(value) - 1) + [section.discount]
         following = [*values[1:], 0.0]
@@ -246,7 +253,7 @@ def test_credit_of_a_step_is_what_the_equations_say(name, tmp_path):
     """The trainer's advantages against a plain recomputation from the trees."""
     trainer = stirred(
         build(
-            "ppo", tmp_path, share_of_letters, num_agents=2, num_turns=2, kl_coef=0.3,
+            "ppo", tmp_path, num_agents=2, num_turns=2, kl_coef=0.3,
             normalize_advantages=False, gamma_token=0.9, gae_lambda=0.8, discount=0.5,
             max_new_tokens=6, agent_model__torch_dtype="float64", **combination(name),
         )
@@ -310,7 +317,7 @@ def plain_losses(trainer, chains):
 def test_gradients_are_those_of_single_losses(name, tmp_path, monkeypatch):
     trainer = stirred(
         build(
-            "ppo", tmp_path, share_of_letters, num_agents=2, num_turns=2, kl_coef=0.3, ppo_epochs=1,
+            "ppo", tmp_path, num_agents=2, num_turns=2, kl_coef=0.3, ppo_epochs=1,
             normalize_advantages=False, gamma_token=0.9, gae_lambda=0.8, discount=0.5,
             max_new_tokens=6, turn_gradient_weights=[1.2, 0.8], value_clip_range=None,
             agent_model__torch_dtype="float64", **combination(name),

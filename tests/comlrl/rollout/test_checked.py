@@ -45,7 +45,7 @@ class Fixed:
     ],
 )
 def test_numbers_and_scores(given):
-    scores = CheckedReward(Fixed(given), TARGET).score(ACTIONS)
+    scores = CheckedReward(Fixed(given), TARGET, by_agent=True).score(ACTIONS)
     assert [score.task_value for score in scores] == [1.0, 0.5]
     assert all(type(score.value) is float for score in scores)
 
@@ -67,9 +67,12 @@ def test_numbers_and_scores(given):
             [Score(1.0, by_agent=(1.0,)), 1.0],
             "gave task 'task/0' by_agent=(1.0,); give 2 finite numbers, one for each agent",
         ),
-        ([Score(1.0, by_agent=(2.0, math.nan)), 1.0], "by_agent=(2.0, nan); give 2 finite"),
-        ([Score(1.0, by_agent=3.0), 1.0], "by_agent=3.0; give 2 finite numbers"),
-        ([Score(1.0, by_agent="ab"), 1.0], "by_agent='ab'; give 2 finite numbers"),
+        (
+            [Score(1.0, by_agent=(2.0, math.nan)), 1.0],
+            "gave task 'task/0' by_agent=(2.0, nan); give 2 finite numbers",
+        ),
+        ([Score(1.0, by_agent=3.0), 1.0], "gave task 'task/0' by_agent=3.0; give 2 finite"),
+        ([Score(1.0, by_agent="ab"), 1.0], "gave task 'task/0' by_agent='ab'; give 2 finite"),
         (
             [Score(3.0, by_agent=(1.0, 2.0)), 1.0],
             "gave task 'task/0' 3, and by_agent with a mean of 1.5; give the mean as the value",
@@ -88,7 +91,7 @@ def test_numbers_and_scores(given):
 )
 def test_what_is_no_score(given, message):
     with pytest.raises(TargetError) as raised:
-        CheckedReward(Fixed(given), TARGET).score(ACTIONS)
+        CheckedReward(Fixed(given), TARGET, by_agent=True).score(ACTIONS)
     assert str(raised.value).startswith(f"reward.target: 'mine:R' {message}")
     assert "\n" not in str(raised.value)
 
@@ -139,6 +142,14 @@ def test_what_are_no_texts(given, message):
 
 def test_each_agents_own_reward_becomes_plain_numbers():
     given = [Score(1.0, by_agent=np.array([3.0, -1.0])), Score(0.5)]
-    scores = CheckedReward(Fixed(given), TARGET).score(ACTIONS)
+    scores = CheckedReward(Fixed(given), TARGET, by_agent=True).score(ACTIONS)
     assert [score.by_agent for score in scores] == [(3.0, -1.0), None]
     assert all(type(own) is float for own in scores[0].by_agent)
+
+
+def test_a_class_says_that_agents_have_rewards_of_their_own():
+    given = [Score(1.0, by_agent=(3.0, -1.0)), Score(0.5)]
+    with pytest.raises(
+        TargetError, match=r"task 'task/0' by_agent, and its class .* by_agent = Tr"
+    ):
+        CheckedReward(Fixed(given), TARGET).score(ACTIONS)

@@ -255,7 +255,7 @@ def test_greedy_returns_are_those_of_a_chain_from_each_state():
     )
     # Greedy is generation 0. Root: 2 + 0.5 · (1 + 10 · 0) = 2.5. Turn 2 has the child's own
     # state: after joint action 0: 1; after joint action 1: 1 + 10 = 11.
-    assert greedy.returns_BS == [[2.5, 1.0, 11.0]] * 2
+    assert greedy.returns_BSN == [[[r] * 2 for r in (2.5, 1.0, 11.0)]] * 2
     # Of each task 2 joint actions from the root and 1 from each child; the reward has scored them
     # beside the trees' 2 · 6.
     assert greedy.scored == 2 * (2 + 1 + 1) == grown.rollout.reward.scored - 2 * 6 - 6
@@ -272,5 +272,5 @@ def test_a_greedy_chain_ends_early_as_well():
     _, greedy = rollout.grow_with_greedy([task()], shape, SAMPLING, KEY, 0.5)
     # The root's mean is (3 − 9) / 2 < 0, so that it has two children; its greedy chain earns
     # 3 > 0 at once and ends.
-    assert greedy.returns_BS == [[3.0, 3.0, 3.0]]
+    assert greedy.returns_BSN == [[[3.0]] * 3]
     assert greedy.scored == 3

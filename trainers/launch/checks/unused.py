@@ -151,6 +151,8 @@ def _latents(section: SHPPOConfig) -> Unused:
 def _shared(config: Config, work: Work, section: CommonConfig) -> Unused:
     if not work.reward_arguments.keys() & {f.name for f in fields(config.sandbox)}:
         yield "sandbox", "this reward runs nothing in it"
+    if not work.rewards_each:
+        yield "reward.by_agent", "this reward gives all agents one value"
     if section.eval_interval == 0:
         yield (
             "<algo>.eval_num_samples <algo>.eval_answers",

@@ -135,7 +135,8 @@ def cross_play(plan: Plan) -> int:
     found = [[estimates(t, domain, plan.ks, plan.config.seed) for t in row] for row in rows]
     common = set.intersection(*(set(metrics) for row in found for metrics, _ in row))
     own = listed(view_of(plan.config.domain).crossed, sorted(common))
-    wanted = ("reward_mean", *own, *(f"pass@{k}" for k in plan.ks))
+    of_agents = (f"agent_{i}/reward_mean" for i in range(plan.config.section.num_agents))
+    wanted = ("reward_mean", *of_agents, *own, *(f"pass@{k}" for k in plan.ks))
     matrices = {
         name: [[metrics[name] for metrics, _ in row] for row in found]
         for name in wanted

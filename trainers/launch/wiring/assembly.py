@@ -375,6 +375,7 @@ def build_rollout(
         seed=config.seed,
         history=History(external.history, external.original_prompt, external.previous_response),
         process=lambda reward: scale * reward + shift,
+        own_rewards=work.own_rewards,
     )
 
 

@@ -33,6 +33,8 @@ class Work:
     reward: Callable[..., Reward]  # its class
     reward_target: Target | None  # whose class it is, where it is the user's own
     reward_arguments: Mapping[str, Any]  # what it is made with, settings of ``sandbox`` included
+    rewards_each: bool  # whether the reward gives each agent its own, by what its class says
+    own_rewards: bool  # whether agents learn from those
     mode: external.Mode
     sources: tuple[Source, ...]  # the files of the user's own modules, by name
 
@@ -51,7 +53,7 @@ class Work:
             return self.reward(**self.reward_arguments)
         with self.reward_target.calling():
             made = self.reward(**self.reward_arguments)
-        return CheckedReward(made, self.reward_target)
+        return CheckedReward(made, self.reward_target, self.rewards_each)
 
 
 def resolve_work(config: Config) -> Work:
@@ -78,6 +80,13 @@ def resolve_work(config: Config) -> Work:
     _check_facts(config, mode, reward)
     targets = (domain_target, reward_target, mode.target)
     found = {source.name: source for target in targets if target for source in target.sources}
+    rewards_each = bool(getattr(reward, "by_agent", False))
+    own_rewards = rewards_each and config.reward.by_agent == "own"
+    if own_rewards and config.section.one_reward:
+        raise UserError(
+            f"reward.by_agent: 'own', which {config.algorithm} cannot learn from: "
+            f"{config.section.one_reward}; give reward.by_agent=mean"
+        )
     return Work(
         prompts=prompts,
         domain_target=domain_target,
@@ -85,6 +94,8 @@ def resolve_work(config: Config) -> Work:
         reward=reward,
         reward_target=reward_target,
         reward_arguments=arguments,
+        rewards_each=rewards_each,
+        own_rewards=own_rewards,
         mode=mode,
         sources=tuple(found[name] for name in sorted(found)),
     )
