@@ -384,8 +384,9 @@ def test_what_is_documented_is_logged(real_runs, algorithm):
 def test_what_trees_say_is_logged(real_runs):
     """By one run or another; ``expert_fallbacks`` needs an expert (tests/test_multi_turn.py),
     ``aux_needed_rate`` a program that passes all tests (tests/rewards/test_reward_need.py), and
-    ``importance/…`` a server (tests/test_vllm_runs.py)."""
-    rare = ("expert_fallbacks", "aux_needed_rate", *IMPORTANCE)
+    ``importance/…`` a server (tests/test_vllm_runs.py); ``agent_I/reward_mean`` a reward for each
+    agent (tests/trainers/test_own_rewards.py)."""
+    rare = ("expert_fallbacks", "aux_needed_rate", "agent_I/reward_mean", *IMPORTANCE)
     names = set.union(*map(_names, real_runs.values()))
     rows = [row for row in documented() if row.who is None and row.name not in rare]
     for row in rows:
