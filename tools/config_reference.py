@@ -22,25 +22,26 @@ SHARED_PARENTS = (configs.PreferenceConfig, configs.ActorCriticConfig)
 HEAD = """\
 # Configuration
 
-Written by `python -m tools.config_reference` from `comlrl/config/sections.py` and
-`comlrl/config/algorithms.py`.
+This page lists every key with its type and default. `python -m tools.config_reference` writes it
+from `comlrl/config/sections.py` and `comlrl/config/algorithms.py`.
 
-A file is YAML: the sections below and one named after the algorithm. Every key may be left out.
-`--override` takes any number of dotted keys, for example
-`--override magrpo.learning_rate=1e-4 dataset.eval_split=test[:16] wandb=null`; values are YAML or
-Python literals. Of file, older flags and `--override` the last one wins. An unknown key, a wrong
-type or values that contradict each other are refused with one line before anything is loaded
-(exit code 2). A setting that can have no effect beside the others, such as
-`external.original_prompt` where `external.history` is `full`, prints a notice.
-`${section.key}` in a file repeats the value of another key; no other interpolation is read.
+A file is YAML, with the sections below and one named after the algorithm. Every key is optional.
+`--override` takes dotted keys, for example
+`--override magrpo.learning_rate=1e-4 dataset.eval_split=test[:16] wandb=null`. Values are YAML or
+Python literals. The last of file, older flags and `--override` wins.
 
-A path (of a data set, a model, a run, `init_from`, …) is looked for beside the YAML file first,
-then in the working directory; one on the command line in the working directory first. A run's
-`config.yaml` keeps absolute paths, so that you can evaluate the run from anywhere.
-
-`--dry-run` also checks all that is at hand (every row of local data, models that are local or
-cached, the sandbox, files of earlier runs), prints what a run would cost without loading weights,
-and names in a line each what it could not check, such as a name of the hub.
+- **Mistakes.** An unknown key, a wrong type or contradictory values end the run with one line and
+  exit code 2, before anything is loaded.
+- **Keys without effect**, such as `external.original_prompt` with `external.history: full`, print a
+  notice.
+- **Interpolation.** `${section.key}` repeats the value of another key. No other interpolation is
+  read.
+- **Paths** (of a data set, a model, a run, `init_from`, …) are looked for beside the YAML file
+  first, then in the working directory. Paths on the command line are looked for in the working
+  directory first. A run's `config.yaml` has absolute paths, so you can evaluate it from anywhere.
+- **`--dry-run`** checks rows of local data, local and cached models, the sandbox and files of
+  earlier runs. It prints the cost of the run without loading weights, and names what it could not
+  check, such as a name on the hub.
 """
 
 
@@ -70,8 +71,8 @@ def reference() -> str:
         parts += [f"## `{name}`\n", _description(cls), table(list(keys_of(cls).values()))]
     parts += [
         "## Algorithms: keys that all have\n",
-        "They stand in the section named after the algorithm. Where a default differs, it is "
-        "listed with that algorithm again.\n",
+        "They belong into the section named after the algorithm. An algorithm with another default "
+        "lists the key again.\n",
         table(list(keys_of(COMMON).values())),
     ]
     for name, cls in configs.SECTIONS.items():
@@ -105,7 +106,7 @@ def _older() -> str:
         for key, older in loader.VALUE_ALIASES.items()
         for old, new in older.items()
     ]
-    note = "They are read, with a notice; `<algo>` is the algorithm's section.\n"
+    note = "These still work, with a notice; `<algo>` is the algorithm's section.\n"
     return "\n".join([note, "| older | now |", "|---|---|", *rows]) + "\n"
 
 

@@ -20,67 +20,77 @@ Advantage = Literal["mean", "rloo", "max", "greedy", "raw"]
 class CommonConfig:
     """Keys that every algorithm section has."""
 
-    num_agents: int = key(2, "in the order of the domain's roles", at_least=1)
+    num_agents: int = key(2, "number of agents, in the order of the domain's roles", at_least=1)
     num_turns: int = key(1, "attempts, with feedback between them", at_least=1)
     num_generations: int = key(4, "G: completions of each agent at a node", at_least=1)
     joint_mode: Literal["align", "cross"] = key(
         "align",
-        "the g-th of each agent, or every combination",
+        "joint actions: the g-th completions of all agents, or every combination",
     )
-    handoff: Literal["random", "best"] | None = key(None, "null: a child of every joint action")
-    handoff_width: int = key(1, "joint actions of a turn that are handed on", at_least=1)
+    handoff: Literal["random", "best"] | None = key(
+        None, "which joint action is continued; null: every one"
+    )
+    handoff_width: int = key(1, "joint actions of a turn that are continued", at_least=1)
     turn_order: Literal["simultaneous", "sequential"] = key(
         "simultaneous",
-        "agents act at once, or one after the other, reading what those before them wrote",
+        "agents act at once, or one after the other and read the texts before theirs",
     )
     num_generations_sequential: int = key(
         2,
-        "completions of every agent but the first, for each of those that it reads",
+        "completions of every agent but the first, for each text that it reads",
         at_least=1,
     )
     discount: float = key(0.9, "between turns", at_least=0, at_most=1)
-    turn_gradient_weights: list[float] | None = key(None, "one for each turn; null: 1")
-    early_termination_threshold: float | None = key(None, "on the processed reward")
+    turn_gradient_weights: list[float] | None = key(None, "weight of each turn; null: 1")
+    early_termination_threshold: float | None = key(
+        None, "processed reward above which a branch ends; null: none"
+    )
     num_train_epochs: int | None = key(
         1,
-        "passes over the training tasks; null: the two below decide",
+        "passes over the training tasks; null: no limit",
         at_least=0,
     )
-    max_steps: int | None = key(None, "training steps", at_least=0)
-    max_env_steps: int | None = key(None, "scored joint actions", at_least=0)
+    max_steps: int | None = key(None, "maximum training steps; null: no limit", at_least=0)
+    max_env_steps: int | None = key(
+        None, "maximum scored joint actions; null: no limit", at_least=0
+    )
     batch_size: int = key(16, "tasks whose trees are grown together in a training step", at_least=1)
     train_batch_size: int | None = key(
         None,
-        "nodes in an optimizer update at most (a sequential turn counts as one), in parts of "
-        "like size; null: all of the step, on-policy",
+        "maximum nodes in an optimizer update (a sequential turn counts as one), in parts of "
+        "similar size; null: the whole step, on-policy",
         at_least=1,
     )
     learning_rate: float = key(
         2e-4,
-        "for LoRA; where all weights are trained, about a tenth",
+        "for LoRA; use about a tenth if you train all weights",
         above=0,
     )
     lr_scheduler: Literal["constant", "linear", "cosine"] = key(
         "constant",
-        "after the warm-up: constant, or to 0 as the run comes to its end",
+        "after the warm-up: constant, or falling to 0 at the end of the run",
     )
     warmup_steps: int = key(
         0,
-        "optimizer updates in which the learning rate rises to its full height",
+        "optimizer updates in which the learning rate rises to its full value",
         at_least=0,
     )
-    max_grad_norm: float = key(1.0, "of each agent's gradient", above=0)
-    kl_coef: float = key(0.0, "of the k3 KL to the reference policy", at_least=0)
-    max_new_tokens: int = key(256, "of a completion", at_least=1)
+    max_grad_norm: float = key(1.0, "maximum norm of each agent's gradient", above=0)
+    kl_coef: float = key(0.0, "weight of the k3 KL to the reference policy", at_least=0)
+    max_new_tokens: int = key(256, "maximum tokens of a completion", at_least=1)
     temperature: float | None = key(None, "null: agent_model's", above=0)
     top_p: float | None = key(None, "null: agent_model's", above=0, at_most=1)
     top_k: int | None = key(None, "null: agent_model's", at_least=1)
-    logging_steps: int = key(1, "training steps", at_least=1)
-    eval_interval: int = key(0, "training steps; 0: never", at_least=0)
-    eval_num_samples: int | None = key(4, "tasks; null: the whole split", at_least=1)
-    eval_answers: int = key(1, "of the team to each of those tasks", at_least=1)
+    logging_steps: int = key(1, "training steps between records", at_least=1)
+    eval_interval: int = key(0, "training steps between evaluations; 0: none", at_least=0)
+    eval_num_samples: int | None = key(
+        4, "tasks of an evaluation; null: the whole split", at_least=1
+    )
+    eval_answers: int = key(1, "answers of the team to each of these tasks", at_least=1)
     save_steps: int = key(0, "training steps between checkpoints; 0: none", at_least=0)
-    save_total_limit: int | None = key(2, "checkpoints kept; null: all", at_least=1)
+    save_total_limit: int | None = key(
+        2, "number of newest checkpoints to keep; null: all", at_least=1
+    )
 
     # What an algorithm is like, for those who must not ask for its name.
     chains: ClassVar[bool] = False  # rollouts: G samples at turn 1, one at each turn after it
@@ -157,13 +167,13 @@ class MAGRPOConfig(CommonConfig):
 
     advantage: Advantage = key(
         "mean",
-        "what a return is compared with: the siblings' mean, the others' mean, their maximum,"
-        " the return of a greedy rollout, nothing",
+        "baseline of a return: the siblings' mean, the others' mean, their maximum, the return "
+        "of a greedy rollout, or none",
     )
     advantage_normalization: bool = key(False, "divide by the siblings' standard deviation")
     entropy_coef: float = key(
         0.0,
-        "weight of the entropy bonus, of the sum over a completion's tokens",
+        "weight of the entropy bonus, summed over a completion's tokens",
         at_least=0,
     )
     update_epochs: int = key(
@@ -173,7 +183,7 @@ class MAGRPOConfig(CommonConfig):
     )
     clip_range: float = key(
         0.2,
-        "of the importance ratio around 1, which several passes have",
+        "clipping of the importance ratio around 1, with several passes",
         above=0,
     )
 
@@ -201,31 +211,32 @@ class GRPOConfig(MAGRPOConfig):
 
 @dataclass(frozen=True)
 class PreferenceConfig(CommonConfig):
-    """Keys of the two algorithms that learn from preference pairs."""
+    """Keys that MADPO and MARLHF share."""
 
     preference_num_candidates: int = key(16, "joint candidates sampled for each task", at_least=2)
     preference_pairs_per_sample: int | None = key(
         4,
-        "pairs kept for each task; null: all of them",
+        "maximum pairs for each task; null: all",
         at_least=1,
     )
     pair_selection: Literal["reward_gap", "random", "all"] = key(
         "reward_gap",
-        "which of the pairs; all: with preference_pairs_per_sample null",
+        "choice of pairs; all needs preference_pairs_per_sample: null",
     )
     preference_holdout: float = key(
-        0.1, "share of the tasks whose pairs are kept to measure with", at_least=0, below=1
+        0.1, "share of the tasks whose pairs are only for measuring", at_least=0, below=1
     )
     comparator: str = key(
         "reward",
-        "who says which of two is better: reward (the task reward); model: NAME, URL or "
-        "URL#NAME, of an OpenAI-compatible service; earlier: RUN, by how many answers of that"
-        " team each beats",
+        "decides which of two is better: reward (the task reward); model: NAME, URL or URL#NAME, "
+        "an OpenAI-compatible service; earlier: RUN, by how many answers of that team each beats",
     )
-    preferences: str | None = key(None, "preferences.jsonl (or a run's folder) to read, not sample")
+    preferences: str | None = key(
+        None, "preferences.jsonl (or a run's folder) to read instead of sampling"
+    )
     num_iterations: int = key(
         1,
-        "rounds: candidates of the present policies, labels, learning",
+        "rounds of sampling candidates, labelling and learning",
         at_least=1,
     )
     round_tasks: int | None = key(
@@ -235,16 +246,16 @@ class PreferenceConfig(CommonConfig):
     )
     replay: Literal["current", "last_k", "all", "lambda_decay"] = key(
         "current",
-        "pairs of earlier rounds that are learned from again: none, the last, all, at λ^age each",
+        "pairs of earlier rounds to learn from again: none, the last, all, or each with λ^age",
     )
     replay_rounds: int | None = key(
         None,
-        "earlier rounds of last_k, and at most of lambda_decay",
+        "number of earlier rounds for last_k, and the maximum for lambda_decay",
         at_least=1,
     )
     replay_lambda: float = key(
         0.5,
-        "λ: weight of a pair of the round before; squared two before, …",
+        "λ: weight of a pair of the previous round; λ² for two rounds before, …",
         above=0,
         at_most=1,
     )
@@ -270,16 +281,16 @@ class MADPOConfig(PreferenceConfig):
     dpo_beta: float = key(0.1, "weight of the joint log-ratio", above=0)
     dpo_reference: Literal["start", "round", "none"] = key(
         "none",
-        "whose log-ratio is subtracted: the first policies', those at the round's start, nobody's",
+        "reference of the log-ratio: the first policies, those at the round's start, or none",
     )
     label_smoothing: float = key(
         0.0,
-        "share of pairs taken to be the wrong way round",
+        "share of pairs assumed to be the wrong way round",
         at_least=0,
         at_most=1,
     )
     use_environment_step: bool = key(True, "x-axis: 2 · pairs trained; false: candidates scored")
-    train_agents: list[int] | None = key(None, "null: all; [1]: the second agent alone")
+    train_agents: list[int] | None = key(None, "agents that learn; null: all; [1]: only the second")
 
     trained_online: ClassVar[bool] = False
 
@@ -300,34 +311,32 @@ class MARLHFConfig(PreferenceConfig):
 
     rl_algorithm: Literal["magrpo", "reinforce", "rloo", "remax", "ppo"] = key(
         "magrpo",
-        "of the online stage",
+        "algorithm of the online stage",
     )
     reward_model: str | None = key(None, "read this reward model instead of training one")
-    reward_model_name: str | None = key(None, "its base; null: the agents'")
-    reward_learning_rate: float = key(1e-5, "of the reward model", above=0)
+    reward_model_name: str | None = key(None, "base of the reward model; null: the agents' base")
+    reward_learning_rate: float = key(1e-5, "learning rate of the reward model", above=0)
     reward_num_train_epochs: int = key(1, "passes over the pairs", at_least=1)
     reward_train_batch_size: int = key(4, "pairs in an update", at_least=1)
-    reward_max_length: int = key(2048, "tokens of a joint text", at_least=8)
+    reward_max_length: int = key(2048, "maximum tokens of a joint text", at_least=8)
     reward_prompts: Literal["each", "first"] = key(
         "each",
-        "where a joint text has the prompts: each before its response, or all first, so that "
-        "they are read once for all candidates of a task",
+        "position of the prompts in a joint text: each before its response, or all first (read "
+        "once for all candidates of a task)",
     )
     reward_margin: float = key(
         0.0,
-        "lead asked of a winner's score for each point of task reward that it is better by; "
-        "0: any lead",
+        "required lead of a winner's score for each point of task reward; 0: any lead",
         at_least=0,
     )
     reward_freeze_backbone: bool = key(False, "train the score head alone")
     reward_min_accuracy: float = key(
         0.55,
-        "on held-out pairs of the first round; below it the run stops before RL",
+        "accuracy on held-out pairs of the first round below which the run stops",
     )
     refit_below: float | None = key(
         None,
-        "order agreement of a training step below which its round ends, and the next begins; "
-        "null: none",
+        "order agreement of a training step below which its round ends; null: none",
         at_least=0,
         at_most=1,
     )
@@ -353,21 +362,23 @@ class ActorCriticConfig(CommonConfig):
     """Keys that PPO and SHPPO share; ``train_batch_size`` is the size of a minibatch, in nodes."""
 
     ppo_epochs: int = key(4, "passes over a step's samples", at_least=1)
-    clip_range: float = key(0.2, "of the importance ratio around 1", above=0)
+    clip_range: float = key(0.2, "clipping of the importance ratio around 1", above=0)
     value_clip_range: float | None = key(
         0.2,
-        "of the value around its old one; null: no clipping",
+        "clipping of a value around its old one; null: none",
         above=0,
     )
-    value_learning_rate: float = key(1e-3, "of the critic", above=0)
+    value_learning_rate: float = key(1e-3, "learning rate of the critic", above=0)
     entropy_coef: float = key(0.0, "weight of the entropy bonus", at_least=0)
-    gae_lambda: float = key(0.95, "of generalized advantage estimation", at_least=0, at_most=1)
+    gae_lambda: float = key(0.95, "λ of generalized advantage estimation", at_least=0, at_most=1)
     target_kl: float | None = key(
         None,
-        "an epoch's mean KL(old ‖ new) that ends the epochs",
+        "mean KL(old ‖ new) of an epoch that ends the epochs",
         above=0,
     )
-    normalize_advantages: bool = key(True, "to mean 0 and standard deviation 1 within a step")
+    normalize_advantages: bool = key(
+        True, "standardize advantages to mean 0 and deviation 1 within a step"
+    )
 
     chains: ClassVar[bool] = True
 
@@ -389,10 +400,12 @@ class PPOConfig(ActorCriticConfig):
     num_agents: int = key(1)
     critic: Literal["independent", "centralized"] = key(
         "independent",
-        "what V reads: what its own agent reads, or what all agents do",
+        "V reads the history of its agent, or those of all agents",
     )
-    granularity: Literal["token", "turn"] = key("token", "what one value and one advantage are of")
-    kl_in: Literal["reward", "loss"] = key("reward", "where kl_coef is paid")
+    granularity: Literal["token", "turn"] = key("token", "unit of a value and an advantage")
+    kl_in: Literal["reward", "loss"] = key(
+        "reward", "whether kl_coef applies to the reward or the loss"
+    )
     critic_model: str | None = key(
         None,
         "language model that reads histories for V; null: a small head on the policy's own states",
@@ -400,10 +413,10 @@ class PPOConfig(ActorCriticConfig):
     shared_policy: bool = key(
         False, "all agents act by one adapter, distinguished by their prompts"
     )
-    gamma_token: float = key(1.0, "between the tokens of a turn", at_least=0, at_most=1)
+    gamma_token: float = key(1.0, "discount between the tokens of a turn", at_least=0, at_most=1)
     kl_target: float | None = key(
         None,
-        "mean KL of a token that kl_coef adapts to; null: fixed",
+        "mean KL of a token to which kl_coef adapts; null: fixed",
         above=0,
     )
     kl_horizon: int = key(10000, "joint actions over which kl_coef may grow by a fifth", at_least=1)
@@ -425,27 +438,29 @@ class SHPPOConfig(ActorCriticConfig):
     paper: ClassVar[str] = "SHPPO (arXiv 2404.03869)"
 
     discount: float = key(0.95)
-    gae_lambda: float = key(0.9, "over turns", at_least=0, at_most=1)
+    gae_lambda: float = key(
+        0.9, "λ of generalized advantage estimation, over turns", at_least=0, at_most=1
+    )
     latents: Literal["learned", "zero", "sampled"] = key(
         "learned",
-        "an agent's latent: of what it reads and has read, always 0, or drawn from N(0, 1)",
+        "an agent's latent: computed from its history, always 0, or drawn from N(0, 1)",
     )
     latent_gradient: Literal["inference", "policy"] = key(
         "inference",
-        "what teaches the encoder: the inference net's value of μ and σ, as published, or the"
-        " policy gradient of the latents that were drawn, with the turn's advantage",
+        "gradient of the encoder: the inference net's value of μ and σ, as published, or the "
+        "policy gradient of the drawn latents, with the turn's advantage",
     )
-    latent_dim: int = key(8, "of an agent's latent", at_least=1)
+    latent_dim: int = key(8, "size of an agent's latent", at_least=1)
     latent_hidden: int = key(
         64,
         "width of the encoder's and the inference net's layers",
         at_least=1,
     )
     heterogeneous_rank: int = key(16, "rank of A and B, size of the generated matrix", at_least=1)
-    lambda_e: float = key(0.01, "of the latents' entropy", at_least=0)
-    lambda_d: float = key(0.1, "of the distance between agents' latents", at_least=0)
-    latent_learning_rate: float = key(1e-3, "of the encoder", above=0)
-    inference_learning_rate: float = key(1e-3, "of the inference net", above=0)
+    lambda_e: float = key(0.01, "weight of the latents' entropy", at_least=0)
+    lambda_d: float = key(0.1, "weight of the distance between agents' latents", at_least=0)
+    latent_learning_rate: float = key(1e-3, "learning rate of the encoder", above=0)
+    inference_learning_rate: float = key(1e-3, "learning rate of the inference net", above=0)
 
     heterogeneous: ClassVar[bool] = True
     one_reward: ClassVar[str] = "its critic and inference net value the whole team by one number"

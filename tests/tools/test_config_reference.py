@@ -46,7 +46,7 @@ def test_descriptions_are_the_key_s_own_or_the_parent_s():
     magrpo, wandb = keys_of(configs.MAGRPOConfig), keys_of(sections.WandbConfig)
     assert magrpo["advantage_normalization"].description.startswith("divide by the siblings'")
     assert magrpo["advantage"].description.endswith(
-        "return of a greedy rollout, nothing"
+        "return of a greedy rollout, or none"
     )  # two lines
     assert keys_of(configs.SHPPOConfig)["discount"].description == "between turns"
     assert in_words(wandb["mode"].annotation, "`") == [
