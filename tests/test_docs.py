@@ -80,13 +80,18 @@ COMMANDS = commands()
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder: the repository's files, the cookbook's, and small runs."""
+    """A working folder: the repository's files and those that pages give in full."""
     folder = tmp_path_factory.mktemp("docs")
     for path in ROOT.iterdir():
         if path.name not in ("outputs", "runs", ".git", ".venv", ".venv-peer"):
             (folder / path.name).symlink_to(path)
-    for name, body in programs("cookbook.md").items():
-        (folder / name).write_text(body)
+    for page in ("cookbook.md", "tutorial/domain.md", "tutorial/algorithm.md"):
+        for name, body in programs(page).items():
+            (folder / name).write_text(body)
+    if not (folder / "models").exists():  # `make real-model` was not run: a small stand-in
+        (folder / "models").mkdir()
+        stand_in = folder / "models" / "smollm2-135m-instruct"
+        stand_in.symlink_to(ROOT / "comlrl/builtin/tiny_coder")
     first = (ROOT / "comlrl/builtin/coopmini/eval.jsonl").read_text().splitlines()[0]
     row = json.loads(first) | {"task_id": "HumanEval/0"}
     (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
@@ -236,7 +241,7 @@ def test_there_are_commands_on_the_pages_that_have_some():
 
 
 def test_the_table_of_a_domain_names_all_that_it_may_have():
-    text = (ROOT / "docs/cookbook.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/tutorial/domain.md").read_text(encoding="utf-8")
     _, body = text.split("## All of a domain\n")
     rows = re.findall(r"^\| `(\w+)` \| (yes|where [^|]*|) ?\|", body.split("\n## ")[0], re.M)
     assert {name for name, _ in rows} == {*Domain.__annotations__, *METHODS}
@@ -279,7 +284,7 @@ TINY = {"batch_size": 2, "num_generations": 2, "max_steps": 1, "max_new_tokens":
 
 @pytest.fixture(scope="module")
 def best_run(place: Path) -> Path:
-    """A run of the cookbook's own algorithm, of one step."""
+    """A run of the tutorial's algorithm, of one step."""
     out = place / "outputs" / "best_coopmini_42"
     keys = [f"best.{key}={value}" for key, value in (TINY | {"eval_interval": 0}).items()]
     keys += [f"output.dir={out}", "lora.r=2", "best.least_reward=0"]
@@ -291,7 +296,7 @@ def best_run(place: Path) -> Path:
     return out
 
 
-def test_the_algorithm_of_the_cookbook_trains(best_run):
+def test_the_algorithm_of_the_tutorial_trains(best_run):
     record = json.loads((best_run / "metrics.jsonl").read_text().splitlines()[-1])
     assert record["step"] == 4  # 2 tasks × 2 joint actions
     assert record["update"] == 1 and record["metrics"]["taught_share"] == 1

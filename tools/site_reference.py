@@ -1,4 +1,4 @@
-"""Pages of the site that nobody writes: a reference for each room, from its modules' docstrings.
+"""Generated pages of the site: the API of each room, from its modules' docstrings.
 
 A hook of mkdocs (``mkdocs.yml``). The sources are read, not imported.
 """
@@ -27,9 +27,9 @@ def rooms() -> dict[str, list[str]]:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """The reference stands last in the navigation."""
+    """The reference comes last in the navigation."""
     pages = [{room: f"reference/{room}.md"} for room in rooms()]
-    config.nav = [*(config.nav or []), {"Reference": pages}]
+    config.nav = [*(config.nav or []), {"API": pages}]
     return config
 
 

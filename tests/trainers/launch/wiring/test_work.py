@@ -30,9 +30,9 @@ SMALL = [
 
 
 def place(folder: Path) -> Path:
-    """A folder with the cookbook's files."""
+    """A folder with the files of the cookbook and of the tutorial's domain."""
     folder.mkdir(exist_ok=True)
-    for name, body in programs("cookbook.md").items():
+    for name, body in (programs("cookbook.md") | programs("tutorial/domain.md")).items():
         (folder / name).write_text(body)
     return folder
 
@@ -67,8 +67,8 @@ def shared(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
 # ------------------------------------------------------------------------- the cookbook's files
 
 
-def test_the_cookbooks_domain_is_short():
-    source = programs("cookbook.md")["share.py"]
+def test_the_domain_of_the_tutorial_is_short():
+    source = programs("tutorial/domain.md")["share.py"]
     assert len(source.splitlines()) < 100
 
 
