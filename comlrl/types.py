@@ -104,6 +104,9 @@ class Sampling:
         return Sampling(0.0, self.max_new_tokens, by_agent=by_agent)
 
 
+JointMode = Literal["align", "cross", "counterfactual"]
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The form of a rollout."""
@@ -111,7 +114,7 @@ class Shape:
     num_agents: int
     num_turns: int
     num_generations: int
-    joint_mode: Literal["align", "cross"] = "align"
+    joint_mode: JointMode = "align"
     handoff: Literal["random", "best"] | None = None
     early_termination_threshold: float | None = None
     later_generations: int | None = None  # at turns 2+; null: num_generations (chains: 1)
@@ -139,6 +142,14 @@ class Shape:
         if agent > 0 and self.turn_order == "sequential":
             return self.num_generations_sequential
         return self.num_generations if turn == 1 else self.later_generations or self.num_generations
+
+    def joint_actions(self, agents: int, generations: int) -> int:
+        """K of a node at which so many agents have so many completions each."""
+        if self.joint_mode == "align" or agents == 1:
+            return generations
+        if self.joint_mode == "cross" or agents == 2:
+            return generations**agents
+        return generations + agents * generations * (generations - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +247,7 @@ class Tree:
 
     task: Task
     nodes: tuple[Node, ...]
-    joint_mode: Literal["align", "cross"]
+    joint_mode: JointMode
     handoff: Literal["random", "best"] | None
 
     @property

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from comlrl.config.keys import key
-from comlrl.types import Shape
+from comlrl.types import JointMode, Shape
 
 Advantage = Literal["mean", "rloo", "max", "greedy", "raw"]
 
@@ -23,9 +23,10 @@ class CommonConfig:
     num_agents: int = key(2, "number of agents, in the order of the domain's roles", at_least=1)
     num_turns: int = key(1, "attempts, with feedback between them", at_least=1)
     num_generations: int = key(4, "G: completions of each agent at a node", at_least=1)
-    joint_mode: Literal["align", "cross"] = key(
+    joint_mode: JointMode = key(
         "align",
-        "joint actions: the g-th completions of all agents, or every combination",
+        "joint actions: the g-th completions of all agents, every combination, or the first with"
+        " every replacement of one agent's completion by a sibling",
     )
     handoff: Literal["random", "best"] | None = key(
         None, "which joint action is continued; null: every one"

@@ -87,14 +87,36 @@ def agent_returns(node: Node, joint_returns_K: list[float]) -> list[list[float]]
 
 
 def completion_returns(node: Node, agent: int, joint_returns_K: list[float]) -> list[float]:
-    """The return of each completion of one agent that acts here, shape (G,)."""
+    """The return of each completion of one agent that acts here, shape (G,).
+
+    Where only some of the agent's joint actions compare its completions with the same partners
+    (``joint_mode: counterfactual``), those alone count.
+    """
     place = agent - node.first_agent
     size = len(node.agents_N[place].completions_G)
     total, count = [0.0] * size, [0] * size
-    for action, value in zip(node.joint_actions_K, joint_returns_K, strict=True):
-        total[action[place]] += value
-        count[action[place]] += 1
+    compared = counterfactuals(node, agent)
+    counted = set().union(*compared) if compared else range(len(joint_returns_K))
+    for k, (action, value) in enumerate(zip(node.joint_actions_K, joint_returns_K, strict=True)):
+        if k in counted:
+            total[action[place]] += value
+            count[action[place]] += 1
     return [t / c for t, c in zip(total, count, strict=True)]
+
+
+def counterfactuals(node: Node, agent: int) -> list[list[int]]:
+    """Joint actions that differ in one agent's completion alone, in groups that have all of its
+    completions.
+
+    cross: all joint actions are in such groups. counterfactual: those whose other agents have one
+    index. align: there are none.
+    """
+    groups: dict[tuple[int, ...], list[int]] = {}
+    place = agent - node.first_agent
+    for k, action in enumerate(node.joint_actions_K):
+        groups.setdefault((*action[:place], *action[place + 1 :]), []).append(k)
+    generations = len(node.agents_N[place].completions_G)
+    return [group for group in groups.values() if len(group) == generations]
 
 
 def mean(values: list[float]) -> float:

@@ -344,10 +344,21 @@ def _after_turn(action: _Action, feedback_N: tuple[str, ...]) -> State:
 
 
 def _joint_actions(mode: str, agents: int, count: int) -> tuple[tuple[int, ...], ...]:
-    """align: the g-th of each agent. cross: the Cartesian product, the last agent fastest."""
+    """align: the g-th of each agent. cross: the Cartesian product, the last agent fastest.
+    counterfactual: those of align, and each of them with one agent's completion replaced by each of
+    its siblings; in the order of cross."""
+    aligned = tuple((g,) * agents for g in range(count))
     if mode == "align":
-        return tuple((g,) * agents for g in range(count))
-    return tuple(itertools.product(range(count), repeat=agents))
+        return aligned
+    if mode == "cross":
+        return tuple(itertools.product(range(count), repeat=agents))
+    replaced = {
+        (*action[:agent], g, *action[agent + 1 :])
+        for action in aligned
+        for agent in range(agents)
+        for g in range(count)
+    }
+    return tuple(sorted(replaced))
 
 
 def _written(

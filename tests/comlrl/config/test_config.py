@@ -418,6 +418,7 @@ def test_a_mistake_is_refused_in_one_line(items, named):
         ("grpo", ["grpo.update_epochs=0"], ["grpo.update_epochs", "0", "at least 1"]),
         ("grpo", ["grpo.update_epochs=2", "grpo.clip_range=0"], ["grpo.clip_range", "above 0"]),
         ("ppo", ["ppo.joint_mode=cross"], ["ppo.joint_mode", "cross"]),
+        ("madpo", ["madpo.joint_mode=counterfactual"], ["madpo.joint_mode", "give align or cross"]),
         (
             "ppo",
             ["ppo.critic=centralized", "ppo.granularity=token"],

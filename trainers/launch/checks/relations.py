@@ -111,9 +111,12 @@ def _sequential(name: str, section: CommonConfig) -> None:
 
 def _joint_actions(section: CommonConfig) -> int:
     """Of a turn, from one state on."""
-    own = [section.shape.generations(agent) for agent in range(section.num_agents)]
-    together = section.joint_mode == "align" and section.turn_order == "simultaneous"
-    return own[0] if together else math.prod(own)
+    shape = section.shape
+    own = [shape.generations(stage.start) for stage in shape.stages]
+    return math.prod(
+        shape.joint_actions(len(stage), count)
+        for stage, count in zip(shape.stages, own, strict=True)
+    )
 
 
 def _actor_critic(name: str, section: ActorCriticConfig, config: Config) -> None:
@@ -178,6 +181,11 @@ def _preferences(config: Config) -> None:
         if given.handoff is not None:
             raise UserError(
                 f"{name}.handoff: '{given.handoff}'; nothing follows a single turn: give null"
+            )
+        if given.joint_mode == "counterfactual" and isinstance(given, PreferenceConfig):
+            raise UserError(
+                f"{name}.joint_mode: 'counterfactual'; pairs are compared whole, whatever they "
+                "differ in: give align or cross"
             )
     section, name = config.section, config.algorithm
     assert isinstance(section, PreferenceConfig)

@@ -156,7 +156,7 @@ def _preferences(config: Config, limits_N: Sequence[int], tasks: int | None) -> 
     if section.preferences is not None:
         return [f"{'preferences':<22}read from {section.preferences}; nothing is sampled for them"]
     own, kept = section.preference_num_candidates, section.preference_pairs_per_sample
-    candidates = own**section.num_agents if section.joint_mode == "cross" else own
+    candidates = section.shape.joint_actions(section.num_agents, own)
     pairs = math.comb(candidates, 2) if kept is None else min(kept, math.comb(candidates, 2))
     each = None if rounds is None else [rounds.length_of(r) for r in range(section.num_iterations)]
     labelled = None if each is None else sum(each)

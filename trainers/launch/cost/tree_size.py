@@ -45,8 +45,8 @@ def scored(section: CommonConfig, tree: Growth) -> int:
 def growth(section: CommonConfig) -> Growth:
     """The tree of one task, where no branch ends early.
 
-    A turn has K joint actions: G with align, G^N with cross, and G times the later agents'
-    generations where these act in order. Each is continued, or ``handoff`` width of them. Chains
+    A turn has K joint actions (``Shape.joint_actions``); where the agents act in order, G times the
+    later agents' generations. Each is continued, or ``handoff`` width of them. Chains
     are G samples at turn 1, one afterwards.
     """
     total = Growth(0, 0, 0, 0, 0)
@@ -68,7 +68,7 @@ def levels(section: CommonConfig) -> Iterator[Level]:
         nodes = starts
         for stage in shape.stages:
             own = shape.generations(stage.start, turn)
-            joint = nodes * (own ** len(stage) if shape.joint_mode == "cross" else own)
+            joint = nodes * shape.joint_actions(len(stage), own)
             yield Level(turn, stage, nodes, own, joint)
             nodes = joint
         starts = min(nodes, starts * section.handoff_width) if section.handoff else nodes

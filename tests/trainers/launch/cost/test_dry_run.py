@@ -50,6 +50,7 @@ def test_every_shipped_file_is_described_without_network(path):
         ({"joint_mode": "cross", "handoff": "best"}, 2, 8),  # 1 + 1 nodes of 4
         ({"num_turns": 3, "num_generations": 3}, 13, 39),  # 1 + 3 + 9 nodes of 3
         ({"num_agents": 3, "joint_mode": "cross", "num_turns": 1}, 1, 8),  # 2³
+        ({"num_agents": 4, "joint_mode": "counterfactual", "num_turns": 1}, 1, 10),  # 2 + 4 · 2
     ],
 )
 def test_growth(keys, nodes, joint_actions):
