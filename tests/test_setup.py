@@ -1,5 +1,5 @@
 """Which Pythons are supported: every place says the same, and `make setup` refuses the others. And
-the Dockerfile, which nothing here can build: linted, and what it copies and calls is there."""
+the Dockerfile and the workflows, which nothing here can run: what they name is there."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -18,6 +20,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parent.parent
 SUPPORTED = ("3.10", "3.11", "3.12", "3.13")
 PROJECT = (ROOT / "pyproject.toml").read_text()
+CI = (ROOT / ".ci/run").read_text()
 
 
 def test_every_place_says_the_same() -> None:
@@ -82,6 +85,28 @@ def test_test_all_runs_the_default_suite_and_then_the_slow_one() -> None:
         (False, True),
         (True, True),
     ]
+
+
+WORKFLOW = ROOT / ".github/workflows/ci.yml"
+
+
+def commands(job: dict[str, Any]) -> str:
+    return "\n".join(step.get("run", "") for step in job["steps"])
+
+
+def test_the_workflow_does_what_ci_does_on_every_python() -> None:
+    jobs = yaml.safe_load(WORKFLOW.read_text())["jobs"]
+    for name in ("test", "wheel"):
+        assert tuple(jobs[name]["strategy"]["matrix"]["python"]) == SUPPORTED
+    called = {name: re.findall(r"\bmake ([\w-]+)", commands(job)) for name, job in jobs.items()}
+    targets = {target for found in called.values() for target in found}
+    assert targets == {"check", *re.findall(r"\bmake ([\w-]+)", CI)}
+    for target in targets:
+        subprocess.run(["make", "-n", target], cwd=ROOT, check=True, capture_output=True)
+    tests = re.search(r"^sandbox=\((.*)\)$", CI, re.M)
+    assert tests and f'TESTS="{tests[1]}"' in commands(jobs["sandbox"])
+    actions = [step["uses"] for job in jobs.values() for step in job["steps"] if "uses" in step]
+    assert all((ROOT / one / "action.yml").exists() for one in actions if one.startswith("./"))
 
 
 DOCKERFILE = ROOT / "Dockerfile"
