@@ -25,6 +25,10 @@ or with ``critic_model`` a language model with an adapter of its own and a scala
 the histories themselves. With ``shared_policy`` all agents act by one policy, which learns from the
 samples of all, and an independent critic is one for all; their prompts tell them apart.
 
+With ``turn_order: sequential`` each agent's turns are a chain of its own, and its V reads what it
+has read of this turn too. A centralized V of agent i reads the prompts of the agents up to i: those
+of later agents hold what i is about to write, and Â would no longer tell what that is worth.
+
 Old log-probabilities and values are taken of all policies before the first update, over the first
 epoch's own minibatches, so that the first minibatch's ratios are exactly 1; where credit does not
 need those of the first minibatch, its own update reads them. Rollouts are chains: G
@@ -66,7 +70,7 @@ from comlrl.update.clipped import ClippedPolicy, run_epochs
 from comlrl.update.minibatches import Span, minibatches, passes
 from comlrl.update.optimizer import optimizer_of
 from comlrl.update.per_token import PerToken
-from comlrl.update.values import LanguageReader, PooledReader, StepValues, history_rows
+from comlrl.update.values import Group, LanguageReader, PooledReader, StepValues, history_rows
 
 Critic = TokenCritic | TeamCritic | LanguageCritic
 
@@ -224,7 +228,10 @@ class PPOTrainer:
     ) -> PooledReader | LanguageReader | None:
         """What a critic with passes of its own reads; None: it is a head in the policy's passes."""
         critic, agents, team = self.critics[index], self._valued(index), self.section.num_agents
-        groups = [agents] if self._centralized else [[agent] for agent in agents]
+        groups = [Group([agent], [agent]) for agent in agents]
+        if self._centralized:
+            stages = self.section.shape.stages
+            groups = [Group(range(stage.stop), stage) for stage in stages]
         if isinstance(critic, LanguageCritic):
             assert self.critic_team is not None
             rows_S = chains.rows(agents, self.weight_T, team)
@@ -333,6 +340,6 @@ class PPOTrainer:
         for index in range(len(self.team)):
             with self.team.acting(index) as agent:
                 for i in self._acting(index):
-                    prompts = [node.agents_N[i].prompt_ids for node in chains.nodes_S]
+                    prompts = [turns[i].prompt_ids for turns in chains.turns_SN]
                     of_agents.append(observations(agent, prompts).to(self.team.device))
         return torch.stack(of_agents, dim=1)

@@ -24,6 +24,10 @@ and L_latent alone recomputes μ and σ, with the stored ε. L_v is V_I with its
 V_I learns on the μ and σ that led to the returns. Nothing depends on the number of agents, so a
 trained team runs with any other N.
 
+With ``turn_order: sequential`` V and V_I have a value for each agent's turn: that of agent i reads
+the observations and latents up to i's, and i's tokens take the advantage over it. What later agents
+read holds what i wrote. There is a state for each joint action; L_v is the mean over the agents.
+
 Departures from the paper: the generated layer is a low-rank residual before the language-model
 head, zero at the start, instead of the actor's middle layer; observations are pooled hidden states
 of the prompts; the min-max extremes of L_d are constants of the gradient; advantages are
@@ -86,9 +90,10 @@ class Samples:
     mu_SNK: torch.Tensor  # the encoder's of the rollout
     sigma_SNK: torch.Tensor
     state_C: torch.Tensor
-    value_S: torch.Tensor  # the critic's before the update
-    advantage_C: torch.Tensor
-    return_C: torch.Tensor
+    # of each stage of a turn: one where all agents act at once, else one for each agent
+    value_SV: torch.Tensor  # the critic's before the update
+    advantage_CV: torch.Tensor
+    return_CV: torch.Tensor
 
 
 class SHPPOTrainer:
@@ -153,9 +158,7 @@ class SHPPOTrainer:
     def _credited(self, chains: Chains) -> Samples:
         """The rollout's latents beside its states; values, advantages and returns."""
         sizes, device = self.policy.sizes, self.agent.device
-        kept_SN = [
-            [turn.completions_G[0].latent for turn in node.agents_N] for node in chains.nodes_S
-        ]
+        kept_SN = [[turn.completions_G[0].latent for turn in turns] for turns in chains.turns_SN]
 
         def stack(name: str, width: int) -> torch.Tensor:
             parts = [torch.stack([getattr(latent, name) for latent in row]) for row in kept_SN]
@@ -164,16 +167,49 @@ class SHPPOTrainer:
 
         observation_SND = stack("observation_D", sizes["width"])
         mu_SNK, sigma_SNK = self.policy.encoder.along_chains(observation_SND, chains.parent_S)
-        value_S = self.critic(observation_SND)
-        advantage_C, return_C = turn_advantages(
-            chains, value_S, self.section.discount, self.section.gae_lambda
-        )
+        value_SV = self._values(observation_SND)
+        discount, gae_lambda = self.section.discount, self.section.gae_lambda
+        credit_V = [
+            turn_advantages(chains, value_S, discount, gae_lambda) for value_S in value_SV.T
+        ]
+        advantage_CV, return_CV = (torch.stack(part, 1) for part in zip(*credit_V, strict=True))
         state_C = torch.tensor(chains.state_C, dtype=torch.long, device=device)
         epsilon, latent = (stack(n, sizes["latent_dim"]) for n in ("epsilon_K", "value_K"))
         return Samples(
             chains, observation_SND, epsilon, latent, mu_SNK, sigma_SNK, state_C,
-            value_S, advantage_C, return_C,
+            value_SV, advantage_CV, return_CV,
         )  # fmt: skip
+
+    @property
+    def _stages(self) -> tuple[range, ...]:
+        return self.section.shape.stages
+
+    def _values(self, observation_XND: torch.Tensor) -> torch.Tensor:
+        """V of each stage, on what is read up to it; (X, V)."""
+        return torch.stack(
+            [self.critic(observation_XND[:, : stage.stop]) for stage in self._stages], 1
+        )
+
+    def _inferred(
+        self, samples: Samples, mu_SNK: torch.Tensor, sigma_SNK: torch.Tensor
+    ) -> torch.Tensor:
+        """V_I of each stage, (S, V), with the gradient of the latents of its own agents alone."""
+
+        def up_to(stage: range, latent_SNK: torch.Tensor) -> torch.Tensor:
+            before = latent_SNK[:, : stage.start].detach()
+            return torch.cat([before, latent_SNK[:, stage.start : stage.stop]], 1)
+
+        return torch.stack(
+            [
+                self.inference(
+                    samples.observation_SND[:, : stage.stop],
+                    up_to(stage, mu_SNK),
+                    up_to(stage, sigma_SNK),
+                )
+                for stage in self._stages
+            ],
+            1,
+        )
 
     @property
     def _agents(self) -> int:
@@ -200,8 +236,10 @@ class SHPPOTrainer:
         policy.measure([rows(chosen) for chosen in first[1:]])
         metrics = self._metrics_before(samples)
         if section.normalize_advantages:
-            samples = replace(samples, advantage_C=standardized(samples.advantage_C))
-        policy.credit(by_number(samples.advantage_C), rows(range(len(rows_SN))), self._agents)
+            advantage_X = standardized(samples.advantage_CV.flatten())
+            samples = replace(samples, advantage_CV=advantage_X.view_as(samples.advantage_CV))
+        per = self._agents // len(self._stages)  # agents that have an advantage in common
+        policy.credit(by_number(samples.advantage_CV.flatten()), rows(range(len(rows_SN))), per)
         losses = []
 
         def update(chosen: list[int], sums: Sums, progress: float) -> float:
@@ -241,12 +279,12 @@ class SHPPOTrainer:
 
     def _metrics_before(self, samples: Samples) -> dict[str, float]:
         """What the log wants of the step before its update."""
-        _, mean, deviation = moments(samples.advantage_C)
+        _, mean, deviation = moments(samples.advantage_CV.flatten())
         metrics = {
             "advantage_mean": mean,
             "advantage_std": deviation,
             "explained_variance": explained_variance(
-                samples.value_S[samples.state_C], samples.return_C
+                samples.value_SV[samples.state_C].flatten(), samples.return_CV.flatten()
             ),
         }
         if self._agents > 1 and self.section.latents == "learned":
@@ -259,13 +297,13 @@ class SHPPOTrainer:
         number_C = [c for s in chosen for c in samples.chains.actions_S[s]]
         index_C = torch.tensor(number_C, dtype=torch.long, device=samples.state_C.device)
         state_C = samples.state_C[index_C]
-        loss_C = clipped_value(
-            self.critic(samples.observation_SND[state_C]),
-            samples.value_S[state_C],
-            samples.return_C[index_C],
+        loss_CV = clipped_value(
+            self._values(samples.observation_SND[state_C]),
+            samples.value_SV[state_C],
+            samples.return_CV[index_C],
             self.section.value_clip_range,
         )
-        return self._descend("critic", progress, loss_C)
+        return self._descend("critic", progress, loss_CV.flatten())
 
     def _update_encoder(self, samples: Samples, progress: float) -> dict[str, float]:
         """One step of L_latent, through μ and σ, into the encoder alone."""
@@ -283,7 +321,7 @@ class SHPPOTrainer:
             losses = [policy_C, latent_loss(0.0, *weighed)]
         else:
             with frozen(self.inference):
-                value_S = self.inference(samples.observation_SND, mu_SNK, sigma_SNK)
+                value_S = self._inferred(samples, mu_SNK, sigma_SNK).mean(1)
             parts, losses = parts | {"value": value_S}, [latent_loss(value_S, *weighed)]
         metrics = {f"latent/{name}": moments(part.detach())[1] for name, part in parts.items()}
         return metrics | {"latent/loss": self._descend("encoder", progress, *losses)}
@@ -297,16 +335,16 @@ class SHPPOTrainer:
         loss_CN = clipped_policy(
             own_SN[samples.state_C],
             old_SN[samples.state_C],
-            samples.advantage_C[:, None],
+            samples.advantage_CV,
             self.section.clip_range,
         )
         return loss_CN.mean(1)
 
     def _update_inference(self, samples: Samples, progress: float) -> float:
         """One step of V_I on the returns of the rollout's μ and σ; the mean loss."""
-        value_S = self.inference(samples.observation_SND, samples.mu_SNK, samples.sigma_SNK)
-        loss_C = (value_S[samples.state_C] - samples.return_C) ** 2
-        return self._descend("inference", progress, loss_C)
+        value_SV = self._inferred(samples, samples.mu_SNK, samples.sigma_SNK)
+        loss_CV = (value_SV[samples.state_C] - samples.return_CV) ** 2
+        return self._descend("inference", progress, loss_CV.flatten())
 
     def _descend(self, name: str, progress: float, *losses_X: torch.Tensor) -> float:
         """One optimizer step on the sum of the losses' means over all processes; that sum."""

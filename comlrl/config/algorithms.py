@@ -116,7 +116,7 @@ class CommonConfig:
             1 if self.chains else None,
             self.handoff_width,
             self.turn_order,
-            self.num_generations_sequential,
+            1 if self.chains else self.num_generations_sequential,
         )
 
     @property

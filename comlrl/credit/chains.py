@@ -2,40 +2,36 @@
 
 A step's joint actions are numbered c = 0 … C − 1. Rollouts are chains (G at turn 1, one
 afterwards), so joint action c is the c-th completion of every agent, and each chain runs from a
-task's first turn to its last and never into another task.
+task's first turn to its last and never into another task. In a sequential turn every later agent
+answers each text that it reads once; such a turn has a state for each of its joint actions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from comlrl.types import Node, Row, Tree
+from comlrl.types import AgentTurn, Row, Tree
 
 
 @dataclass(frozen=True, slots=True)
 class Chains:
     """A step's states and joint actions, numbered through all of its trees."""
 
-    nodes_S: tuple[Node, ...]
+    turns_SN: tuple[tuple[AgentTurn, ...], ...]  # what each agent read and wrote there
+    turn_S: tuple[int, ...]  # 1-based
     parent_S: tuple[int, ...]  # the state one turn before, or −1
     actions_S: tuple[tuple[int, ...], ...]  # numbers of each state's joint actions
     state_C: tuple[int, ...]
     reward_C: tuple[float, ...]  # processed, of the team
     own_reward_CN: tuple[tuple[float, ...], ...]  # what each agent learns from; alike where shared
     chains: tuple[tuple[int, ...], ...]  # joint actions turn by turn
+    states_B: tuple[int, ...]  # how many states each tree has
 
     def reward(self, number: int, team: int) -> float:
         """The processed reward of a completion by its number (``rows``): its agent's own, or the
         team's."""
         return self.own_reward_CN[number // team][number % team]
-
-    @property
-    def states_B(self) -> list[int]:
-        """How many states each tree has."""
-        starts = [s for s, parent in enumerate(self.parent_S) if parent < 0]
-        ends = [*starts[1:], len(self.parent_S)]
-        return [end - start for start, end in zip(starts, ends, strict=False)]
 
     def numbered(self, agents: Sequence[int], team: int) -> list[list[int]]:
         """Chains of these agents' completions, by their numbers (``rows``)."""
@@ -45,11 +41,11 @@ class Chains:
         """For each state a row of each of these agents: its completions, weighted by the turn's
         ``weight_T``. Agent i's of joint action c has the number c · ``team`` + i."""
         rows_S = []
-        for node, actions in zip(self.nodes_S, self.actions_S, strict=True):
+        for turns, at, actions in zip(self.turns_SN, self.turn_S, self.actions_S, strict=True):
             rows = []
             for agent in agents:
-                turn = node.agents_N[agent]
-                weights = (weight_T[node.turn - 1],) * len(turn.completions_G)
+                turn = turns[agent]
+                weights = (weight_T[at - 1],) * len(turn.completions_G)
                 numbers = (c * team + agent for c in actions)
                 rows.append(Row.of(turn.prompt_ids, turn.completions_G, weights, numbers))
             rows_S.append(rows)
@@ -58,38 +54,54 @@ class Chains:
 
 def chains_of(trees: Sequence[Tree]) -> Chains:
     """Number the states and joint actions of trees that are bundles of chains."""
-    nodes: list[Node] = []
+    turns: list[tuple[AgentTurn, ...]] = []
+    turn_numbers: list[int] = []
     parents: list[int] = []
     actions: list[tuple[int, ...]] = []
     chains: list[list[int]] = []
-    count = 0
+    rewards: list[float] = []
+    own_rewards: list[tuple[float, ...]] = []
+    states_B: list[int] = []
     for tree in trees:
-        offset = len(nodes)
+        first, starts = len(turns), tree.turn_starts()
+        state: dict[int, int] = {}  # of a scored node
         of_action: dict[int, list[int]] = {}  # number of a joint action → its chain
-        for node in tree.nodes:  # breadth-first: a parent stands before its children
-            parent = offset + node.parent if node.parent >= 0 else -1
-            numbers = tuple(range(count, count + len(node.rewards_K)))
-            count += len(numbers)
+        for index, node in enumerate(tree.nodes):  # breadth-first: parents come first
+            if not node.scores_K:
+                continue
+            numbers = tuple(range(len(rewards), len(rewards) + len(node.rewards_K)))
+            start = tree.nodes[starts[index]]
+            parent = state[start.parent] if start.parent >= 0 else -1
             if parent < 0:
-                started: list[list[int]] = [[number] for number in numbers]
-                chains += started
-                of_action.update(zip(numbers, started, strict=True))
+                of_action |= {number: [] for number in numbers}
+                chains += (of_action[number] for number in numbers)
             else:
                 (number,) = numbers  # one sample at later turns
-                chain = of_action[actions[parent][node.parent_action]]
-                chain.append(number)
-                of_action[number] = chain
-            nodes.append(node)
+                of_action[number] = of_action[actions[parent][start.parent_action]]
+            for number in numbers:
+                of_action[number].append(number)
+            state[index] = len(turns)
+            turns.append(_turns(tree, index))
+            turn_numbers.append(node.turn)
             parents.append(parent)
             actions.append(numbers)
-    state = tuple(s for s, numbers in enumerate(actions) for _ in numbers)
-    rewards = tuple(reward for node in nodes for reward in node.rewards_K)
-    own = tuple(
-        of_action
-        for node in nodes
-        for of_action in zip(*(node.rewards_of(i) for i in node.acting), strict=True)
-    )
+            rewards += node.rewards_K
+            of_agents = [node.rewards_of(agent) for agent in range(tree.num_agents)]
+            own_rewards += zip(*of_agents, strict=True)
+        states_B.append(len(turns) - first)
+    state_C = tuple(s for s, numbers in enumerate(actions) for _ in numbers)
     return Chains(
-        tuple(nodes), tuple(parents), tuple(actions), state, rewards, own,
-        tuple(tuple(chain) for chain in chains),
+        tuple(turns), tuple(turn_numbers), tuple(parents), tuple(actions), state_C, tuple(rewards),
+        tuple(own_rewards), tuple(tuple(chain) for chain in chains), tuple(states_B),
     )  # fmt: skip
+
+
+def _turns(tree: Tree, index: int) -> tuple[AgentTurn, ...]:
+    """What each agent read and wrote for the joint actions of a scored node."""
+    node = tree.nodes[index]
+    if node.first_agent == 0:
+        return node.agents_N
+    assert len(node.scores_K) == 1, "a later agent of a sequential turn answers once"
+    return tuple(
+        replace(turn, completions_G=(completion,)) for turn, completion in tree.team(index, 0)
+    )

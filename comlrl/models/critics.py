@@ -55,10 +55,21 @@ class TeamCritic(nn.Module):
         self.heads = heads
 
     def forward(
-        self, observation_SND: torch.Tensor, agent_S: torch.Tensor | None = None
+        self,
+        observation_SND: torch.Tensor,
+        agent_S: torch.Tensor | None = None,
+        count_S: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """(S, N, width) → (S,). ``agent_S``: whose value, where each agent has its own."""
-        value_SH = self.together(self.each(observation_SND).mean(1))
+        """(S, N, width) → (S,). ``agent_S``: whose value, where each agent has its own.
+        ``count_S``: how many of the N observations are in the set, the first ones; None: all."""
+        each_SNH = self.each(observation_SND)
+        if count_S is None:
+            mean_SH = each_SNH.mean(1)
+        else:
+            place_N = torch.arange(each_SNH.shape[1], device=each_SNH.device)
+            inside_SN = (place_N < count_S[:, None]).to(each_SNH)
+            mean_SH = (each_SNH * inside_SN[..., None]).sum(1) / count_S[:, None]
+        value_SH = self.together(mean_SH)
         return value_SH[:, 0] if self.heads == 1 else _own(value_SH, agent_S)
 
 

@@ -6,7 +6,7 @@ token, or one for the turn.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -29,6 +29,13 @@ from comlrl.update.per_token import PerToken, advantages_of, completions
 Loss = Callable[[Sequence[int], torch.Tensor], tuple[torch.Tensor, Sums]]
 
 CRITIC = "the critic (its rate is value_learning_rate)"
+
+
+class Group(NamedTuple):
+    """Agents that have one value in common, and those whose prompts are read for it."""
+
+    read: Sequence[int]
+    credited: Sequence[int]
 
 
 class Reader(Protocol):
@@ -135,19 +142,24 @@ class PooledReader:
         critic: TeamCritic,
         chains: Chains,
         seen_SND: torch.Tensor,
-        groups: Sequence[Sequence[int]],
+        groups: Sequence[Group],
     ) -> None:
-        """``seen_SND``: of each agent's prompt in each state. ``groups``: agents whose prompts are
-        read together, for a value that they have in common."""
+        """``seen_SND``: of each agent's prompt in each state."""
         team, count = seen_SND.shape[1], len(groups)
         self.critic, self.team = critic, team
-        self.seen_VND = seen_SND[:, [list(group) for group in groups]].flatten(0, 1)
+        sizes = [len(group.read) for group in groups]
+        # Shorter sets are filled up with an agent that is not counted.
+        filled = [[*group.read, *[0] * (max(sizes) - len(group.read))] for group in groups]
+        self.seen_VND = seen_SND[:, filled].flatten(0, 1)
+        self.count_V = None
+        if min(sizes) < max(sizes):
+            self.count_V = torch.tensor(sizes, device=seen_SND.device).repeat(len(seen_SND))
         self.views_S = [  # the numbers that start in a state, and each one's view
             [
                 (c * team + i, s * count + v)
                 for c in own
                 for v, group in enumerate(groups)
-                for i in group
+                for i in group.credited
             ]
             for s, own in enumerate(chains.actions_S)
         ]
@@ -173,8 +185,9 @@ class PooledReader:
     def _values(self, states: Sequence[int]) -> torch.Tensor:
         views = [view for s in states for _, view in self.views_S[s]]
         agents = [number % self.team for number in self.numbers(states)]
-        seen_CND = self.seen_VND[torch.tensor(views, dtype=torch.long)]
-        return self.critic(seen_CND, torch.tensor(agents, dtype=torch.long))
+        view_C = torch.tensor(views, dtype=torch.long)
+        count_C = None if self.count_V is None else self.count_V[view_C]
+        return self.critic(self.seen_VND[view_C], torch.tensor(agents, dtype=torch.long), count_C)
 
 
 class LanguageReader:
@@ -210,19 +223,19 @@ class LanguageReader:
 
 
 def history_rows(
-    critic: Agent, chains: Chains, groups: Sequence[Sequence[int]], team: int
+    critic: Agent, chains: Chains, groups: Sequence[Group], team: int
 ) -> list[list[Row]]:
     """What a language model reads for one value of each turn: for each state and group of agents
     their histories, one after the other, and a token for each completion to be valued, which is
     chosen where they end. Where histories are too long for the model their last tokens are read.
     """
     rows_S = []
-    for node, actions in zip(chains.nodes_S, chains.actions_S, strict=True):
+    for turns, actions in zip(chains.turns_SN, chains.actions_S, strict=True):
         rows = []
         for group in groups:
-            room = (critic.context_length - 1) // len(group)
-            read = [critic.encode(node.agents_N[i].prompt)[-room:] for i in group]
-            numbers = tuple(c * team + i for c in actions for i in group)
+            room = (critic.context_length - 1) // len(group.read)
+            read = [critic.encode(turns[i].prompt)[-room:] for i in group.read]
+            numbers = tuple(c * team + i for c in actions for i in group.credited)
             ends = ((critic.stop_ids[0],),) * len(numbers)
             history = tuple(token for ids in read for token in ids)
             rows.append(Row(history, ends, (1.0,) * len(numbers), numbers))

@@ -26,6 +26,7 @@ IPPO, MAPPO = {"critic": "independent"}, {"critic": "centralized", "granularity"
 TURN, LOSS = {"granularity": "turn"}, {"kl_in": "loss"}
 SHARED, MODEL = {"shared_policy": True}, {"critic_model": "llama"}
 OWN = {"own_rewards": True}  # a reward for each agent
+ORDER = {"turn_order": "sequential"}
 CUT = {
     "top_p": 0.9,
     "top_k": 40,
@@ -42,7 +43,9 @@ COMBINATIONS = {
     "mappo by a model": MAPPO | MODEL, "shared ippo by a model": IPPO | SHARED | MODEL,
     "shared mappo by a model": MAPPO | SHARED | LOSS | MODEL, "own rewards, ippo": IPPO | OWN,
     "own rewards, mappo": MAPPO | OWN,
-    "own rewards, mappo by a model": MAPPO | MODEL | OWN,
+    "own rewards, mappo by a model": MAPPO | MODEL | OWN, "ippo in order": IPPO | ORDER,
+    "ippo by turns in order": IPPO | TURN | ORDER, "mappo in order": MAPPO | ORDER,
+    "mappo in order by a model, own rewards": MAPPO | ORDER | MODEL | OWN,
 }  # fmt: skip
 
 
@@ -171,17 +174,20 @@ def plain_logprobs(trainer, policy, prompt_ids, ids, reference=False):
         return logits.log_softmax(-1).gather(-1, torch.tensor(ids)[:, None])[:, 0]
 
 
-def plain_values(trainer, i, node, ids):
+def plain_values(trainer, i, turns, ids):
     """What agent i's critic says of a state: of each token of a completion, or of the turn."""
     section, agents = trainer.section, range(trainer.section.num_agents)
     centralized = section.critic == "centralized"
     policy = 0 if section.shared_policy else i
     critic = trainer.critics[0 if centralized else policy]
     head = i if centralized and trainer.rollout.own_rewards else 0
-    own = node.agents_N[i].prompt_ids
-    read = [node.agents_N[j].prompt_ids for j in (agents if centralized else [i])]
+    own = turns[i].prompt_ids
+    if section.turn_order == "sequential":
+        agents = range(i + 1)  # what later agents read holds what i is about to write
+    read = [turns[j].prompt_ids for j in (agents if centralized else [i])]
     if isinstance(critic, LanguageCritic):
-        joined = tuple(token for part in read for token in part)
+        room = (critic.agent.context_length - 1) // len(read)
+        joined = tuple(token for part in read for token in part[-room:])
         with trainer.critic_team.acting(critic.agent.index) as agent:
             if section.granularity == "turn":
                 return critic.head(states(agent, joined)[-1:].float())[:, head]
@@ -205,18 +211,18 @@ def plain_advantages(trainer, chains, i, values_of=None):
     for chain in chains.chains:
         rewards, values, discounts, places = [], [], [], []
         for c in chain:
-            node = chains.nodes_S[chains.state_C[c]]
+            turns = chains.turns_SN[chains.state_C[c]]
             g = chains.actions_S[chains.state_C[c]].index(c)
 
-            def paid(j, node=node, g=g):
+            def paid(j, turns=turns, g=g):
                 of_policy = 0 if section.shared_policy else j
-                turn = node.agents_N[j]
+                turn = turns[j]
                 sequence = (of_policy, turn.prompt_ids, turn.completions_G[g].token_ids)
                 before = plain_logprobs(trainer, *sequence, reference=True)
                 return section.kl_coef * (plain_logprobs(trainer, *sequence) - before)
 
-            ids = node.agents_N[i].completions_G[g].token_ids
-            value = plain_values(trainer, i, node, ids).tolist()
+            ids = turns[i].completions_G[g].token_ids
+            value = plain_values(trainer, i, turns, ids).tolist()
             cost = [0.0] * len(value)
             if section.kl_in == "reward" and section.granularity == "token":
                 cost = paid(i).tolist()
@@ -226,8 +232,8 @@ def plain_advantages(trainer, chains, i, values_of=None):
                 cost = [float(sum(paid(j).sum() for j in whose))]
             places += [(c, len(ids))] * len(value)
             rewards += [-part for part in cost]
-            score = node.scores_K[g]
-            rewards[-1] += score.by_agent[i] if trainer.rollout.own_rewards else score.value
+            own = trainer.rollout.own_rewards
+            rewards[-1] += chains.own_reward_CN[c][i] if own else chains.reward_C[c]
             values += value
             discounts += [section.gamma_token] * (len(value) - 1) + [section.discount]
         following = [*values[1:], 0.0]
@@ -294,20 +300,21 @@ def plain_losses(trainer, chains):
         advantages = plain_advantages(trainer, chains, i, returns)
         policy = 0 if section.shared_policy else i
         critic = 0 if section.critic == "centralized" else policy
-        for node, actions in zip(chains.nodes_S, chains.actions_S, strict=True):
-            turn = node.agents_N[i]
+        places = zip(chains.turns_SN, chains.turn_S, chains.actions_S, strict=True)
+        for turns, at, actions in places:
+            turn = turns[i]
             for c, completion in zip(actions, turn.completions_G, strict=True):
                 sequence = (policy, turn.prompt_ids, completion.token_ids)
                 logprob = plain_logprobs(trainer, *sequence)
                 loss = -(torch.tensor(advantages[c * team + i]) * logprob)
-                loss = loss * trainer.weight_T[node.turn - 1]
+                loss = loss * trainer.weight_T[at - 1]
                 if section.kl_in == "loss":
                     with torch.no_grad():
                         ratio = plain_logprobs(trainer, *sequence, reference=True)
                     ratio = ratio - logprob
                     loss = loss + section.kl_coef * (ratio.exp() - ratio - 1)
                 of_policies.setdefault(policy, []).append(loss)
-                value = plain_values(trainer, i, node, completion.token_ids)
+                value = plain_values(trainer, i, turns, completion.token_ids)
                 wanted = torch.tensor(returns[c * team + i])
                 of_critics.setdefault(critic, []).append(0.5 * (value - wanted) ** 2)
     return [{k: torch.cat(v).mean() for k, v in of.items()} for of in (of_policies, of_critics)]

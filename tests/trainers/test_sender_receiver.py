@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from comlrl.credit.advantages import sibling_advantages
+from comlrl.credit.chains import Chains, chains_of
 from comlrl.credit.returns import agent_returns, joint_returns
-from comlrl.types import AgentTurn, Completion, Node, Score, Task, Tree
+from comlrl.models.critics import TeamCritic
+from comlrl.types import AgentTurn, Completion, Node, Score, Shape, Task, Tree
 from comlrl.update.losses import policy_gradient
+from comlrl.update.per_token import turn_advantages
+from comlrl.update.values import Group, PooledReader, StepValues
 
 # Rewards of (message, action): the sender must mean something, the receiver must heed it.
 REWARD = torch.tensor([[1.0, -2.0], [0.5, 4.0], [-1.0, 3.0]], dtype=torch.float64)
 SENT, SIBLINGS = 2, 2  # messages of a tree, and answers to each
+ORDERED = Shape(2, 2, 1, turn_order="sequential")
 
 
 def policies() -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,3 +91,147 @@ def test_the_expected_gradient_is_that_of_the_teams_reward(agent, kind, share):
     (exact,) = torch.autograd.grad(value, table)
     assert exact.abs().max() > 0.1
     torch.testing.assert_close(-found, share * exact, rtol=0, atol=1e-9)
+
+
+# ---------------------------------------------------------------- chains of two turns, with values
+
+SENDER_PAY = torch.tensor([[1.0, -2.0], [0.5, 4.0], [-1.0, 3.0]], dtype=torch.float64)
+RECEIVER_PAY = torch.tensor([[0.0, 1.0], [2.0, -1.0], [3.0, 0.5]], dtype=torch.float64)
+FEATURES, DISCOUNT = 6, 0.5
+
+
+def tables() -> dict[tuple[int, int], torch.Tensor]:
+    """Logits of each agent at each turn, by all that was written before."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {(0, 1): (3,), (1, 1): (3, 2), (0, 2): (3, 2, 3), (1, 2): (3, 2, 3, 2)}
+    return {
+        place: torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_(True)
+        for place, shape in shapes.items()
+    }
+
+
+def paid(turn: int, written: tuple[int, ...]) -> tuple[float, float]:
+    """Each agent's reward of a turn; that of the second depends on the first."""
+    message, action = written[-2:]
+    factor = 1.0 if turn == 1 else 1.0 + written[0] - 2 * written[1]
+    return tuple(factor * float(pay[message, action]) for pay in (SENDER_PAY, RECEIVER_PAY))
+
+
+def chain(written: tuple[int, ...], own: bool) -> Tree:
+    """Two turns in which each agent reads all that was written before it."""
+    nodes = []
+    for place, wrote in enumerate(written):
+        turn, agent = place // 2 + 1, place % 2
+        each = paid(turn, written[: place + 1]) if agent else (0.0, 0.0)
+        scores = (Score(sum(each) / 2, by_agent=each),) if agent else ()
+        read = AgentTurn((), (*written[:place], 9), (Completion("", (wrote,), True),))
+        nodes.append(
+            Node(
+                turn, place - 1, 0 if place else -1, (read,), ((0,),), scores,
+                tuple(s.value for s in scores), False, agent,
+                tuple(s.by_agent for s in scores) if own else (),
+            )
+        )  # fmt: skip
+    return Tree(Task("game"), tuple(nodes), "align", None)
+
+
+def seen(chains: Chains) -> torch.Tensor:
+    """Features of what each agent reads, another vector for every prompt; (S, N, FEATURES)."""
+
+    def features(ids: tuple[int, ...]) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(sum(5**i * (t + 1) for i, t in enumerate(ids)))
+        return torch.randn(FEATURES, generator=generator, dtype=torch.float64)
+
+    return torch.stack(
+        [torch.stack([features(turn.prompt_ids) for turn in turns]) for turns in chains.turns_SN]
+    )
+
+
+def stirred_critic(heads: int = 1) -> TeamCritic:
+    torch.manual_seed(1)
+    critic = TeamCritic(FEATURES, hidden=8, heads=heads).double()
+    torch.nn.init.normal_(critic.together[-1].weight)
+    return critic
+
+
+GROUPS = {
+    "independent": [Group([0], [0]), Group([1], [1])],
+    "centralized": [Group(range(stage.stop), stage) for stage in ORDERED.stages],
+    "all prompts": [Group(range(2), range(2))],  # the receiver's holds what the sender writes
+}
+
+
+def advantages(kind: str, own: bool, tree: Tree) -> list[float]:
+    """Of each completion, in the order in which they were written: PPO's, or SHPPO's."""
+    chains = chains_of([tree])
+    critic = stirred_critic(2 if own and kind != "shppo" else 1)
+    if kind == "shppo":
+        with torch.no_grad():
+            values_V = [critic(seen(chains)[:, : stage.stop]) for stage in ORDERED.stages]
+        found = [turn_advantages(chains, values_S, DISCOUNT, 1.0)[0] for values_S in values_V]
+        return [float(found[agent][c]) for c in range(2) for agent in range(2)]
+    section = SimpleNamespace(gamma_token=1.0, discount=DISCOUNT, gae_lambda=1.0)
+    reader = PooledReader(critic, chains, seen(chains), GROUPS[kind])
+    values = StepValues(section, reader, None)
+    numbered = chains.numbered(range(2), 2)
+    found = values.credit(numbered, lambda number: chains.reward(number, 2), None)
+    return [float(found.of_completion[number]) for number in range(4)]
+
+
+def expected_gradients(kind: str, own: bool) -> dict[tuple[int, int], torch.Tensor]:
+    """Of −E[Σ Â log π], over all chains with their probabilities."""
+    policy = tables()
+    total = torch.zeros((), dtype=torch.float64)
+    for written in itertools.product(range(3), range(2), range(3), range(2)):
+        logprobs = [
+            policy[place % 2, place // 2 + 1].log_softmax(-1)[written[: place + 1]]
+            for place in range(4)
+        ]
+        probability = float(sum(logprobs).detach().exp())
+        credit = torch.tensor(advantages(kind, own, chain(written, own)), dtype=torch.float64)
+        total = total + probability * policy_gradient(torch.stack(logprobs), credit)
+    grads = torch.autograd.grad(total, list(policy.values()))
+    return dict(zip(policy, grads, strict=True))
+
+
+def exact_gradients(own: bool) -> dict[tuple[int, int], torch.Tensor]:
+    """Of the expected rewards from each turn on: the agent's own, or the team's mean."""
+    policy, value = tables(), {(agent, turn): 0.0 for agent in range(2) for turn in (1, 2)}
+    for written in itertools.product(range(3), range(2), range(3), range(2)):
+        probability = sum(
+            policy[place % 2, place // 2 + 1].log_softmax(-1)[written[: place + 1]]
+            for place in range(4)
+        ).exp()
+        for agent, turn in value:
+            rewards = [paid(t, written[: 2 * t]) for t in (1, 2)]
+            each = [pair[agent] if own else sum(pair) / 2 for pair in rewards]
+            future = each[0] + DISCOUNT * each[1] if turn == 1 else each[1]
+            value[agent, turn] = value[agent, turn] + probability * future
+    return {
+        place: torch.autograd.grad(value[place], table, retain_graph=True)[0]
+        for place, table in policy.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"),
+    [
+        ("independent", False),
+        ("independent", True),
+        ("centralized", False),
+        ("centralized", True),
+        ("shppo", False),
+    ],
+)
+def test_values_of_chains_leave_the_expected_gradient_as_it_is(kind, own):
+    """Whatever a critic says of what an agent has read, with λ = 1."""
+    exact = exact_gradients(own)
+    for place, found in expected_gradients(kind, own).items():
+        assert exact[place].abs().max() > 0.01
+        torch.testing.assert_close(-found, exact[place], rtol=0, atol=1e-6)
+
+
+def test_a_value_that_reads_what_the_sender_writes_would_take_its_gradient_away():
+    exact, found = exact_gradients(False), expected_gradients("all prompts", False)
+    torch.testing.assert_close(-found[1, 1], exact[1, 1], rtol=0, atol=1e-6)
+    assert (-found[0, 1] - exact[0, 1]).abs().max() > 0.01

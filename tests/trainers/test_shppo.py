@@ -41,7 +41,7 @@ def measured(trainer, samples):
         lambda start, batch: trainer._logprobs(start, trainer.start_layer, samples, batch),
     )  # fmt: skip
     policy.measure([rows])
-    policy.credit(by_number(samples.advantage_C), rows, trainer.section.num_agents)
+    policy.credit(by_number(samples.advantage_CV[:, 0]), rows, trainer.section.num_agents)
     return policy, rows
 
 
@@ -141,11 +141,12 @@ def test_the_latent_loss_is_its_equation(tmp_path):
     assert metrics["latent/loss"] == pytest.approx(-l_v + 0.3 * l_e - 0.7 * l_d, abs=1e-5)
 
 
-def test_the_policy_gradient_of_latents_is_its_equation(tmp_path):
+@pytest.mark.parametrize("turn_order", ["simultaneous", "sequential"])
+def test_the_policy_gradient_of_latents_is_its_equation(turn_order, tmp_path):
     """Two turns, in which a state of the first has three joint actions, of the second one."""
     trainer = build(
         "shppo", tmp_path, share_of_letters, count=3, num_turns=2, latent_gradient="policy",
-        lambda_e=0.3, lambda_d=0.7,
+        lambda_e=0.3, lambda_d=0.7, turn_order=turn_order,
     )  # fmt: skip
     samples = samples_of(trainer)
     encoder = trainer.policy.encoder
@@ -166,7 +167,7 @@ def test_the_policy_gradient_of_latents_is_its_equation(tmp_path):
         for i in range(agents):
             drawn = torch.distributions.Normal(mu[s, i], sigma[s, i])
             score = drawn.log_prob(samples.latent_SNK[s, i]).sum()
-            gain = float(samples.advantage_C[number])
+            gain = float(samples.advantage_CV[number, i if turn_order == "sequential" else 0])
             loss = loss - gain * score / agents / len(samples.chains.state_C)
     distances = []
     for s in range(states):
@@ -189,7 +190,7 @@ def test_drawn_latents_move_towards_what_earns_and_no_further_than_the_clip(tmp_
     )  # fmt: skip
     samples = samples_of(trainer)
     gain_C = torch.tensor([float(state == 0) for state in samples.chains.state_C])
-    samples = replace(samples, advantage_C=gain_C)
+    samples = replace(samples, advantage_CV=gain_C[:, None])
 
     def likelihoods():
         encoder = trainer.policy.encoder
@@ -332,3 +333,67 @@ def test_roles_come_apart_where_the_reward_asks_for_it(tmp_path):
     trainer.train()
     rewards = [m["reward_mean"] for m in trainer.loop.logger.metrics()]
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.4
+
+
+def stirred_values(trainer):
+    """A critic and an inference net that say more than 0."""
+    torch.manual_seed(3)
+    for network in (trainer.critic, trainer.inference):
+        for module in network.modules():
+            if isinstance(module, torch.nn.Linear):
+                torch.nn.init.normal_(module.weight)
+    return trainer
+
+
+def test_agents_in_order_are_credited_by_what_each_has_read(tmp_path):
+    """Agent i's value, return and inference read the prompts and latents up to its own."""
+    trainer = stirred_values(
+        build(
+            "shppo", tmp_path, share_of_letters, count=3, num_turns=2, turn_order="sequential",
+            discount=0.5, gae_lambda=0.8,
+        )
+    )  # fmt: skip
+    samples = samples_of(trainer)
+    chains, seen = samples.chains, samples.observation_SND
+    assert chains.states_B == (6, 6, 6) and len(chains.reward_C) == 18
+    with torch.no_grad():
+        inferred = trainer._inferred(samples, samples.mu_SNK, samples.sigma_SNK)
+        for i in range(2):
+            latents = samples.mu_SNK[:, : i + 1], samples.sigma_SNK[:, : i + 1]
+            torch.testing.assert_close(
+                inferred[:, i], trainer.inference(seen[:, : i + 1], *latents)
+            )
+            value = trainer.critic(seen[:, : i + 1])
+            torch.testing.assert_close(samples.value_SV[:, i], value)
+            for first, second in chains.chains:
+                last = chains.reward_C[second] - value[second]
+                delta = chains.reward_C[first] + 0.5 * value[second] - value[first]
+                expected = torch.stack([delta + 0.5 * 0.8 * last, last])
+                torch.testing.assert_close(samples.advantage_CV[[first, second], i], expected)
+    # The siblings of a task have one prompt for the first agent, and one each for the second.
+    assert torch.equal(seen[0, 0], seen[1, 0]) and not torch.equal(seen[0, 1], seen[1, 1])
+    (policy, rows), number = measured(trainer, samples), 5
+    policy.credit(by_number(samples.advantage_CV.flatten()), rows, 1)
+    for i in range(2):
+        own = policy.advantage.of_completion[number * 2 + i]
+        assert own.unique().tolist() == [float(samples.advantage_CV[number, i])]
+
+
+def test_a_later_agents_value_is_no_gradient_of_an_earlier_latent(tmp_path):
+    trainer = stirred_values(build("shppo", tmp_path, share_of_letters, turn_order="sequential"))
+    samples = samples_of(trainer)
+    mu, sigma = (x.clone().requires_grad_() for x in (samples.mu_SNK, samples.sigma_SNK))
+    inferred = trainer._inferred(samples, mu, sigma)
+    for i in range(2):
+        (grad,) = torch.autograd.grad(inferred[:, i].sum(), mu, retain_graph=True)
+        assert [bool(grad[:, j].any()) for j in range(2)] == [j == i for j in range(2)]
+
+
+def test_agents_in_order_learn(tmp_path):
+    trainer = build(
+        "shppo", tmp_path, share_of_letters, turn_order="sequential", num_turns=2, ppo_epochs=1,
+        max_steps=2, train_batch_size=4, eval_interval=0,
+    )  # fmt: skip
+    trainer.train()
+    assert all(math.isfinite(last(trainer)[name]) for name in ("loss", "value_loss", "latent/loss"))
+    assert trainer.loop.counters.env_steps == 2 * 2 * 3 * 2  # steps, tasks, samples, turns

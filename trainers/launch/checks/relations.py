@@ -92,16 +92,13 @@ def _relations(name: str, section: CommonConfig, config: Config) -> None:
 
 
 def _sequential(name: str, section: CommonConfig) -> None:
-    if not isinstance(section, MAGRPOConfig):
-        raise UserError(
-            f"{name}.turn_order: 'sequential'; only MAGRPO's agents learn in order: give "
-            "simultaneous, or use train_magrpo.py"
-        )
     if section.joint_mode != "align":
         raise UserError(
             f"{name}.joint_mode: '{section.joint_mode}' with turn_order=sequential, where every "
             "agent already answers each completion that it reads: give align"
         )
+    if not isinstance(section, MAGRPOConfig):
+        return
     if section.num_generations_sequential < 2 and section.advantage != "raw":
         raise UserError(
             f"{name}.num_generations_sequential: {section.num_generations_sequential} leaves no "

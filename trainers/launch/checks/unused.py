@@ -135,6 +135,8 @@ def _agents(section: CommonConfig) -> Unused:
             "<algo>.num_generations_sequential",
             "all agents act at once, with num_generations each",
         )
+    elif section.chains:
+        yield "<algo>.num_generations_sequential", "rollouts are chains: later agents answer once"
 
 
 def _latents(section: SHPPOConfig) -> Unused:

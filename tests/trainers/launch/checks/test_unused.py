@@ -67,6 +67,11 @@ IN_VAIN = [  # file, what is given, what of it has no effect
     ("grpo", "grpo.joint_mode=cross", "grpo.joint_mode"),
     ("grpo", "grpo.turn_order=sequential", "grpo.turn_order"),
     ("magrpo", "magrpo.num_generations_sequential=3", "magrpo.num_generations_sequential"),
+    (
+        "shppo",
+        "shppo.turn_order=sequential shppo.num_generations_sequential=3",
+        "shppo.num_generations_sequential",
+    ),
     ("magrpo", "magrpo.num_turns=2 magrpo.handoff_width=2", "magrpo.handoff_width"),
     ("mt_magrpo", "magrpo.discount=0.5", "magrpo.discount"),
     ("magrpo", "magrpo.eval_interval=0 magrpo.eval_answers=3", "magrpo.eval_answers"),
