@@ -376,9 +376,10 @@ class Reward(Protocol):
     """Scores joint actions; state beyond a worker pool is not allowed.
 
     What it is made with: ``reward.arguments`` by name, and, for parameters of these names, the
-    keys of ``sandbox`` (workers, timeout, memory_mb, isolation). A class may say by ``facts`` of
-    what type ``Score.facts`` is: an external mode may ask for one, by ``reads``. A class whose
-    scores have ``by_agent`` says so with the class attribute ``by_agent = True``.
+    keys of ``sandbox`` (workers, timeout, memory_mb, isolation) and the run's ``num_turns``. A
+    class may say by ``facts`` of what type ``Score.facts`` is: an external mode may ask for one,
+    by ``reads``. A class whose scores have ``by_agent`` says so with the class attribute
+    ``by_agent = True``.
     """
 
     def score(self, actions: Sequence[JointAction]) -> list[Score]:

@@ -8,12 +8,18 @@ _HERE = Path(__file__).parent
 
 # Ordinary transformers model folders; the second is the first, trained on with longer problems.
 TINY_CODER, TINY_CODER_LONG = _HERE / "tiny_coder", _HERE / "tiny_coder_long"
+TINY_PLAYER = _HERE / "tiny_player"  # plays the arena's games at random
 MODELS: dict[str, Path] = {  # by ``agent_model.name``
     "builtin:tiny-coder": TINY_CODER,
     "builtin:tiny-coder-long": TINY_CODER_LONG,
+    "builtin:tiny-player": TINY_PLAYER,
 }
 DATASETS: dict[str, dict[str, Path]] = {  # by ``dataset.name``: split → file
     f"builtin:{name}": {s: _HERE / name.replace("-", "_") / f"{s}.jsonl" for s in ("train", "eval")}
     for name in ("coopmini", "coopmini-long", "posts")
 }
 COOPMINI, COOPMINI_LONG, POSTS = DATASETS.values()
+DATASETS |= {  # the arena's games
+    f"builtin:arena-{game}": {s: _HERE / "arena" / f"{game}_{s}.jsonl" for s in ("train", "eval")}
+    for game in ("codebook", "climbing", "shards", "lock", "chores", "levers", "dilemma")
+}

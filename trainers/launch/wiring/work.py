@@ -17,8 +17,9 @@ from comlrl.errors import UserError
 from comlrl.rollout.checked import METHODS, CheckedDomain, CheckedReward
 from comlrl.tasks.prompts import REVISION, Prompts, check_templates
 from comlrl.types import Domain, Reward
+from rewards.arena.games import ARENA
 
-BUILTIN = ("code", "writing")
+BUILTIN = ("code", "writing", *ARENA)
 OPTIONAL = ("for_evaluation", "close")  # of a reward
 NEEDED = ("task", "roles", "templates", "values", "problem")  # of a domain; it inherits the others
 
@@ -151,6 +152,8 @@ def _domain(config: Config) -> tuple[Domain, Target | None]:
         from rewards.writing.domain import WRITING
 
         return WRITING, None
+    if config.domain in ARENA:
+        return ARENA[config.domain], None
     target = _domain_target(config)
     return CheckedDomain(target.found, target), target
 
@@ -211,4 +214,6 @@ def _arguments(config: Config, cls: Callable[..., Reward]) -> dict[str, Any]:
     sandbox = config.sandbox
     offered = {f.name: getattr(sandbox, f.name) for f in dataclasses.fields(sandbox)}
     offered["workers"] = sandbox_workers(sandbox.workers)
+    if "num_turns" not in config.reward.arguments:
+        offered["num_turns"] = config.section.num_turns
     return keywords(cls, "reward.arguments", config.reward.arguments, offered, "sandbox")

@@ -1,0 +1,151 @@
+"""Makes rows for the games of the arena.
+
+    python -m comlrl.builtin.make_arena codebook --symbols 4 --letters 1 --num 16 --out FILE
+    python -m comlrl.builtin.make_arena shards --question median --num 64 --out FILE
+    python -m comlrl.builtin.make_arena chores --numbered --num 16 --out FILE
+
+A row has ``task_id``, ``game`` and the fields that its game reads. Some games have nothing to vary,
+and their rows are equal: a batch needs several. Evaluation rows of shards are not among its training
+rows, for any number of agents; ``--evaluation`` makes such rows. ``--shipped`` writes the shipped
+splits again, byte for byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+from comlrl.builtin import DATASETS
+from comlrl.builtin.making import Row
+
+# fmt: off
+SYMBOLS = (
+    "cat", "sun", "key", "boat", "tree", "ring", "fish", "lamp",
+    "door", "star", "bell", "leaf", "coin", "drum", "kite", "rose",
+)
+# fmt: on
+NUMBERS = range(1, 10)
+QUESTIONS = ("largest", "median", "pair")
+BATCH = 16  # rows of a game that has nothing to vary
+SHIPPED: dict[str, tuple[int, int]] = {  # game → training rows, evaluation rows
+    "codebook": (16, 16),
+    "climbing": (BATCH, BATCH),
+    "shards": (512, 64),
+    "lock": (9, 9),
+    "chores": (BATCH, BATCH),
+    "levers": (BATCH, BATCH),
+    "dilemma": (BATCH, BATCH),
+}
+
+
+def rows(
+    game: str,
+    num: int,
+    *,
+    seed: int = 0,
+    evaluation: bool = False,
+    symbols: int = len(SYMBOLS),
+    letters: int = 2,
+    question: str = "largest",
+    holders: int = 8,
+    numbered: bool = False,
+) -> list[Row]:
+    """``num`` rows of a game; the same arguments, the same rows.
+
+    Args:
+        seed: of shards; the other games count through their rows.
+        evaluation: shards: rows whose first two numbers no training row has.
+        symbols, letters: codebook: the first S of ``SYMBOLS``, and the message's length m.
+        question, holders: shards: what the judge is asked, and how many numbers a row has.
+        numbered: chores: each prompt begins with its agent's number.
+    """
+    split = "eval" if evaluation else "train"
+    if game == "codebook":
+        chosen = list(SYMBOLS[:symbols])
+        made = [
+            {"symbol": chosen[i % symbols], "symbols": chosen, "letters": letters}
+            for i in range(num)
+        ]
+    elif game == "shards":
+        made = _shards(num, random.Random(f"{game}/{split}/{seed}"), evaluation, question, holders)
+    elif game == "lock":
+        pairs = list(itertools.product(range(3), repeat=2))
+        made = [{"secrets": list(pairs[i % len(pairs)])} for i in range(num)]
+    elif game == "chores" and numbered:
+        made = [{"numbered": True} for _ in range(num)]
+    else:
+        made = [{} for _ in range(num)]
+    name = f"arena-{game}"
+    return [{"task_id": f"{name}/{split}/{i}", "game": name, **row} for i, row in enumerate(made)]
+
+
+def held_out_pairs() -> set[tuple[int, ...]]:
+    """First two numbers of the evaluation rows of shards: 16 pairs of 72, and 2 of the 9 equal."""
+    rng = random.Random("arena-shards")
+    unequal = rng.sample(list(itertools.permutations(NUMBERS, 2)), 16)
+    return {*unequal, *((number, number) for number in rng.sample(NUMBERS, 2))}
+
+
+def _shards(
+    num: int, rng: random.Random, evaluation: bool, question: str, holders: int
+) -> list[Row]:
+    """Different numbers; for ``pair`` every second row has a number twice."""
+    held_out, found = held_out_pairs(), list[Row]()
+    while len(found) < num:
+        numbers = rng.sample(NUMBERS, holders)
+        if question == "pair" and len(found) % 2:
+            first, second = rng.sample(range(holders), 2)
+            numbers[first] = numbers[second]
+        if (tuple(numbers[:2]) in held_out) == evaluation:
+            found.append({"numbers": numbers, "question": question})
+    return found
+
+
+def write_shipped(datasets: Mapping[str, Mapping[str, Path]]) -> None:
+    """Makes the shipped splits of each data set, by its name."""
+    for game, sizes in SHIPPED.items():
+        paths = datasets[f"builtin:arena-{game}"]
+        for split, num in zip(("train", "eval"), sizes, strict=True):
+            _write(rows(game, num, evaluation=split == "eval"), paths[split])
+
+
+def _write(made: list[Row], out: Path) -> None:
+    out.write_text("".join(json.dumps(row) + "\n" for row in made), encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make rows for a game of the arena.")
+    parser.add_argument("game", nargs="?", choices=SHIPPED)
+    parser.add_argument("--num", type=int, help="how many rows")
+    parser.add_argument("--out", type=Path, help="the .jsonl file to write")
+    parser.add_argument("--seed", type=int, default=0, help="of shards")
+    parser.add_argument("--evaluation", action="store_true", help="shards: held-out numbers")
+    parser.add_argument("--symbols", type=int, default=16, choices=range(2, 17), metavar="2..16")
+    parser.add_argument("--letters", type=int, default=2, choices=(1, 2, 3))
+    parser.add_argument("--question", default="largest", choices=QUESTIONS)
+    parser.add_argument("--holders", type=int, default=8, choices=range(2, 9), metavar="2..8")
+    parser.add_argument("--numbered", action="store_true", help="chores: with numbers")
+    parser.add_argument("--shipped", action="store_true", help="write the shipped splits again")
+    args = parser.parse_args()
+    if args.shipped:
+        write_shipped(DATASETS)
+        return
+    if args.game is None or args.num is None or args.num < 1 or args.out is None:
+        parser.error("a game, --num (at least 1) and --out are needed")
+    fields = {
+        name: value
+        for name, value in vars(args).items()
+        if name not in ("game", "num", "out", "shipped")
+    }
+    try:
+        _write(rows(args.game, args.num, **fields), args.out)
+    except OSError as error:
+        parser.exit(2, f"error: {error}\n")
+
+
+if __name__ == "__main__":
+    main()

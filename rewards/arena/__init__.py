@@ -1,0 +1,1 @@
+"""The arena: small team games whose floor and optimum are known by arithmetic."""

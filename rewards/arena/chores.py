@@ -1,0 +1,80 @@
+"""``domain: arena-chores``: who can break symmetry?
+
+Four agents read the same prompt and each chooses one of four chores. The reward is the number of
+different chores over four. Agents with policies of their own can reach 1. Agents that share one
+policy choose independently from one distribution, which gets at most 1 − (3/4)⁴ = 0.684, and
+0.25 where it is deterministic. With ``numbered: true`` in the row each prompt begins with the
+agent's number, and a shared policy can reach 1 as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from comlrl.types import JointAction, Reward, Score, Task
+from rewards.arena.game import Bounds, Game
+
+CHORES = ("cook", "clean", "shop", "iron")
+PROMPT = """\
+{number}Four people share four chores: cook, clean, shop and iron. They cannot talk.
+Each does one chore. The team is paid for each different chore that is done.
+Write the chore that you do, one word and nothing else.
+"""
+
+
+def floor() -> float:
+    """1 − (3/4)⁴: the best policy that all four share, each chore with probability 1/4."""
+    return 1 - (1 - 1 / len(CHORES)) ** len(CHORES)
+
+
+def optimum() -> float:
+    """1: four different chores."""
+    return 1.0
+
+
+class ChoresReward(Reward):
+    """Different chores / 4; 0 where an answer is illegal."""
+
+    def score(self, actions: Sequence[JointAction]) -> list[Score]:
+        return [Score(self._value(action)) for action in actions]
+
+    @staticmethod
+    def _value(action: JointAction) -> float:
+        answers = CHORES_GAME.answers(action)
+        return 0.0 if None in answers else len(set(answers)) / len(CHORES)
+
+
+class ChoresGame(Game):
+    """Four agents, told apart by nothing, or by a number."""
+
+    name = "arena-chores"
+    agents = (4, 4)
+    fields = ("number",)
+    reward = ChoresReward
+
+    def check_row(self, row: Mapping[str, Any]) -> None:
+        if not isinstance(row.get("numbered", False), bool):
+            raise ValueError("its field `numbered` is not true or false")
+
+    def templates(self, num_agents: int) -> tuple[str, ...]:
+        return (PROMPT,) * num_agents
+
+    def values(self, task: Task, num_agents: int) -> tuple[Mapping[str, str], ...]:
+        numbered = task.fields.get("numbered", False)
+        return tuple(
+            {"number": f"You are person {agent + 1}. " if numbered else ""}
+            for agent in range(num_agents)
+        )
+
+    def legal(self, task: Task, agent: int, num_agents: int) -> tuple[str, ...]:
+        return CHORES
+
+    def bounds(self, task: Task, num_agents: int, num_turns: int, reward: Any) -> Bounds:
+        return Bounds(floor(), optimum())
+
+    def greatest_reward(self, num_agents: int) -> float | None:
+        return optimum()
+
+
+CHORES_GAME = ChoresGame()

@@ -1,0 +1,103 @@
+"""``domain: arena-codebook``: can two agents invent a code?
+
+The speaker reads one of S symbols and writes a message of m letters from an alphabet of four. The
+listener reads that message alone and names the symbol. The reward is 1 if it is right, else 0. The
+listener reads the message only with ``turn_order: sequential``; in simultaneous turns no policy
+beats the floor. Codes that share a message among several symbols (pooling) are local optima.
+
+Rows have ``symbols`` (all S), ``symbol`` (the one that the speaker reads) and ``letters`` (m).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from comlrl.types import JointAction, Reward, Score, Task
+from rewards.arena.game import Bounds, Game
+
+ALPHABET = "ABCD"
+SPEAKER = """\
+You are the speaker. The symbol is {symbol}.
+The listener reads only your message. It must name the symbol.
+Write a message of {letters}. Write nothing else.
+"""
+LISTENER = """\
+You are the listener. The speaker read one of these symbols: {symbols}.
+Which one was it? Write one word and nothing else.
+"""
+
+
+def floor(symbols: int) -> float:
+    """1/S: the best listener without a message names a fixed symbol."""
+    return 1 / symbols
+
+
+def optimum(symbols: int, letters: int, alphabet: int = len(ALPHABET)) -> float:
+    """min(1, A^m / S): each message names one symbol, and no more than S are needed."""
+    return min(1.0, alphabet**letters / symbols)
+
+
+def messages(letters: int) -> tuple[str, ...]:
+    """All messages of m letters."""
+    return tuple(map("".join, itertools.product(ALPHABET, repeat=letters)))
+
+
+class CodebookReward(Reward):
+    """1 if the listener names the speaker's symbol and both answers are legal, else 0."""
+
+    def score(self, actions: Sequence[JointAction]) -> list[Score]:
+        return [Score(self._value(action)) for action in actions]
+
+    @staticmethod
+    def _value(action: JointAction) -> float:
+        message, named = CODEBOOK.answers(action)
+        return float(message is not None and named == action.task.fields["symbol"])
+
+
+class Codebook(Game):
+    """A speaker and a listener."""
+
+    name = "arena-codebook"
+    fields = ("symbol", "symbols", "letters")
+    reward = CodebookReward
+
+    def check_row(self, row: Mapping[str, Any]) -> None:
+        symbols = row.get("symbols")
+        if not isinstance(symbols, list) or len(set(symbols)) != len(symbols) or len(symbols) < 2:
+            raise ValueError("its field `symbols` is not a list of different words")
+        if row.get("symbol") not in symbols:
+            raise ValueError("its field `symbol` is not one of `symbols`")
+        if row.get("letters") not in (1, 2, 3):
+            raise ValueError("its field `letters` is not 1, 2 or 3")
+
+    def role_names(self, num_agents: int) -> tuple[str, ...]:
+        return ("speaker", "listener")
+
+    def templates(self, num_agents: int) -> tuple[str, ...]:
+        return (SPEAKER, LISTENER)
+
+    def values(self, task: Task, num_agents: int) -> tuple[Mapping[str, str], ...]:
+        symbols, letters = ", ".join(task.fields["symbols"]), task.fields["letters"]
+        length = "one letter: A, B, C or D" if letters == 1 else f"{letters} letters A, B, C or D"
+        shared = {"symbols": symbols, "letters": length}
+        return ({**shared, "symbol": task.fields["symbol"]}, {**shared, "symbol": "unknown"})
+
+    def legal(self, task: Task, agent: int, num_agents: int) -> tuple[str, ...]:
+        if agent == 0:
+            return messages(task.fields["letters"])
+        return tuple(task.fields["symbols"])
+
+    def handed_on(self, task: Task, agent: int, num_agents: int, written: Sequence[str]) -> str:
+        return f"The message: {self.answer(task, 0, num_agents, written[0])}\n"
+
+    def bounds(self, task: Task, num_agents: int, num_turns: int, reward: Any) -> Bounds:
+        symbols = len(task.fields["symbols"])
+        return Bounds(floor(symbols), optimum(symbols, task.fields["letters"]))
+
+    def greatest_reward(self, num_agents: int) -> float | None:
+        return 1.0
+
+
+CODEBOOK = Codebook()

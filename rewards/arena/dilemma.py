@@ -1,0 +1,94 @@
+"""``domain: arena-dilemma``: what do agents do that are paid apart?
+
+The prisoner's dilemma. Each of two agents has its own reward: 3 each where both cooperate, 1 each
+where both defect, 5 and 0 where one defects alone. Defecting pays more whatever the other does, so
+independent learners with their own rewards defect. With ``reward.arguments.pay: shared`` both get
+the mean, and cooperating pays more. Over several turns each reads the other's last move, and
+reciprocity can pay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from comlrl.types import JointAction, Reward, Score, Task, Transition
+from rewards.arena.game import Bounds, Game, PartnersAnswer
+
+COOPERATE, DEFECT = MOVES = ("cooperate", "defect")
+PAYOFF = {  # moves → points of each agent
+    (COOPERATE, COOPERATE): (3.0, 3.0),
+    (COOPERATE, DEFECT): (0.0, 5.0),
+    (DEFECT, COOPERATE): (5.0, 0.0),
+    (DEFECT, DEFECT): (1.0, 1.0),
+}
+LEAST = (0.0, 0.0)  # where an answer is illegal
+PROMPT = """\
+You and a partner each choose to cooperate or to defect, at once.
+Both cooperate: 3 points each. Both defect: 1 point each.
+If one defects alone, it gets 5 points and the other 0.
+Write cooperate or defect and nothing else.
+"""
+REVISION = """\
+The next round has the same points.
+Write cooperate or defect and nothing else.
+"""
+
+
+def floor(turns: int = 1) -> float:
+    """1 a turn: both defect, the only equilibrium of a single turn."""
+    return float(turns)
+
+
+def optimum(turns: int = 1) -> float:
+    """3 a turn: both cooperate, the most that two agents get on average."""
+    return 3.0 * turns
+
+
+class DilemmaReward(Reward):
+    """The points of the two moves.
+
+    Args:
+        pay: ``own``: each agent learns from its own points; ``shared``: both from their mean.
+    """
+
+    def __init__(self, pay: Literal["own", "shared"] = "own") -> None:
+        self.pay = pay
+
+    def score(self, actions: Sequence[JointAction]) -> list[Score]:
+        return [self._score(action) for action in actions]
+
+    def _score(self, action: JointAction) -> Score:
+        first, second = DILEMMA.answers(action)
+        points = LEAST if first is None or second is None else PAYOFF[first, second]
+        return Score(sum(points) / 2, by_agent=points if self.pay == "own" else None)
+
+
+class Dilemma(Game):
+    """Two agents that read the same."""
+
+    name = "arena-dilemma"
+    revision = REVISION
+    reward = DilemmaReward
+
+    def templates(self, num_agents: int) -> tuple[str, ...]:
+        return (PROMPT, PROMPT)
+
+    def legal(self, task: Task, agent: int, num_agents: int) -> tuple[str, ...]:
+        return MOVES
+
+    def measures(self, action: JointAction, score: Score) -> Mapping[str, float]:
+        """``cooperation``: the share of agents that cooperate; beside ``legal_answers``."""
+        answers = self.answers(action)
+        share = answers.count(COOPERATE) / len(answers)
+        return {**super().measures(action, score), "cooperation": share}
+
+    def bounds(self, task: Task, num_agents: int, num_turns: int, reward: Any) -> Bounds:
+        """Of the agents' mean."""
+        return Bounds(floor(num_turns), optimum(num_turns))
+
+    def modes(self) -> Mapping[str, Callable[..., Transition]]:
+        return {"partner": PartnersAnswer}
+
+
+DILEMMA = Dilemma()

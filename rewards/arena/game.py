@@ -1,0 +1,124 @@
+"""What the arena's games share: legal answers, who reads what, and the two ends of the score.
+
+Every game reads the first legal word of a completion. A completion without one is an illegal
+answer, and a joint action with an illegal answer gets the least reward of its game.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+from comlrl.types import Domain, JointAction, Score, Task
+
+WORD = re.compile(r"[^\W_]+")
+
+
+class Bounds(NamedTuple):
+    """The two ends of a game's score, as an episode's total reward."""
+
+    floor: float  # what the team gets without what the game asks for
+    optimum: float  # the most that any team of independent agents can get
+
+    def score(self, value: float) -> float:
+        """(value − floor) / (optimum − floor): 0 at the floor, 1 at the optimum."""
+        return (value - self.floor) / (self.optimum - self.floor)
+
+
+def first_legal(text: str, legal: Collection[str]) -> str | None:
+    """The first word of ``text`` in ``legal``; None: there is none.
+
+    Case is ignored for legal words in lower case. Words in capitals must match exactly, because
+    the letter A is a legal message and the article is not.
+    """
+    for word in WORD.findall(text):
+        for spelling in (word, word.lower()):
+            if spelling in legal:
+                return spelling
+    return None
+
+
+class Game(Domain):
+    """A task of the arena; a subclass adds its rows, roles, templates, legal answers and reward."""
+
+    name: ClassVar[str]  # of the domain and its builtin data, and the rows' field ``game``
+    agents: ClassVar[tuple[int, int]] = (2, 2)  # fewest and most
+    fields: Sequence[str] = ()
+
+    def task(self, name: str, row: Mapping[str, Any]) -> Task:
+        if row.get("game") != self.name:
+            raise ValueError(f"its field `game` is not '{self.name}'; give builtin:{self.name}")
+        self.check_row(row)
+        return Task(name, row)
+
+    def check_row(self, row: Mapping[str, Any]) -> None:
+        """Raises ValueError, naming the field, for a row that the game cannot use."""
+
+    def roles(self, num_agents: int) -> tuple[str, ...]:
+        least, most = self.agents
+        if not least <= num_agents <= most:
+            count = f"{least}" if least == most else f"{least} to {most}"
+            raise ValueError(f"{self.name} is played by {count} agents")
+        return self.role_names(num_agents)
+
+    def role_names(self, num_agents: int) -> tuple[str, ...]:
+        return tuple(f"player{number}" for number in range(1, num_agents + 1))
+
+    def values(self, task: Task, num_agents: int) -> tuple[Mapping[str, str], ...]:
+        return ({},) * num_agents
+
+    def legal(self, task: Task, agent: int, num_agents: int) -> tuple[str, ...]:
+        """The words that this agent may answer with."""
+        raise NotImplementedError
+
+    def bounds(self, task: Task, num_agents: int, num_turns: int, reward: Any) -> Bounds:
+        """Floor and optimum of an episode. ``reward``: as it is made for the run."""
+        raise NotImplementedError
+
+    def answers(self, action: JointAction) -> tuple[str | None, ...]:
+        """Each agent's answer; None: it is illegal."""
+        count = len(action.completions_N)
+        return tuple(
+            first_legal(text, self.legal(action.task, agent, count))
+            for agent, text in enumerate(action.completions_N)
+        )
+
+    def answer(self, task: Task, agent: int, num_agents: int, text: str) -> str:
+        """One agent's answer as the others read it."""
+        return first_legal(text, self.legal(task, agent, num_agents)) or "nothing"
+
+    def handed_on(self, task: Task, agent: int, num_agents: int, written: Sequence[str]) -> str:
+        """Sequential turns: the answers before, and nothing else of what was written."""
+        return "".join(
+            f"Player {other + 1} chose {self.answer(task, other, num_agents, text)}.\n"
+            for other, text in enumerate(written)
+        )
+
+    def problem(self, task: Task) -> str:
+        return f"{self.name}: {', '.join(f'{k}={v}' for k, v in sorted(task.fields.items()))}"
+
+    def measures(self, action: JointAction, score: Score) -> Mapping[str, float]:
+        """``legal_answers``: the share of agents whose answer is legal."""
+        answers = self.answers(action)
+        return {"legal_answers": sum(a is not None for a in answers) / len(answers)}
+
+
+class PartnersAnswer:
+    """External mode ``partner``: each of two agents reads the other's last answer."""
+
+    def __init__(self, prompts: Any) -> None:
+        self.prompts = prompts
+
+    def __call__(self, attempts: Sequence[Any]) -> list[tuple[str, ...]]:
+        return [self._feedback(attempt) for attempt in attempts]
+
+    def _feedback(self, attempt: Any) -> tuple[str, ...]:
+        game, texts = self.prompts.domain, attempt.completions_N
+        answers = [game.answer(attempt.task, i, len(texts), text) for i, text in enumerate(texts)]
+        return tuple(
+            f"Your partner wrote {partner}.\n{revision}"
+            for partner, revision in zip(
+                reversed(answers), self.prompts.revision_N(attempt), strict=True
+            )
+        )

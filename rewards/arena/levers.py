@@ -1,0 +1,76 @@
+"""``domain: arena-levers``: does a team agree with anybody but itself?
+
+The lever game of Other-Play (Hu et al. 2020, arXiv 2003.02979). Two agents each pull one of ten
+levers. If both pull the same one, they get 1, or 0.9 for lever 0; else nothing. Nine levers are
+alike, so two teams that were trained apart agree on one of them by luck. Lever 0 is the only one
+that strangers can agree on. Self-play rewards the wrong choice: play teams against each other
+(``evaluate.py --cross-play``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from comlrl.types import JointAction, Reward, Score, Task
+from rewards.arena.game import Bounds, Game
+
+LEVERS = tuple("0123456789")
+SPECIAL, SPECIAL_PAYS = "0", 0.9
+PROMPT = """\
+You and a partner each pull one of ten levers, 0 to 9. You cannot talk.
+If both pull the same lever, the team gets 1 point. Lever 0 gives 0.9 points.
+Write the lever that you pull, one digit and nothing else.
+"""
+
+
+def floor() -> float:
+    """1/9, with a stranger: both teams agree within themselves on one of the nine levers."""
+    return 1 / (len(LEVERS) - 1)
+
+
+def optimum() -> float:
+    """0.9, with a stranger: all pull the lever that is different."""
+    return SPECIAL_PAYS
+
+
+def self_play_optimum() -> float:
+    """1: a team alone agrees on any of the nine."""
+    return 1.0
+
+
+class LeversReward(Reward):
+    """1 or 0.9 where both agents pull the same lever, else 0; 0 where an answer is illegal."""
+
+    def score(self, actions: Sequence[JointAction]) -> list[Score]:
+        return [Score(self._value(action)) for action in actions]
+
+    @staticmethod
+    def _value(action: JointAction) -> float:
+        first, second = LEVERS_GAME.answers(action)
+        if first is None or first != second:
+            return 0.0
+        return SPECIAL_PAYS if first == SPECIAL else 1.0
+
+
+class LeversGame(Game):
+    """Two agents that read the same."""
+
+    name = "arena-levers"
+    reward = LeversReward
+
+    def templates(self, num_agents: int) -> tuple[str, ...]:
+        return (PROMPT, PROMPT)
+
+    def legal(self, task: Task, agent: int, num_agents: int) -> tuple[str, ...]:
+        return LEVERS
+
+    def bounds(self, task: Task, num_agents: int, num_turns: int, reward: Any) -> Bounds:
+        """Of cross-play; self-play of a perfect team scores above 1."""
+        return Bounds(floor(), optimum())
+
+    def greatest_reward(self, num_agents: int) -> float | None:
+        return self_play_optimum()
+
+
+LEVERS_GAME = LeversGame()

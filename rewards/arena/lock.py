@@ -1,0 +1,111 @@
+"""``domain: arena-lock``: does credit cross a long horizon?
+
+Each of two agents has a secret number, 0 to 2, and both play T turns. At turn 1 an agent writes its
+secret; later, its secret plus what its partner wrote last, modulo 3. An error is final, and nobody
+hears of it. ``reward.arguments.pay``: ``sparse`` pays 1 at turn T if all answers were right,
+``dense`` pays 1/T for each turn up to which all were right.
+
+Rows have ``secrets``, one of each agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from comlrl.types import JointAction, Reward, Score, Task, Transition
+from rewards.arena.game import Bounds, Game, PartnersAnswer
+
+SYMBOLS = tuple("012")
+PROMPT = """\
+Your secret number is {secret}. Your partner has another one. You both write at once.
+Write your secret number: 0, 1 or 2, and nothing else.
+"""
+REVISION = """\
+Add your secret number {secret} to the number of your partner, modulo 3.
+Write the sum: 0, 1 or 2, and nothing else.
+"""
+
+
+def floor(turns: int, pay: str = "sparse") -> float:
+    """9^−T (sparse) or (1/T) Σ_t 9^−t (dense): both agents write at random."""
+    both = len(SYMBOLS) ** -2
+    if pay == "sparse":
+        return both**turns
+    return sum(both**turn for turn in range(1, turns + 1)) / turns
+
+
+def optimum() -> float:
+    """1: an agent reads all that its right answer depends on."""
+    return 1.0
+
+
+def right_answers(secrets: Sequence[int], before: Sequence[str] | None) -> tuple[str, ...]:
+    """What the two agents should write. ``before``: their last answers; None: it is turn 1."""
+    last = [0, 0] if before is None else [int(answer) for answer in reversed(before)]
+    return tuple(SYMBOLS[(own + other) % 3] for own, other in zip(secrets, last, strict=True))
+
+
+class LockReward(Reward):
+    """1 at the last turn (sparse) or 1/T at each turn (dense) while all answers are right.
+
+    Args:
+        num_turns: T, the run's.
+        pay: when right answers are paid.
+    """
+
+    def __init__(self, num_turns: int, pay: Literal["sparse", "dense"] = "sparse") -> None:
+        self.num_turns, self.pay = num_turns, pay
+
+    def score(self, actions: Sequence[JointAction]) -> list[Score]:
+        return [Score(self._value(action)) for action in actions]
+
+    def _value(self, action: JointAction) -> float:
+        if self.pay == "sparse" and action.turn < self.num_turns:
+            return 0.0
+        if not all_right(action):
+            return 0.0
+        return 1.0 if self.pay == "sparse" else 1 / self.num_turns
+
+
+def all_right(action: JointAction) -> bool:
+    """Whether all answers up to this turn are right; an illegal one is not."""
+    before = None
+    for past in action.as_past:
+        answers = LOCK.answers(past)
+        if answers != right_answers(action.task.fields["secrets"], before):
+            return False
+        before = [str(answer) for answer in answers]
+    return True
+
+
+class Lock(Game):
+    """Two agents, each with a secret."""
+
+    name = "arena-lock"
+    fields = ("secret",)
+    revision = REVISION
+    reward = LockReward
+
+    def check_row(self, row: Mapping[str, Any]) -> None:
+        secrets = row.get("secrets")
+        if not isinstance(secrets, list) or len(secrets) != 2 or not set(secrets) <= {0, 1, 2}:
+            raise ValueError("its field `secrets` is not two numbers from 0 to 2")
+
+    def templates(self, num_agents: int) -> tuple[str, ...]:
+        return (PROMPT, PROMPT)
+
+    def values(self, task: Task, num_agents: int) -> tuple[Mapping[str, str], ...]:
+        return tuple({"secret": str(secret)} for secret in task.fields["secrets"])
+
+    def legal(self, task: Task, agent: int, num_agents: int) -> tuple[str, ...]:
+        return SYMBOLS
+
+    def bounds(self, task: Task, num_agents: int, num_turns: int, reward: Any) -> Bounds:
+        return Bounds(floor(num_turns, reward.pay), optimum())
+
+    def modes(self) -> Mapping[str, Callable[..., Transition]]:
+        return {"partner": PartnersAnswer}
+
+
+LOCK = Lock()

@@ -1,0 +1,136 @@
+"""``domain: arena-shards``: how does credit reach each of N agents?
+
+N holders (2 to 8) hold one number each and write a number; a judge acts last, reads what they wrote
+and names a holder. The reward is 1 if it is the right one, else 0. Numbers of a row differ. The
+judge reads the holders' answers only with ``turn_order: sequential``, and holds no number itself, so
+that without them every answer is right in one case of N. A team has N + 1 agents.
+
+Rows have ``numbers`` (at least N; a team of N holders uses the first N) and ``question``:
+``largest``, ``median`` (the lower one of an even number), or ``pair``: whether two numbers are
+equal, for which numbers need not differ and the judge answers yes or no.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from comlrl.errors import UserError
+from comlrl.types import JointAction, Reward, Score, Task
+from rewards.arena.game import Bounds, Game
+
+NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana")
+DIGITS = tuple("123456789")
+QUESTIONS = {
+    "largest": "Who holds the largest number? Write one name and nothing else.",
+    "median": "Who holds the median? Of two, the smaller. Write one name and nothing else.",
+    "pair": "Do two of them hold the same number? Write yes or no and nothing else.",
+}
+HOLDER = """\
+You are {name}. You hold the number {number}.
+The judge reads only what you and the others write.
+The question to it: {question}
+Write a digit, 1 to 9, and nothing else.
+"""
+JUDGE = """\
+You are the judge. Each of these holds a number, 1 to 9: {names}.
+{question}
+"""
+
+
+def floor(holders: int, question: str = "largest") -> float:
+    """1/N for a name; 1/2 for ``pair``, where half of the rows have one."""
+    return 0.5 if question == "pair" else 1 / holders
+
+
+def optimum() -> float:
+    """1: nine different messages are enough for nine numbers."""
+    return 1.0
+
+
+def right_answer(numbers: Sequence[int], question: str) -> str:
+    """What the judge should write."""
+    if question == "pair":
+        return "yes" if len(set(numbers)) < len(numbers) else "no"
+    place = -1 if question == "largest" else (len(numbers) - 1) // 2
+    return NAMES[numbers.index(sorted(numbers)[place])].lower()
+
+
+class ShardsReward(Reward):
+    """1 if the judge is right and all answers are legal, else 0."""
+
+    def score(self, actions: Sequence[JointAction]) -> list[Score]:
+        return [Score(self._value(action)) for action in actions]
+
+    @staticmethod
+    def _value(action: JointAction) -> float:
+        *written, named = SHARDS.answers(action)
+        fields = action.task.fields
+        right = right_answer(fields["numbers"][: len(written)], fields["question"])
+        return float(None not in written and named == right)
+
+
+class Shards(Game):
+    """N holders and a judge."""
+
+    name = "arena-shards"
+    agents = (3, 9)
+    fields = ("name", "names", "number", "question")
+    reward = ShardsReward
+
+    def check_row(self, row: Mapping[str, Any]) -> None:
+        numbers, question = row.get("numbers"), row.get("question")
+        if question not in QUESTIONS:
+            raise ValueError(f"its field `question` is not one of {', '.join(QUESTIONS)}")
+        if not isinstance(numbers, list) or not all(number in range(1, 10) for number in numbers):
+            raise ValueError("its field `numbers` is not a list of numbers from 1 to 9")
+        if question != "pair" and len(set(numbers)) != len(numbers):
+            raise ValueError("its field `numbers` has a number twice")
+
+    def role_names(self, num_agents: int) -> tuple[str, ...]:
+        return (*(name.lower() for name in NAMES[: num_agents - 1]), "judge")
+
+    def templates(self, num_agents: int) -> tuple[str, ...]:
+        return (*[HOLDER] * (num_agents - 1), JUDGE)
+
+    def values(self, task: Task, num_agents: int) -> tuple[Mapping[str, str], ...]:
+        holders, numbers = num_agents - 1, task.fields["numbers"]
+        if len(numbers) < holders:
+            raise UserError(
+                f"dataset.name: task '{task.task_id}' has {len(numbers)} numbers, and {holders} "
+                "agents hold one each; give rows with more numbers, or fewer agents"
+            )
+        shared = {
+            "names": ", ".join(NAMES[:holders]),
+            "question": QUESTIONS[task.fields["question"]],
+        }
+        own = [
+            {"name": name, "number": str(number)}
+            for name, number in zip(NAMES, numbers[:holders], strict=False)
+        ]
+        return tuple({**shared, **each} for each in (*own, {"name": "the judge", "number": "none"}))
+
+    def legal(self, task: Task, agent: int, num_agents: int) -> tuple[str, ...]:
+        if agent < num_agents - 1:
+            return DIGITS
+        if task.fields["question"] == "pair":
+            return ("yes", "no")
+        return tuple(name.lower() for name in NAMES[: num_agents - 1])
+
+    def handed_on(self, task: Task, agent: int, num_agents: int, written: Sequence[str]) -> str:
+        """To the judge alone: holders act without reading each other."""
+        if agent < num_agents - 1:
+            return ""
+        return "".join(
+            f"{name} wrote {self.answer(task, other, num_agents, text)}.\n"
+            for other, (name, text) in enumerate(zip(NAMES, written, strict=False))
+        )
+
+    def bounds(self, task: Task, num_agents: int, num_turns: int, reward: Any) -> Bounds:
+        return Bounds(floor(num_agents - 1, task.fields["question"]), optimum())
+
+    def greatest_reward(self, num_agents: int) -> float | None:
+        return optimum()
+
+
+SHARDS = Shards()
