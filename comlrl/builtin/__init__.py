@@ -12,7 +12,6 @@ TINY_PLAYER = _HERE / "tiny_player"  # plays the arena's games at random
 MODELS: dict[str, Path] = {  # by ``agent_model.name``
     "builtin:tiny-coder": TINY_CODER,
     "builtin:tiny-coder-long": TINY_CODER_LONG,
-    "builtin:tiny-player": TINY_PLAYER,
 }
 DATASETS: dict[str, dict[str, Path]] = {  # by ``dataset.name``: split → file
     f"builtin:{name}": {s: _HERE / name.replace("-", "_") / f"{s}.jsonl" for s in ("train", "eval")}

@@ -4,10 +4,10 @@
     python -m comlrl.builtin.make_arena shards --question median --num 64 --out FILE
     python -m comlrl.builtin.make_arena chores --numbered --num 16 --out FILE
 
-A row has ``task_id``, ``game`` and the fields that its game reads. Some games have nothing to vary,
-and their rows are equal: a batch needs several. Evaluation rows of shards are not among its training
-rows, for any number of agents; ``--evaluation`` makes such rows. ``--shipped`` writes the shipped
-splits again, byte for byte.
+A row has ``task_id``, ``game`` and the fields that its game reads. Some games have nothing to
+vary, and their rows are equal: a batch needs several. Evaluation rows of shards are not among its
+training rows, for any number of agents; ``--evaluation`` makes such rows. ``--shipped`` writes the
+shipped splits again, byte for byte.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ class DatasetConfig:
 
     name: str = key(
         "builtin:coopmini",
-        "builtin:coopmini, builtin:coopmini-long, builtin:posts (writing), a hub name, a "
-        "folder, or .jsonl/.json/.parquet",
+        "builtin:coopmini, builtin:coopmini-long, builtin:posts (writing), builtin:arena-NAME, "
+        "a hub name, a folder, or .jsonl/.json/.parquet",
     )
     type: str | None = key(None, "a short name for the run directory; null: from the name")
     train_split: str = key("train", "e.g. train, test[33:163]")
@@ -242,7 +242,7 @@ class Root:
     """Keys that stand at the top of a file, outside any section."""
 
     seed: int = key(42, "seed of all randomness")
-    domain: str = key("code", "the task of the team: code, writing, or module:NAME")
+    domain: str = key("code", "the task of the team: code, writing, arena-NAME, or module:NAME")
     prompts: dict[str, str] = key(
         {},
         "templates by role that replace the domain's; also system (a message before all) and "

@@ -17,9 +17,8 @@ from rewards.arena.game import Bounds, Game
 
 CHORES = ("cook", "clean", "shop", "iron")
 PROMPT = """\
-{number}Four people share four chores: cook, clean, shop and iron. They cannot talk.
-Each does one chore. The team is paid for each different chore that is done.
-Write the chore that you do, one word and nothing else.
+{number}Four people each choose a chore: cook, clean, shop or iron.
+The team is paid for each different one. Write your chore and nothing else.
 """
 
 

@@ -19,9 +19,8 @@ COLORS = ("red", "green", "blue")
 PAYOFF = ((11, -30, 0), (-30, 7, 6), (0, 0, 5))  # first agent's color, second agent's color
 LEAST = -30.0  # of an illegal answer too
 PROMPT = """\
-You and a partner each choose a color: red, green or blue. You cannot talk.
-Your team is paid for the pair of colors. You learn the payment only by trying.
-Write your color, one word and nothing else.
+You and a partner each choose red, green or blue. Your team is paid for the pair.
+Write your color and nothing else.
 """
 
 

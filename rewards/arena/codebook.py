@@ -20,12 +20,12 @@ from rewards.arena.game import Bounds, Game
 ALPHABET = "ABCD"
 SPEAKER = """\
 You are the speaker. The symbol is {symbol}.
-The listener reads only your message. It must name the symbol.
-Write a message of {letters}. Write nothing else.
+The listener reads only your message and must name the symbol.
+Write {letters} and nothing else.
 """
 LISTENER = """\
-You are the listener. The speaker read one of these symbols: {symbols}.
-Which one was it? Write one word and nothing else.
+You are the listener. Name the symbol that the speaker read.
+Write one word: {symbols}.
 """
 
 
@@ -80,7 +80,7 @@ class Codebook(Game):
 
     def values(self, task: Task, num_agents: int) -> tuple[Mapping[str, str], ...]:
         symbols, letters = ", ".join(task.fields["symbols"]), task.fields["letters"]
-        length = "one letter: A, B, C or D" if letters == 1 else f"{letters} letters A, B, C or D"
+        length = "one letter A, B, C or D" if letters == 1 else f"{letters} letters A, B, C or D"
         shared = {"symbols": symbols, "letters": length}
         return ({**shared, "symbol": task.fields["symbol"]}, {**shared, "symbol": "unknown"})
 

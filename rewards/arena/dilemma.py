@@ -24,14 +24,12 @@ PAYOFF = {  # moves → points of each agent
 }
 LEAST = (0.0, 0.0)  # where an answer is illegal
 PROMPT = """\
-You and a partner each choose to cooperate or to defect, at once.
-Both cooperate: 3 points each. Both defect: 1 point each.
-If one defects alone, it gets 5 points and the other 0.
+You and a partner each cooperate or defect. Both cooperate: 3 points each.
+Both defect: 1 point each. Who defects alone gets 5 points, and the other 0.
 Write cooperate or defect and nothing else.
 """
 REVISION = """\
-The next round has the same points.
-Write cooperate or defect and nothing else.
+Next round: write cooperate or defect and nothing else.
 """
 
 

@@ -18,9 +18,8 @@ from rewards.arena.game import Bounds, Game
 LEVERS = tuple("0123456789")
 SPECIAL, SPECIAL_PAYS = "0", 0.9
 PROMPT = """\
-You and a partner each pull one of ten levers, 0 to 9. You cannot talk.
-If both pull the same lever, the team gets 1 point. Lever 0 gives 0.9 points.
-Write the lever that you pull, one digit and nothing else.
+You and a partner each pull a lever, 0 to 9. If both pull the same, your team gets 1 point.
+Lever 0 gives only 0.9 points. Write the digit of your lever and nothing else.
 """
 
 

@@ -18,12 +18,11 @@ from rewards.arena.game import Bounds, Game, PartnersAnswer
 
 SYMBOLS = tuple("012")
 PROMPT = """\
-Your secret number is {secret}. Your partner has another one. You both write at once.
-Write your secret number: 0, 1 or 2, and nothing else.
+Your secret is {secret}. Your partner has a secret too.
+Write your secret, 0, 1 or 2, and nothing else.
 """
 REVISION = """\
-Add your secret number {secret} to the number of your partner, modulo 3.
-Write the sum: 0, 1 or 2, and nothing else.
+Your secret is {secret}. Write the sum of both, modulo 3, and nothing else.
 """
 
 

@@ -1,9 +1,9 @@
 """``domain: arena-shards``: how does credit reach each of N agents?
 
-N holders (2 to 8) hold one number each and write a number; a judge acts last, reads what they wrote
-and names a holder. The reward is 1 if it is the right one, else 0. Numbers of a row differ. The
-judge reads the holders' answers only with ``turn_order: sequential``, and holds no number itself, so
-that without them every answer is right in one case of N. A team has N + 1 agents.
+N holders (2 to 8) hold one number each and write a number. A judge acts last, reads what they
+wrote and names a holder; the reward is 1 if it is the right one, else 0. The numbers of a row
+differ. The judge reads the answers only with ``turn_order: sequential``. It holds no number itself:
+without the answers, it is right in one case of N. A team has N + 1 agents.
 
 Rows have ``numbers`` (at least N; a team of N holders uses the first N) and ``question``:
 ``largest``, ``median`` (the lower one of an even number), or ``pair``: whether two numbers are
@@ -22,19 +22,18 @@ from rewards.arena.game import Bounds, Game
 NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana")
 DIGITS = tuple("123456789")
 QUESTIONS = {
-    "largest": "Who holds the largest number? Write one name and nothing else.",
-    "median": "Who holds the median? Of two, the smaller. Write one name and nothing else.",
-    "pair": "Do two of them hold the same number? Write yes or no and nothing else.",
+    "largest": "who holds the largest number",
+    "median": "who holds the median (the lower one of two)",
+    "pair": "whether two hold the same number, yes or no",
 }
 HOLDER = """\
-You are {name}. You hold the number {number}.
-The judge reads only what you and the others write.
-The question to it: {question}
+You are {name} and hold the number {number}.
+The judge reads what you write and must say {question}.
 Write a digit, 1 to 9, and nothing else.
 """
 JUDGE = """\
-You are the judge. Each of these holds a number, 1 to 9: {names}.
-{question}
+You are the judge of {names}. Each holds a number.
+Say {question}. Write one word.
 """
 
 

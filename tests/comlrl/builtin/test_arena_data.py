@@ -1,0 +1,55 @@
+"""The arena's rows: what the program makes, held out where it is asked, and fresh ones."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from comlrl.builtin import DATASETS
+from comlrl.builtin.make_arena import SHIPPED, rows, write_shipped
+
+NAMES = [f"builtin:arena-{game}" for game in SHIPPED]
+
+
+def test_the_shipped_splits_are_what_the_program_makes(tmp_path):
+    paths = {n: {s: tmp_path / f"{n[8:]}_{s}" for s in DATASETS[n]} for n in NAMES}
+    write_shipped(paths)
+    for name in NAMES:
+        for split, path in DATASETS[name].items():
+            assert paths[name][split].read_bytes() == path.read_bytes(), (name, split)
+
+
+def test_shards_evaluation_numbers_are_in_no_training_row():
+    """For two holders, and so for more."""
+    read = {
+        split: [json.loads(line)["numbers"] for line in path.read_text().splitlines()]
+        for split, path in DATASETS["builtin:arena-shards"].items()
+    }
+    pairs = {split: {tuple(numbers[:2]) for numbers in found} for split, found in read.items()}
+    assert not pairs["train"] & pairs["eval"]
+    assert len(pairs["train"] | pairs["eval"]) == 72 and len(pairs["eval"]) == 16
+
+
+@pytest.mark.parametrize("evaluation", [False, True])
+def test_rows_of_pairs_are_half_and_half(evaluation):
+    for holders in (2, 5):
+        found = rows("shards", 20, evaluation=evaluation, question="pair", holders=holders)
+        twice = [len(set(row["numbers"])) < holders for row in found]
+        assert twice == [False, True] * 10
+
+
+def test_fresh_rows(tmp_path):
+    out = tmp_path / "rows.jsonl"
+    command = [sys.executable, "-m", "comlrl.builtin.make_arena"]
+    options = ["codebook", "--symbols", "4", "--letters", "1", "--num", "6", "--out", str(out)]
+    done = subprocess.run([*command, *options], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    read = [json.loads(line) for line in out.read_text().splitlines()]
+    assert read == rows("codebook", 6, symbols=4, letters=1)
+    assert [row["symbol"] for row in read] == ["cat", "sun", "key", "boat", "cat", "sun"]
+    assert rows("shards", 5, seed=1) == rows("shards", 5, seed=1) != rows("shards", 5, seed=2)
+    done = subprocess.run([*command, "codebook"], capture_output=True, text=True)
+    assert done.returncode == 2 and "--num (at least 1) and --out are needed" in done.stderr
