@@ -2,7 +2,7 @@
 
 The prisoner's dilemma. Each of two agents has its own reward: 3 each where both cooperate, 1 each
 where both defect, 5 and 0 where one defects alone. Defecting pays more whatever the other does, so
-independent learners with their own rewards defect. With ``reward.arguments.pay: shared`` both get
+independent learners with their own rewards defect. With ``reward.by_agent: mean`` both learn from
 the mean, and cooperating pays more. Over several turns each reads the other's last move, and
 reciprocity can pay.
 """
@@ -10,7 +10,7 @@ reciprocity can pay.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from comlrl.types import JointAction, Reward, Score, Task, Transition
 from rewards.arena.game import Bounds, Game, PartnersAnswer
@@ -44,22 +44,18 @@ def optimum(turns: int = 1) -> float:
 
 
 class DilemmaReward(Reward):
-    """The points of the two moves.
+    """The points of the two moves; none where an answer is illegal."""
 
-    Args:
-        pay: ``own``: each agent learns from its own points; ``shared``: both from their mean.
-    """
-
-    def __init__(self, pay: Literal["own", "shared"] = "own") -> None:
-        self.pay = pay
+    by_agent = True
 
     def score(self, actions: Sequence[JointAction]) -> list[Score]:
         return [self._score(action) for action in actions]
 
-    def _score(self, action: JointAction) -> Score:
+    @staticmethod
+    def _score(action: JointAction) -> Score:
         first, second = DILEMMA.answers(action)
         points = LEAST if first is None or second is None else PAYOFF[first, second]
-        return Score(sum(points) / 2, by_agent=points if self.pay == "own" else None)
+        return Score(sum(points) / 2, by_agent=points)
 
 
 class Dilemma(Game):

@@ -174,8 +174,6 @@ def test_dilemma_bounds():
     assert scores["defect", "defect"].value == dilemma.floor() == 1
     assert max(s.value for s in scores.values()) == dilemma.optimum() == 3
     assert max(scores, key=lambda pair: scores[pair].value) == ("cooperate", "cooperate")
-    (shared,) = dilemma.DilemmaReward("shared").score([JointAction(task, ("defect", "cooperate"))])
-    assert (shared.value, shared.by_agent) == (2.5, None)
     assert (dilemma.floor(5), dilemma.optimum(5)) == (5, 15)
 
 

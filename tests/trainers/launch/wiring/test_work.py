@@ -236,7 +236,7 @@ BAD = {
             r"domain: 'shares:SHARING': there is no module `shares` .*`share`\?",
         ),
         ("domain=share:Nothing", r"domain: 'share:Nothing': `share` has no `Nothing`; "),
-        ("domain=shared", r"domain: 'shared' is none; there are code.* Or give module:NAME"),
+        ("domain=cooking", r"domain: 'cooking' is none; there are code.* Or give module:NAME"),
         ("domain=lacks:LACKS", r"domain: 'lacks:LACKS' has no method `task\(name, row\)`"),
         ("domain=half:HALF", r"domain: 'half:HALF' has no method `roles\(num_agents\)`"),
         ("domain=bare:BARE", r"domain: 'bare:BARE' has no `parts`; name comlrl.types.Domain as"),
