@@ -95,7 +95,7 @@ def measure(overrides: list[str], fast: bool, steps: int, warm: int) -> dict[str
             return scores
 
         run.reward.score = timed
-        recorder = run.loop.logger = Recorder()
+        recorder = run.loop.log.logger = Recorder()
         trainer.train()
         run.reward.close()
     found: dict[str, list[float]] = {}

@@ -277,6 +277,13 @@ class Tree:
             return own
         return (*self.team(node.parent, node.parent_action), *own)
 
+    def without_support(self) -> Tree:
+        """The same without ``Completion.support``."""
+        nodes = tuple(
+            replace(n, agents_N=tuple(map(_without_support, n.agents_N))) for n in self.nodes
+        )
+        return replace(self, nodes=nodes)
+
     def joint_action(self, index: int, action: int) -> JointAction:
         """A scored joint action as texts, with those of the turns before it."""
         completions_N = tuple(c.text for _, c in self.team(index, action))
@@ -287,6 +294,10 @@ class Tree:
         if start.parent >= 0:
             history = self.joint_action(start.parent, start.parent_action).as_past
         return JointAction(self.task, completions_N, node.turn, history)
+
+
+def _without_support(turn: AgentTurn) -> AgentTurn:
+    return replace(turn, completions_G=tuple(replace(c, support=None) for c in turn.completions_G))
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,36 +498,3 @@ class Domain(Protocol):
         ``comlrl.tasks.prompts.Prompts``) and the keys of ``external``.
         """
         return {}
-
-
-@dataclass(frozen=True, slots=True)
-class LogRecord:
-    """One line of ``metrics.jsonl``."""
-
-    step: int  # environment steps
-    update: int
-    epoch: int
-    phase: Literal["train", "eval"]
-    metrics: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class LogMark:
-    """How far a log is this run's own: up to the checkpoint that it continues from."""
-
-    lines: int = 0  # of metrics.jsonl
-    update: int = -1
-    env_steps: int = -1
-
-
-class Logger(Protocol):
-    """Takes metrics and episodes; any number of them run side by side."""
-
-    def begin(self, mark: LogMark) -> None:
-        """Before anything is logged: drop what an earlier process has logged after ``mark``."""
-
-    def log(self, record: LogRecord) -> None: ...
-
-    def episodes(self, record: LogRecord, trees: Sequence[Tree]) -> None: ...
-
-    def close(self) -> None: ...

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comlrl.files import replace
-from comlrl.types import Domain, Logger, LogMark, LogRecord, Tree
+from comlrl.loop.records import Logger, LogMark, LogRecord
+from comlrl.types import Domain, Tree
 from loggers.console import ConsoleLogger
 from loggers.environment import write_environment
 from loggers.episodes import EpisodeLogger

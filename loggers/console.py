@@ -12,7 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from comlrl.types import LogMark, LogRecord, Tree
+from comlrl.loop.records import LogMark, LogRecord
+from comlrl.types import Tree
 
 if TYPE_CHECKING:
     from comlrl.loop.progress import Progress

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from comlrl import files
-from comlrl.types import Domain, LogMark, LogRecord, Tree
+from comlrl.loop.records import LogMark, LogRecord
+from comlrl.types import Domain, Tree
 from loggers.samples import episode
 
 ROTATE_BYTES = 64 * 2**20

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from comlrl import files
-from comlrl.types import LogMark, LogRecord, Tree
+from comlrl.loop.records import LogMark, LogRecord
+from comlrl.types import Tree
 
 
 class JsonlLogger:

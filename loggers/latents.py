@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from comlrl import files
-from comlrl.types import Domain, LogMark, LogRecord, Tree
+from comlrl.loop.records import LogMark, LogRecord
+from comlrl.types import Domain, Tree
 
 
 class LatentLogger:

@@ -13,7 +13,8 @@ from typing import Any
 
 from comlrl.evaluation.metrics import task_reward
 from comlrl.files import read_lines, replace
-from comlrl.types import Domain, LogMark, LogRecord, Tree
+from comlrl.loop.records import LogMark, LogRecord
+from comlrl.types import Domain, Tree
 
 MAX_TASKS = {"eval": 200, "train": 16}  # of each kept pass
 MAX_TEXT = 20_000  # characters of a problem or a completion

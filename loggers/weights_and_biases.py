@@ -15,7 +15,8 @@ from typing import Any
 import wandb
 
 from comlrl.errors import notice
-from comlrl.types import Domain, LogMark, LogRecord, Tree
+from comlrl.loop.records import LogMark, LogRecord
+from comlrl.types import Domain, Tree
 from loggers.samples import sample
 from loggers.views import view_of
 

@@ -181,7 +181,9 @@ class MADPOTrainer:
         pairs = interleaved([item for item in self.round.train if item.task_id in tasks])
         part, parts = self.loop.schedule.part_of(step.index - 1)
         for earlier, weight in self.collector.replayed(self.round.index):
-            chosen = order((self.loop.seed, "replay", step.epoch), len(earlier.train))[part::parts]
+            chosen = order((self.loop.schedule.seed, "replay", step.epoch), len(earlier.train))[
+                part::parts
+            ]
             pairs += interleaved([earlier.train[i] for i in sorted(chosen)], weight)
         return pairs
 

@@ -21,7 +21,9 @@ from safetensors.torch import load_file, save_file
 
 from comlrl import files
 from comlrl.errors import UserError, notice
+from comlrl.loop.cadence import Cadence
 from comlrl.loop.parts import Part
+from comlrl.processes import distributed
 from comlrl.quoting import one_line
 
 Tensors = Mapping[str, torch.Tensor]
@@ -41,6 +43,10 @@ def load_part(part: Part, tensors: dict[str, torch.Tensor]) -> None:
         part.load_tensors(tensors)
 
 
+def short(error: Exception) -> str:
+    return one_line(str(error)) or type(error).__name__
+
+
 class CheckpointError(UserError):
     """A checkpoint could not be written; the one before is untouched."""
 
@@ -54,6 +60,47 @@ class Checkpoint:
     path: Path
     state: Mapping[str, Any]
     tensors: Mapping[str, dict[str, torch.Tensor]]  # component → its tensors
+
+
+class Checkpoints:
+    """Writes the checkpoints of one run, and knows the newest."""
+
+    def __init__(self, run_dir: Path, cadence: Cadence, limit: int | None) -> None:
+        """``limit``: how many are kept; None: all."""
+        self.run_dir, self.cadence, self.limit = run_dir, cadence, limit
+        self.parts: Mapping[str, Part] = {}  # of the trainer that runs
+        self.newest: tuple[int, Path] | None = None  # training steps that it holds, and where
+
+    @property
+    def steps(self) -> int:
+        """Training steps in the newest; 0: there is none."""
+        return self.newest[0] if self.newest is not None else 0
+
+    def save(self, steps: int, state: Mapping[str, Any], *, alone: bool = False) -> Path:
+        """Write one of these training steps; its path. A collective call, unless the main process
+        is ``alone``."""
+        tensors = {name: tensors_of(part) for name, part in self.parts.items()}
+
+        def write() -> Path:
+            return save(self.run_dir, steps, state, tensors, self.limit)
+
+        path = write() if alone else distributed.from_main(write)
+        self.newest = (steps, path)
+        return path
+
+    def resume(self, found: Checkpoint, steps: int, parts: Mapping[str, Part]) -> None:
+        """Give the parts of a trainer what a checkpoint of ``steps`` training steps holds.
+
+        Raises UserError where it does not fit them.
+        """
+        try:
+            for name, part in parts.items():
+                load_part(part, found.tensors[name])
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise UserError(
+                f"--resume: {found.path} does not fit this configuration: {short(error)}"
+            ) from error
+        self.newest = (steps, found.path)
 
 
 def save(

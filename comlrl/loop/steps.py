@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import random
 import resource
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from comlrl.types import Task, Tree
@@ -92,6 +95,15 @@ class Counters:
             if not fits:
                 raise ValueError(f"{name}={value!r}")
         return counters
+
+
+def seed_generators(seed: int, step: int) -> None:
+    """Global generators anew at each step, alike on all processes: dropout and the like then need
+    no generator state to resume."""
+    own = int(hashlib.blake2b(f"{seed} {step}".encode(), digest_size=4).hexdigest(), 16)
+    torch.manual_seed(own)
+    np.random.seed(own)
+    random.seed(own)
 
 
 def peak_memory_mb() -> float:

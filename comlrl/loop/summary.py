@@ -13,9 +13,10 @@ from comlrl.processes import distributed
 
 def write_summary(loop: Loop, algorithm: str) -> None:
     """Write it (on the main process); a collective call under torchrun."""
-    counters = loop.counters
+    counters, evaluations = loop.counters, loop.evaluations
+    best = None if evaluations is None else evaluations.best
     # All that is trained must be alike on all processes: weights, optimizers, critics.
-    components = [checkpoint.tensors_of(part) for part in loop.parts.values()]
+    components = [checkpoint.tensors_of(part) for part in loop.checkpoints.parts.values()]
     in_sync = distributed.in_sync(t for component in components for t in component.values())
     if not distributed.is_main():
         return
@@ -27,7 +28,7 @@ def write_summary(loop: Loop, algorithm: str) -> None:
         "wall_seconds": loop.wall_seconds,
         "eval_start": counters.eval_start,
         "eval_end": counters.eval_end,
-        "eval_best": loop.best.facts if loop.best is not None else None,
+        "eval_best": None if best is None else best.facts,
         "scored_joint_actions": counters.scored_joint_actions,
         "train": {
             "joint_actions_per_second": counters.scored_joint_actions / seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -38,6 +39,14 @@ class TaskSchedule:
         """Tasks of a round, at most."""
         whole = len(self.tasks)
         return min(whole, self.round_tasks or math.ceil(whole / self.rounds))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the tasks, in order."""
+        digest = hashlib.sha256()
+        for task in self.tasks:
+            digest.update(repr((task.task_id, sorted(task.fields.items()))).encode())
+        return digest.hexdigest()
 
     @property
     def steps(self) -> int | None:

@@ -45,8 +45,14 @@ class Stage(Protocol):
     """What is needed of the training steps' loop (``comlrl/loop/loop.py``)."""
 
     run_dir: Path
-    tasks: Sequence[Task]
-    counters: Any
+
+    @property
+    def tasks(self) -> Sequence[Task]: ...
+
+    @property
+    def notes(self) -> dict[str, Any]: ...
+
+    def count(self, scored: int, tokens: int) -> None: ...
 
     def watch(self, work: str) -> AbstractContextManager[None]: ...
 
@@ -170,7 +176,7 @@ class Collector:
     @property
     def _remembered(self) -> dict[str, Any]:
         """What the checkpoint says of the file: rounds, and length and sum of what holds them."""
-        return self.loop.counters.extra.get("preferences", {})
+        return self.loop.notes.get("preferences", {})
 
     def _go_on(self, path: Path, present: int) -> list[CandidateSet]:
         """What earlier processes of this run have left of the rounds up to the present one."""
@@ -222,13 +228,12 @@ class Collector:
 
     def _count(self, sets: Sequence[CandidateSet]) -> None:
         """Candidates are scored joint actions, though not always steps of the x-axis."""
-        counters, shape = self.loop.counters, self.shape
+        shape = self.shape
         candidates = [candidate for item in sets for candidate in item.candidates_K]
         tokens = sum(len(c.token_ids) for each in candidates for c in each.completions_N)
         cross = shape.joint_mode == "cross"  # each completion is in so many joint candidates
         often = shape.num_generations ** (shape.num_agents - 1) if cross else 1
-        counters.scored_joint_actions += len(candidates)
-        counters.sampled_tokens += tokens // often
+        self.loop.count(len(candidates), tokens // often)
 
     def _remember(self, path: Path, index: int) -> None:
         """Checkpoints name what of the file the run has learned from; another is refused."""
@@ -236,7 +241,7 @@ class Collector:
             self._check(path)
             return
         content = path.read_bytes()
-        self.loop.counters.extra["preferences"] = {
+        self.loop.notes["preferences"] = {
             "rounds": index + 1,
             "bytes": len(content),
             "sha256": hashlib.sha256(content).hexdigest(),

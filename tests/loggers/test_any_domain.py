@@ -18,7 +18,8 @@ from rich.console import Console
 from comlrl.evaluation.estimates import estimates, task_rows
 from comlrl.evaluation.metrics import measures, tree_metrics
 from comlrl.loop.progress import Progress
-from comlrl.types import JointAction, LogRecord
+from comlrl.loop.records import LogRecord
+from comlrl.types import JointAction
 from loggers.console import ConsoleLogger
 from loggers.model_card import write_model_card
 from loggers.report.charts import sections

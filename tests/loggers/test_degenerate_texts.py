@@ -7,7 +7,8 @@ import json
 import pytest
 
 from comlrl.evaluation.metrics import tree_metrics
-from comlrl.types import LogMark, LogRecord, Score
+from comlrl.loop.records import LogMark, LogRecord
+from comlrl.types import Score
 from loggers.episodes import EpisodeLogger
 from loggers.jsonl import JsonlLogger
 from loggers.report.write import write_report

@@ -17,7 +17,7 @@ from rich.console import Console
 import loggers
 from comlrl.files import read_lines
 from comlrl.loop.progress import Ahead, Progress
-from comlrl.types import Logger, LogMark, LogRecord
+from comlrl.loop.records import Logger, LogMark, LogRecord
 from loggers.console import ConsoleLogger, clock, shown
 from loggers.episodes import EpisodeLogger
 from loggers.jsonl import JsonlLogger
@@ -260,7 +260,7 @@ from types import SimpleNamespace
 from typing import TypeVar
 import loggers
 from comlrl.loop.progress import Progress
-from comlrl.types import LogMark
+from comlrl.loop.records import LogMark
 from rewards.code.domain import CODE
 from tests.support.made_runs import record, scored_tree, settings
 mode, folder, resume = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "resume"

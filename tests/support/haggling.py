@@ -14,7 +14,8 @@ import yaml
 
 from comlrl.evaluation.metrics import tree_metrics
 from comlrl.loop.progress import Progress
-from comlrl.types import Conventions, Domain, LogMark, LogRecord, Score, Task, Tree
+from comlrl.loop.records import LogMark, LogRecord
+from comlrl.types import Conventions, Domain, Score, Task, Tree
 from loggers import build, write_domain
 from tests.support.made_runs import agent_turn, node, settings, tree
 

@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 
 from comlrl.evaluation.metrics import tree_metrics
-from comlrl.types import AgentTurn, Completion, LogMark, LogRecord, Message, Node, Score, Task, Tree
+from comlrl.loop.records import LogMark, LogRecord
+from comlrl.types import AgentTurn, Completion, Message, Node, Score, Task, Tree
 from loggers import Loggers, write_domain
 from loggers.episodes import EpisodeLogger
 from loggers.jsonl import JsonlLogger

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from comlrl.config.algorithms import MADPOConfig
-from comlrl.loop.loop import Loop
 from comlrl.preferences.candidates import CandidateSet, JointCandidate
 from comlrl.preferences.collector import Collector
 from comlrl.rollout.grow import Rollout
 from comlrl.types import Completion, Message
-from rewards.code.domain import CODE
+from tests.support import loops
 from tests.support.fakes import (
     PROMPTS,
     SAMPLING,
@@ -60,7 +59,7 @@ def collector(folder: Path, *, stop=None, resume=False, section=SECTION, names="
     folder.mkdir(exist_ok=True)
     sampler, scored = Stopping(stop), FakeReward(reward)
     rollout = Rollout(sampler, scored, FakeTransition(), PROMPTS, seed=SEED)
-    loop = Loop(section, [task(n) for n in names], domain=CODE, run_dir=folder, logger=Recorder())
+    loop = loops.loop(section, [task(n) for n in names], folder, Recorder())
     made = Collector(
         section, rollout, loop, SAMPLING, lambda index: loop.tasks, seed=SEED, resume=resume
     )

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from comlrl.loop.loop import Loop
+from comlrl.loop.records import LogMark, LogRecord
 from comlrl.models.loading import build_team
 from comlrl.rollout.grow import Rollout
-from comlrl.types import Attempt, JointAction, LogMark, LogRecord, Reward, Score, Task, Tree
+from comlrl.types import Attempt, JointAction, Reward, Score, Task, Tree
 from loggers.latents import LatentLogger
 from rewards.code.domain import CODE
+from tests.support import loops
 from tests.support.fakes import PROMPTS, code_task
 from tests.support.tiny_models import config, folder
 from trainers.launch.wiring.assembly import build_critic_team, build_sampler
@@ -100,7 +101,7 @@ def build(
     rollout = Rollout(sampler, TextReward(value), transition, PROMPTS, seed=cfg.seed,
                       own_rewards=own_rewards)  # fmt: skip
     logger = Recorder(LatentLogger(run_dir / "latents.jsonl", CODE))
-    loop = Loop(section, tasks(count), domain=CODE, run_dir=run_dir, logger=logger, seed=cfg.seed)
+    loop = loops.loop(section, tasks(count), run_dir, logger, seed=cfg.seed)
     sampled = sampling(cfg, CODE.roles(cfg.section.num_agents)).with_sets(
         cfg.generation.max_support
     )

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 
 from comlrl.loop.checkpoint import load_part
-from comlrl.loop.loop import Loop
 from comlrl.loop.steps import Step
 from comlrl.loop.task_schedule import TaskSchedule
 from comlrl.preferences.candidates import CandidateSet, JointCandidate, Pair
@@ -19,7 +18,7 @@ from comlrl.preferences.pairs import Round, TaskPairs
 from comlrl.preferences.reading import PairBatch, Weighted, completion_ids
 from comlrl.processes.statistics import Sums
 from comlrl.types import Completion, Message, Sampling
-from rewards.code.domain import CODE
+from tests.support import loops
 from tests.support.fakes import task
 from tests.support.runs import state
 from tests.support.tiny_models import EOS, config, prompt, team
@@ -75,7 +74,7 @@ def trainer(folder: Path, agents, *, train=TASKS, held_out=(), evaluate=None, **
     section = config("madpo", num_agents=AGENTS, max_steps=None, **keys).section
     section = replace(section, num_train_epochs=keys.get("num_train_epochs", 1))
     tasks = [task(t.task_id) for t in train]
-    loop = Loop(section, tasks, domain=CODE, run_dir=folder, logger=Recorder(), evaluate=evaluate)
+    loop = loops.loop(section, tasks, folder, Recorder(), evaluate=evaluate)
     made = MADPOTrainer(section, agents, loop, SAMPLING, SamplingSupport(train, held_out))
     made._begin(0)
     return made
@@ -285,14 +284,13 @@ def test_every_round_s_candidates_count(tmp_path, max_env_steps, steps):
     section = replace(section, num_train_epochs=None, max_steps=6, max_env_steps=max_env_steps)
     tasks = [task(item.task_id) for item in TASKS]
     schedule = TaskSchedule(tasks, 2, None, 0, rounds=2, round_tasks=3, max_steps=6)
-    loop = Loop(section, tasks, domain=CODE, run_dir=tmp_path, logger=Recorder(), schedule=schedule)
+    loop = loops.loop(section, tasks, tmp_path, Recorder(), schedule=schedule)
     MADPOTrainer(section, agents, loop, SAMPLING, Rounds(TASKS)).train()
     assert [line.step for line in loop.logger.records] == steps
 
 
 def test_tasks_without_pairs_teach_nothing(tmp_path):
     made = trainer(tmp_path, team("qwen2", num_agents=AGENTS), train=TASKS[:1], batch_size=1)
-    made.loop.tasks = [task("held out"), task("first")]
     before = state(made.team)["agent_0"]
     made._step(Step(1, 0, [task("held out")]))
     assert made.loop.counters.env_steps == made.loop.counters.updates == 0

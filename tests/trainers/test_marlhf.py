@@ -13,14 +13,13 @@ from comlrl.config.algorithms import MAGRPOConfig, MARLHFConfig, PPOConfig
 from comlrl.errors import UserError
 from comlrl.evaluation.metrics import order_agreement
 from comlrl.loop import checkpoint
-from comlrl.loop.loop import Loop
 from comlrl.loop.steps import Gathered
 from comlrl.loop.task_schedule import TaskSchedule
 from comlrl.preferences.pairs import Pair, Round, TaskPairs
 from comlrl.preferences.reward_model import Facts, ModelReward
 from comlrl.preferences.reward_training import RewardBase
 from comlrl.types import Score, Tree
-from rewards.code.domain import CODE
+from tests.support import loops
 from tests.support.fakes import task
 from tests.support.made_runs import TASK, node
 from tests.support.preferences import candidates
@@ -210,7 +209,7 @@ def in_rounds(folder: Path) -> MARLHFTrainer:
     )  # fmt: skip
     tasks = [task(f"t{n}") for n in range(12)]
     schedule = TaskSchedule(tasks, 2, 1, 0, rounds=4, round_tasks=6)
-    loop = Loop(section, tasks, domain=CODE, run_dir=folder, logger=Recorder(), schedule=schedule)
+    loop = loops.loop(section, tasks, folder, Recorder(), schedule=schedule)
     folder.mkdir(exist_ok=True)
     (folder / "preferences_summary.json").write_text("{}")
     return MARLHFTrainer(

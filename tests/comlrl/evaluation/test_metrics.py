@@ -12,7 +12,8 @@ import torch
 
 from comlrl.evaluation import metrics as metrics_module
 from comlrl.evaluation.metrics import task_reward
-from comlrl.types import LogRecord, Node, Score, Tree
+from comlrl.loop.records import LogRecord
+from comlrl.types import Node, Score, Tree
 from loggers.episodes import _lines
 from loggers.report.run_data import Run, read_run
 from loggers.samples import sample

@@ -14,7 +14,7 @@ from comlrl.loop.progress import EVALUATING, TRAINING, Ahead, Progress, Written
 from comlrl.loop.steps import Gathered
 from comlrl.types import Task
 from loggers import Loggers
-from rewards.code.domain import CODE
+from tests.support import loops
 from tests.support.fakes import Clock
 
 
@@ -76,14 +76,8 @@ def loop(run_dir: Path = Path(), **section: Any) -> Loop:
         "eval_interval": 4, "save_steps": 0, "save_total_limit": None, "logging_steps": 1,
     }  # fmt: skip
     tasks = [Task(f"t{i}") for i in range(6)]
-    return Loop(
-        SimpleNamespace(**(keys | section)),
-        tasks,
-        domain=CODE,
-        run_dir=run_dir,
-        logger=Loggers([]),
-        evaluate=lambda: ([], {}),
-    )
+    made = SimpleNamespace(**(keys | section))
+    return loops.loop(made, tasks, run_dir, Loggers([]), evaluate=lambda: ([], {}))
 
 
 @pytest.mark.parametrize(
@@ -99,15 +93,14 @@ def test_evaluations_to_come(steps, evaluated, evaluations):
 def test_checkpoints_to_come():
     made = loop(save_steps=2, eval_interval=0)
     assert made._ahead() == Ahead(0, 6, saves=3)
-    made._saved, made.counters.steps = (4, Path()), 5
+    made.checkpoints.newest, made.counters.steps = (4, Path()), 5
     assert made._ahead() == Ahead(5, 6, saves=1)
 
 
 def test_environment_steps_alone_end_the_run():
-    made = loop(num_train_epochs=None, max_env_steps=100, eval_interval=0)
+    made = loop(num_train_epochs=None, max_env_steps=1100, eval_interval=0)
     assert made._ahead() == Ahead(0, None)
     made.counters.steps, made.counters.env_steps = 3, 1024  # 1000 of them before the first step
-    made.section.max_env_steps = 1100
     made.progress.note(ENV_STEPS, 8)
     # 76 environment steps are left, 8 a training step: 10 more, the last of them not full
     assert made._ahead() == Ahead(3, 13, estimated=True)

@@ -18,8 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rewards.code.domain import CODE
-from tests.support import tiny_models
+from tests.support import loops, tiny_models
 from tests.support.runs import (
     ALGORITHMS,
     CLOCK,
@@ -105,7 +104,6 @@ def tiny_model() -> str:
 
 def update(folder: str, model: str, tasks: int, algorithm: str, keys: dict[str, Any]) -> None:
     """Grow the trees of ``tasks`` tasks and update a team; rank 0 saves the weights."""
-    from comlrl.loop.loop import Loop
     from comlrl.models.loading import build_team
     from comlrl.processes import distributed
     from comlrl.rollout.grow import Rollout
@@ -133,7 +131,7 @@ def update(folder: str, model: str, tasks: int, algorithm: str, keys: dict[str, 
         latent.inner, sampler = sampler, latent
     rollout = Rollout(sampler, Length(), FakeTransition(), PROMPTS, seed=1)
     named, logger = [task(f"task_{i}") for i in range(tasks)], Recorder()
-    loop = Loop(section, named, domain=CODE, run_dir=Path(folder), logger=logger)
+    loop = loops.loop(section, named, Path(folder), logger)
     trainer: Any
     if algorithm == "magrpo":
         trainer = MAGRPOTrainer(section, team, rollout, loop, sampling)

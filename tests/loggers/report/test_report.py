@@ -16,7 +16,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from comlrl.evaluation.intervals import bootstrap_interval
-from comlrl.types import LogMark, LogRecord
+from comlrl.loop.records import LogMark, LogRecord
 from loggers import write_domain
 from loggers.jsonl import JsonlLogger
 from loggers.report.charts import sections

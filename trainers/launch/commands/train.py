@@ -42,8 +42,9 @@ from trainers.launch.wiring.work import Work
 
 if TYPE_CHECKING:
     from comlrl.loop.loop import Loop
+    from comlrl.loop.records import Logger
     from comlrl.loop.resume import Start
-    from comlrl.types import Logger, Reward
+    from comlrl.types import Reward
 
 
 def main(

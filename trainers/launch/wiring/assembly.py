@@ -20,6 +20,8 @@ from trainers.launch.wiring.sampling import longest, sampling
 from trainers.launch.wiring.work import Work
 
 if TYPE_CHECKING:
+    from comlrl.loop.best_model import BestModel
+    from comlrl.loop.evaluations import Evaluations
     from comlrl.loop.interrupts import Signals
     from comlrl.loop.loop import Loop
     from comlrl.loop.progress import Progress
@@ -133,6 +135,7 @@ def assemble(
     from comlrl.loop.best_model import BestModel
     from comlrl.loop.loop import Loop
     from comlrl.loop.progress import Progress
+    from comlrl.loop.run_log import RunLog
     from comlrl.models.loading import build_team
     from comlrl.processes import distributed
     from trainers.launch.wiring import init_from as initial
@@ -158,21 +161,20 @@ def assemble(
     progress, logger, save = Progress(), loggers.Loggers([]), saver(team, sampler)
     if distributed.is_main():
         logger = loggers.build(config, work.domain, run_dir, progress, resume=resume)
+    best = BestModel(run_dir, save) if config.output.save_best else None
+    evaluations = None
+    if held_out:
+        evaluations = build_evaluations(
+            config, evaluated, held_out, sampled, generator, progress, best
+        )
     loop = Loop(
         section,
-        train,
-        domain=work.domain,
-        run_dir=run_dir,
-        logger=logger,
-        progress=progress,
-        evaluate=evaluator(config, evaluated, held_out, sampled, generator, progress)
-        if held_out
-        else None,
-        seed=config.seed,
+        build_schedule(config, train),
+        run_dir,
+        RunLog(logger, work.domain, standing(fallbacks, corrected)),
+        evaluations=evaluations,
         signals=signals,
-        standing=standing(fallbacks, corrected),
-        best=BestModel(run_dir, save) if config.output.save_best else None,
-        schedule=build_schedule(config, train),
+        progress=progress,
         prefetch=engine.prefetch(config, rollout, server, learned),
     )
     return Run(
@@ -404,20 +406,23 @@ def standing(
     return read_metrics
 
 
-def evaluator(
+def build_evaluations(
     config: Config,
     rollout: Rollout,
     tasks: list[Task],
     sampling: Sampling,
     generator: Generator,
     progress: Progress,
-) -> Callable[[], tuple[list[Tree], dict[str, float]]]:
-    """Trees and metrics of the present policy on held-out tasks; ``turn_1/…`` and bare names.
+    best: BestModel | None,
+) -> Evaluations:
+    """Of the present policy on held-out tasks; metrics are ``turn_1/…`` and bare names.
 
-    ``progress``: receives how far the generator is.
+    ``progress`` receives how far the generator is.
     """
     from comlrl.evaluation.estimates import evaluate, pass_rates
     from comlrl.evaluation.metrics import tree_metrics
+    from comlrl.loop.cadence import Cadence
+    from comlrl.loop.evaluations import Evaluations
     from comlrl.loop.progress import Written
     from comlrl.processes import distributed
 
@@ -433,4 +438,4 @@ def evaluator(
             generator.on_written = before
         return trees, tree_metrics(trees, domain) | pass_rates(trees, [1])
 
-    return run
+    return Evaluations(run, Cadence(section.eval_interval), best)

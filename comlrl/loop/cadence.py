@@ -1,0 +1,40 @@
+"""When a run ends, and when evaluations and checkpoints are due until then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from comlrl.loop.steps import Counters
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The ends of a run, of which the first counts; None: it has no such end."""
+
+    steps: int | None  # training steps
+    env_steps: int | None
+
+    def done(self, steps: int, env_steps: int) -> float:
+        """The part of the run that is done, 0 to 1."""
+        ends = ((steps, self.steps), (env_steps, self.env_steps))
+        return max(min(1.0, done / end) if end else 1.0 for done, end in ends if end is not None)
+
+    def over(self, counters: Counters) -> bool:
+        return self.done(counters.steps, counters.env_steps) >= 1
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """Every so many training steps, and after the last one; 0: never."""
+
+    every: int
+
+    def due(self, last: int, done: int, over: bool) -> bool:
+        """After ``done`` training steps; ``last``: after which it was done last (−1: not yet)."""
+        return bool(self.every) and (done // self.every > last // self.every or over)
+
+    def left(self, last: int, total: int) -> int:
+        """How often it is due after ``last``, in a run of ``total`` training steps."""
+        if not self.every or last >= total:
+            return 0
+        return total // self.every - last // self.every + (total % self.every > 0)

@@ -1,0 +1,38 @@
+"""A run's evaluations: when they come, and the best model among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from comlrl.loop.best_model import BestModel
+from comlrl.loop.cadence import Cadence
+from comlrl.loop.steps import Counters
+from comlrl.types import Tree
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """Trees and metrics of the present policy on held-out tasks; ``best`` is offered the weights of
+    each."""
+
+    evaluate: Callable[[], tuple[list[Tree], dict[str, float]]]
+    cadence: Cadence
+    best: BestModel | None = None
+
+    def due(self, counters: Counters, over: bool) -> bool:
+        """Before the first step, at the cadence, and after the last; once at each."""
+        last, done = counters.evaluated, counters.steps
+        return last != done and self.cadence.due(last, done, over)
+
+    def left(self, counters: Counters, total: int) -> int:
+        return self.cadence.left(counters.evaluated, total)
+
+    def note(self, counters: Counters, metrics: dict[str, float]) -> None:
+        """Enter the metrics of the present policy's evaluation. A collective call."""
+        counters.eval_end = dict(metrics)
+        if counters.eval_start is None:
+            counters.eval_start = dict(metrics)
+        if self.best is not None:
+            counts = {"training_step": counters.steps, "env_steps": counters.env_steps}
+            self.best.offer(counts | {"reward_mean": metrics["reward_mean"]})

@@ -1,0 +1,42 @@
+"""What a run logs, and what takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from comlrl.types import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class LogRecord:
+    """One line of ``metrics.jsonl``."""
+
+    step: int  # environment steps
+    update: int
+    epoch: int
+    phase: Literal["train", "eval"]
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class LogMark:
+    """How far a log is this run's own: up to the checkpoint that it continues from."""
+
+    lines: int = 0  # of metrics.jsonl
+    update: int = -1
+    env_steps: int = -1
+
+
+class Logger(Protocol):
+    """Takes metrics and episodes; any number of them run side by side."""
+
+    def begin(self, mark: LogMark) -> None:
+        """Before anything is logged: drop what an earlier process has logged after ``mark``."""
+
+    def log(self, record: LogRecord) -> None: ...
+
+    def episodes(self, record: LogRecord, trees: Sequence[Tree]) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,94 @@
+"""What a run logs of its steps, evaluations and other stages, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+from comlrl.errors import warning
+from comlrl.evaluation.metrics import tree_metrics
+from comlrl.loop.alarm import CollapseAlarm
+from comlrl.loop.records import Logger, LogRecord
+from comlrl.loop.steps import Counters, Gathered, Step, peak_memory_mb
+from comlrl.types import Domain, Tree
+
+
+class RunLog:
+    """Makes the records of a run and passes them on. Called by all processes alike."""
+
+    def __init__(
+        self,
+        logger: Logger,
+        domain: Domain,
+        standing: Callable[[], Mapping[str, float]] = dict,
+    ) -> None:
+        """``domain``: measures the trees. ``standing``: metrics that go into every record of a step
+        or an evaluation; asked on all processes."""
+        self.logger, self.domain, self.standing = logger, domain, standing
+        self.alarm = CollapseAlarm()
+
+    def step(
+        self,
+        counters: Counters,
+        step: Step,
+        gathered: Gathered,
+        metrics: Mapping[str, float],
+        *,
+        due: bool,
+    ) -> Mapping[str, float]:
+        """A training step, logged where it is ``due``; its metrics, those of the trees included."""
+        metrics = {**tree_metrics(gathered.trees, self.domain), **metrics}
+        if due:
+            costs = _costs(counters, step, gathered)
+            self._write(counters, "train", {**metrics, **costs}, gathered.trees)
+        for text in self.alarm.look(metrics):
+            warning(text)
+        return metrics
+
+    def evaluation(
+        self, counters: Counters, metrics: Mapping[str, float], trees: Sequence[Tree]
+    ) -> None:
+        self._write(counters, "eval", metrics, trees)
+
+    def stage(self, counters: Counters, metrics: Mapping[str, float]) -> None:
+        """What a stage beside the training steps has come to."""
+        counters.logged += 1  # resuming keeps as many lines as were counted
+        self.logger.log(_record(counters, "train", metrics))
+
+    def _write(
+        self,
+        counters: Counters,
+        phase: Literal["train", "eval"],
+        metrics: Mapping[str, float],
+        trees: Sequence[Tree],
+    ) -> None:
+        counters.logged += 1
+        metrics = {**metrics, **self.standing(), "training_step": float(counters.steps)}
+        record = _record(counters, phase, metrics)
+        self.logger.log(record)
+        if trees:
+            self.logger.episodes(record, trees)
+
+
+def _record(
+    counters: Counters, phase: Literal["train", "eval"], metrics: Mapping[str, float]
+) -> LogRecord:
+    return LogRecord(counters.env_steps, counters.updates, counters.epoch, phase, metrics)
+
+
+def _costs(counters: Counters, step: Step, gathered: Gathered) -> dict[str, float]:
+    """Counts, times and memory of a step, which every algorithm logs."""
+    seconds = step.clock.total
+    metrics = {
+        "tasks_seen": float(counters.tasks_seen),
+        "step_seconds": seconds,
+        "peak_memory_mb": peak_memory_mb(),
+    }
+    if gathered.scored:
+        metrics |= {
+            "tokens": float(gathered.tokens),
+            "joint_actions_per_second": gathered.scored / seconds,
+            "tokens_per_second": gathered.tokens / seconds,
+        }
+        metrics |= {f"time/{k}_share": s / seconds for k, s in step.clock.seconds.items()}
+    return metrics
