@@ -41,7 +41,6 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -60,25 +59,17 @@ from comlrl.processes import distributed
 from comlrl.processes.statistics import Sums, agent_means
 from comlrl.rollout.grow import Greedy, Rollout
 from comlrl.types import AgentTurn, Row, Sampling, TokenBatch, Tree
-from comlrl.update.accumulate import accumulate, measure_all
+from comlrl.update.accumulate import accumulate
 from comlrl.update.clipped import ratio_sums
 from comlrl.update.losses import clipped_policy, k3_kl, policy_gradient
 from comlrl.update.minibatches import like_parts
+from comlrl.update.old_logprobs import OldLogprobs
 from comlrl.update.optimizer import optimizer_of
-from comlrl.update.per_token import PerToken
 from comlrl.update.worker_threads import run_parallel
 
 # Of a turn from one state on, for each agent a row for each node at which it acts; None where
 # nothing is to be learned there.
 TurnRows = list[list[Row | None]]
-
-
-@dataclass(frozen=True, slots=True)
-class OldLogprobs:
-    """Log-probabilities of one agent's tokens of a step before its first update."""
-
-    policy: PerToken = field(default_factory=PerToken)
-    reference: PerToken = field(default_factory=PerToken)
 
 
 class MAGRPOTrainer:
@@ -118,12 +109,15 @@ class MAGRPOTrainer:
                 f"{len(parts)} updates from one sampling (train_batch_size="
                 f"{self.section.train_batch_size}): not strictly on-policy"
             )
-        before_N = [OldLogprobs() for _ in self.team.agents]
+        old_N = [
+            OldLogprobs(self.team, agent, partial(self._logprobs, agent), self._logprobs)
+            for agent in self.team.agents
+        ]
         if self.section.takes_ratios:
-            self._measure(parts[1:], before_N)
+            self._measure(parts[1:], old_N)
         updates = parts * self.section.update_epochs
         norms_UN = [
-            self._update(part, before_N, sums_N, gathered.span.at(u, len(updates)))
+            self._update(part, old_N, sums_N, gathered.span.at(u, len(updates)))
             for u, part in enumerate(updates)
         ]
         nodes = Counter(i for tree in gathered.trees for node in tree.nodes for i in node.acting)
@@ -218,22 +212,13 @@ class MAGRPOTrainer:
             for part in like_parts(total, self.section.train_batch_size)
         ]
 
-    def _measure(
-        self, parts: Sequence[Sequence[TurnRows]], before_N: Sequence[OldLogprobs]
-    ) -> None:
+    def _measure(self, parts: Sequence[Sequence[TurnRows]], old_N: Sequence[OldLogprobs]) -> None:
         """Old log-probabilities of what other nodes' updates come before, batched as there."""
 
         def measure(index: int) -> None:
-            with self.team.acting(index) as agent:
+            with self.team.acting(index):
                 for part in parts:
-                    measure_all(
-                        agent,
-                        _rows_of(part, index),
-                        lambda batch: before_N[index].policy.put(
-                            batch, self._logprobs(agent, batch).logprob_A
-                        ),
-                        self.team.run_parallel,
-                    )
+                    old_N[index].measure(_rows_of(part, index))
 
         jobs = [partial(measure, index) for index in range(len(self.team))]
         run_parallel(jobs, self.team.device, self.team.run_parallel)
@@ -245,16 +230,16 @@ class MAGRPOTrainer:
     def _update(
         self,
         turns: Sequence[TurnRows],
-        before_N: Sequence[OldLogprobs],
+        old_N: Sequence[OldLogprobs],
         sums_N: Sequence[Sums],
         progress: float,
     ) -> list[float]:
         """One optimizer step of every agent on these turns; each agent's gradient norm."""
-        own = {str(i): sum(len(turn[i]) for turn in turns) for i in range(len(before_N))}
+        own = {str(i): sum(len(turn[i]) for turn in turns) for i in range(len(old_N))}
         nodes = distributed.all_reduce_counts(own)
         jobs = [
-            partial(self._gradients, i, _rows_of(turns, i), int(nodes[str(i)]), before)
-            for i, before in enumerate(before_N)
+            partial(self._gradients, i, _rows_of(turns, i), int(nodes[str(i)]), old)
+            for i, old in enumerate(old_N)
         ]
         for sums, found in zip(
             sums_N, run_parallel(jobs, self.team.device, self.team.run_parallel), strict=True
@@ -262,7 +247,7 @@ class MAGRPOTrainer:
             sums.absorb(found)
         return [optimizer.step(progress) for optimizer in self.optimizers]
 
-    def _gradients(self, index: int, rows: Sequence[Row], nodes: int, before: OldLogprobs) -> Sums:
+    def _gradients(self, index: int, rows: Sequence[Row], nodes: int, old: OldLogprobs) -> Sums:
         """The agent's gradients of L_i over an update of ``nodes`` nodes; sums for the log."""
         sums = Sums()
         self.optimizers[index].zero()
@@ -270,28 +255,28 @@ class MAGRPOTrainer:
             accumulate(
                 agent,
                 rows,
-                lambda batch: self._loss(agent, batch, nodes, before),
+                lambda batch: self._loss(agent, batch, nodes, old),
                 sums,
                 concurrent=self.team.run_parallel,
             )
         return sums
 
     def _loss(
-        self, agent: Agent, batch: TokenBatch, nodes: int, before: OldLogprobs
+        self, agent: Agent, batch: TokenBatch, nodes: int, old: OldLogprobs
     ) -> tuple[torch.Tensor, Sums]:
         """This micro-batch's part of L_i (a sum over its rows), and its sums for the log."""
         section, logprobs, sums = self.section, self._logprobs(agent, batch), Sums()
         logprob_A, count = logprobs.logprob_A, section.shape.generations(agent.index)
         weight_A = batch.weight_RL[batch.action_mask_RL].to(logprob_A.device, logprob_A.dtype)
         if self.section.takes_ratios:
-            old_A = before.policy.once(batch, lambda: logprob_A)
+            old_A = old.of_policy(batch, logprob_A)
             loss = clipped_policy(logprob_A, old_A, weight_A / nodes, section.clip_range).sum()
             sums.add(ratios=len(logprob_A))
             sums.absorb(ratio_sums(logprob_A, old_A, section.clip_range))
         else:
             loss = policy_gradient(logprob_A, weight_A / nodes)
         if section.kl_coef > 0:
-            kl_A = k3_kl(logprob_A, before.reference.once(batch, lambda: self._start(agent, batch)))
+            kl_A = k3_kl(logprob_A, old.of_reference(batch))
             loss = loss + section.kl_coef * kl_A.sum() / (nodes * count)
             sums.add(kl=kl_A)
         if logprobs.entropy_A is not None:
@@ -299,11 +284,6 @@ class MAGRPOTrainer:
             sums.add(entropy=logprobs.entropy_A)
         sums.add(loss=nodes * float(loss.detach()))
         return loss, sums
-
-    def _start(self, agent: Agent, batch: TokenBatch) -> torch.Tensor:
-        """What the reference says."""
-        with torch.no_grad(), self.team.reference(agent.index) as reference:
-            return self._logprobs(reference, batch).logprob_A
 
 
 def _rows_of(turns: Sequence[TurnRows], index: int) -> list[Row]:

@@ -295,7 +295,10 @@ class PPOTrainer:
         if not self._kl_in_reward:
             return None
         for one in policies:
-            old, reference = one.policy.logprob.of_completion, one.policy.reference.of_completion
+            old, reference = (
+                one.policy.old.policy.of_completion,
+                one.policy.old.reference.of_completion,
+            )
             for number, of_completion in old.items():
                 paid.of_completion[number] = self.kl.value * (of_completion - reference[number])
         if section.granularity == "token":

@@ -13,9 +13,10 @@ from comlrl.models.team import Team
 from comlrl.processes import distributed
 from comlrl.processes.statistics import Sums, moments
 from comlrl.types import Row, TokenBatch
-from comlrl.update.accumulate import accumulate, measure_all
+from comlrl.update.accumulate import accumulate
 from comlrl.update.losses import clipped_policy, k3_kl
 from comlrl.update.minibatches import Pass
+from comlrl.update.old_logprobs import OldLogprobs
 from comlrl.update.optimizer import AgentOptimizer
 from comlrl.update.per_token import PerToken
 
@@ -40,8 +41,8 @@ class ClippedPolicy:
         """``section``: an ``ActorCriticConfig``. ``read``: log-probabilities under the present
         policy; ``read_reference``: under the reference. ``kl_in_loss``: weight of the k3 term."""
         self.section, self.team, self.agent = section, team, agent
-        self.read, self.read_reference, self.kl_in_loss = read, read_reference, kl_in_loss
-        self.logprob, self.reference, self.advantage = PerToken(), PerToken(), PerToken()
+        self.read, self.kl_in_loss = read, kl_in_loss
+        self.old, self.advantage = OldLogprobs(team, agent, read, read_reference), PerToken()
 
     def measure(
         self,
@@ -51,29 +52,15 @@ class ClippedPolicy:
         """Old log-probabilities and the reference's, on these minibatches of the first epoch's own
         tensors. What is not measured here is read by its own first pass, which must be the first
         of all; either way the first ratios are exactly 1. ``also`` sees every batch."""
-
-        def measure(batch: TokenBatch) -> None:
-            policy = self.read(batch)
-            self.logprob.put(batch, policy.logprob_A)
-            if also is not None:
-                also(batch, policy)
-            if self.section.kl_coef > 0:
-                self.reference.put(batch, self._reference_logprob(batch))
-
         for rows in minibatches:
-            measure_all(self.agent, rows, measure, self.team.run_parallel)
-
-    def _reference_logprob(self, batch: TokenBatch) -> torch.Tensor:
-        """Log-probabilities under the reference, (A,)."""
-        with torch.no_grad(), self.team.reference(self.agent.index) as reference:
-            return self.read_reference(reference, batch).logprob_A
+            self.old.measure(rows, reference=self.section.kl_coef > 0, also=also)
 
     def before(self) -> dict[str, float]:
         """What the log wants of the policy before its update, once all of it has been read."""
-        old = self.logprob.flat()
+        old = self.old.policy.flat()
         metrics = {} if self.section.entropy_coef > 0 else {"entropy": -moments(old)[1]}
         if self.section.kl_coef > 0:
-            metrics["kl"] = moments(old - self.reference.flat())[1]
+            metrics["kl"] = moments(old - self.old.reference.flat())[1]
         return metrics
 
     def credit(self, advantage: PerToken, rows: Iterable[Row], per: int = 1) -> None:
@@ -121,7 +108,7 @@ class ClippedPolicy:
 
     def loss(self, batch: TokenBatch, policy: ActionLogprobs, sums: Sums) -> torch.Tensor:
         """The policy's loss for each token, (A,); sums for the log are added to ``sums``."""
-        section, old_A = self.section, self.logprob.once(batch, lambda: policy.logprob_A)
+        section, old_A = self.section, self.old.of_policy(batch, policy.logprob_A)
         advantage_A = self.advantage.get(batch)
         loss_A = clipped_policy(policy.logprob_A, old_A, advantage_A, section.clip_range)
         sums.add(tokens=len(loss_A), policy_loss=loss_A)
@@ -132,7 +119,7 @@ class ClippedPolicy:
             loss_A = loss_A - section.entropy_coef * policy.entropy_A
             sums.add(entropy=policy.entropy_A)
         if self.kl_in_loss > 0:
-            reference_A = self.reference.once(batch, lambda: self._reference_logprob(batch))
+            reference_A = self.old.of_reference(batch)
             loss_A = loss_A + self.kl_in_loss * k3_kl(policy.logprob_A, reference_A)
         return loss_A
 

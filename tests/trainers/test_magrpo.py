@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -11,9 +12,9 @@ from comlrl.errors import NonFiniteError
 from comlrl.models.logprobs import ActionLogprobs
 from comlrl.models.rows import pack
 from comlrl.types import Row
+from comlrl.update.old_logprobs import OldLogprobs
 from tests.support.runs import ROOT, metrics
 from tests.support.tiny_trainers import build, share_of_letters
-from trainers.magrpo import OldLogprobs
 
 
 def metrics_of(trainer):
@@ -93,10 +94,13 @@ def test_a_clipped_update_by_hand(clip_range, loss, gradient, tmp_path, monkeypa
     new = torch.tensor([0.65, 0.35], dtype=torch.float64).log().requires_grad_()
     read = iter([ActionLogprobs(values, None, torch.empty(2, 0)) for values in (old, new)])
     monkeypatch.setattr(trainer, "_logprobs", lambda agent, batch: next(read))
-    before = OldLogprobs()
-    first, _ = trainer._loss(trainer.team.agents[0], batch, 2, before)
+    agent = trainer.team.agents[0]
+    read_before = OldLogprobs(
+        trainer.team, agent, partial(trainer._logprobs, agent), trainer._logprobs
+    )
+    first, _ = trainer._loss(agent, batch, 2, read_before)
     assert float(first) == 0.0  # −(½ − ½) / 2
-    value, sums = trainer._loss(trainer.team.agents[0], batch, 2, before)
+    value, sums = trainer._loss(agent, batch, 2, read_before)
     value.backward()
     assert float(value.detach()) == pytest.approx(loss)
     assert new.grad.tolist() == pytest.approx(gradient)
