@@ -76,6 +76,7 @@ def commands() -> list[Command]:
 
 
 COMMANDS = commands()
+DISTINCT = list({command.words: command for command in COMMANDS}.values())
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +118,7 @@ def small_runs(place: Path) -> Path:
     return place
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=str)
+@pytest.mark.parametrize("command", DISTINCT, ids=str)
 def test_command(command, place, monkeypatch, request):
     monkeypatch.chdir(place)
     words = list(command.words)
