@@ -41,7 +41,7 @@ test-all:
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy comlrl trainers rewards external loggers
+	$(BIN)/mypy
 
 # docs/ and a reference from the docstrings as a site in build/site; a broken link fails.
 docs: $(VENV)/.docs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from comlrl.config.algorithms import MAGRPOConfig, PPOConfig
 from comlrl.loop.parts import Trainer
 from trainers.launch.commands.train import main
 from trainers.launch.wiring.assembly import Run, build_critic_team, build_rollout
@@ -40,10 +41,11 @@ def online_trainer(run: Run, reward: ModelReward) -> Online:
 
     section = run.config.online
     rollout = build_rollout(run.config, run.work, run.rollout.sampler, reward)
-    made = (section, run.team, rollout, run.loop, run.sampling)
-    if not section.chains:
-        return MAGRPOTrainer(*made)
-    return PPOTrainer(*made, critic_team=build_critic_team(run.config, run.team))
+    if isinstance(section, PPOConfig):
+        critics = build_critic_team(run.config, run.team)
+        return PPOTrainer(section, run.team, rollout, run.loop, run.sampling, critic_team=critics)
+    assert isinstance(section, MAGRPOConfig)
+    return MAGRPOTrainer(section, run.team, rollout, run.loop, run.sampling)
 
 
 def reward_base(run: Run) -> Any:

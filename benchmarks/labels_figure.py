@@ -74,12 +74,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--only", nargs="+", default=list(QUICKSTARTS), choices=list(QUICKSTARTS))
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "results")
+    parser.set_defaults(answers=None, jobs=1, override=[])  # what `run` reads besides
     options = parser.parse_args(argv)
-    out = options.out.resolve()
+    out = options.out = options.out.resolve()
     folders: dict[str, list[Path]] = {}
     for name in options.only:
         for seed in options.seeds:
-            run(name, seed, out, [])
+            run(name, seed, options)
             folders.setdefault(name, []).append(out / f"{name}_{seed}")
     draw(folders, out / "labels")
     print(out / "labels.png")

@@ -106,7 +106,9 @@ def main() -> None:
     options = parse()
     jobs = [(name, seed) for name in options.only for seed in options.seeds]
     with ThreadPoolExecutor(options.jobs) as pool:
-        found = dict(zip(jobs, pool.map(lambda job: run(*job, options), jobs), strict=True))
+        found = dict(
+            zip(jobs, pool.map(lambda job: run(job[0], job[1], options), jobs), strict=True)
+        )
     head = ["quickstart", "start", "median", "least", "most", "end of each seed", "longest run"]
     rows = [
         row(name, options.seeds, [found[name, seed] for seed in options.seeds])

@@ -16,6 +16,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from operator import methodcaller
 from pathlib import Path
 from statistics import mean
 
@@ -111,7 +112,7 @@ def main() -> None:
     print("| main | as published | `bonus: share` | `need_bonus` | solved |")
     print("|---|---|---|---|---|")
     with CodeReward() as reward:
-        each = [scored(reward, problems, lambda p, b=b: p.returning(b)) for b in BODIES]
+        each = [scored(reward, problems, methodcaller("returning", b)) for b in BODIES]
         print(line("`return True`", each[0]))
         columns = [best([scores[i] for scores in each]) for i in range(3)]
         print(line(f"the best of {len(BODIES)} such bodies", columns))

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -22,14 +23,16 @@ def main() -> None:
     from trl import GRPOConfig, GRPOTrainer
 
     class Clock(TrainerCallback):
-        def on_step_end(self, *_, **__):
+        def on_step_end(self, *_: object, **__: object) -> None:
             step_times.append(time.monotonic())
 
     torch.set_num_threads(job["threads"])
     step_times: list[float] = []
     lengths: list[int] = []
 
-    def reward_func(completions: list[str], test: list[str], entry_point: list[str], **k) -> list:
+    def reward_func(
+        completions: list[str], test: list[str], entry_point: list[str], **k: Any
+    ) -> list:
         lengths.extend(map(len, k["completion_ids"]))
         return [
             reward([text], {"test": t, "entry_point": e})
@@ -51,7 +54,7 @@ def main() -> None:
             num_train_epochs=1,
             temperature=1.0,
             beta=0.0,
-            scale_rewards=False,
+            scale_rewards="none",
             bf16=job["bf16"],
             gradient_checkpointing=False,
             report_to=[],

@@ -55,9 +55,11 @@ def resize(disk: Path, kilobytes: int) -> None:
     subprocess.run(["mount", "-o", f"remount,size={kilobytes}k", str(disk)], check=True)
 
 
-@pytest.mark.parametrize("kilobytes", [4, 40, 700, 2500])
+@pytest.mark.parametrize(
+    "kilobytes", [4, 2500, *(pytest.param(size, marks=pytest.mark.slow) for size in (40, 700))]
+)
 def test_a_full_disk_loses_nothing(zygote: Zygote, disk: Path, kilobytes: int) -> None:
-    """At the start, at the best model, at a log, at the second checkpoint; then there is room."""
+    """At the start, the second checkpoint, the best model, a log; then there is room."""
     folder = disk / "run"
     keys = ["output.save_best=true", "output.verbose=true"]
     arguments = [*small("magrpo", folder, max_steps=3, eval_interval=1), *keys]

@@ -61,8 +61,15 @@ def make_turn_in_order() -> Tree:
 
 
 def text(
-    x: float, y: float, words: str, *, size: int = 13, fill: str = INK, anchor="start", bold=""
-):
+    x: float,
+    y: float,
+    words: str,
+    *,
+    size: int = 13,
+    fill: str = INK,
+    anchor: str = "start",
+    bold: bool = False,
+) -> str:
     weight = ' font-weight="600"' if bold else ""
     return (
         f'<text x="{x}" y="{y}" font-size="{size}" fill="{fill}" text-anchor="{anchor}"{weight}>'
@@ -137,7 +144,7 @@ def credit(tree: Tree, x: float, y: float) -> list[str]:
             line = y + 24 * (2 * agent + g + 1)
             parts.append(text(x, line, name(agent, g)))
             parts.append(text(x + 95, line, number(returns_G[g])))
-            parts.append(text(x + 190, line, number(advantage, sign=True), bold="yes"))
+            parts.append(text(x + 190, line, number(advantage, sign=True), bold=True))
     return parts
 
 
@@ -158,7 +165,7 @@ def credit_in_order(tree: Tree, x: float, y: float) -> list[str]:
                 how = f"({values}) / 2 = {how}"
             parts.append(text(x, line, name(node.first_agent, g) + below))
             parts.append(text(x + 150, line, how))
-            parts.append(text(x + 320, line, number(advantage, sign=True), bold="yes"))
+            parts.append(text(x + 320, line, number(advantage, sign=True), bold=True))
     return parts
 
 
@@ -171,11 +178,11 @@ def draw() -> str:
     parts = []
     for row, (mode, title) in enumerate(titles.items()):
         y, tree = 20 + 220 * row, make_tree(mode)
-        parts.append(text(24, y + 14, title, size=15, bold="yes"))
+        parts.append(text(24, y + 14, title, size=15, bold=True))
         parts += shape(tree, 30, y + 32, ("turn 1", "turn 2"))
         parts += credit(tree, 310, y + 62)
     title = "in order: aux, then main below each of aux's completions. One turn"
-    parts.append(text(24, 474, title, size=15, bold="yes"))
+    parts.append(text(24, 474, title, size=15, bold=True))
     parts += shape(make_turn_in_order(), 30, 492, ("aux", "main"))
     parts += credit_in_order(make_turn_in_order(), 310, 512)
     body = "\n".join(parts)

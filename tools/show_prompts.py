@@ -102,7 +102,7 @@ def prompts_by_turn(
     text_T = [first, *(work.mode.build(prompts)(attempts) if attempts else ())]
     written_T = [*(attempt.completions_N for attempt in attempts), None]
     shown_T = [_handed_on(config, prompts, task, written) for written in written_T]
-    turns_T = [
+    turns_T: list[tuple[tuple[Message, ...], ...]] = [
         tuple(
             (Message("user", with_handed_on(text, shown)),)
             for text, shown in zip(first, shown_T[0], strict=True)

@@ -1,16 +1,18 @@
-"""The tool that prints what agents read, run as a user runs it."""
+"""The tool that prints what agents read."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
+
+import pytest
 
 from comlrl.builtin import TINY_CODER
+from tools import show_prompts
 
-ROOT = Path(__file__).parents[2]
 ROW = {
     "task_id": "T/0",
     "prompt": "def pick(n):\n    '''Twice n.'''\n",
@@ -19,20 +21,35 @@ ROW = {
 }
 
 
-def show(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    (folder / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
-    (folder / "aux.py").write_text("def aux(n):\n    return n\n")
-    (folder / "main.py").write_text("def pick(n):\n    m = aux(n)\n    return m + 1\n")
-    tool = [sys.executable, ROOT / "tools" / "show_prompts.py"]
-    return subprocess.run(
-        [*tool, "--override", "dataset.name=rows.jsonl", *options],
-        cwd=folder, capture_output=True, text=True,
-    )  # fmt: skip
+class Shown(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def test_every_mode_is_printed_for_every_agent_and_turn(tmp_path: Path) -> None:
+Show = Callable[..., Shown]
+
+
+@pytest.fixture
+def show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Show:
+    """The tool, called in a folder with a row and an answer to it."""
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
+    (tmp_path / "aux.py").write_text("def aux(n):\n    return n\n")
+    (tmp_path / "main.py").write_text("def pick(n):\n    m = aux(n)\n    return m + 1\n")
+    monkeypatch.chdir(tmp_path)
+
+    def shown(*options: str) -> Shown:
+        code = show_prompts.main(["--override", "dataset.name=rows.jsonl", *options])
+        return Shown(code, *capsys.readouterr())
+
+    return shown
+
+
+def test_every_mode_is_printed_for_every_agent_and_turn(show: Show) -> None:
     modes = ("level_feedback", "level_passed", "passed", "plain")
-    shown = show(tmp_path, "--completions", "aux.py", "main.py", "--mode", *modes)
+    shown = show("--completions", "aux.py", "main.py", "--mode", *modes)
     assert shown.returncode == 0, shown.stderr
     # 0.4 + 0.6 + 0.5 for both definitions and syntax; 3 + 1 ≠ 6, so no test and no aux terms.
     assert "reward of turn 1: 1.50" in shown.stdout
@@ -44,19 +61,19 @@ def test_every_mode_is_printed_for_every_agent_and_turn(tmp_path: Path) -> None:
     assert "`aux`: used.\nWrite a revised `pick`, code only" in shown.stdout
 
 
-def test_a_configurations_own_prompts_are_printed(tmp_path: Path) -> None:
+def test_a_configurations_own_prompts_are_printed(show: Show) -> None:
     own = ["prompts.system=Be short.", "prompts.aux={problem} Help {entry_point}."]
-    shown = show(tmp_path, *own, "prompts.revision=Once more, {name}.")
+    shown = show(*own, "prompts.revision=Once more, {name}.")
     assert shown.returncode == 0, shown.stderr
     assert "turn 1 · aux\nBe short.\n\ndef pick(n):" in shown.stdout
     assert "Help pick.\n\n" in shown.stdout and "turn 2" not in shown.stdout
     own += ["prompts.revision=Once more, {name}.", "--mode", "passed", "--completions"]
-    shown = show(tmp_path, *own, "aux.py", "main.py")
+    shown = show(*own, "aux.py", "main.py")
     assert "level" in shown.stdout and "\nOnce more, pick.\n\n" in shown.stdout
 
 
-def test_agents_in_order_are_shown_with_what_they_read(tmp_path: Path) -> None:
-    shown = show(tmp_path, "magrpo.turn_order=sequential", "--completions", "aux.py", "main.py")
+def test_agents_in_order_are_shown_with_what_they_read(show: Show) -> None:
+    shown = show("magrpo.turn_order=sequential", "--completions", "aux.py", "main.py")
     assert shown.returncode == 0, shown.stderr
     first, second = shown.stdout.split("· turn 2 · aux")
     assert first.count("def aux(n):\n    return n\n```\n\nWrite `def pick(n):`") == 1
@@ -66,8 +83,8 @@ def test_agents_in_order_are_shown_with_what_they_read(tmp_path: Path) -> None:
     )
 
 
-def test_a_task_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    shown = show(tmp_path, "--task", "7", "--completions", "aux.py", "main.py")
+def test_a_task_that_is_not_there_is_one_line(show: Show) -> None:
+    shown = show("--task", "7", "--completions", "aux.py", "main.py")
     assert shown.returncode == 2
     assert shown.stderr == "error: --task: '7' is not among the 1 rows of the split\n"
 
@@ -78,12 +95,14 @@ TEMPLATE = (
 )
 
 
-def test_the_chat_template_is_shown_with_the_system_message_that_it_adds(tmp_path: Path) -> None:
+def test_the_chat_template_is_shown_with_the_system_message_that_it_adds(
+    show: Show, tmp_path: Path
+) -> None:
     shutil.copytree(TINY_CODER, tmp_path / "chat")
     file = tmp_path / "chat" / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": TEMPLATE}))
     own = ["agent_model.name=chat", "prompts.aux={problem} Help.", "prompts.main=Write {name}."]
-    shown = show(tmp_path, *own)
+    shown = show(*own)
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout == (
         "════ level_feedback · turn 1 · aux\n<|system|>You help.\n<|user|>def pick(n):\n"
@@ -91,7 +110,7 @@ def test_the_chat_template_is_shown_with_the_system_message_that_it_adds(tmp_pat
         "════ level_feedback · turn 1 · main\n<|system|>You help.\n"
         "<|user|>Write pick.\n<|assistant|>\n"
     )
-    shown = show(tmp_path, *own, "prompts.system=Be short.")
+    shown = show(*own, "prompts.system=Be short.")
     assert (
         "aux\n<|system|>Be short.\n<|user|>def" in shown.stdout and "You help" not in shown.stdout
     )
@@ -111,10 +130,10 @@ class Mine(Domain):
 """
 
 
-def test_a_domain_of_ones_own_that_fails_is_one_line(tmp_path: Path) -> None:
+def test_a_domain_of_ones_own_that_fails_is_one_line(show: Show, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(DOMAIN)
     (tmp_path / "c.yaml").write_text("domain: 'mine:Mine'\nmagrpo: {}\n")
-    shown = show(tmp_path, "--config", "c.yaml")
+    shown = show("--config", "c.yaml")
     assert shown.returncode == 2
     assert shown.stderr.startswith("error: domain: 'mine:Mine' gave no `text` for task 'T/0'")
     assert shown.stderr.count("\n") == 1

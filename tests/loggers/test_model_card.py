@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
 import subprocess
@@ -87,7 +89,7 @@ CARDS = {
 
 @pytest.mark.parametrize("kind", CARDS)
 def test_the_snippet_loads_what_was_trained(kind: str, tmp_path: Path) -> None:
-    """In a process of its own; its numbers are those of the team that was saved."""
+    """By itself; its numbers are those of the team that was saved."""
     algorithm = kind if "ppo" in kind else "magrpo"
     keys = {"agent_model__name": str(tiny_models.folder("qwen2"))} | CARDS[kind]
     config = tiny_models.config(algorithm, agent_model__torch_dtype="float32", **keys)
@@ -114,17 +116,20 @@ def test_the_snippet_loads_what_was_trained(kind: str, tmp_path: Path) -> None:
             completions_G[0].text
             for (completions_G,) in sampler.sample(requests, Sampling(0.0, 64))
         ]
-        assert json.loads(_run(code + "import json; print(json.dumps(answers))")) == expected
+        printed = _run(code + "import json; print(json.dumps(answers))", alone=False)
+        assert json.loads(printed) == expected
         return
     names = {name: name for name in (("everyone",) if kind == "ppo" else ("aux", "main"))}
     if kind in ("adapters", "builtin", "ppo"):
         names = {name: f"(team.set_adapter('{name}'), team)[1]" for name in names}
-    code += "import json, torch\ntorch.set_grad_enabled(False)\n"
+    code += "import json, torch\n"
     code += "".join(
         f"print(json.dumps({model}(torch.tensor([{ids}])).logits[0, -1, :8].tolist()))\n"
         for model in names.values()
     )
-    found = [json.loads(line) for line in _run(code).splitlines()[-len(names) :]]
+    found = [
+        json.loads(line) for line in _run(code, kind == "adapters").splitlines()[-len(names) :]
+    ]
     for index, logits in enumerate(found):
         with torch.no_grad(), team.acting(index) as agent:
             own = agent.logits(agent.hidden(input_ids=torch.tensor([ids])))[0, -1, :8]
@@ -135,7 +140,12 @@ def test_the_snippet_loads_what_was_trained(kind: str, tmp_path: Path) -> None:
         assert json.loads(file.read_text())["base_model_name_or_path"] == "builtin:tiny-coder"
 
 
-def _run(code: str) -> str:
+def _run(code: str, alone: bool) -> str:
+    """What it prints; ``alone``: in a process of its own."""
+    if not alone:
+        with contextlib.redirect_stdout(io.StringIO()) as printed, torch.no_grad():
+            exec(code, {})
+        return printed.getvalue()
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -54,6 +54,7 @@ def small(algorithm: str, folder: Path, **section: Any) -> list[str]:
     """Arguments for a run of seconds: the quickstart's, smaller. ``section``: further keys."""
     keys = {f"{algorithm}.{name}": value for name, value in (SMALL | section).items()}
     keys |= {"output.dir": str(folder), "lora.r": 4}
+    keys |= {"dataset.train_split": "train[:64]", "dataset.eval_split": "eval[:16]"}
     return [
         "--config", str(ROOT / f"configs/{algorithm}_quickstart.yaml"), "--override",
         *(f"{key}={json.dumps(value)}" for key, value in keys.items()),
@@ -167,6 +168,13 @@ class Zygote:
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
+
+
+def together(zygote: Zygote, file: str, size: int, function: str, *arguments: Any) -> None:
+    """Run a function of a file in ``size`` processes that must all succeed."""
+    team = zygote.team(size, {"call": [file, function, list(arguments)]})
+    codes = [process.wait() for process in team]
+    assert not any(codes), "\n".join(process.output for process in team)
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ null while it runs.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -20,6 +21,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+MODULES = (
+    "datasets", "transformers.models.qwen2.modeling_qwen2", "trl.trainer.reward_trainer",
+    "loggers.model_card", "loggers.report.curves", "loggers.report.write", "loggers.tensorboard",
+    "rewards.code.reward", "rewards.writing.domain", "trainers.launch.commands.evaluate",
+    "trainers.launch.commands.train", "trainers.launch.wiring.assembly",
+    "trainers.launch.wiring.comparator", "trainers.madpo", "trainers.magrpo", "trainers.marlhf",
+    "trainers.ppo", "trainers.shppo",
+)  # fmt: skip
 LIVING: set[int] = set()
 
 
@@ -40,8 +49,8 @@ def run(algorithm: str, argv: list[str]) -> int:
 
 def preload() -> None:
     """Whatever a run imports, so that its copies need not."""
-
-    import trainers.magrpo  # noqa: F401
+    for name in MODULES:
+        importlib.import_module(name)
 
 
 def fork(request: dict[str, Any]) -> int:

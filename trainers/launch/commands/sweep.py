@@ -9,7 +9,7 @@ import argparse
 import csv
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from comlrl.errors import UserError, report
@@ -111,7 +111,7 @@ def write_page(search: Search, folder: Path) -> None:
         write_comparison([read_run(path) for path in done], folder)
 
 
-def _rank(sweep: Sweep):
+def _rank(sweep: Sweep) -> Callable[[Point], tuple[bool, float, int]]:
     sign = -1 if sweep.maximize else 1
 
     def key(point: Point) -> tuple[bool, float, int]:
