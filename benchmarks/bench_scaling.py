@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = {"num_generations": 4, "num_agents": 2, "num_turns": 1, "batch_size": 8}
-AXES: dict[str, list[dict[str, int]]] = {
+AXES: dict[str, list[dict[str, int | str]]] = {
     "generations G": [{"num_generations": g} for g in (2, 4, 8, 16)],
     "agents N": [{"num_agents": n} for n in (1, 2, 3, 4)],
     "turns T (handoff)": [{"num_turns": t, "handoff": "random"} for t in (1, 2, 3)],

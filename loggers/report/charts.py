@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from comlrl.evaluation.metrics import OF_TREES, OF_TURN
+from loggers.report.chart import GREEN, ORANGE, PINK, PURPLE, Chart, Series
 from loggers.report.lines import (
     AGENT,
     both_phases,
     filled,
+    is_share,
     learning_series,
     metric_chart,
     of_agents,
@@ -22,19 +24,6 @@ from loggers.report.lines import (
     smooth,
 )
 from loggers.report.run_data import Run
-from loggers.report.svg import (
-    GREEN,
-    ORANGE,
-    PINK,
-    PURPLE,
-    Chart,
-    Series,
-    change_chart,
-    histogram,
-    line_chart,
-    scatter,
-    stacked_chart,
-)
 from loggers.views.view import Metric, in_words, titled
 
 TURN = re.compile(r"^turn_(\d+)/(.+)$")
@@ -70,10 +59,16 @@ def sections(run: Run) -> list[Section]:
     return [section for section in made if section.charts]
 
 
-def _learning(run: Run) -> Section:
+def figures(run: Run) -> dict[str, Chart]:
+    """Learning curve, parts of the reward and shares of joint actions, where there are any."""
+    found = {"reward": _reward(run), "reward_parts": _parts(run).charts, "shares": _shares(run)}
+    return {name: charts[0] for name, charts in found.items() if charts}
+
+
+def _reward(run: Run) -> list[Chart]:
     series = learning_series(run)
     if not series:
-        return Section("Learning", ())
+        return []
     ceiling = reward_ceiling(run)
     bands = {
         "training": "training, one standard deviation of a step's joint actions",
@@ -81,15 +76,31 @@ def _learning(run: Run) -> Section:
     }
     wide = [s for s in series if any(h > y for h, y in zip(s.high_X, s.ys_X, strict=False))]
     labels = [bands[s.label] for s in wide]
-    charts = [
-        line_chart(
-            "Mean reward" + ("" if ceiling is None else f" (at most {ceiling:g})"),
-            series,
-            y_range=reward_range(series, ceiling),
-            wide=True,
-            note=f"Bands: {'; '.join(labels)}." if labels else "",
-        )
-    ]
+    notes = [] if ceiling is None else [f"At most {ceiling:g}."]
+    notes += [f"Bands: {'; '.join(labels)}."] if labels else []
+    limits = reward_range(series, ceiling)
+    return [Chart("Mean reward", series, y_range=limits, wide=True, note=" ".join(notes))]
+
+
+def _shares(run: Run) -> list[Chart]:
+    """What the domain's view wants; of any domain, all shares."""
+    any_domain = (Metric(run.view.passed, "pass_rate"), *titled(None, run.all_names))
+    title, wanted = run.view.curves
+    for phase in ("train", "eval"):
+        shares = [
+            Series(metric.title, *smooth(run, phase, metric.name), i)
+            for i, metric in enumerate(wanted or any_domain)
+            if (ys := run.series(phase, metric.name)[1]) and is_share(metric.name, ys)
+        ]
+        if shares:
+            return [Chart(title, shares, percent=True)]
+    return []
+
+
+def _learning(run: Run) -> Section:
+    charts = _reward(run)
+    if not charts:
+        return Section("Learning", ())
     if run.series("train", "task_reward_mean")[0]:
         pair = [
             Series("model score", *smooth(run, "train", "reward_mean"), PURPLE),
@@ -99,7 +110,7 @@ def _learning(run: Run) -> Section:
         if xs:
             pair.append(Series("model score, held-out tasks", xs, ys, PINK, dots=True))
         charts.append(
-            line_chart(
+            Chart(
                 "Model score and task reward",
                 pair,
                 note="A score that rises while the task reward does not is reward hacking.",
@@ -117,7 +128,7 @@ def _parts(run: Run) -> Section:
         ]
         parts = [part for part in parts if any(part.ys_X)]
         if parts and len(parts[0].xs_X) > 1:
-            charts.append(stacked_chart(f"Parts of the reward, {title}", parts))
+            charts.append(Chart(f"Parts of the reward, {title}", parts, "stacked"))
     return Section("What the reward is made of", tuple(charts))
 
 
@@ -141,10 +152,10 @@ def _conventions(run: Run) -> Section:
         shares = [share for share in shares if any(share.ys_X)]
         if shares:
             title = f"Convention of {role}"
-            charts.append(stacked_chart(title, shares, percent=True))
+            charts.append(Chart(title, shares, "stacked", percent=True))
     if len(run.series(phase, "convention_match_rate")[0]) > 1:
         match = Series("agree", *run.series(phase, "convention_match_rate"), GREEN, dots=True)
-        charts.append(line_chart("Agents that follow the same convention", [match], percent=True))
+        charts.append(Chart("Agents that follow the same convention", [match], percent=True))
     return Section("Learning to agree", tuple(charts), run.view.agreement)
 
 
@@ -159,8 +170,9 @@ def _turns(run: Run) -> Section:
             Series(f"turn {t}", *smooth(run, phase, f"turn_{t}/reward_mean"), i)
             for i, t in enumerate(turns)
         ]
-        if any(len(line.xs_X) for line in lines):
-            charts.append(line_chart(f"Mean reward of each turn, {title}", lines))
+        lines = [line for line in lines if line.xs_X]
+        if lines:
+            charts.append(Chart(f"Mean reward of each turn, {title}", lines))
     names = [(f"turn {t}", f"turn_{t}/termination_share") for t in turns[:-1]]
     ended = metric_chart(run, "train", "Branches that end early", names)
     return Section("Turns", (*charts, *ended))
@@ -202,8 +214,17 @@ def _tasks(run: Run) -> Section:
     values = [v for row in rows for v in row[1:]]
     ceiling = reward_ceiling(run)
     high = max(values if ceiling is None else [*values, ceiling])
-    note = "Hollow: before training; full: after."
-    chart = change_chart("Reward of each task", rows, (min(0.0, *values), high), note)
+    names, old, new = zip(*rows, strict=True)
+    chart = Chart(
+        "Reward of each task",
+        [Series("before", range(len(rows)), old), Series("after", range(len(rows)), new)],
+        "change",
+        y_range=(min(0.0, *values), high),
+        wide=True,
+        x_label="tasks, by reward after training",
+        note="Hollow: before training; full: after.",
+        names=names,
+    )
     return Section("Task by task", (chart,))
 
 
@@ -220,7 +241,17 @@ def _preferences(run: Run) -> Section:
     counts = run.preferences.get("gaps") or {}
     gaps = [float(gap) for gap, count in counts.items() for _ in range(count)]
     if gaps:
-        charts.append(histogram("Reward gap of the pairs", gaps, "winner − loser"))
+        edges, counted = _histogram(gaps)
+        limits = (0.0, float(max(counted)))
+        charts.append(
+            Chart(
+                "Reward gap of the pairs",
+                [Series("pairs", edges, counted)],
+                "bars",
+                y_range=limits,
+                x_label="winner − loser",
+            )
+        )
     model = "Reward model: pairs ordered rightly"
     charts += metric_chart(run, "train", model, [("", "reward_model/accuracy")])
     for title, name, percent in (
@@ -229,6 +260,17 @@ def _preferences(run: Run) -> Section:
     ):
         charts += both_phases(run, Metric(title, name), percent, "held-out pairs")
     return Section("Preferences", tuple(charts))
+
+
+def _histogram(values: Sequence[float]) -> tuple[list[float], list[int]]:
+    """Edges of up to 24 equal bins, and the count of values in each."""
+    low, high = min(values), max(values)
+    bins = max(1, min(24, len(values) // 4))
+    width = (high - low) / bins or 1.0
+    counts = [0] * bins
+    for value in values:
+        counts[min(int((value - low) / width), bins - 1)] += 1
+    return [low + i * width for i in range(bins + 1)], counts
 
 
 def _latents(run: Run) -> Section:
@@ -246,20 +288,15 @@ def _latents(run: Run) -> Section:
     end = max(line["step"] for line in lines) or 1
     every = max(1, len(lines) // 1200)
     roles = list(dict.fromkeys(str(line["role"]) for line in lines))
-    groups = [
-        (
-            role,
-            i,
-            [
-                (float(x), float(y), line["step"] / end)
-                for line, (x, y) in list(zip(lines, plane, strict=True))[::every]
-                if str(line["role"]) == role
-            ],
-        )
-        for i, role in enumerate(roles)
-    ]
+    groups = []
+    for i, role in enumerate(roles):
+        rows = [n for n in range(0, len(lines), every) if str(lines[n]["role"]) == role]
+        xs, ys = plane[rows].T.tolist()
+        opacity = [lines[n]["step"] / end for n in rows]
+        groups.append(Series(role, xs, ys, i, opacity_X=opacity))
     note = f"Two principal axes: {kept:.0%} of the variance. Opaque: late in training."
-    return Section("Latents", (scatter("Latents of the roles", groups, "", note),))
+    chart = Chart("Latents of the roles", groups, "dots", x_label="", note=note)
+    return Section("Latents", (chart,))
 
 
 def _optimisation(run: Run) -> Section:
@@ -290,7 +327,7 @@ def _timings(run: Run) -> Section:
         if name.endswith("_share")
     ]
     if parts and len(parts[0].xs_X) > 1:
-        charts.append(stacked_chart("Where the time goes", parts, percent=True))
+        charts.append(Chart("Where the time goes", parts, "stacked", percent=True))
     for title, name in (
         ("Seconds a training step", "step_seconds"),
         ("Joint actions per second", "joint_actions_per_second"),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
-import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,18 +12,15 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from comlrl.evaluation.intervals import bootstrap_interval
 from comlrl.files import replace
+from loggers.report.chart import Chart, Series
 from loggers.report.charts import Section
-from loggers.report.curves import COLOURS, Panel, plain
 from loggers.report.lines import is_share, reward_ceiling, reward_range
 from loggers.report.page import page
+from loggers.report.pictures import write_side_by_side
 from loggers.report.run_data import ReportError, Run
-from loggers.report.svg import Chart, Series, line_chart
 from loggers.views.view import Metric, View, titled
 
 REWARD = Metric("Mean reward", "reward_mean")
@@ -37,7 +32,6 @@ NOT_SETTINGS = (
     "distributed",
 )  # what seeds may differ in
 GRID = 100  # points of an averaged curve
-LEGEND_LETTERS, LEGEND_LINE = 130, 0.17  # of a line of the picture's legend; inches
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +80,6 @@ def write_comparison(
 
 def render(groups: Sequence[Group], folder: Path = Path()) -> str:
     """The page in ``folder`` that compares groups of runs; it leads to their own reports."""
-    charts = []
-    for metric in _shown(groups):
-        for phase, where in (("eval", "held-out tasks"), ("train", "training")):
-            chart = _chart(groups, phase, metric, where)
-            charts += [chart] if chart else []
     count = sum(len(group.runs) for group in groups)
     note = (
         "Mean over seeds; where there is more than one, band: 95% bootstrap interval of that mean, "
@@ -102,7 +91,7 @@ def render(groups: Sequence[Group], folder: Path = Path()) -> str:
         title="Comparison",
         subtitle=f"{count} runs, {len(groups)} setting{'s' if len(groups) > 1 else ''}",
         key=[(group.name, _links(group, folder)) for group in groups],
-        sections=[Section("Curves", tuple(charts), note)],
+        sections=[Section("Curves", tuple(charts_of(groups).values()), note)],
         table=_table(groups),
     )
 
@@ -234,6 +223,16 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return pairs
 
 
+def charts_of(groups: Sequence[Group]) -> dict[str, Chart]:
+    """What is compared, by ``phase_metric``."""
+    return {
+        f"{phase}_{metric.name.replace('/', '_')}": chart
+        for metric in _shown(groups)
+        for phase, where in (("eval", "held-out tasks"), ("train", "training"))
+        if (chart := _chart(groups, phase, metric, where))
+    }
+
+
 def _chart(groups: Sequence[Group], phase: str, metric: Metric, where: str) -> Chart | None:
     name, series = metric.name, []
     for colour, group in enumerate(groups):
@@ -258,14 +257,14 @@ def _chart(groups: Sequence[Group], phase: str, metric: Metric, where: str) -> C
         return None
     ceiling = _ceiling(groups) if name == "reward_mean" else None
     percent = is_share(name, [y for one in series for y in one.ys_X])
-    chart = line_chart(
+    return Chart(
         f"{metric.title}, {where}",
         series,
         percent=percent,
         y_range=reward_range(series, ceiling),
         wide=metric == REWARD,
+        own_legend=False,  # one for all of them stands above
     )
-    return dataclasses.replace(chart, legend=())  # one for all of them stands above
 
 
 def _ceiling(groups: Sequence[Group]) -> float | None:
@@ -309,56 +308,12 @@ def _interval(values: Sequence[float]) -> str:
 
 def _pictures(groups: Sequence[Group], paths: Sequence[Path]) -> None:
     """Reward and pass rate of the groups for a paper: of evaluation where there is any."""
-    evaluated = any(curve(group.runs, "eval", "reward_mean") for group in groups)
-    phase, where = ("eval", "on held-out tasks") if evaluated else ("train", "in training")
-    both = (REWARD, _passed(groups))
-    metrics = [m for m in both if any(curve(g.runs, phase, m.name) for g in groups)]
+    charts = charts_of(groups)
+    phase = "eval" if "eval_reward_mean" in charts else "train"
+    where = {"eval": "on held-out tasks", "train": "in training"}[phase]
+    both = [charts.get(f"{phase}_{name}") for name in ("reward_mean", "pass_rate")]
     labels = [
         group.label + ("" if curve(group.runs, phase, "reward_mean") else f", none {where}")
         for group in groups
     ]
-    labels = ["\n".join(textwrap.wrap(label, LEGEND_LETTERS)) for label in labels]
-    lines = sum(1 + label.count("\n") for label in labels)
-    figure = Figure(figsize=(9, 4.0 + LEGEND_LINE * lines), layout="constrained")
-    axes = figure.subplots(1, max(len(metrics), 1), squeeze=False)[0]
-    for axis, metric in zip(axes, metrics, strict=False):
-        for i, group in enumerate(groups):
-            _plot(axis, group, phase, metric.name, COLOURS[i % len(COLOURS)])
-        axis.set_title(f"{metric.title} {where}", fontsize=10)
-        axis.set_xlabel("environment steps")
-        plain(axis)
-    swatches = [Line2D([], [], color=COLOURS[i % len(COLOURS)]) for i in range(len(groups))]
-    figure.legend(swatches, labels, loc="outside lower left", frameon=False, fontsize=8, ncols=1)
-    for path in paths:
-        figure.savefig(path, dpi=200)
-
-
-def panels(groups: Sequence[Group]) -> dict[str, Panel]:
-    """What the page compares, metric by metric, for figures by themselves."""
-
-    def panel(phase: str, metric: Metric, where: str) -> Panel:
-        def draw(axis: Axes) -> None:
-            for i, group in enumerate(groups):
-                _plot(axis, group, phase, metric.name, COLOURS[i % len(COLOURS)], group.name)
-            axis.set_title(f"{metric.title}, {where}")
-
-        return draw
-
-    return {
-        f"{phase}_{metric.name.replace('/', '_')}": panel(phase, metric, where)
-        for metric in _shown(groups)
-        for phase, where in (("eval", "held-out tasks"), ("train", "training"))
-        if any(curve(group.runs, phase, metric.name) for group in groups)
-    }
-
-
-def _plot(
-    axis: Axes, group: Group, phase: str, name: str, colour: str, text: str | None = None
-) -> None:
-    one = curve(group.runs, phase, name)
-    if one is None:
-        return
-    marker = "o" if phase == "eval" else None
-    axis.plot(one.xs_X, one.mean_X, color=colour, marker=marker, markersize=3.5, label=text)
-    if len(group.runs) > 1:
-        axis.fill_between(one.xs_X, one.low_X, one.high_X, color=colour, alpha=0.15)
+    write_side_by_side([chart for chart in both if chart], labels, paths)

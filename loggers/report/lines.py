@@ -6,8 +6,8 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
+from loggers.report.chart import BLUE, ORANGE, Chart, Series, smoothed
 from loggers.report.run_data import Run
-from loggers.report.svg import BLUE, ORANGE, Chart, Series, line_chart, smoothed
 from loggers.views.view import Metric
 
 AGENT = re.compile(r"^agent_(\d+)/(.+)$")
@@ -112,7 +112,7 @@ def metric_chart(
         Series(text or title, *smooth(run, phase, name), i) for i, (text, name) in enumerate(names)
     ]
     series = [s for s in series if len(s.xs_X) > 1]
-    return [line_chart(title, series, percent=percent, y_range=(low, None))] if series else []
+    return [Chart(title, series, percent=percent, y_range=(low, None))] if series else []
 
 
 def both_phases(
@@ -126,7 +126,7 @@ def both_phases(
     found = [s for s in found if len(s.xs_X) > 1]
     if percent is None:
         percent = is_share(metric.name, [y for s in found for y in s.ys_X])
-    return [line_chart(metric.title, found, percent=percent)] if found else []
+    return [Chart(metric.title, found, percent=percent)] if found else []
 
 
 def of_agents(run: Run, base: str) -> list[tuple[str, str]]:

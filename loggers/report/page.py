@@ -10,6 +10,7 @@ import jinja2
 
 from loggers.report.charts import Section
 from loggers.report.sample_episodes import code_css
+from loggers.report.svg import drawings
 from loggers.views.view import View
 
 HERE, TEMPLATE = Path(__file__).parent, "report_template.html"
@@ -48,5 +49,6 @@ def page(
         contents=[*(section.title for section in sections), *rest],
         light_code=code_css([".code"], "friendly"),
         dark_code=code_css([".code"], "github-dark"),
+        drawings=drawings,
         **values,
     )

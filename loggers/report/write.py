@@ -9,7 +9,7 @@ from pathlib import Path
 
 from comlrl.errors import report
 from comlrl.files import replace, tolerant_terminal
-from loggers.report.charts import sections
+from loggers.report.charts import figures, sections
 from loggers.report.lines import reward_ceiling, unsolved_share
 from loggers.report.page import page
 from loggers.report.run_data import ReportError, Run, read_run
@@ -21,12 +21,12 @@ def write_report(run_dir: str | Path) -> None:
 
     Raises ReportError where that is not a run's.
     """
-    from loggers.report.curves import write_curves
+    from loggers.report.pictures import write_curves
 
     run = read_run(run_dir)
     # What other programs have put into the folder, and its own name, may hold lone surrogates.
     replace(run.path / "report.html", render(run).encode("utf-8", "replace"))
-    write_curves(run, run.path / "curves.png")
+    write_curves(list(figures(run).values()), run.path / "curves.png")
 
 
 def render(run: Run) -> str:
@@ -144,9 +144,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _figures(paths: Sequence[Path], labels: Sequence[str] | None, folder: Path) -> list[Path]:
     """For papers: of one run, or of the settings compared."""
-    from loggers.report import comparison, curves
+    from loggers.report.comparison import charts_of, grouped
+    from loggers.report.pictures import write_figures
 
     runs = [read_run(path) for path in paths]
-    if len(runs) == 1:
-        return curves.write_figures(curves.panels(runs[0]), folder)
-    return curves.write_figures(comparison.panels(comparison.grouped(runs, labels)), folder)
+    charts = figures(runs[0]) if len(runs) == 1 else charts_of(grouped(runs, labels))
+    return write_figures(charts, folder)

@@ -22,12 +22,13 @@ from comlrl.loop.records import LogRecord
 from comlrl.types import JointAction
 from loggers.console import ConsoleLogger
 from loggers.model_card import write_model_card
-from loggers.report.charts import sections
+from loggers.report.chart import Chart, Series
+from loggers.report.charts import figures, sections
 from loggers.report.comparison import grouped, render
-from loggers.report.curves import write_curves
 from loggers.report.heat_map import write_heat_map
+from loggers.report.pictures import write_curves
 from loggers.report.run_data import read_run
-from loggers.report.svg import Series, stacked_chart
+from loggers.report.svg import drawings
 from loggers.tables import cross_play_table, evaluation_table, sides
 from rewards.code.breakdown import RewardBreakdown
 from rewards.code.domain import CODE
@@ -190,10 +191,10 @@ def test_curves_have_no_empty_panel(run_dir, tmp_path, monkeypatch):
         "savefig",
         lambda f, *a, **k: (drawn.append([x.get_title() for x in f.axes]), save(f, *a, **k)),
     )
-    write_curves(read_run(run_dir), tmp_path / "a.png")
-    write_curves(read_run(logged(tmp_path / "b", reward_mean=[0.0, 1.0])), tmp_path / "b.png")
+    for run in (read_run(run_dir), read_run(logged(tmp_path / "b", reward_mean=[0.0, 1.0]))):
+        write_curves(list(figures(run).values()), tmp_path / "a.png")
     assert drawn == [
-        ["Mean reward", "Parts of the reward", "Shares of joint actions"],
+        ["Mean reward", "Parts of the reward, training", "Shares of joint actions"],
         ["Mean reward"],
     ]
 
@@ -201,7 +202,7 @@ def test_curves_have_no_empty_panel(run_dir, tmp_path, monkeypatch):
 def test_a_part_of_changing_sign_is_stacked_on_both_sides():
     """Gain 1, −1 and brevity 1, 1: tops 2 and 1, bottoms 0 and −1; three areas."""
     parts = [Series("gain", [0, 1], [1.0, -1.0]), Series("brevity", [0, 1], [1.0, 1.0], 1)]
-    (svg,) = stacked_chart("parts", parts).svgs
+    (svg,) = drawings(Chart("parts", parts, "stacked"))
     heights = [float(y) for y in re.findall(r"[\d.]+,(-?[\d.]+)", " ".join(_areas(svg)))]
     assert len(_areas(svg)) == 3
     assert max(heights) <= 200 and min(heights) >= 10  # within the frame

@@ -23,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 MODULES = (
     "datasets", "transformers.models.qwen2.modeling_qwen2", "trl.trainer.reward_trainer",
-    "loggers.model_card", "loggers.report.curves", "loggers.report.write", "loggers.tensorboard",
+    "loggers.model_card", "loggers.report.pictures", "loggers.report.write", "loggers.tensorboard",
     "rewards.code.reward", "rewards.writing.domain", "trainers.launch.commands.evaluate",
     "trainers.launch.commands.train", "trainers.launch.wiring.assembly",
     "trainers.launch.wiring.comparator", "trainers.madpo", "trainers.magrpo", "trainers.marlhf",

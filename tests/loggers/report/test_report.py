@@ -19,12 +19,14 @@ from comlrl.evaluation.intervals import bootstrap_interval
 from comlrl.loop.records import LogMark, LogRecord
 from loggers import write_domain
 from loggers.jsonl import JsonlLogger
+from loggers.report.chart import Chart, Series, smoothed
 from loggers.report.charts import sections
 from loggers.report.comparison import curve, grouped, write_comparison
 from loggers.report.lines import learning_series, unsolved_share
+from loggers.report.pictures import draw
 from loggers.report.run_data import ReportError, Run, read_run
 from loggers.report.sample_episodes import episodes
-from loggers.report.svg import Series, label, line_chart, smoothed, ticks
+from loggers.report.svg import drawings, label, ticks
 from loggers.report.write import main, render, write_report
 from loggers.views.code import python
 from rewards.code.domain import CODE
@@ -162,7 +164,7 @@ def test_tasks_answered_several_times(tmp_path):
     run = read_run(folder)
     assert [(e.answer, e.gain) for e in episodes(run)] == [(1, 3.0), (2, 1.0)]
     (section,) = [s for s in sections(run) if s.title == "Task by task"]
-    assert "<title>a: 1.50 → 3.50</title>" in section.charts[0].svgs[0]  # one column, means
+    assert "<title>a: 1.50 → 3.50</title>" in drawings(section.charts[0])[0]  # one column, means
     html = render(run)
     assert "<option" in html and "not passed" not in html  # a reward without tests
     assert "<small>main</small>" in html  # one agent
@@ -239,7 +241,7 @@ def test_latents_on_their_principal_axes(tmp_path):
     (chart,) = section.charts
     assert chart.legend == (("aux", 0), ("main", 1))
     assert "100% of the variance" in chart.note
-    assert chart.svgs[0].count("<circle") == 40
+    assert drawings(chart)[0].count("<circle") == 40
 
 
 def test_bootstrap_interval():
@@ -299,7 +301,7 @@ def test_runs_that_differ_in_the_seed_alone_are_one_setting(tmp_path):
 
 def test_a_ninth_setting_is_dashed():
     lines = [Series(f"{i}", [0, 1], [0, i], i) for i in range(9)]
-    (svg,) = line_chart("", lines).svgs
+    (svg,) = drawings(Chart("", lines))
     drawn = re.findall(r'<polyline class="([^"]*)" data-s="(\d)"', svg)
     assert drawn[0] == ("line s1", "0") and drawn[8] == ("line s1 d1", "8")
 
@@ -307,9 +309,9 @@ def test_a_ninth_setting_is_dashed():
 def test_figures_by_themselves_for_papers(run_dir, tmp_path, capsys):
     from matplotlib.image import imread
 
-    def made(name: str, *more: str) -> list[str]:
+    def made(name: str, *arguments: Path | str) -> list[str]:
         folder = tmp_path / name
-        assert main([str(run_dir), *more, "--figures", str(folder)]) == 0
+        assert main([*map(str, arguments), "--figures", str(folder)]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert {str(file) for file in folder.iterdir()} <= set(lines)
         for pdf in folder.glob("*.pdf"):
@@ -317,10 +319,10 @@ def test_figures_by_themselves_for_papers(run_dir, tmp_path, capsys):
             assert imread(pdf.with_suffix(".png")).shape[1] == 1020  # 3.4 inches at 300 dpi
         return sorted(path.stem for path in folder.glob("*.png"))
 
-    assert made("one") == ["reward", "reward_parts", "shares"]
-    other = make_run(tmp_path / "other", updates=5)
-    both = made("both", str(other), "--out", str(tmp_path / "out"))
-    assert {"eval_reward_mean", "train_reward_mean", "eval_pass_rate"} <= set(both)
+    assert made("one", run_dir) == ["reward", "reward_parts", "shares"]
+    two = [logged(tmp_path / name, reward_mean=[0.0, 1.0], pass_rate=[0.0, 0.5]) for name in "ab"]
+    both = made("both", *two, "--out", tmp_path / "out")
+    assert both == ["train_pass_rate", "train_reward_mean"]
 
 
 def test_only_seeds_of_one_setting_are_merged(tmp_path):
@@ -541,3 +543,29 @@ def test_in_a_browser_nothing_overflows_and_the_scheme_is_followed(run_dir, tmp_
     pixels = np.asarray(Image.open(shot).convert("L"))[:, :width]
     assert (np.median(pixels) < 60) if dark else (np.median(pixels) > 200)
     assert pixels.std() > 10  # not blank
+
+
+def test_a_chart_has_the_same_marks_on_the_page_and_in_a_picture():
+    """A band, a dashed ninth colour, a faint line without a name, and areas on both sides of 0."""
+    lines = [
+        Series("raw", [0, 1], [1.0, 2.0], 0, faint=True),
+        Series("mean", [0, 1], [1.0, 3.0], 0, [0.5, 2.5], [1.5, 3.5]),
+        Series("ninth", [0, 1], [2.0, 2.0], 8, dots=True),
+    ]
+    chart = Chart("Reward", lines, y_range=(0.0, 4.0), x_label="steps")
+    (svg,) = drawings(chart)
+    axis = Figure().subplots()
+    draw(axis, chart)
+    ceiling = 1  # a dotted line of the picture; the page's axis ends there
+    assert svg.count("<polyline") == len(axis.lines) - ceiling == 3
+    assert svg.count('class="band') == len(axis.collections) == 1
+    assert [text for text, _ in chart.legend] == axis.get_legend_handles_labels()[1]
+    assert [line.get_linestyle() for line in axis.lines[:3]] == ["-", "-", "--"]
+    assert (axis.get_title(), axis.get_xlabel()) == ("Reward", "steps")
+    assert axis.get_ylim() == (0.0, pytest.approx(4.12))
+    # Parts 1, −1 and 1, 1: tops 2 and 1, bottoms 0 and −1; three areas, two names.
+    parts = [Series("a", [0, 1], [1.0, -1.0]), Series("b", [0, 1], [1.0, 1.0], 1)]
+    chart, axis = Chart("Parts", parts, "stacked"), Figure().subplots()
+    draw(axis, chart)
+    assert drawings(chart)[0].count('class="area') == len(axis.collections) == 3
+    assert [text for text, _ in chart.legend] == axis.get_legend_handles_labels()[1] == ["a", "b"]
