@@ -72,10 +72,26 @@ COMPARED = 64  # joint actions of a tree that are compared with the exact credit
 Credit = dict[tuple[int, int, int], float]
 
 
+class Judge(Reward):
+    """1 where the first of the largest written digits is the largest number's holder's, else 0."""
+
+    def score(self, actions: Sequence[JointAction]) -> list[Score]:
+        return [Score(self._value(action)) for action in actions]
+
+    @staticmethod
+    def _value(action: JointAction) -> float:
+        written = [int(text) for text in action.completions_N]
+        numbers = action.task.fields["numbers"]
+        return float(written.index(max(written)) == numbers.index(max(numbers)))
+
+    def close(self) -> None:
+        return
+
+
 class Holders(Domain):
     """Who holds the largest number? Each agent reads its own."""
 
-    fields = ("number",)
+    fields, reward = ("number",), Judge
 
     def task(self, name: str, row: Mapping[str, Any]) -> Task:
         return Task(name, row)
@@ -94,19 +110,6 @@ class Holders(Domain):
 
     def handed_on(self, task: Task, agent: int, num_agents: int, written: Sequence[str]) -> str:
         return ""
-
-
-class Judge(Reward):
-    """1 where the first of the largest written digits is the largest number's holder's, else 0."""
-
-    def score(self, actions: Sequence[JointAction]) -> list[Score]:
-        return [Score(self._value(action)) for action in actions]
-
-    @staticmethod
-    def _value(action: JointAction) -> float:
-        written = [int(text) for text in action.completions_N]
-        numbers = action.task.fields["numbers"]
-        return float(written.index(max(written)) == numbers.index(max(numbers)))
 
 
 class TableSampler:
@@ -308,7 +311,7 @@ class Fidelity:
 
 def fidelity(game: Game, setting: Setting, trees: int) -> Fidelity:
     """Rank correlations over so many trees, and the mean cosine."""
-    pairs: list[tuple[float, float, float, float]] = []
+    pairs: list[tuple[float, ...]] = []
     cosines: list[float] = []
     grown, drawn = game.grow(setting.shape(game.holders), trees), random.Random(2)
     for tree in grown:
@@ -317,16 +320,14 @@ def fidelity(game: Game, setting: Setting, trees: int) -> Fidelity:
         for s, k in drawn.sample(actions, min(COMPARED, len(actions))):
             exact = exact_worth(game, tree, s, k)
             for agent in range(game.holders):
-                if (found := credit.get((s, k, agent))) is not None:
+                if (given := credit.get((s, k, agent))) is not None:
                     own = (exact.difference, exact.shapley, exact.advantage)
-                    pairs.append((found, *(float(part[agent]) for part in own)))
+                    pairs.append((given, *(float(part[agent]) for part in own)))
         cosines += gradient_cosines(game, tree, credit)
     found, *exact_C = zip(*pairs, strict=True)
-    return Fidelity(
-        statistics.fmean(sum(1 for _ in scored(tree)) for tree in grown),
-        *(rank_correlation(found, each) for each in exact_C),
-        statistics.fmean(cosines),
-    )
+    difference, shapley, advantage = (rank_correlation(found, each) for each in exact_C)
+    count = statistics.fmean(sum(1 for _ in scored(tree)) for tree in grown)
+    return Fidelity(count, difference, shapley, advantage, statistics.fmean(cosines))
 
 
 def digits(tree: Tree, s: int, k: int) -> list[int]:

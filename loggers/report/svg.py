@@ -133,13 +133,17 @@ def _thinned(series: Series) -> Series:
     if count <= MAX_POINTS:
         return series
     edges = [i * count // MAX_POINTS for i in range(MAX_POINTS + 1)]
-    lists = ("xs_X", "ys_X", "low_X", "high_X")
-    binned = {
-        name: [average(values[a:b]) for a, b in itertools.pairwise(edges)]
-        for name in lists
-        if len(values := getattr(series, name))
-    }
-    return dataclasses.replace(series, **binned)
+
+    def binned(values: Sequence[float]) -> list[float]:
+        return [average(values[a:b]) for a, b in itertools.pairwise(edges)] if len(values) else []
+
+    return dataclasses.replace(
+        series,
+        xs_X=binned(series.xs_X),
+        ys_X=binned(series.ys_X),
+        low_X=binned(series.low_X),
+        high_X=binned(series.high_X),
+    )
 
 
 def _padded(low: float, high: float) -> tuple[float, float]:

@@ -52,11 +52,11 @@ class FakeSampler:
     ) -> list[list[tuple[Completion, ...]]]:
         self.calls.append([len(requests) for requests in requests_N])
         return [
-            [tuple(self._completion(key, sampling) for key in r.keys_G) for r in requests]
+            [tuple(self.completion(key, sampling) for key in r.keys_G) for r in requests]
             for requests in requests_N
         ]
 
-    def _completion(self, key: tuple, sampling: Sampling) -> Completion:
+    def completion(self, key: tuple, sampling: Sampling) -> Completion:
         name, path, agent, g = key[-4:]
         assert key[0] == SEED
         text = f"{name}|{'.'.join(map(str, path))}|{agent}|{g}"
@@ -81,9 +81,9 @@ class FakeReward(Reward):
     def score(self, actions: Sequence[JointAction]) -> list[Score]:
         self.calls += 1
         self.scored += len(actions)
-        return [Score(self._one(action)) for action in actions]
+        return [Score(self.one(action)) for action in actions]
 
-    def _one(self, action: JointAction) -> float:
+    def one(self, action: JointAction) -> float:
         parts_N = [parts(text) for text in action.completions_N]
         assert [agent for _, _, agent, _ in parts_N] == list(range(len(parts_N)))
         name, path, _, _ = parts_N[0]

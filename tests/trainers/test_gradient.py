@@ -32,7 +32,7 @@ DISCOUNT = 0.9
 class RealReward(FakeReward):
     """Any number that two completions do not share."""
 
-    def _one(self, action):
+    def one(self, action):
         return (
             sum(i * sum(map(ord, text)) for i, text in enumerate(action.completions_N, 1))
             % 997

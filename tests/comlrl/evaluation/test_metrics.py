@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import replace
@@ -12,9 +13,9 @@ import torch
 
 from comlrl.evaluation import metrics as metrics_module
 from comlrl.evaluation.metrics import task_reward
-from comlrl.loop.records import LogRecord
+from comlrl.loop.records import LogMark, LogRecord
 from comlrl.types import Node, Score, Tree
-from loggers.episodes import _lines
+from loggers.episodes import EpisodeLogger
 from loggers.report.run_data import Run, read_run
 from loggers.samples import sample
 from rewards.code.breakdown import RewardBreakdown
@@ -131,12 +132,16 @@ def test_a_turn_in_order_that_is_handed_on_ends_where_that_ends():
     assert metrics["turn_1/reward_mean"] == 2.25
 
 
-def test_logs_show_the_team_of_a_joint_action_in_order():
+def test_logs_show_the_team_of_a_joint_action_in_order(tmp_path):
     grown, record = _in_order(), LogRecord(5, 1, 0, "eval", {})
     line = sample(record, grown, CODE)  # the first path, which ended at once
     assert (line["completions_N"], line["roles_N"]) == (["a", "mm"], ["aux", "main"])
     assert (line["rewards_T"], line["terminated"], line["turn"]) == ([4.0], True, 1)
-    lines = list(_lines(record, grown, CODE))
+    logger = EpisodeLogger(tmp_path / "episodes.jsonl", CODE)
+    logger.begin(LogMark())
+    logger.episodes(record, [grown])
+    logger.close()
+    lines = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
     assert [each["completions_N"] for each in lines] == [
         ["a", "mm"], ["a", "mm"], ["aaa", "m"], ["aaa", "mmm"], ["aaaaa", "mmmm"],
     ]  # fmt: skip

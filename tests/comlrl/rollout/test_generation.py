@@ -342,7 +342,7 @@ def test_truncation_by_hand(sampling, expected):
 
 def rollout(generator: Generator) -> Rollout:
     class Reward(FakeReward):
-        def _one(self, action):
+        def one(self, action):
             return sum(map(len, action.completions_N)) % 5
 
     return Rollout(generator, Reward(lambda *_: 0.0), FakeTransition(), PROMPTS, seed=3)

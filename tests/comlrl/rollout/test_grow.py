@@ -119,9 +119,9 @@ def test_every_completion_has_a_key_of_its_own():
     seen: list[tuple] = []
 
     class Recording(FakeSampler):
-        def _completion(self, key, sampling):
+        def completion(self, key, sampling):
             seen.append(key)
-            return super()._completion(key, sampling)
+            return super().completion(key, sampling)
 
     rollout = Rollout(Recording(), FakeReward(lambda *_: 0.0), FakeTransition(), PROMPTS, seed=SEED)
     for step in (1, 2):

@@ -15,6 +15,7 @@ from rewards.code.reward import CodeReward
 from rewards.sandbox.confine import FIRST_UID
 from rewards.sandbox.launch import failure
 from tests.support.fakes import code_task
+from tests.support.sandbox import workers
 
 SECTIONS = Path(__file__).with_name("adversaries.txt").read_text().split("\n==== ")[1:]
 PROGRAMS = dict(section.split("\n", 1) for section in SECTIONS)
@@ -65,7 +66,7 @@ class Results:
     @staticmethod
     def _sandboxed(reward: CodeReward) -> list[str]:
         """Processes of the sandboxes' own users, if more than one each after a minute."""
-        users = {FIRST_UID + worker.process.pid for worker in reward._pool._workers}
+        users = {FIRST_UID + worker.process.pid for worker in workers(reward)}
         for _ in range(600):
             found = []
             for entry in Path("/proc").iterdir():

@@ -23,6 +23,7 @@ from rewards.sandbox import folders, launch
 from rewards.sandbox.confine import SCRATCH_FILES
 from rewards.sandbox.launch import LEVELS, Limits, Sandbox, failure
 from tests.support.fakes import code_task
+from tests.support.sandbox import workers
 
 ROOT = Path(__file__).parents[3]
 HONEST = "def f(x):\n    return x * x + {0} - {0}\n"
@@ -278,7 +279,7 @@ def test_the_next_run_sweeps_what_killed_ones_left(level, tmp_path, monkeypatch)
     claimed, lock = folders.claim()
     with CodeReward(1, 2.0, 256, level) as first:
         score(first, HONEST.format(0), "candidate(3) == 9")
-        used = {Path(claimed).name, Path(first._pool._workers[0].directory).name}
+        used = {Path(claimed).name, Path(workers(first)[0].directory).name}
         assert {path.name for path in tmp_path.iterdir()} == foreign | used
         with CodeReward(1, 2.0, 256, level) as second:
             score(second, HONEST.format(0), "candidate(3) == 9")

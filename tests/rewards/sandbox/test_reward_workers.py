@@ -18,6 +18,7 @@ from rewards.code.reward import CodeReward
 from rewards.sandbox import launch, pool
 from rewards.sandbox.launch import SandboxError
 from tests.support.fakes import code_task
+from tests.support.sandbox import workers
 
 ROOT = Path(__file__).parents[3]
 ECHO = "def f(*values, **named):\n    return values[0] if values else named\n"
@@ -36,9 +37,9 @@ def squares(count: int) -> list[str]:
 def test_workers_start_once_and_are_reused():
     with CodeReward(workers=2) as reward:
         reward.score(actions(*squares(4)))
-        first = {worker.process.pid for worker in reward._pool._workers}
+        first = {worker.process.pid for worker in workers(reward)}
         reward.score(actions(*squares(8)))
-        assert first == {worker.process.pid for worker in reward._pool._workers} and len(first) == 2
+        assert first == {worker.process.pid for worker in workers(reward)} and len(first) == 2
     for pid in first:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -94,11 +95,11 @@ def test_a_dead_worker_is_replaced_and_only_its_program_fails():
     slow = "import time\ndef f(x):\n    time.sleep(1.5)\n    return x * x\n"
     with CodeReward(workers=2) as reward:
         reward.score(actions(squares(1)[0]))
-        victim = reward._pool._workers[0].process.pid
-        killer = threading.Thread(target=kill_at_work, args=(reward._pool._workers[0],))
+        victim = workers(reward)[0].process.pid
+        killer = threading.Thread(target=kill_at_work, args=(workers(reward)[0],))
         killer.start()
         scores = reward.score(actions(slow, slow.replace("x * x", "x ** 2"), *squares(20)))
-        assert reward._pool._workers[0].process.pid != victim
+        assert workers(reward)[0].process.pid != victim
     assert sorted(s.value for s in scores[:2]) == [pytest.approx(1.1), pytest.approx(2.1)]
     died = next(s for s in scores[:2] if s.value < 2).facts.outcomes[0]
     assert died.error_type == "Died"
@@ -116,14 +117,14 @@ def has_ended(pid: str) -> bool:
 def test_a_dead_sandbox_is_replaced_unnoticed():
     with CodeReward(workers=1) as reward:
         reward.score(actions(squares(1)[0]))
-        judge = reward._pool._workers[0].process.pid
+        judge = workers(reward)[0].process.pid
         children = Path(f"/proc/{judge}/task/{judge}/children").read_text().split()
         for child in children:
             os.kill(int(child), signal.SIGKILL)
         while not all(map(has_ended, children)):
             time.sleep(0.01)
         assert reward.score(actions(*squares(3)))[2].value == pytest.approx(2.1)
-        assert reward._pool._workers[0].process.pid == judge
+        assert workers(reward)[0].process.pid == judge
 
 
 def test_a_test_that_never_ends_ends_its_worker_alone():
@@ -155,9 +156,9 @@ def test_scoring_from_threads():
 
 def test_nothing_starts_before_the_first_score():
     reward = CodeReward(workers=2)
-    assert reward._pool._workers == []
+    assert workers(reward) == []
     reward.close()
-    assert reward.score([]) == [] and reward._pool._workers == []
+    assert reward.score([]) == [] and workers(reward) == []
 
 
 def test_workers_end_with_the_trainer():
@@ -340,7 +341,7 @@ def test_no_directory_is_left(tmp_path, monkeypatch):
     deep += "    os.chmod('.', 0)\n    return x * x\n"
     with CodeReward(workers=2, isolation="limits") as reward:
         assert reward.score(actions(deep, *squares(3)))[3].value == pytest.approx(2.1)
-        os.kill(reward._pool._workers[0].process.pid, signal.SIGKILL)
+        os.kill(workers(reward)[0].process.pid, signal.SIGKILL)
         assert reward.score(actions(*squares(6)))[5].value == pytest.approx(2.1)
         assert list(tmp_path.iterdir()) != []
     assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,12 @@
+"""What tests look at inside a sandbox."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rewards.code.reward import CodeReward
+
+
+def workers(reward: CodeReward) -> list[Any]:
+    """The running workers of a reward, each with its ``process`` and its ``directory``."""
+    return reward._pool._workers
