@@ -13,6 +13,9 @@ The joint policy factorizes over the agents, so Σ_i Δ_i is the joint log-ratio
 2305.18290): all agents pull on the same margin, each through its own weights. Of a pair that
 differs in one agent only (``joint_mode: cross``) the others' Δ is 0.
 
+With ``turn_order: sequential`` prompt_i of a candidate holds what agent i read in it: Δ_i is over
+its text given that, and the Δ still sum to the joint log-ratio.
+
 Departures from DPO: no reference unless asked for; log-probabilities are at the temperature that
 sampled, over all tokens, also where top_p or top_k truncated what was sampled. ``label_smoothing``
 is that of cDPO.

@@ -477,7 +477,7 @@ SECTIONS: dict[str, type[CommonConfig]] = {
 }
 EXTRA_SECTIONS = {"marlhf": ("magrpo", "ppo")}  # read beside the algorithm's own
 # Keys that MARLHF's online stage does not take from `marlhf:`; each has one value in its section.
-SINGLE_TURN_KEYS = ("num_turns", "joint_mode", "handoff", "handoff_width", "turn_order")
+SINGLE_TURN_KEYS = ("num_turns", "joint_mode", "handoff", "handoff_width")
 
 
 def sections_of(

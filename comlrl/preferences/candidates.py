@@ -2,7 +2,8 @@
 
 ``preferences.jsonl`` holds one line for each task of each round: the round, the task's id, each
 agent's prompt, the joint candidates with their completions and raw task rewards, and, where
-something other than the task reward has compared them, its verdicts.
+something other than the task reward has compared them, its verdicts. Where agents act in order,
+each candidate also holds the prompts that its agents read.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class JointCandidate:
 
     completions_N: tuple[Completion, ...]
     reward: float
+    # what each agent read; None: the task's prompts, as all agents acted at once
+    prompts_N: tuple[tuple[Message, ...], ...] | None = None
 
     @property
     def texts_N(self) -> tuple[str, ...]:
@@ -60,24 +63,33 @@ class CandidateSet:
     """One task's scored joint candidates of one round."""
 
     task_id: str
-    prompts_N: tuple[tuple[Message, ...], ...]
+    prompts_N: tuple[tuple[Message, ...], ...]  # without what others wrote in the turn
     candidates_K: tuple[JointCandidate, ...]
     round: int = 0
     verdicts: Verdicts | None = None  # None: the task reward compares
 
     @classmethod
-    def of(cls, tree: Tree, round_index: int = 0) -> CandidateSet:
-        """The joint actions of a single-turn tree."""
-        root = tree.nodes[0]
-        candidates = [
-            JointCandidate(
-                tuple(t.completions_G[g] for t, g in zip(root.agents_N, action, strict=True)),
-                score.value,
-            )
-            for action, score in zip(root.joint_actions_K, root.scores_K, strict=True)
-        ]
-        prompts_N = tuple(turn.prompt for turn in root.agents_N)
+    def of(
+        cls,
+        tree: Tree,
+        round_index: int = 0,
+        prompts_N: tuple[tuple[Message, ...], ...] | None = None,
+    ) -> CandidateSet:
+        """The joint actions of a single-turn tree. ``prompts_N``: of the task, where agents act in
+        order; None: those of the root."""
+        candidates = []
+        for index, node in enumerate(tree.nodes):
+            for action, score in enumerate(node.scores_K):
+                turns, completions = zip(*tree.team(index, action), strict=True)
+                read = None if prompts_N is None else tuple(turn.prompt for turn in turns)
+                candidates.append(JointCandidate(completions, score.value, read))
+        if prompts_N is None:
+            prompts_N = tuple(turn.prompt for turn in tree.nodes[0].agents_N)
         return cls(tree.task.task_id, prompts_N, tuple(candidates), round_index)
+
+    def read_by(self, agent: int, candidate: int) -> tuple[Message, ...]:
+        """The prompt that an agent answered in a candidate."""
+        return (self.candidates_K[candidate].prompts_N or self.prompts_N)[agent]
 
     def joined(self, other: CandidateSet) -> CandidateSet:
         """Two rounds' candidates of one task as one set."""
@@ -148,6 +160,7 @@ def read_sets(path: Path, num_agents: int) -> list[CandidateSet]:
                 f"({type(error).__name__}: {error})"
             ) from error
         sizes = {len(item.prompts_N), *(len(c.completions_N) for c in item.candidates_K)}
+        sizes |= {len(c.prompts_N) for c in item.candidates_K if c.prompts_N is not None}
         if sizes != {num_agents}:
             raise PreferenceError(
                 f"preferences: line {number} of '{path}' is of {max(sizes)} agents; this run has "
@@ -165,20 +178,31 @@ def _to_json(item: CandidateSet) -> dict[str, Any]:
     return {
         "round": item.round,
         "task_id": item.task_id,
-        "prompts": [
-            [{"role": m.role, "content": m.content} for m in prompt] for prompt in item.prompts_N
-        ],
+        "prompts": _prompts_to_json(item.prompts_N),
         "candidates": [
             {
                 "reward": candidate.reward,
                 "completions": list(candidate.texts_N),
                 "token_ids": [list(c.token_ids) for c in candidate.completions_N],
                 "finished": [c.finished for c in candidate.completions_N],
+                **(
+                    {}
+                    if candidate.prompts_N is None
+                    else {"prompts": _prompts_to_json(candidate.prompts_N)}
+                ),
             }
             for candidate in item.candidates_K
         ],
         **verdicts,
     }
+
+
+def _prompts_to_json(prompts_N: Sequence[Sequence[Message]]) -> list[list[dict[str, str]]]:
+    return [[{"role": m.role, "content": m.content} for m in prompt] for prompt in prompts_N]
+
+
+def _prompts_from_json(given: Sequence[Any]) -> tuple[tuple[Message, ...], ...]:
+    return tuple(tuple(Message(m["role"], m["content"]) for m in prompt) for prompt in given)
 
 
 def _from_json(line: dict[str, Any]) -> CandidateSet:
@@ -191,10 +215,9 @@ def _from_json(line: dict[str, Any]) -> CandidateSet:
             Completion(str(text), tuple(map(int, own)), bool(done))
             for text, own, done in zip(texts, ids, finished, strict=True)
         )
-        candidates.append(JointCandidate(completions, float(given["reward"])))
-    prompts = tuple(
-        tuple(Message(m["role"], m["content"]) for m in prompt) for prompt in line["prompts"]
-    )
+        read = _prompts_from_json(given["prompts"]) if "prompts" in given else None
+        candidates.append(JointCandidate(completions, float(given["reward"]), read))
+    prompts = _prompts_from_json(line["prompts"])
     verdicts = None
     if "pairs" in line:
         reward_K = [candidate.reward for candidate in candidates]

@@ -36,7 +36,7 @@ from comlrl.preferences.pairs import (
 from comlrl.preferences.replay import replay_weights
 from comlrl.processes import distributed
 from comlrl.rollout.grow import Rollout
-from comlrl.types import Sampling, Shape, Task
+from comlrl.types import Message, Sampling, Shape, Task
 
 FILE, SUMMARY = "preferences.jsonl", "preferences_summary.json"
 
@@ -81,7 +81,12 @@ class Collector:
         self.tasks_of, self.seed, self.resume = tasks_of, seed, resume
         self.comparator = comparator
         self.shape = Shape(
-            section.num_agents, 1, section.preference_num_candidates, section.joint_mode
+            section.num_agents,
+            1,
+            section.preference_num_candidates,
+            section.joint_mode,
+            turn_order=section.turn_order,
+            num_generations_sequential=1,
         )
         self._rounds: list[Round] = []
         self._kept: list[CandidateSet] | None = None  # of the file, by earlier processes
@@ -217,7 +222,11 @@ class Collector:
     def _grow(self, tasks: Sequence[Task], index: int) -> list[CandidateSet]:
         own = distributed.shard(tasks)
         trees = self.rollout.grow(own, self.shape, self.sampling, ("preferences", index))
-        sets = [CandidateSet.of(tree, index) for tree in trees]
+        in_order = len(self.shape.stages) > 1
+        sets = [
+            CandidateSet.of(tree, index, self._prompts(tree.task) if in_order else None)
+            for tree in trees
+        ]
         if self.comparator is not None:
             limit = self.section.preference_pairs_per_sample
             sets = [
@@ -225,6 +234,12 @@ class Collector:
                 for task, item in zip(own, sets, strict=True)
             ]
         return distributed.gather(sets)
+
+    def _prompts(self, task: Task) -> tuple[tuple[Message, ...], ...]:
+        """What each agent reads before others have written."""
+        prompts = self.rollout.prompts
+        texts_N = prompts.first(task, self.section.num_agents)
+        return tuple((*prompts.opening, Message("user", text)) for text in texts_N)
 
     def _count(self, sets: Sequence[CandidateSet]) -> None:
         """Candidates are scored joint actions, though not always steps of the x-axis."""

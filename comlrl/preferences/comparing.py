@@ -70,6 +70,6 @@ class Earlier:
     def _standing(self, task: Task, value: float) -> float:
         if task.task_id not in self._rewards:
             (tree,) = self.rollout.grow([task], self.shape, self.sampling, ("earlier",))
-            self._rewards[task.task_id] = [score.value for score in tree.nodes[0].scores_K]
+            self._rewards[task.task_id] = [s.value for node in tree.nodes for s in node.scores_K]
         rewards = self._rewards[task.task_id]
         return sum((value > each + ROUNDING) + (value >= each - ROUNDING) for each in rewards) / 2

@@ -96,7 +96,7 @@ def distinct_completions(
     place: dict[TokenizedCompletion, int] = {}
     owner_C = []
     for candidates, k in candidates_C:
-        prompt = candidates.prompts_N[agent.index]
+        prompt = candidates.read_by(agent.index, k)
         if prompt not in prompts:
             prompts[prompt] = tuple(agent.encode(prompt))
         completion = candidates.candidates_K[k].completions_N[agent.index]

@@ -33,6 +33,22 @@ def completion(text: str, finished: bool = True) -> Completion:
     return Completion(text, (*prompt(text), *([EOS] if finished else [])), finished)
 
 
+def in_order(item: TaskPairs) -> TaskPairs:
+    """The same where each agent has read what those before it wrote."""
+    prompts_N = item.candidates.prompts_N
+    made = tuple(
+        replace(
+            candidate,
+            prompts_N=tuple(
+                (*prompts_N[i], Message("user", "|".join(candidate.texts_N[:i])))
+                for i in range(AGENTS)
+            ),
+        )
+        for candidate in item.candidates.candidates_K
+    )
+    return replace(item, candidates=replace(item.candidates, candidates_K=made))
+
+
 def task_pairs(name: str, texts: list[str], pairs: list[tuple[int, int]]) -> TaskPairs:
     """Candidates whose agents write the text backwards, doubled, …: all different."""
     made = tuple(
@@ -83,7 +99,7 @@ def trainer(folder: Path, agents, *, train=TASKS, held_out=(), evaluate=None, **
 def plain_logprob(agent, item: TaskPairs, candidate: int) -> torch.Tensor:
     """log π of one completion, one row without packing, with its graph."""
     ids = item.candidates.candidates_K[candidate].completions_N[agent.index].token_ids
-    start = agent.encode(item.candidates.prompts_N[agent.index])
+    start = agent.encode(item.candidates.read_by(agent.index, candidate))
     logits = agent.model(torch.tensor([[*start, *ids]])).logits[0] / SAMPLING.temperature
     logprob = logits.log_softmax(-1)[len(start) - 1 : -1]
     return logprob.gather(1, torch.tensor(ids)[:, None]).sum()
@@ -99,7 +115,7 @@ def plain_delta(agents, index: int, item: TaskPairs, pair: Pair, reference: bool
     return delta - first
 
 
-def written_gradient(agents, index: int, beta, smoothing, reference) -> list[torch.Tensor]:
+def written_gradient(agents, index: int, pairs, beta, smoothing, reference) -> list[torch.Tensor]:
     """∇ of L_i = −(1/P) Σ [(1 − s) log σ(z) + s log σ(−z)], z = β (Δ_i + Σ sg(Δ_j))."""
     others = [
         sum(
@@ -107,14 +123,14 @@ def written_gradient(agents, index: int, beta, smoothing, reference) -> list[tor
             for j in range(AGENTS)
             if j != index
         )
-        for each in PAIRS
+        for each in pairs
     ]
     loss = torch.zeros((), dtype=torch.float64)
-    for each, rest in zip(PAIRS, others, strict=True):
+    for each, rest in zip(pairs, others, strict=True):
         z = beta * (plain_delta(agents, index, each.task, each.pair, reference) + rest)
         smoothed = (1 - smoothing) * F.logsigmoid(z) + smoothing * F.logsigmoid(-z)
         loss = loss - each.weight * smoothed
-    whole = sum(each.weight for each in PAIRS)
+    whole = sum(each.weight for each in pairs)
     return list(torch.autograd.grad(loss / whole, agents.agents[index].parameters()))
 
 
@@ -141,6 +157,7 @@ def update_gradients(made: MADPOTrainer, pairs=PAIRS) -> dict[int, list[torch.Te
         ("qwen2", {"dpo_reference": "start", "label_smoothing": 0.1, "dpo_beta": 0.7}),
         ("mistral", {"dpo_reference": "start"}),  # rows of one completion each
         ("gpt2", {"lora__enabled": False, "dpo_reference": "start"}),
+        ("qwen2", {"turn_order": "sequential", "dpo_reference": "start"}),
     ],
 )
 def test_gradients_are_those_of_the_written_formula(tmp_path, monkeypatch, kind, keys):
@@ -153,13 +170,18 @@ def test_gradients_are_those_of_the_written_formula(tmp_path, monkeypatch, kind,
         for agent in agents.agents:
             for p in agent.parameters():
                 p.data += 0.05 * torch.randn(p.shape, generator=generator, dtype=torch.float64)
-    made = trainer(tmp_path, agents, **{k: v for k, v in keys.items() if "__" not in k})
-    found = update_gradients(made)
+    tasks = [in_order(item) for item in TASKS] if "turn_order" in keys else TASKS
+    pairs = [Weighted(item, pair) for item in tasks for pair in item.pairs]
+    made = trainer(
+        tmp_path, agents, train=tasks, **{k: v for k, v in keys.items() if "__" not in k}
+    )
+    found = update_gradients(made, pairs)
     section = made.section
     for index in range(AGENTS):
         expected = written_gradient(
             agents,
             index,
+            pairs,
             section.dpo_beta,
             section.label_smoothing,
             section.dpo_reference == "start",

@@ -19,7 +19,7 @@ from comlrl.credit.chains import Chains, chains_of
 from comlrl.credit.returns import agent_returns, joint_returns
 from comlrl.models.critics import TeamCritic
 from comlrl.types import AgentTurn, Completion, Node, Score, Shape, Task, Tree
-from comlrl.update.losses import policy_gradient
+from comlrl.update.losses import joint_dpo, policy_gradient
 from comlrl.update.per_token import turn_advantages
 from comlrl.update.values import Group, PooledReader, StepValues
 
@@ -235,3 +235,30 @@ def test_a_value_that_reads_what_the_sender_writes_would_take_its_gradient_away(
     exact, found = exact_gradients(False), expected_gradients("all prompts", False)
     torch.testing.assert_close(-found[1, 1], exact[1, 1], rtol=0, atol=1e-6)
     assert (-found[0, 1] - exact[0, 1]).abs().max() > 0.01
+
+
+# ------------------------------------------------------------------------- preferences (MADPO)
+
+
+def test_each_agents_loss_on_a_pair_has_the_gradient_of_the_joint_one():
+    """Over all pairs of joint actions that the reward orders: Δ_i is over what i wrote, given what
+    it read, and the Δ sum to the joint log-ratio."""
+    beta, (sender, receiver) = 0.3, policies()
+    joint = list(itertools.product(range(3), range(2)))
+    value = (sender.softmax(-1)[:, None] * receiver.softmax(-1)).detach()
+    total = {"joint": 0.0, "sender": 0.0, "receiver": 0.0}
+    for winner, loser in itertools.permutations(joint, 2):
+        if REWARD[winner] <= REWARD[loser]:
+            continue
+        sent, answered = sender.log_softmax(-1), receiver.log_softmax(-1)
+        delta = sent[winner[0]] - sent[loser[0]], answered[winner] - answered[loser]
+        weight = value[winner] * value[loser]
+        zero = torch.zeros((), dtype=torch.float64)
+        losses = (sum(delta), zero), (delta[0], delta[1].detach()), (delta[1], delta[0].detach())
+        for name, (own, others) in zip(total, losses, strict=True):
+            total[name] = total[name] + weight * joint_dpo(own, others, beta, 0.0)
+    exact = torch.autograd.grad(total["joint"], [sender, receiver], retain_graph=True)
+    for name, table, wanted in zip(("sender", "receiver"), (sender, receiver), exact, strict=True):
+        (found,) = torch.autograd.grad(total[name], table, retain_graph=True)
+        assert wanted.abs().max() > 0.01
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9)

@@ -18,7 +18,8 @@ from comlrl.preferences.candidates import (
 )
 from comlrl.preferences.collector import Collector
 from comlrl.preferences.pairs import Round, TaskPairs, hold_out, select_pairs
-from comlrl.types import Completion
+from comlrl.types import Completion, Message
+from tests.support.fakes import PROMPTS, task
 from tests.support.preferences import SECTION, candidates, collector
 
 
@@ -123,6 +124,28 @@ def test_the_file_gives_back_what_was_written(tmp_path):
     assert line["prompts"][1] == [{"role": "user", "content": "do a 1"}]
     assert line["candidates"][1]["completions"] == ["a10 é\u2028", "a11 é\u2028"]
     assert line["candidates"][1]["reward"] == 1.0
+
+
+def test_candidates_of_agents_in_order_hold_what_each_read(tmp_path):
+    section = replace(SECTION, turn_order="sequential")
+    made, sampler, _ = collector(tmp_path, section=section, names="AB")
+    sets = [item.candidates for item in made.round(0).tasks]
+    assert len(sampler.calls) == 2  # one for each agent, for both tasks
+    for item in sets:
+        assert item.prompts_N == tuple(
+            (Message("user", text),) for text in PROMPTS.first(task(item.task_id), 2)
+        )
+        assert len({c.texts_N for c in item.candidates_K}) == 5
+        for k, candidate in enumerate(item.candidates_K):
+            first, second = candidate.texts_N
+            assert item.read_by(0, k) == item.prompts_N[0]
+            (read,) = item.read_by(1, k)
+            assert read.content.startswith(item.prompts_N[1][0].content) and first in read.content
+            assert second.split("|")[1] == str(k)  # below the first agent's k-th text
+    assert read_sets(tmp_path / "preferences.jsonl", 2) == sets
+    # The reward model reads every text once: the prompts are those of the task alone.
+    for candidate, text in zip(sets[0].candidates_K, joint_texts(sets[0]), strict=True):
+        assert text.count(candidate.texts_N[0]) == 1
 
 
 def test_a_file_made_by_hand(tmp_path):

@@ -170,11 +170,6 @@ def _preferences(config: Config) -> None:
                 f"{name}.num_turns: {given.num_turns}; preferences compare single joint "
                 "actions, so num_turns must be 1"
             )
-        if given.turn_order != "simultaneous":
-            raise UserError(
-                f"{name}.turn_order: '{given.turn_order}'; preferences compare joint actions whose "
-                "agents act at once: give simultaneous"
-            )
         if given.handoff is not None:
             raise UserError(
                 f"{name}.handoff: '{given.handoff}'; nothing follows a single turn: give null"

@@ -137,6 +137,11 @@ def _agents(section: CommonConfig) -> Unused:
         )
     elif section.chains:
         yield "<algo>.num_generations_sequential", "rollouts are chains: later agents answer once"
+    elif not section.trained_online:
+        yield (
+            "<algo>.num_generations_sequential",
+            "each later agent answers a candidate's text once",
+        )
 
 
 def _latents(section: SHPPOConfig) -> Unused:

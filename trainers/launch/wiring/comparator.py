@@ -72,5 +72,11 @@ def _earlier(run: Run, folder: str) -> Comparator:
         )
     rollout = build_rollout(run.config, run.work, sampler, run.rollout.reward)
     section = run.section
-    shape = Shape(section.num_agents, 1, section.preference_num_candidates)
+    shape = Shape(
+        section.num_agents,
+        1,
+        section.preference_num_candidates,
+        turn_order=section.turn_order,
+        num_generations_sequential=1,
+    )
     return Earlier(rollout, run.sampling, shape)

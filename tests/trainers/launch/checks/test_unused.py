@@ -68,6 +68,11 @@ IN_VAIN = [  # file, what is given, what of it has no effect
     ("grpo", "grpo.turn_order=sequential", "grpo.turn_order"),
     ("magrpo", "magrpo.num_generations_sequential=3", "magrpo.num_generations_sequential"),
     (
+        "madpo",
+        "madpo.turn_order=sequential madpo.num_generations_sequential=3",
+        "madpo.num_generations_sequential",
+    ),
+    (
         "shppo",
         "shppo.turn_order=sequential shppo.num_generations_sequential=3",
         "shppo.num_generations_sequential",
