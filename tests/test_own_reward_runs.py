@@ -23,7 +23,7 @@ OWN = '''
 from comlrl.types import Reward, Score
 
 class Own(Reward):
-    """Each agent wants its text to be longer than the others', and than it was before."""
+    """Each agent wants its text to be longer than the mean, and than it was before."""
 
     by_agent = True
 
@@ -34,8 +34,8 @@ class Own(Reward):
         past = action.history[-1].completions_N if action.history else action.completions_N
         mean = sum(map(len, action.completions_N)) / len(action.completions_N)
         own = tuple(
-            len(text) - mean + 0.5 * (len(text) - len(before)) + 0.1 * action.turn + ("e" in text)
-            for text, before in zip(action.completions_N, past)
+            i * len(text) - mean + 0.5 * (len(text) - len(before)) + 0.1 * action.turn
+            for i, (text, before) in enumerate(zip(action.completions_N, past), 1)
         )
         return Score(sum(own) / len(own), by_agent=own)
 '''
