@@ -160,6 +160,7 @@ class Request:
     keys_G: tuple[tuple[Any, ...], ...]
     before: Any = None  # SHPPO: the agent's own ``Latent`` at the turn before
     latent_K: torch.Tensor | None = None  # SHPPO: what the siblings are sampled under
+    task_id: str = ""  # of the task, whose prompts begin alike
 
 
 @dataclass(frozen=True, slots=True)

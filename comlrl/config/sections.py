@@ -187,7 +187,11 @@ class GenerationConfig:
         "as a threshold (docs/concepts.md)",
         above=0,
     )
-    vllm_url: str | None = key(None, "address of the server, e.g. http://localhost:8000")
+    vllm_url: Any = key(
+        None,
+        "address of the server, e.g. http://localhost:8000; or a list of several; or, if the agents' "
+        "models differ, a mapping from each agent's role or model to either",
+    )
     vllm_patience: float = key(
         300.0,
         "seconds without a reply after which a run saves and stops",

@@ -194,6 +194,7 @@ class Rollout:
                 (self.seed, *key, state.task.task_id, state.path, agent, g) for g in range(count)
             ),
             state.latent_N[agent],
+            task_id=state.task.task_id,
         )
 
     def _node(

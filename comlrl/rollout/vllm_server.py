@@ -11,7 +11,6 @@ import json
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,9 +26,8 @@ from comlrl.rollout.vllm_replies import (
     model_names,
 )
 
-FIRST_ASK = 10.0  # seconds in which a server must answer at a run's start
-RETRIED = frozenset({408, 429})  # beside every status ≥ 500
-LONGEST_WAIT = 30.0  # seconds between two tries
+SHORT = 10.0  # seconds for a connection, and for answers that need no computation
+PASSING = frozenset({408, 429})  # statuses of errors that may pass, beside those from 500 on
 
 
 class Refused(ServerError):
@@ -39,91 +37,63 @@ class Refused(ServerError):
         super().__init__(f"{KEY}: '{url}' answers HTTP {status}: {one_line(reason)}")
         self.status, self.reason = status, reason
 
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same request may succeed later, or elsewhere."""
+        return self.status >= 500 or self.status in PASSING
 
-class _TryAgain(Exception):
+
+class Unanswered(Exception):
     """No connection, or none to the end of the answer."""
 
 
 class Server:
-    """Asks and, where an answer does not come, asks again; may be used by several threads."""
+    """One server, which is asked once for each call; may be used by several threads."""
 
-    def __init__(self, url: str, patience: float, first_wait: float = 1.0) -> None:
-        """``patience``: seconds without any answer after which the server is given up.
-        ``first_wait``: seconds before the first retry; doubled for each further one."""
+    def __init__(self, url: str) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
-        self.patience, self.first_wait = patience, first_wait
-        self._leaving = threading.Event()
 
     def check(self) -> tuple[str, int | None]:
         """Name of the base model, and the tokens that the server holds, where it says so. Raises
         UserError where it cannot be reached."""
         try:
-            return base_model(self.url, self._once("/v1/models", None, FIRST_ASK))
+            return base_model(self.url, self.ask("/v1/models"))
         except BadReply as error:
             raise UserError(str(error)) from error
-        except (_TryAgain, Refused) as error:
+        except (Unanswered, Refused) as error:
             reason = error.reason if isinstance(error, Refused) else str(error)
             raise UserError(
                 f"{KEY}: '{self.url}' cannot be reached ({reason}); start the server "
                 "(docs/scaling.md), or set generation.backend=builtin"
             ) from error
 
+    def names(self) -> list[str]:
+        """All that requests may name. Raises as ``ask`` does."""
+        return model_names(self.url, self.ask("/v1/models"))
+
+    def load(self, name: str, path: str, seconds: float) -> None:
+        """Load an adapter, unless it is there. Raises as ``ask`` does."""
+        try:
+            adapter = {"lora_name": name, "lora_path": path}
+            self.ask("/v1/load_lora_adapter", adapter, seconds)
+        except Refused:
+            if name not in self.names():  # another process may have been first
+                raise
+
+    def unload(self, name: str) -> None:
+        """Unload an adapter. Raises as ``ask`` does."""
+        self.ask("/v1/unload_lora_adapter", {"lora_name": name})
+
     def ask(
         self,
         path: str,
         body: Mapping[str, Any] | None = None,
-        *,
-        tries: bool = True,
+        seconds: float = SHORT,
         most: int = MAX_REPLY,
     ) -> Any:
-        """The answer to a GET, or with a body to a POST. Raises ServerError where none has come
-        from the first failure on for ``patience`` seconds, Refused, and BadReply. ``tries``: an
-        error of the server's own may pass. ``most``: bytes of the answer."""
-        wait, limit = self.first_wait, None
-        while True:
-            timeout = FIRST_ASK if self.left else self.patience
-            try:
-                return self._once(path, body, timeout, most)
-            except Refused as error:
-                if not tries or (error.status < 500 and error.status not in RETRIED):
-                    raise
-                failure = str(error)
-            except _TryAgain as error:
-                failure = f"{KEY}: '{self.url}': {error}"
-            limit = limit or time.monotonic() + self.patience
-            left = limit - time.monotonic()
-            if left <= 0 or self._leaving.wait(min(wait, left)):
-                raise ServerError(f"{failure}, and no better for {self.patience:g} s")
-            wait = min(2 * wait, LONGEST_WAIT)
-
-    def load(self, name: str, path: str) -> None:
-        """Load an adapter, unless it is there. Raises Refused."""
-        try:
-            adapter = {"lora_name": name, "lora_path": path}
-            self.ask("/v1/load_lora_adapter", adapter, tries=False)
-        except Refused:
-            if name not in model_names(
-                self.url, self.ask("/v1/models")
-            ):  # another process may have been first
-                raise
-
-    def leave(self) -> None:
-        """Nothing is waited for any more."""
-        self._leaving.set()
-
-    @property
-    def left(self) -> bool:
-        return self._leaving.is_set()
-
-    def _once(
-        self,
-        path: str,
-        body: Mapping[str, Any] | None,
-        seconds: float,
-        most: int = MAX_REPLY,
-    ) -> Any:
-        """One request, whose whole answer has ``seconds``. No redirect is followed, as the key
-        would go with it; no proxy of the environment's is asked, as it leads outside."""
+        """The answer to a GET, or with a body to a POST. The whole answer has ``seconds``, and at
+        most ``most`` bytes. No redirect is followed, as the key would go with it; no proxy of the
+        environment's is asked, as it leads outside. Raises Unanswered, Refused and BadReply."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get("VLLM_API_KEY"):
@@ -133,21 +103,21 @@ class Server:
             http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         )
         try:
-            connection = kind(parts.netloc, timeout=seconds)
+            connection = kind(parts.netloc, timeout=min(seconds, SHORT))
             with contextlib.closing(connection), _connected(connection, seconds):
                 method = "GET" if data is None else "POST"
                 connection.request(method, parts.path + path, data, headers)
                 with connection.getresponse() as answer:
                     text = answer.read(most + 1)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise _TryAgain(one_line(f"{type(error).__name__}: {error}")) from error
+            raise Unanswered(one_line(f"{type(error).__name__}: {error}")) from error
         if answer.status >= 300:
             where = answer.getheader("Location") if answer.status < 400 else None
             raise Refused(self.url, answer.status, _reason(text, where) or answer.reason)
         if len(text) > most:
             raise BadReply(self.url, f"more than {most} bytes")
         if answer.length:  # which ``read`` with a limit does not mind
-            raise _TryAgain(f"{answer.length} bytes of the answer are missing")
+            raise Unanswered(f"{answer.length} bytes of the answer are missing")
         if not text.startswith((b"{", b"[")):  # loading and unloading are answered by a sentence
             return text.decode(errors="replace")
         try:
@@ -155,13 +125,13 @@ class Server:
         except RecursionError:
             raise BadReply(self.url, "JSON that is nested too deep") from None
         except ValueError as error:
-            raise _TryAgain(one_line(f"not JSON: {error}")) from error
+            raise Unanswered(one_line(f"not JSON: {error}")) from error
 
 
 @contextlib.contextmanager
 def _connected(connection: http.client.HTTPConnection, seconds: float) -> Iterator[None]:
     """Connects, and cuts the connection after ``seconds``: a socket's own timeout begins anew at
-    every byte. Raises _TryAgain where that was too early for what is done within."""
+    every byte. Raises Unanswered where that was too early for what is done within."""
     passed = threading.Event()
     sock: socket.socket | None = None  # the connection forgets its own before the body is read
 
@@ -178,6 +148,7 @@ def _connected(connection: http.client.HTTPConnection, seconds: float) -> Iterat
     try:
         connection.connect()
         sock = connection.sock
+        sock.settimeout(seconds)
         if not passed.is_set():
             yield
     except (OSError, http.client.HTTPException):
@@ -186,7 +157,7 @@ def _connected(connection: http.client.HTTPConnection, seconds: float) -> Iterat
     finally:
         timer.cancel()
     if passed.is_set():
-        raise _TryAgain(f"no whole answer within {seconds:g} s")
+        raise Unanswered(f"no whole answer within {seconds:g} s")
 
 
 def _reason(text: bytes, redirect: str | None) -> str:

@@ -7,10 +7,11 @@ import itertools
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import uvicorn
 from fastapi import FastAPI, HTTPException
 from fastapi.responses import PlainTextResponse, Response, StreamingResponse
@@ -19,7 +20,7 @@ from safetensors.torch import load_file
 from comlrl.models.team import Team
 from comlrl.rollout.generation import Generator
 from comlrl.rollout.vllm_sampler import VLLMSampler
-from comlrl.rollout.vllm_server import Server
+from comlrl.rollout.vllm_servers import Servers
 from comlrl.types import Request, Sampling
 from tests.support.tiny_models import prompt
 
@@ -37,6 +38,7 @@ class FakeVLLM:
         self.torn = 0  # answers to come whose connection breaks
         self.before: Callable[[dict[str, Any]], None] = lambda body: None  # an answer is made
         self.after: Callable[[Any], Any] = lambda answer: answer  # as it is sent
+        self.loading: Callable[[str], None] = lambda name: None  # before an adapter is loaded
         self._lock, self._draws = threading.Lock(), itertools.count()
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -79,6 +81,7 @@ class FakeVLLM:
 
     def _load(self, body: dict[str, Any]) -> Response:
         name, path = body["lora_name"], Path(body["lora_path"])
+        self.loading(name)
         with self._lock:
             if name in self.adapters:
                 raise HTTPException(400, f"The lora adapter '{name}' has already been loaded.")
@@ -135,10 +138,18 @@ class FakeVLLM:
 
 
 def client(
-    agents: Team, server: FakeVLLM, folder: Path, *, patience: float = 60.0, **keys: float
+    agents: Team,
+    servers: FakeVLLM | Sequence[FakeVLLM],
+    folder: Path,
+    *,
+    patience: float = 60.0,
+    temperature: float = 0.8,
 ) -> VLLMSampler:
-    asked = Server(server.url, patience, first_wait=0.01)
-    return VLLMSampler(agents, asked, folder / "vllm", 512, keys.get("temperature", 0.8))
+    """A sampler for a team whose agents share one server, or several."""
+    fakes = [servers] if isinstance(servers, FakeVLLM) else servers
+    joined = Servers([fake.url for fake in fakes], patience, first_wait=0.01)
+    temperatures = [temperature] * len(agents)
+    return VLLMSampler(agents, [joined] * len(agents), folder / "vllm", 512, temperatures)
 
 
 def requests(agent: int, count: int = 2, siblings: int = 3) -> list[Request]:
@@ -146,3 +157,14 @@ def requests(agent: int, count: int = 2, siblings: int = 3) -> list[Request]:
         Request(prompt(f"agent {agent}, {n}"), tuple((agent, n, g) for g in range(siblings)))
         for n in range(count)
     ]
+
+
+def move(agents: Team, index: int) -> None:
+    """Change an agent's weights, as an update would."""
+    with torch.no_grad():
+        agents.agents[index].parameters()[0].add_(0.1)
+
+
+def kinds(server: FakeVLLM) -> list[str]:
+    """Loads and unloads, with the agent whose adapter it was."""
+    return [f"{what} {name.split('-')[0]}" for what, name in server.events]

@@ -24,7 +24,7 @@ from comlrl.models.loading import build_team
 from comlrl.models.team import Team
 from comlrl.rollout.grow import Rollout
 from comlrl.rollout.vllm_sampler import VLLMSampler
-from comlrl.rollout.vllm_server import Server
+from comlrl.rollout.vllm_servers import Servers
 from comlrl.types import Completion, Message, Request, Reward, Sampling, Score, Tree
 from comlrl.update.importance import ImportanceWeightedSampler
 from tests.support.fake_vllm import FakeVLLM
@@ -239,7 +239,8 @@ def test_what_was_sampled_before_an_update_is_corrected_for_it(folder, tmp_path)
     agents = built(folder)
     noisy(agents, 0.4)
     server = Enumerating(built(folder, num_agents=1)).start()
-    client = Client(agents, Server(server.url, 60), tmp_path, 64, SAMPLING.temperature)
+    servers, temperatures = Servers([server.url], 60), [SAMPLING.temperature] * 2
+    client = Client(agents, [servers] * 2, tmp_path, 64, temperatures)
     drawn_N = chances(agents)
     corrected, shape = ImportanceWeightedSampler(agents, client, 1e9), config(**RAW).section.shape
     rollout = Rollout(corrected, Expectation(drawn_N), FakeTransition(), PROMPTS, seed=1)

@@ -15,6 +15,7 @@ from comlrl.config.loader import Loader
 from comlrl.errors import UserError
 from trainers.launch.checks.relations import validate
 from trainers.launch.commands.command_line import parse_arguments, resolve
+from trainers.launch.wiring.vllm_urls import urls
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = str(ROOT / "configs" / "magrpo_quickstart.yaml")
@@ -275,6 +276,36 @@ REFUSED = [  # overrides → what the line must name
     (["generation.vllm_patience=0"], ["generation.vllm_patience", "0", "above 0"]),
     (["generation.backend=vlm"], ["generation.backend", "'vlm'", "vllm"]),
     (["generation.backend=vllm"], ["generation.vllm_url", "null", "address"]),
+    *(
+        ([*VLLM, f"generation.vllm_url={given}"], ["generation.vllm_url", *words])
+        for given, *words in (
+            ("[]", "[]", "address, or a list"),
+            ("[http://a,b:1]", "'b:1'", "http://"),
+            ("[http://a,3]", "3 is no address"),
+            ("[http://a,http://b,http://a/]", "'http://a' is there twice"),
+            ("{aux: http://a, mian: http://b}", "'mian' is no agent's role", "'aux', 'main'"),
+            ("{aux: http://a}", "no server for 'builtin:tiny-coder'", "URL"),
+            ("{aux: http://a, main: [http://b, 5]}", ".main: 5 is no address"),
+        )
+    ),
+    *(
+        ([*VLLM, "agents=[a,b]", f"generation.vllm_url={given}"], ["generation.vllm_url", *words])
+        for given, *words in (
+            ("http://x", "'http://x' is for 'a' and 'b'", "one model", "{MODEL: URL"),
+            ("{a: http://x, b: [http://y, http://x/]}", "'http://x' is for 'a' and 'b'"),
+            ("{a: http://x}", "no server for 'b'", "{b: URL}"),
+            ("{a: http://x, c: http://y}", "'c' is no", "'aux', 'main', 'a', 'b'"),
+        )
+    ),
+    (
+        [
+            *VLLM,
+            "agents=[a,b]",
+            "generation.vllm_url={a: http://x, b: http://y}",
+            "lora.enabled=false",
+        ],
+        ["lora.enabled", "false", "adapters are sent", "whole models", "builtin"],
+    ),
     (
         [*VLLM, "generation.vllm_url=localhost:8000"],
         ["generation.vllm_url", "localhost", "http://"],
@@ -283,7 +314,6 @@ REFUSED = [  # overrides → what the line must name
         ([*VLLM, item], [named, "generation.backend=vllm", *words])
         for item, named, *words in (
             ("lora.enabled=false", "lora.enabled", "false", "whole models"),
-            ("agents=[a,b]", "agents", "one model"),
             ("lora.target_modules=[q_proj,lm_head]", "lora.target_modules", "lm_head", "head"),
             ("magrpo.top_p=0.9", "top_p", "0.9", "null"),
             ("agent_model.top_k=5", "top_k", "5", "null"),
@@ -339,6 +369,27 @@ def test_rounds_do_not_know_what_comes_next(algorithm):
 def test_a_server_may_sample_without_truncation_and_ahead():
     config, notices = parse("--override", *VLLM, "magrpo.top_p=1.0", "generation.overlap=1")
     assert config.generation.backend == "vllm" and config.generation.overlap == 1 and not notices
+
+
+@pytest.mark.parametrize(
+    ("given", "agents", "expected"),
+    [
+        ("http://a", None, [("http://a",)] * 2),
+        ("[http://a,http://b/]", None, [("http://a", "http://b")] * 2),
+        ("http://a", "[m,m]", [("http://a",)] * 2),
+        (
+            "{m: http://a, n: [http://b, http://c]}",
+            "[m,n]",
+            [("http://a",), ("http://b", "http://c")],
+        ),
+        ("{main: http://b, m: http://a}", "[m,m]", [("http://a",), ("http://b",)]),
+        ("{aux: http://a, main: http://b}", None, [("http://a",), ("http://b",)]),
+    ],
+)
+def test_the_servers_of_each_policy(given, agents, expected):
+    items = [*VLLM, f"generation.vllm_url={given}", *([f"agents={agents}"] if agents else [])]
+    config, _ = parse("--override", *items)
+    assert urls(config, ("aux", "main")) == tuple(expected)
 
 
 @pytest.mark.parametrize(("items", "named"), REFUSED, ids=lambda value: str(value[0]))

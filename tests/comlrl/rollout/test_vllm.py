@@ -17,7 +17,7 @@ from comlrl.models.team import Team
 from comlrl.rollout.vllm_replies import ServerError
 from comlrl.types import Completion, Request, Sampling
 from comlrl.update.importance import ImportanceWeightedSampler
-from tests.support.fake_vllm import FakeVLLM, client, requests
+from tests.support.fake_vllm import FakeVLLM, client, kinds, move, requests
 from tests.support.tiny_models import STOPS, config, prompt, team
 from trainers.launch.wiring import vllm as engine
 
@@ -29,16 +29,6 @@ def server() -> Iterator[FakeVLLM]:
     fake = FakeVLLM(team(num_agents=1)).start()
     yield fake
     fake.stop()
-
-
-def move(agents: Team, index: int) -> None:
-    with torch.no_grad():
-        agents.agents[index].parameters()[0].add_(0.1)
-
-
-def kinds(server: FakeVLLM) -> list[str]:
-    """Loads and unloads, with the agent whose adapter it was."""
-    return [f"{what} {name.split('-')[0]}" for what, name in server.events]
 
 
 def test_each_agent_s_completions_have_ratio_1(server, tmp_path):
@@ -120,7 +110,7 @@ def test_what_is_asked_ahead_is_sampled_by_the_adapters_of_then(server, tmp_path
     released = threading.Event()
     server.before = lambda body: released.wait(60) and None  # nothing is answered before
     sampler.ask_ahead(first, SAMPLING)
-    old = dict(sampler._names)
+    old = dict(sampler.adapters.names)
     move(agents, 0)
     move(agents, 1)
     released.set()
@@ -128,7 +118,7 @@ def test_what_is_asked_ahead_is_sampled_by_the_adapters_of_then(server, tmp_path
     sampler.sample(other, SAMPLING)
     assert [body["model"] for body in server.asked if body["prompt"] == list(prompt("evaluated"))]
     assert kinds(server)[2:] == ["load agent_0", "load agent_1"]
-    assert {*old.values(), *sampler._names.values()} == set(server.adapters)
+    assert {*old.values(), *sampler.adapters.names.values()} == set(server.adapters)
     server.asked.clear()
     sampled_N = ImportanceWeightedSampler(agents, sampler, cap=1e9).sample(first, SAMPLING)
     assert not server.asked  # anew
@@ -139,9 +129,9 @@ def test_what_is_asked_ahead_is_sampled_by_the_adapters_of_then(server, tmp_path
     assert len(server.events) == 4
     sampler.ask_ahead(second, SAMPLING)
     assert kinds(server)[4:] == ["unload agent_0", "unload agent_1"]
-    assert set(server.adapters) == set(sampler._names.values())
+    assert set(server.adapters) == set(sampler.adapters.names.values())
     assert [len(groups) for groups in sampler.sample(second, SAMPLING)] == [2, 2]
-    assert {body["model"] for body in server.asked} == set(sampler._names.values())
+    assert {body["model"] for body in server.asked} == set(sampler.adapters.names.values())
     move(agents, 0)
     sampler.close()
     assert server.adapters == {} and not (tmp_path / "vllm").exists()
@@ -256,27 +246,21 @@ def test_torn_connections_are_tried_again(server, tmp_path):
     assert asked == 4 + 3
 
 
-class _StartsAgain(threading.Event):
-    """What the client waits on between two tries: the server comes back meanwhile."""
+def test_a_server_that_is_started_again_is_given_the_adapters_again(server, tmp_path, monkeypatch):
+    sampler, looked = client(team(), server, tmp_path), []
 
-    def __init__(self, server: FakeVLLM) -> None:
-        super().__init__()
-        self.server, self.tries = server, 0
+    def look(member) -> None:  # the server comes back meanwhile
+        looked.append(member)
+        if len(looked) == 1:
+            server.start()
+        look_again(member)
 
-    def wait(self, timeout: float | None = None) -> bool:
-        self.tries += 1
-        if self.tries == 1:
-            self.server.start()
-        return super().wait(timeout)
-
-
-def test_a_server_that_is_started_again_is_given_the_adapters_again(server, tmp_path):
-    sampler = client(team(), server, tmp_path)
+    look_again = sampler.servers[0]._catch_up
+    monkeypatch.setattr(sampler.servers[0], "_catch_up", look)
     server.stop()
-    sampler.server._leaving = again = _StartsAgain(server)
     assert len(sampler.sample([requests(0, 1), []], SAMPLING)[0][0]) == 3
-    assert again.tries >= 1
-    assert kinds(server) == ["load agent_0", "load agent_1", "load agent_0"]
+    assert looked
+    assert kinds(server) == ["load agent_0", "load agent_1"] * 2
 
 
 def test_a_server_that_stays_away_is_given_up(server, tmp_path):
@@ -318,4 +302,4 @@ def test_adapters_on_the_head_are_refused(server, tmp_path):
 
 def test_the_builtin_needs_no_engine(tmp_path):
     agents = team()
-    assert engine.build(config(), agents, tmp_path, 512, 1.0) == (None, None)
+    assert engine.build(config(), (), agents, tmp_path, 512, SAMPLING) == (None, None)

@@ -16,6 +16,7 @@ from comlrl.errors import UserError
 from comlrl.rollout import vllm_replies
 from comlrl.rollout.vllm_replies import BadReply, ServerError
 from comlrl.rollout.vllm_server import Server
+from comlrl.rollout.vllm_servers import Servers
 from comlrl.types import Sampling
 from tests.support.fake_vllm import FakeVLLM, client, requests
 from tests.support.tiny_models import team
@@ -70,7 +71,8 @@ def raw() -> Iterator[Callable[[Callable[[Write], None]], Raw]]:
 
 def asked(url: str, patience: float = 60.0, **keys: Any) -> ServerError:
     with pytest.raises(ServerError) as raised:
-        Server(url, patience, first_wait=0.01).ask("/v1/completions", {"prompt": [1]}, **keys)
+        servers = Servers([url], patience, first_wait=0.01)
+        servers.ask("", "/v1/completions", {"model": "a", "prompt": [1]}, **keys)
     assert "\n" not in str(raised.value) and str(raised.value).startswith("generation.vllm_url: ")
     return raised.value
 
@@ -89,7 +91,7 @@ def test_the_key_does_not_follow_a_redirect(raw, monkeypatch, status):
     assert len(first.asked) == 1 and b"Bearer secret" in first.asked[0]
     assert other.asked == []
     with pytest.raises(UserError, match="which is not followed"):
-        Server(first.url, 60).check()
+        Server(first.url).check()
 
 
 # Bounds

@@ -292,7 +292,7 @@ def _open(
     from comlrl.processes import distributed, sharding
 
     distributed.check_gpus()
-    distributed.from_main(lambda: engine.check(start.config))
+    distributed.from_main(lambda: engine.check(start.config, work.roles))
     check_devices(start.config)
     sharding.check(start.config, start.config.section.fits_reward_model)
     deterministic()

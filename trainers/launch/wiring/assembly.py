@@ -153,8 +153,8 @@ def assemble(
     train = fitting(train, work.prompts, config, sampler, sampled)
     held_out = fitting(held_out, work.prompts, config, sampler, sampled) if held_out else []
     (reward, measuring), fallbacks = build_rewards(config, work), build_fallbacks(config)
-    length, temperatures = sampler.max_length, [sampled.of(i).temperature for i in range(len(team))]
-    server, corrected = engine.build(config, team, run_dir, length, temperatures)
+    length = sampler.max_length
+    server, corrected = engine.build(config, work.roles, team, run_dir, length, sampled)
     rollout = build_rollout(config, work, corrected or server or sampler, reward, fallbacks)
     learned = sampled.with_sets(config.generation.max_support)
     evaluated = build_rollout(config, work, server or sampler, measuring, fallbacks)

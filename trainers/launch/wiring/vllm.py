@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 from comlrl.config.algorithms import PreferenceConfig
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
+from trainers.launch.wiring.vllm_urls import urls
 
 if TYPE_CHECKING:
     from comlrl.loop.steps import Step
     from comlrl.models.team import Team
     from comlrl.rollout.grow import Rollout
     from comlrl.rollout.vllm_sampler import VLLMSampler
-    from comlrl.rollout.vllm_server import Server
+    from comlrl.rollout.vllm_servers import Servers
     from comlrl.types import Request, Sampling
     from comlrl.update.importance import ImportanceWeightedSampler
 
@@ -38,12 +39,6 @@ def refuse(config: Config) -> None:
             "next is not known while a step updates; give 0"
         )
     backend = "generation.backend=vllm"
-    if generation.vllm_url is None:
-        raise UserError(f"generation.vllm_url: null with {backend}; give the server's address")
-    if not generation.vllm_url.startswith(("http://", "https://")):
-        raise UserError(
-            f"generation.vllm_url: '{generation.vllm_url}'; give it with http:// before it"
-        )
     if generation.importance_cap < 1:
         raise UserError(
             f"generation.importance_cap: {generation.importance_cap} would cut a ratio of 1, where "
@@ -58,11 +53,6 @@ def refuse(config: Config) -> None:
         raise UserError(
             f"lora.enabled: false with {backend}, to which adapters are sent after an update, not "
             "whole models; give true, or generation.backend=builtin"
-        )
-    if config.agents is not None:
-        raise UserError(
-            f"agents: {list(config.agents)} with {backend}, whose server holds one model; give "
-            "agent_model.name, or generation.backend=builtin"
         )
     given = config.lora.target_modules
     if not isinstance(given, str) and any(name.endswith("lm_head") for name in given):
@@ -87,26 +77,39 @@ def refuse(config: Config) -> None:
         )
 
 
-def check(config: Config) -> None:
-    """Raises UserError where a server is to sample, and does not answer."""
-    if config.generation.backend == "vllm":
-        _server(config).check()
+def check(config: Config, roles: Sequence[str]) -> None:
+    """Raises UserError where a server is to sample, and does not answer or has another agent's
+    model."""
+    if config.generation.backend != "vllm":
+        return
+    for model, own in zip(config.model_names, servers(config, roles), strict=True):
+        for server in own.members:
+            base, _ = server.check()
+            if base != model and base in config.model_names:
+                raise UserError(
+                    f"generation.vllm_url: '{server.url}' has the model '{base}', and is given for "
+                    f"'{model}'; give each model its own servers"
+                )
 
 
 def build(
-    config: Config, team: Team, run_dir: Path, max_length: int, temperatures: Sequence[float]
+    config: Config,
+    roles: Sequence[str],
+    team: Team,
+    run_dir: Path,
+    max_length: int,
+    sampling: Sampling,
 ) -> tuple[VLLMSampler | None, ImportanceWeightedSampler | None]:
-    """The client of a server that samples in the generator's place, and, where the samples'
-    policy is trained, the same with what corrects for it. ``temperatures``: the agents'."""
+    """The client of the servers that sample in the generator's place, and, where the samples'
+    policy is trained, the same with what corrects for it."""
     if config.generation.backend == "builtin":
         return None, None
     from comlrl.rollout.vllm_sampler import VLLMSampler
     from comlrl.update.importance import ImportanceWeightedSampler
 
-    tempered = next(
-        (temperature for temperature in temperatures if temperature != 1), 1.0
-    )  # one shows what it gives
-    engine = VLLMSampler(team, _server(config), run_dir / "vllm", max_length, tempered)
+    temperatures = [sampling.of(i).temperature for i in range(len(team))]
+    own_N = servers(config, roles)
+    engine = VLLMSampler(team, own_N, run_dir / "vllm", max_length, temperatures)
     if not config.section.trained_online:
         return engine, None
     return engine, ImportanceWeightedSampler(team, engine, config.generation.importance_cap)
@@ -133,7 +136,11 @@ def prefetch(
     return ask
 
 
-def _server(config: Config) -> Server:
-    from comlrl.rollout.vllm_server import Server
+def servers(config: Config, roles: Sequence[str]) -> tuple[Servers, ...]:
+    """Of each policy; one object for policies with the same servers."""
+    from comlrl.rollout.vllm_servers import Servers
 
-    return Server(str(config.generation.vllm_url), config.generation.vllm_patience)
+    given, made = urls(config, roles), {}
+    for own in given:
+        made.setdefault(own, Servers(own, config.generation.vllm_patience))
+    return tuple(made[own] for own in given)

@@ -1,0 +1,115 @@
+"""The agents' adapters as files, and on the servers that sample for them.
+
+Whenever weights have moved, the adapter is written to a folder that the servers read and loaded
+under a new name; then the one before is unloaded. A name ends in a digest of the weights: a name
+that was used for other weights could be answered from a stale cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from comlrl.models.agent import Agent
+from comlrl.models.team import Team
+from comlrl.processes import distributed
+from comlrl.rollout import daemon_threads
+from comlrl.rollout.vllm_servers import Servers
+
+
+class Adapters:
+    """Several processes may share a server: they give the same weights one name."""
+
+    def __init__(self, team: Team, servers_N: Sequence[Servers], folder: Path) -> None:
+        """``servers_N``: of each agent; ``folder``: the servers read it too."""
+        self.team, self.servers_N = team, servers_N
+        self.folder = (folder / f"process_{distributed.rank()}").resolve()
+        self.run = distributed.from_main(lambda: secrets.token_hex(3))  # others may share a server
+        self.names: dict[int, str] = {}  # of each agent's adapter as it is loaded
+        self._replaced: dict[str, int] = {}  # loaded before, not unloaded yet → its agent
+        self._pinned: frozenset[str] = frozenset()  # not to be unloaded
+        shutil.rmtree(self.folder, ignore_errors=True)  # of a process that was killed
+
+    def begin(self) -> None:
+        """Load the first ones. Raises ServerError where a server does not take them."""
+        self._load(self._moved(), Servers.begin)
+
+    def load_moved(self) -> None:
+        """Load the adapters that have moved, then unload those that they replace. Raises
+        Refused."""
+        self._load(self._moved(), Servers.load)
+        self._unload_replaced()
+
+    def pin(self, pinned: bool) -> None:
+        """Keep the present adapters loaded, also when they are replaced; False: none."""
+        self._pinned = frozenset(self.names.values()) if pinned else frozenset()
+        self._unload_replaced()
+
+    def close(self) -> None:
+        """Unload what was loaded from the servers that are there, and remove the files."""
+        owned = self._replaced | {name: agent for agent, name in self.names.items()}
+        self._at_once(owned, Servers.unload)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # other processes' are there yet
+            self.folder.parent.rmdir()
+
+    def _moved(self) -> dict[str, int]:
+        """New names of the adapters that have moved, each with its agent; they are written."""
+        found = {}
+        for agent in self.team.agents:
+            name = f"{agent.adapter}-{self.run}-{_digest(agent)}"
+            if name == self.names.get(agent.index):
+                continue
+            assert agent.peft is not None
+            agent.peft.save_pretrained(
+                str(self.folder / name),
+                selected_adapters=[agent.adapter],
+                save_embedding_layers=False,  # they are the base's; "auto" asks a hub for them
+            )
+            found[name] = agent.index
+        return found
+
+    def _load(
+        self, moved: Mapping[str, int], load: Callable[[Servers, Mapping[str, str]], None]
+    ) -> None:
+        def load_own(servers: Servers, names: Iterable[str]) -> None:
+            adapter_of = {name: self.team.agents[moved[name]].adapter for name in names}
+            load(servers, {n: str(self.folder / n / a) for n, a in adapter_of.items()})
+
+        for name, agent in moved.items():
+            if agent in self.names:
+                self._replaced[self.names[agent]] = agent
+            self.names[agent] = name
+            self._replaced.pop(name, None)
+        self._at_once(moved, load_own)
+
+    def _unload_replaced(self) -> None:
+        gone = {n: agent for n, agent in self._replaced.items() if n not in self._pinned}
+        self._at_once(gone, Servers.unload)
+        for name in gone:
+            del self._replaced[name]
+            shutil.rmtree(self.folder / name)
+
+    def _at_once(self, owned: Mapping[str, int], job: Callable[[Servers, list[str]], None]) -> None:
+        """Run a job for all servers at once, each with the names of its own agents' adapters.
+        ``owned``: name → agent."""
+        names_of: dict[Servers, list[str]] = {}
+        for name, agent in owned.items():
+            names_of.setdefault(self.servers_N[agent], []).append(name)
+        daemon_threads.run([partial(job, *pair) for pair in names_of.items()])
+
+
+def _digest(agent: Agent) -> str:
+    """Of the weights that an agent trains."""
+    digest = hashlib.blake2b(digest_size=6)
+    for tensor in agent.state_tensors().values():
+        plain = tensor.detach().cpu().contiguous()
+        digest.update(plain.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
