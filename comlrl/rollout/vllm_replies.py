@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from comlrl.errors import UserError
@@ -16,6 +17,7 @@ from comlrl.quoting import one_line
 KEY = "generation.vllm_url"
 MAX_REPLY = 1 << 20  # bytes, beside those of the tokens that were asked for
 TOKEN_BYTES = 1 << 10  # of a token: its id, its text (several times), its log-probability
+ID_BYTES = 12  # of a token that survived truncation
 LEAST_LOGPROB = -1e6  # vLLM writes −9999 for −∞
 ROUNDING = 1e-3  # by which a log-probability may exceed 0
 
@@ -30,6 +32,7 @@ class BadReply(ServerError):
     """A reply that is not of the documented form; ``what`` says in which respect."""
 
     def __init__(self, url: str, what: str) -> None:
+        self.what = what
         super().__init__(
             f"{KEY}: '{url}' replies with {what}; docs/scaling.md names the versions of vLLM that "
             "work"
@@ -74,12 +77,24 @@ def top_two(url: str, reply: Any) -> tuple[float, float]:
     return first, second
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A completion as a server drew it."""
+
+    token_ids: tuple[int, ...]
+    logprob: float  # of all its tokens
+    support_L: (
+        tuple[tuple[int, ...], ...] | None
+    )  # the tokens that truncation left at each position
+
+
 def completions(
-    url: str, reply: Any, *, count: int, max_tokens: int, vocabulary: int
-) -> list[tuple[tuple[int, ...], float]]:
-    """Token ids and log-probability of each completion, in the order of their indices."""
+    url: str, reply: Any, *, count: int, max_tokens: int, vocabulary: int, support: bool = False
+) -> list[Drawn]:
+    """The completions in the order of their indices. ``support``: with what truncation left."""
     return [
-        _completion(url, choice, max_tokens, vocabulary) for choice in _choices(url, reply, count)
+        _completion(url, choice, max_tokens, vocabulary, support)
+        for choice in _choices(url, reply, count)
     ]
 
 
@@ -94,22 +109,52 @@ def _choices(url: str, reply: Any, count: int) -> list[dict[str, Any]]:
 
 
 def _completion(
-    url: str, choice: Mapping[str, Any], max_tokens: int, vocabulary: int
-) -> tuple[tuple[int, ...], float]:
-    ids, logprobs = choice.get("token_ids"), _logprobs(choice).get("token_logprobs")
+    url: str, choice: Mapping[str, Any], max_tokens: int, vocabulary: int, support: bool
+) -> Drawn:
+    ids, logprobs = choice.get("token_ids"), _logprob_of_tokens(choice)
     if not isinstance(ids, list) or not isinstance(logprobs, list):
         raise BadReply(url, "a completion without token ids and their log-probabilities")
     if not 1 <= len(ids) <= max_tokens:
         raise BadReply(url, f"a completion of {len(ids)} tokens, where 1 to {max_tokens} may be")
     if len(logprobs) != len(ids):
         raise BadReply(url, f"{len(ids)} tokens and {len(logprobs)} log-probabilities")
-    for token in ids:
-        if type(token) is not int or not 0 <= token < vocabulary:
-            raise BadReply(url, f"token {_shown(token)}, and the model has {vocabulary}")
+    _check_ids(url, ids, vocabulary)
     for value in logprobs:
         if not _is_logprob(value):
             raise BadReply(url, f"{_shown(value)} as a log-probability")
-    return tuple(ids), math.fsum(logprobs)
+    sets = _support(url, choice, ids, vocabulary) if support else None
+    return Drawn(tuple(ids), math.fsum(logprobs), sets)
+
+
+def _logprob_of_tokens(choice: Mapping[str, Any]) -> Any:
+    """Of each token, in the form of /v1/completions or of /inference/v1/generate."""
+    found = _logprobs(choice)
+    if "content" not in found:
+        return found.get("token_logprobs")
+    content = found["content"]
+    listed = isinstance(content, list) and all(isinstance(item, dict) for item in content)
+    return [item.get("logprob") for item in content] if listed else None
+
+
+def _support(
+    url: str, choice: Mapping[str, Any], ids: list[int], vocabulary: int
+) -> tuple[tuple[int, ...], ...]:
+    sets = choice.get("sampling_mask")
+    if not isinstance(sets, list) or not all(isinstance(one, list) for one in sets):
+        raise BadReply(url, "a completion without the tokens that survived truncation")
+    if len(sets) != len(ids):
+        raise BadReply(url, f"{len(ids)} tokens and {len(sets)} sets of survivors")
+    for token, one in zip(ids, sets, strict=True):
+        _check_ids(url, one, vocabulary)
+        if token not in one or len(set(one)) < len(one):
+            raise BadReply(url, f"token {token}, and {_shown(one)} as the survivors of its place")
+    return tuple(map(tuple, sets))
+
+
+def _check_ids(url: str, ids: list[Any], vocabulary: int) -> None:
+    for token in ids:
+        if type(token) is not int or not 0 <= token < vocabulary:
+            raise BadReply(url, f"token {_shown(token)}, and the model has {vocabulary}")
 
 
 def _logprobs(choice: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from peft.tuners.lora import LoraLayer
 
 from comlrl.errors import UserError
@@ -25,6 +26,7 @@ from comlrl.models.team import Team
 from comlrl.rollout import daemon_threads
 from comlrl.rollout.vllm_adapters import Adapters
 from comlrl.rollout.vllm_replies import (
+    ID_BYTES,
     KEY,
     MAX_REPLY,
     TOKEN_BYTES,
@@ -32,9 +34,9 @@ from comlrl.rollout.vllm_replies import (
     completions,
     top_two,
 )
-from comlrl.rollout.vllm_server import Server, Unanswered
+from comlrl.rollout.vllm_server import GENERATE, Server, Unanswered
 from comlrl.rollout.vllm_servers import Servers
-from comlrl.types import Completion, Message, Request, Sampling
+from comlrl.types import Completion, Message, Request, Sampling, SamplingSupport
 
 IN_FLIGHT = 64  # requests for each server; it forms the batches
 
@@ -65,17 +67,22 @@ class VLLMSampler:
         servers_N: Sequence[Servers],
         folder: Path,
         max_length: int,
-        temperature_N: Sequence[float],
+        sampling: Sampling,
     ) -> None:
         """``servers_N``: of each agent, one object for agents that share theirs. ``folder``: for
         adapters; the servers read it too. ``max_length``: tokens of prompt and completion
-        together. Raises UserError where a server cannot serve this team."""
+        together. ``sampling``: training's. Raises UserError where a server cannot serve this
+        team."""
         self.team, self.servers_N, self.max_length = team, servers_N, max_length
         self.servers = tuple(dict.fromkeys(servers_N))
         self.adapters = Adapters(team, servers_N, folder)
+        # Servers that return what truncation leaves want a top_k with every request.
+        self.replaying = {
+            servers_N[agent.index] for agent in team.agents if sampling.of(agent.index).truncates
+        }
         self._ahead: _Asked | None = None
         try:
-            self._begin(temperature_N)
+            self._begin(sampling)
         except UserError:
             self.close()
             raise
@@ -134,7 +141,7 @@ class VLLMSampler:
         for servers in self.servers:
             servers.leave()
 
-    def _begin(self, temperature_N: Sequence[float]) -> None:
+    def _begin(self, sampling: Sampling) -> None:
         """See that the servers are fit for this team."""
         for agent in self.team.agents:
             if isinstance(agent.model.get_output_embeddings(), LoraLayer):
@@ -145,8 +152,8 @@ class VLLMSampler:
         bases = {server: self._base(server) for own in self.servers for server in own.members}
         try:
             self.adapters.begin()
-            for agent, temperature in zip(self.team.agents, temperature_N, strict=True):
-                if temperature != 1:
+            for agent in self.team.agents:
+                if (temperature := sampling.of(agent.index).temperature) != 1:
                     servers = self.servers_N[agent.index]
                     for server in servers.members:
                         _check_processed(
@@ -187,29 +194,34 @@ class VLLMSampler:
 
     def _job(self, agent: Agent, request: Request, sampling: Sampling) -> _Job:
         """What asks for a request's completions, under the agent's present adapter."""
-        body: dict[str, Any] = {
-            "model": self.adapters.names[agent.index],
-            "prompt": list(request.prompt_ids),
-            "n": 1 if sampling.temperature == 0 else len(request.keys_G),
+        servers, name = self.servers_N[agent.index], self.adapters.names[agent.index]
+        greedy, vocabulary = sampling.temperature == 0, _vocabulary(agent)
+        params: dict[str, Any] = {
+            "n": 1 if greedy else len(request.keys_G),
             "max_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature,
             "stop_token_ids": list(agent.stop_ids),
             "logprobs": 0,  # of the sampled token alone
-            "return_token_ids": True,
             # Else a model's generation_config.json would have its say.
-            "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
+            "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+            "top_k": sampling.top_k or 0, "min_p": 0.0, "repetition_penalty": 1.0,
             "presence_penalty": 0.0, "frequency_penalty": 0.0,
         }  # fmt: skip
-        tokens = len(request.prompt_ids) + body["n"] * sampling.max_new_tokens
+        if servers in self.replaying:
+            params |= {"temperature": 1.0, "top_k": 1} if greedy else {}
+            params["top_k"] = params["top_k"] or vocabulary
+        prompt = list(request.prompt_ids)
+        new = params["n"] * sampling.max_new_tokens
+        most = MAX_REPLY + TOKEN_BYTES * (len(prompt) + new)
+        body: dict[str, Any]
+        if _wants_support(sampling):
+            path, body = GENERATE, {"token_ids": prompt, "sampling_params": params}
+            most += ID_BYTES * new * vocabulary
+        else:
+            path, body = "/v1/completions", {"prompt": prompt, "return_token_ids": True} | params
         # Caches are of an adapter; a task's later prompts begin as its first does.
-        prefix = f"{body['model']} {request.task_id or request.prompt_ids}"
-        return partial(
-            self.servers_N[agent.index].ask,
-            prefix,
-            "/v1/completions",
-            body,
-            MAX_REPLY + TOKEN_BYTES * tokens,
-        )
+        prefix = f"{name} {request.task_id or prompt}"
+        return partial(servers.ask, prefix, path, {"model": name} | body, most)
 
     def _completions(
         self, agent: Agent, request: Request, answer: tuple[str, Any], sampling: Sampling
@@ -222,15 +234,36 @@ class VLLMSampler:
             count=1 if greedy else len(request.keys_G),
             max_tokens=sampling.max_new_tokens,
             vocabulary=_vocabulary(agent),
+            support=_wants_support(sampling),
         )
-        ids_G = [ids for ids, _ in drawn]
+        ids_G = [one.token_ids for one in drawn]
         texts = agent.tokenizer.batch_decode(ids_G, skip_special_tokens=True)
         stop = set(agent.stop_ids)
         found = tuple(
-            Completion(text, ids, ids[-1] in stop, math.nan if greedy else logprob)
-            for text, (ids, logprob) in zip(texts, drawn, strict=True)
+            Completion(
+                text,
+                one.token_ids,
+                one.token_ids[-1] in stop,
+                math.nan if greedy else one.logprob,
+                support=None if one.support_L is None else _support(one.support_L),
+            )
+            for text, one in zip(texts, drawn, strict=True)
         )
         return found * len(request.keys_G) if greedy else found
+
+
+def _wants_support(sampling: Sampling) -> bool:
+    """Whether the tokens that truncation leaves are to be returned, to learn over them."""
+    return sampling.truncates and sampling.max_support is not None
+
+
+def _support(support_L: Sequence[Sequence[int]]) -> SamplingSupport:
+    """A server returns whole sets, of whatever size."""
+    return SamplingSupport(
+        torch.tensor([len(ids) for ids in support_L], dtype=torch.int32),
+        torch.tensor([token for ids in support_L for token in ids], dtype=torch.int32),
+        torch.full((len(support_L),), torch.inf),
+    )
 
 
 def _vocabulary(agent: Agent) -> int:
@@ -247,8 +280,8 @@ def _check_processed(
 
     def difference(temperature: float) -> float:
         body = {
-            "model": base, "prompt": [stop_id], "max_tokens": 1,
-            "temperature": temperature, "logprobs": 2, "return_tokens_as_token_ids": True,
+            "model": base, "prompt": [stop_id], "max_tokens": 1, "temperature": temperature,
+            "top_k": 2, "logprobs": 2, "return_tokens_as_token_ids": True,
         }  # fmt: skip
         try:
             first, second = top_two(server.url, server.ask("/v1/completions", body, seconds))

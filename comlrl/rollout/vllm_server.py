@@ -10,6 +10,7 @@ import http.client
 import json
 import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -20,13 +21,17 @@ from comlrl.quoting import one_line
 from comlrl.rollout.vllm_replies import (
     KEY,
     MAX_REPLY,
+    ROUNDING,
     BadReply,
     ServerError,
     base_model,
+    completions,
     model_names,
 )
 
 SHORT = 10.0  # seconds for a connection, and for answers that need no computation
+FIRST = 300.0  # seconds for the first token, for which kernels may be compiled
+GENERATE = "/inference/v1/generate"  # takes and returns token ids, and what truncation left
 PASSING = frozenset({408, 429})  # statuses of errors that may pass, beside those from 500 on
 
 
@@ -61,11 +66,31 @@ class Server:
         except BadReply as error:
             raise UserError(str(error)) from error
         except (Unanswered, Refused) as error:
-            reason = error.reason if isinstance(error, Refused) else str(error)
             raise UserError(
-                f"{KEY}: '{self.url}' cannot be reached ({reason}); start the server "
+                f"{KEY}: '{self.url}' cannot be reached ({_short(error)}); start the server "
                 "(docs/scaling.md), or set generation.backend=builtin"
             ) from error
+
+    def check_replay(self, base: str) -> None:
+        """Raises UserError where it does not return the tokens that survive truncation, with
+        log-probabilities over these alone: of one survivor that is 0."""
+        params = {"max_tokens": 1, "temperature": 1.0, "top_k": 1, "logprobs": 0}
+        body = {"model": base, "token_ids": [0], "sampling_params": params}
+        try:
+            reply = self.ask(GENERATE, body, FIRST)
+            (drawn,) = completions(
+                self.url, reply, count=1, max_tokens=1, vocabulary=sys.maxsize, support=True
+            )
+        except (Unanswered, Refused, BadReply) as error:
+            raise UserError(
+                f"'{self.url}' does not return the tokens that survive it ({_short(error)}); "
+                "start it with --return-sampling-mask (docs/scaling.md)"
+            ) from error
+        if abs(drawn.logprob) > ROUNDING:
+            raise UserError(
+                f"'{self.url}' gives log-probabilities over all tokens; start it with "
+                "--logprobs-mode processed_logprobs"
+            )
 
     def names(self) -> list[str]:
         """All that requests may name. Raises as ``ask`` does."""
@@ -158,6 +183,13 @@ def _connected(connection: http.client.HTTPConnection, seconds: float) -> Iterat
         timer.cancel()
     if passed.is_set():
         raise Unanswered(f"no whole answer within {seconds:g} s")
+
+
+def _short(error: Unanswered | Refused | BadReply) -> str:
+    """An error's reason, without the server."""
+    if isinstance(error, BadReply):
+        return error.what
+    return one_line(error.reason) if isinstance(error, Refused) else str(error)
 
 
 def _reason(text: bytes, redirect: str | None) -> str:

@@ -7,9 +7,10 @@ products over its tokens, a completion counts in its agent's gradient with
 
     c(y) = min(π(y | x) / μ(y | x), cap)
 
-which is held fixed (no gradient flows through it). Without the cap this is exact: the expected
-gradient under μ is that under π, for team-mates as they acted. The cap bounds the variance
-(truncated importance sampling, Ionides 2008).
+which is held fixed (no gradient flows through it). Where μ was truncated, π is over the same tokens
+at each position. Without the cap this is exact: the expected gradient under μ is that under π, for
+team-mates as they acted. The cap bounds the variance (truncated importance sampling, Ionides
+2008).
 """
 
 from __future__ import annotations

@@ -21,8 +21,10 @@ from comlrl.models.team import Team
 from comlrl.rollout.generation import Generator
 from comlrl.rollout.vllm_sampler import VLLMSampler
 from comlrl.rollout.vllm_servers import Servers
-from comlrl.types import Request, Sampling
+from comlrl.types import Request, Sampling, SamplingSupport
 from tests.support.tiny_models import prompt
+
+SAMPLING = Sampling(0.8, 12)
 
 
 class FakeVLLM:
@@ -35,6 +37,8 @@ class FakeVLLM:
         self.events: list[tuple[str, str]] = []  # (load or unload, name)
         self.asked: list[dict[str, Any]] = []  # bodies of completions
         self.max_model_len, self.max_rank, self.processed = 4096, 64, True
+        self.base = "base"  # the model's name
+        self.replays = False  # as with --return-sampling-mask
         self.torn = 0  # answers to come whose connection breaks
         self.before: Callable[[dict[str, Any]], None] = lambda body: None  # an answer is made
         self.after: Callable[[Any], Any] = lambda answer: answer  # as it is sent
@@ -73,11 +77,12 @@ class FakeVLLM:
         app.post("/v1/load_lora_adapter")(self._load)
         app.post("/v1/unload_lora_adapter")(self._unload)
         app.post("/v1/completions")(self._completions)
+        app.post("/inference/v1/generate")(self._generate)
         return app
 
     def _models(self) -> Any:
-        cards = [{"id": "base", "max_model_len": self.max_model_len}]
-        return {"data": cards + [{"id": name, "parent": "base"} for name in self.adapters]}
+        cards = [{"id": self.base, "max_model_len": self.max_model_len}]
+        return {"data": cards + [{"id": name, "parent": self.base} for name in self.adapters]}
 
     def _load(self, body: dict[str, Any]) -> Response:
         name, path = body["lora_name"], Path(body["lora_path"])
@@ -101,15 +106,39 @@ class FakeVLLM:
         return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
     def _completions(self, body: dict[str, Any]) -> Any:
+        self._note(body, body)
+        if body["model"] == self.base:
+            return self._likeliest(body)
+        return self._answer(body, body["prompt"], body)
+
+    def _generate(self, body: dict[str, Any]) -> Any:
+        """Token ids in and out, by the sampling parameters of the engine."""
+        self._note(body, body["sampling_params"])
+        if body["model"] == self.base:  # of one token that survives
+            drawn = {"content": [{"token_id": 1, "logprob": 0.0 if self.processed else -0.5}]}
+            choice = {"index": 0, "token_ids": [1], "logprobs": drawn}
+            return {"choices": [choice | {"sampling_mask": [[1]] if self.replays else None}]}
+        return self._answer(body, body["token_ids"], body["sampling_params"])
+
+    def _note(self, body: dict[str, Any], params: dict[str, Any]) -> None:
         self.asked.append(body)
         self.before(body)
-        if body["model"] == "base":
-            return self._likeliest(body)
-        if body["model"] not in self.adapters:
+        if body["model"] not in {self.base, *self.adapters}:
             raise HTTPException(404, f"The model `{body['model']}` does not exist.")
-        if body["temperature"] == 0 and body["n"] > 1:
+        if params["temperature"] == 0 and params["n"] > 1:
             raise HTTPException(400, "n must be 1 when using greedy sampling")
-        answer = self.after({"choices": list(self._choices(body))[::-1]})  # in whatever order
+        if self.replays and params["temperature"] <= 0:
+            raise HTTPException(400, "sampling distribution replay requires temperature > 0")
+        if self.replays and params.get("top_k", 0) <= 0:
+            raise HTTPException(400, "sampling distribution replay requires top_k > 0")
+
+    def _answer(self, body: dict[str, Any], ids: list[int], params: dict[str, Any]) -> Any:
+        choices = list(self._choices(body["model"], ids, params))
+        if "sampling_params" in body:
+            for choice in choices:
+                drawn = choice["logprobs"].pop("token_logprobs")
+                choice["logprobs"]["content"] = [{"logprob": value} for value in drawn]
+        answer = self.after({"choices": choices[::-1]})  # in whatever order
         with self._lock:
             self.torn -= 1
             if self.torn >= 0:
@@ -117,24 +146,37 @@ class FakeVLLM:
                 return StreamingResponse(iter([json.dumps(answer)[:9]]), headers=whole)
         return answer
 
-    def _choices(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        keys = tuple((next(self._draws),) for _ in range(body["n"]))
-        request = Request(tuple(body["prompt"]), keys)
+    def _choices(
+        self, model: str, ids: list[int], params: dict[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        keys = tuple((next(self._draws),) for _ in range(params["n"]))
+        request, temperature = Request(tuple(ids), keys), params["temperature"]
         with self._lock:
             self.team.agents[0].load_tensors(
-                load_file(self.adapters[body["model"]] / "adapter_model.safetensors")
+                load_file(self.adapters[model] / "adapter_model.safetensors")
             )
-            sampling = Sampling(body["temperature"], body["max_tokens"])
+            sampling = Sampling(
+                temperature, params["max_tokens"], params["top_p"], params["top_k"] or None,
+                max_support=1 << 20 if self.replays else None,
+            )  # fmt: skip
             (completions,) = self.generator.sample([[request]], sampling)[0]
         for index, completion in enumerate(completions):
-            ids = list(completion.token_ids)
-            drawn = [completion.logprob if body["temperature"] else -1.0, *[0.0] * (len(ids) - 1)]
-            yield {"index": index, "token_ids": ids, "logprobs": {"token_logprobs": drawn}}
+            tokens = list(completion.token_ids)
+            drawn = [completion.logprob if temperature else -1.0, *[0.0] * (len(tokens) - 1)]
+            mask = None if completion.support is None else _sets(completion.support)
+            yield {
+                "index": index, "token_ids": tokens, "logprobs": {"token_logprobs": drawn},
+                "sampling_mask": mask,
+            }  # fmt: skip
 
     def _likeliest(self, body: dict[str, Any]) -> Any:
         temperature = body["temperature"] if self.processed else 1.0
         top = {"token_id:1": -0.2 / temperature, "token_id:2": -0.6 / temperature}
         return {"choices": [{"index": 0, "logprobs": {"top_logprobs": [top]}}]}
+
+
+def _sets(support: SamplingSupport) -> list[list[int]]:
+    return [ids.tolist() for ids in support.ids_I.split(support.counts_L.tolist())]
 
 
 def client(
@@ -143,13 +185,12 @@ def client(
     folder: Path,
     *,
     patience: float = 60.0,
-    temperature: float = 0.8,
+    sampling: Sampling = SAMPLING,
 ) -> VLLMSampler:
     """A sampler for a team whose agents share one server, or several."""
     fakes = [servers] if isinstance(servers, FakeVLLM) else servers
     joined = Servers([fake.url for fake in fakes], patience, first_wait=0.01)
-    temperatures = [temperature] * len(agents)
-    return VLLMSampler(agents, [joined] * len(agents), folder / "vllm", 512, temperatures)
+    return VLLMSampler(agents, [joined] * len(agents), folder / "vllm", 512, sampling)
 
 
 def requests(agent: int, count: int = 2, siblings: int = 3) -> list[Request]:

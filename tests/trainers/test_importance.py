@@ -218,8 +218,8 @@ def test_the_expected_gradient_is_the_trained_policy_s(algorithm, cap, drawn, fo
 class Enumerating(FakeVLLM):
     """Answers a request with each pair's own completion, as the adapter that it names says them."""
 
-    def _choices(self, body):
-        adapter = self.adapters[body["model"]]
+    def _choices(self, model, ids, params):
+        adapter = self.adapters[model]
         with self._lock, torch.no_grad():
             self.team.agents[0].load_tensors(load_file(adapter / "adapter_model.safetensors"))
             logprob_of = {ids: float(logprob(self.team, 0, ids)) for ids in WRITTEN}
@@ -239,8 +239,7 @@ def test_what_was_sampled_before_an_update_is_corrected_for_it(folder, tmp_path)
     agents = built(folder)
     noisy(agents, 0.4)
     server = Enumerating(built(folder, num_agents=1)).start()
-    servers, temperatures = Servers([server.url], 60), [SAMPLING.temperature] * 2
-    client = Client(agents, [servers] * 2, tmp_path, 64, temperatures)
+    client = Client(agents, [Servers([server.url], 60)] * 2, tmp_path, 64, SAMPLING)
     drawn_N = chances(agents)
     corrected, shape = ImportanceWeightedSampler(agents, client, 1e9), config(**RAW).section.shape
     rollout = Rollout(corrected, Expectation(drawn_N), FakeTransition(), PROMPTS, seed=1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +35,8 @@ from comlrl.types import (
     Tree,
 )
 from comlrl.update.clipped import ClippedPolicy
+from comlrl.update.importance import ImportanceWeightedSampler
+from tests.support.fake_vllm import FakeVLLM, client
 from tests.support.fakes import task
 from tests.support.gradients import fast
 from tests.support.plain import relative
@@ -132,13 +134,19 @@ def allowed(logits: torch.Tensor, sampling: Sampling) -> list[int]:
     return left
 
 
-def expected_reward(way: Way, sampling: Sampling, reward: Callable[[Sequence_], float]):
-    """J = Σ_y π(y) r(y) with π over what truncation leaves, with its gradient; π(y) of each y."""
+def expected_reward(
+    way: Way,
+    sampling: Sampling,
+    reward: Callable[[Sequence_], float],
+    sampled_by: Way | None = None,
+):
+    """J = Σ_y π(y) r(y) with π over what truncation leaves, with its gradient; π(y) of each y.
+    ``sampled_by``: whose probabilities decide what is left."""
     chances: dict[Sequence_, torch.Tensor] = {}
 
     def go_on(sequence: Sequence_, chance: torch.Tensor) -> None:
         logits = way.logits(sequence)
-        left = allowed(logits.detach(), sampling)
+        left = allowed((sampled_by or way).logits(sequence).detach(), sampling)
         step = (logits[left] / sampling.temperature).softmax(-1)
         for token, p in zip(left, step, strict=True):
             longer = (*sequence, token)
@@ -268,3 +276,47 @@ def test_the_entropy_bonus_is_the_gradient_of_the_entropy(name, sampling):
     weights = [p * reward(c.token_ids) for p, c in zip(chance.tolist(), completions, strict=True)]
     assert relative(by_magrpo(way, completions, weights, sampling, coef), -exact) < 1e-9
     assert relative(by_magrpo(way, completions, weights, sampling), -exact) > 0.01
+
+
+# By a server that returns what truncation leaves
+
+
+@pytest.fixture
+def server() -> Iterator[FakeVLLM]:
+    fake = FakeVLLM(Way("decoder").team)
+    fake.replays = True
+    yield fake.start()
+    fake.stop()
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS[:3], ids=str)
+def test_the_gradient_over_what_a_server_left(server, tmp_path, sampling):
+    """The server's weights are those from before an update: −∇ Σ_y π(y) r(y), π the trained policy
+    over the sets that the server chose from, while μ is what drew."""
+    way, before = Way("decoder"), Way("decoder")
+    sampler = client(way.team, server, tmp_path, sampling=sampling)
+    corrected = ImportanceWeightedSampler(way.team, sampler, cap=1e9)
+    asked = [[Request(PROMPT, tuple((9, g) for g in range(DRAWS)))]]
+    sampler.ask_ahead(asked, sampling)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in way.agent.parameters():
+            noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+            weight.add_(0.2 * noise)
+    ((completions,),) = corrected.sample(asked, sampling)
+    sampler.close()
+    found = {completion.token_ids: completion for completion in completions}
+    _, drawn = expected_reward(before, sampling, reward)
+    value, chances = expected_reward(way, sampling, reward, sampled_by=before)
+    value.backward()
+    exact = gradient_of(way)
+    assert found.keys() == drawn.keys() == chances.keys() and len(found) > 3
+    for ids, completion in found.items():
+        assert completion.support.counts_L.tolist() == [
+            len(allowed(before.logits(ids[:at]).detach(), sampling)) for at in range(len(ids))
+        ]
+        assert completion.importance == pytest.approx(chances[ids] / drawn[ids], rel=1e-6)
+    weights = [drawn[ids] * reward(ids) for ids in found]
+    assert relative(by_magrpo(way, list(found.values()), weights, sampling), -exact) < 1e-6
+    of_all = [replace(completion, support=None) for completion in found.values()]
+    assert relative(by_magrpo(way, of_all, weights, sampling), -exact) > 0.05

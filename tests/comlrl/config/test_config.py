@@ -315,8 +315,6 @@ REFUSED = [  # overrides → what the line must name
         for item, named, *words in (
             ("lora.enabled=false", "lora.enabled", "false", "whole models"),
             ("lora.target_modules=[q_proj,lm_head]", "lora.target_modules", "lm_head", "head"),
-            ("magrpo.top_p=0.9", "top_p", "0.9", "null"),
-            ("agent_model.top_k=5", "top_k", "5", "null"),
             ("distributed.strategy=fsdp", "distributed.strategy", "fsdp", "replicate"),
         )
     ),
@@ -366,8 +364,9 @@ def test_rounds_do_not_know_what_comes_next(algorithm):
         )  # fmt: skip
 
 
-def test_a_server_may_sample_without_truncation_and_ahead():
-    config, notices = parse("--override", *VLLM, "magrpo.top_p=1.0", "generation.overlap=1")
+@pytest.mark.parametrize("top_p", [0.9, 1.0])
+def test_a_server_may_sample_with_truncation_and_ahead(top_p):
+    config, notices = parse("--override", *VLLM, f"magrpo.top_p={top_p}", "generation.overlap=1")
     assert config.generation.backend == "vllm" and config.generation.overlap == 1 and not notices
 
 

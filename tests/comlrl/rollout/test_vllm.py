@@ -17,11 +17,9 @@ from comlrl.models.team import Team
 from comlrl.rollout.vllm_replies import ServerError
 from comlrl.types import Completion, Request, Sampling
 from comlrl.update.importance import ImportanceWeightedSampler
-from tests.support.fake_vllm import FakeVLLM, client, kinds, move, requests
+from tests.support.fake_vllm import SAMPLING, FakeVLLM, client, kinds, move, requests
 from tests.support.tiny_models import STOPS, config, prompt, team
 from trainers.launch.wiring import vllm as engine
-
-SAMPLING = Sampling(0.8, 12)
 
 
 @pytest.fixture
@@ -69,8 +67,10 @@ def test_each_agent_is_asked_for_at_its_own_limits(server, tmp_path):
     """And compared with the trained policy at its own temperature: ratios of 1."""
     agents = team()
     own_N = (Sampling(0.8, 5), Sampling(1.4, 12))
-    sampler = ImportanceWeightedSampler(agents, client(agents, server, tmp_path), cap=2.0)
-    sampled_N = sampler.sample([requests(0), requests(1)], replace(own_N[0], by_agent=own_N))
+    own = replace(own_N[0], by_agent=own_N)
+    made = client(agents, server, tmp_path, sampling=own)
+    sampler = ImportanceWeightedSampler(agents, made, cap=2.0)
+    sampled_N = sampler.sample([requests(0), requests(1)], own)
     asked = {(b["temperature"], b["max_tokens"]) for b in server.asked if b["model"] != "base"}
     assert asked == {(0.8, 5), (1.4, 12)}
     for completion in (c for groups in sampled_N for group in groups for c in group):
@@ -271,6 +271,80 @@ def test_a_server_that_stays_away_is_given_up(server, tmp_path):
     sampler.close()
 
 
+# Truncation
+
+CUT = Sampling(0.8, 12, top_p=0.7, max_support=1)
+
+
+def test_what_truncation_left_comes_with_the_completions(server, tmp_path):
+    """Sets of any size, whatever ``max_support``; one request for both of top_p and top_k."""
+    server.replays, agents = True, team()
+    own_N = (CUT, Sampling(0.8, 12, top_k=3, max_support=1))
+    both = replace(CUT, by_agent=own_N)
+    sampler = client(agents, server, tmp_path, sampling=both)
+    corrected = ImportanceWeightedSampler(agents, sampler, cap=2.0)
+    sampled_N = corrected.sample([requests(0), requests(1)], both)
+    sizes = [[c.support.counts_L.tolist() for g in groups for c in g] for groups in sampled_N]
+    assert max(map(max, sizes[0])) > 3 and {n for own in sizes[1] for n in own} == {3}
+    for completion in (c for groups in sampled_N for group in groups for c in group):
+        assert completion.importance == pytest.approx(1, abs=1e-4)
+        sets = completion.support.ids_I.split(completion.support.counts_L.tolist())
+        for token, ids in zip(completion.token_ids, sets, strict=True):
+            assert token in ids
+
+
+def test_such_a_server_has_a_top_k_with_every_request(server, tmp_path):
+    """Greedy ones and those of an agent without truncation too; nobody learns over an
+    evaluation's sets."""
+    server.replays, agents = True, team()
+    both = replace(CUT, by_agent=(CUT, SAMPLING))
+    sampler = client(agents, server, tmp_path, sampling=both)
+    asked = [requests(0, 1), requests(1, 1)]
+    cut_N, whole_N = sampler.sample(asked, both)
+    assert cut_N[0][0].support is not None and whole_N[0][0].support is None
+    for sampling in (both.greedy, both.with_sets(None)):
+        for groups in sampler.sample(asked, sampling):
+            assert len(groups[0]) == 3 and groups[0][0].support is None
+    first, again = (sampler.sample(asked, both.greedy) for _ in range(2))
+    assert first == again
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"replays": False}, r"does not return the tokens that survive it \(.*\); start it with "
+                             "--return-sampling-mask .*, or give top_p=null or generation.backend"),
+        ({"replays": True, "processed": False}, "over all tokens; .* processed_logprobs"),
+    ],
+)  # fmt: skip
+def test_a_server_that_cannot_replay_is_refused_at_the_start(server, settings, message):
+    given = {"generation__backend": "vllm", "generation__vllm_url": server.url}
+    vars(server).update(settings)
+    engine.check(config(**given, agent_model__top_p=1.0), ("aux", "main"))
+    with pytest.raises(UserError, match=r"^top_p: 0\.9 with generation\.backend=vllm.* " + message):
+        engine.check(config(**given, agent_model__top_p=0.9), ("aux", "main"))
+
+
+def test_a_server_that_can_replay_is_not_refused(server):
+    server.replays = True
+    given = {"generation__backend": "vllm", "generation__vllm_url": server.url}
+    engine.check(config(**given, agent_model__top_p=0.9), ("aux", "main"))
+
+
+def test_a_server_of_another_agent_s_model_is_refused(server):
+    second = FakeVLLM(server.team).start()
+    second.base = "mine"
+    given = {"generation__backend": "vllm", "agents": ["base", "mine"]}
+    right = {"base": server.url, "mine": f"{second.url}/v1/"}
+    try:
+        engine.check(config(**given, generation__vllm_url=right), ("aux", "main"))
+        wrong = {"base": second.url, "mine": server.url}
+        with pytest.raises(UserError, match="has the model 'mine', and is given for 'base'"):
+            engine.check(config(**given, generation__vllm_url=wrong), ("aux", "main"))
+    finally:
+        second.stop()
+
+
 @pytest.mark.parametrize(
     ("settings", "temperature", "message"),
     [
@@ -284,13 +358,13 @@ def test_a_server_that_does_not_fit_is_refused_at_the_start(
 ):
     vars(server).update(settings)
     with pytest.raises(UserError, match=r"generation\.vllm_url: .*" + message):
-        client(team(), server, tmp_path, temperature=temperature)
+        client(team(), server, tmp_path, sampling=Sampling(temperature, 12))
     assert server.adapters == {} and not (tmp_path / "vllm").exists()
 
 
 def test_raw_log_probabilities_are_right_at_temperature_1(server, tmp_path):
     server.processed, agents = False, team()
-    client(agents, server, tmp_path, temperature=1.0)
+    client(agents, server, tmp_path, sampling=Sampling(1.0, 12))
     assert len(server.adapters) == len(agents)  # no error, and it is ready to sample
 
 

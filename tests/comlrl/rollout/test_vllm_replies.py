@@ -14,7 +14,7 @@ import pytest
 
 from comlrl.errors import UserError
 from comlrl.rollout import vllm_replies
-from comlrl.rollout.vllm_replies import BadReply, ServerError
+from comlrl.rollout.vllm_replies import BadReply, Drawn, ServerError
 from comlrl.rollout.vllm_server import Server
 from comlrl.rollout.vllm_servers import Servers
 from comlrl.types import Sampling
@@ -144,14 +144,44 @@ GOOD = {"index": 0, "token_ids": [5, 6], "logprobs": {"token_logprobs": [-0.5, -
 OTHER = {"index": 1, "token_ids": [7], "logprobs": {"token_logprobs": [0.0]}}
 
 
-def read(choices: Any) -> list[tuple[tuple[int, ...], float]]:
+def read(choices: Any, support: bool = False) -> list[Drawn]:
     return vllm_replies.completions(
-        "http://x", {"choices": choices}, count=2, max_tokens=3, vocabulary=8
+        "http://x", {"choices": choices}, count=2, max_tokens=3, vocabulary=8, support=support
     )
 
 
 def test_completions_come_in_the_order_of_their_indices():
-    assert read([OTHER, GOOD]) == [((5, 6), -0.75), ((7,), 0.0)]
+    assert read([OTHER, GOOD]) == [Drawn((5, 6), -0.75, None), Drawn((7,), 0.0, None)]
+
+
+def masked(choice: dict, sets: Any) -> dict:
+    """In the form of /inference/v1/generate."""
+    content = [{"logprob": value} for value in choice["logprobs"]["token_logprobs"]]
+    return choice | {"logprobs": {"content": content}, "sampling_mask": sets}
+
+
+def test_what_survives_truncation_comes_with_each_token():
+    good, other = masked(GOOD, [[5], [0, 6, 7]]), masked(OTHER, [[1, 7]])
+    assert read([good, other], True) == [
+        Drawn((5, 6), -0.75, ((5,), (0, 6, 7))), Drawn((7,), 0.0, ((1, 7),)),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [None, 5, [[7], [7]], [], [7], [None], [[]], [[1]], [[7, 7]], [[7, 8]], [[7, -1]],
+     [[7, 1.0]], [[7, True]], [[7, [1]]]],
+    ids=str,
+)  # fmt: skip
+def test_malformed_survivors(sets):
+    with pytest.raises(BadReply, match=r"^generation\.vllm_url: 'http://x' replies with "):
+        read([masked(GOOD, [[5], [6]]), masked(OTHER, sets)], True)
+
+
+@pytest.mark.parametrize("content", [None, 5, [None], [{}], [{"logprob": "0"}], []])
+def test_malformed_log_probabilities_of_generate(content):
+    with pytest.raises(BadReply):
+        read([GOOD, OTHER | {"logprobs": {"content": content}}])
 
 
 BAD_CHOICES = [

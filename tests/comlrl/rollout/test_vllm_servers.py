@@ -232,10 +232,10 @@ def test_nothing_is_lost_or_counted_twice(three, tmp_path):
     for fake in three:
         choices = fake._choices
 
-        def noted(body: dict, choices=choices) -> Iterator[dict]:
-            answer = list(choices(body))
+        def noted(model: str, ids: list[int], params: dict, choices=choices) -> Iterator[dict]:
+            answer = list(choices(model, ids, params))
             texts = frozenset(tuple(choice["token_ids"]) for choice in answer)
-            made.append((body["model"], tuple(body["prompt"]), texts))
+            made.append((model, tuple(ids), texts))
             yield from answer
 
         fake._choices = noted
@@ -273,7 +273,7 @@ def test_each_agent_has_its_own_servers(three, tmp_path):
     second = FakeVLLM(team(num_agents=1, agent_model__name=paths[1])).start()
     try:
         first, own = joined(three[:2]), joined([second])
-        sampler = VLLMSampler(agents, [first, own], tmp_path / "vllm", 512, [0.8, 0.8])
+        sampler = VLLMSampler(agents, [first, own], tmp_path / "vllm", 512, SHORT)
         corrected = ImportanceWeightedSampler(agents, sampler, cap=2.0)
         for _ in range(2):
             sampled_N = corrected.sample([requests(0, 6), requests(1)], SHORT)

@@ -269,6 +269,7 @@ def _generation(config: Config, work: Work) -> Unused:
             "no server is asked unless generation.backend=vllm",
         )
         return
+    yield "generation.max_support", "a server returns whole sets"
     if not online:
         yield (
             "generation.importance_cap",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from comlrl.config.algorithms import PreferenceConfig
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
+from trainers.launch.wiring.sampling import sampling
 from trainers.launch.wiring.vllm_urls import urls
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from comlrl.models.team import Team
     from comlrl.rollout.grow import Rollout
     from comlrl.rollout.vllm_sampler import VLLMSampler
+    from comlrl.rollout.vllm_server import Server
     from comlrl.rollout.vllm_servers import Servers
     from comlrl.types import Request, Sampling
     from comlrl.update.importance import ImportanceWeightedSampler
@@ -60,16 +62,6 @@ def refuse(config: Config) -> None:
             f"lora.target_modules: {list(given)} with {backend}, which serves no adapter on the "
             "language-model head; leave lm_head out, or give generation.backend=builtin"
         )
-    truncating = {"top_p": config.top_p(section), "top_k": config.top_k(section)}
-    for role, own in config.sampling.items():
-        truncating |= {f"sampling.{role}.top_p": own.top_p, f"sampling.{role}.top_k": own.top_k}
-    for key, value in truncating.items():
-        if value is not None and not (key.endswith("top_p") and value == 1):
-            raise UserError(
-                f"{key}: {value:g} with {backend}, whose server does not tell which tokens "
-                f"survived, so that their policy cannot be trained; give {key}=null, or "
-                "generation.backend=builtin"
-            )
     if config.distributed.strategy == "fsdp":
         raise UserError(
             f"distributed.strategy: fsdp with {backend}, which answers each process differently, "
@@ -78,11 +70,13 @@ def refuse(config: Config) -> None:
 
 
 def check(config: Config, roles: Sequence[str]) -> None:
-    """Raises UserError where a server is to sample, and does not answer or has another agent's
-    model."""
+    """Raises UserError where a server is to sample, and does not answer, has another agent's model
+    or does not return what truncation leaves."""
     if config.generation.backend != "vllm":
         return
-    for model, own in zip(config.model_names, servers(config, roles), strict=True):
+    drawn = sampling(config, roles)
+    for index, own in enumerate(servers(config, roles)):
+        model = config.model_names[index]
         for server in own.members:
             base, _ = server.check()
             if base != model and base in config.model_names:
@@ -90,6 +84,21 @@ def check(config: Config, roles: Sequence[str]) -> None:
                     f"generation.vllm_url: '{server.url}' has the model '{base}', and is given for "
                     f"'{model}'; give each model its own servers"
                 )
+            if drawn.of(index).truncates:
+                _check_replay(server, base, drawn.of(index))
+
+
+def _check_replay(server: Server, base: str, sampling: Sampling) -> None:
+    """Raises UserError where the policy that acts could not be trained."""
+    truncating = {"top_k": sampling.top_k, "top_p": sampling.top_p}
+    key, value = next((key, value) for key, value in truncating.items() if value is not None)
+    try:
+        server.check_replay(base)
+    except UserError as error:
+        raise UserError(
+            f"{key}: {value:g} with generation.backend=vllm, and {error}, or give {key}=null or "
+            "generation.backend=builtin"
+        ) from error
 
 
 def build(
@@ -98,7 +107,7 @@ def build(
     team: Team,
     run_dir: Path,
     max_length: int,
-    sampling: Sampling,
+    sampled: Sampling,
 ) -> tuple[VLLMSampler | None, ImportanceWeightedSampler | None]:
     """The client of the servers that sample in the generator's place, and, where the samples'
     policy is trained, the same with what corrects for it."""
@@ -107,9 +116,8 @@ def build(
     from comlrl.rollout.vllm_sampler import VLLMSampler
     from comlrl.update.importance import ImportanceWeightedSampler
 
-    temperatures = [sampling.of(i).temperature for i in range(len(team))]
     own_N = servers(config, roles)
-    engine = VLLMSampler(team, own_N, run_dir / "vllm", max_length, temperatures)
+    engine = VLLMSampler(team, own_N, run_dir / "vllm", max_length, sampled)
     if not config.section.trained_online:
         return engine, None
     return engine, ImportanceWeightedSampler(team, engine, config.generation.importance_cap)

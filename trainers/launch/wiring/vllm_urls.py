@@ -62,7 +62,7 @@ def _addresses(key: str, given: Any) -> tuple[str, ...]:
             raise UserError(f"{key}: {url!r} is no address; give e.g. http://localhost:8000")
         if not url.startswith(("http://", "https://")):
             raise UserError(f"{key}: '{url}'; give it with http:// before it")
-    plain = [url.rstrip("/") for url in found]
+    plain = [url.rstrip("/").removesuffix("/v1") for url in found]
     twice = [url for url in plain if plain.count(url) > 1]
     if twice:
         raise UserError(f"{key}: '{twice[0]}' is there twice; give each server once")

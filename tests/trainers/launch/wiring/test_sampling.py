@@ -64,11 +64,6 @@ def test_a_configuration_that_is_written_reads_back(tmp_path):
         ("sampling.main.top_k=0", "sampling.main.top_k: 0; give a number at least 1"),
         ("sampling.aux=5", "sampling.aux: 5 is not a mapping; write sampling.aux.KEY=VALUE"),
         ("sampling.main.max_new_tokens=4096", "sampling.main.max_new_tokens: 4096 leaves no room"),
-        (
-            "magrpo.top_p=null sampling.main.top_k=9 generation.backend=vllm "
-            "generation.vllm_url=http://x",
-            "sampling.main.top_k: 9 with generation.backend=vllm",
-        ),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line(settings, message):
