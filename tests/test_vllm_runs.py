@@ -201,6 +201,38 @@ def test_a_server_lost_in_the_middle(zygote: Zygote, server: FakeVLLM, tmp_path:
     assert ratios(folder) == pytest.approx([1] * (step + 2), abs=1e-3)
 
 
+@pytest.mark.slow
+def test_several_servers_of_several_models(zygote: Zygote, tmp_path: Path) -> None:
+    """One of an agent's two servers dies in the middle, and the run goes on; top-p truncates, and
+    all weigh 1."""
+    folder = tmp_path / "run"
+    alone = tiny_models.config(num_agents=1, **EXACT)
+    fakes = [FakeVLLM(build_team(alone, device="cpu")).start() for _ in range(3)]
+    for fake in fakes:
+        fake.replays = True
+    keys = LEARNING | {"max_steps": 4, "save_steps": 0, "num_turns": 2, "top_p": 0.9}
+    arguments = [
+        *asked("magrpo", folder, "", **keys), "agents=[builtin:tiny-coder,builtin:tiny-coder]",
+        f"generation.vllm_url={{aux: [{fakes[0].url}, {fakes[1].url}], main: {fakes[2].url}}}",
+    ]  # fmt: skip
+    death = threading.Thread(target=fakes[0].stop)
+    numbers = itertools.count()
+    fakes[0].before = lambda body: None if next(numbers) else death.start()
+    run = zygote.run("magrpo", arguments)
+    try:
+        assert run.wait() == 0, run.output
+        death.join()
+    finally:
+        for fake in fakes:
+            fake.stop()
+    assert run.output.count("it is left out until it answers, 1 of 2 servers go on") == 1
+    assert ratios(folder) == pytest.approx([1] * 4, abs=1e-3)
+    agents = [{name.split("-")[0] for _, name in fake.events} for fake in fakes]
+    assert agents == [{"agent_0"}, {"agent_0"}, {"agent_1"}]
+    assert fakes[1].adapters == fakes[2].adapters == {}
+    assert any("sampling_params" in body for body in fakes[1].asked)
+
+
 def ended(team: list[Process]) -> list[int]:
     return [process.wait() for process in team]
 

@@ -189,8 +189,8 @@ class GenerationConfig:
     )
     vllm_url: Any = key(
         None,
-        "address of the server, e.g. http://localhost:8000; or a list of several; or, if the agents' "
-        "models differ, a mapping from each agent's role or model to either",
+        "address of the server, e.g. http://localhost:8000; or a list of several; or, if the "
+        "agents' models differ, a mapping from each agent's role or model to either",
     )
     vllm_patience: float = key(
         300.0,

@@ -37,6 +37,7 @@ class _Member(Server):
         super().__init__(url)
         self.away = False
         self.returns = 0  # how often it has been taken back
+        self.reported = False  # as away, and it has answered no request since then
         self.wait = wait  # seconds before it is asked for again once it is away
         self.under_way = 0  # requests
         self.stale: set[str] = set()  # adapters to unload when it is back
@@ -63,10 +64,6 @@ class Servers:
 
     def __len__(self) -> int:
         return len(self.members)
-
-    @property
-    def left(self) -> bool:
-        return self._left
 
     def begin(self, adapters: Mapping[str, str]) -> None:
         """Load the first adapters on all servers. Raises ServerError where one does not take
@@ -104,7 +101,7 @@ class Servers:
             member, returns = self._take(prefix, failed, deadline)
             try:
                 reply = self._answer(member, path, body, most)
-                member.wait = self.first_wait
+                self._has_answered(member)
                 return member.url, reply
             except Unanswered as error:
                 failure = f"{KEY}: '{member.url}': {error}"
@@ -186,12 +183,19 @@ class Servers:
             self._failure = failure
             if member.away or member.returns > returns or self._left:
                 return
-            member.away = True
+            member.away, known, member.reported = True, member.reported, True
             left = len(self._here())
-        if len(self) > 1:
+        if len(self) > 1 and not known:
             others = f"{left} of {len(self)} servers go on" if left else "no other is there"
             notice(f"{failure}; it is left out until it answers, {others}")
         threading.Thread(target=self._look_for, args=(member,), daemon=True).start()
+
+    def _has_answered(self, member: _Member) -> None:
+        with self._changed:
+            member.wait = self.first_wait
+            again, member.reported = member.reported, False
+        if len(self) > 1 and again:
+            notice(f"{KEY}: '{member.url}' answers again")
 
     def _look_for(self, member: _Member) -> None:
         """Take a server back once it answers and has the adapters."""
@@ -206,8 +210,6 @@ class Servers:
                 named = isinstance(error, ServerError)
                 self._failure = str(error) if named else f"{KEY}: '{member.url}': {error}"
             else:
-                if len(self) > 1:
-                    notice(f"{KEY}: '{member.url}' answers again and has the present adapters")
                 return
 
     def _catch_up(self, member: _Member) -> None:
@@ -217,8 +219,9 @@ class Servers:
                 wanted, stale = dict(self._adapters), set(member.stale)
             present = set(member.names())
             _unload(member, stale & present)
-            for name in wanted.keys() - present:
-                member.load(name, wanted[name], self.patience)
+            for name, folder in wanted.items():
+                if name not in present:
+                    member.load(name, folder, self.patience)
             with self._changed:
                 member.stale -= stale
                 if wanted == self._adapters and not member.stale:  # else they moved meanwhile

@@ -315,8 +315,8 @@ def test_the_gradient_over_what_a_server_left(server, tmp_path, sampling):
         assert completion.support.counts_L.tolist() == [
             len(allowed(before.logits(ids[:at]).detach(), sampling)) for at in range(len(ids))
         ]
-        assert completion.importance == pytest.approx(chances[ids] / drawn[ids], rel=1e-6)
+        assert completion.importance == pytest.approx(chances[ids] / drawn[ids], rel=1e-5)
     weights = [drawn[ids] * reward(ids) for ids in found]
-    assert relative(by_magrpo(way, list(found.values()), weights, sampling), -exact) < 1e-6
+    assert relative(by_magrpo(way, list(found.values()), weights, sampling), -exact) < 1e-5
     of_all = [replace(completion, support=None) for completion in found.values()]
     assert relative(by_magrpo(way, of_all, weights, sampling), -exact) > 0.05

@@ -53,7 +53,7 @@ def check(config: Config, work: Work) -> list[str]:
     if kind != "reward":
         unchecked.append(f"{config.algorithm}.comparator: '{given}'; not asked")
     if config.generation.backend == "vllm":
-        unchecked.append(f"generation.vllm_url: '{config.generation.vllm_url}'; not asked")
+        unchecked.append(f"generation.vllm_url: {config.generation.vllm_url!r}; not asked")
     if config.agent_devices is not None:
         unchecked.append(
             f"agent_devices: {list(config.agent_devices)}; looked for when a run starts"
