@@ -17,6 +17,7 @@ import math
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any
 
@@ -126,7 +127,7 @@ class Servers:
         return [member for member in self.members if not member.away]
 
     def _take(
-        self, prefix: str, failed: Collection[_Member], deadline: float
+        self, prefix: str, failed: AbstractSet[_Member], deadline: float
     ) -> tuple[_Member, int]:
         """Who gets a request, which the servers ``failed`` have not answered, and its ``returns``.
         Waits for one that is there. Raises ServerError."""
