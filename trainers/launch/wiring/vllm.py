@@ -148,7 +148,8 @@ def servers(config: Config, roles: Sequence[str]) -> tuple[Servers, ...]:
     """Of each policy; one object for policies with the same servers."""
     from comlrl.rollout.vllm_servers import Servers
 
-    given, made = urls(config, roles), {}
+    given = urls(config, roles)
+    made: dict[tuple[str, ...], Servers] = {}
     for own in given:
         made.setdefault(own, Servers(own, config.generation.vllm_patience))
     return tuple(made[own] for own in given)
