@@ -12,7 +12,6 @@ import importlib.util
 import itertools
 import json
 import math
-import os
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ import yaml
 
 from comlrl import files
 from comlrl.errors import UserError
+from trainers.launch.commands.child_runs import INTERRUPTED, environment, last_line
 from trainers.launch.commands.shipped import CONFIGS, config_file, train_command
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ RANGES = {  # distribution → (whole numbers, on a logarithmic scale)
     "q_uniform": (False, False),
     "log_uniform_values": (False, True),
 }
-INTERRUPTED = (130, 143, -2, -15)  # exit codes of a process that a signal ended
 DEFAULT_COMMAND = ("${env}", "${interpreter}", "${program}", "--override", "${args_no_hyphens}")
 
 
@@ -339,7 +338,7 @@ class Runner:
         code = 0 if ended else self._wait(point, line, log)
         seconds = time.monotonic() - started
         if code:
-            return Result(code, None, seconds, f"exit code {code}: {_last_line(log)}")
+            return Result(code, None, seconds, f"exit code {code}: {last_line(log)}")
         metric = last_value(run_dir / "metrics.jsonl", self.search.sweep.metric)
         missing = f"no {self.search.sweep.metric} in metrics.jsonl; set eval_interval, or name a "
         missing += "metric that is there"
@@ -352,7 +351,7 @@ class Runner:
                 line,
                 stdout=output,
                 stderr=output,
-                env=_environment(self.jobs),
+                env=environment(self.jobs),
                 start_new_session=True,  # Ctrl-C reaches us alone, and they get one signal
             )
             self._processes[point.number] = process
@@ -381,15 +380,3 @@ def last_value(file: Path, metric: str) -> float | None:
             found = record["metrics"].get(name)
             value = found if found is not None else value
     return value
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    errors = [line for line in lines if line.startswith("error: ")]
-    return (errors or lines or ["no output"])[-1][:300]
-
-
-def _environment(jobs: int) -> dict[str, str]:
-    """A point's process has an equal share of the cores, unless the caller sets another number."""
-    cores = len(os.sched_getaffinity(0))
-    return {"OMP_NUM_THREADS": str(max(1, cores // jobs)), **os.environ}
