@@ -21,6 +21,7 @@ usage: comlrl COMMAND … (each answers --help)
   train ALGORITHM --config NAME_OR_FILE   {", ".join(SECTIONS)}
   evaluate --checkpoint RUN               also baselines and cross-play
   sweep NAME_OR_FILE                      the points of a search, as runs
+  arena [--algorithms …] [--tasks …]      a scorecard of algorithms on small games
   report RUN [RUN …]                      a run, or several compared, as one page
   export RUN [--merge] [--push REPO]      weights, for use elsewhere
   --version"""
@@ -68,6 +69,12 @@ def sweep() -> int:
     return main()
 
 
+def arena() -> int:
+    from trainers.launch.commands.arena import main
+
+    return main()
+
+
 def report() -> int:
     from loggers.report.write import main
 
@@ -82,7 +89,7 @@ def export() -> int:
 
 COMMANDS: dict[str, Callable[[], int]] = {
     **{f"train {algorithm}": partial(train, algorithm) for algorithm in SECTIONS},
-    **{command.__name__: command for command in (evaluate, sweep, report, export)},
+    **{command.__name__: command for command in (evaluate, sweep, arena, report, export)},
 }
 
 if __name__ == "__main__":

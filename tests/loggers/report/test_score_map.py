@@ -1,0 +1,44 @@
+"""The scorecard's table, its shades and its picture."""
+
+from __future__ import annotations
+
+from comlrl.evaluation.scorecard import Entry
+from loggers.report.score_map import score_shades, score_table, write_score_map
+
+ENTRIES = {
+    ("first", "codes"): Entry(0.5, 0.25, 0.03, 3),
+    ("first", "levers"): Entry(None, None, None, 0, ("shares a policy",)),
+    ("second", "codes"): Entry(1.0, None, 0.01, 1),
+}
+NAMES, TASKS = ["first", "second"], ["codes", "levers"]
+
+
+def test_the_table_has_mean_deviation_and_noise():
+    assert score_table(ENTRIES, NAMES, TASKS).splitlines() == [
+        "| algorithm                 |       codes | levers |",
+        "|:--------------------------|------------:|-------:|",
+        "| first                     | 0.50 ± 0.25 |      — |",
+        "| second                    |        1.00 |      — |",
+        "| *noise of one evaluation* |        0.03 |        |",
+    ]
+
+
+def test_shades_grow_with_the_score(tmp_path):
+    lines = score_shades(ENTRIES, ["first", "second"], ["a task of the arena", "levers"])
+    assert "—" in lines
+    lines = score_shades(
+        {(name, "a long column"): Entry(mean, None, None, 1) for name, mean in
+         (("low", 0.0), ("middle", 0.5), ("high", 1.0), ("below", -2.0))},
+        ["low", "middle", "high", "below"], ["a long column"],
+    ).splitlines()  # fmt: skip
+    assert lines[1:] == [
+        "low     0.00",
+        "middle  0.50 ▒▒▒▒▒▒▒",
+        "high    1.00 ███████",
+        "below  -2.00",
+    ]
+
+
+def test_the_picture_is_written(tmp_path):
+    write_score_map(tmp_path / "x.png", ENTRIES, NAMES, TASKS)
+    assert (tmp_path / "x.png").stat().st_size > 5000

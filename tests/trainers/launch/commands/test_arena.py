@@ -1,0 +1,199 @@
+"""The arena's command: refusals, equal budgets, cells that are finished, and real runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trainers.launch.commands import arena, arena_cells
+from trainers.launch.commands.arena import asked, check, parse
+from trainers.launch.commands.arena_cells import ALGORITHMS, TASKS
+
+ROOT = Path(__file__).parents[4]
+OWN = """
+import sys
+from dataclasses import dataclass
+from comlrl.config import algorithms as configs
+from trainers.launch.commands.train import main
+
+@dataclass(frozen=True)
+class BestConfig(configs.CommonConfig):
+    pass
+
+if __name__ == "__main__":
+    sys.exit(main("best", lambda run: None, section=BestConfig))
+"""
+
+
+def planned(folder: Path, *more: str) -> arena.Arena:
+    return asked(parse(["--out", str(folder), *more]))
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["--algorithms", "magrpo,mapo"], ["--algorithms: 'mapo'", "did you mean `mappo`?"]),
+        (["--tasks", "climb"], ["--tasks: 'climb'", "did you mean `climbing`?"]),
+        (["--tasks", "x"], ["--tasks: 'x'", "codebook, climbing"]),
+        (["--joint-actions", "100"], ["--joint-actions: 100", "at least 128"]),
+        (["--seeds", "0"], ["--seeds: 0", "at least 1"]),
+        (["--jobs", "0"], ["--jobs: 0", "at least 1"]),
+        (["--budget", "7"], ["command line", "--budget"]),
+        (["--check", "missing.py"], ["--check: 'missing.py' cannot be read"]),
+        (["--check", str(ROOT / "train_magrpo.py")], ["--check", "main(", "docs/cookbook.md"]),
+        (
+            ["--algorithms", "madpo", "--tasks", "lock-sparse"],
+            ["madpo.num_turns: 3", "num_turns must be 1"],
+        ),
+    ],
+)
+def test_mistakes_are_one_line_before_anything_runs(given, named, tmp_path, capsys):
+    assert arena.main(["--out", str(tmp_path / "a"), *given]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and all(part in line for part in named)
+    assert not (tmp_path / "a").exists()
+
+
+def test_what_an_algorithm_cannot_take_has_a_reason(tmp_path):
+    plan = planned(tmp_path, "--seeds", "1")
+    assert "reward.by_agent: 'own'" in str(check(plan, "madpo", "dilemma"))
+    assert "sequential" in str(check(plan, "magrpo-cross", "codebook"))
+    assert "--seeds 2" in str(check(plan, "magrpo", "levers"))
+    plan = planned(tmp_path, "--seeds", "2")
+    assert "share one" in str(check(plan, "ippo-shared", "levers"))
+    assert tuple(check(plan, "magrpo", "levers")) == pytest.approx((1 / 9, 0.9))
+    # sparse: 9^−3, both write at random for three turns
+    assert tuple(check(plan, "mappo", "lock-sparse")) == pytest.approx((9**-3, 1.0))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_cell_scores_the_joint_actions_that_are_asked_for(name, tmp_path):
+    """Of the two kinds: those that end by steps, and those whose rounds label candidates."""
+    plan, algorithm = planned(tmp_path, "--joint-actions", "1024"), ALGORITHMS[name]
+    for task in ("climbing", "chores"):
+        section = plan.cell(name, task, 1).tree[algorithm.trained_by]
+        if "num_iterations" in section:
+            candidates = section["round_tasks"] * section["preference_num_candidates"]
+            # MARLHF: as many again online
+            assert section["num_iterations"] * candidates * algorithm.stages == 1024
+        else:
+            agents, count = section["num_agents"], section["num_generations"]
+            joint = count**agents if section.get("joint_mode") == "cross" else count
+            assert section["max_steps"] * section["batch_size"] * joint == 1024
+
+
+def test_all_tasks_have_one_learning_rate(tmp_path):
+    plan = planned(tmp_path)
+    for name, algorithm in ALGORITHMS.items():
+        sections = [plan.cell(name, task, 1).tree[algorithm.trained_by] for task in TASKS]
+        assert len({section.get("learning_rate") for section in sections}) == 1
+
+
+def finish(plan: arena.Arena, name: str, task: str, seed: int, reward: float) -> None:
+    """A cell as a finished run leaves it."""
+    cell = plan.cell(name, task, seed)
+    for file in (cell.config, cell.run / "summary.json"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    cell.config.write_text(cell.text)
+    metrics = {"reward_mean": reward, "reward_std": 0.8}
+    summary = {"eval_end": metrics, "env_steps": 1024, "wall_seconds": 9.0}
+    (cell.run / "summary.json").write_text(json.dumps(summary))
+
+
+def test_finished_cells_are_read_and_not_run_again(tmp_path, capsys, monkeypatch):
+    given = ["--algorithms", "magrpo,madpo", "--tasks", "dilemma", "--seeds", "2"]
+    given += ["--joint-actions", "1024"]
+    plan = planned(tmp_path, *given)
+    finish(plan, "magrpo", "dilemma", 1, 1.0)
+    finish(plan, "magrpo", "dilemma", 2, 2.0)
+    monkeypatch.setattr(subprocess, "Popen", None)  # nothing is started
+    assert arena.main(["--out", str(tmp_path), *given]) == 0
+    text = capsys.readouterr().out
+    assert "2 cells, 2 finished before" in text
+    assert "— madpo, dilemma: reward.by_agent" in text
+    found = json.loads((tmp_path / "arena.json").read_text())
+    magrpo, madpo = found["table"]
+    # scores (1 − 1) / 2 and (2 − 1) / 2; noise 0.8 / √256 / 2
+    assert magrpo["mean"] == 0.25 and magrpo["deviation"] == pytest.approx(0.125**0.5)
+    assert magrpo["noise"] == pytest.approx(0.025)
+    assert madpo["mean"] is None and "madpo cannot learn from" in madpo["reasons"][0]
+    assert [cell["score"] for cell in found["cells"]] == [0.0, 0.5, None, None]
+    assert "| magrpo" in (tmp_path / "arena.md").read_text()
+    assert (tmp_path / "arena.png").stat().st_size > 5000
+
+
+def test_levers_are_scored_with_strangers(tmp_path, monkeypatch):
+    given = ["--algorithms", "magrpo", "--tasks", "levers", "--seeds", "2"]
+    plan = planned(tmp_path, *given)
+    for seed in (1, 2):
+        finish(plan, "magrpo", "levers", seed, 1.0)
+    (tmp_path / "cross_play").mkdir()
+    matrix = {"matrices": {"reward_mean": [[1.0, 0.2], [0.4, 1.0]]}}
+    (tmp_path / "cross_play" / "magrpo_levers_1_2.json").write_text(json.dumps(matrix))
+    assert arena.main(["--out", str(tmp_path), *given]) == 0
+    cells = json.loads((tmp_path / "arena.json").read_text())["cells"]
+    assert [cell["value"] for cell in cells] == pytest.approx([0.3, 0.3])
+    assert cells[0]["score"] == pytest.approx((0.3 - 1 / 9) / (0.9 - 1 / 9))
+
+
+def test_another_budget_needs_another_folder(tmp_path, capsys):
+    given = ["--algorithms", "magrpo", "--tasks", "climbing", "--seeds", "1"]
+    finish(planned(tmp_path, *given), "magrpo", "climbing", 1, 1.0)
+    assert arena.main(["--out", str(tmp_path), *given, "--joint-actions", "256"]) == 2
+    assert "give another folder" in capsys.readouterr().err
+
+
+def test_a_script_of_ones_own_is_found_by_its_name(tmp_path):
+    script = tmp_path / "train_best.py"
+    script.write_text(OWN)
+    plan = planned(tmp_path, "--check", str(script))
+    assert list(plan.algorithms) == ["best"]
+    tree = plan.cell("best", "climbing", 1).tree
+    assert tree["best"]["num_generations"] == 16 and "magrpo" not in tree
+    both = planned(tmp_path, "--check", str(script), "--algorithms", "magrpo")
+    assert list(both.algorithms) == ["best", "magrpo"]
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Cells of a few seconds."""
+    for name, value in (("BATCH", 2), ("TREE", 4), ("EPISODES", 16)):
+        monkeypatch.setattr(arena_cells, name, value)
+
+
+@pytest.mark.slow
+def test_real_cells_run_at_once_and_a_failed_one_is_run_again(quick, tmp_path, capsys):
+    given = ["--algorithms", "magrpo,mappo", "--tasks", "climbing", "--seeds", "1"]
+    given += ["--joint-actions", "16", "--out", str(tmp_path), "--jobs", "2"]
+    assert arena.main(given) == 0
+    found = json.loads((tmp_path / "arena.json").read_text())
+    assert [cell["joint_actions"] for cell in found["cells"]] == [16, 16]
+    assert all(-2 < cell["score"] <= 1 for cell in found["cells"])
+    before = (tmp_path / "runs" / "mappo_climbing_1" / "summary.json").stat().st_mtime_ns
+    (tmp_path / "runs" / "magrpo_climbing_1" / "summary.json").unlink()
+    assert arena.main(given) == 0
+    assert "2 cells, 1 finished before" in capsys.readouterr().out
+    after = (tmp_path / "runs" / "mappo_climbing_1" / "summary.json").stat().st_mtime_ns
+    assert before == after
+    assert json.loads((tmp_path / "arena.json").read_text())["table"] == found["table"]
+
+
+@pytest.mark.slow
+def test_a_stopped_arena_ends_its_cells_and_continues(tmp_path):
+    command = [sys.executable, str(ROOT / "arena.py"), "--algorithms", "magrpo"]
+    command += ["--tasks", "climbing", "--seeds", "1", "--out", str(tmp_path)]
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    started = tmp_path / "runs" / "magrpo_climbing_1" / "config.yaml"
+    while not started.exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=120) == 130
+    assert not (started.parent / "summary.json").exists()

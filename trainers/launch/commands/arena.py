@@ -1,0 +1,352 @@
+"""``arena.py`` and ``comlrl arena``: every algorithm on every task of the arena, as a scorecard.
+
+A cell is an ordinary training run. The same command, given again, runs the cells that are missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from comlrl import files
+from comlrl.errors import UserError, report
+from comlrl.evaluation.scorecard import (
+    Outcome,
+    cross_play_values,
+    entries,
+    episode_noise,
+    episode_value,
+    score,
+)
+from comlrl.files import tolerant_terminal
+from trainers.launch.commands import arena_cells
+from trainers.launch.commands.arena_cells import ALGORITHMS, TASKS, Algorithm
+from trainers.launch.commands.child_runs import INTERRUPTED, environment, last_line
+from trainers.launch.commands.command_line import Parser, parse_arguments, resolve
+
+if TYPE_CHECKING:
+    from rewards.arena.game import Bounds
+
+JOINT_ACTIONS = 12_800
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: an algorithm on a task with a seed."""
+
+    algorithm: str
+    task: str
+    seed: int
+    out: Path
+    tree: Mapping[str, Any]  # its configuration
+
+    @property
+    def name(self) -> str:
+        return f"{self.algorithm}_{self.task}_{self.seed}"
+
+    @property
+    def config(self) -> Path:
+        return self.out / "cells" / f"{self.name}.yaml"
+
+    @property
+    def log(self) -> Path:
+        return self.out / "cells" / f"{self.name}.log"
+
+    @property
+    def run(self) -> Path:
+        return self.out / "runs" / self.name
+
+    @property
+    def finished(self) -> bool:
+        return (self.run / "summary.json").is_file()
+
+    @property
+    def text(self) -> str:
+        return yaml.safe_dump(dict(self.tree), sort_keys=False)
+
+
+@dataclass
+class Arena:
+    """What is asked for, checked."""
+
+    algorithms: dict[str, Algorithm]
+    tasks: list[str]
+    seeds: range
+    joint_actions: int
+    out: Path
+    jobs: int
+
+    def cell(self, algorithm: str, task: str, seed: int) -> Cell:
+        run = self.out / "runs" / f"{algorithm}_{task}_{seed}"
+        tree = arena_cells.configuration(
+            self.algorithms[algorithm], TASKS[task], seed, self.joint_actions, run
+        )
+        return Cell(algorithm, task, seed, self.out, tree)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    tolerant_terminal()
+    try:
+        arena = asked(parse(argv))
+        checks = {
+            (name, task): check(arena, name, task)
+            for name in arena.algorithms
+            for task in arena.tasks
+        }
+        reasons = {key: found for key, found in checks.items() if isinstance(found, str)}
+        bounds = {key: found for key, found in checks.items() if not isinstance(found, str)}
+        if not bounds:
+            raise UserError(next(iter(reasons.values())))
+        cells = [arena.cell(*key, seed) for seed in arena.seeds for key in bounds]
+        for cell in cells:
+            if cell.config.is_file() and cell.config.read_text(encoding="utf-8") != cell.text:
+                raise UserError(
+                    f"--out: '{arena.out}' holds cells with other settings or another budget; give "
+                    "another folder"
+                )
+    except UserError as error:
+        return report(error)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        failed = Runner(arena).run(cells)
+        outcomes = [outcome(arena, cell, bounds, failed.get(cell.name)) for cell in cells]
+        outcomes = with_cross_play(arena, outcomes, bounds)
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues", file=sys.stderr)
+        return 130
+    outcomes += [
+        Outcome(*key, seed, reason=r) for key, r in reasons.items() for seed in arena.seeds
+    ]
+    write(arena, outcomes, bounds)
+    return 1 if failed else 0
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(description="Run the arena's scorecard.", allow_abbrev=False)
+    add = parser.add_argument
+    add("--algorithms", metavar="A,B", help=f"left out: {', '.join(ALGORITHMS)}")
+    add("--tasks", metavar="A,B", help=f"left out: {', '.join(TASKS)}")
+    add("--seeds", type=int, default=3, metavar="N", help="1 to N")
+    add(
+        "--joint-actions", type=int, default=JOINT_ACTIONS, metavar="N",
+        help=f"scored in the training of a cell; left out: {JOINT_ACTIONS}",
+    )  # fmt: skip
+    add("--out", default="outputs/arena", metavar="DIR", help="left out: outputs/arena")
+    add("--jobs", type=int, metavar="N", help="cells at the same time; left out: the cores")
+    add("--check", metavar="FILE", help="a train script of your own, as a further algorithm")
+    return parser.parse_args(argv)
+
+
+def asked(given: argparse.Namespace) -> Arena:
+    """Raises UserError for names and numbers that cannot be."""
+    names = arena_cells.chosen("--algorithms", given.algorithms, ALGORITHMS)
+    algorithms = {name: ALGORITHMS[name] for name in names}
+    if given.check is not None:
+        name, own = arena_cells.own_algorithm(Path(given.check))
+        algorithms = {name: own} | (algorithms if given.algorithms is not None else {})
+    step = arena_cells.BATCH * arena_cells.TREE
+    if given.joint_actions < step:
+        raise UserError(f"--joint-actions: {given.joint_actions}; give at least {step}, one step's")
+    for option in ("seeds", "jobs"):
+        if (number := getattr(given, option)) is not None and number < 1:
+            raise UserError(f"--{option}: {number}; give at least 1")
+    jobs = given.jobs or len(os.sched_getaffinity(0))
+    tasks = arena_cells.chosen("--tasks", given.tasks, TASKS)
+    seeds = range(1, given.seeds + 1)
+    return Arena(algorithms, tasks, seeds, given.joint_actions, Path(given.out).resolve(), jobs)
+
+
+def check(arena: Arena, name: str, task: str) -> Bounds | str:
+    """Floor and optimum of a task as an algorithm plays it; or why it cannot."""
+    algorithm, tree = arena.algorithms[name], dict(arena.cell(name, task, arena.seeds[0]).tree)
+    if TASKS[task].cross_play and len(arena.seeds) < 2:
+        return f"{task} is played with a stranger: give --seeds 2 or more"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / f"{name}_{task}.yaml"
+        trained_by = algorithm.trained_by
+        if algorithm.script is not None:
+            file.write_text(yaml.safe_dump(tree), encoding="utf-8")
+            line = [sys.executable, str(algorithm.script), "--config", str(file), "--dry-run"]
+            done = subprocess.run(line, capture_output=True, text=True, cwd=folder)
+            if done.returncode:
+                words = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()
+                return next((w for w in words if w.startswith("error: ")), words[-1])[:300]
+            trained_by = "magrpo"  # has the keys that the task's bounds depend on
+            tree[trained_by] = tree.pop(algorithm.trained_by)
+        file.write_text(yaml.safe_dump(tree), encoding="utf-8")
+        try:
+            config, work, _ = resolve(
+                trained_by, parse_arguments(trained_by, ["--config", str(file)])
+            )
+        except UserError as error:
+            return str(error)
+        if TASKS[task].cross_play and config.section.one_policy:
+            return "cross-play needs an own policy for each agent; these agents share one"
+        return _bounds(config, work)
+
+
+def _bounds(config: Any, work: Any) -> Bounds:
+    """Of an episode, the mean over the evaluation split."""
+    from comlrl.builtin import DATASETS
+    from rewards.arena.game import Bounds
+
+    section, reward = config.section, work.build_reward()
+    lines = DATASETS[config.dataset.name]["eval"].read_text(encoding="utf-8").splitlines()
+    tasks = [work.domain.task(str(i), json.loads(line)) for i, line in enumerate(lines)]
+    found = [
+        work.domain.bounds(task, section.num_agents, section.num_turns, reward) for task in tasks
+    ]
+    return Bounds(*(sum(ends) / len(found) for ends in zip(*found, strict=True)))
+
+
+class Runner:
+    """Runs cells as processes, several at a time."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def run(self, cells: Sequence[Cell]) -> dict[str, str]:
+        """Every cell that is not finished; those that failed, by name, with the reason."""
+        left = [cell for cell in cells if not cell.finished]
+        print(f"{len(cells)} cells, {len(cells) - len(left)} finished before", flush=True)
+        failed: dict[str, str] = {}
+        with concurrent.futures.ThreadPoolExecutor(self.arena.jobs) as pool:
+            running = {pool.submit(self._run, cell): cell for cell in left}
+            try:
+                for done, future in enumerate(concurrent.futures.as_completed(running), 1):
+                    cell, code = running[future], future.result()
+                    if code in INTERRUPTED:
+                        raise KeyboardInterrupt  # it was stopped, and so are we
+                    if code:
+                        failed[cell.name] = f"exit code {code}: {last_line(cell.log)}"
+                    print(f"{done}/{len(left)} {cell.name} {failed.get(cell.name, '')}", flush=True)
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in list(self._processes.values()):
+                    process.terminate()
+        return failed
+
+    def _run(self, cell: Cell) -> int:
+        algorithm = self.arena.algorithms[cell.algorithm]
+        cell.config.parent.mkdir(parents=True, exist_ok=True)
+        files.replace(cell.config, cell.text)
+        line = [sys.executable, "-m", "trainers.launch", "train", algorithm.trained_by]
+        if algorithm.script is not None:
+            line = [sys.executable, str(algorithm.script)]
+        with cell.log.open("wb") as log:
+            process = subprocess.Popen(
+                [*line, "--config", str(cell.config)],
+                stdout=log,
+                stderr=log,
+                env=environment(self.arena.jobs),
+                start_new_session=True,  # Ctrl-C reaches us alone, and they get one signal
+            )
+            self._processes[cell.name] = process
+            code = process.wait()
+            del self._processes[cell.name]
+        return code
+
+
+def outcome(
+    arena: Arena, cell: Cell, bounds: Mapping[tuple[str, str], Bounds], reason: str | None
+) -> Outcome:
+    """A cell's score, from its summary."""
+    found = Outcome(cell.algorithm, cell.task, cell.seed, reason=reason)
+    if reason is not None:
+        return found
+    summary = json.loads((cell.run / "summary.json").read_text(encoding="utf-8"))
+    section = cell.tree[arena.algorithms[cell.algorithm].trained_by]
+    metrics, turns = summary["eval_end"], section["num_turns"]
+    floor, optimum = bounds[cell.algorithm, cell.task]
+    episodes = TASKS[cell.task].episodes * section["eval_answers"]
+    value = episode_value(metrics, turns)
+    return replace(
+        found,
+        value=value,
+        score=score(value, floor, optimum),
+        noise=episode_noise(metrics, turns, episodes) / (optimum - floor),
+        joint_actions=summary["env_steps"],
+        seconds=summary["wall_seconds"],
+    )
+
+
+def with_cross_play(
+    arena: Arena, outcomes: Sequence[Outcome], bounds: Mapping[tuple[str, str], Bounds]
+) -> list[Outcome]:
+    """The same, where a task's value is that of play with other seeds' agents."""
+    found = []
+    for one in outcomes:
+        if one.reason is None and TASKS[one.task].cross_play:
+            same = [o for o in outcomes if (o.algorithm, o.task) == (one.algorithm, one.task)]
+            seeds = [o.seed for o in same if o.reason is None]
+            floor, optimum = bounds[one.algorithm, one.task]
+            if len(seeds) < 2:
+                one = replace(one, score=None, noise=None, reason="no other seed to play with")
+            else:
+                value = _strangers(arena, one.algorithm, one.task, tuple(seeds))[one.seed]
+                one = replace(one, value=value, score=score(value, floor, optimum))
+        found.append(one)
+    return found
+
+
+def _strangers(arena: Arena, algorithm: str, task: str, seeds: tuple[int, ...]) -> dict[int, float]:
+    """Seed → its mean value in cross-play, from the result of ``evaluate.py --cross-play``."""
+    name = f"{algorithm}_{task}_{'_'.join(map(str, seeds))}"
+    file = arena.out / "cross_play" / f"{name}.json"
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        runs = [str(arena.cell(algorithm, task, seed).run) for seed in seeds]
+        answers = max(1, arena_cells.EPISODES // TASKS[task].episodes)
+        line = [sys.executable, "-m", "trainers.launch", "evaluate", "--cross-play", *runs]
+        line += ["--samples", str(answers), "--out", str(file)]
+        done = subprocess.run(line, env=environment(1), capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"cross-play of {name} failed: {done.stderr[-500:]}")
+    matrix = json.loads(file.read_text(encoding="utf-8"))["matrices"]["reward_mean"]
+    return dict(zip(seeds, cross_play_values(matrix), strict=True))
+
+
+def write(
+    arena: Arena, outcomes: Sequence[Outcome], bounds: Mapping[tuple[str, str], Bounds]
+) -> None:
+    """``arena.json``, ``arena.md`` and ``arena.png``; table and heat map on the terminal."""
+    from loggers.report.score_map import score_shades, score_table, write_score_map
+
+    found, names = entries(outcomes), list(arena.algorithms)
+    result = {
+        "joint_actions": arena.joint_actions,
+        "seeds": list(arena.seeds),
+        "table": [
+            {"algorithm": name, "task": task, **asdict(entry)}
+            for (name, task), entry in found.items()
+        ],
+        "bounds": [
+            {"algorithm": name, "task": task, **ends._asdict()}
+            for (name, task), ends in bounds.items()
+        ],
+        "cells": [asdict(one) for one in outcomes],
+    }
+    arena.out.mkdir(parents=True, exist_ok=True)
+    files.replace(arena.out / "arena.json", json.dumps(result, indent=1) + "\n")
+    table = score_table(found, names, arena.tasks)
+    files.replace(arena.out / "arena.md", table)
+    write_score_map(arena.out / "arena.png", found, names, arena.tasks)
+    print(f"\n{table}\n{score_shades(found, names, arena.tasks)}")
+    for (name, task), entry in found.items():
+        for reason in entry.reasons:
+            print(f"— {name}, {task}: {reason.removeprefix('error: ')}")
+    print(f"written: {arena.out}/arena.json, arena.md, arena.png")

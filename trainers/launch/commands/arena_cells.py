@@ -1,0 +1,176 @@
+"""The arena's cells: what each algorithm and each task has in its configuration.
+
+One policy for all: each algorithm has one setting on all tasks, with the learning rate of its
+shipped quickstart. A step has ``BATCH`` tasks with at most ``TREE`` scored joint actions each; the
+number of completions is the largest that fits. A round of preferences has as many labelled joint
+candidates as a step has joint actions.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from comlrl.config.algorithms import SECTIONS, CommonConfig, PreferenceConfig
+from comlrl.config.plugins.targets import near
+from comlrl.errors import UserError
+from trainers.launch.cost.tree_size import growth
+
+MODEL = "builtin:tiny-player"
+BATCH = 8  # tasks of a training step
+TREE = 16  # scored joint actions of a task in a training step, at most
+ROUND, CANDIDATES = 16, 8  # of preference learning: tasks of a round, joint candidates of a task
+EPISODES = 256  # of an evaluation, about
+PPO = {"ppo_epochs": 2, "train_batch_size": 4, "learning_rate": 1.0e-3,
+       "value_learning_rate": 3.0e-3, "value_clip_range": None}  # fmt: skip
+PREFERENCES = {
+    "round_tasks": ROUND, "batch_size": ROUND, "preference_num_candidates": CANDIDATES,
+    "preference_pairs_per_sample": None, "pair_selection": "all",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """A row of the scorecard."""
+
+    trained_by: str  # the algorithm's section and train command
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    more: Mapping[str, Any] = field(default_factory=dict)  # other sections
+    script: Path | None = None  # a user's own
+    stages: int = 1  # how often a round's joint actions are scored: labels, then online learning
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaTask:
+    """A column of the scorecard."""
+
+    game: str  # its domain, and the name of its builtin data
+    episodes: int  # rows of the evaluation split
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    more: Mapping[str, Any] = field(default_factory=dict)  # other sections
+    cross_play: bool = False  # its value is that of teams whose agents come from different seeds
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "magrpo": Algorithm("magrpo", {"learning_rate": 3.0e-3}),
+    "magrpo-cross": Algorithm("magrpo", {"learning_rate": 3.0e-3, "joint_mode": "cross"}),
+    "ippo": Algorithm("ppo", {**PPO, "critic": "independent", "granularity": "turn"}),
+    "ippo-shared": Algorithm(
+        "ppo", {**PPO, "critic": "independent", "granularity": "turn", "shared_policy": True}
+    ),
+    "mappo": Algorithm("ppo", {**PPO, "critic": "centralized", "granularity": "turn"}),
+    "shppo": Algorithm("shppo", PPO),
+    "madpo": Algorithm(
+        "madpo",
+        {**PREFERENCES, "learning_rate": 3.0e-3, "dpo_beta": 1.0, "dpo_reference": "round",
+         "use_environment_step": False, "preference_holdout": 0.0},
+    ),
+    "marlhf": Algorithm(
+        "marlhf",
+        {**PREFERENCES, "reward_learning_rate": 2.0e-3, "reward_num_train_epochs": 3,
+         "reward_train_batch_size": 48, "reward_prompts": "first", "reward_min_accuracy": 0.0,
+         "rl_algorithm": "magrpo"},
+        {"magrpo": {"learning_rate": 3.0e-3, "kl_coef": 0.03, "num_generations": CANDIDATES}},
+        stages=2,
+    ),
+}  # fmt: skip
+
+THREE_TURNS = {"num_turns": 3, "discount": 1.0}
+IN_ORDER = {"turn_order": "sequential", "num_generations_sequential": 2}
+TASKS: dict[str, ArenaTask] = {
+    "codebook": ArenaTask("arena-codebook", 16, IN_ORDER),
+    "climbing": ArenaTask("arena-climbing", 16),
+    "shards": ArenaTask("arena-shards", 64, {**IN_ORDER, "num_agents": 3}),
+    "lock-dense": ArenaTask(
+        "arena-lock", 9, THREE_TURNS, {"reward": {"arguments": {"pay": "dense"}}}
+    ),
+    "lock-sparse": ArenaTask("arena-lock", 9, THREE_TURNS),
+    "chores": ArenaTask("arena-chores", 16, {"num_agents": 4}),
+    "levers": ArenaTask("arena-levers", 16, cross_play=True),
+    "dilemma": ArenaTask("arena-dilemma", 16),
+    "dilemma-shared": ArenaTask("arena-dilemma", 16, {}, {"reward": {"by_agent": "mean"}}),
+    "dilemma-repeated": ArenaTask("arena-dilemma", 16, THREE_TURNS),
+}  # fmt: skip
+
+
+def chosen(option: str, given: str | None, known: Mapping[str, Any]) -> list[str]:
+    """Names separated by commas; None: all. Raises UserError for one that is unknown."""
+    names = list(known) if given is None else [name.strip() for name in given.split(",")]
+    for name in names:
+        if name not in known:
+            raise UserError(f"{option}: '{name}'; {near(name, known, 'there are {}')}")
+    return list(dict.fromkeys(names))
+
+
+def own_algorithm(script: Path) -> tuple[str, Algorithm]:
+    """A train script in the cookbook's form, by the name that it gives to ``main``. Raises
+    UserError for another file."""
+    try:
+        tree = ast.parse(script.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise UserError(f"--check: '{script}' cannot be read: {error}") from None
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name("main"), args=[ast.Constant(str(name)), *_]):
+                if name not in SECTIONS:
+                    return name, Algorithm(name, script=script.resolve())
+    raise UserError(
+        f"--check: '{script}' has no main(\"NAME\", …) with the name of an algorithm of your own; "
+        "write it as docs/cookbook.md does"
+    )
+
+
+def configuration(
+    algorithm: Algorithm, task: ArenaTask, seed: int, joint_actions: int, run_dir: Path
+) -> dict[str, Any]:
+    """A cell's configuration, as its YAML file holds it. ``joint_actions``: scored in training,
+    rounded up to whole steps."""
+    section: dict[str, Any] = {
+        "num_agents": 2, "num_turns": 1, "batch_size": BATCH, "num_train_epochs": None,
+        "lr_scheduler": "linear", "max_new_tokens": 12, "temperature": 1.0, "logging_steps": 10,
+        "eval_interval": joint_actions, "eval_num_samples": None,
+        "eval_answers": max(1, EPISODES // task.episodes), **task.keys, **algorithm.keys,
+    }  # fmt: skip
+    known = SECTIONS.get(algorithm.trained_by, CommonConfig)
+    if issubclass(known, PreferenceConfig):
+        rounds = math.ceil(joint_actions / (ROUND * CANDIDATES * algorithm.stages))
+        section |= {"num_iterations": rounds, "num_train_epochs": 1}
+    else:
+        generations, scored = _generations(known, section)
+        section |= {"num_generations": generations, "max_env_steps": joint_actions}
+        section["max_steps"] = math.ceil(joint_actions / (BATCH * scored))
+    tree: dict[str, Any] = {
+        "seed": seed,
+        "domain": task.game,
+        "agent_model": {"name": MODEL},
+        "lora": {"r": 16},
+        "dataset": {"name": f"builtin:{task.game}", "train_split": "train", "eval_split": "eval"},
+        "output": {"dir": str(run_dir), "overwrite": True, "save_final_model": True},
+        algorithm.trained_by: section,
+        **copy.deepcopy(dict(task.more)),
+        **copy.deepcopy(dict(algorithm.more)),
+    }
+    if algorithm.stages == 2:
+        tree["magrpo"]["lr_scheduler"] = section.pop("lr_scheduler")
+    return tree
+
+
+def _generations(known: type[CommonConfig], section: Mapping[str, Any]) -> tuple[int, int]:
+    """The most completions whose tree scores at most ``TREE`` joint actions, and how many it
+    scores."""
+    names = ("num_agents", "num_turns", "joint_mode", "turn_order", "num_generations_sequential")
+    keys = {name: section[name] for name in names if name in section}
+    shape = replace(known(), **keys)
+    fitting = [
+        (count, scored)
+        for count in range(2, TREE + 1)
+        if (scored := growth(replace(shape, num_generations=count)).joint_actions) <= TREE
+    ]
+    # Two completions are the least that can be compared.
+    smallest = (2, growth(replace(shape, num_generations=2)).joint_actions)
+    return max(fitting, default=smallest)
