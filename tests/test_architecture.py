@@ -217,6 +217,7 @@ THEIR_OWN = {
     "comlrl/config/sections.py": "descriptions of keys that the code domain reads",
     "comlrl/builtin/": "makers of the code domain's data, and the data",
     "loggers/views/code": "how runs of the code domain are shown",
+    "trainers/launch/commands/arena_cells.py": "`main` is what a user's train script calls",
     "trainers/launch/commands/search.py": "`program` is a key of W&B's sweep files",
 }
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from comlrl.evaluation.scorecard import Entry
-from loggers.report.score_map import score_shades, score_table, write_score_map
+from loggers.report.score_map import write_score_map
+from loggers.score_tables import score_shades, score_table
 
 ENTRIES = {
     ("first", "codes"): Entry(0.5, 0.25, 0.03, 3),

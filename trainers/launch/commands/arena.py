@@ -324,7 +324,8 @@ def write(
     arena: Arena, outcomes: Sequence[Outcome], bounds: Mapping[tuple[str, str], Bounds]
 ) -> None:
     """``arena.json``, ``arena.md`` and ``arena.png``; table and heat map on the terminal."""
-    from loggers.report.score_map import score_shades, score_table, write_score_map
+    from loggers.report.score_map import write_score_map
+    from loggers.score_tables import score_shades, score_table
 
     found, names = entries(outcomes), list(arena.algorithms)
     result = {
