@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -29,7 +30,7 @@ class Task:
 class Message:
     """One message of an agent's own conversation; a prompt is a tuple of them."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "user", "assistant", "tool"]
     content: str
 
 
@@ -256,6 +257,26 @@ class Tree:
         """Of the whole team, also where they act at separate nodes."""
         return max(node.acting.stop for node in self.nodes)
 
+    @property
+    def scored(self) -> int:
+        """Joint actions that were scored."""
+        return sum(len(node.scores_K) for node in self.nodes)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that were sampled."""
+        return sum(node.tokens for node in self.nodes)
+
+    @property
+    def nodes_N(self) -> Counter[int]:
+        """At how many nodes each agent acts."""
+        return Counter(agent for node in self.nodes for agent in node.acting)
+
+    @property
+    def final_score(self) -> Score:
+        """Of a chain: the score of its last turn."""
+        return self.nodes[-1].scores_K[0]
+
     def children(self, index: int) -> dict[int, int]:
         """Joint action → index of the child node that it led to."""
         return {n.parent_action: i for i, n in enumerate(self.nodes) if n.parent == index}
@@ -302,6 +323,89 @@ def _without_support(turn: AgentTurn) -> AgentTurn:
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """One completion that a program has asked an agent for."""
+
+    agent: int
+    number: int  # of the agent's calls in its episode, from 0
+    prompt: tuple[Message, ...]
+    prompt_ids: tuple[int, ...]
+    completion: Completion
+
+    def without_support(self) -> Call:
+        return replace(self, completion=replace(self.completion, support=None))
+
+
+class Paid(NamedTuple):
+    """A reward of one agent in an episode, after reward_processor."""
+
+    calls: int  # that the agent had made by then
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One run of a program for one task, read-only."""
+
+    calls: tuple[Call, ...]  # in the order in which they were made
+    score: Score  # raw
+    reward: float  # ``score.value`` after reward_processor
+    paid_N: tuple[tuple[Paid, ...], ...]  # what each agent was paid; the last is the final score's
+    joint_action: JointAction | None = None  # whose score it is, where the run's reward scored it
+    error: str | None = None  # why it ended early, where ``program.on_error`` is zero
+
+    def calls_of(self, agent: int) -> tuple[Call, ...]:
+        """The calls of one agent, in their order."""
+        return tuple(call for call in self.calls if call.agent == agent)
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeGroup:
+    """A task's episodes, played side by side: for programs what a tree is for turns."""
+
+    task: Task
+    names_N: tuple[str, ...]  # of the agents
+    episodes_G: tuple[Episode, ...]
+
+    @property
+    def num_agents(self) -> int:
+        return len(self.names_N)
+
+    @property
+    def scored(self) -> int:
+        """Episodes, which count as scored joint actions."""
+        return len(self.episodes_G)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that were sampled."""
+        return sum(len(c.completion.token_ids) for e in self.episodes_G for c in e.calls)
+
+    @property
+    def nodes_N(self) -> Counter[int]:
+        """Each agent has one state: its task."""
+        return Counter(range(self.num_agents))
+
+    @property
+    def final_score(self) -> Score:
+        """Of a single episode: its score."""
+        return self.episodes_G[-1].score
+
+    def without_support(self) -> EpisodeGroup:
+        """The same without what the tokens were chosen from, for other processes."""
+        return replace(
+            self,
+            episodes_G=tuple(
+                replace(e, calls=tuple(call.without_support() for call in e.calls))
+                for e in self.episodes_G
+            ),
+        )
+
+
+Rolled = Tree | EpisodeGroup  # what a rollout makes of a task
+
+
+@dataclass(frozen=True, slots=True)
 class Attempt:
     """A scored joint action that is to be tried again."""
 
@@ -320,6 +424,8 @@ class Row:
     weights: tuple[float, ...]  # coefficient of each on each of its tokens
     indices: tuple[int, ...]  # the caller's number for each
     support: tuple[SamplingSupport, ...] = ()  # of each; empty: they were chosen from all tokens
+    # Leading tokens of each that continue its prompt and were not chosen; empty: none
+    contexts: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -348,7 +454,7 @@ class Row:
         span = slice(start, end)
         return Row(
             self.prompt_ids, self.completions[span], self.weights[span], self.indices[span],
-            self.support[span],
+            self.support[span], self.contexts[span],
         )  # fmt: skip
 
 
@@ -358,8 +464,8 @@ class TokenBatch:
 
     ``segment_RL``: −1 padding, 0 prompt, s ≥ 1 the s-th completion of the row. A token sees the
     prompt and its own segment up to itself. ``action_mask_RL`` marks the tokens that the policy
-    chose (end-of-sequence included, padding never); the distribution that chose token (r, l) is
-    the one at row r, column ``previous_RL[r, l]``.
+    chose (end-of-sequence included; padding and ``Row.contexts`` never); the distribution that
+    chose token (r, l) is the one at row r, column ``previous_RL[r, l]``.
     """
 
     token_ids_RL: torch.Tensor  # int64

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from comlrl.files import replace
 from comlrl.loop.records import Logger, LogMark, LogRecord
-from comlrl.types import Domain, Tree
+from comlrl.types import Domain, Rolled
 from loggers.console import ConsoleLogger
 from loggers.environment import write_environment
 from loggers.episodes import EpisodeLogger
@@ -41,7 +41,7 @@ class Loggers:
         for logger in self._loggers:
             logger.log(record)
 
-    def episodes(self, record: LogRecord, trees: Sequence[Tree]) -> None:
+    def episodes(self, record: LogRecord, trees: Sequence[Rolled]) -> None:
         for logger in self._loggers:
             logger.episodes(record, trees)
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from comlrl.loop.records import LogMark, LogRecord
-from comlrl.types import Tree
+from comlrl.types import Rolled
 
 if TYPE_CHECKING:
     from comlrl.loop.progress import Progress
@@ -63,7 +63,7 @@ class ConsoleLogger:
         else:
             self._print(self._line(record))
 
-    def episodes(self, record: LogRecord, trees: Sequence[Tree]) -> None:
+    def episodes(self, record: LogRecord, trees: Sequence[Rolled]) -> None:
         """Nothing: episodes are for files."""
 
     def close(self) -> None:

@@ -13,7 +13,8 @@ from typing import Any, TextIO
 
 from comlrl import files
 from comlrl.loop.records import LogMark, LogRecord
-from comlrl.types import Domain, Tree
+from comlrl.types import Domain, EpisodeGroup, Rolled, Tree
+from loggers.conversations import played
 from loggers.samples import episode
 
 ROTATE_BYTES = 64 * 2**20
@@ -37,7 +38,7 @@ class EpisodeLogger:
     def log(self, record: LogRecord) -> None:
         """Nothing: metrics have a file of their own."""
 
-    def episodes(self, record: LogRecord, trees: Sequence[Tree]) -> None:
+    def episodes(self, record: LogRecord, trees: Sequence[Rolled]) -> None:
         assert self._file is not None, "begin comes first"
         for tree in trees:
             for line in _lines(record, tree, self._domain):
@@ -60,7 +61,24 @@ class EpisodeLogger:
         self._file = self._path.open("w", encoding="utf-8")
 
 
-def _lines(record: LogRecord, tree: Tree, domain: Domain) -> Iterator[dict[str, Any]]:
+def _lines(record: LogRecord, tree: Rolled, domain: Domain) -> Iterator[dict[str, Any]]:
+    head = {
+        "step": record.step,
+        "update": record.update,
+        "phase": record.phase,
+        "task_id": tree.task.task_id,
+    }
+    of_task = _of_group if isinstance(tree, EpisodeGroup) else _of_tree
+    for line in of_task(tree, domain):  # type: ignore[operator]
+        yield head | line
+
+
+def _of_group(group: EpisodeGroup, domain: Domain) -> Iterator[dict[str, Any]]:
+    for number, each in enumerate(group.episodes_G):
+        yield {"episode": number, "processed_reward": each.reward, **played(group, each, domain)}
+
+
+def _of_tree(tree: Tree, domain: Domain) -> Iterator[dict[str, Any]]:
     for index, node in enumerate(tree.nodes):
         for action in range(len(node.scores_K)):
             prompts = [
@@ -68,10 +86,6 @@ def _lines(record: LogRecord, tree: Tree, domain: Domain) -> Iterator[dict[str, 
                 for turn, _ in tree.team(index, action)
             ]
             yield {
-                "step": record.step,
-                "update": record.update,
-                "phase": record.phase,
-                "task_id": tree.task.task_id,
                 "node": index,
                 "parent": node.parent,
                 "joint_action": action,

@@ -9,7 +9,7 @@ from typing import Any
 
 from comlrl import files
 from comlrl.loop.records import LogMark, LogRecord
-from comlrl.types import Domain, Tree
+from comlrl.types import Domain, Rolled, Tree
 
 
 class LatentLogger:
@@ -27,10 +27,15 @@ class LatentLogger:
     def log(self, record: LogRecord) -> None:
         """Nothing: metrics have a file of their own."""
 
-    def episodes(self, record: LogRecord, trees: Sequence[Tree]) -> None:
+    def episodes(self, record: LogRecord, trees: Sequence[Rolled]) -> None:
         if record.phase != "train":
             return
-        lines = [line for tree in trees for line in self._lines(tree, record.step)]
+        lines = [
+            line
+            for tree in trees
+            if isinstance(tree, Tree)
+            for line in self._lines(tree, record.step)
+        ]
         if lines:
             with self._path.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(line) + "\n" for line in lines)

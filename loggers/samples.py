@@ -14,10 +14,10 @@ from typing import Any
 from comlrl.evaluation.metrics import task_reward
 from comlrl.files import read_lines, replace
 from comlrl.loop.records import LogMark, LogRecord
-from comlrl.types import Domain, Tree
+from comlrl.types import Domain, Rolled, Tree
+from loggers.conversations import MAX_TEXT, played, scored
 
 MAX_TASKS = {"eval": 200, "train": 16}  # of each kept pass
-MAX_TEXT = 20_000  # characters of a problem or a completion
 
 
 class SampleLogger:
@@ -37,7 +37,7 @@ class SampleLogger:
     def log(self, record: LogRecord) -> None:
         """Nothing: metrics have a file of their own."""
 
-    def episodes(self, record: LogRecord, trees: Sequence[Tree]) -> None:
+    def episodes(self, record: LogRecord, trees: Sequence[Rolled]) -> None:
         samples = [sample(record, tree, self._domain) for tree in trees[: MAX_TASKS[record.phase]]]
         self._first.setdefault(record.phase, samples)
         self._latest[record.phase] = samples
@@ -68,8 +68,25 @@ class SampleLogger:
         replace(self._path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
-def sample(record: LogRecord, tree: Tree, domain: Domain) -> dict[str, Any]:
-    """A task's episode: the first joint action of the last node on the first path."""
+def sample(record: LogRecord, tree: Rolled, domain: Domain) -> dict[str, Any]:
+    """A task's episode: the first joint action of the last node on the first path; of a program,
+    its first episode."""
+    line = {
+        "step": record.step,
+        "update": record.update,
+        "phase": record.phase,
+        "task_id": tree.task.task_id,
+        "problem": domain.problem(tree.task)[:MAX_TEXT],
+        "reward_task_mean": task_reward(tree),
+    }
+    if isinstance(tree, Tree):
+        return line | _of_tree(tree, domain)
+    first = tree.episodes_G[0]
+    rest = {"parts_N": list(tree.names_N), "rewards_T": [first.score.value], "terminated": False}
+    return line | rest | played(tree, first, domain)
+
+
+def _of_tree(tree: Tree, domain: Domain) -> dict[str, Any]:
     path = _first_path(tree)
     index, action = path[-1]
     node, scored = (
@@ -77,13 +94,7 @@ def sample(record: LogRecord, tree: Tree, domain: Domain) -> dict[str, Any]:
         [(tree.nodes[i], k) for i, k in path if tree.nodes[i].scores_K],
     )
     return {
-        "step": record.step,
-        "update": record.update,
-        "phase": record.phase,
-        "task_id": tree.task.task_id,
-        "problem": domain.problem(tree.task)[:MAX_TEXT],
         "parts_N": list(domain.parts(tree.task, node.acting.stop)),
-        "reward_task_mean": task_reward(tree),
         "rewards_T": [n.scores_K[k].value for n, k in scored],
         "terminated": node.terminated,
         **episode(tree, index, action, domain),
@@ -93,21 +104,12 @@ def sample(record: LogRecord, tree: Tree, domain: Domain) -> dict[str, Any]:
 def episode(tree: Tree, index: int, action: int, domain: Domain) -> dict[str, Any]:
     """One scored joint action as plain JSON values: completions, reward, and what was found."""
     node, team = tree.nodes[index], tree.team(index, action)
-    score = node.scores_K[action]
-    line: dict[str, Any] = {
+    return {
         "turn": node.turn,
         "roles_N": list(domain.roles(len(team))),
         "completions_N": [completion.text[:MAX_TEXT] for _, completion in team],
-        "reward": score.value,
-        "parts": dict(score.parts),
+        **scored(node.scores_K[action], domain),
     }
-    if score.by_agent is not None:
-        line["rewards_N"] = list(score.by_agent)
-    if score.passed is not None:
-        line["passed"] = score.passed
-    if facts := domain.described(score):
-        line["facts"] = dict(facts)
-    return line
 
 
 def _first_path(tree: Tree) -> list[tuple[int, int]]:

@@ -43,6 +43,7 @@ CORE = (
     "comlrl.models",
     "comlrl.credit",
     "comlrl.rollout",
+    "comlrl.programs",
     "comlrl.update",
     "comlrl.preferences",
     "comlrl.evaluation",
@@ -208,7 +209,7 @@ def test_what_answers_at_once_is_without_torch():
 # What only a domain may speak of, in the names and texts of the rooms that serve every domain
 # (comments aside, where keys of the configuration are named).
 DOMAIN_WORD = re.compile(
-    r"(?<![A-Za-z])([Aa]ux|[Ee]ntry_?[Pp]oint|[Hh]elper|[Ww]rapper|[Tt]est(?!\[|s\[)|[Pp]rogram)"
+    r"(?<![A-Za-z])([Aa]ux|[Ee]ntry_?[Pp]oint|[Hh]elper|[Ww]rapper|[Tt]est(?!\[|s\[))"
     r"s?(?![a-z])|\bsyntax_|\bdef \w"
 )
 MAIN = re.compile(r"(?<![\w.])main(?![A-Za-z]| process| one)")  # in texts: an agent
@@ -218,7 +219,6 @@ THEIR_OWN = {
     "comlrl/builtin/": "makers of the code domain's data, and the data",
     "loggers/views/code": "how runs of the code domain are shown",
     "trainers/launch/commands/arena_cells.py": "`main` is what a user's train script calls",
-    "trainers/launch/commands/search.py": "`program` is a key of W&B's sweep files",
 }
 
 
@@ -261,7 +261,6 @@ def test_pages_of_every_domain_know_none(file):
         'metrics["test_fraction"] = 0.0',
         "from comlrl.types import TestOutcome",
         'parts = ["main_defined"]',
-        "episode.program[:MAX_TEXT]",
         'def measure():\n    "Share of helpers that main calls."',
     ],
 )

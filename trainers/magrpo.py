@@ -41,12 +41,14 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from comlrl.config.algorithms import MAGRPOConfig
 from comlrl.credit.advantages import sibling_advantages
+from comlrl.credit.episodes import call_advantages, call_rows
 from comlrl.credit.returns import completion_returns, joint_returns_of_agents
 from comlrl.errors import notice
 from comlrl.loop.loop import Loop
@@ -58,7 +60,16 @@ from comlrl.models.team import Team
 from comlrl.processes import distributed
 from comlrl.processes.statistics import Sums, agent_means
 from comlrl.rollout.grow import Greedy, Rollout
-from comlrl.types import AgentTurn, Row, Sampling, TokenBatch, Tree
+from comlrl.types import (
+    AgentTurn,
+    Completion,
+    Episode,
+    EpisodeGroup,
+    Rolled,
+    Row,
+    Sampling,
+    TokenBatch,
+)
 from comlrl.update.accumulate import accumulate
 from comlrl.update.clipped import ratio_sums
 from comlrl.update.losses import clipped_policy, k3_kl, policy_gradient
@@ -70,6 +81,19 @@ from comlrl.update.worker_threads import run_parallel
 # Of a turn from one state on, for each agent a row for each node at which it acts; None where
 # nothing is to be learned there.
 TurnRows = list[list[Row | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What is never divided among updates: a turn from one state on, or a task's episodes."""
+
+    rows_N: list[list[Row]]
+    nodes_N: list[int]  # over which the agents' losses are averaged
+
+    @classmethod
+    def of_turn(cls, rows: TurnRows) -> Unit:
+        learned = [[row for row in own if row is not None] for own in rows]
+        return cls(learned, [len(own) for own in rows])
 
 
 class MAGRPOTrainer:
@@ -120,7 +144,7 @@ class MAGRPOTrainer:
             self._update(part, old_N, sums_N, gathered.span.at(u, len(updates)))
             for u, part in enumerate(updates)
         ]
-        nodes = Counter(i for tree in gathered.trees for node in tree.nodes for i in node.acting)
+        nodes = sum((tree.nodes_N for tree in gathered.trees), Counter())
         metrics = self._metrics(sums_N, norms_UN, nodes)
         self.loop.record(step, gathered, updates=len(updates), metrics=metrics)
 
@@ -151,7 +175,7 @@ class MAGRPOTrainer:
             metrics_N.append(metrics | {"gradient_norm": max(norms_U)})
         return agent_means(metrics_N) | {"learning_rate": self.optimizers[0].learning_rate}
 
-    def _grow(self, step: Step) -> tuple[list[Tree], Greedy | None]:
+    def _grow(self, step: Step) -> tuple[list[Rolled], Greedy | None]:
         tasks, key = distributed.shard(step.tasks), step.key
         if self.section.advantage != "greedy":
             return self.rollout.grow(tasks, self.section.shape, self.sampling, key), None
@@ -160,12 +184,16 @@ class MAGRPOTrainer:
         )
 
     def _credit(
-        self, trees: Sequence[Tree], greedy: Greedy | None, sums_N: Sequence[Sums]
-    ) -> list[list[TurnRows]]:
+        self, trees: Sequence[Rolled], greedy: Greedy | None, sums_N: Sequence[Sums]
+    ) -> list[list[Unit]]:
         """The rows of each tree's turns, weighted Â · w_t / G."""
         weights = self.section.turn_gradient_weights or [1.0] * self.section.num_turns
         credited, numbers = [], itertools.count()
         for b, tree in enumerate(trees):
+            if isinstance(tree, EpisodeGroup):
+                start = greedy.groups[b].episodes_G[0] if greedy else None
+                credited.append([self._credit_episodes(tree, start, sums_N, numbers)])
+                continue
             returns_NS = joint_returns_of_agents(tree, self.section.discount)
             starts = tree.turn_starts()
             turns: dict[int, TurnRows] = {start: [[] for _ in sums_N] for start in starts}
@@ -177,12 +205,42 @@ class MAGRPOTrainer:
                         normalize=self.section.advantage_normalization,
                         greedy_return=None if greedy is None else greedy.returns_BSN[b][s][agent],
                     )
-                    sums_N[agent].absorb(_sums_of(turn, advantages))
+                    sums_N[agent].absorb(_sums_of(turn.completions_G, advantages))
                     scale = weights[node.turn - 1] / len(advantages)
                     row = self._row(turn, [scale * a for a in advantages], numbers)
                     turns[starts[s]][agent].append(row)
-            credited.append(list(turns.values()))
+            credited.append([Unit.of_turn(rows) for rows in turns.values()])
         return credited
+
+    def _credit_episodes(
+        self,
+        group: EpisodeGroup,
+        greedy: Episode | None,
+        sums_N: Sequence[Sums],
+        numbers: Iterator[int],
+    ) -> Unit:
+        """The rows of a task's episodes: each agent's calls, weighted Â / G."""
+        always = self.section.kl_coef > 0 or self.section.entropy_coef > 0
+        scale, rows_N = 1.0 / len(group.episodes_G), []
+        for agent, sums in enumerate(sums_N):
+            advantages_G = call_advantages(
+                group,
+                agent,
+                self.section.advantage,
+                discount=self.section.discount,
+                normalize=self.section.advantage_normalization,
+                greedy=greedy,
+            )
+            calls = [call for episode in group.episodes_G for call in episode.calls_of(agent)]
+            advantages = list(itertools.chain(*advantages_G))
+            sums.absorb(_sums_of([call.completion for call in calls], advantages))
+            weighted = [
+                (call, scale * advantage, next(numbers))
+                for call, advantage in zip(calls, advantages, strict=True)
+                if call.completion.token_ids and (advantage or always)
+            ]
+            rows_N.append(call_rows(weighted))
+        return Unit(rows_N, [1] * len(sums_N))
 
     def _row(self, turn: AgentTurn, weights: Sequence[float], numbers: Iterator[int]) -> Row | None:
         """Completions without advantage have no gradient unless KL or entropy gives them one.
@@ -203,7 +261,7 @@ class MAGRPOTrainer:
             itertools.islice(numbers, len(keep)),
         )
 
-    def _parts(self, credited: Sequence[Sequence[TurnRows]]) -> list[list[TurnRows]]:
+    def _parts(self, credited: Sequence[Sequence[Unit]]) -> list[list[Unit]]:
         """This process's turns of each update: those that one process alone would put there."""
         places, total = distributed.shard_positions([len(turns) for turns in credited])
         own = dict(zip(places, itertools.chain(*credited), strict=True))
@@ -286,14 +344,13 @@ class MAGRPOTrainer:
         return loss, sums
 
 
-def _rows_of(turns: Sequence[TurnRows], index: int) -> list[Row]:
+def _rows_of(turns: Sequence[Unit], index: int) -> list[Row]:
     """An agent's, of the nodes that teach it something."""
-    return [row for turn in turns for row in turn[index] if row is not None]
+    return [row for turn in turns for row in turn.rows_N[index]]
 
 
-def _sums_of(turn: AgentTurn, advantages: Sequence[float]) -> Sums:
+def _sums_of(completions_G: Sequence[Completion], advantages: Sequence[float]) -> Sums:
     """What an agent's completions at a node add to the log."""
-    completions_G = turn.completions_G
     return Sums(
         completions=len(completions_G),
         zeros=sum(a == 0 for a in advantages),

@@ -17,6 +17,7 @@ from comlrl.config.sections import (
     GenerationConfig,
     LoraSection,
     OutputConfig,
+    ProgramConfig,
     RewardConfig,
     RewardProcessorConfig,
     RoleSampling,
@@ -42,6 +43,7 @@ class Config:
     external: ExternalConfig
     sandbox: SandboxConfig
     reward: RewardConfig
+    program: ProgramConfig
     reward_processor: RewardProcessorConfig
     wandb: WandbConfig | None
     generation: GenerationConfig

@@ -148,6 +148,20 @@ class RewardConfig:
 
 
 @dataclass(frozen=True)
+class ProgramConfig:
+    """A function that plays each task's episodes, in the place of turns (docs/programs.md)."""
+
+    target: str | None = key(None, "module:NAME of an `async def play(task, agents)`; null: turns")
+    agents: list[str] = key([], "what the function calls the agents, in the order of num_agents")
+    on_error: Literal["stop", "zero"] = key(
+        "stop",
+        "where the function raises: stop the run; zero: the episode scores 0, counted and logged",
+    )
+    timeout: float = key(600.0, "seconds of an episode, without those of sampling", above=0)
+    max_calls: int = key(64, "completions of an episode", at_least=1)
+
+
+@dataclass(frozen=True)
 class RewardProcessorConfig:
     """Training reward = scale_factor · reward + shift, if enabled."""
 
@@ -234,6 +248,7 @@ SECTIONS: dict[str, type] = {
     "external": ExternalConfig,
     "sandbox": SandboxConfig,
     "reward": RewardConfig,
+    "program": ProgramConfig,
     "reward_processor": RewardProcessorConfig,
     "wandb": WandbConfig,
     "generation": GenerationConfig,

@@ -17,7 +17,7 @@ import numpy as np
 
 from comlrl.evaluation.cross_play import CachingSampler, Weights
 from comlrl.evaluation.intervals import bootstrap_interval
-from comlrl.types import Tree
+from comlrl.types import Rolled
 
 if TYPE_CHECKING:
     import torch
@@ -39,8 +39,8 @@ def play(
     sampler: CachingSampler,
     own: Weights,
     absent: Mapping[int, dict[str, torch.Tensor] | None],
-    grow: Callable[[], list[Tree]],
-) -> dict[Coalition, list[Tree]]:
+    grow: Callable[[], list[Rolled]],
+) -> dict[Coalition, list[Rolled]]:
     """Trees of every coalition of the agents in ``absent``, which has what acts in the place of
     each: weights, or None for silence. The team is left changed."""
     trees = {}

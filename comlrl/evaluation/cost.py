@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import nn
 
 from comlrl.models.team import Team
-from comlrl.types import Tree
+from comlrl.types import EpisodeGroup, Rolled
 
 
 def weights_of(team: Team, agent: int) -> int:
@@ -26,18 +26,15 @@ def weights_of(team: Team, agent: int) -> int:
     return count + (0 if own.peft is None else sum(p.numel() for p in own.parameters()))
 
 
-def cost(trees: Sequence[Tree], weights_N: Sequence[int]) -> dict[str, float]:
+def cost(trees: Sequence[Rolled], weights_N: Sequence[int]) -> dict[str, float]:
     """Calls of a model (a prompt, completed), tokens read and written, and floating-point
     operations: 2 for each weight and token (Kaplan et al. 2020, without attention over the
     context). A silent agent is not called. ``weights_N``: of ``weights_of``."""
     calls = read = written = flops = 0
-    for node in (node for tree in trees for node in tree.nodes):
-        for agent, turn in zip(node.acting, node.agents_N, strict=True):
-            tokens = sum(len(c.token_ids) for c in turn.completions_G)
-            if tokens:
-                prompt = len(turn.prompt_ids)
-                calls, read, written = calls + 1, read + prompt, written + tokens
-                flops += 2 * weights_N[agent] * (prompt + tokens)
+    for agent, prompt, tokens in (asked for tree in trees for asked in _asked(tree)):
+        if tokens:
+            calls, read, written = calls + 1, read + prompt, written + tokens
+            flops += 2 * weights_N[agent] * (prompt + tokens)
     return {
         "model_calls": calls,
         "prompt_tokens": read,
@@ -46,3 +43,14 @@ def cost(trees: Sequence[Tree], weights_N: Sequence[int]) -> dict[str, float]:
         "tokens_per_answer": written / len(trees),
         "flops_per_answer": flops / len(trees),
     }
+
+
+def _asked(tree: Rolled) -> Iterator[tuple[int, int, int]]:
+    """Who was asked; tokens of the prompt, and those written."""
+    if isinstance(tree, EpisodeGroup):
+        for call in (call for episode in tree.episodes_G for call in episode.calls):
+            yield call.agent, len(call.prompt_ids), len(call.completion.token_ids)
+        return
+    for node in tree.nodes:
+        for agent, turn in zip(node.acting, node.agents_N, strict=True):
+            yield agent, len(turn.prompt_ids), sum(len(c.token_ids) for c in turn.completions_G)

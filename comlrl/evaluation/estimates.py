@@ -7,7 +7,7 @@ Estimates are means over tasks; their 95% intervals come from resampling tasks w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,20 +15,21 @@ import numpy as np
 from comlrl.evaluation.intervals import bootstrap_interval
 from comlrl.evaluation.metrics import tree_metrics
 from comlrl.processes import distributed
+from comlrl.programs.rollout import ProgramRollout
 from comlrl.rollout.grow import Rollout
-from comlrl.types import Domain, Sampling, Score, Shape, Task, Tree
+from comlrl.types import Domain, EpisodeGroup, Rolled, Sampling, Shape, Task
 
-Grow = Callable[[Sequence[Task], tuple], list[Tree]]  # (tasks, key) → one tree for each task
+Grow = Callable[[Sequence[Task], tuple], list[Rolled]]  # (tasks, key) → one tree for each task
 
 
 def evaluate(
-    rollout: Rollout,
+    rollout: Rollout | ProgramRollout,
     tasks: Sequence[Task],
     shape: Shape,
     sampling: Sampling,
     samples: int = 1,
     key: tuple = ("eval",),
-) -> list[Tree]:
+) -> list[Rolled]:
     """``samples`` independent chains for each task, each one tree; sample by sample.
 
     The keys are the same at every evaluation, so that two evaluations differ by the policy alone.
@@ -40,7 +41,7 @@ def evaluate(
 
 def repeat(
     grow: Grow, tasks: Sequence[Task], samples: int = 1, key: tuple = ("eval",)
-) -> list[Tree]:
+) -> list[Rolled]:
     """``samples`` trees for each task, however ``grow`` makes them; sample by sample."""
     own = distributed.shard(tasks)
     grown = [grow(own, (*key, s)) for s in range(samples)]
@@ -59,12 +60,12 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     return 1.0 - math.prod((samples - passed - i) / (samples - i) for i in range(k))
 
 
-def chain_passed(tree: Tree) -> bool | None:
+def chain_passed(tree: Rolled) -> bool | None:
     """Whether a chain passed at the last turn that it reached; None: nothing there is passed."""
-    return tree.nodes[-1].scores_K[0].passed
+    return tree.final_score.passed
 
 
-def pass_rates(trees: Sequence[Tree], ks: Sequence[int]) -> dict[str, float]:
+def pass_rates(trees: Sequence[Rolled], ks: Sequence[int]) -> dict[str, float]:
     """pass@k for each k, averaged over tasks, from chains of ``evaluate``; empty where the reward
     has no notion of passing."""
     tasks = [counts for chains in by_task(trees).values() if (counts := _counts(chains))]
@@ -73,15 +74,15 @@ def pass_rates(trees: Sequence[Tree], ks: Sequence[int]) -> dict[str, float]:
     return {f"pass@{k}": sum(pass_at_k(*c, k) for c in tasks) / len(tasks) for k in ks}
 
 
-def by_task(trees: Sequence[Tree]) -> dict[str, list[Tree]]:
+def by_task(trees: Sequence[Rolled]) -> dict[str, list[Rolled]]:
     """A task's name → its chains, in the order in which they were sampled."""
-    groups: dict[str, list[Tree]] = {}
+    groups: dict[str, list[Rolled]] = {}
     for tree in trees:
         groups.setdefault(tree.task.task_id, []).append(tree)
     return groups
 
 
-def task_rows(trees: Sequence[Tree], ks: Sequence[int]) -> list[dict[str, Any]]:
+def task_rows(trees: Sequence[Rolled], ks: Sequence[int]) -> list[dict[str, Any]]:
     """For each task: samples, mean raw reward of the last turn and, where there is such a thing,
     how many passed and pass@k."""
     rows = []
@@ -89,8 +90,8 @@ def task_rows(trees: Sequence[Tree], ks: Sequence[int]) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"task_id": name, "samples": len(chains)}
         if counts := _counts(chains):
             row["passed"] = counts[1]
-        row["reward_mean"] = sum(_last_score(tree).value for tree in chains) / len(chains)
-        own_C = [own for tree in chains if (own := _last_score(tree).by_agent) is not None]
+        row["reward_mean"] = sum(tree.final_score.value for tree in chains) / len(chains)
+        own_C = [own for tree in chains if (own := tree.final_score.by_agent) is not None]
         for agent, own in enumerate(zip(*own_C, strict=True)):
             row[f"agent_{agent}/reward_mean"] = sum(own) / len(own)
         rows.append(row | pass_rates(chains, ks))
@@ -98,7 +99,7 @@ def task_rows(trees: Sequence[Tree], ks: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def estimates(
-    trees: Sequence[Tree], domain: Domain, ks: Sequence[int], seed: int = 0
+    trees: Sequence[Rolled], domain: Domain, ks: Sequence[int], seed: int = 0
 ) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
     """(metrics of all trees with pass@k, the 95% interval of each that is a mean over tasks).
 
@@ -121,14 +122,10 @@ def estimates(
     return point, intervals
 
 
-def _counts(chains: Sequence[Tree]) -> tuple[int, int] | None:
+def _counts(chains: Sequence[Rolled]) -> tuple[int, int] | None:
     """(samples, how many passed) of a task; None where nothing is passed."""
     passed = [p for p in map(chain_passed, chains) if p is not None]
     return (len(passed), sum(passed)) if passed else None
-
-
-def _last_score(tree: Tree) -> Score:
-    return tree.nodes[-1].scores_K[0]
 
 
 def _is_mean(name: str) -> bool:
@@ -138,19 +135,23 @@ def _is_mean(name: str) -> bool:
     )
 
 
-def _known(name: str, chains: Sequence[Tree], domain: Domain) -> int:
+def _known(name: str, chains: Sequence[Rolled], domain: Domain) -> int:
     """How many chains tell a metric that is known of the task: those that reached the turn that
     ``turn_T/…`` is about, bare names all; of what the domain measures, those where it did."""
-    nodes = [(tree, len(tree.nodes) - 1) for tree in chains]
     prefix, _, plain = name.partition("/")
-    if prefix.startswith("turn_"):
-        turn = int(prefix.removeprefix("turn_"))
-        nodes = [
-            (tree, index)
-            for tree in chains
-            for index, node in enumerate(tree.nodes)
-            if node.turn == turn and node.scores_K
-        ]
-        name = plain
-    measured = [domain.measures(t.joint_action(n, 0), t.nodes[n].scores_K[0]) for t, n in nodes]
-    return sum(name in each for each in measured) or len(nodes)
+    turn = int(prefix.removeprefix("turn_")) if prefix.startswith("turn_") else None
+    measured = [each for tree in chains for each in _measured(tree, turn, domain)]
+    return sum((name if turn is None else plain) in each for each in measured) or len(measured)
+
+
+def _measured(tree: Rolled, turn: int | None, domain: Domain) -> list[Mapping[str, float]]:
+    """What the domain measures of a chain's joint actions at a turn; None: at its last one."""
+    if isinstance(tree, EpisodeGroup):
+        done = [(e.joint_action, e.score) for e in tree.episodes_G]
+        return [domain.measures(action, score) if action else {} for action, score in done]
+    last = len(tree.nodes) - 1
+    at = [i for i, n in enumerate(tree.nodes) if n.scores_K and n.turn == turn]
+    return [
+        domain.measures(tree.joint_action(i, 0), tree.nodes[i].scores_K[0])
+        for i in (at if turn is not None else [last])
+    ]

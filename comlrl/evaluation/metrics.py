@@ -13,7 +13,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from comlrl.types import AgentTurn, Domain, JointAction, Node, Tree
+from comlrl.evaluation.episode_metrics import episode_metrics, mean_reward
+from comlrl.types import AgentTurn, Domain, EpisodeGroup, JointAction, Node, Rolled, Tree
 
 OF_TURN = re.compile(r"^turn_\d+/(.+)$")
 OF_AGENT = re.compile(r"^agent_\d+/")
@@ -47,13 +48,19 @@ class _Weighted:
         return self.tree.nodes[self.index]
 
 
-def tree_metrics(trees: Sequence[Tree], domain: Domain) -> dict[str, float]:
+def tree_metrics(trees: Sequence[Rolled], domain: Domain) -> dict[str, float]:
     """Metrics of scored trees: of each turn under ``turn_T/…``, and bare of the last turn reached.
 
     The last turn reached is made of the scored nodes that nothing follows: those of the final turn
     and those where a branch was terminated. A metric that no joint action gives is left out.
-    ``trees`` empty: an empty dict.
+    ``trees`` empty: an empty dict. Groups of episodes have ``episode_metrics``.
     """
+    if groups := [tree for tree in trees if isinstance(tree, EpisodeGroup)]:
+        return episode_metrics(groups, domain)
+    return _tree_metrics([tree for tree in trees if isinstance(tree, Tree)], domain)
+
+
+def _tree_metrics(trees: Sequence[Tree], domain: Domain) -> dict[str, float]:
     weighted = [item for tree in trees for item in _scored_nodes(tree)]
     if not weighted:
         return {}
@@ -97,8 +104,10 @@ def order_agreement(trees: Sequence[Tree]) -> dict[str, float]:
     return {"reward_model/order_agreement": right / count} if count else {}
 
 
-def task_reward(tree: Tree) -> float:
+def task_reward(tree: Rolled) -> float:
     """A task's mean raw reward at the last turn reached."""
+    if isinstance(tree, EpisodeGroup):
+        return mean_reward(tree)
     return _mean(
         (score.value, weight)
         for item in _leaves(tree)

@@ -37,13 +37,14 @@ from comlrl.loop.run_log import RunLog
 from comlrl.loop.steps import Counters, Gathered, Step, seed_generators
 from comlrl.loop.task_schedule import TaskSchedule
 from comlrl.processes import distributed
+from comlrl.programs.rollout import GreedyEpisodes
 from comlrl.rollout.grow import Greedy
-from comlrl.types import Task, Tree
+from comlrl.types import Rolled, Task
 from comlrl.update.minibatches import Span
 
 ENV_STEPS = "environment steps"  # of a training step
 
-Beside = Callable[[Sequence[Tree]], Mapping[str, float]]  # trees of an evaluation → more metrics
+Beside = Callable[[Sequence[Rolled]], Mapping[str, float]]  # trees of an evaluation → more metrics
 
 
 class Loop:
@@ -150,11 +151,15 @@ class Loop:
             self.counters.train_seconds += time.monotonic() - started - self._pause
             self._after(beside)
 
-    def gather(self, step: Step, trees: Sequence[Tree], greedy: Greedy | None = None) -> Gathered:
+    def gather(
+        self,
+        step: Step,
+        trees: Sequence[Rolled],
+        greedy: Greedy | GreedyEpisodes | None = None,
+    ) -> Gathered:
         """What all processes have grown in a step; ends the rollout's time. A collective call."""
         step.clock.lap("rollout")
-        nodes = [node for tree in trees for node in tree.nodes]
-        scored, tokens = sum(len(n.scores_K) for n in nodes), sum(n.tokens for n in nodes)
+        scored, tokens = sum(tree.scored for tree in trees), sum(tree.tokens for tree in trees)
         if greedy is not None:
             scored, tokens = scored + greedy.scored, tokens + greedy.tokens
         scored, tokens = int(distributed.total(scored)), int(distributed.total(tokens))
@@ -325,7 +330,7 @@ class Loop:
         return max(distributed.all_gather(self.signals.received or 0)) or None
 
 
-def _gathered(trees: Sequence[Tree]) -> list[Tree]:
+def _gathered(trees: Sequence[Rolled]) -> list[Rolled]:
     """Those of all processes. A completion's sampling support stays where it is learned from."""
     if distributed.world_size() == 1:
         return list(trees)

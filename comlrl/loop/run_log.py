@@ -10,7 +10,7 @@ from comlrl.evaluation.metrics import tree_metrics
 from comlrl.loop.alarm import CollapseAlarm
 from comlrl.loop.records import Logger, LogRecord
 from comlrl.loop.steps import Counters, Gathered, Step, peak_memory_mb
-from comlrl.types import Domain, Tree
+from comlrl.types import Domain, Rolled
 
 
 class RunLog:
@@ -46,7 +46,7 @@ class RunLog:
         return metrics
 
     def evaluation(
-        self, counters: Counters, metrics: Mapping[str, float], trees: Sequence[Tree]
+        self, counters: Counters, metrics: Mapping[str, float], trees: Sequence[Rolled]
     ) -> None:
         self._write(counters, "eval", metrics, trees)
 
@@ -60,7 +60,7 @@ class RunLog:
         counters: Counters,
         phase: Literal["train", "eval"],
         metrics: Mapping[str, float],
-        trees: Sequence[Tree],
+        trees: Sequence[Rolled],
     ) -> None:
         counters.logged += 1
         metrics = {**metrics, **self.standing(), "training_step": float(counters.steps)}

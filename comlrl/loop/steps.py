@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from comlrl.types import Task, Tree
+from comlrl.types import Rolled, Task
 from comlrl.update.minibatches import Span
 
 
@@ -56,7 +56,7 @@ class Step:
 class Gathered:
     """What a training step learns from, over all processes."""
 
-    trees: Sequence[Tree]
+    trees: Sequence[Rolled]
     env_steps: int
     scored: int  # joint actions
     tokens: int  # sampled

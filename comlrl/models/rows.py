@@ -81,6 +81,7 @@ def pack(rows: Sequence[Row], pad_id: int) -> TokenBatch:
     previous = torch.zeros(shape, dtype=torch.long)
     weight = torch.zeros(shape, dtype=torch.float64)  # rounded where the loss is computed
     completion = torch.full(shape, -1)
+    chosen = torch.zeros(shape, dtype=torch.bool)
     for r, row in enumerate(rows):
         start = len(row.prompt_ids)
         token_ids[r, :start] = torch.tensor(row.prompt_ids)
@@ -96,9 +97,10 @@ def pack(rows: Sequence[Row], pad_id: int) -> TokenBatch:
             previous[r, at] = start - 1  # a first token is chosen by the prompt's last one
             weight[r, span] = row.weights[s]
             completion[r, span] = row.indices[s]
+            chosen[r, at + (row.contexts[s] if row.contexts else 0) : at + len(ids)] = True
             at += len(ids)
     return TokenBatch(
-        token_ids, positions, segment, previous, segment > 0, weight, completion, _support(rows)
+        token_ids, positions, segment, previous, chosen, weight, completion, _support(rows)
     )
 
 

@@ -40,53 +40,16 @@ class CheckedReward(Reward):
                 f"{self.target} gave {count} for {len(actions)} joint actions; give a list with "
                 "one score for each, in their order"
             )
-        return [self._score(*pair) for pair in zip(found, actions, strict=True)]
-
-    def _score(self, given: Any, action: JointAction) -> Score:
-        where = f"{self.target} gave task '{action.task.task_id}'"
-        score = given if isinstance(given, Score) else Score(_number(given))
-        if not all(map(math.isfinite, map(_number, (score.task_value, *score.parts.values())))):
-            what = "as a score or part" if isinstance(given, Score) else "as a score"
-            raise TargetError(f"{where} {_shown(given)} {what}; give finite numbers")
-        total = math.fsum(score.parts.values())
-        if score.parts and abs(total - score.task_value) > TOLERANCE * max(1.0, abs(total)):
-            raise TargetError(
-                f"{where} {score.task_value:g}, and parts that sum to {total:g}; give parts that "
-                "sum to the value"
-            )
-        if score.passed not in (None, False, True):
-            raise TargetError(
-                f"{where} passed={_shown(score.passed)}; give true, false or, where there is no "
-                "passing, None"
-            )
-        parts = {without_surrogates(name): value for name, value in score.parts.items()}
-        by_agent = self._by_agent(score, action, where)
-        return replace(score, value=float(score.value), parts=parts, by_agent=by_agent)
-
-    def _by_agent(self, score: Score, action: JointAction, where: str) -> tuple[float, ...] | None:
-        """Each agent's own reward, checked."""
-        if score.by_agent is None:
-            return None
-        if not self.by_agent:
-            raise TargetError(
-                f"{where} by_agent, and its class does not say that it does; add the class "
-                "attribute by_agent = True"
-            )
-        agents, given = len(action.completions_N), score.by_agent
-        listed = isinstance(given, Iterable) and not isinstance(given, str)
-        own = tuple(map(_number, given)) if listed else ()
-        if len(own) != agents or not all(map(math.isfinite, own)):
-            raise TargetError(
-                f"{where} by_agent={_shown(given)}; give {agents} finite numbers, one for each "
-                "agent"
-            )
-        mean = math.fsum(own) / agents
-        if abs(mean - score.task_value) > TOLERANCE * max(1.0, *map(abs, own)):
-            raise TargetError(
-                f"{where} {score.task_value:g}, and by_agent with a mean of {mean:g}; give the "
-                "mean as the value"
-            )
-        return own
+        scores = []
+        for given_score, action in zip(found, actions, strict=True):
+            where = f"{self.target} gave task '{action.task.task_id}'"
+            scores.append(checked_score(given_score, len(action.completions_N), where))
+            if scores[-1].by_agent is not None and not self.by_agent:
+                raise TargetError(
+                    f"{where} by_agent, and its class does not say that it does; add the class "
+                    "attribute by_agent = True"
+                )
+        return scores
 
     def for_evaluation(self) -> Reward:
         if not hasattr(self.reward, "for_evaluation"):
@@ -158,6 +121,51 @@ class CheckedDomain:
             {name: without_surrogates(v) if isinstance(v, str) else v for name, v in values.items()}
             for values in values_N
         )
+
+
+def checked_score(given: Any, agents: int, where: str) -> Score:
+    """A user's score of ``agents`` agents, or plain number, as a Score.
+
+    Raises TargetError, which begins with ``where``, for anything else.
+    """
+    score = given if isinstance(given, Score) else Score(_number(given))
+    if not all(map(math.isfinite, map(_number, (score.task_value, *score.parts.values())))):
+        what = "as a score or part" if isinstance(given, Score) else "as a score"
+        raise TargetError(f"{where} {_shown(given)} {what}; give finite numbers")
+    total = math.fsum(score.parts.values())
+    if score.parts and abs(total - score.task_value) > TOLERANCE * max(1.0, abs(total)):
+        raise TargetError(
+            f"{where} {score.task_value:g}, and parts that sum to {total:g}; give parts that "
+            "sum to the value"
+        )
+    if score.passed not in (None, False, True):
+        raise TargetError(
+            f"{where} passed={_shown(score.passed)}; give true, false or, where there is no "
+            "passing, None"
+        )
+    parts = {without_surrogates(name): value for name, value in score.parts.items()}
+    by_agent = _by_agent(score, agents, where)
+    return replace(score, value=float(score.value), parts=parts, by_agent=by_agent)
+
+
+def _by_agent(score: Score, agents: int, where: str) -> tuple[float, ...] | None:
+    """Each agent's own reward, checked."""
+    if score.by_agent is None:
+        return None
+    given = score.by_agent
+    listed = isinstance(given, Iterable) and not isinstance(given, str)
+    own = tuple(map(_number, given)) if listed else ()
+    if len(own) != agents or not all(map(math.isfinite, own)):
+        raise TargetError(
+            f"{where} by_agent={_shown(given)}; give {agents} finite numbers, one for each agent"
+        )
+    mean = math.fsum(own) / agents
+    if abs(mean - score.task_value) > TOLERANCE * max(1.0, *map(abs, own)):
+        raise TargetError(
+            f"{where} {score.task_value:g}, and by_agent with a mean of {mean:g}; give the mean as "
+            "the value"
+        )
+    return own
 
 
 def _number(value: Any) -> float:

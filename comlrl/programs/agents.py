@@ -1,0 +1,109 @@
+"""What a program is given: the agents of its episode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_args, get_type_hints
+
+from comlrl.programs.running import Running
+from comlrl.types import Completion, Message, Score
+
+ROLES = get_args(get_type_hints(Message)["role"])
+
+Prompt = str | Sequence[Message | Mapping[str, str]]
+
+
+class Text(str):
+    """What an agent has written.
+
+    ``finished``: False where it was cut at ``max_new_tokens``. ``token_ids``: as sampled, the
+    end-of-sequence token included.
+    """
+
+    finished: bool
+    token_ids: tuple[int, ...]
+
+    @classmethod
+    def of(cls, completion: Completion) -> Text:
+        text = cls(completion.text)
+        text.finished, text.token_ids = completion.finished, completion.token_ids
+        return text
+
+
+class Agent:
+    """One agent of an episode: ``await agent(prompt)`` gives its completion."""
+
+    def __init__(self, running: Running, name: str) -> None:
+        self.name = name
+        self._running, self._index = running, running.program.index(name)
+
+    async def __call__(self, prompt: Prompt) -> Text:
+        """One completion.
+
+        ``prompt``: a text, which the agent reads as a user's message, after the message of
+        ``prompts.system`` if there is one; or a whole conversation, messages with ``role``
+        (system, user, assistant or tool) and ``content``.
+        """
+        if isinstance(prompt, str):
+            prompt = (*self._running.opening, Message("user", prompt))
+        return Text.of(await self._running.call(self._index, messages(prompt)))
+
+
+class Agents(Mapping[str, Agent]):
+    """The agents of an episode by name, and what they share."""
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+
+    def __getitem__(self, name: str) -> Agent:
+        return Agent(self._running, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._running.program.names_N)
+
+    def __len__(self) -> int:
+        return len(self._running.program.names_N)
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        """The domain's first prompt of each agent: of its i-th role for the i-th agent."""
+        return dict(zip(self, self._running.first_prompts(), strict=True))
+
+    async def score(self, texts: Sequence[str] | Mapping[str, str]) -> Score:
+        """The run's own reward for a text of each agent, by name or in their order."""
+        if isinstance(texts, Mapping):
+            texts = [texts[name] for name in self]
+        if isinstance(texts, str) or len(texts) != len(self):
+            raise ValueError(f"agents.score takes {len(self)} texts, one of each agent")
+        return await self._running.score(tuple(map(str, texts)))
+
+    async def reward(self, name: str, value: float) -> None:
+        """Pay one agent in the middle of an episode, for its calls so far."""
+        if isinstance(value, bool | str) or not math.isfinite(value):
+            raise ValueError(f"agents.reward takes a finite number, not {value!r}")
+        self._running.pay(self._running.program.index(name), float(value))
+
+
+def messages(prompt: Sequence[Any]) -> tuple[Message, ...]:
+    """A conversation as messages. Raises ValueError for what is none."""
+    found = tuple(map(_message, prompt))
+    if not found:
+        raise ValueError("a prompt has no message")
+    return found
+
+
+def _message(given: Any) -> Message:
+    if isinstance(given, Mapping):
+        if set(given) != {"role", "content"}:
+            raise ValueError(
+                f"a message has `role` and `content`, not {', '.join(map(str, given))}"
+            )
+        given = Message(given["role"], given["content"])
+    if not isinstance(given, Message):
+        raise ValueError(f"a message is {given!r}; give role and content")
+    if given.role not in ROLES:
+        raise ValueError(f"a message's role is {given.role!r}; give one of {', '.join(ROLES)}")
+    if not isinstance(given.content, str):
+        raise ValueError(f"a message's content is {given.content!r}; give a text")
+    return Message(given.role, str(given.content))

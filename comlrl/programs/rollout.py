@@ -1,0 +1,71 @@
+"""Tasks → groups of episodes: what a trainer and an evaluation ask for, as of ``Rollout``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from comlrl.programs.program import Program
+from comlrl.programs.running import Setting
+from comlrl.programs.stage import Stage
+from comlrl.tasks.prompts import Prompts
+from comlrl.types import EpisodeGroup, Reward, Sampler, Sampling, Shape, Task
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyEpisodes:
+    """A greedy episode of each task: its group, and what they all cost."""
+
+    groups: list[EpisodeGroup]
+
+    @property
+    def scored(self) -> int:
+        return sum(group.scored for group in self.groups)
+
+    @property
+    def tokens(self) -> int:
+        return sum(group.tokens for group in self.groups)
+
+
+class ProgramRollout:
+    """Plays a program. Holds no state between calls."""
+
+    def __init__(
+        self,
+        program: Program,
+        sampler: Sampler,
+        reward: Reward,
+        prompts: Prompts,
+        *,
+        seed: int,
+        process: Callable[[float], float] = lambda reward: reward,
+        own_rewards: bool = True,
+    ) -> None:
+        """``reward`` and ``prompts``: what ``agents.score`` and ``agents.prompts`` give.
+        ``process``: the reward processor. ``own_rewards``: agents learn from ``Score.by_agent``
+        where a score has it, instead of from the team's value."""
+        self.program, self.sampler, self.reward, self.prompts = program, sampler, reward, prompts
+        self.seed, self.process, self.own_rewards = seed, process, own_rewards
+
+    def grow(
+        self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, key: tuple
+    ) -> list[EpisodeGroup]:
+        """``shape.num_generations`` episodes of each task, side by side. ``key`` (phase, training
+        step) goes into every sample's key. Raises TargetError for what the program raises."""
+        setting = Setting(
+            self.program, self.sampler, self.reward, self.prompts, sampling, self.seed, key,
+            self.process, self.own_rewards,
+        )  # fmt: skip
+        episodes_BG = Stage(setting).play(tasks, shape.num_generations)
+        return [
+            EpisodeGroup(task, self.program.names_N, tuple(episodes_G))
+            for task, episodes_G in zip(tasks, episodes_BG, strict=True)
+        ]
+
+    def grow_with_greedy(
+        self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, key: tuple, discount: float
+    ) -> tuple[list[EpisodeGroup], GreedyEpisodes]:
+        """The same, and a greedy episode of each task (ReMax)."""
+        groups = self.grow(tasks, shape, sampling, key)
+        greedy = self.grow(tasks, shape.chain, sampling.greedy, (*key, "greedy"))
+        return groups, GreedyEpisodes(greedy)

@@ -1,0 +1,188 @@
+"""One episode while it is played: its calls, scores and rewards, whoever makes them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from comlrl.config.plugins.targets import TargetError
+from comlrl.programs.program import Program
+from comlrl.rollout.checked import checked_score
+from comlrl.tasks.prompts import Prompts
+from comlrl.types import (
+    Call,
+    Completion,
+    Episode,
+    JointAction,
+    Message,
+    Paid,
+    Reward,
+    Sampler,
+    Sampling,
+    Score,
+    Task,
+)
+
+
+class EpisodeError(Exception):
+    """Why an episode cannot be played to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all episodes of a rollout have in common."""
+
+    program: Program
+    sampler: Sampler
+    reward: Reward
+    prompts: Prompts
+    sampling: Sampling
+    seed: int
+    key: tuple  # phase, training step
+    process: Callable[[float], float]  # the reward processor
+    own_rewards: bool  # agents learn from ``Score.by_agent`` where a score has it
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingCall:
+    running: Running
+    slot: int  # in the episode's calls
+    agent: int
+    number: int
+    prompt: tuple[Message, ...]
+    ids: tuple[int, ...]
+    answer: asyncio.Future[Completion]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Of its randomness. An agent's first call has the key of a tree's first turn."""
+        setting, running = self.running.setting, self.running
+        path = (self.number,) if self.number else ()
+        return (setting.seed, *setting.key, running.task.task_id, path, self.agent, running.g)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingScore:
+    running: Running
+    action: JointAction
+    answer: asyncio.Future[Score]
+
+
+@dataclass(slots=True)
+class Board:
+    """What the episodes of a rollout wait for; whoever answers reads it here."""
+
+    setting: Setting
+    loop: asyncio.AbstractEventLoop
+    fail: Callable[[Running, str], None]  # ends an episode
+    calls: list[WaitingCall] = field(default_factory=list)
+    scores: list[WaitingScore] = field(default_factory=list)
+    closed: bool = False  # nothing is answered any more
+
+
+class Running:
+    """One episode that is being played. Whoever plays it, calls are answered through here."""
+
+    def __init__(self, board: Board, task: Task, place: int, g: int) -> None:
+        self.board, self.setting, self.program = board, board.setting, board.setting.program
+        self.task, self.place, self.g = task, (place, g), g
+        self.calls: list[Call | None] = []  # None: not answered yet, or withdrawn
+        self.asked_N = [0] * len(self.program.names_N)
+        self.paid: list[tuple[int, int, float]] = []  # agent, slot of the next call, value
+        self.scored: list[tuple[Score, JointAction]] = []
+        self.deadline = time.monotonic() + self.program.timeout
+        self.ended = False
+
+    def __str__(self) -> str:
+        return f"{self.program.target}: task '{self.task.task_id}', episode {self.g + 1}"
+
+    @property
+    def opening(self) -> tuple[Message, ...]:
+        """What stands before a prompt that is a plain text."""
+        return self.setting.prompts.opening
+
+    def first_prompts(self) -> tuple[str, ...]:
+        """What the domain has each agent read first."""
+        return self.setting.prompts.first(self.task, len(self.program.names_N))
+
+    async def call(self, agent: int, prompt: tuple[Message, ...]) -> Completion:
+        """One completion by one agent.
+
+        Raises EpisodeError where the prompt does not fit. More calls than the episode may make end
+        it, whatever it catches.
+        """
+        if not self.ended and len(self.calls) >= self.program.max_calls:
+            self.board.fail(self, f"more than {self.program.max_calls} calls (program.max_calls)")
+        await self._open()
+        name, number = self.program.names_N[agent], self.asked_N[agent]
+        ids, sampling = self.setting.sampler.encode(agent, prompt), self.setting.sampling.of(agent)
+        if not self.setting.sampler.fits(ids, sampling):
+            await asyncio.sleep(0)  # for a program that catches this and asks again
+            raise EpisodeError(
+                f"the prompt of call {number + 1} of `{name}` has {len(ids)} tokens, which leaves "
+                f"no room for max_new_tokens={sampling.max_new_tokens}; shorten it, or raise "
+                "agent_model.max_length if the model allows it"
+            )
+        slot, answer = len(self.calls), self.board.loop.create_future()
+        self.calls.append(None)
+        self.asked_N[agent] += 1
+        self.board.calls.append(WaitingCall(self, slot, agent, number, prompt, ids, answer))
+        return await answer
+
+    async def score(self, texts_N: tuple[str, ...]) -> Score:
+        """What the run's reward gives for a text of each agent."""
+        await self._open()
+        action, answer = JointAction(self.task, texts_N), self.board.loop.create_future()
+        self.board.scores.append(WaitingScore(self, action, answer))
+        score = await answer
+        self.scored.append((score, action))
+        return score
+
+    def pay(self, agent: int, value: float) -> None:
+        """A reward in the middle, for the agent's calls so far."""
+        self.paid.append((agent, len(self.calls), value))
+
+    async def _open(self) -> None:
+        """Whoever goes on after the episode's end waits until it is cancelled."""
+        if self.ended or self.board.closed:
+            await self.board.loop.create_future()
+
+    def episode(self, given: Any, error: str | None = None) -> Episode:
+        """The finished episode. ``given``: what the program has returned. Raises TargetError."""
+        names_N, process = self.program.names_N, self.setting.process
+        where = f"{self} gave"
+        score = checked_score(_by_name(given, names_N, where), len(names_N), where)
+        action = next((action for known, action in self.scored if known is given), None)
+        agents = range(len(names_N))
+        own = score.by_agent if self.setting.own_rewards else None
+        made_N = [[s for s, c in enumerate(self.calls) if c and c.agent == i] for i in agents]
+        paid_N = tuple(
+            (
+                *(
+                    Paid(sum(s < slot for s in made_N[i]), process(value) - process(0.0))
+                    for agent, slot, value in self.paid
+                    if agent == i
+                ),
+                Paid(len(made_N[i]), process(own[i] if own else score.value)),
+            )
+            for i in agents
+        )
+        calls = tuple(call for call in self.calls if call is not None)
+        return Episode(calls, score, process(score.value), paid_N, action, error)
+
+
+def _by_name(given: Any, names_N: Sequence[str], where: str) -> Any:
+    """A mapping from agents to numbers as a Score; anything else as it is."""
+    if not isinstance(given, Mapping):
+        return given
+    if set(given) != set(names_N):
+        raise TargetError(
+            f"{where} rewards of {', '.join(map(str, given)) or 'nobody'}; give a number for each "
+            f"of {', '.join(names_N)}"
+        )
+    own = tuple(float(given[name]) for name in names_N)
+    return Score(math.fsum(own) / len(own), by_agent=own)
