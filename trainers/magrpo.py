@@ -293,7 +293,7 @@ class MAGRPOTrainer:
         progress: float,
     ) -> list[float]:
         """One optimizer step of every agent on these turns; each agent's gradient norm."""
-        own = {str(i): sum(len(turn[i]) for turn in turns) for i in range(len(old_N))}
+        own = {str(i): sum(turn.nodes_N[i] for turn in turns) for i in range(len(old_N))}
         nodes = distributed.all_reduce_counts(own)
         jobs = [
             partial(self._gradients, i, _rows_of(turns, i), int(nodes[str(i)]), old)

@@ -72,7 +72,7 @@ def test_a_simultaneous_turn_as_a_program_is_magrpo_to_the_bit(keys, tmp_path, m
         trainer = build("magrpo", tmp_path / str(number), share_of_letters, **keys)
         if episodes:
             playing(trainer, simultaneous)
-        found.append((*trained(trainer, monkeypatch), trainer.loop.logger.metrics()))
+        found.append((*trained(trainer, monkeypatch), trainer.loop.log.logger.metrics()))
     (rows, weights, metrics), (own_rows, own_weights, own_metrics) = found
     assert _plain(own_rows) == _plain(rows) and any(rows)
     assert all(torch.equal(own, other) for own, other in zip(own_weights, weights, strict=True))

@@ -102,7 +102,7 @@ async def game(task, agents):
 class Scripted(FakeSampler):
     """Episode g writes the g-th of all pairs of tokens."""
 
-    def _completion(self, key, sampling):
+    def completion(self, key, sampling):
         *_, agent, g = key
         return Completion("", ((g // SIZE, g % SIZE)[agent],), True)
 
