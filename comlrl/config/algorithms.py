@@ -98,6 +98,9 @@ class CommonConfig:
     heterogeneous: ClassVar[bool] = False  # one policy, whose agents are distinguished by latents
     trained_online: ClassVar[bool] = True  # samples come from the policy as it moves
     fits_reward_model: ClassVar[bool] = False  # before its online stage
+    no_programs: ClassVar[str] = (
+        "its trainer reads trees of turns"  # why it cannot learn from a program; empty: it can
+    )
     one_reward: ClassVar[str] = (
         ""  # why agents cannot learn from rewards of their own; "": they can
     )
@@ -165,6 +168,7 @@ class MAGRPOConfig(CommonConfig):
     """MAGRPO, arXiv 2508.04652."""
 
     paper: ClassVar[str] = "MAGRPO (arXiv 2508.04652)"
+    no_programs: ClassVar[str] = ""
 
     advantage: Advantage = key(
         "mean",
@@ -263,6 +267,9 @@ class PreferenceConfig(CommonConfig):
     discount: float = key(1.0)
 
     one_reward: ClassVar[str] = "preferences compare joint actions by one number"
+    no_programs: ClassVar[str] = (
+        "preferences compare answers to the same prompts, and a program's differ by episode"
+    )
 
     @property
     def comparison(self) -> tuple[str, str]:
@@ -397,6 +404,7 @@ class PPOConfig(ActorCriticConfig):
     """Proximal policy optimization; with several agents IPPO or MAPPO."""
 
     paper: ClassVar[str] = "PPO (arXiv 1707.06347)"
+    no_programs: ClassVar[str] = "its critics value the turns of a tree, not a program's calls"
 
     num_agents: int = key(1)
     critic: Literal["independent", "centralized"] = key(
@@ -465,6 +473,7 @@ class SHPPOConfig(ActorCriticConfig):
 
     heterogeneous: ClassVar[bool] = True
     one_reward: ClassVar[str] = "its critic and inference net value the whole team by one number"
+    no_programs: ClassVar[str] = "its latents are of states that all agents reach together"
 
 
 SECTIONS: dict[str, type[CommonConfig]] = {

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from comlrl.config.keys import keys_of
 from comlrl.config.plugins.targets import Target, load, near
+from comlrl.config.resolved import Config
 from comlrl.config.sections import ProgramConfig
 from comlrl.errors import UserError
 from comlrl.types import Task
@@ -43,6 +45,34 @@ class UnknownAgent(KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+def check_program(config: Config) -> None:
+    """Raises UserError for an algorithm or for settings that a program cannot have."""
+    name, section, key = config.algorithm, config.section, "program.target"
+    given = f"{key}: '{config.program.target}'"
+    if section.no_programs:
+        raise UserError(
+            f"{given} with {name}, which cannot learn from a program: {section.no_programs}; use "
+            f"train_magrpo.py or train_grpo.py, or give {key}=null"
+        )
+    for turns in ("num_turns", "joint_mode", "turn_order", "handoff", "turn_gradient_weights"):
+        value = getattr(section, turns)
+        if value != keys_of(type(section))[turns].default:
+            raise UserError(
+                f"{name}.{turns}: {value!r} with {key}, whose function says who acts when; leave "
+                f"it out, or give {key}=null"
+            )
+    if config.distributed.strategy == "fsdp":
+        raise UserError(
+            "distributed.strategy: fsdp with program.target, which each process would play for "
+            "itself, and all must see the same; give replicate"
+        )
+    if config.generation.overlap:
+        raise UserError(
+            "generation.overlap: 1 with program.target, whose first prompts are not known before "
+            "it is played; give 0"
+        )
 
 
 def load_program(section: ProgramConfig, num_agents: int, key: str, folder: Path) -> Program | None:

@@ -40,7 +40,9 @@ def check(config: Config, work: Work) -> list[str]:
     work.build_reward().close()
     tasks = _tasks(config, work, unchecked)
     agents = agents_at_hand(config, unchecked)
-    if tasks and agents:
+    if work.program is not None:
+        unchecked.append(f"{work.program.target}; its calls are known once it is played")
+    elif tasks and agents:
         _check_prompts(config, work, agents, tasks)
     _check_preferences(config)
     if config.external.mode == "expert_edits" and config.section.num_turns > 1:
@@ -66,7 +68,7 @@ def prompt_tokens(config: Config, work: Work) -> float | None:
     from comlrl.types import Message
 
     tasks, agents = _tasks(config, work, []), agents_at_hand(config, [])
-    if not tasks or not agents:
+    if work.program is not None or not tasks or not agents:
         return None
     prompts = work.read_by([agent.chats for agent in agents]).prompts
     lengths = [
@@ -162,12 +164,12 @@ def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> Agent |
 def _check_prompts(config: Config, work: Work, agents: list[Agent], tasks: list[Task]) -> None:
     """Every row's first prompts leave room for a completion, unless ``on_bad_row: skip``."""
     team: Any = SimpleNamespace(agents=agents)
-    prompts = work.read_by([agent.chats for agent in agents]).prompts
     sampler: Any = SimpleNamespace(
         encode=lambda agent, prompt: agents[agent].encode(prompt),
         max_length=context_length(config, team),
     )
-    fitting(tasks, prompts, config, sampler, sampling(config, work.roles))
+    read = work.read_by([agent.chats for agent in agents])
+    fitting(tasks, read, config, sampler, sampling(config, work.roles))
 
 
 def _check_preferences(config: Config) -> None:

@@ -69,6 +69,8 @@ def _unused(config: Config, work: Work) -> Unused:
     if isinstance(online, SHPPOConfig):
         yield from _latents(online)
     yield from _shared(config, work, online)
+    if work.program is None:
+        yield "program", "program.target=null: agents act in turns"
     if isinstance(section, PreferenceConfig):
         yield from _preferences(config, section)
     if isinstance(online, ActorCriticConfig):
@@ -79,7 +81,12 @@ def _unused(config: Config, work: Work) -> Unused:
 
 
 def _turns(config: Config, work: Work, section: CommonConfig) -> Unused:
-    if section.num_turns == 1:
+    if work.program is not None:
+        yield (
+            "<algo>.early_termination_threshold <algo>.handoff_width external",
+            "program.target says who acts when",
+        )
+    elif section.num_turns == 1:
         yield (
             "<algo>.discount <algo>.early_termination_threshold <algo>.handoff "
             "<algo>.handoff_width external",
@@ -158,7 +165,7 @@ def _latents(section: SHPPOConfig) -> Unused:
 def _shared(config: Config, work: Work, section: CommonConfig) -> Unused:
     if not work.reward_arguments.keys() & {f.name for f in fields(config.sandbox)}:
         yield "sandbox", "this reward runs nothing in it"
-    if not work.rewards_each:
+    if not work.rewards_each and work.program is None:
         yield "reward.by_agent", "this reward gives all agents one value"
     if section.eval_interval == 0:
         yield (

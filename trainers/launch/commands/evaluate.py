@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from comlrl.models.team import Team
     from comlrl.rollout.generation import Generator
     from comlrl.rollout.grow import Rollout
-    from comlrl.types import Domain, Sampling, Task, Tree
+    from comlrl.types import Domain, Rolled, Sampling, Task
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -100,9 +100,9 @@ def evaluate(plan: Plan) -> int:
     return 0
 
 
-def export_samples(file: Path, trees: Sequence[Tree], domain: Domain) -> None:
+def export_samples(file: Path, trees: Sequence[Rolled], domain: Domain) -> None:
     """What each answer's last turn came to, in EvalPlus's form: ``task_id`` and ``solution``."""
-    rows = [(tree.task.task_id, domain.solution(tree.nodes[-1].scores_K[0])) for tree in trees]
+    rows = [(tree.task.task_id, domain.solution(tree.final_score)) for tree in trees]
     if any(solution is None for _, solution in rows):
         raise UserError("--export-samples: this domain or reward makes nothing to be exported")
     lines = [json.dumps({"task_id": name, "solution": text}) + "\n" for name, text in rows]
@@ -232,8 +232,9 @@ def build(plan: Plan, *, caching: bool) -> Stage:
     team = build_team(config)
     generator, sampler = build_sampler(config, team)
     sampled = sampling(config, plan.work.roles, plan.greedy)
-    work = plan.work.read_by([team.of(i).chats for i in range(section.num_agents)])
-    tasks = fitting(tasks[: section.eval_num_samples], work.prompts, config, sampler, sampled)
+    given = dataclasses.replace(plan.work, program=None) if plan.baseline else plan.work
+    work = given.read_by([team.of(i).chats for i in range(section.num_agents)])
+    tasks = fitting(tasks[: section.eval_num_samples], work, config, sampler, sampled)
     asked: Any = CachingSampler(sampler, len(team)) if caching else sampler
     reward, evaluated = build_rewards(config, work)
     rollout = build_rollout(config, work, asked, reward if caching else evaluated)
@@ -259,7 +260,7 @@ def watched(plan: Plan, stage: Stage, teams: int = 1) -> Iterator[None]:
         yield
 
 
-def grower(plan: Plan, stage: Stage) -> Callable[[], list[Tree]]:
+def grower(plan: Plan, stage: Stage) -> Callable[[], list[Rolled]]:
     """What samples all tasks: the team in its turns, or a baseline."""
     from comlrl.evaluation import baselines, estimates
 
@@ -296,7 +297,7 @@ def described(plan: Plan, stage: Stage) -> dict[str, Any]:
         "baseline": plan.baseline,
         "model": list(config.agents) if config.agents else config.agent_model.name,
         "num_agents": agents,
-        "roles": list(stage.rollout.prompts.domain.roles(agents)),
+        "roles": list(plan.work.domain.roles(agents) if plan.baseline else plan.work.roles),
         "num_turns": 1 if plan.baseline else config.section.num_turns,
         "turn_order": order,
         "dataset": config.dataset.name,
@@ -309,19 +310,19 @@ def described(plan: Plan, stage: Stage) -> dict[str, Any]:
     }
 
 
-def budget(generator: Generator, trees: Sequence[Tree], seconds: float) -> dict[str, float]:
+def budget(generator: Generator, trees: Sequence[Rolled], seconds: float) -> dict[str, float]:
     """What it cost: generated tokens and wall seconds, sampling and scoring together."""
     return {
         "tokens_generated": generator.tokens,
         "generation_calls": generator.calls,
-        "scored_joint_actions": sum(len(n.scores_K) for tree in trees for n in tree.nodes),
+        "scored_joint_actions": sum(tree.scored for tree in trees),
         "tokens_per_answer": generator.tokens / len(trees),
         "seconds": seconds,
         "seconds_per_answer": seconds / len(trees),
     }
 
 
-def costs(plan: Plan, stage: Stage, trees: Sequence[Tree]) -> dict[str, float]:
+def costs(plan: Plan, stage: Stage, trees: Sequence[Rolled]) -> dict[str, float]:
     """What these answers cost in calls, tokens and operations, whatever was remembered."""
     from comlrl.evaluation.cost import cost, weights_of
 

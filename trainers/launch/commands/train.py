@@ -119,6 +119,11 @@ def _dry_run(config: Config, work: Work, hardware: str | None) -> int:
         unchecked = check(config, work)
         limits_N = limits(config, work.roles)
         lines = [describe(config, limits_N)]
+        if hardware is not None and work.program is not None:
+            raise UserError(
+                f"--hardware: '{hardware}' with program.target, whose calls are not known before "
+                "it is played; leave it out"
+            )
         if hardware is not None:
             from trainers.launch.cost.roofline import estimate
 

@@ -107,6 +107,14 @@ def _online(
         "generation calls": calls,
         "sampled tokens ≤": size * _tokens(section, limits_N) + greedy * sum(limits_N),
     }
+    if config.program.target is not None:
+        most = actions * config.program.max_calls
+        rows = {
+            "tasks": size,
+            "episodes": actions,
+            "completions ≤": most,
+            "sampled tokens ≤": most * max(limits_N),
+        }
     if not section.chains:
         rows = {**rows, "optimizer updates ≤": parts * section.passes}
     run = f"{section.num_train_epochs} epochs" if steps is None else f"{steps:,} steps"
@@ -186,12 +194,10 @@ def _evaluations(config: Config, tasks: int | None) -> list[str]:
     if steps is not None and config.section.trained_online:
         passes = 1 + math.ceil(steps / section.eval_interval)
     deep = section.num_turns * len(section.shape.stages)
-    calls = _decoders(config) * deep * section.eval_answers
-    return [
-        "",
-        f"{'evaluations':<22}{_number(passes)}  of {_number(each)} tasks, {calls} generation "
-        f"calls each",
-    ]
+    calls = f"{_decoders(config) * deep * section.eval_answers} generation calls each"
+    if config.program.target is not None:
+        calls = "whose calls are known once they are played"
+    return ["", f"{'evaluations':<22}{_number(passes)}  of {_number(each)} tasks, {calls}"]
 
 
 def _memory(config: Config, limits_N: Sequence[int]) -> list[str]:

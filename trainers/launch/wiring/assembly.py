@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from comlrl.models.agent import Agent
     from comlrl.models.latent_networks import HeterogeneousPolicy
     from comlrl.models.team import Team
+    from comlrl.programs.rollout import ProgramRollout
     from comlrl.rollout.generation import Generator
     from comlrl.rollout.grow import Rollout
     from comlrl.rollout.latent_sampler import LatentSampler
     from comlrl.rollout.vllm_sampler import VLLMSampler
-    from comlrl.tasks.prompts import Prompts
-    from comlrl.types import Domain, Reward, Sampler, Sampling, Task, Tree
+    from comlrl.types import Domain, Reward, Rolled, Sampler, Sampling, Task
     from comlrl.update.importance import ImportanceWeightedSampler
     from external.expert_edits import Fallbacks
 
@@ -51,7 +51,7 @@ class Run:
     team: Team
     server: VLLMSampler | None  # what samples in the generator's place
     reward: Reward
-    rollout: Rollout
+    rollout: Rollout | ProgramRollout
     loop: Loop
     sampling: Sampling
     resume: bool  # what lies in run_dir is this run's own, and is gone on with
@@ -150,8 +150,8 @@ def assemble(
         initial.begin(config, SECTIONS, team, sampler)
     sampled = sampling(config, work.roles)
     work = work.read_by([team.of(i).chats for i in range(section.num_agents)])
-    train = fitting(train, work.prompts, config, sampler, sampled)
-    held_out = fitting(held_out, work.prompts, config, sampler, sampled) if held_out else []
+    train = fitting(train, work, config, sampler, sampled)
+    held_out = fitting(held_out, work, config, sampler, sampled) if held_out else []
     (reward, measuring), fallbacks = build_rewards(config, work), build_fallbacks(config)
     length = sampler.max_length
     server, corrected = engine.build(config, work.roles, team, run_dir, length, sampled)
@@ -301,18 +301,21 @@ def context_length(config: Config, team: Team) -> int:
 
 def fitting(
     tasks: list[Task],
-    prompts: Prompts,
+    work: Work,
     config: Config,
     sampler: Generator | LatentSampler,
     sampling: Sampling,
 ) -> list[Task]:
-    """The tasks whose first prompts leave room for a completion.
+    """The tasks whose first prompts leave room for a completion. A program's prompts are known
+    once it is played.
 
     Raises UserError, naming the row, where one does not, unless ``on_bad_row: skip``.
     """
     from comlrl.types import Message
 
-    kept = []
+    if work.program is not None:
+        return tasks
+    kept, prompts = [], work.prompts
     for task in tasks:
         lengths = [
             len(sampler.encode(agent, (*prompts.opening, Message("user", text))))
@@ -358,17 +361,33 @@ def build_rollout(
     sampler: Any,
     reward: Reward,
     fallbacks: Fallbacks | None = None,
-) -> Rollout:
+) -> Rollout | ProgramRollout:
+    """What grows trees, or plays the run's program."""
+    from comlrl.programs.rollout import ProgramRollout
     from comlrl.rollout.grow import Rollout
     from comlrl.rollout.reading import History
 
+    processor = config.reward_processor
+    scale, shift = (processor.scale_factor, processor.shift) if processor.enabled else (1.0, 0.0)
+
+    def process(reward: float) -> float:
+        return scale * reward + shift
+
+    if work.program is not None:
+        return ProgramRollout(
+            work.program,
+            sampler,
+            reward,
+            work.prompts,
+            seed=config.seed,
+            process=process,
+            own_rewards=config.reward.by_agent == "own",
+        )
     external, transition = config.external, work.mode.build(work.prompts, fallbacks)
     if config.distributed.strategy == "fsdp":
         from comlrl.rollout.lockstep import FromMain
 
         transition = FromMain(transition)
-    processor = config.reward_processor
-    scale, shift = (processor.scale_factor, processor.shift) if processor.enabled else (1.0, 0.0)
     return Rollout(
         sampler,
         reward,
@@ -376,7 +395,7 @@ def build_rollout(
         work.prompts,
         seed=config.seed,
         history=History(external.history, external.original_prompt, external.previous_response),
-        process=lambda reward: scale * reward + shift,
+        process=process,
         own_rewards=work.own_rewards,
     )
 
@@ -408,7 +427,7 @@ def standing(
 
 def build_evaluations(
     config: Config,
-    rollout: Rollout,
+    rollout: Rollout | ProgramRollout,
     tasks: list[Task],
     sampling: Sampling,
     generator: Generator,
@@ -430,7 +449,7 @@ def build_evaluations(
     own = len(distributed.shard(tasks))
     completions = own * section.eval_answers * section.num_turns * section.num_agents
 
-    def run() -> tuple[list[Tree], dict[str, float]]:
+    def run() -> tuple[list[Rolled], dict[str, float]]:
         before, generator.on_written = generator.on_written, Written(progress, completions)
         try:
             trees = evaluate(rollout, tasks, section.shape, sampling, section.eval_answers)

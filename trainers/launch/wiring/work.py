@@ -14,6 +14,7 @@ from comlrl.config.plugins.modules import Source
 from comlrl.config.plugins.targets import Target, check_class, check_methods, load, near
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
+from comlrl.programs.program import Program, check_program, load_program
 from comlrl.rollout.checked import METHODS, CheckedDomain, CheckedReward
 from comlrl.tasks.prompts import REVISION, Prompts, check_templates
 from comlrl.types import Domain, Reward
@@ -37,6 +38,7 @@ class Work:
     rewards_each: bool  # whether the reward gives each agent its own, by what its class says
     own_rewards: bool  # whether agents learn from those
     mode: external.Mode
+    program: Program | None  # what plays the tasks' episodes; None: agents act in turns
     sources: tuple[Source, ...]  # the files of the user's own modules, by name
 
     @property
@@ -64,11 +66,11 @@ def resolve_work(config: Config) -> Work:
     """
     domain, domain_target = _domain(config)
     prompts, agents = Prompts(domain, config.prompts), config.section.num_agents
-    try:
-        roles = domain.roles(agents)
-    except ValueError as error:
-        raise UserError(f"{config.algorithm}.num_agents: {agents}; {error}") from error
-    check_templates(prompts, roles, agents)
+    key = f"{config.algorithm}.num_agents"
+    program = load_program(config.program, agents, key, config.folder)
+    if program is not None:
+        check_program(config)
+    roles = _roles(config, prompts, program)
     _check_revision(config, prompts)
     reward, reward_target = _reward(config, domain, domain_target)
     arguments = _arguments(config, reward)
@@ -79,7 +81,8 @@ def resolve_work(config: Config) -> Work:
             raise UserError(str(error)) from error
     mode = find_mode(config, domain, domain_target)
     _check_facts(config, mode, reward)
-    targets = (domain_target, reward_target, mode.target)
+    played = None if program is None else program.target
+    targets = (domain_target, reward_target, mode.target, played)
     found = {source.name: source for target in targets if target for source in target.sources}
     rewards_each = bool(getattr(reward, "by_agent", False))
     own_rewards = rewards_each and config.reward.by_agent == "own"
@@ -91,15 +94,30 @@ def resolve_work(config: Config) -> Work:
     return Work(
         prompts=prompts,
         domain_target=domain_target,
-        roles=tuple(roles),
+        roles=roles,
         reward=reward,
         reward_target=reward_target,
         reward_arguments=arguments,
         rewards_each=rewards_each,
         own_rewards=own_rewards,
         mode=mode,
+        program=program,
         sources=tuple(found[name] for name in sorted(found)),
     )
+
+
+def _roles(config: Config, prompts: Prompts, program: Program | None) -> tuple[str, ...]:
+    """What the agents are called; a program names them, and need not ask for the domain's
+    prompts. Raises UserError for a team or templates that the domain does not have."""
+    agents = config.section.num_agents
+    try:
+        roles = prompts.domain.roles(agents)
+    except ValueError as error:
+        if program is not None:
+            return program.names_N
+        raise UserError(f"{config.algorithm}.num_agents: {agents}; {error}") from error
+    check_templates(prompts, roles, agents)
+    return tuple(roles) if program is None else program.names_N
 
 
 def find_mode(config: Config, domain: Domain, domain_target: Target | None) -> external.Mode:

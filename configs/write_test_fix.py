@@ -1,0 +1,31 @@
+"""The program of magrpo_program_quickstart.yaml: write, test, fix."""
+
+from __future__ import annotations
+
+import asyncio
+
+FEEDBACK = """\
+Feedback:
+{report}
+Write a revised `{name}`, code only: no fences, prose, tests or examples.
+"""
+
+
+async def play(task, agents):
+    """Both agents write at once; where a test fails, main reads that and writes once more."""
+    prompts = agents.prompts
+    helper, main = await asyncio.gather(
+        agents["helper"](prompts["helper"]), agents["main"](prompts["main"])
+    )
+    score = await agents.score([helper, main])
+    if score.passed:
+        return score
+    feedback = FEEDBACK.format(report="Not all levels passed.", name=task.fields["entry_point"])
+    revised = await agents["main"](
+        [
+            {"role": "user", "content": prompts["main"]},
+            {"role": "assistant", "content": main},
+            {"role": "user", "content": feedback},
+        ]
+    )
+    return await agents.score([helper, revised])
