@@ -184,6 +184,10 @@ def python(words: list[str], request: pytest.FixtureRequest) -> None:
         from trainers.launch.commands.search import read_sweep
 
         read_sweep(sweep.parse_arguments(arguments).file)
+    elif name == "arena.py":
+        from trainers.launch.commands import arena
+
+        arena.asked(arena.parse(arguments))
     elif name == "loggers.report":
         from loggers.report import write
 

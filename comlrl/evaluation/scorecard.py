@@ -62,7 +62,7 @@ def episode_noise(metrics: Mapping[str, float], num_turns: int, episodes: int) -
 def cross_play_values(matrix: Sequence[Sequence[float]]) -> list[float]:
     """Each run's mean value with partners of the other runs, in either place.
 
-    ``matrix``: [run of the others][run of the last agent], of at least two runs.
+    ``matrix``: row, the run of the others; column, the run of the last agent; at least two runs.
     """
     runs = range(len(matrix))
     return [statistics.fmean(matrix[i][j] + matrix[j][i] for j in runs if j != i) / 2 for i in runs]

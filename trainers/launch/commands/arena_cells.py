@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from comlrl.config.algorithms import SECTIONS, CommonConfig, PreferenceConfig
+from comlrl.config.algorithms import SECTIONS, CommonConfig, MAGRPOConfig, PreferenceConfig
 from comlrl.config.plugins.targets import near
 from comlrl.errors import UserError
 from trainers.launch.cost.tree_size import growth
@@ -75,7 +75,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         {**PREFERENCES, "reward_learning_rate": 2.0e-3, "reward_num_train_epochs": 3,
          "reward_train_batch_size": 48, "reward_prompts": "first", "reward_min_accuracy": 0.0,
          "rl_algorithm": "magrpo"},
-        {"magrpo": {"learning_rate": 3.0e-3, "kl_coef": 0.03, "num_generations": CANDIDATES}},
+        {"magrpo": {"learning_rate": 3.0e-3, "kl_coef": 0.03}},
         stages=2,
     ),
 }  # fmt: skip
@@ -108,8 +108,8 @@ def chosen(option: str, given: str | None, known: Mapping[str, Any]) -> list[str
 
 
 def own_algorithm(script: Path) -> tuple[str, Algorithm]:
-    """A train script in the cookbook's form, by the name that it gives to ``main``. Raises
-    UserError for another file."""
+    """A train script in the form of docs/tutorial/algorithm.md, by the name that it gives to
+    ``main``. Raises UserError for another file."""
     try:
         tree = ast.parse(script.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError) as error:
@@ -121,7 +121,7 @@ def own_algorithm(script: Path) -> tuple[str, Algorithm]:
                     return name, Algorithm(name, script=script.resolve())
     raise UserError(
         f"--check: '{script}' has no main(\"NAME\", …) with the name of an algorithm of your own; "
-        "write it as docs/cookbook.md does"
+        "write it as docs/tutorial/algorithm.md does"
     )
 
 
@@ -141,7 +141,7 @@ def configuration(
         rounds = math.ceil(joint_actions / (ROUND * CANDIDATES * algorithm.stages))
         section |= {"num_iterations": rounds, "num_train_epochs": 1}
     else:
-        generations, scored = _generations(known, section)
+        generations, scored = _generations(known, section, TREE)
         section |= {"num_generations": generations, "max_env_steps": joint_actions}
         section["max_steps"] = math.ceil(joint_actions / (BATCH * scored))
     tree: dict[str, Any] = {
@@ -156,20 +156,26 @@ def configuration(
         **copy.deepcopy(dict(algorithm.more)),
     }
     if algorithm.stages == 2:
-        tree["magrpo"]["lr_scheduler"] = section.pop("lr_scheduler")
+        online = tree["magrpo"]
+        online["lr_scheduler"] = section.pop("lr_scheduler")
+        online |= {name: task.keys[name] for name in IN_ORDER if name in task.keys}
+        online["num_generations"], _ = _generations(MAGRPOConfig, section, CANDIDATES)
+        section.pop("num_generations_sequential", None)
     return tree
 
 
-def _generations(known: type[CommonConfig], section: Mapping[str, Any]) -> tuple[int, int]:
-    """The most completions whose tree scores at most ``TREE`` joint actions, and how many it
+def _generations(
+    known: type[CommonConfig], section: Mapping[str, Any], most: int
+) -> tuple[int, int]:
+    """The most completions whose tree scores at most ``most`` joint actions, and how many it
     scores."""
     names = ("num_agents", "num_turns", "joint_mode", "turn_order", "num_generations_sequential")
     keys = {name: section[name] for name in names if name in section}
     shape = replace(known(), **keys)
     fitting = [
         (count, scored)
-        for count in range(2, TREE + 1)
-        if (scored := growth(replace(shape, num_generations=count)).joint_actions) <= TREE
+        for count in range(2, most + 1)
+        if (scored := growth(replace(shape, num_generations=count)).joint_actions) <= most
     ]
     # Two completions are the least that can be compared.
     smallest = (2, growth(replace(shape, num_generations=2)).joint_actions)

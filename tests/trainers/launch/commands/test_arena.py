@@ -47,7 +47,10 @@ def planned(folder: Path, *more: str) -> arena.Arena:
         (["--jobs", "0"], ["--jobs: 0", "at least 1"]),
         (["--budget", "7"], ["command line", "--budget"]),
         (["--check", "missing.py"], ["--check: 'missing.py' cannot be read"]),
-        (["--check", str(ROOT / "train_magrpo.py")], ["--check", "main(", "docs/cookbook.md"]),
+        (
+            ["--check", str(ROOT / "train_magrpo.py")],
+            ["--check", "main(", "docs/tutorial/algorithm.md"],
+        ),
         (
             ["--algorithms", "madpo", "--tasks", "lock-sparse"],
             ["madpo.num_turns: 3", "num_turns must be 1"],
