@@ -39,7 +39,10 @@ class Raw:
 
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
-                raw.asked.append(self.request.recv(1 << 16))
+                asked = b""
+                while b"\r\n\r\n" not in asked or (b"POST" in asked and asked[-1:] != b"}"):
+                    asked += self.request.recv(1 << 16)  # else what is unread resets the connection
+                raw.asked.append(asked)
                 try:
                     answer(self.request.sendall)
                 except OSError:  # the client has gone
