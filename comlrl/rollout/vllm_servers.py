@@ -135,7 +135,7 @@ class Servers:
             while not self._left:
                 here = self._here()
                 over = time.monotonic() >= deadline
-                if here and not (over and failed.issuperset(here)):
+                if here and not (over and failed >= set(here)):
                     member = _choice(here, prefix)
                     member.under_way += 1
                     return member, member.returns
