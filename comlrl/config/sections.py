@@ -152,6 +152,11 @@ class ProgramConfig:
     """A function that plays each task's episodes, in the place of turns (docs/programs.md)."""
 
     target: str | None = key(None, "module:NAME of an `async def play(task, agents)`; null: turns")
+    command: str | None = key(
+        None,
+        "in the place of target: a command, run once an episode, that reaches its agents by "
+        "OPENAI_BASE_URL",
+    )
     agents: list[str] = key([], "what the function calls the agents, in the order of num_agents")
     on_error: Literal["stop", "zero"] = key(
         "stop",
@@ -159,6 +164,11 @@ class ProgramConfig:
     )
     timeout: float = key(600.0, "seconds of an episode, without those of sampling", above=0)
     max_calls: int = key(64, "completions of an episode", at_least=1)
+
+    @property
+    def given(self) -> bool:
+        """Whether a program is the rollout."""
+        return self.target is not None or self.command is not None
 
 
 @dataclass(frozen=True)

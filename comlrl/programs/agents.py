@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args, get_type_hints
 
+from comlrl.programs.messages import Prompt, messages
 from comlrl.programs.running import Running
 from comlrl.types import Completion, Message, Score
-
-ROLES = get_args(get_type_hints(Message)["role"])
-
-Prompt = str | Sequence[Message | Mapping[str, str]]
 
 
 class Text(str):
@@ -70,6 +66,16 @@ class Agents(Mapping[str, Agent]):
         """The domain's first prompt of each agent: of its i-th role for the i-th agent."""
         return dict(zip(self, self._running.first_prompts(), strict=True))
 
+    @property
+    def base_url(self) -> str:
+        """Where clients of the OpenAI API reach the agents of this episode, each as a model."""
+        return self._running.address.base_url
+
+    @property
+    def api_key(self) -> str:
+        """The key of this episode, for the same clients."""
+        return self._running.address.api_key
+
     async def score(self, texts: Sequence[str] | Mapping[str, str]) -> Score:
         """The run's own reward for a text of each agent, by name or in their order."""
         if isinstance(texts, Mapping):
@@ -83,27 +89,3 @@ class Agents(Mapping[str, Agent]):
         if isinstance(value, bool | str) or not math.isfinite(value):
             raise ValueError(f"agents.reward takes a finite number, not {value!r}")
         self._running.pay(self._running.program.index(name), float(value))
-
-
-def messages(prompt: Sequence[Any]) -> tuple[Message, ...]:
-    """A conversation as messages. Raises ValueError for what is none."""
-    found = tuple(map(_message, prompt))
-    if not found:
-        raise ValueError("a prompt has no message")
-    return found
-
-
-def _message(given: Any) -> Message:
-    if isinstance(given, Mapping):
-        if set(given) != {"role", "content"}:
-            raise ValueError(
-                f"a message has `role` and `content`, not {', '.join(map(str, given))}"
-            )
-        given = Message(given["role"], given["content"])
-    if not isinstance(given, Message):
-        raise ValueError(f"a message is {given!r}; give role and content")
-    if given.role not in ROLES:
-        raise ValueError(f"a message's role is {given.role!r}; give one of {', '.join(ROLES)}")
-    if not isinstance(given.content, str):
-        raise ValueError(f"a message's content is {given.content!r}; give a text")
-    return Message(given.role, str(given.content))

@@ -7,10 +7,11 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from comlrl.config.plugins.targets import TargetError
-from comlrl.programs.program import Program
+from comlrl.programs.program import Address, EpisodeError, Program
 from comlrl.rollout.checked import checked_score
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import (
@@ -26,10 +27,6 @@ from comlrl.types import (
     Score,
     Task,
 )
-
-
-class EpisodeError(Exception):
-    """Why an episode cannot be played to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +76,7 @@ class Board:
     setting: Setting
     loop: asyncio.AbstractEventLoop
     fail: Callable[[Running, str], None]  # ends an episode
+    address: Callable[[Running], Address]  # opens an episode to programs outside
     calls: list[WaitingCall] = field(default_factory=list)
     scores: list[WaitingScore] = field(default_factory=list)
     closed: bool = False  # nothing is answered any more
@@ -104,6 +102,11 @@ class Running:
     def opening(self) -> tuple[Message, ...]:
         """What stands before a prompt that is a plain text."""
         return self.setting.prompts.opening
+
+    @cached_property
+    def address(self) -> Address:
+        """Where programs outside find the episode's agents."""
+        return self.board.address(self)
 
     def first_prompts(self) -> tuple[str, ...]:
         """What the domain has each agent read first."""

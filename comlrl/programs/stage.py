@@ -16,12 +16,13 @@ from typing import Any
 from comlrl.config.plugins.targets import TargetError, described
 from comlrl.errors import UserError
 from comlrl.programs.agents import Agents
+from comlrl.programs.endpoint import Endpoint
 from comlrl.programs.event_loop import WaveLoop
-from comlrl.programs.program import UnknownAgent
-from comlrl.programs.running import Board, EpisodeError, Running, Setting, WaitingCall
+from comlrl.programs.program import EpisodeError, UnknownAgent
+from comlrl.programs.running import Board, Running, Setting, WaitingCall
 from comlrl.types import Call, Episode, Request, Task
 
-PATIENCE = 1.0  # seconds of a wave for episodes that wait for something else
+PATIENCE = 1.0  # seconds that a wave waits for other episodes, and the end for what it cancels
 
 
 class Stage:
@@ -30,7 +31,8 @@ class Stage:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.loop = WaveLoop(self._when_idle, self._fail_late)
-        self.board = Board(setting, self.loop, self._fail)
+        self.endpoint = Endpoint(self.loop)  # listens where an episode asks for its address
+        self.board = Board(setting, self.loop, self._fail, self.endpoint.open)
         self._episodes: dict[Running, Episode] = {}
         self._tasks: dict[Running, asyncio.Task] = {}  # of those that have not ended
         self._idle_since: float | None = None  # with something to be answered
@@ -135,9 +137,11 @@ class Stage:
 
     def _patience(self, outside: bool) -> float:
         """Seconds that a wave waits for what may still come into it."""
+        if not self._tasks.keys() - self._waiting:  # a thread, too, waits for its episode's call
+            return 0.0
         if self.loop.in_threads:
             return self.setting.program.timeout
-        return PATIENCE if outside and self._tasks.keys() - self._waiting else 0.0
+        return PATIENCE if outside else 0.0
 
     def _fail_late(self) -> bool:
         """End the episodes whose time is over; whether there was one."""
@@ -193,13 +197,13 @@ class Stage:
 
     def _close(self) -> None:
         """End what episodes have left running."""
+        self.endpoint.close()
         self._tasks.clear()
         left = asyncio.all_tasks(self.loop)
         for task in left:
             task.cancel()
-        if left:  # one round: what catches its cancellation is left alone
-            self.loop.call_soon(self.loop.stop)
-            self.loop.run_forever()
+        if left:  # what catches its cancellation is left alone after that
+            self.loop.run_until_complete(asyncio.wait(left, timeout=PATIENCE))
         self.loop.close()
 
 

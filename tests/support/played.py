@@ -9,8 +9,10 @@ from typing import Any
 from comlrl.config.plugins.targets import Target
 from comlrl.programs.program import Program
 from comlrl.programs.rollout import ProgramRollout
-from comlrl.types import Request, Reward, Score
-from tests.support.fakes import PROMPTS, SEED, FakeSampler
+from comlrl.types import EpisodeGroup, Request, Reward, Score, Shape
+from tests.support.fakes import PROMPTS, SAMPLING, SEED, FakeSampler, task
+
+TASKS = [task("A"), task("B")]
 
 
 class PlainReward(Reward):
@@ -52,3 +54,7 @@ def rollout(
 ) -> ProgramRollout:
     made = program(play, names, **limits)
     return ProgramRollout(made, sampler or Keeping(), PlainReward(), PROMPTS, seed=SEED)
+
+
+def played(play: Callable, count: int = 2, tasks=TASKS, **keys: Any) -> list[EpisodeGroup]:
+    return rollout(play, **keys).grow(tasks, Shape(2, 1, count), SAMPLING, ("train", 1))

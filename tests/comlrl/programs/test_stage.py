@@ -6,21 +6,13 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from comlrl.config.plugins.targets import TargetError
-from comlrl.types import EpisodeGroup, JointAction, Paid, Score, Shape
-from tests.support.fakes import SAMPLING, SEED, parts, task
-from tests.support.played import Keeping, rollout
-
-TASKS = [task("A"), task("B")]
-
-
-def played(play: Callable, count: int = 2, tasks=TASKS, **keys: Any) -> list[EpisodeGroup]:
-    return rollout(play, **keys).grow(tasks, Shape(2, 1, count), SAMPLING, ("train", 1))
+from comlrl.types import JointAction, Paid, Score, Shape
+from tests.support.fakes import SAMPLING, SEED, parts
+from tests.support.played import TASKS, Keeping, played, rollout
 
 
 def test_calls_are_sampled_in_waves_with_like_prompts_as_one_request():

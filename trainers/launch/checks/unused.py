@@ -70,7 +70,7 @@ def _unused(config: Config, work: Work) -> Unused:
         yield from _latents(online)
     yield from _shared(config, work, online)
     if work.program is None:
-        yield "program", "program.target=null: agents act in turns"
+        yield "program", "no program.target or program.command: agents act in turns"
     if isinstance(section, PreferenceConfig):
         yield from _preferences(config, section)
     if isinstance(online, ActorCriticConfig):
@@ -84,7 +84,7 @@ def _turns(config: Config, work: Work, section: CommonConfig) -> Unused:
     if work.program is not None:
         yield (
             "<algo>.early_termination_threshold <algo>.handoff_width external",
-            "program.target says who acts when",
+            "the program says who acts when",
         )
     elif section.num_turns == 1:
         yield (

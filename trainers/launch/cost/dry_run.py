@@ -107,7 +107,7 @@ def _online(
         "generation calls": calls,
         "sampled tokens ≤": size * _tokens(section, limits_N) + greedy * sum(limits_N),
     }
-    if config.program.target is not None:
+    if config.program.given:
         most = actions * config.program.max_calls
         rows = {
             "tasks": size,
@@ -195,7 +195,7 @@ def _evaluations(config: Config, tasks: int | None) -> list[str]:
         passes = 1 + math.ceil(steps / section.eval_interval)
     deep = section.num_turns * len(section.shape.stages)
     calls = f"{_decoders(config) * deep * section.eval_answers} generation calls each"
-    if config.program.target is not None:
+    if config.program.given:
         calls = "whose calls are known once they are played"
     return ["", f"{'evaluations':<22}{_number(passes)}  of {_number(each)} tasks, {calls}"]
 

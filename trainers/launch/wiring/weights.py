@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MODEL_KEYS = ("name", "tokenizer_kwargs", "model_kwargs", "special_tokens")
 WORK: dict[str, Any] = {  # what it was trained to do, and the defaults of older files
     "domain": "code", "prompts": {}, "reward.target": None, "reward.arguments": {},
-    "program.target": None, "program.agents": [],
+    "program.target": None, "program.command": None, "program.agents": [],
 }  # fmt: skip
 SHARED = "heterogeneous"  # SHPPO: what tells the agents of one policy apart
 SIZES = {"latent_dim": "latent_dim", "hidden": "latent_hidden", "rank": "heterogeneous_rank"}

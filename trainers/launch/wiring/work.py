@@ -14,7 +14,8 @@ from comlrl.config.plugins.modules import Source
 from comlrl.config.plugins.targets import Target, check_class, check_methods, load, near
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
-from comlrl.programs.program import Program, check_program, load_program
+from comlrl.programs.loading import check_program, load_program
+from comlrl.programs.program import Program
 from comlrl.rollout.checked import METHODS, CheckedDomain, CheckedReward
 from comlrl.tasks.prompts import REVISION, Prompts, check_templates
 from comlrl.types import Domain, Reward

@@ -1,0 +1,79 @@
+"""A command as a program: each episode is a process that finds its agents at the endpoint.
+
+It reads the task as JSON from its standard input (``task_id`` and the row's fields), reaches the
+agents by ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``, each agent's name being a model, and writes
+the episode's reward as its last line of output: a number, or an object with a number for each
+agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from asyncio.subprocess import PIPE
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from comlrl.programs.agents import Agents
+from comlrl.programs.program import EpisodeError
+from comlrl.types import Task
+
+MAX_LINE = 65536  # bytes of output that the last line may have
+
+
+async def play_command(argv: Sequence[str], task: Task, agents: Agents) -> Any:
+    """An episode: one run of the command, which no shell sees. Raises EpisodeError."""
+    process = await asyncio.create_subprocess_exec(
+        *argv, stdin=PIPE, stdout=PIPE, env=_environment(agents), start_new_session=True
+    )
+    try:
+        row = json.dumps({"task_id": task.task_id, **task.fields}, default=str)
+        last, _ = await asyncio.gather(_last_line(process), _send(process, row))
+        status = await process.wait()
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # with what it has started
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+    if status:
+        raise EpisodeError(f"the command ended with status {status}")
+    return _reward(last)
+
+
+def _environment(agents: Agents) -> Mapping[str, str]:
+    own = {"OPENAI_BASE_URL": agents.base_url, "OPENAI_API_KEY": agents.api_key}
+    return os.environ | own
+
+
+async def _send(process: asyncio.subprocess.Process, text: str) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(ConnectionError):  # it does not want to know
+        process.stdin.write(text.encode())
+        await process.stdin.drain()
+    process.stdin.close()
+
+
+async def _last_line(process: asyncio.subprocess.Process) -> str:
+    """The last line of the output that is not empty."""
+    assert process.stdout is not None
+    end = b""
+    while part := await process.stdout.read(MAX_LINE):
+        end = (end + part)[-MAX_LINE:]
+    return end.decode(errors="replace").strip().rpartition("\n")[2]
+
+
+def _reward(line: str) -> float | dict[str, float]:
+    """Raises EpisodeError for a line that is none."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    numbers = found.values() if isinstance(found, dict) else [found]
+    if not all(type(number) in (int, float) for number in numbers):
+        raise EpisodeError(
+            f"its last line of output is {line[:80]!r}; print the reward: a number, or an object "
+            "with a number for each agent"
+        )
+    return found

@@ -1,0 +1,322 @@
+"""An OpenAI-compatible endpoint, by which a program written for a server is an episode.
+
+It serves chat completions on 127.0.0.1, in the event loop of the episodes. Each episode has a path
+and a key of its own, so that a request finds its episode and strangers do not. A request becomes
+the episode's calls: token ids and log-probabilities are the sampler's own, and no text is tokenized
+again. What a request asks for is given, or refused by name with status 400.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Coroutine, Mapping
+from http import HTTPStatus
+from typing import Any
+
+import h11
+
+from comlrl.programs.messages import messages
+from comlrl.programs.program import Address, EpisodeError, UnknownAgent
+from comlrl.programs.running import Running
+from comlrl.types import Completion, Message, Sampling
+
+MAX_BODY = 4_000_000  # bytes of a request
+MAX_CONNECTIONS = 4096
+MAX_CHOICES = 128
+PATIENCE = 60.0  # seconds for a whole request to arrive, and for the next on a connection
+# Parameters that change nothing here.
+WITHOUT_EFFECT = frozenset({
+    "model", "messages", "user", "metadata", "store", "safety_identifier", "prompt_cache_key",
+    "service_tier", "parallel_tool_calls",
+})  # fmt: skip
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # the values of others that ask for nothing
+    "stream": (False,), "stop": ([],), "seed": (), "tools": ([],), "tool_choice": ("none", "auto"),
+    "functions": ([],), "function_call": ("none", "auto"), "logprobs": (False,),
+    "top_logprobs": (0,), "logit_bias": ({},), "presence_penalty": (0,), "frequency_penalty": (0,),
+    "repetition_penalty": (1,), "min_p": (0,), "response_format": ({"type": "text"},),
+    "stream_options": (), "modalities": (["text"],), "reasoning_effort": (), "prediction": (),
+    "audio": (), "verbosity": (), "web_search_options": (),
+}  # fmt: skip
+
+
+class BadRequest(Exception):
+    """A request that is not answered, with the status that says so."""
+
+    def __init__(self, status: HTTPStatus, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Endpoint:
+    """The server of all episodes of a rollout; closed with their event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Answers while ``loop`` runs. Made and asked for addresses by any thread."""
+        self._loop = loop
+        self._connections: set[asyncio.StreamWriter] = set()
+        self._episodes: dict[str, tuple[str, Running]] = {}  # by path: its key, and itself
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None  # None: nobody has asked for an address
+        self._server: asyncio.Task[asyncio.Server] | None = None
+
+    def open(self, running: Running) -> Address:
+        """A path and a key for an episode."""
+        with self._lock:
+            if self._socket is None:
+                self._socket = socket.create_server(("127.0.0.1", 0), backlog=1024)
+                self._loop.call_soon_threadsafe(self._start, self._socket)
+        path, key = secrets.token_hex(8), secrets.token_hex(16)
+        self._episodes[path] = (key, running)
+        return Address(f"http://127.0.0.1:{self._socket.getsockname()[1]}/{path}/v1", key)
+
+    def _start(self, listening: socket.socket) -> None:
+        self._server = self._loop.create_task(asyncio.start_server(self._serve, sock=listening))
+
+    def close(self) -> None:
+        """Ends all connections, in the next round of the event loop, and takes no more."""
+        for writer in self._connections:
+            writer.transport.abort()
+        if self._server is not None and self._server.done() and not self._server.cancelled():
+            self._server.result().close()
+        if self._socket is not None:
+            self._socket.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection; whatever happens on it concerns nobody else."""
+        self._connections.add(writer)
+        try:
+            connection = _Connection(reader, writer)
+            if len(self._connections) > MAX_CONNECTIONS:
+                await connection.send(
+                    HTTPStatus.SERVICE_UNAVAILABLE, _error("too many connections")
+                )
+                return
+            while await self._exchange(connection):
+                pass
+        except (ConnectionError, TimeoutError, asyncio.TimeoutError, h11.RemoteProtocolError):
+            pass  # the client is gone, or speaks something else
+        finally:
+            self._connections.discard(writer)
+            writer.close()
+
+    async def _exchange(self, connection: _Connection) -> bool:
+        """A request and its reply; whether another may follow on the connection."""
+        try:
+            request, body = await connection.receive()
+            reply = await connection.unless_gone(self._reply(request, body))
+            status = HTTPStatus.OK
+        except BadRequest as error:
+            status, reply = error.status, _error(str(error))
+        return await connection.send(status, reply)
+
+    async def _reply(self, request: h11.Request, body: bytes) -> dict[str, Any]:
+        path = request.target.decode("ascii", "replace").split("?")[0].strip("/")
+        episode, _, resource = path.partition("/")
+        running = self._episode(episode, dict(request.headers).get(b"authorization", b""))
+        asked = (request.method, resource)
+        if asked == (b"GET", "v1/models"):
+            names = running.program.names_N
+            return {"object": "list", "data": [{"id": n, "object": "model"} for n in names]}
+        if asked == (b"POST", "v1/chat/completions"):
+            return await _chat(running, _parsed(body))
+        raise BadRequest(
+            HTTPStatus.NOT_FOUND, "there are POST chat/completions and GET models here"
+        )
+
+    def _episode(self, path: str, authorization: bytes) -> Running:
+        key, running = self._episodes.get(path, ("", None))
+        if running is None or not secrets.compare_digest(authorization, f"Bearer {key}".encode()):
+            raise BadRequest(HTTPStatus.UNAUTHORIZED, "no episode has this path and this key")
+        return running
+
+
+async def _chat(running: Running, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """A chat completion: each choice is a call of the episode."""
+    try:
+        agent = running.program.index(asked.get("model", ""))
+        count = _count(asked, running.setting.sampling.of(agent))
+        prompt = _prompt(asked.get("messages"))
+        drawn = await _all(*(running.call(agent, prompt) for _ in range(count)))
+    except UnknownAgent as error:
+        raise BadRequest(HTTPStatus.NOT_FOUND, f"model: {error}") from error
+    except (ValueError, EpisodeError) as error:
+        raise BadRequest(HTTPStatus.BAD_REQUEST, str(error)) from error
+    read = len(running.setting.sampler.encode(agent, prompt))
+    written = sum(len(completion.token_ids) for completion in drawn)
+    return {
+        "id": f"chatcmpl-{secrets.token_hex(8)}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": asked["model"],
+        "choices": [_choice(i, completion) for i, completion in enumerate(drawn)],
+        "usage": {
+            "prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written,
+        },
+    }  # fmt: skip
+
+
+async def _all(*calls: Coroutine[Any, Any, Completion]) -> list[Completion]:
+    """What all of them give. Where one fails or nobody waits any more, the others are withdrawn."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _choice(index: int, completion: Completion) -> dict[str, Any]:
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": completion.text},
+        "logprobs": None,
+        "finish_reason": "stop" if completion.finished else "length",
+    }
+
+
+def _count(asked: Mapping[str, Any], sampling: Sampling) -> int:
+    """How many completions are asked for. Raises ValueError for what cannot be given.
+
+    Completions are sampled as the run samples: training needs to know from which distribution.
+    """
+    own = {
+        "temperature": sampling.temperature,
+        "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+        "top_k": sampling.top_k,
+    }
+    for name, value in asked.items():
+        if value is None or name in WITHOUT_EFFECT or name == "n":
+            continue
+        if name in ("max_tokens", "max_completion_tokens"):
+            if not isinstance(value, int) or value < sampling.max_new_tokens:
+                raise ValueError(
+                    f"{name}: {value!r}; the run's max_new_tokens is {sampling.max_new_tokens}: "
+                    "leave it out, or give at least that"
+                )
+        elif name in own:
+            if value != own[name]:
+                raise ValueError(
+                    f"{name}: {value!r}; the run samples with {own[name]}: leave it out"
+                )
+        elif value not in NEUTRAL.get(name, ()):
+            raise ValueError(f"{name}: {str(value)[:80]!r} cannot be followed here: leave it out")
+    count = asked.get("n") or 1
+    if not isinstance(count, int) or not 1 <= count <= MAX_CHOICES:
+        raise ValueError(f"n: {count!r}; give 1 to {MAX_CHOICES}")
+    return count
+
+
+def _prompt(given: Any) -> tuple[Message, ...]:
+    """A request's messages. Raises ValueError."""
+    if not isinstance(given, list):
+        raise ValueError("messages: give a list of objects with role and content")
+    return messages([_message(one) for one in given])
+
+
+def _message(given: Any) -> Message:
+    """A message of a request, whose content may be a list of texts. Raises ValueError."""
+    if not isinstance(given, Mapping):
+        raise ValueError(f"messages: {str(given)[:80]!r}; give an object with role and content")
+    if given.get("tool_calls"):
+        raise ValueError("messages: `tool_calls` cannot be followed here; write them as text")
+    content = given.get("content")
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, Mapping)]
+        if len(texts) < len(content) or not all(isinstance(text, str) for text in texts):
+            raise ValueError("messages: only parts of type text can be read")
+        content = "".join(texts)
+    return Message(given.get("role", ""), "" if content is None else content)
+
+
+def _parsed(body: bytes) -> Mapping[str, Any]:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(HTTPStatus.BAD_REQUEST, "the body is no JSON") from error
+    if not isinstance(found, Mapping):
+        raise BadRequest(HTTPStatus.BAD_REQUEST, "the body is no JSON object")
+    return found
+
+
+def _error(text: str) -> dict[str, Any]:
+    return {"error": {"message": text, "type": "invalid_request_error", "code": None}}
+
+
+class _Connection:
+    """HTTP/1.1 on a stream."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._protocol = h11.Connection(h11.SERVER)
+
+    async def receive(self) -> tuple[h11.Request, bytes]:
+        """The next request and its body. Raises BadRequest, ConnectionError and TimeoutError."""
+        request = await asyncio.wait_for(self._event(), PATIENCE)
+        if not isinstance(request, h11.Request):
+            raise ConnectionResetError("the client has closed the connection")
+        return request, await asyncio.wait_for(self._body(), PATIENCE)
+
+    async def _body(self) -> bytes:
+        body = bytearray()
+        while isinstance(event := await self._event(), h11.Data):
+            body += event.data
+            if len(body) > MAX_BODY:
+                raise BadRequest(
+                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request has at most {MAX_BODY} bytes"
+                )
+        return bytes(body)
+
+    async def _event(self) -> Any:
+        while (event := self._protocol.next_event()) is h11.NEED_DATA:
+            if self._protocol.they_are_waiting_for_100_continue:
+                await self._write(
+                    h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
+                )
+            self._protocol.receive_data(await self._reader.read(65536))
+        return event
+
+    async def unless_gone(self, reply: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+        """The reply, given up where the client leaves before it is there."""
+        answering = asyncio.ensure_future(reply)
+        reading = asyncio.ensure_future(self._reader.read(65536))
+        try:
+            await asyncio.wait({answering, reading}, return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                if not (early := reading.result()):
+                    raise ConnectionResetError("the client has left")
+                self._protocol.receive_data(early)  # of its next request
+            return await answering
+        finally:
+            answering.cancel()
+            reading.cancel()
+            await asyncio.wait({reading})
+
+    async def send(self, status: HTTPStatus, reply: Mapping[str, Any]) -> bool:
+        """Whether the connection stays open."""
+        body = json.dumps(reply).encode()
+        headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
+        whole = self._protocol.our_state is h11.SEND_RESPONSE and self._protocol.their_state in (
+            h11.DONE,
+            h11.MUST_CLOSE,
+        )
+        if not whole:
+            headers.append(("connection", "close"))
+        await self._write(
+            h11.Response(status_code=int(status), headers=headers, reason=status.phrase),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        )
+        if self._protocol.our_state is not h11.DONE or self._protocol.their_state is not h11.DONE:
+            return False
+        self._protocol.start_next_cycle()
+        return True
+
+    async def _write(self, *events: Any) -> None:
+        for event in events:
+            self._writer.write(self._protocol.send(event) or b"")
+        await self._writer.drain()

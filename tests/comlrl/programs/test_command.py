@@ -1,0 +1,94 @@
+"""A command as a program: processes that find their agents by OPENAI_BASE_URL."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from comlrl.config.plugins.targets import TargetError
+from comlrl.config.sections import ProgramConfig
+from comlrl.errors import UserError
+from comlrl.programs.command import play_command
+from comlrl.programs.loading import load_program
+from tests.support.played import TASKS, played
+
+CLIENT = """
+import json, sys, openai
+task = json.load(sys.stdin)
+client = openai.OpenAI(max_retries=0)
+ask = lambda model, text: client.chat.completions.create(
+    model=model, messages=[{"role": "user", "content": text}]).choices[0].message.content
+print("any other output")
+print(json.dumps({"coder": len(ask("coder", task["task_id"])), "tester": 1.5}))
+"""
+
+
+def run(code: str, **limits):
+    return played(partial(play_command, [sys.executable, "-c", code]), 2, tasks=TASKS[:1], **limits)
+
+
+def test_a_process_plays_an_episode_and_prints_its_rewards():
+    (group,) = run(CLIENT)
+
+    for episode in group.episodes_G:
+        (call,) = episode.calls
+        assert [message.content for message in call.prompt] == [TASKS[0].task_id]
+        assert episode.score.by_agent == (len(call.completion.text), 1.5)
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("raise SystemExit(3)", "the command ended with status 3"),
+        ("print('done')", "its last line of output is 'done'; print the reward"),
+        ("print('true')", "its last line of output is 'true'"),
+        ("", "its last line of output is ''"),
+    ],
+)
+def test_a_process_without_a_reward_is_an_error_of_its_episode(code, why):
+    with pytest.raises(TargetError, match=f"task 'A', episode [12]: {why}"):
+        run(code)
+
+
+def test_a_process_that_never_ends_is_killed_with_its_children(tmp_path):
+    code = f"""
+import os, subprocess, sys, time
+child = subprocess.Popen(["sleep", "600"])
+open(r"{tmp_path}/" + str(child.pid), "w").close()
+time.sleep(600)
+"""
+    (group,) = run(code, timeout=3.0, on_error="zero")
+
+    assert all("more than 3 s" in (episode.error or "") for episode in group.episodes_G)
+    children = [int(name) for name in os.listdir(tmp_path)]
+    assert len(children) == 2
+    deadline = time.monotonic() + 10
+    while any(map(_alive, children)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(_alive, children))
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"command": "no-such-command-anywhere x"}, "no such command"),
+        ({"command": "python 'unclosed"}, "cannot be read"),
+        ({"command": "true", "target": "my:play"}, "give one of them"),
+    ],
+)
+def test_refused_in_one_line(keys, message, tmp_path):
+    section = ProgramConfig(agents=["coder"], **keys)
+    with pytest.raises(UserError, match=message):
+        load_program(section, 1, "magrpo.num_agents", tmp_path)

@@ -1,0 +1,201 @@
+"""Programs that talk to an OpenAI-compatible server, as episodes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import socket
+from typing import Any
+from urllib.parse import urlsplit
+
+import openai
+import pytest
+
+from tests.support.played import TASKS, played
+
+
+def client(agents: Any) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=agents.base_url, api_key=agents.api_key, max_retries=0)
+
+
+def user(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+def test_the_openai_client_plays_as_the_agents_do():
+    async def outside(task, agents):
+        async with client(agents) as own:
+            first = await own.chat.completions.create(model="coder", messages=user("write"))
+            text = first.choices[0].message.content
+            second = await own.chat.completions.create(model="tester", messages=user(text))
+        assert (first.model, first.choices[0].finish_reason) == ("coder", "stop")
+        assert first.usage.completion_tokens == len(text.encode())
+        return len(second.choices[0].message.content)
+
+    async def inside(task, agents):
+        return len(await agents["tester"](await agents["coder"]("write")))
+
+    # Token ids and log-probabilities are the sampler's own, and so are the keys.
+    assert played(outside, 3) == played(inside, 3)
+
+
+def test_blocking_clients_in_threads_are_sampled_together():
+    def talk(base_url, api_key):
+        with openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0) as own:
+            reply = own.chat.completions.create(model="coder", messages=user("write"))
+            return reply.choices[0].message.content
+
+    async def play(task, agents):
+        await asyncio.to_thread(talk, agents.base_url, agents.api_key)
+        return 1
+
+    for group in played(play, 4, timeout=20.0):
+        assert [len(episode.calls) for episode in group.episodes_G] == [1] * 4
+
+
+def test_several_choices_are_as_many_calls():
+    async def play(task, agents):
+        async with client(agents) as own:
+            models = [model.id async for model in own.models.list()]
+            reply = await own.chat.completions.create(
+                model="coder", n=3, max_tokens=64, temperature=1.0, messages=user("write")
+            )
+        assert models == ["coder", "tester"]
+        assert [choice.index for choice in reply.choices] == [0, 1, 2]
+        return 1
+
+    (group,) = played(play, 1, tasks=TASKS[:1])
+    assert [call.number for call in group.episodes_G[0].calls] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "named"),
+    [
+        ({"temperature": 0.1}, 400, "temperature: 0.1; the run samples with 1.0"),
+        ({"max_tokens": 1}, 400, "max_tokens: 1; the run's max_new_tokens is"),
+        ({"stop": ["\n"]}, 400, "stop: "),
+        ({"stream": True}, 400, "stream: 'True'"),
+        ({"seed": 3}, 400, "seed: '3'"),
+        ({"n": 0.5}, 400, "n: 0.5; give 1 to 128"),
+        ({"tools": [{"type": "function"}]}, 400, "tools: "),
+        ({"model": "codr"}, 404, "did you mean `coder`?"),
+        ({"messages": "write"}, 400, "messages: give a list"),
+        ({"messages": [{"role": "judge", "content": "x"}]}, 400, "role is 'judge'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "type text"),
+        ({"messages": []}, 400, "a prompt has no message"),
+    ],
+)
+def test_what_cannot_be_given_is_refused_by_name(asked, status, named):
+    async def play(task, agents):
+        body = {"model": "coder", "messages": user("write")} | asked
+        found, reply = await asyncio.to_thread(post, agents, body)
+        assert found == status and named in reply["error"]["message"], reply
+        return 1
+
+    (group,) = played(play, 1, tasks=TASKS[:1])
+    assert group.episodes_G[0].calls == ()
+
+
+def test_too_many_calls_end_the_episode_with_none_waiting():
+    async def play(task, agents):
+        async with client(agents) as own:
+            await own.chat.completions.create(model="coder", n=3, messages=user("write"))
+
+    (group,) = played(play, 1, tasks=TASKS[:1], max_calls=2, on_error="zero")
+    (episode,) = group.episodes_G
+    assert episode.error == "more than 2 calls (program.max_calls)"
+    assert episode.calls == ()
+
+
+def test_strangers_find_no_episode():
+    async def play(task, agents):
+        body = {"model": "coder", "messages": user("write")}
+        for key in ("", "Bearer wrong", "Bearer é"):
+            found, _ = await asyncio.to_thread(post, agents, body, key)
+            assert found == 401
+        return 1
+
+    (first, _) = played(play, 1)
+    assert first.episodes_G[0].calls == ()
+
+
+def test_an_episodes_key_opens_no_other():
+    keys: list[tuple[str, str]] = []
+
+    async def play(task, agents):
+        keys.append((agents.base_url, agents.api_key))
+        while len(keys) < 2:
+            await asyncio.sleep(0.01)
+        own = (agents.base_url, agents.api_key)
+        other = next(pair for pair in keys if pair != own)
+        mixed = type("Mixed", (), {"base_url": other[0], "api_key": own[1]})
+        body = {"model": "coder", "messages": user("write")}
+        return (await asyncio.to_thread(post, mixed, body))[0]
+
+    (group,) = played(play, 2, tasks=TASKS[:1])
+    assert [episode.score.value for episode in group.episodes_G] == [401, 401]
+
+
+def test_noise_and_clients_that_die_harm_nothing_else():
+    async def play(task, agents):
+        address = urlsplit(agents.base_url)
+        await asyncio.to_thread(_noise, address.hostname, address.port, agents)
+        async with client(agents) as own:
+            reply = await own.chat.completions.create(model="coder", messages=user("write"))
+        return len(reply.choices[0].message.content)
+
+    (group,) = played(play, 2, tasks=TASKS[:1])
+    assert all(len(episode.calls) == 1 for episode in group.episodes_G)  # the dead one's is gone
+
+
+def _noise(host: str, port: int, agents: Any) -> None:
+    path = urlsplit(agents.base_url).path
+    body = json.dumps({"model": "coder", "messages": user("nobody")}).encode()
+    head = f"POST {path}/chat/completions HTTP/1.1\r\nHost: x\r\n"
+    head += f"Authorization: Bearer {agents.api_key}\r\nContent-Length: "
+    for noise in (
+        b"", b"\x00\xff\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"A" * 200_000,
+        f"{head}{len(body)}\r\n\r\n".encode() + body[:10],  # dies within the body
+        f"{head}-5\r\n\r\n".encode(), f"{head}{len(body)}\r\n\r\n".encode() + body,  # and waiting
+    ):  # fmt: skip
+        with (
+            contextlib.suppress(ConnectionError),
+            socket.create_connection((host, port)) as connection,
+        ):
+            connection.sendall(noise)
+    flood = [socket.create_connection((host, port)) for _ in range(100)]
+    for connection in flood:
+        connection.close()
+
+
+def test_a_request_of_ten_megabytes_is_refused():
+    async def play(task, agents):
+        body = {"model": "coder", "messages": user("x" * 10_000_000)}
+        try:
+            found, _ = await asyncio.to_thread(post, agents, body)
+        except ConnectionError:  # it was refused while it was sent
+            return 413
+        return found
+
+    (group,) = played(play, 1, tasks=TASKS[:1])
+    assert group.episodes_G[0].score.value == 413
+
+
+def post(agents: Any, body: dict[str, Any], key: str | None = None) -> tuple[int, Any]:
+    """Status and JSON of a request."""
+    address = urlsplit(agents.base_url)
+    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=20)
+    authorization = f"Bearer {agents.api_key}" if key is None else key
+    try:
+        connection.request(
+            "POST",
+            f"{address.path}/chat/completions",
+            json.dumps(body),
+            {"Authorization": authorization.encode().decode("latin-1")},
+        )
+        reply = connection.getresponse()
+        return reply.status, json.loads(reply.read())
+    finally:
+        connection.close()
