@@ -23,6 +23,7 @@ OWN = ("base", "folder", "team", "tokenizer")  # names in the snippet
 BUILTINS = {  # their folders, as comlrl.builtin names them
     "builtin:tiny-coder": "TINY_CODER",
     "builtin:tiny-coder-long": "TINY_CODER_LONG",
+    "builtin:tiny-player": "TINY_PLAYER",
 }
 SHARED = """\
 from trainers.launch.wiring.load import load_sampler

@@ -1,4 +1,4 @@
-"""What is built in: problems, posts and the tiny-coder models, and where they lie."""
+"""What is built in: problems, posts, the arena's rows and the tiny models, and where they lie."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ TINY_PLAYER = _HERE / "tiny_player"  # plays the arena's games at random
 MODELS: dict[str, Path] = {  # by ``agent_model.name``
     "builtin:tiny-coder": TINY_CODER,
     "builtin:tiny-coder-long": TINY_CODER_LONG,
+    "builtin:tiny-player": TINY_PLAYER,
 }
 DATASETS: dict[str, dict[str, Path]] = {  # by ``dataset.name``: split → file
     f"builtin:{name}": {s: _HERE / name.replace("-", "_") / f"{s}.jsonl" for s in ("train", "eval")}

@@ -15,8 +15,9 @@ class AgentModelConfig:
 
     name: str = key(
         "builtin:tiny-coder",
-        "builtin:tiny-coder, builtin:tiny-coder-long, a hub name, a local folder, or a .gguf file "
-        "(needs pip install 'comlrl[gguf]'; its weights are unpacked)",
+        "builtin:tiny-coder, builtin:tiny-coder-long, builtin:tiny-player (arena), a hub name, "
+        "a local folder, or a .gguf file (needs pip install 'comlrl[gguf]'; its weights are "
+        "unpacked)",
     )
     torch_dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = key(
         "auto",

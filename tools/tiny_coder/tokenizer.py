@@ -12,8 +12,8 @@ VOCAB_SIZE = 1152
 MAX_LENGTH = 2048
 
 
-def train_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
-    """A tokenizer of ``VOCAB_SIZE`` tokens that gives every text back (in Unicode's form C).
+def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Qwen2Tokenizer:
+    """A tokenizer of ``vocab_size`` tokens that gives every text back (in Unicode's form C).
 
     Of Qwen's class, as transformers loads any tokenizer beside a Qwen2 model as that class, which
     splits text in its own way whatever the folder says.
@@ -24,7 +24,7 @@ def train_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
     trained.train_from_iterator(
         texts,
         trainers.BpeTrainer(
-            vocab_size=VOCAB_SIZE,
+            vocab_size=vocab_size,
             special_tokens=[END, PAD],
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
