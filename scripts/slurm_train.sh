@@ -1,5 +1,5 @@
 #!/bin/bash
-# One run on one machine, one process a card; survives preemption and time limits.
+# One run on one machine, one process a GPU; survives preemption and time limits.
 #
 #   sbatch scripts/slurm_train.sh magrpo configs/magrpo_he_config.yaml runs/he_1 [override …]
 #
@@ -30,7 +30,7 @@ cd "${SLURM_SUBMIT_DIR:-$PWD}"
 # shellcheck source=scripts/slurm_common.sh
 source scripts/slurm_common.sh
 
-# SLURM_GPUS_ON_NODE is not set where no card was asked for: one process then.
+# SLURM_GPUS_ON_NODE is not set where no GPU was asked for: one process then.
 start_and_wait "$PYTHON" -m torch.distributed.run --standalone \
     --nproc_per_node "${SLURM_GPUS_ON_NODE:-1}" \
     "train_$algorithm.py" --config "$config" --resume --override "output.dir=$run_dir" "$@"

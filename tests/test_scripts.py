@@ -22,7 +22,7 @@ for _ in $(seq "${STAND_IN_TENTHS:-0}"); do sleep 0.1; done
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_shellcheck() -> None:
-    assert len(SCRIPTS) >= 4
+    assert len(SCRIPTS) >= 5
     done = subprocess.run(["shellcheck", "-x", *SCRIPTS], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
@@ -81,6 +81,69 @@ def test_several_machines(cluster: Path) -> None:
     (line,) = heard(cluster)
     assert "--nnodes 2 --nproc_per_node 8 --rdzv_id 77" in line
     assert "--rdzv_endpoint n1:20077 train_ppo.py --config c.yaml --resume" in line
+
+
+VLLM = """#!/bin/bash
+echo "$CUDA_VISIBLE_DEVICES: $*" >> servers
+trap 'echo "$CUDA_VISIBLE_DEVICES ends" >> servers; exit 0' TERM
+[[ -n "${SERVER_FAILS:-}" ]] && exit 1
+for _ in $(seq 600); do sleep 0.1; done
+"""
+
+
+def test_servers_on_some_gpus_and_training_on_the_others(cluster: Path) -> None:
+    _tool(cluster, "bin/vllm", VLLM)
+    _tool(cluster, "bin/curl", "#!/bin/bash\n[[ $(wc -l < servers) -ge 2 ]]\n")
+    run = start(
+        cluster, "slurm_vllm.sh", "Qwen/M", "magrpo", "c.yaml", "runs/a", "seed=7",
+        CUDA_VISIBLE_DEVICES="4,5,6,7", VLLM_ARGUMENTS="--max-model-len 2048",
+    )  # fmt: skip
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 0, output
+    assert heard(cluster) == [
+        "-m torch.distributed.run --standalone --nproc_per_node 2 train_magrpo.py --config c.yaml "
+        "--resume --override output.dir=runs/a generation.backend=vllm "
+        "generation.vllm_url=[http://127.0.0.1:8077,http://127.0.0.1:8078] seed=7"
+    ]
+    lines = _until_ended(cluster / "servers", 4)
+    assert [line.split(" --host")[0] for line in sorted(lines[:2])] == [
+        "6: serve Qwen/M --port 8077", "7: serve Qwen/M --port 8078",
+    ]  # fmt: skip
+    assert all(line.endswith("--enable-prefix-caching --max-model-len 2048") for line in lines[:2])
+    assert sorted(lines[2:]) == ["6 ends", "7 ends"]
+
+
+def test_a_server_that_ends_ends_the_job(cluster: Path) -> None:
+    _tool(cluster, "bin/vllm", VLLM)
+    _tool(cluster, "bin/curl", "#!/bin/bash\nexit 7\n")
+    run = start(
+        cluster, "slurm_vllm.sh", "Qwen/M", "magrpo", "c.yaml", "runs/a",
+        CUDA_VISIBLE_DEVICES="0,1", SERVER_FAILS="1",
+    )  # fmt: skip
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 1 and "http://127.0.0.1:8077 has ended" in output
+    assert not (cluster / "arguments").exists()
+
+
+def test_servers_need_gpus_beside_the_training(cluster: Path) -> None:
+    run = start(
+        cluster, "slurm_vllm.sh", "Qwen/M", "magrpo", "c.yaml", "runs/a", CUDA_VISIBLE_DEVICES="0"
+    )
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 2 and "1 GPUs for 0 servers" in output
+
+
+def _tool(cluster: Path, name: str, text: str) -> None:
+    (cluster / name).write_text(text)
+    (cluster / name).chmod(0o755)
+
+
+def _until_ended(file: Path, count: int) -> list[str]:
+    """Lines of a file that others still write, when there are so many."""
+    deadline = time.monotonic() + 60
+    while len(lines := file.read_text().splitlines()) < count and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return lines
 
 
 def test_an_array_task_runs_its_line(cluster: Path) -> None:

@@ -1,0 +1,70 @@
+#!/bin/bash
+# One run on one machine: vLLM servers on its last GPUs, training on the others.
+#
+#   sbatch --gres=gpu:4 scripts/slurm_vllm.sh MODEL magrpo CONFIG runs/he_1 [override …]
+#
+# SERVERS is how many GPUs serve (default: half of them), VLLM the server's command (default: vllm),
+# and VLLM_ARGUMENTS what to add to it, e.g. "--max-model-len 2048 --return-sampling-mask". Ports
+# begin at 8000 + job number modulo 1000. Training starts when all servers answer.
+#SBATCH --job-name=comlrl_vllm
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --gres=gpu:2
+#SBATCH --cpus-per-task=32
+#SBATCH --mem=128G
+#SBATCH --time=24:00:00
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@300
+#SBATCH --open-mode=append
+#SBATCH --output=slurm_%x_%j.out
+set -euo pipefail
+
+if [[ $# -lt 4 ]]; then
+    echo "usage: sbatch $0 MODEL ALGORITHM CONFIG RUN_DIR [key=value …]" >&2
+    exit 2
+fi
+model=$1 algorithm=$2 config=$3 run_dir=$4
+shift 4
+
+cd "${SLURM_SUBMIT_DIR:-$PWD}"
+# shellcheck source=scripts/slurm_common.sh
+source scripts/slurm_common.sh
+
+IFS=, read -r -a gpus <<< "${CUDA_VISIBLE_DEVICES:-}"
+servers=${SERVERS:-$((${#gpus[@]} / 2))}
+training=$((${#gpus[@]} - servers))
+if [[ $servers -lt 1 || $training -lt 1 ]]; then
+    echo "error: ${#gpus[@]} GPUs for $servers servers and the training; ask for more GPUs" >&2
+    exit 2
+fi
+
+pids=()
+trap 'kill "${pids[@]}" 2>/dev/null' EXIT
+urls=()
+read -r -a extra <<< "${VLLM_ARGUMENTS:-}"
+for ((i = 0; i < servers; i++)); do
+    port=$((8000 + SLURM_JOB_ID % 1000 + i))
+    CUDA_VISIBLE_DEVICES=${gpus[training + i]} VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 \
+        "${VLLM:-vllm}" serve "$model" --port "$port" --host 127.0.0.1 --enable-lora \
+        --max-lora-rank "${MAX_LORA_RANK:-64}" --logprobs-mode processed_logprobs \
+        --enable-prefix-caching "${extra[@]}" &
+    pids+=("$!")
+    urls+=("http://127.0.0.1:$port")
+done
+
+for ((i = 0; i < servers; i++)); do
+    until curl --silent --fail --output /dev/null "${urls[i]}/health"; do
+        if ! kill -0 "${pids[i]}" 2>/dev/null; then
+            echo "error: the server at ${urls[i]} has ended; its messages are above" >&2
+            exit 1
+        fi
+        sleep 2
+    done
+done
+
+CUDA_VISIBLE_DEVICES=$(IFS=,; echo "${gpus[*]:0:training}")
+export CUDA_VISIBLE_DEVICES
+start_and_wait "$PYTHON" -m torch.distributed.run --standalone --nproc_per_node "$training" \
+    "train_$algorithm.py" --config "$config" --resume \
+    --override "output.dir=$run_dir" generation.backend=vllm \
+    "generation.vllm_url=[$(IFS=,; echo "${urls[*]}")]" "$@"
