@@ -1,0 +1,199 @@
+"""Run Python that a model wrote, under the sandbox's limits: a tool for programs.
+
+    from rewards.run_python import run_python
+
+    result = await asyncio.to_thread(run_python, code)
+    if not result.ok:
+        print(result.report)
+
+The code runs in a fresh process of the sandbox (docs/sandbox.md): no network, no files of yours,
+no further processes, bounded time and memory. The result is what the code says of itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import marshal
+import os
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from rewards.sandbox import folders, wire
+from rewards.sandbox.launch import Limits, Sandbox, SandboxError, choose
+
+MAX_SOURCE = 1 << 20  # characters of code and of input
+MAX_OUTPUT = 1 << 16  # characters of what is printed
+_RUNNER = compile(
+    f"""
+def run(source, given):
+    import io, sys
+    written = io.StringIO()
+    sys.stdin, sys.stdout, sys.stderr = io.StringIO(given), written, written
+    error = line = None
+    try:
+        exec(compile(source, "<code>", "exec"), {{"__name__": "__main__"}})
+    except SystemExit as raised:
+        error = None if raised.code in (None, 0) else "SystemExit: " + str(raised.code)
+    except BaseException as raised:
+        error = type(raised).__name__ + ": " + str(raised)
+        line = raised.lineno if isinstance(raised, SyntaxError) else None
+        trace = raised.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename == "<code>":
+                line = trace.tb_lineno
+            trace = trace.tb_next
+    return [written.getvalue()[:{MAX_OUTPUT}], error and error[:2000], line]
+""",
+    "<runner>",
+    "exec",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PythonResult:
+    """What came of a run."""
+
+    output: str  # of stdout and stderr, cut at ``MAX_OUTPUT`` characters
+    error: str | None  # type and message of what ended it early; None: it ran to its end
+    line: int | None = None  # of the code, 1-based, where that was raised
+    timed_out: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ran to its end."""
+        return self.error is None
+
+    @property
+    def report(self) -> str:
+        """Output and error as one text, for an agent to read."""
+        where = "" if self.line is None else f" (line {self.line})"
+        last = "" if self.error is None else f"{self.error}{where}"
+        return "\n".join(part for part in (self.output.rstrip("\n"), last) if part)
+
+
+def run_python(
+    code: str,
+    stdin: str = "",
+    *,
+    timeout: float = 10.0,
+    memory_mb: int = 512,
+    isolation: str = "auto",
+) -> PythonResult:
+    """Run ``code`` as a script that reads ``stdin``.
+
+    Args:
+        timeout: seconds of wall-clock time, after which it is ended.
+        memory_mb: address space, MiB.
+        isolation: as ``sandbox.isolation`` in the configuration.
+
+    It blocks; as many run at once as the machine has cores, in threads of their own. Raises
+    ValueError for more than ``MAX_SOURCE`` characters, and SandboxError where this machine has no
+    such sandbox.
+    """
+    if len(code) + len(stdin) > MAX_SOURCE:
+        raise ValueError(f"run_python takes at most {MAX_SOURCE} characters of code and input")
+    level = choose(isolation)
+    with _slots:
+        cell = _take(level, memory_mb)
+        try:
+            return cell.run(code, stdin, timeout)
+        finally:
+            _give_back(cell)
+
+
+class _Cell:
+    """A sandbox that runs one program after the other."""
+
+    def __init__(self, level: str, memory_mb: int) -> None:
+        self.kind = (level, memory_mb)
+        self.folder, self.lock = folders.claim()
+        self.usable = True
+        try:
+            self.sandbox = Sandbox(level, Limits(timeout=1.0, memory_mb=memory_mb), self.folder)
+        except SandboxError:
+            self._leave()
+            raise
+
+    def run(self, code: str, stdin: str, timeout: float) -> PythonResult:
+        deadline = time.monotonic() + timeout
+        try:
+            with self.sandbox.fork() as channel:
+                program = marshal.dumps(("run", marshal.dumps(_RUNNER), ""))
+                request = wire.call([code, stdin], {})
+                channel.settimeout(timeout)
+                channel.sendall(wire.frame(wire.LOAD, program) + wire.frame(1, request))
+                _receive(channel, wire.LOAD, deadline)
+                status, body, _ = _receive(channel, 1, deadline)
+            output, error, line = body if status == "v" else ("", "it gave no plain result", None)
+            result = PythonResult(str(output), error, line)
+        except TimeoutError:
+            text = f"TimeoutError: it took more than {timeout:g} s"
+            result = PythonResult("", text, timed_out=True)
+        except (OSError, ValueError, TypeError):
+            result = PythonResult("", "ProcessEnded: the code ended its process")
+        self.sandbox.kill()
+        self.usable = self.sandbox.wait_killed() is not None and not self.sandbox.worn
+        return result
+
+    def close(self) -> None:
+        self.sandbox.close()
+        self._leave()
+
+    def _leave(self) -> None:
+        folders.remove_tree(self.folder)
+        os.close(self.lock)
+
+
+def _receive(channel: socket.socket, wanted: int, deadline: float) -> Any:
+    """One reply. Raises TimeoutError, OSError where the process is gone, ValueError for anything
+    else on the channel."""
+    length, number = wire.HEADER.unpack(_read(channel, wire.HEADER.size, deadline))
+    if length > wire.MAX_BYTES or number != wanted:
+        raise ValueError("not a reply")
+    return wire.loads(_read(channel, length, deadline))
+
+
+def _read(channel: socket.socket, size: int, deadline: float) -> bytearray:
+    data = bytearray()
+    while len(data) < size:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        channel.settimeout(left)
+        more = channel.recv(min(size - len(data), wire.READ_BYTES))
+        if not more:
+            raise OSError("the process ended")
+        data += more
+    return data
+
+
+_slots = threading.BoundedSemaphore(len(os.sched_getaffinity(0)))
+_idle: list[_Cell] = []
+_changing = threading.Lock()
+
+
+def _take(level: str, memory_mb: int) -> _Cell:
+    with _changing:
+        for cell in _idle:
+            if cell.kind == (level, memory_mb):
+                _idle.remove(cell)
+                return cell
+        return _Cell(level, memory_mb)
+
+
+def _give_back(cell: _Cell) -> None:
+    with _changing:
+        if cell.usable:
+            _idle.append(cell)
+            return
+    cell.close()
+
+
+@atexit.register
+def _close_all() -> None:
+    with _changing:
+        while _idle:
+            _idle.pop().close()

@@ -1,0 +1,62 @@
+"""Model-written code as a script: output, errors, limits, several at once."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rewards.run_python import MAX_OUTPUT, MAX_SOURCE, PythonResult, run_python
+
+
+def test_output_and_input():
+    result = run_python("import sys\nprint(input() * 2)\nprint('late', file=sys.stderr)", "ab\n")
+    assert result == PythonResult("abab\nlate\n", None)
+    assert result.ok and result.report == "abab\nlate"
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "line"),
+    [
+        ("x = 1\nassert x == 2, 'two'", "AssertionError: two", 2),
+        ("def f(:\n", "SyntaxError: invalid syntax", 1),
+        ("raise SystemExit(3)", "SystemExit: 3", None),
+        ("import os\nos._exit(0)", "ProcessEnded: the code ended its process", None),
+        ("'x' * (1 << 32)", "MemoryError: ", 1),
+        ("import socket\nsocket.create_connection(('127.0.0.1', 9))", "PermissionError", 2),
+        ("import os\nos.fork()", "", 2),
+        ("open('/etc/hostname').read()", "", 1),
+    ],
+)
+def test_what_ends_it_early(code, error, line):
+    result = run_python("print('begun')\n" + code, timeout=20)
+    assert not result.ok and (result.error or "").startswith(error)
+    if line is not None:
+        assert result.line in (line + 1, None if "Syntax" in error else line + 1)
+
+
+def test_time_runs_out_and_the_next_one_is_as_if_nothing_had_been():
+    result = run_python("while True: pass", timeout=0.3)
+    assert result.timed_out and result.error == "TimeoutError: it took more than 0.3 s"
+    assert run_python("print(1)").output == "1\n"
+
+
+def test_nothing_is_left_for_the_next_one():
+    run_python("import builtins\nbuiltins.secret = 1\nopen('note', 'w').write('x')")
+    result = run_python("import os\nprint(os.listdir('.'))\nprint(secret)")
+    assert (
+        result.output.splitlines()[0] == "[]"
+        and result.error == "NameError: name 'secret' is not defined"
+    )
+
+
+def test_long_output_is_cut_and_long_code_refused():
+    assert len(run_python(f"print('x' * {2 * MAX_OUTPUT})").output) == MAX_OUTPUT
+    with pytest.raises(ValueError, match="at most"):
+        run_python("#" * (MAX_SOURCE + 1))
+
+
+def test_several_at_once():
+    with ThreadPoolExecutor(8) as threads:
+        results = list(threads.map(run_python, [f"print({i})" for i in range(16)]))
+    assert [result.output for result in results] == [f"{i}\n" for i in range(16)]
