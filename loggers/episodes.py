@@ -68,8 +68,8 @@ def _lines(record: LogRecord, tree: Rolled, domain: Domain) -> Iterator[dict[str
         "phase": record.phase,
         "task_id": tree.task.task_id,
     }
-    of_task = _of_group if isinstance(tree, EpisodeGroup) else _of_tree
-    for line in of_task(tree, domain):  # type: ignore[operator]
+    lines = _of_tree(tree, domain) if isinstance(tree, Tree) else _of_group(tree, domain)
+    for line in lines:
         yield head | line
 
 

@@ -59,6 +59,7 @@ from comlrl.models.logprobs import ActionLogprobs, action_logprobs
 from comlrl.models.team import Team
 from comlrl.processes import distributed
 from comlrl.processes.statistics import Sums, agent_means
+from comlrl.programs.rollout import GreedyEpisodes, ProgramRollout
 from comlrl.rollout.grow import Greedy, Rollout
 from comlrl.types import (
     AgentTurn,
@@ -103,7 +104,7 @@ class MAGRPOTrainer:
         self,
         section: MAGRPOConfig,
         team: Team,
-        rollout: Rollout,
+        rollout: Rollout | ProgramRollout,
         loop: Loop,
         sampling: Sampling,
     ) -> None:
@@ -175,7 +176,7 @@ class MAGRPOTrainer:
             metrics_N.append(metrics | {"gradient_norm": max(norms_U)})
         return agent_means(metrics_N) | {"learning_rate": self.optimizers[0].learning_rate}
 
-    def _grow(self, step: Step) -> tuple[list[Rolled], Greedy | None]:
+    def _grow(self, step: Step) -> tuple[Sequence[Rolled], Greedy | GreedyEpisodes | None]:
         tasks, key = distributed.shard(step.tasks), step.key
         if self.section.advantage != "greedy":
             return self.rollout.grow(tasks, self.section.shape, self.sampling, key), None
@@ -184,14 +185,19 @@ class MAGRPOTrainer:
         )
 
     def _credit(
-        self, trees: Sequence[Rolled], greedy: Greedy | None, sums_N: Sequence[Sums]
+        self,
+        trees: Sequence[Rolled],
+        greedy: Greedy | GreedyEpisodes | None,
+        sums_N: Sequence[Sums],
     ) -> list[list[Unit]]:
         """The rows of each tree's turns, weighted Â · w_t / G."""
         weights = self.section.turn_gradient_weights or [1.0] * self.section.num_turns
         credited, numbers = [], itertools.count()
         for b, tree in enumerate(trees):
             if isinstance(tree, EpisodeGroup):
-                start = greedy.groups[b].episodes_G[0] if greedy else None
+                start = None
+                if isinstance(greedy, GreedyEpisodes):
+                    start = greedy.groups[b].episodes_G[0]
                 credited.append([self._credit_episodes(tree, start, sums_N, numbers)])
                 continue
             returns_NS = joint_returns_of_agents(tree, self.section.discount)
@@ -270,7 +276,7 @@ class MAGRPOTrainer:
             for part in like_parts(total, self.section.train_batch_size)
         ]
 
-    def _measure(self, parts: Sequence[Sequence[TurnRows]], old_N: Sequence[OldLogprobs]) -> None:
+    def _measure(self, parts: Sequence[Sequence[Unit]], old_N: Sequence[OldLogprobs]) -> None:
         """Old log-probabilities of what other nodes' updates come before, batched as there."""
 
         def measure(index: int) -> None:
@@ -287,7 +293,7 @@ class MAGRPOTrainer:
 
     def _update(
         self,
-        turns: Sequence[TurnRows],
+        turns: Sequence[Unit],
         old_N: Sequence[OldLogprobs],
         sums_N: Sequence[Sums],
         progress: float,

@@ -19,7 +19,7 @@ from comlrl.programs.rollout import ProgramRollout
 from comlrl.rollout.grow import Rollout
 from comlrl.types import Domain, EpisodeGroup, Rolled, Sampling, Shape, Task
 
-Grow = Callable[[Sequence[Task], tuple], list[Rolled]]  # (tasks, key) → one tree for each task
+Grow = Callable[[Sequence[Task], tuple], Sequence[Rolled]]  # (tasks, key) → one tree for each task
 
 
 def evaluate(

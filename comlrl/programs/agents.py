@@ -86,6 +86,6 @@ class Agents(Mapping[str, Agent]):
 
     async def reward(self, name: str, value: float) -> None:
         """Pay one agent in the middle of an episode, for its calls so far."""
-        if isinstance(value, bool | str) or not math.isfinite(value):
+        if isinstance(value, str) or not math.isfinite(value):
             raise ValueError(f"agents.reward takes a finite number, not {value!r}")
         self._running.pay(self._running.program.index(name), float(value))

@@ -24,7 +24,7 @@ class WaveLoop(asyncio.SelectorEventLoop):
     def __init__(
         self,
         when_idle: Callable[[float | None], float | None],
-        each_round: Callable[[], None],
+        each_round: Callable[[], object],
     ) -> None:
         self._events = _Selector(when_idle, each_round)
         super().__init__(self._events)
@@ -36,7 +36,7 @@ class WaveLoop(asyncio.SelectorEventLoop):
         """Whether a socket or a child process may wake it, beside its own threads."""
         return len(self._events.get_map()) > 1
 
-    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
         """What ``asyncio.to_thread`` uses; by default in daemons, for which no exit waits."""
         future = super().run_in_executor(executor or self._daemons, func, *args)
         self.in_threads += 1
@@ -57,7 +57,7 @@ class _Selector(selectors.DefaultSelector):
     def __init__(
         self,
         when_idle: Callable[[float | None], float | None],
-        each_round: Callable[[], None],
+        each_round: Callable[[], object],
     ) -> None:
         super().__init__()
         self._when_idle, self._each_round = when_idle, each_round

@@ -81,9 +81,12 @@ class Stage:
             return
         episode = running.episode(given, error)
         running.ended = True
-        for waiting in (*self.board.calls, *self.board.scores):
-            if waiting.running is running:
-                waiting.answer.cancel()
+        for call in self.board.calls:
+            if call.running is running:
+                call.answer.cancel()
+        for score in self.board.scores:
+            if score.running is running:
+                score.answer.cancel()
         self._episodes[running] = episode
         del self._tasks[running]
         if not self._tasks and not self._all_ended.done():
@@ -133,7 +136,8 @@ class Stage:
     @property
     def _waiting(self) -> set[Running]:
         """Episodes with something to be answered."""
-        return {waiting.running for waiting in (*self.board.calls, *self.board.scores)}
+        calls = {call.running for call in self.board.calls}
+        return calls | {score.running for score in self.board.scores}
 
     def _patience(self, outside: bool) -> float:
         """Seconds that a wave waits for what may still come into it."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from comlrl.programs.agents import Agents
+from comlrl.types import Score, Task
+
 FEEDBACK = """\
 Feedback:
 {report}
@@ -11,7 +14,7 @@ Write a revised `{name}`, code only: no fences, prose, tests or examples.
 """
 
 
-async def play(task, agents):
+async def play(task: Task, agents: Agents) -> Score:
     """Both agents write at once; where a test fails, main reads that and writes once more."""
     prompts = agents.prompts
     helper, main = await asyncio.gather(

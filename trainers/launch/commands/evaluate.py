@@ -23,8 +23,8 @@ from trainers.launch.commands.evaluation_plan import Plan, make_plan, parse_argu
 from trainers.launch.wiring import hub, weights
 from trainers.launch.wiring import init_from as initial
 from trainers.launch.wiring.assembly import (
+    build_player,
     build_rewards,
-    build_rollout,
     build_sampler,
     deterministic,
     fitting,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import torch
 
     from comlrl.models.team import Team
+    from comlrl.programs.rollout import ProgramRollout
     from comlrl.rollout.generation import Generator
     from comlrl.rollout.grow import Rollout
     from comlrl.types import Domain, Rolled, Sampling, Task
@@ -65,7 +66,7 @@ class Stage:
     team: Team
     generator: Generator
     sampling: Sampling
-    rollout: Rollout
+    rollout: Rollout | ProgramRollout
 
 
 def evaluate(plan: Plan) -> int:
@@ -237,7 +238,7 @@ def build(plan: Plan, *, caching: bool) -> Stage:
     tasks = fitting(tasks[: section.eval_num_samples], work, config, sampler, sampled)
     asked: Any = CachingSampler(sampler, len(team)) if caching else sampler
     reward, evaluated = build_rewards(config, work)
-    rollout = build_rollout(config, work, asked, reward if caching else evaluated)
+    rollout = build_player(config, work, asked, reward if caching else evaluated)
     return Stage(tasks, team, generator, sampled, rollout)
 
 
@@ -261,13 +262,15 @@ def watched(plan: Plan, stage: Stage, teams: int = 1) -> Iterator[None]:
 
 
 def grower(plan: Plan, stage: Stage) -> Callable[[], list[Rolled]]:
-    """What samples all tasks: the team in its turns, or a baseline."""
+    """What samples all tasks: the team in its turns or its program, or a baseline."""
     from comlrl.evaluation import baselines, estimates
+    from comlrl.programs.rollout import ProgramRollout
 
     section = plan.config.section
     if plan.baseline is not None:
         size = baselines.team_size(plan.baseline, section.num_agents)
         drawn = sampling(plan.config, plan.work.domain.roles(size), plan.greedy)
+        assert not isinstance(stage.rollout, ProgramRollout)
         grow = baselines.build(plan.baseline, stage.rollout, size, drawn)
         return lambda: estimates.repeat(grow, stage.tasks, plan.samples)
     return lambda: estimates.evaluate(

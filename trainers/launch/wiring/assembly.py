@@ -155,9 +155,9 @@ def assemble(
     (reward, measuring), fallbacks = build_rewards(config, work), build_fallbacks(config)
     length = sampler.max_length
     server, corrected = engine.build(config, work.roles, team, run_dir, length, sampled)
-    rollout = build_rollout(config, work, corrected or server or sampler, reward, fallbacks)
+    rollout = build_player(config, work, corrected or server or sampler, reward, fallbacks)
     learned = sampled.with_sets(config.generation.max_support)
-    evaluated = build_rollout(config, work, server or sampler, measuring, fallbacks)
+    evaluated = build_player(config, work, server or sampler, measuring, fallbacks)
     progress, logger, save = Progress(), loggers.Loggers([]), saver(team, sampler)
     if distributed.is_main():
         logger = loggers.build(config, work.domain, run_dir, progress, resume=resume)
@@ -355,34 +355,46 @@ def build_rewards(config: Config, work: Work) -> tuple[Reward, Reward]:
     return reward, evaluated
 
 
-def build_rollout(
+def build_player(
     config: Config,
     work: Work,
     sampler: Any,
     reward: Reward,
     fallbacks: Fallbacks | None = None,
 ) -> Rollout | ProgramRollout:
-    """What grows trees, or plays the run's program."""
+    """What plays the run's program, or grows trees where it has none."""
     from comlrl.programs.rollout import ProgramRollout
+
+    if work.program is None:
+        return build_rollout(config, work, sampler, reward, fallbacks)
+    return ProgramRollout(
+        work.program,
+        sampler,
+        reward,
+        work.prompts,
+        seed=config.seed,
+        process=processor(config),
+        own_rewards=config.reward.by_agent == "own",
+    )
+
+
+def processor(config: Config) -> Callable[[float], float]:
+    """The reward processor."""
+    given = config.reward_processor
+    scale, shift = (given.scale_factor, given.shift) if given.enabled else (1.0, 0.0)
+    return lambda reward: scale * reward + shift
+
+
+def build_rollout(
+    config: Config,
+    work: Work,
+    sampler: Any,
+    reward: Reward,
+    fallbacks: Fallbacks | None = None,
+) -> Rollout:
     from comlrl.rollout.grow import Rollout
     from comlrl.rollout.reading import History
 
-    processor = config.reward_processor
-    scale, shift = (processor.scale_factor, processor.shift) if processor.enabled else (1.0, 0.0)
-
-    def process(reward: float) -> float:
-        return scale * reward + shift
-
-    if work.program is not None:
-        return ProgramRollout(
-            work.program,
-            sampler,
-            reward,
-            work.prompts,
-            seed=config.seed,
-            process=process,
-            own_rewards=config.reward.by_agent == "own",
-        )
     external, transition = config.external, work.mode.build(work.prompts, fallbacks)
     if config.distributed.strategy == "fsdp":
         from comlrl.rollout.lockstep import FromMain
@@ -395,7 +407,7 @@ def build_rollout(
         work.prompts,
         seed=config.seed,
         history=History(external.history, external.original_prompt, external.previous_response),
-        process=process,
+        process=processor(config),
         own_rewards=work.own_rewards,
     )
 

@@ -15,6 +15,7 @@ from trainers.launch.wiring.vllm_urls import urls
 if TYPE_CHECKING:
     from comlrl.loop.steps import Step
     from comlrl.models.team import Team
+    from comlrl.programs.rollout import ProgramRollout
     from comlrl.rollout.grow import Rollout
     from comlrl.rollout.vllm_sampler import VLLMSampler
     from comlrl.rollout.vllm_server import Server
@@ -124,14 +125,18 @@ def build(
 
 
 def prefetch(
-    config: Config, rollout: Rollout, server: VLLMSampler | None, sampling: Sampling
+    config: Config,
+    rollout: Rollout | ProgramRollout,
+    server: VLLMSampler | None,
+    sampling: Sampling,
 ) -> Callable[[Step | None], None] | None:
     """What has a step's first turn sampled beforehand; None: nobody asked for it."""
     if not config.generation.overlap:
         return None
     from comlrl.processes import distributed
+    from comlrl.rollout.grow import Rollout
 
-    assert server is not None
+    assert server is not None and isinstance(rollout, Rollout), "check_program refuses others"
     shape = config.section.shape
 
     def ask(step: Step | None) -> None:

@@ -1,0 +1,195 @@
+"""Programs in whole runs: configuration, logs, evaluation, resume, several processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from comlrl.files import read_lines
+from tests.support.runs import SMALL, Zygote, assert_same, metrics, newest_step
+from trainers.launch.commands import evaluate, train
+
+TEAM = '''
+import asyncio
+
+from rewards.run_python import run_python
+
+
+async def play(task, agents):
+    """The first writes, the second reads it and, at random, asks for another."""
+    text = await agents["writer"](task.fields["prompt"])
+    for _ in range(2):
+        said = await agents["reader"](f"{text}")
+        if len(said) % 2:
+            break
+        text = await agents["writer"](f"{said} again")
+    return {"writer": float(len(text)), "reader": float(said.count("e"))}
+
+
+async def runs(task, agents):
+    result = await asyncio.to_thread(run_python, await agents["writer"](agents.prompts["writer"]))
+    await agents["reader"](result.report or "nothing")
+    await agents.reward("writer", result.ok)
+    raise_now = len(result.report) % 2
+    return 1 / raise_now - 1
+
+
+def plain(task, agents):
+    return 0
+'''
+
+
+def config(folder: Path, target: str = "play", algorithm: str = "magrpo") -> Path:
+    """A file beside its module; magrpo's agents sample apart."""
+    (folder / "my_team.py").write_text(TEAM)
+    file = folder / f"{algorithm}.yaml"
+    file.write_text(
+        f"program: {{target: my_team:{target}, agents: [writer, reader]}}\n"
+        "sampling: {reader: {max_new_tokens: 4}}\n"
+        f"{algorithm}: {{num_agents: 2}}\n"
+    )
+    return file
+
+
+def arguments(file: Path, out: Path, *more: str, **section: object) -> list[str]:
+    algorithm = file.stem
+    keys = {f"{algorithm}.{name}": value for name, value in (SMALL | section).items()}
+    keys |= {"output.dir": str(out), "lora.r": 4, "agent_model.torch_dtype": "float32"}
+    return [
+        "--config", str(file), "--override", *(f"{k}={json.dumps(v)}" for k, v in keys.items()),
+        *more,
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def played(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A finished run, and its file."""
+    folder = tmp_path_factory.mktemp("played")
+    file, out = config(folder), folder / "run"
+    run = zygote.run(
+        "magrpo", arguments(file, out, "output.verbose=true", batch_size=3, max_steps=2)
+    )
+    assert run.wait() == 0, run.output
+    return file, out
+
+
+def test_what_a_run_logs(played):
+    _, out = played
+    train_line, *_ = [line for line in metrics(out) if line["phase"] == "train"]
+    values = train_line["metrics"]
+    assert values["joint_actions"] == train_line["step"] == 6
+    agents = [values[f"agent_{i}/reward_mean"] for i in (0, 1)]
+    assert sum(agents) / 2 == pytest.approx(values["reward_mean"])
+    calls = values["agent_0/calls_mean"] + values["agent_1/calls_mean"]
+    assert calls == pytest.approx(values["calls_mean"]) and values["failed_share"] == 0
+    assert values["agent_1/completion_length_mean"] <= 4 < values["agent_0/completion_length_mean"]
+    (sample, *_) = read_lines(out / "samples.jsonl")
+    assert sample["roles_N"] == ["writer", "reader"] and sample["turn"] == 1
+    first, second, *_ = sample["calls"]
+    assert (first["agent"], second["agent"]) == ("writer", "reader")
+    assert second["read"] == [{"role": "user", "content": first["wrote"]}]
+    lines = [line for line in read_lines(out / "episodes.jsonl") if line["phase"] == "train"]
+    assert len(lines) == 12 and {line["episode"] for line in lines} == {0, 1}
+    assert "1. writer" in (out / "report.html").read_text()
+    assert (out / "modules").exists() or list(out.glob("**/my_team.py"))
+
+
+def test_its_evaluation_and_replacements(played, tmp_path, capsys):
+    _, out = played
+    file = tmp_path / "e.json"
+    given = ["--checkpoint", str(out), "--out", str(file)]
+    given += ["--override", "dataset.eval_split=eval[:3]"]
+    assert evaluate.main([*given, "--samples", "2"]) == 0
+    result = json.loads(file.read_text())
+    assert result["roles"] == ["writer", "reader"] and result["metrics"]["calls_mean"] >= 2
+    assert result["model_calls"] if "model_calls" in result else result["budget"]["model_calls"]
+    assert evaluate.main([*given, "--replace", "reader=silent"]) == 0
+    teams = json.loads(file.read_text())["coalitions"]
+    assert [team["present"] for team in teams] == [[1], []] or len(teams) == 2
+    silent = teams[-1]["metrics"]
+    assert silent["agent_1/reward_mean"] == 0.0 < silent["agent_0/reward_mean"]
+    capsys.readouterr()
+
+
+def test_tools_rewards_in_the_middle_and_episodes_that_fail(zygote, tmp_path):
+    file, out = config(tmp_path, "runs"), tmp_path / "run"
+    more = ["program.on_error=zero", "magrpo.eval_interval=0"]
+    run = zygote.run("magrpo", arguments(file, out, *more, max_steps=1, num_generations=8))
+    assert run.wait() == 0, run.output
+    (line,) = metrics(out)
+    failed = line["metrics"]["failed_share"]
+    errors = [s["error"] for s in read_lines(out / "samples.jsonl") if "error" in s]
+    assert all(error.startswith("raised ZeroDivisionError") for error in errors), errors
+    assert (failed > 0) or not errors
+
+
+def test_an_error_names_task_and_episode(zygote, tmp_path):
+    file = config(tmp_path)
+    (tmp_path / "my_team.py").write_text("async def play(task, agents):\n    agents['wrtier']\n")
+    run = zygote.run("magrpo", arguments(file, tmp_path / "run", "magrpo.eval_interval=0"))
+    assert run.wait() == 1
+    last = run.output.strip().splitlines()[-1]
+    assert last.startswith("error: program.target: 'my_team:play': task '")
+    assert "', episode 1: it asks for the agent 'wrtier', which program.agents lacks;" in last
+    assert last.endswith("did you mean `writer`?")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "given", "message"),
+    [
+        ("magrpo", "magrpo.num_agents=3", "program.agents: ['writer', 'reader'] has 2 names for m"),
+        ("magrpo", "magrpo.num_turns=2", "magrpo.num_turns: 2 with program.target, whose function"),
+        ("magrpo", "program.target=my_team:plain", "program.target: 'my_team:plain' is no `async`"),
+        ("magrpo", "program.target=my_team:paly", "program.target: 'my_team:paly': `my_team` has"),
+        ("magrpo", "program.agents=[a,a]", "program.agents: ['a', 'a']; give names of letters, d"),
+        ("magrpo", "program.max_calls=0", "program.max_calls: 0"),
+        ("magrpo", "distributed.strategy=fsdp", "distributed.strategy: fsdp with program.target"),
+        ("magrpo", "sampling={aux: {top_k: 3}}", "sampling.aux: is for nobody; there are writer"),
+        ("ppo", "seed=1", "program.target: 'my_team:play' with ppo, which cannot learn from a pro"),
+        ("shppo", "seed=1", "program.target: 'my_team:play' with shppo, which cannot learn from a"),
+        ("madpo", "seed=1", "program.target: 'my_team:play' with madpo, which cannot learn from a"),
+        ("marlhf", "seed=1", "program.target: 'my_team:play' with marlhf, which cannot learn from"),
+    ],
+)
+def test_what_is_refused_at_the_door(algorithm, given, message, tmp_path, capsys):
+    file = config(tmp_path, algorithm=algorithm)
+    code = train.main(algorithm, lambda run: None, [*arguments(file, tmp_path / "run"), given])
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert (code, error.startswith(f"error: {message}")) == (2, True), error
+
+
+def test_a_dry_run_says_what_it_cannot_know(tmp_path, capsys):
+    given = ["--config", str(config(tmp_path)), "--dry-run"]
+    assert train.main("magrpo", lambda run: None, given) == 0
+    shown = capsys.readouterr().out
+    assert "episodes" in shown and "completions ≤" in shown
+    assert "not checked: program.target: 'my_team:play'; its calls are known once" in shown
+
+
+def test_killed_and_resumed_it_ends_bit_equal(zygote, tmp_path):
+    file, whole, folder = config(tmp_path), tmp_path / "whole", tmp_path / "run"
+    run = zygote.run("magrpo", arguments(file, whole, max_steps=3))
+    assert run.wait() == 0, run.output
+    run = zygote.run("magrpo", arguments(file, folder, max_steps=3))
+    run.until(lambda: newest_step(folder) >= 1 or run.code() is not None)
+    run.kill()
+    run.wait()
+    run = zygote.run("magrpo", [*arguments(file, folder, max_steps=3), "--resume"])
+    assert run.wait() == 0, run.output
+    assert_same(folder, whole)
+
+
+@pytest.mark.slow
+def test_two_processes_do_what_one_does(played, zygote, tmp_path):
+    file, out = played
+    given = arguments(file, tmp_path / "run", batch_size=3, max_steps=2)
+    team = zygote.team(2, {"run": ["magrpo", given]})
+    for process in team:
+        assert process.wait() == 0, process.output
+    one, two = metrics(out), metrics(tmp_path / "run")
+    assert [{**line, "metrics": 0} for line in one] == [{**line, "metrics": 0} for line in two]
+    for line, other in zip(one, two, strict=True):
+        for name in ("reward_mean", "calls_mean", "agent_1/calls_mean"):
+            assert other["metrics"][name] == pytest.approx(line["metrics"][name], rel=1e-3), name
