@@ -168,6 +168,7 @@ def test_a_dry_run_says_what_it_cannot_know(tmp_path, capsys):
     assert "not checked: program.target: 'my_team:play'; its calls are known once" in shown
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_it_ends_bit_equal(zygote, tmp_path):
     file, whole, folder = config(tmp_path), tmp_path / "whole", tmp_path / "run"
     run = zygote.run("magrpo", arguments(file, whole, max_steps=3))

@@ -209,7 +209,9 @@ class MAGRPOTrainer:
                         completion_returns(node, agent, returns_NS[agent][s]),
                         self.section.advantage,
                         normalize=self.section.advantage_normalization,
-                        greedy_return=None if greedy is None else greedy.returns_BSN[b][s][agent],
+                        greedy_return=greedy.returns_BSN[b][s][agent]
+                        if isinstance(greedy, Greedy)
+                        else None,
                     )
                     sums_N[agent].absorb(_sums_of(turn.completions_G, advantages))
                     scale = weights[node.turn - 1] / len(advantages)

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 def build_collector(run: Run) -> Collector:
     from comlrl.preferences.collector import Collector
+    from comlrl.rollout.grow import Rollout
 
+    assert isinstance(run.rollout, Rollout), "check_program refuses others"
     return Collector(
         run.section,
         run.rollout,
