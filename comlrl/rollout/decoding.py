@@ -41,8 +41,8 @@ class Decoding(Protocol):
         """Continue with these rows only."""
         ...
 
-    def step(self, tokens_R: Tensor, going_R: Tensor) -> Tensor:
-        """Hidden states of each row's newest token, (R, D); of no use where a row has ended."""
+    def step(self, tokens_R: Tensor) -> Tensor:
+        """Hidden states of each row's newest token, (R, D)."""
         ...
 
 
@@ -77,14 +77,13 @@ class ByModules:
         self.cache.keep(rows)
         self._route(self.cache.prompt_of_R)
 
-    def step(self, tokens_R: Tensor, going_R: Tensor) -> Tensor:
+    def step(self, tokens_R: Tensor) -> Tensor:
         inputs = {"input_ids": tokens_R[:, None], "position_ids": self.cache.positions_R[:, None]}
         return self.agent.hidden(**inputs, **self.inputs)[:, -1]
 
 
 class ByFastDecoder:
-    """Through ``FastDecoder``: prompts without padding, few operations a step; on a CPU, rows with
-    the same tokens so far are computed once; attention alone keeps a cache for each."""
+    """Through ``FastDecoder``: prompts without padding, few operations a step."""
 
     def __init__(
         self,
@@ -96,8 +95,6 @@ class ByFastDecoder:
         longest = int(cache.lengths_P.max())
         positions = torch.arange(longest + cache.max_new_tokens, device=cache.lengths_P.device)
         self.cos, self.sin = fast.rotations(positions)
-        self.merges = cache.lengths_P.device.type == "cpu"  # on a GPU, few rows take as long
-        self.one_of_U: Tensor | None = None  # the rows that are computed; None: all are
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         lengths_P = self.cache.lengths_P
@@ -120,52 +117,25 @@ class ByFastDecoder:
 
     def begin(self, prompt_of_R: Tensor) -> None:
         self.cache.begin(prompt_of_R)
-        self.same_R = prompt_of_R
         self.routes = routes(self.adapters, prompt_of_R)
 
     def keep(self, rows: Tensor) -> None:
         self.cache.keep(rows)
-        self.same_R = self.same_R[rows]
         self.routes = routes(self.adapters, self.cache.prompt_of_R)
 
-    def step(self, tokens_R: Tensor, going_R: Tensor) -> Tensor:
-        positions_R, computed = self.cache.positions_R, self.routes
-        self.one_of_U = None
-        if self.merges and len(tokens_R) > ROWS_STEP:
-            self._merge(tokens_R, going_R)
-        one_of_U = self.one_of_U
-        if one_of_U is not None:
-            tokens_R, positions_R = tokens_R[one_of_U], positions_R[one_of_U]
-            computed = routes(self.adapters, self.cache.prompt_of_R[one_of_U])
+    def step(self, tokens_R: Tensor) -> Tensor:
+        positions_R = self.cache.positions_R
         rotations = self.cos[positions_R], self.sin[positions_R]
-        hidden = self.fast.hidden(tokens_R, rotations, self._attend_step, computed)
-        return hidden if one_of_U is None else hidden.index_select(0, self.same_R)
+        return self.fast.hidden(tokens_R, rotations, self._attend_step, self.routes)
 
-    def _merge(self, tokens_R: Tensor, going_R: Tensor) -> None:
-        """Groups rows with the same tokens so far, and picks one of each; ended rows go with any.
-        Rows stay in the order of their prompts."""
-        prefix_R = self.same_R * self.fast.embedding.num_embeddings + tokens_R
-        prefix_R = prefix_R.where(going_R, prefix_R[going_R][0])
-        distinct_U, self.same_R = prefix_R.unique(return_inverse=True)
-        count, rows = rounded(len(distinct_U), ROWS_STEP), len(prefix_R)
-        if count < rows:
-            row_R = torch.arange(rows).where(going_R, rows)
-            first_U = torch.full_like(distinct_U, rows)
-            first_U.scatter_reduce_(0, self.same_R, row_R, "amin")
-            self.one_of_U = _filled(first_U, count)
-
-    def _attend_step(self, layer: int, qkv_UHW: Tensor) -> Tensor:
+    def _attend_step(self, layer: int, qkv_RHW: Tensor) -> Tensor:
         heads, kv = self.fast.heads, self.fast.kv_heads
-        one_of_U = self.one_of_U
-        qkv_RHW = qkv_UHW if one_of_U is None else qkv_UHW.index_select(0, self.same_R)
         rows, _, width = qkv_RHW.shape
         query, key, value = wide(qkv_RHW)[:, :, None].split((heads, kv, kv), 1)
         key, value = self.cache.update(key, value, layer)
         query = query.reshape(rows, kv, heads // kv, width)
         out = prefix_cache.step_attention(self.cache, layer, query, key, value, self.fast.scaling)
-        out = out.reshape(rows, heads * width)
-        out = out if one_of_U is None else out.index_select(0, one_of_U)
-        return out.to(qkv_UHW.dtype)
+        return out.reshape(rows, heads * width).to(qkv_RHW.dtype)
 
 
 def _filled(index: Tensor, count: int) -> Tensor:

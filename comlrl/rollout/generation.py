@@ -1,8 +1,7 @@
 """Many (prompt, keys) requests of one agent → completions, in as few model calls as possible.
 
 A prompt is prefilled once and its key/value cache is shared by all its siblings; rows that have
-finished leave the batch (``models/fast/prefix_cache.py``), and rows with the same tokens so
-far are merged where that saves time (``rollout/decoding.py``).
+finished leave the batch (``models/fast/prefix_cache.py``).
 
 Sampling is keyed: a completion's randomness is a stream of uniforms drawn from a counter-based
 generator whose key is a hash of what identifies the completion, turned into tokens by inverse
@@ -253,7 +252,7 @@ def _decode_shared(
             stay = torch.argsort(~going, stable=True)[:staying].sort().values
             rows, chosen, going = rows[stay], chosen[stay], going[stay]
             by.keep(stay)
-        hidden = by.step(chosen, going)
+        hidden = by.step(chosen)
         by.cache.step += 1
     return tokens
 
