@@ -94,12 +94,6 @@ class Product:
         downs, ups = zip(*found, strict=True)
         return torch.cat(downs, 1).contiguous(), torch.cat(ups)
 
-    def beside(self, down: Tensor) -> tuple[Tensor, Tensor | None]:
-        """([W; Aᵀ], [b; 0]) of frozen layers and the adapters' first matrices, (in, n r)."""
-        assert self.fused is not None
-        bias = None if self.bias is None else F.pad(self.bias, (0, down.shape[1]))
-        return torch.cat([self.fused, down.t()]), bias
-
     def merged(self, name: str | None) -> tuple[Tensor, Tensor | None]:
         """(W + s B A, b) of one agent, or of the base alone."""
         if self.fused is not None:
@@ -161,8 +155,8 @@ class FastDecoder:
             getattr(layer, "base_layer", layer).weight for layer in _projections(model)
         ]
         exact = adapters == 0 or all(w.dtype in (torch.float32, torch.float64) for w in weights)
-        self.small = max(1, adapters) * sum(w.nbytes for w in weights) <= MERGED_BYTES
-        self.merging = exact and self.small  # lower precisions round adapters away
+        small = max(1, adapters) * sum(w.nbytes for w in weights) <= MERGED_BYTES
+        self.merging = exact and small  # lower precisions round adapters away
         self._kept: dict[Any, Any] | None = None
 
     def hidden(
@@ -267,20 +261,14 @@ class FastDecoder:
                     kept[product, name] = product.merged(name)
             parts = [F.linear(x[rows], *kept[product, name]) for name, rows in routes]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
-        # All agents' A x with W x, as one product where a copy of W is small; then B of each row's
-        # own A x: few products of all rows, not many of parts.
+        # All agents' A x, then B of each row's own: few products of all rows, not many of parts.
         names = tuple(name for name, _ in routes)
         if (product, names) not in kept:
-            sides = product.adapters(names, x.dtype)
-            fused = None if sides is None or not self.small else product.beside(sides[0])
-            kept[product, names] = sides, fused
-        sides, fused = kept[product, names]
+            kept[product, names] = product.adapters(names, x.dtype)
+        sides, y = kept[product, names], product.base(x)
         if sides is None:
-            return product.base(x)
-        if fused is None:
-            y, low = product.base(x), x @ sides[0]
-        else:
-            y, low = F.linear(x, *fused).split((sides[1].shape[1], len(sides[1])), 1)
+            return y
+        low = x @ sides[0]
         if len(names) > 1:
             low.mul_(self._owners(routes, low, kept))
         return y.addmm_(low, sides[1])

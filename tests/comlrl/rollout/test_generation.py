@@ -220,16 +220,13 @@ def each(done: list[list[tuple[Completion, ...]]]) -> Iterator[tuple[int, int, t
             yield from ((agent, at, completion.token_ids) for completion in group)
 
 
-@pytest.mark.parametrize(
-    "agents_have", ["merged adapters", "adapters", "adapters of a large base", "models"]
-)
+@pytest.mark.parametrize("agents_have", ["merged adapters", "adapters", "models"])
 def test_each_way_through_adapters_samples_what_the_modules_do(agents_have, monkeypatch):
     """Where siblings part, each continues by itself, whoever of them has ended before."""
     monkeypatch.setattr(decoding, "ROWS_STEP", 1)
     agents = team("qwen2", lora__enabled=agents_have != "models")
     for agent in agents.agents:
         agent.fast.merging = agents_have == "merged adapters"
-        agent.fast.small = agents_have != "adapters of a large base"
     asked = [requests(siblings=40), requests(siblings=30, agent=1)]
     sampling = Sampling(1.0, 24, top_k=3)
     written = list(each(Generator(agents).sample(asked, sampling)))
