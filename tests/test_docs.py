@@ -86,7 +86,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in ROOT.iterdir():
         if path.name not in ("outputs", "runs", ".git", ".venv", ".venv-peer"):
             (folder / path.name).symlink_to(path)
-    for page in ("cookbook.md", "tutorial/domain.md", "tutorial/algorithm.md"):
+    for page in ("cookbook.md", "programs.md", "tutorial/domain.md", "tutorial/algorithm.md"):
         for name, body in programs(page).items():
             (folder / name).write_text(body)
     if not (folder / "models").exists():  # `make real-model` was not run: a small stand-in

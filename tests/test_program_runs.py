@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from comlrl.files import read_lines
+from tests.support.documented import programs
 from tests.support.runs import SMALL, Zygote, assert_same, metrics, newest_step
 from trainers.launch.commands import evaluate, train
 
@@ -134,6 +135,16 @@ def test_an_error_names_task_and_episode(zygote, tmp_path):
     assert last.startswith("error: program.target: 'my_team:play': task '")
     assert "', episode 1: it asks for the agent 'wrtier', which program.agents lacks;" in last
     assert last.endswith("did you mean `writer`?")
+
+
+def test_the_example_of_the_page_trains(zygote, tmp_path):
+    for name, body in programs("programs.md").items():
+        (tmp_path / name).write_text(body)
+    given = ["--config", str(tmp_path / "my_team.yaml"), "--override", "magrpo.batch_size=2"]
+    run = zygote.run("magrpo", [*given, f"output.dir={tmp_path / 'run'}"])
+    assert run.wait() == 0, run.output
+    (line,) = metrics(tmp_path / "run")
+    assert line["metrics"]["calls_mean"] >= 1
 
 
 @pytest.mark.parametrize(

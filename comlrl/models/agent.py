@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from transformers import PreTrainedModel
@@ -16,6 +18,7 @@ from comlrl.errors import UserError
 from comlrl.models.fast.decoder import FastDecoder, fast_decoder
 from comlrl.models.fast.lora_routing import Router
 from comlrl.processes.sharding import like, stored
+from comlrl.quoting import one_line
 from comlrl.tasks.prompts import plain_text
 from comlrl.types import Message
 
@@ -63,14 +66,41 @@ class Agent:
         return bool(getattr(self.tokenizer, "chat_template", None))
 
     def encode(self, prompt: Sequence[Message]) -> list[int]:
-        """Token ids of a prompt: the chat template where there is one, else plain text."""
+        """Token ids of a prompt: the chat template where there is one, else plain text.
+
+        Raises UserError for messages that the chat template does not take.
+        """
         if self.chats:
-            messages = [{"role": m.role, "content": m.content} for m in prompt]
-            text = self.tokenizer.apply_chat_template(
+            if any(message.role == "tool" for message in prompt) and not self._shows_tools:
+                raise UserError(
+                    f"the chat template of '{self.tokenizer.name_or_path}' has no messages of the "
+                    "role tool; give what a tool returns as the user's"
+                )
+            return self.tokenizer(self._templated(prompt), add_special_tokens=False)["input_ids"]
+        return self.tokenizer(plain_text(prompt))["input_ids"]
+
+    def _templated(self, prompt: Sequence[Message]) -> str:
+        messages = [{"role": m.role, "content": m.content} for m in prompt]
+        try:
+            return self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True
             )
-            return self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return self.tokenizer(plain_text(prompt))["input_ids"]
+        except TemplateError as error:
+            roles = ", ".join(message.role for message in prompt)
+            raise UserError(
+                f"the chat template of '{self.tokenizer.name_or_path}' refuses messages of the "
+                f"roles {roles}: {one_line(str(error))}"
+            ) from error
+
+    @cached_property
+    def _shows_tools(self) -> bool:
+        """Whether the chat template has a place for what a tool returns."""
+        returned = "x7returned7x"
+        asked = (Message("user", "a"), Message("assistant", "b"), Message("tool", returned))
+        try:
+            return returned in self._templated(asked)
+        except UserError:
+            return False
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self.tokenizer.decode(token_ids, skip_special_tokens=True)

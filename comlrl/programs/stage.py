@@ -183,7 +183,9 @@ class Stage:
             sorted(self.board.calls, key=lambda c: (c.running.place, c.slot)),
             [],
         )
-        groups_N: list[dict[tuple, list[WaitingCall]]] = [{} for _ in self.setting.program.names_N]
+        groups_N: list[dict[tuple[int, tuple[int, ...]], list[WaitingCall]]] = [
+            {} for _ in self.setting.program.names_N
+        ]
         for call in waiting:
             like = (call.running.place[0], call.ids)
             groups_N[call.agent].setdefault(like, []).append(call)

@@ -1,0 +1,43 @@
+"""Messages that a chat template has no place for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from comlrl.errors import UserError
+from comlrl.models.agent import Agent
+from comlrl.types import Message
+from tests.support.tiny_models import CHAT, tokenizer
+
+CALLED = (Message("user", "2+2"), Message("assistant", "add(2, 2)"), Message("tool", "4"))
+SYSTEM = (Message("system", "Be brief."), Message("user", "2+2"))
+WITHOUT_TOOLS = (
+    "{% for m in messages %}{% if m.role != 'tool' %}{{ m.content }}{% endif %}{% endfor %}"
+)
+STRICT = "{% if messages[0].role == 'system' %}{{ raise_exception('no\nsystem') }}{% endif %}x"
+
+
+def agent(template: str | None) -> Agent:
+    words = tokenizer(chat=True)
+    words.chat_template = template
+    model: Any = SimpleNamespace()
+    return Agent(0, model, words, None)
+
+
+def test_roles_that_a_template_has():
+    for template in (CHAT, None):
+        for prompt in (CALLED, SYSTEM):
+            one = agent(template)
+            text = one.decode(one.encode(prompt))
+            assert all(message.content in text for message in prompt)
+
+
+def test_roles_that_it_lacks():
+    with pytest.raises(UserError, match="has no messages of the role tool; give what a tool ret"):
+        agent(WITHOUT_TOOLS).encode(CALLED)
+    with pytest.raises(UserError, match=r"refuses messages of the roles system, user: no system$"):
+        agent(STRICT).encode(SYSTEM)
+    assert agent(STRICT).encode(SYSTEM[1:])
