@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from comlrl.files import replace
 from comlrl.loop.records import Logger, LogMark, LogRecord
+from comlrl.run_files import EPISODES, LATENTS, METRICS, SAMPLES
 from comlrl.types import Domain, Rolled
 from loggers.console import ConsoleLogger
 from loggers.environment import write_environment
@@ -67,12 +68,12 @@ def build(
     write_environment(run_dir / "environment.json")
     write_domain(run_dir / "domain.json", config, domain)
     loggers: list[Logger] = [
-        JsonlLogger(run_dir / "metrics.jsonl"),
-        SampleLogger(run_dir / "samples.jsonl", domain),
-        LatentLogger(run_dir / "latents.jsonl", domain),
+        JsonlLogger(run_dir / METRICS),
+        SampleLogger(run_dir / SAMPLES, domain),
+        LatentLogger(run_dir / LATENTS, domain),
     ]
     if config.output.verbose:
-        loggers.append(EpisodeLogger(run_dir / "episodes.jsonl", domain))
+        loggers.append(EpisodeLogger(run_dir / EPISODES, domain))
     if importlib.util.find_spec("tensorboard"):
         from loggers.tensorboard import TensorBoardLogger
 

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from comlrl.files import replace
+from comlrl.run_files import BEST_MODEL, FINAL_MODEL, HETEROGENEOUS
 from loggers.report.run_data import Run, read_run
 from loggers.tables import table
 from loggers.views.view import listed
@@ -51,7 +52,7 @@ def write_model_card(run_dir: str | Path, method: str = "") -> Path:
     shows the README of a folder that is uploaded; PEFT leaves an empty form there.
     """
     run = read_run(run_dir)
-    for place in (run.path / name for name in ("best_model", "final_model")):
+    for place in (run.path / name for name in (BEST_MODEL, FINAL_MODEL)):
         folders = sorted(folder.name for folder in place.glob("agent_*"))
         if not folders:
             continue
@@ -112,7 +113,7 @@ def snippet(run: Run, place: Path) -> str:
     if _shared(place):
         agents = run.config[run.algorithm]["num_agents"]
         roles = [run.role(agent) for agent in range(agents)]
-        where = str(run.path if place.name == "final_model" else place)
+        where = str(run.path if place.name == FINAL_MODEL else place)
         return SHARED.format(run=where, roles=roles)
     folders = sorted(folder.name for folder in place.glob("agent_*"))
     named = _names(_roles(run, place, folders), folders)
@@ -196,7 +197,7 @@ def _base(run: Run) -> str:
 
 def _shared(place: Path) -> bool:
     """Whether one policy acts for all agents, with networks beside it for each agent."""
-    return (place / "heterogeneous").is_dir()
+    return (place / HETEROGENEOUS).is_dir()
 
 
 def _ks(run: Run) -> str:

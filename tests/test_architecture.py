@@ -35,6 +35,7 @@ CORE = (
     "comlrl.types",
     "comlrl.keyed",
     "comlrl.files",
+    "comlrl.run_files",
     "comlrl.config",
     "comlrl.builtin",
     "comlrl.tasks",

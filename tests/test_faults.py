@@ -241,7 +241,8 @@ def test_out_of_memory_halves_the_micro_batch(
             return value, Sums(tokens=size)
 
         sizes, sums = list[int](), Sums()
-        accumulate(agent, ROWS, scarce, sums, max_tokens=100)
+        agent.micro_batch_tokens = 100
+        accumulate(agent, ROWS, scarce, sums)
         # 2 rows → 1 row of 24 → its completions apart, the longest 9 + 14 = 23.
         halved = re.findall(r"micro-batches have (\d+) tokens", capsys.readouterr().err)
         assert halved == ["50", "25", "23"]

@@ -63,6 +63,7 @@ from comlrl.models.team import Team
 from comlrl.processes import distributed
 from comlrl.processes.statistics import Sums, explained_variance, extremes, moments, standardized
 from comlrl.rollout.grow import Rollout
+from comlrl.run_files import HETEROGENEOUS
 from comlrl.types import Row, Sampling, TokenBatch
 from comlrl.update.clipped import ClippedPolicy, run_epochs
 from comlrl.update.losses import (
@@ -138,7 +139,7 @@ class SHPPOTrainer:
     def parts(self) -> Mapping[str, Part]:
         parts: dict[str, Part] = {
             **self.team.parts(),
-            "heterogeneous": self.policy,
+            HETEROGENEOUS: self.policy,
             "reference_layer": self.start_layer,
             "critic": self.critic,
             "inference": self.inference,

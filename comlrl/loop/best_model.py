@@ -13,9 +13,10 @@ from pathlib import Path
 
 from comlrl import files
 from comlrl.processes import distributed
+from comlrl.run_files import BEST_MODEL
 
-FOLDER, FACTS = "best_model", "best.json"
-PARTIAL, OLD = f".{FOLDER}.partial", f".{FOLDER}.old"
+FACTS = "best.json"
+PARTIAL, OLD = f".{BEST_MODEL}.partial", f".{BEST_MODEL}.old"
 
 
 class BestModel:
@@ -47,7 +48,7 @@ class BestModel:
         self.facts = dict(facts)
 
     def _found(self) -> dict[str, float] | None:
-        final, partial, old = (self.run_dir / name for name in (FOLDER, PARTIAL, OLD))
+        final, partial, old = (self.run_dir / name for name in (BEST_MODEL, PARTIAL, OLD))
         if not final.exists() and (partial / FACTS).exists():  # killed between two renames
             self._put_in_place()
         files.remove(partial)
@@ -55,5 +56,5 @@ class BestModel:
         return json.loads((final / FACTS).read_text(encoding="utf-8")) if final.exists() else None
 
     def _put_in_place(self) -> None:
-        names = (PARTIAL, FOLDER, OLD)
+        names = (PARTIAL, BEST_MODEL, OLD)
         files.put_in_place(*(self.run_dir / name for name in names))

@@ -25,6 +25,7 @@ from comlrl.loop.cadence import Cadence
 from comlrl.loop.parts import Part
 from comlrl.processes import distributed
 from comlrl.quoting import one_line
+from comlrl.run_files import CHECKPOINTS, STATE
 
 Tensors = Mapping[str, torch.Tensor]
 SUMS = "checksums.json"
@@ -114,7 +115,7 @@ def save(
 
     Raises CheckpointError where the disk does not take it; nothing that was there is lost.
     """
-    folder = run_dir / "checkpoints"
+    folder = run_dir / CHECKPOINTS
     final, partial = folder / f"step_{step:06d}", folder / f".partial_{step:06d}"
     try:
         for torn in folder.glob(".partial_*"):  # of processes that were killed
@@ -152,7 +153,7 @@ def read(path: Path) -> Checkpoint:
     ``save``, though its sums are right."""
     parts = sorted(path.glob("*.safetensors"))
     try:
-        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        state = json.loads((path / STATE).read_text(encoding="utf-8"))
         if not isinstance(state, dict):
             raise ValueError("state.json holds no mapping")
         return Checkpoint(path, state, {part.stem: load_file(str(part)) for part in parts})
@@ -165,7 +166,7 @@ def _write(folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Tensors
     for name, component in tensors.items():
         contiguous = {k: v.detach().cpu().contiguous() for k, v in component.items()}
         save_file(contiguous, str(folder / f"{name}.safetensors"))
-    (folder / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
+    (folder / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
     sums = {file.name: _sum(file) for file in sorted(folder.iterdir())}
     (folder / SUMS).write_text(json.dumps(sums, indent=1), encoding="utf-8")
     for file in folder.iterdir():
@@ -174,14 +175,14 @@ def _write(folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Tensors
 
 
 def _folders(run_dir: Path) -> list[Path]:
-    return sorted((run_dir / "checkpoints").glob("step_*"))
+    return sorted((run_dir / CHECKPOINTS).glob("step_*"))
 
 
 def _damage(path: Path) -> str | None:
     try:
         sums = json.loads((path / SUMS).read_text(encoding="utf-8"))
         names = {file.name for file in path.iterdir()} - {SUMS}
-        if not isinstance(sums, dict) or sums.keys() != names or "state.json" not in names:
+        if not isinstance(sums, dict) or sums.keys() != names or STATE not in names:
             return f"{SUMS} is not of its files"
         for name, expected in sums.items():
             if _sum(path / name) != expected:

@@ -58,8 +58,10 @@ class Signals:
     def deferring(self) -> Iterator[None]:
         """``defer`` for a stage, of the start-up or of a step."""
         before, self._raise_at_once = self._raise_at_once, False
-        yield
-        self._raise_at_once = before
+        try:
+            yield
+        finally:
+            self._raise_at_once = before
         if before and self.received is not None:
             raise Interrupted(self.received)
 

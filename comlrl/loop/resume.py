@@ -16,8 +16,6 @@ from comlrl.config.resolved import Config
 from comlrl.errors import UserError, notice
 from comlrl.loop import checkpoint
 from comlrl.loop.run_directory import (
-    CONFIG,
-    SUMMARY,
     check_free,
     find,
     holds_run,
@@ -25,6 +23,7 @@ from comlrl.loop.run_directory import (
     move_aside,
 )
 from comlrl.loop.traces import Before
+from comlrl.run_files import CHECKPOINTS, CONFIG, SUMMARY
 
 HARMLESS_SECTIONS = ("output", "wandb", "distributed", "agent_devices")
 HARMLESS_KEYS = (
@@ -85,7 +84,7 @@ def _make_room(folder: Path, config: Config, resume: bool) -> None:
                 f"give another output.dir, or output.overwrite=true to begin anew (checkpoints: "
                 f"{config.algorithm}.save_steps)"
             )
-        if not (folder / "checkpoints").exists():
+        if not (folder / CHECKPOINTS).exists():
             return
     notice(f"the run in {folder} is kept in {move_aside(folder)}")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from comlrl.loop.lock import holder, refuse_in_use
+from comlrl.run_files import BEST_MODEL, CHECKPOINTS, CONFIG, FINAL_MODEL, METRICS, SUMMARY
 
-CONFIG, SUMMARY = "config.yaml", "summary.json"
-TRACES = (CONFIG, SUMMARY, "metrics.jsonl", "checkpoints", "final_model", "best_model")
+TRACES = (CONFIG, SUMMARY, METRICS, CHECKPOINTS, FINAL_MODEL, BEST_MODEL)
 
 
 def holds_run(folder: Path) -> bool:

@@ -9,6 +9,7 @@ from comlrl.loop import checkpoint
 from comlrl.loop.loop import Loop
 from comlrl.loop.steps import peak_memory_mb
 from comlrl.processes import distributed
+from comlrl.run_files import SUMMARY
 
 
 def write_summary(loop: Loop, algorithm: str) -> None:
@@ -40,4 +41,4 @@ def write_summary(loop: Loop, algorithm: str) -> None:
         },
         "distributed": {"world_size": distributed.world_size(), "weights_in_sync": in_sync},
     }
-    files.replace(loop.run_dir / "summary.json", json.dumps(summary, indent=1) + "\n")
+    files.replace(loop.run_dir / SUMMARY, json.dumps(summary, indent=1) + "\n")

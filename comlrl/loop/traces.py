@@ -10,11 +10,11 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from comlrl.loop.run_directory import SUMMARY
+from comlrl.run_files import CHECKPOINTS, FINAL_MODEL, METRICS, PREFERENCES, SUMMARY
 
 # What is worth keeping of a run without a logged training step.
 RESULTS = (
-    SUMMARY, "checkpoints/step_*", "final_model", "preferences.jsonl", "reward_model",
+    SUMMARY, f"{CHECKPOINTS}/step_*", FINAL_MODEL, PREFERENCES, "reward_model",
     "non_finite_batch.safetensors",
 )  # fmt: skip
 
@@ -54,5 +54,5 @@ class Before:
 def _has_results(folder: Path) -> bool:
     if any(next(folder.glob(pattern), None) for pattern in RESULTS):
         return True
-    file = folder / "metrics.jsonl"
+    file = folder / METRICS
     return file.is_file() and '"phase": "train"' in file.read_text(encoding="utf-8")  # or torn

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 
-FOLDER, WEIGHTS, SIZES = "heterogeneous", "model.safetensors", "config.json"
+from comlrl.run_files import HETEROGENEOUS
+
+WEIGHTS, SIZES = "model.safetensors", "config.json"
 Latents = Literal["learned", "zero", "sampled"]
 
 
@@ -163,17 +165,9 @@ class HeterogeneousPolicy(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write ``folder/heterogeneous/``: safetensors, and sizes and ``latents`` as JSON."""
-        target = folder / FOLDER
+        target = folder / HETEROGENEOUS
         target.mkdir(parents=True, exist_ok=True)
         tensors = {name: t.detach().cpu().contiguous() for name, t in self.state_dict().items()}
         save_file(tensors, str(target / WEIGHTS))
         settings = self.sizes | {"latents": self.latents}
         (target / SIZES).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
-
-    @classmethod
-    def load(cls, folder: Path) -> HeterogeneousPolicy:
-        """Read what ``save`` wrote. Raises OSError where there is nothing."""
-        source = folder / FOLDER
-        policy = cls(**json.loads((source / SIZES).read_text(encoding="utf-8")))
-        policy.load_state_dict(load_file(str(source / WEIGHTS)))
-        return policy

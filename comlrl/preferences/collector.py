@@ -36,9 +36,10 @@ from comlrl.preferences.pairs import (
 from comlrl.preferences.replay import replay_weights
 from comlrl.processes import distributed
 from comlrl.rollout.grow import Rollout
+from comlrl.run_files import PREFERENCES
 from comlrl.types import Message, Sampling, Shape, Task
 
-FILE, SUMMARY = "preferences.jsonl", "preferences_summary.json"
+SUMMARY = "preferences_summary.json"
 
 
 class Stage(Protocol):
@@ -144,7 +145,7 @@ class Collector:
     def _read(self) -> list[CandidateSet]:
         """Another run's candidates, of all its rounds, of this run's training tasks."""
         path = Path(self.section.preferences)
-        path = path / FILE if path.is_dir() else path
+        path = path / PREFERENCES if path.is_dir() else path
         sets: dict[str, CandidateSet] = {}
         for item in read_sets(path, self.section.num_agents):
             known = sets.get(item.task_id)
@@ -163,7 +164,7 @@ class Collector:
 
     def _collect(self, index: int, present: int) -> list[CandidateSet]:
         """Round ``index``; those before the present one lie in the file."""
-        path = self.loop.run_dir / FILE
+        path = self.loop.run_dir / PREFERENCES
         if self._kept is None:
             self._kept = self._go_on(path, present)
         have = {item.task_id: item for item in self._kept if item.round == index}

@@ -90,7 +90,6 @@ def accumulate(
     sums: Sums,
     *,
     parameters: Sequence[torch.nn.Parameter] | None = None,
-    max_tokens: int | None = None,
     concurrent: bool = False,
 ) -> None:
     """Add the gradients of ``loss`` over micro-batches of packed rows, and its sums
@@ -106,7 +105,7 @@ def accumulate(
     """
     trained = list(agent.parameters() if parameters is None else parameters)
     kept = [None if p.grad is None else p.grad.clone() for p in trained]
-    budget = max_tokens or _budget(agent)
+    budget = _budget(agent)
     while True:
         batches = list(micro_batches(agent, rows, budget, concurrent))
         count = _thread_count(agent, batches, concurrent, trained)

@@ -61,8 +61,8 @@ def passes(
 
 
 def like_parts(total: int, size: int | None) -> list[range]:
-    """``range(total)`` in as few parts as hold at most ``size`` each (None: one), of like size:
-    5 at 4 are 3 + 2, never 4 + 1. Larger parts come first; no part where there is nothing."""
+    """``range(total)`` in as few parts as hold at most ``size`` each (None: one); none where there
+    is nothing. Sizes differ by 1 at most: 5 at 4 are 3 + 2, and 10 at 3 are 3 + 2 + 3 + 2."""
     count = -(-total // (size or max(1, total)))
     ends = [-(-total * i // count) for i in range(1, count + 1)]
     return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]

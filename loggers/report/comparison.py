@@ -15,6 +15,7 @@ import numpy as np
 
 from comlrl.evaluation.intervals import bootstrap_interval
 from comlrl.files import replace
+from comlrl.run_files import REPORT
 from loggers.report.chart import Chart, Series
 from loggers.report.charts import Section
 from loggers.report.lines import is_share, reward_ceiling, reward_range
@@ -98,7 +99,7 @@ def render(groups: Sequence[Group], folder: Path = Path()) -> str:
 
 def _links(group: Group, folder: Path) -> list[tuple[str, str]]:
     """(name, the way from the folder to its report; empty where it has none) of each run."""
-    reports = [run.path / "report.html" for run in group.runs]
+    reports = [run.path / REPORT for run in group.runs]
     ways = [os.path.relpath(file, folder.resolve()) if file.is_file() else "" for file in reports]
     return list(zip(group.run_names, map(quote, ways), strict=True))
 

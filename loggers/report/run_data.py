@@ -13,6 +13,7 @@ import yaml
 from comlrl.config.plugins.modules import MODULES
 from comlrl.errors import UserError
 from comlrl.files import read_lines
+from comlrl.run_files import CONFIG, LATENTS, METRICS, SAMPLES, SUMMARY
 from loggers.views import view_of
 from loggers.views.view import View
 
@@ -117,7 +118,7 @@ def read_run(path: str | Path) -> Run:
     Raises ReportError where it has no ``metrics.jsonl`` or a file is damaged.
     """
     path = Path(path)
-    if not (path / "metrics.jsonl").is_file():
+    if not (path / METRICS).is_file():
         raise ReportError(f"{path}: not a run directory; it has no metrics.jsonl")
     try:
         return _read(path)
@@ -126,16 +127,16 @@ def read_run(path: str | Path) -> Run:
 
 
 def _read(path: Path) -> Run:
-    config_text = _text(path / "config.yaml")
+    config_text = _text(path / CONFIG)
     return Run(
         path=path.resolve(),
         config=yaml.safe_load(config_text) or {},
         config_text=config_text,
-        summary=_json(path / "summary.json"),
+        summary=_json(path / SUMMARY),
         environment=_json(path / "environment.json"),
-        records=tuple(read_lines(path / "metrics.jsonl")),
-        samples=_lines(path / "samples.jsonl"),
-        latents=_lines(path / "latents.jsonl"),
+        records=tuple(read_lines(path / METRICS)),
+        samples=_lines(path / SAMPLES),
+        latents=_lines(path / LATENTS),
         preferences=_json(path / "preferences_summary.json"),
         domain=_json(path / "domain.json"),
         modules=_json(path / MODULES),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from comlrl.errors import report
 from comlrl.files import replace, tolerant_terminal
+from comlrl.run_files import REPORT
 from loggers.report.charts import figures, sections
 from loggers.report.lines import reward_ceiling, unsolved_share
 from loggers.report.page import page
@@ -25,7 +26,7 @@ def write_report(run_dir: str | Path) -> None:
 
     run = read_run(run_dir)
     # What other programs have put into the folder, and its own name, may hold lone surrogates.
-    replace(run.path / "report.html", render(run).encode("utf-8", "replace"))
+    replace(run.path / REPORT, render(run).encode("utf-8", "replace"))
     write_curves(list(figures(run).values()), run.path / "curves.png")
 
 
@@ -128,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ReportError("--labels: names the settings of a comparison; give several runs")
         if len(options.runs) == 1:
             write_report(options.runs[0])
-            written = [options.runs[0] / "report.html", options.runs[0] / "curves.png"]
+            written = [options.runs[0] / REPORT, options.runs[0] / "curves.png"]
         else:
             from loggers.report.comparison import write_comparison
 

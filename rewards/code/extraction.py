@@ -304,8 +304,15 @@ class _Block:
     does not swallow what follows.
     """
 
-    def __init__(self, lines: list[str], start: int, strings: bool = True) -> None:
-        self.start, self.header, self.end = start, -1, start
+    def __init__(self, lines: list[str], start: int) -> None:
+        self.start = start
+        if self._take(lines, strings=True):
+            self._take(lines, strings=False)
+        self.lines = lines[start : self.end]
+
+    def _take(self, lines: list[str], *, strings: bool) -> str:
+        """Find where it ends; the quote of a string that is never closed."""
+        start, self.header, self.end = self.start, -1, self.start
         indent, code = _indent(lines[start]), []
         quote, depth, continued = "", 0, False
         for index in range(start, len(lines)):
@@ -324,11 +331,8 @@ class _Block:
             continued = not quote and bare.endswith("\\")
             code.append(bare)
             self.end = index + 1
-        self.header = max(self.header, start)
-        if quote and strings:
-            self.__init__(lines, start, strings=False)  # type: ignore[misc]
-            return
-        self.lines, self.code = lines[start : self.end], "\n".join(code)
+        self.header, self.code = max(self.header, start), "\n".join(code)
+        return quote
 
     @property
     def size(self) -> int:

@@ -12,11 +12,11 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from comlrl.credit.chains import chains_of
-from comlrl.models.latent_networks import HeterogeneousPolicy
 from comlrl.processes.statistics import Sums
 from comlrl.update.clipped import ClippedPolicy
 from comlrl.update.losses import latent_logprob
 from comlrl.update.per_token import by_number
+from tests.support.latents import saved_policy
 from tests.support.runs import state
 from tests.support.tiny_models import folder
 from tests.support.tiny_trainers import build, grown, share_of_letters
@@ -228,7 +228,7 @@ def test_latents_that_are_not_learned(latents, tmp_path):
     assert moved == {"lora", "layer", "critic"}
     assert not {"latent/loss", "inference_loss", "latent/cosine_distance"} & last(trainer).keys()
     saver(trainer.team, trainer.rollout.sampler)(tmp_path / "final_model")
-    assert HeterogeneousPolicy.load(tmp_path / "final_model").latents == latents
+    assert saved_policy(tmp_path / "final_model").latents == latents
 
 
 def test_what_is_kept_is_the_rollouts(tmp_path):
@@ -281,7 +281,7 @@ def test_plain_files_and_the_adapter_by_peft_alone(tmp_path):
     with torch.no_grad():
         ours = trainer.agent.model(ids).logits
         torch.testing.assert_close(alone(ids).logits, ours, rtol=1e-4, atol=1e-5)
-    again = HeterogeneousPolicy.load(tmp_path / "final_model")
+    again = saved_policy(tmp_path / "final_model")
     for name, value in trainer.policy.state_dict().items():
         assert torch.equal(value, again.state_dict()[name])
 

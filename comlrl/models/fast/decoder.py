@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -123,6 +124,33 @@ class Product:
         return torch.cat(down).t(), torch.block_diag(*up).t()
 
 
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A decoder layer, by the products and norms that a pass goes through."""
+
+    input_norm: Any
+    qkv: Product
+    head_norms: HeadNorms | None
+    out: Product
+    post_attention_norm: Any
+    gate_up: Product
+    down: Product
+
+
+def _layer(layer: Any, heads: int, kv_heads: int) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    normed = hasattr(attention, "q_norm")
+    return Layer(
+        input_norm=layer.input_layernorm,
+        qkv=Product([attention.q_proj, attention.k_proj, attention.v_proj]),
+        head_norms=HeadNorms(attention, heads, kv_heads) if normed else None,
+        out=Product([attention.o_proj]),
+        post_attention_norm=layer.post_attention_layernorm,
+        gate_up=Product([mlp.gate_proj, mlp.up_proj]),
+        down=Product([mlp.down_proj]),
+    )
+
+
 class FastDecoder:
     """A model's decoder: token ids → last hidden states."""
 
@@ -135,20 +163,7 @@ class FastDecoder:
         self.rotary, self.norm = decoder.rotary_emb, decoder.norm
         self.heads = config.num_attention_heads
         self.kv_heads = config.num_key_value_heads
-        self.layers = []
-        for layer in decoder.layers:
-            attention, mlp = layer.self_attn, layer.mlp
-            products = (
-                Product([attention.q_proj, attention.k_proj, attention.v_proj]),
-                Product([attention.o_proj]),
-                Product([mlp.gate_proj, mlp.up_proj]),
-                Product([mlp.down_proj]),
-            )
-            head_norms = None
-            if hasattr(attention, "q_norm"):
-                head_norms = HeadNorms(attention, self.heads, self.kv_heads)
-            norms = (layer.input_layernorm, head_norms, layer.post_attention_layernorm)
-            self.layers.append((*norms, *products))
+        self.layers = [_layer(one, self.heads, self.kv_heads) for one in decoder.layers]
         self.width = decoder.layers[0].self_attn.head_dim
         self.scaling = decoder.layers[0].self_attn.scaling
         weights: list[Any] = [
@@ -174,19 +189,20 @@ class FastDecoder:
         cos, sin = cos_sin
         x = self.embedding(ids_T)
         for index, layer in enumerate(self.layers):
-            input_norm, head_norms, post_attention_norm, qkv, out, gate_up, down = layer
-            y = rms_norm(x, input_norm.weight, input_norm.variance_epsilon)
-            y = self._product(qkv, y, routes).view(len(x), -1, self.width)
-            y = y if head_norms is None else head_norms(y)
+            norm = layer.input_norm
+            y = rms_norm(x, norm.weight, norm.variance_epsilon)
+            y = self._product(layer.qkv, y, routes).view(len(x), -1, self.width)
+            y = y if layer.head_norms is None else layer.head_norms(y)
             y = rotate(y, cos, sin, self.heads + self.kv_heads)
             y = attend(index, y)
             if wanted_W is not None and index == len(self.layers) - 1:
                 x = x.index_select(0, wanted_W)
                 routes = routes if wanted_routes is None else wanted_routes
-            x = x + self._product(out, y, routes)
-            y = rms_norm(x, post_attention_norm.weight, post_attention_norm.variance_epsilon)
-            y = swiglu(self._product(gate_up, y, routes))
-            x = x + self._product(down, y, routes)
+            x = x + self._product(layer.out, y, routes)
+            norm = layer.post_attention_norm
+            y = rms_norm(x, norm.weight, norm.variance_epsilon)
+            y = swiglu(self._product(layer.gate_up, y, routes))
+            x = x + self._product(layer.down, y, routes)
         return rms_norm(x, self.norm.weight, self.norm.variance_epsilon)
 
     @property

@@ -8,7 +8,6 @@ import torch
 
 from comlrl.models.latent_networks import (
     HeterogeneousLayer,
-    HeterogeneousPolicy,
     InferenceNet,
     LatentEncoder,
     frozen,
@@ -16,7 +15,7 @@ from comlrl.models.latent_networks import (
 from comlrl.models.logprobs import action_logprobs
 from comlrl.models.rows import pack
 from comlrl.types import Row
-from tests.support.latents import HIDDEN, LATENT, RANK, WIDTH, policy
+from tests.support.latents import HIDDEN, LATENT, RANK, WIDTH, policy, saved_policy
 from tests.support.tiny_models import prompt, team
 
 
@@ -135,7 +134,7 @@ def test_plain_files_hold_the_whole_policy(tmp_path):
         "config.json",
         "model.safetensors",
     ]
-    again = HeterogeneousPolicy.load(tmp_path)
+    again = saved_policy(tmp_path)
     assert again.sizes == made.sizes
     for name, value in made.state_dict().items():
         assert torch.equal(value, again.state_dict()[name])

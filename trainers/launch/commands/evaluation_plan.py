@@ -19,6 +19,7 @@ from comlrl.config.loader import Loader, Setting, load_yaml, parse_override
 from comlrl.config.plugins.modules import digests, kept
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError, notice
+from comlrl.run_files import CONFIG
 from trainers.launch.checks.relations import validate
 from trainers.launch.commands import replacements
 from trainers.launch.commands.command_line import Parser
@@ -305,7 +306,7 @@ def _check_order(option: str, teams: Sequence[Trained], algorithm: str) -> None:
 
 
 def _order(tree: Mapping[str, Any], algorithms: Mapping[str, type]) -> str:
-    section = tree[weights.run_algorithm(tree, algorithms, "config.yaml")]
+    section = tree[weights.run_algorithm(tree, algorithms, CONFIG)]
     return section.get("turn_order", "simultaneous")
 
 

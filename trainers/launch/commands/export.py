@@ -12,6 +12,7 @@ from pathlib import Path
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError, report
 from comlrl.files import tolerant_terminal
+from comlrl.run_files import HETEROGENEOUS
 from trainers.launch.commands.command_line import Parser
 from trainers.launch.wiring import weights
 from trainers.launch.wiring.load import config_of
@@ -56,7 +57,7 @@ def check(arguments: argparse.Namespace) -> tuple[Trained, Path]:
         raise UserError(f"--out: '{out}' is there already; give another folder, or remove it")
     place = run.final_model or run.checkpoint
     assert place is not None
-    if arguments.merge and any(place.glob(f"{weights.SHARED}*")):
+    if arguments.merge and any(place.glob(f"{HETEROGENEOUS}*")):
         raise UserError(
             f"--merge: the agents of '{run.name}' differ by networks beside their model, "
             "which no plain model can hold; leave --merge out"

@@ -25,6 +25,7 @@ import yaml
 
 from comlrl import files
 from comlrl.errors import UserError
+from comlrl.run_files import CONFIG, METRICS, SUMMARY
 from trainers.launch.commands.child_runs import INTERRUPTED, environment, last_line
 from trainers.launch.commands.shipped import CONFIGS, config_file, train_command
 
@@ -330,16 +331,16 @@ class Runner:
         line = self.search.sweep.command_line(
             point.values, ["wandb=null", f"output.dir={run_dir}", *self.overrides]
         )
-        if (run_dir / "config.yaml").exists():  # it was interrupted
+        if (run_dir / CONFIG).exists():  # it was interrupted
             line.append("--resume")
         log = run_dir / "log.txt"
         started = time.monotonic()
-        ended = (run_dir / "summary.json").exists()  # and we were killed before it was recorded
+        ended = (run_dir / SUMMARY).exists()  # and we were killed before it was recorded
         code = 0 if ended else self._wait(point, line, log)
         seconds = time.monotonic() - started
         if code:
             return Result(code, None, seconds, f"exit code {code}: {last_line(log)}")
-        metric = last_value(run_dir / "metrics.jsonl", self.search.sweep.metric)
+        metric = last_value(run_dir / METRICS, self.search.sweep.metric)
         missing = f"no {self.search.sweep.metric} in metrics.jsonl; set eval_interval, or name a "
         missing += "metric that is there"
         return Result(0, metric, seconds, None if metric is not None else missing)

@@ -24,6 +24,7 @@ from comlrl.loop.interrupts import Interrupted, Signals
 from comlrl.loop.parts import Trainer
 from comlrl.loop.run_directory import check_free
 from comlrl.quoting import one_line
+from comlrl.run_files import FINAL_MODEL
 from trainers.launch.commands.command_line import parse_arguments, resolve
 from trainers.launch.wiring import allocator as memory
 from trainers.launch.wiring import hub, own_algorithm
@@ -335,7 +336,7 @@ def _finish(run: Run) -> None:
     from comlrl.processes import distributed
 
     run.loop.progress.begin("saving the result")
-    final, networks = run.run_dir / "final_model", heterogeneous_policy(run.rollout.sampler)
+    final, networks = run.run_dir / FINAL_MODEL, heterogeneous_policy(run.rollout.sampler)
     if run.config.keeps_final_model:  # a continued run already has an earlier one
         partial, old = (run.run_dir / f".{final.name}.{name}" for name in ("partial", "old"))
         if distributed.is_main():

@@ -18,6 +18,7 @@ from comlrl.config.plugins.targets import near
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from comlrl.models.packed import check_packed, is_packed
+from comlrl.run_files import CONFIG, HETEROGENEOUS
 from trainers.launch.wiring import hub, own_algorithm, weights
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def check_models(config: Config) -> None:
                 f"{key}: '{name}' holds an adapter, which needs its base; give the base ('{base}') "
                 f"there, and init_from={whence}"
             )
-        runs = (folder / "agent_0").is_dir() or (folder / "config.yaml").is_file()
+        runs = (folder / "agent_0").is_dir() or (folder / CONFIG).is_file()
         if runs and not (folder / "config.json").is_file():
             raise UserError(
                 f"{key}: '{name}' holds a run and no model; give the model that it was trained on, "
@@ -115,7 +116,7 @@ def begin(config: Config, algorithms: Mapping[str, Any], team: Team, sampler: Sa
         held = {"agent_0": weights.read_adapter(source.place)}
     else:
         held = weights.read_weights(source.place, "init_from")
-    networks = held.pop(weights.SHARED, None)
+    networks = held.pop(HETEROGENEOUS, None)
     if source.agents == 1:
         held = {agent.adapter: held["agent_0"] for agent in team.agents}
     try:
@@ -168,7 +169,7 @@ def _of_folder(name: str, place: weights.Trained, folder: Path) -> Source:
     """Of a folder of agent_0/, agent_1/, …"""
     agents = sorted(folder.glob("agent_*"))
     sizes = None
-    if (file := folder / weights.SHARED / "config.json").is_file():
+    if (file := folder / HETEROGENEOUS / "config.json").is_file():
         held = weights.read_json(file)
         sizes = {key: held[of_net] for of_net, key in weights.SIZES.items()}
     if not (agents[0] / ADAPTER).is_file():

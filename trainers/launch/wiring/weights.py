@@ -15,6 +15,7 @@ from comlrl.config.algorithms import sections_of
 from comlrl.config.loader import Setting, load_yaml
 from comlrl.errors import UserError
 from comlrl.quoting import one_line
+from comlrl.run_files import BEST_MODEL, CHECKPOINTS, CONFIG, FINAL_MODEL, HETEROGENEOUS, STATE
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +28,6 @@ WORK: dict[str, Any] = {  # what it was trained to do, and the defaults of older
     "domain": "code", "prompts": {}, "reward.target": None, "reward.arguments": {},
     "program.target": None, "program.command": None, "program.agents": [],
 }  # fmt: skip
-SHARED = "heterogeneous"  # SHPPO: what tells the agents of one policy apart
 SIZES = {"latent_dim": "latent_dim", "hidden": "latent_hidden", "rank": "heterogeneous_rank"}
 
 
@@ -43,7 +43,7 @@ class Trained:
 
     @property
     def config_file(self) -> Path | None:
-        return self.run_dir / "config.yaml" if self.run_dir else None
+        return self.run_dir / CONFIG if self.run_dir else None
 
     @property
     def weights(self) -> str:
@@ -61,17 +61,17 @@ def locate(path: str | Path, option: str = "--checkpoint") -> Trained:
     """
     name, path = str(path), Path(path)
     if (path / "agent_0").is_dir():
-        run = path.parent if (path.parent / "config.yaml").is_file() else None
+        run = path.parent if (path.parent / CONFIG).is_file() else None
         return Trained(name, final_model=path, run_dir=run)
-    if (path / "state.json").is_file() and path.parent.name == "checkpoints":
+    if (path / STATE).is_file() and path.parent.name == CHECKPOINTS:
         return Trained(name, checkpoint=path, run_dir=path.parent.parent)
-    if (path / "config.yaml").is_file():
-        if (path / "final_model" / "agent_0").is_dir():
-            return Trained(name, final_model=path / "final_model", run_dir=path)
-        if any((path / "checkpoints").glob("step_*")):
+    if (path / CONFIG).is_file():
+        if (path / FINAL_MODEL / "agent_0").is_dir():
+            return Trained(name, final_model=path / FINAL_MODEL, run_dir=path)
+        if any((path / CHECKPOINTS).glob("step_*")):
             return Trained(name, run_dir=path)
-        if (path / "best_model" / "agent_0").is_dir():
-            return Trained(name, final_model=path / "best_model", run_dir=path)
+        if (path / BEST_MODEL / "agent_0").is_dir():
+            return Trained(name, final_model=path / BEST_MODEL, run_dir=path)
         raise UserError(
             f"{option}: '{name}' is a run without weights; train with output.save_final_model=true "
             "or <algorithm>.save_steps"
@@ -144,7 +144,7 @@ def of_run(tree: Mapping[str, Any], algorithms: Mapping[str, Any]) -> dict[str, 
     for key, default in WORK.items():
         section, _, name = key.rpartition(".")
         facts[key] = ((tree.get(section) or {}) if section else tree).get(name, default)
-    algorithm = run_algorithm(tree, algorithms, "config.yaml")
+    algorithm = run_algorithm(tree, algorithms, CONFIG)
     section, heterogeneous = tree[algorithm], algorithms[algorithm].heterogeneous
     own = ("num_agents", "shared_policy", *(("latents", *SIZES.values()) if heterogeneous else ()))
     facts |= {key: section[key] for key in own if key in section}
@@ -152,7 +152,7 @@ def of_run(tree: Mapping[str, Any], algorithms: Mapping[str, Any]) -> dict[str, 
 
 
 def _from_folder(folder: Path) -> dict[str, Any]:
-    sizes = folder / SHARED / "config.json"
+    sizes = folder / HETEROGENEOUS / "config.json"
     facts: dict[str, Any] = {"heterogeneous": sizes.is_file()}
     if sizes.is_file():
         held = read_json(sizes)
@@ -200,7 +200,8 @@ def pinned(trained: Trained, option: str = "--checkpoint") -> Trained:
 def read_weights(
     trained: Trained, option: str = "--checkpoint"
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """``agent_N`` → its tensors, as ``Team.load_tensors`` takes them; with SHPPO also ``SHARED``.
+    """``agent_N`` → its tensors, as ``Team.load_tensors`` takes them; with SHPPO also
+    ``heterogeneous``.
 
     Raises UserError, naming ``option``, where they are damaged.
     """
@@ -237,7 +238,7 @@ def _merged(files: Iterable[Path]) -> dict[str, torch.Tensor]:
 
 
 def _components(folder: Path, ending: str) -> list[Path]:
-    return [*folder.glob(f"agent_*{ending}"), *folder.glob(f"{SHARED}{ending}")]
+    return [*folder.glob(f"agent_*{ending}"), *folder.glob(f"{HETEROGENEOUS}{ending}")]
 
 
 def load_weights(trained: Trained, team: Team, sampler: Sampler) -> None:
@@ -247,8 +248,8 @@ def load_weights(trained: Trained, team: Team, sampler: Sampler) -> None:
     weights = read_weights(trained)
     try:
         team.load_tensors(weights)
-        if SHARED in weights:
-            sampler.policy.load_state_dict(weights[SHARED])  # type: ignore[attr-defined]
+        if HETEROGENEOUS in weights:
+            sampler.policy.load_state_dict(weights[HETEROGENEOUS])  # type: ignore[attr-defined]
     except (KeyError, RuntimeError, ValueError) as error:
         reason = one_line(f"{type(error).__name__}: {error}")
         raise UserError(

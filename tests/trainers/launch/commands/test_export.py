@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from comlrl.builtin import TINY_CODER
 from comlrl.models.loading import build_team
+from comlrl.run_files import HETEROGENEOUS
 from tests.support.runs import ROOT
 from trainers.launch.commands import export
 from trainers.launch.commands.command_line import parse_arguments, resolve
-from trainers.launch.wiring import weights
 
 IDS = torch.tensor([[5, 6, 7, 8, 9]])
 
@@ -90,7 +90,7 @@ def test_what_cannot_be_exported_is_refused_at_once(run, words, message, capsys)
 def test_one_policy_with_networks_beside_it_is_not_merged(run, tmp_path, capsys):
     (tmp_path / "config.yaml").write_text((run[0] / "config.yaml").read_text())
     (tmp_path / "final_model" / "agent_0").mkdir(parents=True)
-    (tmp_path / "final_model" / weights.SHARED).mkdir()
+    (tmp_path / "final_model" / HETEROGENEOUS).mkdir()
     assert export.main([str(tmp_path), "--merge"]) == 2
     assert "differ by networks" in capsys.readouterr().err
 

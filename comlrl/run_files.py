@@ -1,0 +1,19 @@
+"""Names of the files and folders of a run, of its checkpoints and of its models."""
+
+from __future__ import annotations
+
+CONFIG = "config.yaml"
+SUMMARY = "summary.json"
+METRICS = "metrics.jsonl"
+SAMPLES = "samples.jsonl"
+LATENTS = "latents.jsonl"
+EPISODES = "episodes.jsonl"
+PREFERENCES = "preferences.jsonl"
+REPORT = "report.html"
+CHECKPOINTS = "checkpoints"
+STATE = "state.json"  # of a checkpoint
+FINAL_MODEL = "final_model"
+BEST_MODEL = "best_model"
+# SHPPO's networks, by which one policy acts for all agents: a folder of a model, and a part of a
+# checkpoint.
+HETEROGENEOUS = "heterogeneous"
