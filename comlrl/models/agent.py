@@ -25,44 +25,15 @@ from comlrl.types import Message
 REFERENCE = "reference"  # adapters that are what a run started from; also in checkpoints
 
 
-@dataclass(eq=False)
-class Agent:
-    """One agent's view of its model."""
+@dataclass(frozen=True)
+class Reader:
+    """What turns prompts into tokens for a model; it needs no weights."""
 
-    index: int
-    model: PreTrainedModel  # the causal language model, LoRA layers inside where it has them
     tokenizer: Any
-    peft: PeftModel | None  # the same model as PEFT wraps it, shared by homogeneous agents
-    router: Router | None = None  # of the model's LoRA layers, where it routes them
-    fast: FastDecoder | None = None  # the model's decoder, where it has a fast way through it
-    start: Agent | None = None  # frozen copy: the reference policy where all weights are trained
-    start_adapter: str | None = None  # frozen: the reference policy's; None: it is the base alone
-    micro_batch_tokens: int | None = None  # of its update, once memory has run out
-
-    @property
-    def adapter(self) -> str:
-        return f"agent_{self.index}"
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    def stop_ids(self) -> tuple[int, ...]:
-        """Tokens that end a completion; the first is the tokenizer's own."""
-        config = self.model.generation_config
-        listed = config.eos_token_id if config is not None else None
-        more = listed if isinstance(listed, list) else [] if listed is None else [listed]
-        return tuple(dict.fromkeys([self.tokenizer.eos_token_id, *more]))
-
-    @property
-    def context_length(self) -> int:
-        """Positions that the model was made for."""
-        return int(getattr(self.model.config, "max_position_embeddings", 1 << 30))
 
     @property
     def chats(self) -> bool:
-        """Whether its prompts are messages in the model's chat template, or plain text."""
+        """Whether prompts are messages in the model's chat template, or plain text."""
         return bool(getattr(self.tokenizer, "chat_template", None))
 
     def encode(self, prompt: Sequence[Message]) -> list[int]:
@@ -101,6 +72,60 @@ class Agent:
             return returned in self._templated(asked)
         except UserError:
             return False
+
+
+def positions_of(config: Any) -> int:
+    """Tokens that a model was made for, by its ``config.json``."""
+    return int(getattr(config, "max_position_embeddings", 1 << 30))
+
+
+@dataclass(eq=False)
+class Agent:
+    """One agent's view of its model."""
+
+    index: int
+    model: PreTrainedModel  # the causal language model, LoRA layers inside where it has them
+    tokenizer: Any
+    peft: PeftModel | None  # the same model as PEFT wraps it, shared by homogeneous agents
+    router: Router | None = None  # of the model's LoRA layers, where it routes them
+    fast: FastDecoder | None = None  # the model's decoder, where it has a fast way through it
+    start: Agent | None = None  # frozen copy: the reference policy where all weights are trained
+    start_adapter: str | None = None  # frozen: the reference policy's; None: it is the base alone
+    micro_batch_tokens: int | None = None  # of its update, once memory has run out
+
+    @property
+    def adapter(self) -> str:
+        return f"agent_{self.index}"
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Tokens that end a completion; the first is the tokenizer's own."""
+        config = self.model.generation_config
+        listed = config.eos_token_id if config is not None else None
+        more = listed if isinstance(listed, list) else [] if listed is None else [listed]
+        return tuple(dict.fromkeys([self.tokenizer.eos_token_id, *more]))
+
+    @property
+    def context_length(self) -> int:
+        """Positions that the model was made for."""
+        return positions_of(self.model.config)
+
+    @cached_property
+    def reader(self) -> Reader:
+        return Reader(self.tokenizer)
+
+    @property
+    def chats(self) -> bool:
+        """Whether its prompts are messages in the model's chat template, or plain text."""
+        return self.reader.chats
+
+    def encode(self, prompt: Sequence[Message]) -> list[int]:
+        """``Reader.encode``."""
+        return self.reader.encode(prompt)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self.tokenizer.decode(token_ids, skip_special_tokens=True)

@@ -352,10 +352,8 @@ def test_gradients_are_those_of_single_losses(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_a_critic_without_numbers_stops_the_run_and_is_named(name, tmp_path):
     """Before anything learns from it; and where its own loss is none, with what gave it."""
-    trainer = build(
-        "ppo", tmp_path, share_of_letters, num_agents=2, num_turns=2, max_new_tokens=6,
-        **combination(name),
-    )  # fmt: skip
+    keys = {"num_agents": 2, "num_turns": 2, "max_new_tokens": 6} | combination(name)
+    trainer = build("ppo", tmp_path, **keys)
     trained = [p for agent in trainer.team.agents for p in agent.parameters()]
     before = [p.detach().clone() for p in trained]
     critic = trainer.critics[-1]

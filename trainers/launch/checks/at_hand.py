@@ -5,9 +5,9 @@ and no network is used; what that leaves unchecked is reported, a line each.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from comlrl.config.algorithms import MARLHFConfig, PPOConfig, PreferenceConfig
 from comlrl.config.resolved import Config
@@ -15,6 +15,7 @@ from comlrl.errors import UserError
 from comlrl.models.packed import is_packed, source_of
 from comlrl.run_files import PREFERENCES
 from comlrl.tasks.json_rows import KINDS
+from comlrl.types import Message
 from trainers.launch.wiring.assembly import (
     context_length,
     fitting,
@@ -26,10 +27,17 @@ from trainers.launch.wiring.sampling import sampling
 from trainers.launch.wiring.work import Work
 
 if TYPE_CHECKING:
-    from comlrl.models.agent import Agent
+    from comlrl.models.agent import Reader
     from comlrl.types import Task
 
 WEIGHTS = ("*.safetensors", "*.bin")
+
+
+class AtHand(NamedTuple):
+    """What is known of an agent's model without its weights."""
+
+    reader: Reader
+    positions: int  # that it was made for
 
 
 def check(config: Config, work: Work) -> list[str]:
@@ -66,14 +74,12 @@ def check(config: Config, work: Work) -> list[str]:
 
 def prompt_tokens(config: Config, work: Work) -> float | None:
     """Mean of the agents' first prompts; None where the tasks or a tokenizer are not at hand."""
-    from comlrl.types import Message
-
     tasks, agents = _tasks(config, work, []), agents_at_hand(config, [])
     if work.program is not None or not tasks or not agents:
         return None
-    prompts = work.read_by([agent.chats for agent in agents]).prompts
+    prompts = work.read_by([agent.reader.chats for agent in agents]).prompts
     lengths = [
-        len(agent.encode((*prompts.opening, Message("user", text))))
+        len(agent.reader.encode((*prompts.opening, Message("user", text))))
         for task in tasks[:64]
         for agent, text in zip(agents, prompts.first(task, len(agents)), strict=True)
     ]
@@ -113,8 +119,8 @@ def _tasks(config: Config, work: Work, unchecked: list[str]) -> list[Task]:
     return []
 
 
-def agents_at_hand(config: Config, unchecked: list[str]) -> list[Agent]:
-    """Agents with tokenizer and sizes, without weights; [] where a model is not at hand."""
+def agents_at_hand(config: Config, unchecked: list[str]) -> list[AtHand]:
+    """What reads each agent's prompts; [] where a model is not at hand."""
     key = "agents" if config.agents else "agent_model.name"
     names = config.agents or (config.agent_model.name,) * config.section.num_agents
     found = {name: _agent(config, key, name, unchecked) for name in dict.fromkeys(names)}
@@ -127,7 +133,7 @@ def agents_at_hand(config: Config, unchecked: list[str]) -> list[Agent]:
     return [] if None in agents else [agent for agent in agents if agent is not None]
 
 
-def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> Agent | None:
+def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> AtHand | None:
     packed, ours = is_packed(name), config.agent_model
     place, file = source_of(name) if packed else ("", {})
     folder = Path(place) if packed else model_folder(name)
@@ -136,7 +142,7 @@ def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> Agent |
         return None
     from transformers import AutoConfig, AutoTokenizer
 
-    from comlrl.models.agent import Agent
+    from comlrl.models.agent import Reader, positions_of
     from comlrl.models.loading import TOKENIZER_SAFETY, load_failure
 
     local = packed or name.startswith("builtin:") or Path(name).is_dir()
@@ -158,19 +164,19 @@ def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> Agent |
             f"agent_model.special_tokens: the tokenizer of '{name}' has no EOS token; "
             "give eos_token"
         )
-    unweighted: Any = SimpleNamespace(config=sizes)
-    return Agent(0, unweighted, tokenizer, None)
+    return AtHand(Reader(tokenizer), positions_of(sizes))
 
 
-def _check_prompts(config: Config, work: Work, agents: list[Agent], tasks: list[Task]) -> None:
+def _check_prompts(config: Config, work: Work, agents: list[AtHand], tasks: list[Task]) -> None:
     """Every row's first prompts leave room for a completion, unless ``on_bad_row: skip``."""
-    team: Any = SimpleNamespace(agents=agents)
-    sampler: Any = SimpleNamespace(
-        encode=lambda agent, prompt: agents[agent].encode(prompt),
-        max_length=context_length(config, team),
-    )
-    read = work.read_by([agent.chats for agent in agents])
-    fitting(tasks, read, config, sampler, sampling(config, work.roles))
+    read = work.read_by([agent.reader.chats for agent in agents])
+    length = context_length(config, min(agent.positions for agent in agents))
+    drawn = sampling(config, work.roles)
+
+    def encode(agent: int, prompt: Sequence[Message]) -> list[int]:
+        return agents[agent].reader.encode(prompt)
+
+    fitting(tasks, read, config, encode, length, drawn)
 
 
 def _check_preferences(config: Config) -> None:

@@ -31,6 +31,7 @@ from comlrl.evaluation.scorecard import (
     score,
 )
 from comlrl.files import tolerant_terminal
+from comlrl.run_files import SUMMARY
 from trainers.launch.commands import arena_cells
 from trainers.launch.commands.arena_cells import ALGORITHMS, TASKS, Algorithm
 from trainers.launch.commands.child_runs import INTERRUPTED, environment, last_line
@@ -70,7 +71,7 @@ class Cell:
 
     @property
     def finished(self) -> bool:
-        return (self.run / "summary.json").is_file()
+        return (self.run / SUMMARY).is_file()
 
     @property
     def text(self) -> str:
@@ -268,7 +269,7 @@ def outcome(
     found = Outcome(cell.algorithm, cell.task, cell.seed, reason=reason)
     if reason is not None:
         return found
-    summary = json.loads((cell.run / "summary.json").read_text(encoding="utf-8"))
+    summary = json.loads((cell.run / SUMMARY).read_text(encoding="utf-8"))
     section = cell.tree[arena.algorithms[cell.algorithm].trained_by]
     metrics, turns = summary["eval_end"], section["num_turns"]
     floor, optimum = bounds[cell.algorithm, cell.task]

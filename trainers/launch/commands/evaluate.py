@@ -235,7 +235,8 @@ def build(plan: Plan, *, caching: bool) -> Stage:
     sampled = sampling(config, plan.work.roles, plan.greedy)
     given = dataclasses.replace(plan.work, program=None) if plan.baseline else plan.work
     work = given.read_by([team.of(i).chats for i in range(section.num_agents)])
-    tasks = fitting(tasks[: section.eval_num_samples], work, config, sampler, sampled)
+    tasks = tasks[: section.eval_num_samples]
+    tasks = fitting(tasks, work, config, sampler.encode, sampler.max_length, sampled)
     asked: Any = CachingSampler(sampler, len(team)) if caching else sampler
     reward, evaluated = build_rewards(config, work)
     rollout = build_player(config, work, asked, reward if caching else evaluated)

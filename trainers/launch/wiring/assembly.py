@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from comlrl.rollout.grow import Rollout
     from comlrl.rollout.latent_sampler import LatentSampler
     from comlrl.rollout.vllm_sampler import VLLMSampler
-    from comlrl.types import Domain, Reward, Rolled, Sampler, Sampling, Task
+    from comlrl.types import Domain, Message, Reward, Rolled, Sampler, Sampling, Task
     from comlrl.update.importance import ImportanceWeightedSampler
     from external.expert_edits import Fallbacks
 
@@ -150,8 +150,9 @@ def assemble(
         initial.begin(config, SECTIONS, team, sampler)
     sampled = sampling(config, work.roles)
     work = work.read_by([team.of(i).chats for i in range(section.num_agents)])
-    train = fitting(train, work, config, sampler, sampled)
-    held_out = fitting(held_out, work, config, sampler, sampled) if held_out else []
+    reading = (work, config, sampler.encode, sampler.max_length, sampled)
+    train = fitting(train, *reading)
+    held_out = fitting(held_out, *reading) if held_out else []
     (reward, measuring), fallbacks = build_rewards(config, work), build_fallbacks(config)
     length = sampler.max_length
     server, corrected = engine.build(config, work.roles, team, run_dir, length, sampled)
@@ -262,7 +263,7 @@ def build_sampler(config: Config, team: Team) -> tuple[Generator, Generator | La
     from comlrl.rollout.generation import Generator
 
     section = config.section
-    length = context_length(config, team)
+    length = context_length(config, min(agent.context_length for agent in team.agents))
     if not isinstance(section, SHPPOConfig):
         generator = Generator(team, config.generation.max_batch_tokens, length)
         return generator, generator
@@ -284,12 +285,11 @@ def build_sampler(config: Config, team: Team) -> tuple[Generator, Generator | La
     return generator, LatentSampler(policy, generator)
 
 
-def context_length(config: Config, team: Team) -> int:
+def context_length(config: Config, holds: int) -> int:
     """Tokens of prompt and completion together: max_length, or less where the models hold less.
 
     Raises UserError where that leaves no room for a prompt.
     """
-    holds = min(agent.context_length for agent in team.agents)
     written = longest(config)
     if holds <= written:
         raise UserError(
@@ -303,11 +303,14 @@ def fitting(
     tasks: list[Task],
     work: Work,
     config: Config,
-    sampler: Generator | LatentSampler,
+    encode: Callable[[int, Sequence[Message]], Sequence[int]],
+    length: int,
     sampling: Sampling,
 ) -> list[Task]:
     """The tasks whose first prompts leave room for a completion. A program's prompts are known
     once it is played.
+
+    ``encode``: an agent's prompt → tokens. ``length``: of prompt and completion together.
 
     Raises UserError, naming the row, where one does not, unless ``on_bad_row: skip``.
     """
@@ -315,20 +318,20 @@ def fitting(
 
     if work.program is not None:
         return tasks
-    kept, prompts = [], work.prompts
+    kept, prompts, agents = [], work.prompts, len(work.roles)
     for task in tasks:
         lengths = [
-            len(sampler.encode(agent, (*prompts.opening, Message("user", text))))
-            for agent, text in enumerate(prompts.first(task, config.section.num_agents))
+            len(encode(agent, (*prompts.opening, Message("user", text))))
+            for agent, text in enumerate(prompts.first(task, agents))
         ]
         asked = [sampling.of(agent).max_new_tokens for agent in range(len(lengths))]
         read, written = max(zip(lengths, asked, strict=True), key=sum)
-        room = sampler.max_length - written
+        room = length - written
         if read <= room:
             kept.append(task)
             continue
         problem = f"dataset row '{task.task_id}' has a prompt of {read} tokens, with room for "
-        problem += f"{room} (context {sampler.max_length}, max_new_tokens {written})"
+        problem += f"{room} (context {length}, max_new_tokens {written})"
         if config.dataset.on_bad_row == "error":
             raise UserError(
                 f"dataset.name: {problem}; raise agent_model.max_length if the model allows it, or "
@@ -338,7 +341,7 @@ def fitting(
     if not kept:
         raise UserError(
             f"dataset.name: no row of '{config.dataset.name}' fits the model's context of "
-            f"{sampler.max_length} tokens"
+            f"{length} tokens"
         )
     return kept
 

@@ -8,10 +8,11 @@ import yaml
 from comlrl.errors import UserError
 from comlrl.types import Sampling
 from loggers.tables import evaluation_table
-from tests.support.fakes import PROMPTS, code_task
+from tests.support.fakes import code_task
 from tests.support.tiny_models import STOPS, config
 from tests.support.tiny_trainers import build, grown
 from trainers import madpo, ppo
+from trainers.launch.checks.relations import validate
 from trainers.launch.commands.command_line import parse_arguments, resolve
 from trainers.launch.commands.evaluation_plan import parse_arguments as evaluation_arguments
 from trainers.launch.commands.evaluation_plan import resolve as resolve_evaluation
@@ -141,18 +142,15 @@ def test_estimates_count_each_agent_s_tokens():
 def test_a_prompt_has_the_room_that_its_own_agent_leaves():
     from trainers.launch.wiring.assembly import fitting
 
-    class Sampler:
-        max_length = 100
-
-        def encode(self, agent, prompt):
-            return range((90, 60)[agent])
+    def encode(agent, prompt):
+        return range((90, 60)[agent])
 
     task = code_task("t", "def f(x):\n", "def check(f): ...", "f")
     made = config(**APART, sampling__main__max_new_tokens=40)
-    assert fitting([task], PROMPTS, made, Sampler(), sampling(made, ROLES)) == [task]
+    assert fitting([task], validate(made), made, encode, 100, sampling(made, ROLES)) == [task]
     made = config(**APART, sampling__main__max_new_tokens=41)
     with pytest.raises(UserError, match=r"a prompt of 60 tokens, with room for 59 .* 41"):
-        fitting([task], PROMPTS, made, Sampler(), sampling(made, ROLES))
+        fitting([task], validate(made), made, encode, 100, sampling(made, ROLES))
 
 
 def test_tables_of_evaluations_tell_who_sampled_otherwise():
