@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rewards.sandbox import folders, wire
-from rewards.sandbox.launch import Limits, Sandbox, SandboxError, choose
+from rewards.sandbox.launch import Limits, Sandbox, SandboxError
+from rewards.sandbox.levels import choose
 
 MAX_SOURCE = 1 << 20  # characters of code and of input
 MAX_OUTPUT = 1 << 16  # characters of what is printed

@@ -1,4 +1,4 @@
-"""Starts the sandboxed process at one of three levels, and tells which of them works here.
+"""Starts the sandboxed process at one of three levels.
 
 ``bubblewrap`` and ``unshare`` give it namespaces of its own; ``limits`` does not. Standard
 library only: the process that runs the tests loads this file too.
@@ -7,7 +7,6 @@ library only: the process that runs the tests loads this file too.
 from __future__ import annotations
 
 import contextlib
-import functools
 import marshal
 import os
 import shutil
@@ -17,7 +16,6 @@ import stat
 import struct
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,19 +23,12 @@ from typing import Any
 
 from comlrl.errors import UserError
 from rewards.sandbox import confine, folders, wire
+from rewards.sandbox.shown_paths import hidden_paths, readable_paths, visible_paths
 
-LEVELS = ("bubblewrap", "unshare", "limits")  # best first
-CHOICES = ("auto", "namespaces", *LEVELS)
 START_SECONDS = 30.0
-INSTALL = (
-    "install bubblewrap (apt install bubblewrap, dnf install bubblewrap, or conda install -c "
-    "conda-forge bubblewrap) or allow user namespaces"
-)
 KILL_SECONDS = 10.0  # for the end of a program's processes and files
 _KILLED = struct.Struct("<i?")  # ``candidate.KILLED``, which does not run here
 _DEVICES = ["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"]
-_LIBRARIES = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"]
-_HIDDEN = ("site-packages", "dist-packages")  # folders of what is not the standard library
 _MODULES = ("wire", "confine", "seccomp", "replaced_results", "candidate")  # handed over as source
 
 
@@ -244,55 +235,6 @@ def _descendants(ancestor: int) -> list[int]:
     return found
 
 
-@functools.cache
-def visible_paths() -> list[str]:
-    """What the sandbox shows, read-only: the Python installation and the system's libraries."""
-    base = {"installed_base": sys.base_prefix, "installed_platbase": sys.base_exec_prefix}
-    base |= {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
-    wanted = [
-        *_LIBRARIES,
-        f"{sys.base_prefix}/lib",
-        f"{sys.base_exec_prefix}/lib",
-        f"{sys.base_exec_prefix}/lib64",
-        sysconfig.get_path("stdlib", vars=base),
-        sysconfig.get_path("platstdlib", vars=base),
-        os.path.realpath(sys.executable),
-    ]
-    shown: list[str] = []
-    for path in sorted({os.path.normpath(p) for p in wanted if p and os.path.exists(p)}, key=len):
-        if not any(path.startswith(f"{parent}/") for parent in shown):
-            shown.append(path)
-    return shown
-
-
-@functools.cache
-def hidden_paths() -> list[str]:
-    """Folders in ``visible_paths`` that hold what is not the standard library."""
-    found = []
-    for top in visible_paths():
-        for directory, names, _ in os.walk(top) if not os.path.islink(top) else ():
-            for name in {*_HIDDEN} & {*names}:
-                path = os.path.join(directory, name)
-                names.remove(name)
-                if not os.path.islink(path):
-                    found.append(path)
-    return sorted(found)
-
-
-@functools.cache
-def readable_paths() -> list[str]:
-    """``visible_paths`` without ``hidden_paths``: where a folder holds one, its other entries."""
-    hidden = {os.path.realpath(path) for path in hidden_paths()}
-    pending, readable = [os.path.realpath(path) for path in visible_paths()], []
-    while pending:
-        path = pending.pop()
-        if any(below.startswith(f"{path}/") for below in hidden):
-            pending += [e.path for e in os.scandir(path) if not e.is_symlink() or e.is_file()]
-        elif path not in hidden:
-            readable.append(path)
-    return sorted(set(readable))
-
-
 def _bubblewrap() -> list[str]:
     executable = shutil.which("bwrap", path=f"{os.environ.get('PATH', '')}:{os.defpath}")
     if executable is None:
@@ -338,47 +280,3 @@ for name, source in {sources!a}.items():
     exec(compile(source, name, "exec"), module.__dict__)
 module.main({config!a})
 """
-
-
-@functools.cache
-def _probe(level: str) -> tuple[str | None, tuple[str, ...]]:
-    """Why a level cannot be used on this machine (None: it can), and what it lacks. Tried once."""
-    folder, lock = folders.claim()
-    try:
-        sandbox = Sandbox(level, Limits(timeout=1.0, memory_mb=512), folder)
-        sandbox.kill()
-        status = sandbox.wait_killed()
-        sandbox.close()
-    except SandboxError as error:
-        return str(error), ()
-    finally:
-        folders.remove_tree(folder)
-        os.close(lock)
-    if status is None:
-        return f"sandbox.isolation: {level} does not answer", ()
-    return None, sandbox.missing
-
-
-def failure(level: str) -> str | None:
-    """Why a level cannot be used on this machine; None if it can."""
-    return _probe(level)[0]
-
-
-def missing(level: str) -> tuple[str, ...]:
-    """What a level that can be used lacks on this machine."""
-    return _probe(level)[1]
-
-
-def choose(isolation: str) -> str:
-    """The level to use. Raises SandboxError for one that is unknown or not offered here."""
-    if isolation not in CHOICES:
-        raise SandboxError(f"sandbox.isolation: {isolation!r} is none of {', '.join(CHOICES)}")
-    wanted = {"auto": LEVELS, "namespaces": LEVELS[:2]}.get(isolation, (isolation,))
-    for level in wanted:
-        if failure(level) is None:
-            return level
-    reasons = "; ".join(str(failure(level)).removeprefix("sandbox.isolation: ") for level in wanted)
-    raise SandboxError(
-        f"sandbox.isolation: {isolation} is not possible on this machine ({reasons}); "
-        f"{INSTALL}, or set sandbox.isolation: auto"
-    )

@@ -21,14 +21,8 @@ from pathlib import Path
 from rewards.sandbox import folders
 from rewards.sandbox.checks import split_check
 from rewards.sandbox.judge import LENGTH
-from rewards.sandbox.launch import (
-    INSTALL,
-    START_SECONDS,
-    SandboxError,
-    choose,
-    failure,
-    missing,
-)
+from rewards.sandbox.launch import START_SECONDS, SandboxError
+from rewards.sandbox.levels import INSTALL, choose, failure, missing
 from rewards.sandbox.outcome import TestOutcome
 from rewards.sandbox.stand_in import PROGRAM_TIMEOUTS
 

@@ -13,7 +13,7 @@ import pytest
 from comlrl.types import JointAction
 from rewards.code.reward import CodeReward
 from rewards.sandbox.confine import FIRST_UID
-from rewards.sandbox.launch import failure
+from rewards.sandbox.levels import failure
 from tests.support.fakes import code_task
 from tests.support.sandbox import workers
 

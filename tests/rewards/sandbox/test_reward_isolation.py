@@ -10,7 +10,7 @@ import pytest
 
 from comlrl.types import JointAction, Task
 from rewards.code.reward import CodeReward
-from rewards.sandbox.launch import LEVELS, failure
+from rewards.sandbox.levels import LEVELS, failure
 from tests.support.fakes import code_task
 
 

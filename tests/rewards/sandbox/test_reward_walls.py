@@ -21,7 +21,8 @@ from comlrl.types import JointAction
 from rewards.code.reward import CodeReward
 from rewards.sandbox import folders, launch
 from rewards.sandbox.confine import SCRATCH_FILES
-from rewards.sandbox.launch import LEVELS, Limits, Sandbox, failure
+from rewards.sandbox.launch import Limits, Sandbox
+from rewards.sandbox.levels import LEVELS, failure
 from tests.support.fakes import code_task
 from tests.support.sandbox import workers
 

@@ -15,7 +15,7 @@ import pytest
 
 from comlrl.types import JointAction
 from rewards.code.reward import CodeReward
-from rewards.sandbox import launch, pool
+from rewards.sandbox import levels, pool
 from rewards.sandbox.launch import SandboxError
 from tests.support.fakes import code_task
 from tests.support.sandbox import workers
@@ -208,7 +208,7 @@ def test_unknown_isolation_is_named():
 def without_namespaces(monkeypatch):
     """A machine that offers neither bubblewrap nor user namespaces."""
     failure = {"bubblewrap": "bubblewrap is not installed", "unshare": "unshare: not permitted"}.get
-    monkeypatch.setattr(launch, "failure", failure)
+    monkeypatch.setattr(levels, "failure", failure)
     monkeypatch.setattr(pool, "failure", failure)
     monkeypatch.setattr(pool, "missing", lambda level: ("Landlock's rules on files",))
     monkeypatch.setattr(pool, "_warned", False)
@@ -241,10 +241,10 @@ def test_limits_that_were_asked_for_do_not_warn(without_namespaces, monkeypatch)
         assert CodeReward(isolation="limits").isolation == "limits"
 
 
-@pytest.mark.parametrize("level", launch.LEVELS)
+@pytest.mark.parametrize("level", levels.LEVELS)
 def test_every_level_gives_the_same_score(level):
-    if launch.failure(level) is not None:
-        pytest.skip(f"{level} is not offered here: {launch.failure(level)}")
+    if levels.failure(level) is not None:
+        pytest.skip(f"{level} is not offered here: {levels.failure(level)}")
     program = "import json, statistics\ndef f(x):\n    return int(statistics.mean([x * x]))\n"
     with CodeReward(workers=1, isolation=level) as reward:
         assert reward.score(actions(program))[0].value == pytest.approx(2.1)
@@ -315,7 +315,7 @@ libc.shmctl(memory, 0, None)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-@pytest.mark.parametrize("level", launch.LEVELS)
+@pytest.mark.parametrize("level", levels.LEVELS)
 def test_every_level_holds_for_a_user_without_rights(level):
     """Started by a plain user: honest programs are right, and what is that user's own is kept."""
     if not os.access("/usr/bin/python3", os.X_OK):

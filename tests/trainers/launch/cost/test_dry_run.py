@@ -12,7 +12,7 @@ import pytest
 from comlrl.builtin import COOPMINI, TINY_CODER
 from comlrl.config.algorithms import MAGRPOConfig, PPOConfig
 from comlrl.config.resolved import Config
-from rewards.sandbox import launch
+from rewards.sandbox import levels
 from tests.support.runs import SHIPPED, algorithm_of, load
 from trainers.launch.checks.relations import validate
 from trainers.launch.commands.train import main
@@ -348,7 +348,7 @@ def test_a_model_in_the_hubs_cache_is_checked(capsys, monkeypatch, tmp_path):
 
 
 def test_an_isolation_that_this_machine_lacks_is_refused(capsys, monkeypatch):
-    monkeypatch.setattr(launch, "failure", lambda level: "not installed")
+    monkeypatch.setattr(levels, "failure", lambda level: "not installed")
     code, _, err = dry_run(capsys, "sandbox.isolation=bubblewrap")
     assert code == 2 and "sandbox.isolation" in err
 

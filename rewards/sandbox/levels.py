@@ -1,0 +1,60 @@
+"""Which levels of isolation work on this machine; each is tried once."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+from rewards.sandbox import folders
+from rewards.sandbox.launch import Limits, Sandbox, SandboxError
+
+LEVELS = ("bubblewrap", "unshare", "limits")  # best first
+CHOICES = ("auto", "namespaces", *LEVELS)
+INSTALL = (
+    "install bubblewrap (apt install bubblewrap, dnf install bubblewrap, or conda install -c "
+    "conda-forge bubblewrap) or allow user namespaces"
+)
+
+
+@functools.cache
+def _probe(level: str) -> tuple[str | None, tuple[str, ...]]:
+    """Why a level cannot be used on this machine (None: it can), and what it lacks. Tried once."""
+    folder, lock = folders.claim()
+    try:
+        sandbox = Sandbox(level, Limits(timeout=1.0, memory_mb=512), folder)
+        sandbox.kill()
+        status = sandbox.wait_killed()
+        sandbox.close()
+    except SandboxError as error:
+        return str(error), ()
+    finally:
+        folders.remove_tree(folder)
+        os.close(lock)
+    if status is None:
+        return f"sandbox.isolation: {level} does not answer", ()
+    return None, sandbox.missing
+
+
+def failure(level: str) -> str | None:
+    """Why a level cannot be used on this machine; None if it can."""
+    return _probe(level)[0]
+
+
+def missing(level: str) -> tuple[str, ...]:
+    """What a level that can be used lacks on this machine."""
+    return _probe(level)[1]
+
+
+def choose(isolation: str) -> str:
+    """The level to use. Raises SandboxError for one that is unknown or not offered here."""
+    if isolation not in CHOICES:
+        raise SandboxError(f"sandbox.isolation: {isolation!r} is none of {', '.join(CHOICES)}")
+    wanted = {"auto": LEVELS, "namespaces": LEVELS[:2]}.get(isolation, (isolation,))
+    for level in wanted:
+        if failure(level) is None:
+            return level
+    reasons = "; ".join(str(failure(level)).removeprefix("sandbox.isolation: ") for level in wanted)
+    raise SandboxError(
+        f"sandbox.isolation: {isolation} is not possible on this machine ({reasons}); "
+        f"{INSTALL}, or set sandbox.isolation: auto"
+    )
