@@ -227,17 +227,17 @@ def joint_credit(game: Game, tree: Tree, kind: str) -> Credit:
 
 def critic_credit(game: Game, tree: Tree, kind: str) -> Credit:
     """PPO's generalized advantages with an exact critic of each agent, or of all."""
-    chains, team, credit = chains_of([tree]), game.holders, {}
+    chains, credit = chains_of([tree]), {}
     row = tree.task.fields["numbers"]
     own_N = [game.value[row] if kind == "centralized" else v for v in own_values(game, row)]
     values = by_number(torch.tensor([v for _ in chains.reward_C for v in own_N]))
-    for agent in range(team):
+    for agent in range(game.holders):
         found, _ = advantages_of(
-            chains.numbered([agent], team), lambda n: chains.reward_C[n // team], values, None,
+            chains.numbered([agent]), chains.reward, values, None,
             gamma_token=1.0, discount=1.0, gae_lambda=0.95,
         )  # fmt: skip
         for number, advantage in found.of_completion.items():
-            credit[0, number // team, agent] = float(advantage)
+            credit[0, chains.origin(number)[0], agent] = float(advantage)
     return credit
 
 

@@ -227,16 +227,16 @@ class PPOTrainer:
         self, index: int, chains: Chains, seen_SND: torch.Tensor | None
     ) -> PooledReader | LanguageReader | None:
         """What a critic with passes of its own reads; None: it is a head in the policy's passes."""
-        critic, agents, team = self.critics[index], self._valued(index), self.section.num_agents
+        critic, agents = self.critics[index], self._valued(index)
         groups = [Group([agent], [agent]) for agent in agents]
         if self._centralized:
             stages = self.section.shape.stages
             groups = [Group(range(stage.stop), stage) for stage in stages]
         if isinstance(critic, LanguageCritic):
             assert self.critic_team is not None
-            rows_S = chains.rows(agents, self.weight_T, team)
+            rows_S = chains.rows(agents, self.weight_T)
             if self.section.granularity == "turn":
-                rows_S = history_rows(critic.agent, chains, groups, team)
+                rows_S = history_rows(critic.agent, chains, groups)
             return LanguageReader(critic, self.critic_team, rows_S)
         if isinstance(critic, TeamCritic):
             assert seen_SND is not None
@@ -250,7 +250,7 @@ class PPOTrainer:
         section, temperature = self.section, self.sampling.of(index).temperature
         own = values[0 if self._centralized else index]
         key = (self.rollout.seed, "minibatches", step, 0)
-        rows_S = chains.rows(self._acting(index), self.weight_T, section.num_agents)
+        rows_S = chains.rows(self._acting(index), self.weight_T)
         with self.team.acting(index) as agent:
 
             def logprobs(batch: TokenBatch) -> ActionLogprobs:
@@ -277,38 +277,35 @@ class PPOTrainer:
         self, chains: Chains, policies: Sequence[Improvement], values: Sequence[StepValues]
     ) -> list[dict[str, float]]:
         """Advantages into the policies; what the log wants of each critic."""
-        team, metrics = self.section.num_agents, []
-        penalty = self._penalty(policies)
+        metrics = []
+        penalty = self._penalty(chains, policies)
         for index, own in enumerate(values):
-            numbered = chains.numbered(self._valued(index), team)
-            advantage = own.credit(numbered, lambda n: chains.reward(n, team), penalty)
+            numbered = chains.numbered(self._valued(index))
+            advantage = own.credit(numbered, chains.reward, penalty)
             for one in policies:
                 if one.values is own:
                     one.policy.credit(advantage, one.rows(range(len(one.rows_S))))
             metrics.append({"explained_variance": own.explained_variance()})
         return metrics
 
-    def _penalty(self, policies: Sequence[Improvement]) -> PerToken | None:
+    def _penalty(self, chains: Chains, policies: Sequence[Improvement]) -> PerToken | None:
         """What the rewards lose: kl_coef · (log π_old − log π_ref), of tokens, or summed up over a
         completion (independent, or of an agent's own reward) or over all agents' (centralized)."""
-        section, team, paid = self.section, self.section.num_agents, PerToken()
+        section, paid = self.section, PerToken()
         if not self._kl_in_reward:
             return None
         for one in policies:
-            old, reference = (
-                one.policy.old.policy.of_completion,
-                one.policy.old.reference.of_completion,
-            )
-            for number, of_completion in old.items():
-                paid.of_completion[number] = self.kl.value * (of_completion - reference[number])
+            old, reference_of = one.policy.old, one.policy.old.reference.of_completion
+            for number, own in old.policy.of_completion.items():
+                paid.of_completion[number] = self.kl.value * (own - reference_of[number])
         if section.granularity == "token":
             return paid
         whole, of_turn = PerToken(), paid.of_completion
         for number, own in of_turn.items():
-            first = number - number % team
             together = self._centralized and not self.rollout.own_rewards
-            others = range(first, first + team) if together else ()
-            parts = [of_turn[n].to(own) for n in others] or [own]
+            agents, (action, _) = range(section.num_agents), chains.origin(number)
+            others = [chains.number(action, agent) for agent in agents] if together else [number]
+            parts = [of_turn[n].to(own) for n in others]
             whole.of_completion[number] = torch.stack([part.sum() for part in parts]).sum()[None]
         return whole
 

@@ -219,7 +219,7 @@ class SHPPOTrainer:
     def _improve(self, samples: Samples, step: int, span: Span) -> dict[str, float]:
         """The epochs; what the log wants."""
         section, key = self.section, (self.rollout.seed, "minibatches", step)
-        rows_SN = samples.chains.rows(range(self._agents), self.weight_T, self._agents)
+        rows_SN = samples.chains.rows(range(self._agents), self.weight_T)
         states, size = samples.chains.states_B, section.train_batch_size
 
         def rows(chosen: Sequence[int]) -> list[Row]:
@@ -268,14 +268,14 @@ class SHPPOTrainer:
     ) -> ActionLogprobs:
         """log π with each token's own stored latent in the layer before the head."""
         number_A = batch.completion_RL[batch.action_mask_RL].to(samples.state_C.device)
-        state_A, agent_A = samples.state_C[number_A // self._agents], number_A % self._agents
+        action_A, agent_A = samples.chains.origin(number_A)
         return action_logprobs(
             agent,
             batch,
             self.sampling.of(0).temperature,  # the same for all, who have one policy
             entropy=self.section.entropy_coef > 0,
             head=layer,
-            head_input_A=samples.latent_SNK[state_A, agent_A],
+            head_input_A=samples.latent_SNK[samples.state_C[action_A], agent_A],
         )
 
     def _metrics_before(self, samples: Samples) -> dict[str, float]:

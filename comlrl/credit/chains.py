@@ -10,8 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
 from comlrl.types import AgentTurn, Row, Tree
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T", int, "torch.Tensor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +34,38 @@ class Chains:
     chains: tuple[tuple[int, ...], ...]  # joint actions turn by turn
     states_B: tuple[int, ...]  # how many states each tree has
 
-    def reward(self, number: int, team: int) -> float:
-        """The processed reward of a completion by its number (``rows``): its agent's own, or the
-        team's."""
-        return self.own_reward_CN[number // team][number % team]
+    @property
+    def num_agents(self) -> int:
+        """Of the team; 1 where a process has no part of the step."""
+        return len(self.turns_SN[0]) if self.turns_SN else 1
 
-    def numbered(self, agents: Sequence[int], team: int) -> list[list[int]]:
-        """Chains of these agents' completions, by their numbers (``rows``)."""
-        return [[c * team + i for c in chain] for i in agents for chain in self.chains]
+    def number(self, action: int, agent: int) -> int:
+        """Of an agent's completion of a joint action: c · N + i."""
+        return action * self.num_agents + agent
 
-    def rows(self, agents: Sequence[int], weight_T: Sequence[float], team: int) -> list[list[Row]]:
-        """For each state a row of each of these agents: its completions, weighted by the turn's
-        ``weight_T``. Agent i's of joint action c has the number c · ``team`` + i."""
+    def origin(self, number: T) -> tuple[T, T]:
+        """Joint action and agent of a completion's number, or of each of a tensor of them."""
+        return number // self.num_agents, number % self.num_agents
+
+    def reward(self, number: int) -> float:
+        """The processed reward of a completion by its number: its agent's own, or the team's."""
+        action, agent = self.origin(number)
+        return self.own_reward_CN[action][agent]
+
+    def numbered(self, agents: Sequence[int]) -> list[list[int]]:
+        """Chains of these agents' completions, by their numbers."""
+        return [[self.number(c, i) for c in chain] for i in agents for chain in self.chains]
+
+    def rows(self, agents: Sequence[int], weight_T: Sequence[float]) -> list[list[Row]]:
+        """For each state a row of each of these agents: its numbered completions, weighted by the
+        turn's ``weight_T``."""
         rows_S = []
         for turns, at, actions in zip(self.turns_SN, self.turn_S, self.actions_S, strict=True):
             rows = []
             for agent in agents:
                 turn = turns[agent]
                 weights = (weight_T[at - 1],) * len(turn.completions_G)
-                numbers = (c * team + agent for c in actions)
+                numbers = (self.number(c, agent) for c in actions)
                 rows.append(Row.of(turn.prompt_ids, turn.completions_G, weights, numbers))
             rows_S.append(rows)
         return rows_S

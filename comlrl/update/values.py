@@ -145,8 +145,7 @@ class PooledReader:
         groups: Sequence[Group],
     ) -> None:
         """``seen_SND``: of each agent's prompt in each state."""
-        team, count = seen_SND.shape[1], len(groups)
-        self.critic, self.team = critic, team
+        self.critic, self.chains, count = critic, chains, len(groups)
         sizes = [len(group.read) for group in groups]
         # Shorter sets are filled up with an agent that is not counted.
         filled = [[*group.read, *[0] * (max(sizes) - len(group.read))] for group in groups]
@@ -156,7 +155,7 @@ class PooledReader:
             self.count_V = torch.tensor(sizes, device=seen_SND.device).repeat(len(seen_SND))
         self.views_S = [  # the numbers that start in a state, and each one's view
             [
-                (c * team + i, s * count + v)
+                (chains.number(c, i), s * count + v)
                 for c in own
                 for v, group in enumerate(groups)
                 for i in group.credited
@@ -184,7 +183,7 @@ class PooledReader:
 
     def _values(self, states: Sequence[int]) -> torch.Tensor:
         views = [view for s in states for _, view in self.views_S[s]]
-        agents = [number % self.team for number in self.numbers(states)]
+        agents = [self.chains.origin(number)[1] for number in self.numbers(states)]
         view_C = torch.tensor(views, dtype=torch.long)
         count_C = None if self.count_V is None else self.count_V[view_C]
         return self.critic(self.seen_VND[view_C], torch.tensor(agents, dtype=torch.long), count_C)
@@ -222,9 +221,7 @@ class LanguageReader:
         return sums
 
 
-def history_rows(
-    critic: Agent, chains: Chains, groups: Sequence[Group], team: int
-) -> list[list[Row]]:
+def history_rows(critic: Agent, chains: Chains, groups: Sequence[Group]) -> list[list[Row]]:
     """What a language model reads for one value of each turn: for each state and group of agents
     their histories, one after the other, and a token for each completion to be valued, which is
     chosen where they end. Where histories are too long for the model their last tokens are read.
@@ -235,7 +232,7 @@ def history_rows(
         for group in groups:
             room = (critic.context_length - 1) // len(group.read)
             read = [critic.encode(turns[i].prompt)[-room:] for i in group.read]
-            numbers = tuple(c * team + i for c in actions for i in group.credited)
+            numbers = tuple(chains.number(c, i) for c in actions for i in group.credited)
             ends = ((critic.stop_ids[0],),) * len(numbers)
             history = tuple(token for ids in read for token in ids)
             rows.append(Row(history, ends, (1.0,) * len(numbers), numbers))

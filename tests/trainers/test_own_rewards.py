@@ -172,7 +172,7 @@ def test_greedy_rollouts_are_paid_agent_by_agent():
 def test_chains_carry_each_agents_reward():
     chains = chains_of(grown(replace(SHAPES["align"], later_generations=1)))
     for number, of_team in enumerate(chains.reward_C):
-        own = [chains.reward(number * 2 + agent, 2) for agent in range(2)]
+        own = [chains.reward(chains.number(number, agent)) for agent in range(2)]
         assert own[0] != own[1] and sum(own) / 2 == of_team
 
 

@@ -368,7 +368,7 @@ def test_a_critic_without_numbers_stops_the_run_and_is_named(name, tmp_path):
 @pytest.mark.parametrize("name", ["mappo", "mappo by a model", "ippo by turns"])
 def test_a_critic_that_flies_off_stops_the_run(name, tmp_path):
     trainer = build(
-        "ppo", tmp_path, share_of_letters, num_agents=2, max_new_tokens=6, max_steps=4,
+        "ppo", tmp_path, num_agents=2, max_new_tokens=6, max_steps=4,
         value_learning_rate=1e30, value_clip_range=None, train_batch_size=1, **combination(name),
     )  # fmt: skip
     with pytest.raises(NonFiniteError, match="value_learning_rate"):
@@ -554,7 +554,7 @@ def test_a_resumed_run_goes_on_to_the_same_bits(algorithm, more, tmp_path, monke
                                   "ippo by a model", "mappo by a model"])  # fmt: skip
 def test_a_team_learns(name, tmp_path):
     trainer = build(
-        "ppo", tmp_path, share_of_letters, num_agents=2, max_steps=15, num_generations=16,
+        "ppo", tmp_path, num_agents=2, max_steps=15, num_generations=16,
         learning_rate=2e-2, ppo_epochs=2, max_new_tokens=8, value_learning_rate=1e-2,
         value_clip_range=None, **combination(name),
     )  # fmt: skip

@@ -173,8 +173,8 @@ def advantages(kind: str, own: bool, tree: Tree) -> list[float]:
     section = SimpleNamespace(gamma_token=1.0, discount=DISCOUNT, gae_lambda=1.0)
     reader = PooledReader(critic, chains, seen(chains), GROUPS[kind])
     values = StepValues(section, reader, None)
-    numbered = chains.numbered(range(2), 2)
-    found = values.credit(numbered, lambda number: chains.reward(number, 2), None)
+    numbered = chains.numbered(range(2))
+    found = values.credit(numbered, chains.reward, None)
     return [float(found.of_completion[number]) for number in range(4)]
 
 

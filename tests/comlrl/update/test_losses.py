@@ -40,9 +40,11 @@ def numbers(count: int, seed: int) -> list[float]:
     return [draw.gauss(0, 1) for _ in range(count)]
 
 
-def tree(rewards: list[float], later: dict[int, float] | None = None, tokens: int = 1) -> Tree:
+def tree(
+    rewards: list[float], later: dict[int, float] | None = None, tokens: int = 1, agents: int = 1
+) -> Tree:
     """A root with one joint action for each reward; ``later``: joint action → its child's reward.
-    Every completion of one agent has ``tokens`` tokens."""
+    Every completion of every agent has ``tokens`` tokens."""
 
     def node(turn: int, parent: int, action: int, values: list[float]) -> Node:
         completions_G = tuple(Completion("", tuple(range(tokens)), True) for _ in values)
@@ -50,8 +52,8 @@ def tree(rewards: list[float], later: dict[int, float] | None = None, tokens: in
             turn,
             parent,
             action,
-            (AgentTurn((), (7, 8), completions_G),),
-            tuple((g,) for g in range(len(values))),
+            (AgentTurn((), (7, 8), completions_G),) * agents,
+            tuple((g,) * agents for g in range(len(values))),
             tuple(Score(v) for v in values),
             tuple(values),
         )
@@ -195,13 +197,13 @@ def test_token_advantages_pay_for_the_divergence_token_by_token():
 
 def test_one_value_for_each_turn_makes_the_advantages_those_of_turns():
     """The main of a team of two (numbers 1, 3, 5, 7), whose divergence is paid for by the turn."""
-    chains = chains_of([tree([1.0, 3.0], {0: 2.0, 1: 5.0}, tokens=3)])
-    numbered = chains.numbered([1], 2)
+    chains = chains_of([tree([1.0, 3.0], {0: 2.0, 1: 5.0}, tokens=3, agents=2)])
+    numbered = chains.numbered([1])
     assert numbered == [[1, 5], [3, 7]]
     value = per_token({1: [1], 3: [1], 5: [2], 7: [3]})
     penalty = per_token({1: [0.5], 3: [0.5], 5: [0], 7: [1]})
     advantage, returns = advantages_of(
-        numbered, lambda n: chains.reward_C[n // 2], value, penalty, gamma_token=0.1, discount=0.5,
+        numbered, chains.reward, value, penalty, gamma_token=0.1, discount=0.5,
         gae_lambda=0.5,
     )  # fmt: skip
     # First: 2 − 2 = 0, then 1 − 0.5 + 0.5 · 2 − 1 + 0.25 · 0 = 0.5; gamma_token is not in it.
