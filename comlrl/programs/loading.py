@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from comlrl.config.keys import keys_of
 from comlrl.config.plugins.targets import Target, load
@@ -28,9 +29,10 @@ def check_program(config: Config) -> None:
             f"{given} with {name}, which cannot learn from a program: {section.no_programs}; use "
             f"train_magrpo.py or train_grpo.py, or give {key}=null"
         )
+    kind: Any = type(section)  # mypy does not see that classes have hashes
     for turns in ("num_turns", "joint_mode", "turn_order", "handoff", "turn_gradient_weights"):
         value = getattr(section, turns)
-        if value != keys_of(type(section))[turns].default:
+        if value != keys_of(kind)[turns].default:
             raise UserError(
                 f"{name}.{turns}: {value!r} with {key}, whose function says who acts when; leave "
                 f"it out, or give {key}=null"

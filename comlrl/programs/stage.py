@@ -215,9 +215,8 @@ class Stage:
 
 def _only(error: BaseException) -> BaseException:
     """Of a group of one error, as an asyncio.TaskGroup raises it, that error."""
-    while len(inner := getattr(error, "exceptions", ())) == 1:
-        error = inner[0]
-    return error
+    inner: Sequence[BaseException] = getattr(error, "exceptions", ())
+    return _only(inner[0]) if len(inner) == 1 else error
 
 
 def _retrieve(task: asyncio.Task) -> None:
