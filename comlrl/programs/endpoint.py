@@ -226,11 +226,16 @@ def _message(given: Any) -> Message:
         raise ValueError("messages: `tool_calls` cannot be followed here; write them as text")
     content = given.get("content")
     if isinstance(content, list):
-        texts = [part.get("text") for part in content if isinstance(part, Mapping)]
-        if len(texts) < len(content) or not all(isinstance(text, str) for text in texts):
-            raise ValueError("messages: only parts of type text can be read")
-        content = "".join(texts)
+        content = "".join(_text(part) for part in content)
     return Message(given.get("role", ""), "" if content is None else content)
+
+
+def _text(part: Any) -> str:
+    """Of a part of a message. Raises ValueError for other parts than texts."""
+    text = part.get("text") if isinstance(part, Mapping) else None
+    if not isinstance(text, str):
+        raise ValueError("messages: only parts of type text can be read")
+    return text
 
 
 def _parsed(body: bytes) -> Mapping[str, Any]:

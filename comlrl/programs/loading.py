@@ -34,18 +34,18 @@ def check_program(config: Config) -> None:
         value = getattr(section, turns)
         if value != keys_of(kind)[turns].default:
             raise UserError(
-                f"{name}.{turns}: {value!r} with {key}, whose function says who acts when; leave "
+                f"{name}.{turns}: {value!r} with {key}, which says who acts when; leave "
                 f"it out, or give {key}=null"
             )
     if config.distributed.strategy == "fsdp":
         raise UserError(
-            "distributed.strategy: fsdp with program.target, which each process would play for "
-            "itself, and all must see the same; give replicate"
+            f"distributed.strategy: fsdp with {key}, which each process would play for itself, and "
+            "all must see the same; give replicate"
         )
     if config.generation.overlap:
         raise UserError(
-            "generation.overlap: 1 with program.target, whose first prompts are not known before "
-            "it is played; give 0"
+            f"generation.overlap: 1 with {key}, whose first prompts are not known before it is "
+            "played; give 0"
         )
 
 
