@@ -20,6 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from comlrl import files
+from comlrl.types import Tree
 from loggers.tables import table
 from rewards.code import chat_prompts, prompts
 
@@ -125,6 +126,7 @@ def sample(wording: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         stage.rollout.reward.close()
     domain, rows = stage.rollout.prompts.domain, []
     for tree in trees:
+        assert isinstance(tree, Tree)
         team, score = tree.team(0, 0), tree.nodes[0].scores_K[0]
         rows.append(
             {

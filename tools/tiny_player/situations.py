@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from comlrl.builtin.make_arena import NUMBERS, QUESTIONS, SYMBOLS
 from comlrl.tasks.history import Exchange, next_prompt, with_handed_on
@@ -74,7 +75,7 @@ def _later_turn(
         drawn = tuple(rng.choice(game.legal(task, i, 2)) for i in range(2))
         past.append(Exchange(prompts_N[agent], drawn[agent]))
         (prompts_N,) = mode([Attempt(task, drawn, Score(0.0), turn)])
-    history = "last" if rng.random() < LAST_ONLY else "full"
+    history: Literal["full", "last"] = "last" if rng.random() < LAST_ONLY else "full"
     messages = next_prompt(past, prompts_N[agent], history=history)
     partner, own = drawn[1 - agent], _own(task, agent, 2)
     contents = (*own, partner, drawn[agent], " ".join((*own, partner)))

@@ -57,6 +57,14 @@ class Run:
     resume: bool  # what lies in run_dir is this run's own, and is gone on with
     save: Callable[[Path], None]  # the agents, into a folder; called by all processes
 
+    @property
+    def trees(self) -> Rollout:
+        """The rollout of agents that act in turns, which programs are refused for."""
+        from comlrl.rollout.grow import Rollout
+
+        assert isinstance(self.rollout, Rollout)
+        return self.rollout
+
 
 def check_devices(config: Config) -> None:
     """Raises UserError where ``agent_devices`` cannot be followed."""
