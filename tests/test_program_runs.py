@@ -151,7 +151,7 @@ def test_the_example_of_the_page_trains(zygote, tmp_path):
     ("algorithm", "given", "message"),
     [
         ("magrpo", "magrpo.num_agents=3", "program.agents: ['writer', 'reader'] has 2 names for m"),
-        ("magrpo", "magrpo.num_turns=2", "magrpo.num_turns: 2 with program.target, whose function"),
+        ("magrpo", "magrpo.num_turns=2", "magrpo.num_turns: 2 with program.target, which says who"),
         ("magrpo", "program.target=my_team:plain", "program.target: 'my_team:plain' is no `async`"),
         ("magrpo", "program.target=my_team:paly", "program.target: 'my_team:paly': `my_team` has"),
         ("magrpo", "program.agents=[a,a]", "program.agents: ['a', 'a']; give names of letters, d"),

@@ -525,14 +525,15 @@ def test_a_resumed_run_goes_on_to_the_same_bits(algorithm, more, tmp_path, monke
     keys |= more
     if algorithm == "ppo":
         keys |= {"kl_target": 0.01, "kl_horizon": 10} | combination(keys.pop("name"))
-    whole = build(algorithm, tmp_path / "whole", share_of_letters, **keys)
+    value = keys.pop("value", share_of_letters)
+    whole = build(algorithm, tmp_path / "whole", value, **keys)
     whole.train()
-    first = build(algorithm, tmp_path / "parts", share_of_letters, **keys)
+    first = build(algorithm, tmp_path / "parts", value, **keys)
     steps = itertools.islice(first.loop.steps(first), 3)  # asked for a third, it saves the second
     monkeypatch.setattr(first.loop, "steps", lambda *_: itertools.islice(steps, 2))
     first.train()
     next(steps)
-    second = build(algorithm, tmp_path / "parts", share_of_letters, **keys)
+    second = build(algorithm, tmp_path / "parts", value, **keys)
     found = checkpoint.read(checkpoint.newest(tmp_path / "parts"))
     second.loop.resume(found, second)
     second.loop.logger.begin(second.loop.mark)
@@ -541,8 +542,8 @@ def test_a_resumed_run_goes_on_to_the_same_bits(algorithm, more, tmp_path, monke
     assert expected.keys() == got.keys()
     for part, tensors in expected.items():
         assert tensors.keys() == got[part].keys()
-        for name, value in tensors.items():
-            assert torch.equal(value, got[part][name]), (part, name)
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, got[part][name]), (part, name)
     if algorithm == "ppo":
         assert second.kl.value == whole.kl.value != 0.1  # it was led somewhere
     if algorithm == "shppo":

@@ -442,16 +442,6 @@ def test_a_mistake_is_refused_in_one_line(items, named):
             ["madpo.max_env_steps", "99", "max_steps"],
         ),
         ("marlhf", ["magrpo.num_turns=2"], ["magrpo.num_turns", "2"]),
-        *(
-            (name, [f"{key}.turn_order=sequential"], [f"{key}.turn_order", "give simultaneous"])
-            for name, key in (
-                ("madpo", "madpo"),
-                ("marlhf", "marlhf"),
-                ("marlhf", "magrpo"),
-                ("ppo", "ppo"),
-                ("shppo", "shppo"),
-            )
-        ),
         (
             "marlhf",
             ["marlhf.rl_algorithm=reinforce", "reward_processor.shift=-4"],

@@ -82,6 +82,7 @@ IN_VAIN = [  # file, what is given, what of it has no effect
     ("magrpo", "magrpo.eval_interval=0 magrpo.eval_answers=3", "magrpo.eval_answers"),
     ("magrpo", "lora.enabled=false lora.alpha=3", "lora.alpha"),
     ("magrpo", "reward.by_agent=mean", "reward.by_agent"),
+    ("magrpo", "program.max_calls=3", "program.max_calls"),
     ("magrpo", "reward_processor.enabled=false reward_processor.shift=3", "reward_processor.shift"),
     ("magrpo", "reward_processor.shift=-4", "reward_processor.shift"),
     ("madpo", "reward_processor.scale_factor=2", "reward_processor.scale_factor"),
