@@ -514,7 +514,11 @@ RESUMED = ["ippo", "mappo", "ippo by turns", "shared mappo by a model", "ippo by
     ("algorithm", "more"),
     [
         ("magrpo", {}), ("magrpo", {"update_epochs": 2}), ("shppo", {"ppo_epochs": 2}),
-        *(("ppo", {"ppo_epochs": 2, "name": name}) for name in RESUMED),
+        *(("ppo", {"ppo_epochs": 2, "name": name}) for name in RESUMED[:3]),
+        *(
+            pytest.param("ppo", {"ppo_epochs": 2, "name": name}, marks=pytest.mark.slow)
+            for name in RESUMED[3:]
+        ),
     ],
 )  # fmt: skip
 def test_a_resumed_run_goes_on_to_the_same_bits(algorithm, more, tmp_path, monkeypatch):

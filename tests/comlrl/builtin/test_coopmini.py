@@ -59,7 +59,7 @@ def passed(row: dict, helpers: str, main: str) -> list[bool]:
     return results
 
 
-@pytest.mark.parametrize("maker", [MAKER, LONG_MAKER])
+@pytest.mark.parametrize("maker", [MAKER, pytest.param(LONG_MAKER, marks=pytest.mark.slow)])
 def test_the_shipped_splits_are_what_the_program_makes(tmp_path, maker):
     paths = {split: tmp_path / f"{split}.jsonl" for split in maker.paths}
     maker.write_shipped(paths)
