@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import queue
 import selectors
-import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-THREADS = 32  # that blocking calls have at once
+from comlrl.rollout import daemon_threads
 
 
 class WaveLoop(asyncio.SelectorEventLoop):
@@ -46,10 +45,6 @@ class WaveLoop(asyncio.SelectorEventLoop):
     def _came_back(self, _: object) -> None:
         self.in_threads -= 1
 
-    def close(self) -> None:
-        self._daemons.shutdown(wait=False)
-        super().close()
-
 
 class _Selector(selectors.DefaultSelector):
     """asyncio asks its selector in every round, and to wait where nothing is ready."""
@@ -71,30 +66,9 @@ class _Selector(selectors.DefaultSelector):
 
 
 class DaemonThreads(concurrent.futures.Executor):
-    """A pool of daemon threads: a run that ends does not wait for a call that never returns."""
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._threads = 0
+    """A daemon thread for each job. No exit waits for a call that never returns, and no job waits
+    for others, which may wait for a wave that begins when all have asked."""
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> concurrent.futures.Future:
-        future: concurrent.futures.Future = concurrent.futures.Future()
-        self._jobs.put((future, fn, args, kwargs))
-        if self._threads < THREADS:
-            self._threads += 1
-            threading.Thread(target=self._work, daemon=True).start()
+        (future,) = daemon_threads.start([partial(fn, *args, **kwargs)], 1)
         return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        for _ in range(self._threads):
-            self._jobs.put(None)
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            future, fn, args, kwargs = job
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(fn(*args, **kwargs))
-            except BaseException as error:
-                future.set_exception(error)

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 
-from tests.support.played import TASKS, played
+from tests.support.played import TASKS, Keeping, played
 
 
 def client(agents: Any) -> openai.AsyncOpenAI:
@@ -51,8 +51,11 @@ def test_blocking_clients_in_threads_are_sampled_together():
         await asyncio.to_thread(talk, agents.base_url, agents.api_key)
         return 1
 
-    for group in played(play, 4, timeout=20.0):
-        assert [len(episode.calls) for episode in group.episodes_G] == [1] * 4
+    # More episodes than a pool of threads would hold: each of them must have asked.
+    sampler = Keeping()
+    for group in played(play, 24, timeout=60.0, sampler=sampler):
+        assert [len(episode.calls) for episode in group.episodes_G] == [1] * 24
+    assert len(sampler.requests) == 1
 
 
 def test_several_choices_are_as_many_calls():
