@@ -38,12 +38,6 @@ class Entry:
     reasons: tuple[str, ...] = ()
 
 
-def score(value: float, floor: float, optimum: float) -> float:
-    """(value − floor) / (optimum − floor)."""
-    assert optimum > floor, (floor, optimum)
-    return (value - floor) / (optimum - floor)
-
-
 def episode_value(metrics: Mapping[str, float], num_turns: int) -> float:
     """Mean total reward of an episode, from the metrics of an evaluation whose episodes all have
     ``num_turns`` turns."""

@@ -139,7 +139,8 @@ async def _chat(running: Running, asked: Mapping[str, Any]) -> dict[str, Any]:
     """A chat completion: each choice is a call of the episode."""
     try:
         agent = running.program.index(asked.get("model", ""))
-        count = _count(asked, running.setting.sampling.of(agent))
+        _check_sampling(asked, running.setting.sampling.of(agent))
+        count = _count(asked)
         prompt = _prompt(asked.get("messages"))
         drawn = await _all(*(running.call(agent, prompt) for _ in range(count)))
     except UnknownAgent as error:
@@ -179,11 +180,9 @@ def _choice(index: int, completion: Completion) -> dict[str, Any]:
     }
 
 
-def _count(asked: Mapping[str, Any], sampling: Sampling) -> int:
-    """How many completions are asked for. Raises ValueError for what cannot be given.
-
-    Completions are sampled as the run samples: training needs to know from which distribution.
-    """
+def _check_sampling(asked: Mapping[str, Any], sampling: Sampling) -> None:
+    """Raises ValueError for a parameter that asks for another distribution than the run samples
+    from, which is the one that it trains."""
     own = {
         "temperature": sampling.temperature,
         "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
@@ -205,6 +204,10 @@ def _count(asked: Mapping[str, Any], sampling: Sampling) -> int:
                 )
         elif value not in NEUTRAL.get(name, ()):
             raise ValueError(f"{name}: {str(value)[:80]!r} cannot be followed here: leave it out")
+
+
+def _count(asked: Mapping[str, Any]) -> int:
+    """How many completions are asked for. Raises ValueError."""
     count = asked.get("n") or 1
     if not isinstance(count, int) or not 1 <= count <= MAX_CHOICES:
         raise ValueError(f"n: {count!r}; give 1 to {MAX_CHOICES}")

@@ -7,6 +7,7 @@ answer, and a joint action with an illegal answer gets the least reward of its g
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -68,13 +69,13 @@ class Game(Domain):
     def values(self, task: Task, num_agents: int) -> tuple[Mapping[str, str], ...]:
         return ({},) * num_agents
 
+    @abstractmethod
     def legal(self, task: Task, agent: int, num_agents: int) -> tuple[str, ...]:
         """The words that this agent may answer with."""
-        raise NotImplementedError
 
+    @abstractmethod
     def bounds(self, task: Task, num_agents: int, num_turns: int, reward: Any) -> Bounds:
         """Floor and optimum of an episode. ``reward``: as it is made for the run."""
-        raise NotImplementedError
 
     def answers(self, action: JointAction) -> tuple[str | None, ...]:
         """Each agent's answer; None: it is illegal."""

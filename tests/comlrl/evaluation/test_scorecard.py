@@ -12,15 +12,7 @@ from comlrl.evaluation.scorecard import (
     entries,
     episode_noise,
     episode_value,
-    score,
 )
-
-
-def test_a_score_is_0_at_the_floor_and_1_at_the_optimum():
-    assert score(-3.0, -3.0, 11.0) == 0
-    assert score(11.0, -3.0, 11.0) == 1
-    assert score(4.0, -3.0, 11.0) == 0.5
-    assert score(-10.0, -3.0, 11.0) == -0.5
 
 
 def test_an_episode_is_all_of_its_turns():

@@ -300,3 +300,8 @@ def test_too_few_numbers():
     )
     with pytest.raises(UserError, match="task 't' has 2 numbers, and 3 agents hold one each"):
         Prompts(shards.SHARDS).first(task, 4)
+
+
+def test_a_score_is_0_at_the_floor_and_1_at_the_optimum():
+    bounds = Bounds(-3.0, 11.0)
+    assert [bounds.score(value) for value in (-3.0, 11.0, 4.0, -10.0)] == [0, 1, 0.5, -0.5]

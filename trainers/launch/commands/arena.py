@@ -28,7 +28,6 @@ from comlrl.evaluation.scorecard import (
     entries,
     episode_noise,
     episode_value,
-    score,
 )
 from comlrl.files import tolerant_terminal
 from comlrl.run_files import SUMMARY
@@ -272,14 +271,14 @@ def outcome(
     summary = json.loads((cell.run / SUMMARY).read_text(encoding="utf-8"))
     section = cell.tree[arena.algorithms[cell.algorithm].trained_by]
     metrics, turns = summary["eval_end"], section["num_turns"]
-    floor, optimum = bounds[cell.algorithm, cell.task]
+    ends = bounds[cell.algorithm, cell.task]
     episodes = TASKS[cell.task].episodes * section["eval_answers"]
     value = episode_value(metrics, turns)
     return replace(
         found,
         value=value,
-        score=score(value, floor, optimum),
-        noise=episode_noise(metrics, turns, episodes) / (optimum - floor),
+        score=ends.score(value),
+        noise=episode_noise(metrics, turns, episodes) / (ends.optimum - ends.floor),
         joint_actions=summary["env_steps"],
         seconds=summary["wall_seconds"],
     )
@@ -294,12 +293,12 @@ def with_cross_play(
         if one.reason is None and TASKS[one.task].cross_play:
             same = [o for o in outcomes if (o.algorithm, o.task) == (one.algorithm, one.task)]
             seeds = [o.seed for o in same if o.reason is None]
-            floor, optimum = bounds[one.algorithm, one.task]
             if len(seeds) < 2:
                 one = replace(one, score=None, noise=None, reason="no other seed to play with")
             else:
                 value = _strangers(arena, one.algorithm, one.task, tuple(seeds))[one.seed]
-                one = replace(one, value=value, score=score(value, floor, optimum))
+                score = bounds[one.algorithm, one.task].score(value)
+                one = replace(one, value=value, score=score)
         found.append(one)
     return found
 
