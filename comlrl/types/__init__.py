@@ -1,0 +1,55 @@
+"""The values that travel between the rooms, and the protocols at their doors.
+
+Shape suffixes: ``_B`` tasks in a batch, ``_N`` agents, ``_G`` generations for each agent and
+node, ``_K`` joint actions of a node (align: G, cross: G^N), ``_T`` turns, ``_R`` packed rows,
+``_L`` tokens in a row, ``_A`` action tokens.
+"""
+
+from comlrl.types.protocols import Conventions, Domain, Reward, Sampler, Transition
+from comlrl.types.rollouts import (
+    AgentTurn,
+    Attempt,
+    Call,
+    Episode,
+    EpisodeGroup,
+    JointAction,
+    JointMode,
+    Node,
+    Paid,
+    Rolled,
+    Score,
+    Shape,
+    Task,
+    Tree,
+)
+from comlrl.types.sampling import Completion, Message, Request, Sampling, SamplingSupport
+from comlrl.types.token_rows import Row, TokenBatch
+
+__all__ = [
+    "AgentTurn",
+    "Attempt",
+    "Call",
+    "Completion",
+    "Conventions",
+    "Domain",
+    "Episode",
+    "EpisodeGroup",
+    "JointAction",
+    "JointMode",
+    "Message",
+    "Node",
+    "Paid",
+    "Request",
+    "Reward",
+    "Rolled",
+    "Row",
+    "Sampler",
+    "Sampling",
+    "SamplingSupport",
+    "Score",
+    "Shape",
+    "Task",
+    "TokenBatch",
+    "Transition",
+    "Tree",
+]

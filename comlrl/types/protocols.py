@@ -1,0 +1,139 @@
+"""The doors between the rooms: what a sampler, a reward, a transition and a domain do."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from comlrl.types.rollouts import Attempt, JointAction, Score, Task
+from comlrl.types.sampling import Completion, Message, Request, Sampling
+
+
+class Sampler(Protocol):
+    """Turns prompts into completions; the agents' models do the work."""
+
+    def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]: ...
+
+    def fits(self, prompt_ids: Sequence[int], sampling: Sampling) -> bool: ...
+
+    def sample(
+        self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
+    ) -> list[list[tuple[Completion, ...]]]: ...
+
+
+class Reward(Protocol):
+    """Scores joint actions; state beyond a worker pool is not allowed.
+
+    What it is made with: ``reward.arguments`` by name, and, for parameters of these names, the
+    keys of ``sandbox`` (workers, timeout, memory_mb, isolation) and the run's ``num_turns``. A
+    class may say by ``facts`` of what type ``Score.facts`` is: an external mode may ask for one,
+    by ``reads``. A class whose scores have ``by_agent`` says so with the class attribute
+    ``by_agent = True``.
+    """
+
+    def score(self, actions: Sequence[JointAction]) -> list[Score]:
+        """One score for each joint action, in their order."""
+
+    def for_evaluation(self) -> Reward:
+        """The same reward where what it costs matters less: it may measure more. Both have the
+        same workers, and closing one closes both."""
+        return self
+
+    def close(self) -> None:
+        """Ends what was started."""
+
+
+class Transition(Protocol):
+    """An external mode: what each agent reads before it tries again, one text per agent."""
+
+    def __call__(self, attempts: Sequence[Attempt]) -> list[tuple[str, ...]]: ...
+
+
+class Conventions(NamedTuple):
+    """Which of several ways of sharing the work each agent followed in a joint action."""
+
+    kind_N: tuple[str | None, ...]  # None: none that is known
+    match: bool  # whether the agents counted on the same
+
+
+class Domain(Protocol):
+    """What a team works on: all that is particular to one kind of work.
+
+    A class that names this one as its base has the methods below that have a body. Agents stand
+    in one order everywhere: that of ``roles``.
+    """
+
+    fields: Sequence[str]  # that templates may name in braces
+    # template: what every feedback ends with; empty where nothing follows a single turn
+    revision: str = ""
+    reward: Callable[..., Reward]  # the class of its reward, where ``reward.target`` is null
+
+    def task(self, name: str, row: Mapping[str, Any]) -> Task:
+        """A row of the data as a task. Raises ValueError, naming the field, for a bad one."""
+
+    def roles(self, num_agents: int) -> tuple[str, ...]:
+        """What the agents are called: the keys of ``prompts``, and names in logs and reports.
+        Raises ValueError for a number of agents that cannot share this work."""
+
+    def templates(self, num_agents: int) -> tuple[str, ...]:
+        """Each agent's first prompt, its fields in braces."""
+
+    def values(self, task: Task, num_agents: int) -> tuple[Mapping[str, str], ...]:
+        """For each agent, what stands in the place of each of ``fields``."""
+
+    def parts(self, task: Task, num_agents: int) -> tuple[str, ...]:
+        """What each agent writes, by name, as shown to other agents and an expert."""
+        return self.roles(num_agents)
+
+    def handed_on(self, task: Task, agent: int, num_agents: int, written: Sequence[str]) -> str:
+        """What an agent that acts after others in its turn reads after its prompt of what they
+        wrote. ``written``: the texts of those before it, in their order, at least one; cleaned of
+        special tokens."""
+        parts = self.parts(task, num_agents)[: len(written)]
+        return "\n".join(
+            f"{part}, as it was written:\n{textwrap.indent(text, '> ', lambda line: True)}\n"
+            for part, text in zip(parts, written, strict=True)
+        )
+
+    def for_chat(self) -> Domain:
+        """The same work in other words, for agents whose models have a chat template: of it,
+        ``templates``, ``revision`` and ``handed_on`` are read."""
+        return self
+
+    def problem(self, task: Task) -> str:
+        """The problem, as an expert and a reader of the report see it."""
+
+    def check_arguments(self, arguments: Mapping[str, Any], num_agents: int) -> None:
+        """Raises ValueError, in one line that begins with the key, for ``reward.arguments`` that
+        have no effect on so many agents."""
+        return
+
+    def greatest_reward(self, num_agents: int) -> float | None:
+        """The most that its own reward gives; None: not known."""
+        return None
+
+    def measures(self, action: JointAction, score: Score) -> Mapping[str, float]:
+        """What is to be known of a joint action beyond its reward, by name. A metric is the mean
+        over the joint actions that give it."""
+        return {}
+
+    def conventions(self, action: JointAction) -> Conventions | None:
+        """How the agents shared the work, where several ways are known; None: they are not."""
+        return None
+
+    def described(self, score: Score) -> Mapping[str, Any]:
+        """``score.facts`` as JSON, for the samples that are kept and shown."""
+        return {}
+
+    def solution(self, score: Score) -> str | None:
+        """What the agents made together, as others score it; None: there is no such thing."""
+        return None
+
+    def modes(self) -> Mapping[str, Callable[..., Transition]]:
+        """Its own external modes beside the general ones, by name; the first is its default.
+
+        What one is made with: for parameters of these names, ``prompts`` (a
+        ``comlrl.tasks.prompts.Prompts``) and the keys of ``external``.
+        """
+        return {}

@@ -1,0 +1,317 @@
+"""What a rollout makes of a task: trees of turns, and the episodes of programs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+from comlrl.types.sampling import Completion, Message
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One problem: its name, and the fields of its row, which its domain alone reads."""
+
+    task_id: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+JointMode = Literal["align", "cross", "counterfactual"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The form of a rollout."""
+
+    num_agents: int
+    num_turns: int
+    num_generations: int
+    joint_mode: JointMode = "align"
+    handoff: Literal["random", "best"] | None = None
+    early_termination_threshold: float | None = None
+    later_generations: int | None = None  # at turns 2+; null: num_generations (chains: 1)
+    handoff_width: int = 1  # joint actions of a turn that ``handoff`` hands on
+    turn_order: Literal["simultaneous", "sequential"] = "simultaneous"
+    num_generations_sequential: int = 2  # of every agent but the first of a sequential turn
+
+    @property
+    def stages(self) -> tuple[range, ...]:
+        """A turn's stages: the agents that act at once, before the next read what they wrote."""
+        if self.turn_order == "simultaneous":
+            return (range(self.num_agents),)
+        return tuple(range(agent, agent + 1) for agent in range(self.num_agents))
+
+    @property
+    def chain(self) -> Shape:
+        """The same with one joint action a turn."""
+        return replace(
+            self, num_generations=1, later_generations=None, joint_mode="align", handoff=None,
+            num_generations_sequential=1,
+        )  # fmt: skip
+
+    def generations(self, agent: int, turn: int = 1) -> int:
+        """Completions of this agent at a node of this turn."""
+        if agent > 0 and self.turn_order == "sequential":
+            return self.num_generations_sequential
+        return self.num_generations if turn == 1 else self.later_generations or self.num_generations
+
+    def joint_actions(self, agents: int, generations: int) -> int:
+        """K of a node at which so many agents have so many completions each."""
+        if self.joint_mode == "align" or agents == 1:
+            return generations
+        if self.joint_mode == "cross" or agents == 2:
+            return generations**agents
+        return generations + agents * generations * (generations - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTurn:
+    """What one agent read and wrote at one node."""
+
+    prompt: tuple[Message, ...]
+    prompt_ids: tuple[int, ...]
+    completions_G: tuple[Completion, ...]
+    turns_dropped: int = 0  # oldest turns left out so that the prompt fits max_length
+
+
+@dataclass(frozen=True, slots=True)
+class JointAction:
+    """One completion from each agent for one task, in the agents' order."""
+
+    task: Task
+    completions_N: tuple[str, ...]
+    turn: int = 1  # 1-based
+    # the joint actions of the turns before it on its branch, oldest first
+    history: tuple[JointAction, ...] = field(default=(), repr=False)
+
+    @property
+    def as_past(self) -> tuple[JointAction, ...]:
+        """The history of the joint actions that follow it."""
+        return (*self.history, self)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a joint action earned, and why."""
+
+    value: float  # of the team; where ``by_agent`` is given, the mean of its task rewards
+    parts: Mapping[str, float] = field(default_factory=dict)  # by name; they sum to ``task_value``
+    passed: bool | None = None  # None: this reward has no notion of passing
+    facts: Any = None  # what was found; only the domain that made them opens them
+    task_reward: float | None = None  # the task's own reward, where ``value`` is a reward model's
+    # each agent's own task reward, in their order; None: all share ``value``
+    by_agent: tuple[float, ...] | None = None
+
+    @property
+    def task_value(self) -> float:
+        """The task's reward, whatever was trained on."""
+        return self.value if self.task_reward is None else self.task_reward
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One state of one task's tree, with all that was sampled there.
+
+    In a simultaneous turn all agents act at one node. In a sequential turn each acts at a node of
+    its own, below the completions that it has read; only the last agent's joint actions are scored.
+    """
+
+    turn: int  # 1-based
+    parent: int  # index into Tree.nodes; -1 for the root
+    parent_action: int  # which joint action of the parent led here; -1 for the root
+    agents_N: tuple[AgentTurn, ...]  # of those that act here
+    joint_actions_K: tuple[tuple[int, ...], ...]  # generation index of each that acts here
+    scores_K: tuple[Score, ...]  # raw; empty where agents have still to act in this turn
+    rewards_K: tuple[float, ...]  # after reward_processor; empty likewise
+    terminated: bool = False  # mean reward exceeded early_termination_threshold
+    first_agent: int = 0  # index of the first of those that act here
+    # of all agents of the team, after reward_processor; empty: they share ``rewards_K``
+    own_rewards_KN: tuple[tuple[float, ...], ...] = ()
+
+    def rewards_of(self, agent: int) -> tuple[float, ...]:
+        """What an agent learns from, for each joint action: its own reward, or the team's."""
+        return tuple(own[agent] for own in self.own_rewards_KN) or self.rewards_K
+
+    @property
+    def acting(self) -> range:
+        """The agents that act here."""
+        return range(self.first_agent, self.first_agent + len(self.agents_N))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that were sampled here."""
+        return sum(len(c.token_ids) for turn in self.agents_N for c in turn.completions_G)
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A task's scored rollout, read-only: nodes in breadth-first order, the root first."""
+
+    task: Task
+    nodes: tuple[Node, ...]
+    joint_mode: JointMode
+    handoff: Literal["random", "best"] | None
+
+    @property
+    def num_agents(self) -> int:
+        """Of the whole team, also where they act at separate nodes."""
+        return max(node.acting.stop for node in self.nodes)
+
+    @property
+    def scored(self) -> int:
+        """Joint actions that were scored."""
+        return sum(len(node.scores_K) for node in self.nodes)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that were sampled."""
+        return sum(node.tokens for node in self.nodes)
+
+    @property
+    def nodes_N(self) -> Counter[int]:
+        """At how many nodes each agent acts."""
+        return Counter(agent for node in self.nodes for agent in node.acting)
+
+    @property
+    def final_score(self) -> Score:
+        """Of a chain: the score of its last turn."""
+        return self.nodes[-1].scores_K[0]
+
+    def children(self, index: int) -> dict[int, int]:
+        """Joint action → index of the child node that it led to."""
+        return {n.parent_action: i for i, n in enumerate(self.nodes) if n.parent == index}
+
+    def turn_starts(self) -> list[int]:
+        """For each node the one at which its turn began: itself, where all agents act at once."""
+        starts: list[int] = []
+        for index, node in enumerate(self.nodes):
+            starts.append(index if node.first_agent == 0 else starts[node.parent])
+        return starts
+
+    def team(self, index: int, action: int) -> tuple[tuple[AgentTurn, Completion], ...]:
+        """What each agent read and wrote for a scored joint action, in their order."""
+        node = self.nodes[index]
+        own = tuple(
+            (turn, turn.completions_G[g])
+            for turn, g in zip(node.agents_N, node.joint_actions_K[action], strict=True)
+        )
+        if node.first_agent == 0:
+            return own
+        return (*self.team(node.parent, node.parent_action), *own)
+
+    def without_support(self) -> Tree:
+        """The same without ``Completion.support``."""
+        nodes = tuple(
+            replace(n, agents_N=tuple(map(_without_support, n.agents_N))) for n in self.nodes
+        )
+        return replace(self, nodes=nodes)
+
+    def joint_action(self, index: int, action: int) -> JointAction:
+        """A scored joint action as texts, with those of the turns before it."""
+        completions_N = tuple(c.text for _, c in self.team(index, action))
+        node = start = self.nodes[index]
+        while start.first_agent > 0:
+            start = self.nodes[start.parent]
+        history: tuple[JointAction, ...] = ()
+        if start.parent >= 0:
+            history = self.joint_action(start.parent, start.parent_action).as_past
+        return JointAction(self.task, completions_N, node.turn, history)
+
+
+def _without_support(turn: AgentTurn) -> AgentTurn:
+    return replace(turn, completions_G=tuple(replace(c, support=None) for c in turn.completions_G))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One completion that a program has asked an agent for."""
+
+    agent: int
+    number: int  # of the agent's calls in its episode, from 0
+    prompt: tuple[Message, ...]
+    prompt_ids: tuple[int, ...]
+    completion: Completion
+
+    def without_support(self) -> Call:
+        return replace(self, completion=replace(self.completion, support=None))
+
+
+class Paid(NamedTuple):
+    """A reward of one agent in an episode, after reward_processor."""
+
+    calls: int  # that the agent had made by then
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One run of a program for one task, read-only."""
+
+    calls: tuple[Call, ...]  # in the order in which they were made
+    score: Score  # raw
+    reward: float  # ``score.value`` after reward_processor
+    paid_N: tuple[tuple[Paid, ...], ...]  # what each agent was paid; the last is the final score's
+    joint_action: JointAction | None = None  # whose score it is, where the run's reward scored it
+    error: str | None = None  # why it ended early, where ``program.on_error`` is zero
+
+    def calls_of(self, agent: int) -> tuple[Call, ...]:
+        """The calls of one agent, in their order."""
+        return tuple(call for call in self.calls if call.agent == agent)
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeGroup:
+    """A task's episodes, played side by side: for programs what a tree is for turns."""
+
+    task: Task
+    names_N: tuple[str, ...]  # of the agents
+    episodes_G: tuple[Episode, ...]
+
+    @property
+    def num_agents(self) -> int:
+        return len(self.names_N)
+
+    @property
+    def scored(self) -> int:
+        """Episodes, which count as scored joint actions."""
+        return len(self.episodes_G)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that were sampled."""
+        return sum(len(c.completion.token_ids) for e in self.episodes_G for c in e.calls)
+
+    @property
+    def nodes_N(self) -> Counter[int]:
+        """Each agent has one state: its task."""
+        return Counter(range(self.num_agents))
+
+    @property
+    def final_score(self) -> Score:
+        """Of a single episode: its score."""
+        return self.episodes_G[-1].score
+
+    def without_support(self) -> EpisodeGroup:
+        """The same without what the tokens were chosen from, for other processes."""
+        return replace(
+            self,
+            episodes_G=tuple(
+                replace(e, calls=tuple(call.without_support() for call in e.calls))
+                for e in self.episodes_G
+            ),
+        )
+
+
+Rolled = Tree | EpisodeGroup  # what a rollout makes of a task
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A scored joint action that is to be tried again."""
+
+    task: Task
+    completions_N: tuple[str, ...]
+    score: Score
+    turn: int  # the turn that produced it, 1-based

@@ -1,0 +1,100 @@
+"""What is sampled: prompts, completions, and how their tokens are drawn."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of an agent's own conversation; a prompt is a tuple of them."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SamplingSupport:
+    """The tokens that top-k and top-p left at each of L positions: what the policy chose from.
+
+    A set of more than ``Sampling.max_support`` tokens has no ids. Its threshold lies half-way
+    between the last token that was left and the first that was not: whoever reads it takes the
+    tokens that are likelier than that by its own probabilities.
+    """
+
+    counts_L: torch.Tensor  # int32: ids of each position
+    ids_I: torch.Tensor  # int32: all positions' ids, one after the other
+    threshold_L: torch.Tensor  # float32: log-probability before truncation; +∞ where there are ids
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What an agent wrote once."""
+
+    text: str  # decoded without special tokens
+    token_ids: tuple[int, ...]  # every sampled token, the end-of-sequence token included
+    finished: bool  # True: ended by itself; False: cut at max_new_tokens
+    # log-probability of all its tokens under what drew them; not a number: unknown, or greedy.
+    # Up to rounding, which depends on the batch: not compared.
+    logprob: float = field(default=math.nan, compare=False)
+    # Its weight in its agent's gradient, where another than the trained policy has drawn it.
+    importance: float = field(default=1.0, compare=False)
+    # SHPPO: what the agent acted under (``comlrl.models.latents.Latent``), one for all siblings
+    latent: Any = field(default=None, compare=False, repr=False)
+    # of each token, on the CPU; None: nothing was truncated, or nobody learns from it
+    support: SamplingSupport | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn; temperature 0 is greedy."""
+
+    temperature: float
+    max_new_tokens: int
+    top_p: float | None = None
+    top_k: int | None = None
+    max_support: int | None = (
+        None  # tokens of a set in ``Completion.support``; None: no sets are stored
+    )
+    # of each agent, where not all sample alike; the fields above are then no agent's own
+    by_agent: tuple[Sampling, ...] = ()
+
+    def of(self, agent: int) -> Sampling:
+        """How this agent's tokens are drawn."""
+        return self.by_agent[agent] if self.by_agent else self
+
+    @property
+    def truncates(self) -> bool:
+        return self.top_k is not None or (self.top_p is not None and self.top_p < 1)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of any agent's longest completion."""
+        return max((own.max_new_tokens for own in self.by_agent), default=self.max_new_tokens)
+
+    def with_sets(self, max_support: int | None) -> Sampling:
+        """The same with another ``max_support``, for all agents."""
+        by_agent = tuple(replace(own, max_support=max_support) for own in self.by_agent)
+        return replace(self, max_support=max_support, by_agent=by_agent)
+
+    @property
+    def greedy(self) -> Sampling:
+        """The likeliest tokens, of the same lengths at most."""
+        by_agent = tuple(own.greedy for own in self.by_agent)
+        return Sampling(0.0, self.max_new_tokens, by_agent=by_agent)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt, to be completed once for each key; a key identifies a completion's randomness."""
+
+    prompt_ids: tuple[int, ...]
+    keys_G: tuple[tuple[Any, ...], ...]
+    before: Any = None  # SHPPO: the agent's own ``Latent`` at the turn before
+    latent_K: torch.Tensor | None = None  # SHPPO: what the siblings are sampled under
+    task_id: str = ""  # of the task, whose prompts begin alike
