@@ -30,7 +30,7 @@ from comlrl.loop.resume import prepare
 from loggers.tables import table
 from trainers.launch.commands import command_line
 from trainers.launch.wiring import allocator as memory
-from trainers.launch.wiring import assembly
+from trainers.launch.wiring import assembly, machine, task_splits
 from trainers.magrpo import MAGRPOTrainer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,9 +70,9 @@ def start(overrides: list[str], fast: bool, folder: str, steps: int) -> tuple[An
         "magrpo", ["--config", file, "--override", *keys, *overrides]
     )
     config, work, _ = command_line.resolve("magrpo", arguments)
-    assembly.deterministic()
+    machine.deterministic()
     memory.keep_freed()
-    train, _ = assembly.load_both_splits(config, work.domain)
+    train, _ = task_splits.load_both_splits(config, work.domain)
     begun = prepare(config, False, False)
     run = assembly.assemble(begun, work, Signals(), train, [], resume=False)
     if not fast:

@@ -29,7 +29,7 @@ from comlrl.update.non_finite import explanation
 from comlrl.update.optimizer import AgentOptimizer
 from tests.support import tiny_models
 from tests.support.runs import Process, Zygote, metrics, newest_step, small
-from trainers.launch.wiring.assembly import check_devices
+from trainers.launch.wiring.machine import check_devices
 
 
 def refused(run: Process) -> str:

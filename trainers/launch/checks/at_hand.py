@@ -16,14 +16,10 @@ from comlrl.models.packed import is_packed, source_of
 from comlrl.run_files import PREFERENCES
 from comlrl.tasks.json_rows import KINDS
 from comlrl.types import Message
-from trainers.launch.wiring.assembly import (
-    context_length,
-    fitting,
-    load_both_splits,
-)
 from trainers.launch.wiring.comparator import build_judge
 from trainers.launch.wiring.hub import model_folder
 from trainers.launch.wiring.sampling import sampling
+from trainers.launch.wiring.task_splits import context_length, fitting, load_both_splits
 from trainers.launch.wiring.work import Work
 
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ from trainers.launch.wiring.assembly import (
     build_player,
     build_rewards,
     build_sampler,
-    deterministic,
-    fitting,
 )
+from trainers.launch.wiring.machine import deterministic
 from trainers.launch.wiring.sampling import sampling
+from trainers.launch.wiring.task_splits import fitting
 
 if TYPE_CHECKING:
     import torch

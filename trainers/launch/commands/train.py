@@ -33,12 +33,11 @@ from trainers.launch.wiring import vllm as engine
 from trainers.launch.wiring.assembly import (
     Run,
     assemble,
-    check_devices,
-    deterministic,
     heterogeneous_policy,
-    load_both_splits,
 )
+from trainers.launch.wiring.machine import check_devices, deterministic
 from trainers.launch.wiring.sampling import limits
+from trainers.launch.wiring.task_splits import load_both_splits
 from trainers.launch.wiring.work import Work
 
 if TYPE_CHECKING:

@@ -1,12 +1,10 @@
 """Wires the rooms together: configuration and tasks → everything that a trainer is built from.
 
-Heavy rooms are imported inside functions, as in ``execution.py``, which uses this.
+Heavy rooms are imported inside functions, so that what is refused is refused before torch loads.
 """
 
 from __future__ import annotations
 
-import os
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from comlrl.config.algorithms import SECTIONS, PPOConfig, PreferenceConfig, SHPPOConfig
 from comlrl.config.resolved import Config
-from comlrl.errors import UserError, notice
+from comlrl.errors import UserError
 from trainers.launch.wiring import vllm as engine
-from trainers.launch.wiring.sampling import longest, sampling
+from trainers.launch.wiring.sampling import sampling
+from trainers.launch.wiring.task_splits import context_length, fitting
 from trainers.launch.wiring.work import Work
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from comlrl.rollout.grow import Rollout
     from comlrl.rollout.latent_sampler import LatentSampler
     from comlrl.rollout.vllm_sampler import VLLMSampler
-    from comlrl.types import Domain, Message, Reward, Rolled, Sampler, Sampling, Task
+    from comlrl.types import Reward, Rolled, Sampler, Sampling, Task
     from comlrl.update.importance import ImportanceWeightedSampler
     from external.expert_edits import Fallbacks
 
@@ -64,67 +63,6 @@ class Run:
 
         assert isinstance(self.rollout, Rollout)
         return self.rollout
-
-
-def check_devices(config: Config) -> None:
-    """Raises UserError where ``agent_devices`` cannot be followed."""
-    import torch
-
-    from comlrl.processes import distributed
-
-    if config.agent_devices is None:
-        return
-    given = list(config.agent_devices)
-    if config.agents is None and config.lora.enabled:
-        raise UserError(
-            f"agent_devices: {given} for agents that share one base; give each a model of its own "
-            "with `agents`, or set agent_devices=null"
-        )
-    if distributed.local_world_size() > 1:
-        raise UserError(
-            f"agent_devices: {given} with {distributed.local_world_size()} processes on a machine, "
-            "which would all use these; start one process a machine"
-        )
-    for name in given:
-        try:
-            device = torch.device(name)
-        except RuntimeError:
-            raise UserError(f"agent_devices: '{name}' is no device, e.g. cuda:1 or cpu") from None
-        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-            raise UserError(
-                f"agent_devices: '{name}'; this machine has {torch.cuda.device_count()} GPU(s)"
-            )
-
-
-def deterministic() -> None:
-    """Kernels whose sums come out bit-equal at every run, where there are such kernels."""
-    import torch
-
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    warnings.filterwarnings("ignore", message=".*deterministic", category=UserWarning)
-    # peft's own call, nothing that a user could change
-    warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
-
-
-def load_both_splits(config: Config, domain: Domain) -> tuple[list[Task], list[Task]]:
-    """Training tasks and the first ``eval_num_samples`` evaluation tasks."""
-    from comlrl.tasks.datasets import apart, load_tasks
-
-    data = config.dataset
-    train = load_tasks(data, data.train_split, domain)
-    if not config.section.eval_interval:
-        return train, []
-    held_out = load_tasks(data, data.eval_split, domain)[: config.section.eval_num_samples]
-    held_out, shared = apart(held_out, train)
-    if shared:
-        notice(
-            f"dataset.eval_split: {len(shared)} of the {len(held_out)} evaluation tasks of "
-            f"'{data.eval_split}' are also training tasks of '{data.train_split}', e.g. "
-            f"'{shared[0]}'; their rewards are not those of held-out tasks"
-        )
-    return train, held_out
 
 
 def assemble(
@@ -291,67 +229,6 @@ def build_sampler(config: Config, team: Team) -> tuple[Generator, Generator | La
         ).to(agent.device)
     generator = Generator(team, config.generation.max_batch_tokens, length, policy.layer)
     return generator, LatentSampler(policy, generator)
-
-
-def context_length(config: Config, holds: int) -> int:
-    """Tokens of prompt and completion together: max_length, or less where the models hold less.
-
-    Raises UserError where that leaves no room for a prompt.
-    """
-    written = longest(config)
-    if holds <= written:
-        raise UserError(
-            f"{config.algorithm}.max_new_tokens: {written} leaves no room "
-            f"for a prompt in the model's context of {holds} tokens; give less"
-        )
-    return min(config.agent_model.max_length, holds)
-
-
-def fitting(
-    tasks: list[Task],
-    work: Work,
-    config: Config,
-    encode: Callable[[int, Sequence[Message]], Sequence[int]],
-    length: int,
-    sampling: Sampling,
-) -> list[Task]:
-    """The tasks whose first prompts leave room for a completion. A program's prompts are known
-    once it is played.
-
-    ``encode``: an agent's prompt → tokens. ``length``: of prompt and completion together.
-
-    Raises UserError, naming the row, where one does not, unless ``on_bad_row: skip``.
-    """
-    from comlrl.types import Message
-
-    if work.program is not None:
-        return tasks
-    kept, prompts, agents = [], work.prompts, len(work.roles)
-    for task in tasks:
-        lengths = [
-            len(encode(agent, (*prompts.opening, Message("user", text))))
-            for agent, text in enumerate(prompts.first(task, agents))
-        ]
-        asked = [sampling.of(agent).max_new_tokens for agent in range(len(lengths))]
-        read, written = max(zip(lengths, asked, strict=True), key=sum)
-        room = length - written
-        if read <= room:
-            kept.append(task)
-            continue
-        problem = f"dataset row '{task.task_id}' has a prompt of {read} tokens, with room for "
-        problem += f"{room} (context {length}, max_new_tokens {written})"
-        if config.dataset.on_bad_row == "error":
-            raise UserError(
-                f"dataset.name: {problem}; raise agent_model.max_length if the model allows it, or "
-                "set dataset.on_bad_row=skip"
-            )
-        notice(f"{problem}: skipped")
-    if not kept:
-        raise UserError(
-            f"dataset.name: no row of '{config.dataset.name}' fits the model's context of "
-            f"{length} tokens"
-        )
-    return kept
 
 
 def build_rewards(config: Config, work: Work) -> tuple[Reward, Reward]:

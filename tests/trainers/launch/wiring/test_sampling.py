@@ -140,7 +140,7 @@ def test_estimates_count_each_agent_s_tokens():
 
 
 def test_a_prompt_has_the_room_that_its_own_agent_leaves():
-    from trainers.launch.wiring.assembly import fitting
+    from trainers.launch.wiring.task_splits import fitting
 
     def encode(agent, prompt):
         return range((90, 60)[agent])

@@ -1,0 +1,51 @@
+"""The devices that a run asks for, and how their kernels compute."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
+
+
+def check_devices(config: Config) -> None:
+    """Raises UserError where ``agent_devices`` cannot be followed."""
+    import torch
+
+    from comlrl.processes import distributed
+
+    if config.agent_devices is None:
+        return
+    given = list(config.agent_devices)
+    if config.agents is None and config.lora.enabled:
+        raise UserError(
+            f"agent_devices: {given} for agents that share one base; give each a model of its own "
+            "with `agents`, or set agent_devices=null"
+        )
+    if distributed.local_world_size() > 1:
+        raise UserError(
+            f"agent_devices: {given} with {distributed.local_world_size()} processes on a machine, "
+            "which would all use these; start one process a machine"
+        )
+    for name in given:
+        try:
+            device = torch.device(name)
+        except RuntimeError:
+            raise UserError(f"agent_devices: '{name}' is no device, e.g. cuda:1 or cpu") from None
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise UserError(
+                f"agent_devices: '{name}'; this machine has {torch.cuda.device_count()} GPU(s)"
+            )
+
+
+def deterministic() -> None:
+    """Kernels whose sums come out bit-equal at every run, where there are such kernels."""
+    import torch
+
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    warnings.filterwarnings("ignore", message=".*deterministic", category=UserWarning)
+    # peft's own call, nothing that a user could change
+    warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)

@@ -1,0 +1,94 @@
+"""Training and evaluation tasks, and which of them the models have room for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError, notice
+from trainers.launch.wiring.sampling import longest
+from trainers.launch.wiring.work import Work
+
+if TYPE_CHECKING:
+    from comlrl.types import Domain, Message, Sampling, Task
+
+
+def load_both_splits(config: Config, domain: Domain) -> tuple[list[Task], list[Task]]:
+    """Training tasks and the first ``eval_num_samples`` evaluation tasks."""
+    from comlrl.tasks.datasets import apart, load_tasks
+
+    data = config.dataset
+    train = load_tasks(data, data.train_split, domain)
+    if not config.section.eval_interval:
+        return train, []
+    held_out = load_tasks(data, data.eval_split, domain)[: config.section.eval_num_samples]
+    held_out, shared = apart(held_out, train)
+    if shared:
+        notice(
+            f"dataset.eval_split: {len(shared)} of the {len(held_out)} evaluation tasks of "
+            f"'{data.eval_split}' are also training tasks of '{data.train_split}', e.g. "
+            f"'{shared[0]}'; their rewards are not those of held-out tasks"
+        )
+    return train, held_out
+
+
+def context_length(config: Config, holds: int) -> int:
+    """Tokens of prompt and completion together: max_length, or less where the models hold less.
+
+    Raises UserError where that leaves no room for a prompt.
+    """
+    written = longest(config)
+    if holds <= written:
+        raise UserError(
+            f"{config.algorithm}.max_new_tokens: {written} leaves no room "
+            f"for a prompt in the model's context of {holds} tokens; give less"
+        )
+    return min(config.agent_model.max_length, holds)
+
+
+def fitting(
+    tasks: list[Task],
+    work: Work,
+    config: Config,
+    encode: Callable[[int, Sequence[Message]], Sequence[int]],
+    length: int,
+    sampling: Sampling,
+) -> list[Task]:
+    """The tasks whose first prompts leave room for a completion. A program's prompts are known
+    once it is played.
+
+    ``encode``: an agent's prompt → tokens. ``length``: of prompt and completion together.
+
+    Raises UserError, naming the row, where one does not, unless ``on_bad_row: skip``.
+    """
+    from comlrl.types import Message
+
+    if work.program is not None:
+        return tasks
+    kept, prompts, agents = [], work.prompts, len(work.roles)
+    for task in tasks:
+        lengths = [
+            len(encode(agent, (*prompts.opening, Message("user", text))))
+            for agent, text in enumerate(prompts.first(task, agents))
+        ]
+        asked = [sampling.of(agent).max_new_tokens for agent in range(len(lengths))]
+        read, written = max(zip(lengths, asked, strict=True), key=sum)
+        room = length - written
+        if read <= room:
+            kept.append(task)
+            continue
+        problem = f"dataset row '{task.task_id}' has a prompt of {read} tokens, with room for "
+        problem += f"{room} (context {length}, max_new_tokens {written})"
+        if config.dataset.on_bad_row == "error":
+            raise UserError(
+                f"dataset.name: {problem}; raise agent_model.max_length if the model allows it, or "
+                "set dataset.on_bad_row=skip"
+            )
+        notice(f"{problem}: skipped")
+    if not kept:
+        raise UserError(
+            f"dataset.name: no row of '{config.dataset.name}' fits the model's context of "
+            f"{length} tokens"
+        )
+    return kept
