@@ -20,6 +20,8 @@ class Outcome:
     task: str
     seed: int
     value: float | None = None  # mean total reward of an evaluation episode
+    floor: float | None = None  # of that value, and its optimum
+    optimum: float | None = None
     score: float | None = None
     noise: float | None = None  # standard error of ``score`` from a finite evaluation
     joint_actions: int | None = None  # scored in training

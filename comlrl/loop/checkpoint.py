@@ -69,13 +69,22 @@ class Checkpoints:
     def __init__(self, run_dir: Path, cadence: Cadence, limit: int | None) -> None:
         """``limit``: how many are kept; None: all."""
         self.run_dir, self.cadence, self.limit = run_dir, cadence, limit
-        self.parts: Mapping[str, Part] = {}  # of the trainer that runs
+        self._parts: Mapping[str, Part] | None = None  # of the trainer that runs
         self.newest: tuple[int, Path] | None = None  # training steps that it holds, and where
 
     @property
     def steps(self) -> int:
         """Training steps in the newest; 0: there is none."""
         return self.newest[0] if self.newest is not None else 0
+
+    @property
+    def parts(self) -> Mapping[str, Part]:
+        assert self._parts is not None, "no trainer has begun"
+        return self._parts
+
+    def begin(self, parts: Mapping[str, Part]) -> None:
+        """``parts``: of the trainer that runs, from now on."""
+        self._parts = parts
 
     def save(self, steps: int, state: Mapping[str, Any], *, alone: bool = False) -> Path:
         """Write one of these training steps; its path. A collective call, unless the main process

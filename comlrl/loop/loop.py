@@ -138,7 +138,7 @@ class Loop:
 
         ``beside``: what the trainer tells of an evaluation beside the metrics of its trees.
         """
-        self.checkpoints.parts = trainer.parts()
+        self.checkpoints.begin(trainer.parts())
         self.signals.defer()
         self._evaluate_if_due(beside)
         while not self._over:

@@ -21,10 +21,13 @@ class RunLog:
         logger: Logger,
         domain: Domain,
         standing: Callable[[], Mapping[str, float]] = dict,
+        sampled: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         """``domain``: measures the trees. ``standing``: metrics that go into every record of a step
-        or an evaluation; asked on all processes."""
-        self.logger, self.domain, self.standing = logger, domain, standing
+        or an evaluation. ``sampled``: those of what training has sampled since they were last
+        asked for. Both are asked on all processes."""
+        self.logger, self.domain = logger, domain
+        self.standing, self.sampled = standing, sampled
         self.alarm = CollapseAlarm()
 
     def step(
@@ -40,7 +43,8 @@ class RunLog:
         metrics = {**tree_metrics(gathered.trees, self.domain), **metrics}
         if due:
             costs = _costs(counters, step, gathered)
-            self._write(counters, "train", {**metrics, **costs}, gathered.trees)
+            logged = {**metrics, **self.sampled(), **costs}
+            self._write(counters, "train", logged, gathered.trees)
         for text in self.alarm.look(metrics):
             warning(text)
         return metrics

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import hashlib
 import json
 import os
 import signal
@@ -33,7 +34,13 @@ from comlrl.files import tolerant_terminal
 from comlrl.run_files import SUMMARY
 from trainers.launch.commands import arena_cells
 from trainers.launch.commands.arena_cells import ALGORITHMS, TASKS, Algorithm
-from trainers.launch.commands.child_runs import INTERRUPTED, environment, last_line
+from trainers.launch.commands.child_runs import (
+    INTERRUPTED,
+    ChildRuns,
+    environment,
+    last_error,
+    last_line,
+)
 from trainers.launch.commands.command_line import Parser, parse_arguments, resolve
 
 if TYPE_CHECKING:
@@ -51,6 +58,7 @@ class Cell:
     seed: int
     out: Path
     tree: Mapping[str, Any]  # its configuration
+    script: Path | None  # that trains, where it is a user's own
 
     @property
     def name(self) -> str:
@@ -74,7 +82,13 @@ class Cell:
 
     @property
     def text(self) -> str:
-        return yaml.safe_dump(dict(self.tree), sort_keys=False)
+        """Its configuration; of a user's script also a digest: another version is another cell."""
+        text = yaml.safe_dump(dict(self.tree), sort_keys=False)
+        if self.script is None:
+            return text
+        return (
+            f"# {self.script.name} {hashlib.sha256(self.script.read_bytes()).hexdigest()}\n{text}"
+        )
 
 
 @dataclass
@@ -93,7 +107,7 @@ class Arena:
         tree = arena_cells.configuration(
             self.algorithms[algorithm], TASKS[task], seed, self.joint_actions, run
         )
-        return Cell(algorithm, task, seed, self.out, tree)
+        return Cell(algorithm, task, seed, self.out, tree, self.algorithms[algorithm].script)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -114,8 +128,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for cell in cells:
             if cell.config.is_file() and cell.config.read_text(encoding="utf-8") != cell.text:
                 raise UserError(
-                    f"--out: '{arena.out}' holds cells with other settings or another budget; give "
-                    "another folder"
+                    f"--out: '{arena.out}' holds cells with other settings, another budget or "
+                    "another version of the script; give another folder"
                 )
     except UserError as error:
         return report(error)
@@ -130,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     outcomes += [
         Outcome(*key, seed, reason=r) for key, r in reasons.items() for seed in arena.seeds
     ]
-    write(arena, outcomes, bounds)
+    write(arena, outcomes)
     return 1 if failed else 0
 
 
@@ -182,8 +196,7 @@ def check(arena: Arena, name: str, task: str) -> Bounds | str:
             line = [sys.executable, str(algorithm.script), "--config", str(file), "--dry-run"]
             done = subprocess.run(line, capture_output=True, text=True, cwd=folder)
             if done.returncode:
-                words = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()
-                return next((w for w in words if w.startswith("error: ")), words[-1])[:300]
+                return last_error(done.stderr or f"exit code {done.returncode}")
             trained_by = "magrpo"  # has the keys that the task's bounds depend on
             tree[trained_by] = tree.pop(algorithm.trained_by)
         file.write_text(yaml.safe_dump(tree), encoding="utf-8")
@@ -216,8 +229,7 @@ class Runner:
     """Runs cells as processes, several at a time."""
 
     def __init__(self, arena: Arena) -> None:
-        self.arena = arena
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.arena, self._children = arena, ChildRuns(arena.jobs)
 
     def run(self, cells: Sequence[Cell]) -> dict[str, str]:
         """Every cell that is not finished; those that failed, by name, with the reason."""
@@ -236,8 +248,7 @@ class Runner:
                     print(f"{done}/{len(left)} {cell.name} {failed.get(cell.name, '')}", flush=True)
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
-                for process in list(self._processes.values()):
-                    process.terminate()
+                self._children.end()
         return failed
 
     def _run(self, cell: Cell) -> int:
@@ -247,18 +258,8 @@ class Runner:
         line = [sys.executable, "-m", "trainers.launch", "train", algorithm.trained_by]
         if algorithm.script is not None:
             line = [sys.executable, str(algorithm.script)]
-        with cell.log.open("wb") as log:
-            process = subprocess.Popen(
-                [*line, "--config", str(cell.config)],
-                stdout=log,
-                stderr=log,
-                env=environment(self.arena.jobs),
-                start_new_session=True,  # Ctrl-C reaches us alone, and they get one signal
-            )
-            self._processes[cell.name] = process
-            code = process.wait()
-            del self._processes[cell.name]
-        return code
+        cell.log.unlink(missing_ok=True)
+        return self._children.run([*line, "--config", str(cell.config)], cell.log)
 
 
 def outcome(
@@ -277,6 +278,8 @@ def outcome(
     return replace(
         found,
         value=value,
+        floor=ends.floor,
+        optimum=ends.optimum,
         score=ends.score(value),
         noise=episode_noise(metrics, turns, episodes) / (ends.optimum - ends.floor),
         joint_actions=summary["env_steps"],
@@ -293,18 +296,25 @@ def with_cross_play(
         if one.reason is None and TASKS[one.task].cross_play:
             same = [o for o in outcomes if (o.algorithm, o.task) == (one.algorithm, one.task)]
             seeds = [o.seed for o in same if o.reason is None]
+            one = replace(one, value=None, score=None, noise=None)  # those of play with itself
             if len(seeds) < 2:
-                one = replace(one, score=None, noise=None, reason="no other seed to play with")
+                one = replace(one, reason="no other seed to play with")
             else:
-                value = _strangers(arena, one.algorithm, one.task, tuple(seeds))[one.seed]
-                score = bounds[one.algorithm, one.task].score(value)
-                one = replace(one, value=value, score=score)
+                played = _strangers(arena, one.algorithm, one.task, tuple(seeds))
+                if isinstance(played, str):
+                    one = replace(one, reason=played)
+                else:
+                    score = bounds[one.algorithm, one.task].score(played[one.seed])
+                    one = replace(one, value=played[one.seed], score=score)
         found.append(one)
     return found
 
 
-def _strangers(arena: Arena, algorithm: str, task: str, seeds: tuple[int, ...]) -> dict[int, float]:
-    """Seed → its mean value in cross-play, from the result of ``evaluate.py --cross-play``."""
+def _strangers(
+    arena: Arena, algorithm: str, task: str, seeds: tuple[int, ...]
+) -> dict[int, float] | str:
+    """Seed → its mean value in cross-play, from the result of ``evaluate.py --cross-play``; or why
+    there is none."""
     name = f"{algorithm}_{task}_{'_'.join(map(str, seeds))}"
     file = arena.out / "cross_play" / f"{name}.json"
     if not file.is_file():
@@ -315,14 +325,12 @@ def _strangers(arena: Arena, algorithm: str, task: str, seeds: tuple[int, ...]) 
         line += ["--samples", str(answers), "--out", str(file)]
         done = subprocess.run(line, env=environment(1), capture_output=True, text=True)
         if done.returncode:
-            raise RuntimeError(f"cross-play of {name} failed: {done.stderr[-500:]}")
+            return f"cross-play: {last_error(done.stderr)}"
     matrix = json.loads(file.read_text(encoding="utf-8"))["matrices"]["reward_mean"]
     return dict(zip(seeds, cross_play_values(matrix), strict=True))
 
 
-def write(
-    arena: Arena, outcomes: Sequence[Outcome], bounds: Mapping[tuple[str, str], Bounds]
-) -> None:
+def write(arena: Arena, outcomes: Sequence[Outcome]) -> None:
     """``arena.json``, ``arena.md`` and ``arena.png``; table and heat map on the terminal."""
     from loggers.report.score_map import write_score_map
     from loggers.score_tables import score_shades, score_table
@@ -334,10 +342,6 @@ def write(
         "table": [
             {"algorithm": name, "task": task, **asdict(entry)}
             for (name, task), entry in found.items()
-        ],
-        "bounds": [
-            {"algorithm": name, "task": task, **ends._asdict()}
-            for (name, task), ends in bounds.items()
         ],
         "cells": [asdict(one) for one in outcomes],
     }

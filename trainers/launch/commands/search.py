@@ -12,7 +12,6 @@ import importlib.util
 import itertools
 import json
 import math
-import subprocess
 import sys
 import time
 import warnings
@@ -26,7 +25,7 @@ import yaml
 from comlrl import files
 from comlrl.errors import UserError
 from comlrl.run_files import CONFIG, METRICS, SUMMARY
-from trainers.launch.commands.child_runs import INTERRUPTED, environment, last_line
+from trainers.launch.commands.child_runs import INTERRUPTED, ChildRuns, last_line
 from trainers.launch.commands.shipped import CONFIGS, config_file, train_command
 
 if TYPE_CHECKING:
@@ -243,7 +242,7 @@ class Search:
     def _draw(self, number: int) -> dict[str, Any]:
         """What Optuna draws after all points so far; seeded with the point's number.
 
-        So a sweep that is gone on with draws what it would have drawn at once.
+        A sweep that is continued draws what it would have drawn at once.
         """
         import optuna
 
@@ -289,7 +288,7 @@ class Runner:
 
     def __init__(self, search: Search, folder: Path, jobs: int, overrides: Sequence[str]) -> None:
         self.search, self.folder, self.jobs, self.overrides = search, folder, jobs, overrides
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._children = ChildRuns(jobs)
 
     def run(self, count: int, changed: Callable[[], None]) -> None:
         """Bring the sweep to ``count`` finished points; ``changed`` is called after each.
@@ -317,8 +316,7 @@ class Runner:
                         self._take(running.pop(future), future.result())
                     changed()
             finally:
-                for process in list(self._processes.values()):
-                    process.terminate()
+                self._children.end()
 
     def _take(self, point: Point, result: Result) -> None:
         if result.code in INTERRUPTED:
@@ -336,29 +334,19 @@ class Runner:
         log = run_dir / "log.txt"
         started = time.monotonic()
         ended = (run_dir / SUMMARY).exists()  # and we were killed before it was recorded
-        code = 0 if ended else self._wait(point, line, log)
+        code = 0 if ended else self._children.run(line, log)
         seconds = time.monotonic() - started
         if code:
-            return Result(code, None, seconds, f"exit code {code}: {last_line(log)}")
+            return Result(
+                code,
+                None,
+                seconds,
+                f"exit code {code}: {last_line(log)}",
+            )
         metric = last_value(run_dir / METRICS, self.search.sweep.metric)
         missing = f"no {self.search.sweep.metric} in metrics.jsonl; set eval_interval, or name a "
         missing += "metric that is there"
         return Result(0, metric, seconds, None if metric is not None else missing)
-
-    def _wait(self, point: Point, line: Sequence[str], log: Path) -> int:
-        """Run a point's command line to its end; its exit code."""
-        with log.open("ab") as output:
-            process = subprocess.Popen(
-                line,
-                stdout=output,
-                stderr=output,
-                env=environment(self.jobs),
-                start_new_session=True,  # Ctrl-C reaches us alone, and they get one signal
-            )
-            self._processes[point.number] = process
-            code = process.wait()
-            del self._processes[point.number]
-        return code
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from comlrl.rollout.latent_sampler import LatentSampler
     from comlrl.rollout.vllm_sampler import VLLMSampler
     from comlrl.types import Reward, Rolled, Sampler, Sampling, Task
-    from comlrl.update.importance import ImportanceWeightedSampler
     from external.expert_edits import Fallbacks
 
 
@@ -118,7 +117,12 @@ def assemble(
         section,
         build_schedule(config, train),
         run_dir,
-        RunLog(logger, work.domain, standing(fallbacks, corrected)),
+        RunLog(
+            logger,
+            work.domain,
+            standing(fallbacks),
+            dict if corrected is None else corrected.metrics,
+        ),
         evaluations=evaluations,
         signals=signals,
         progress=progress,
@@ -309,20 +313,14 @@ def build_fallbacks(config: Config) -> Fallbacks | None:
     return Fallbacks()
 
 
-def standing(
-    fallbacks: Fallbacks | None, corrected: ImportanceWeightedSampler | None
-) -> Callable[[], dict[str, float]]:
+def standing(fallbacks: Fallbacks | None) -> Callable[[], dict[str, float]]:
     """Metrics that go into every record: the attempts so far that ``plain`` answered in the
-    expert's place, and how far a server's samples are from the policy's. Every process asks."""
+    expert's place. Every process asks."""
     from comlrl.processes import distributed
 
-    def read_metrics() -> dict[str, float]:
-        metrics = {} if corrected is None else corrected.metrics()
-        if fallbacks is not None:
-            metrics["expert_fallbacks"] = distributed.total(fallbacks.count)
-        return metrics
-
-    return read_metrics
+    if fallbacks is None:
+        return dict
+    return lambda: {"expert_fallbacks": distributed.total(fallbacks.count)}
 
 
 def build_evaluations(

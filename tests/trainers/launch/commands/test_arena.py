@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -132,7 +133,7 @@ def test_finished_cells_are_read_and_not_run_again(tmp_path, capsys, monkeypatch
     assert (tmp_path / "arena.png").stat().st_size > 5000
 
 
-def test_levers_are_scored_with_strangers(tmp_path, monkeypatch):
+def test_levers_are_scored_with_strangers(tmp_path):
     given = ["--algorithms", "magrpo", "--tasks", "levers", "--seeds", "2"]
     plan = planned(tmp_path, *given)
     for seed in (1, 2):
@@ -144,6 +145,19 @@ def test_levers_are_scored_with_strangers(tmp_path, monkeypatch):
     cells = json.loads((tmp_path / "arena.json").read_text())["cells"]
     assert [cell["value"] for cell in cells] == pytest.approx([0.3, 0.3])
     assert cells[0]["score"] == pytest.approx((0.3 - 1 / 9) / (0.9 - 1 / 9))
+    assert (cells[0]["floor"], cells[0]["optimum"]) == pytest.approx((1 / 9, 0.9))
+    assert cells[0]["noise"] is None  # that of play with itself says nothing of it
+
+
+def test_a_cross_play_that_fails_is_a_reason_and_the_rest_is_written(tmp_path, capsys):
+    given = ["--algorithms", "magrpo", "--tasks", "levers,climbing", "--seeds", "2"]
+    plan = planned(tmp_path, *given)
+    for task, seed in itertools.product(("levers", "climbing"), (1, 2)):
+        finish(plan, "magrpo", task, seed, 1.0)  # without weights that could play
+    assert arena.main(["--out", str(tmp_path), *given]) == 0
+    levers, climbing = json.loads((tmp_path / "arena.json").read_text())["table"]
+    assert levers["mean"] is None and levers["reasons"][0].startswith("cross-play: error: ")
+    assert climbing["mean"] is not None
 
 
 def test_another_budget_needs_another_folder(tmp_path, capsys):
@@ -162,6 +176,17 @@ def test_a_script_of_ones_own_is_found_by_its_name(tmp_path):
     assert tree["best"]["num_generations"] == 16 and "magrpo" not in tree
     both = planned(tmp_path, "--check", str(script), "--algorithms", "magrpo")
     assert list(both.algorithms) == ["best", "magrpo"]
+
+
+def test_another_version_of_a_script_needs_another_folder(tmp_path, capsys):
+    script = tmp_path / "train_best.py"
+    script.write_text(OWN)
+    given = ["--check", str(script), "--tasks", "climbing", "--seeds", "1"]
+    plan = planned(tmp_path / "out", *given)
+    finish(plan, "best", "climbing", 1, 1.0)
+    script.write_text(OWN + "\n# another\n")
+    assert arena.main(["--out", str(tmp_path / "out"), *given]) == 2
+    assert "give another folder" in capsys.readouterr().err
 
 
 @pytest.fixture

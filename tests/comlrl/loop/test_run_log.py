@@ -1,0 +1,42 @@
+"""What goes into the records of a run, and when it is asked for."""
+
+from __future__ import annotations
+
+from comlrl.loop.records import LogRecord
+from comlrl.loop.run_log import RunLog
+from comlrl.loop.steps import Counters, Gathered, Step
+from comlrl.update.minibatches import Span
+from rewards.code.domain import CODE
+
+
+class Records:
+    def __init__(self) -> None:
+        self.records: list[LogRecord] = []
+
+    def begin(self, mark) -> None: ...
+
+    def log(self, record: LogRecord) -> None:
+        self.records.append(record)
+
+    def episodes(self, record, trees) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_what_training_has_sampled_is_asked_for_by_its_own_records_alone():
+    logger, sampled = Records(), []
+
+    def drained() -> dict[str, float]:
+        count, sampled[:] = len(sampled), []
+        return {"importance/count": float(count)}
+
+    log, counters = RunLog(logger, CODE, lambda: {"standing": 7.0}, drained), Counters()
+    for index in range(1, 5):
+        sampled.append(index)
+        step = Step(index, 0, [])
+        log.step(counters, step, Gathered([], 0, 0, 0, Span(0, 1)), {}, due=index == 4)
+        if index == 2:
+            log.evaluation(counters, {}, [])
+    evaluation, training = (record.metrics for record in logger.records)
+    assert "importance/count" not in evaluation and evaluation["standing"] == 7.0
+    assert training["importance/count"] == 4.0 and training["standing"] == 7.0
