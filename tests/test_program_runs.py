@@ -33,8 +33,7 @@ async def runs(task, agents):
     result = await asyncio.to_thread(run_python, await agents["writer"](agents.prompts["writer"]))
     await agents["reader"](result.report or "nothing")
     await agents.reward("writer", result.ok)
-    raise_now = len(result.report) % 2
-    return 1 / raise_now - 1
+    return 1 / 0
 
 
 def plain(task, agents):
@@ -94,7 +93,7 @@ def test_what_a_run_logs(played):
     lines = [line for line in read_lines(out / "episodes.jsonl") if line["phase"] == "train"]
     assert len(lines) == 12 and {line["episode"] for line in lines} == {0, 1}
     assert "1. writer" in (out / "report.html").read_text()
-    assert (out / "modules").exists() or list(out.glob("**/my_team.py"))
+    assert (out / "my_team.py").read_text() == TEAM
 
 
 def test_its_evaluation_and_replacements(played, tmp_path, capsys):
@@ -105,10 +104,10 @@ def test_its_evaluation_and_replacements(played, tmp_path, capsys):
     assert evaluate.main([*given, "--samples", "2"]) == 0
     result = json.loads(file.read_text())
     assert result["roles"] == ["writer", "reader"] and result["metrics"]["calls_mean"] >= 2
-    assert result["model_calls"] if "model_calls" in result else result["budget"]["model_calls"]
+    assert result["budget"]["model_calls"] > 0
     assert evaluate.main([*given, "--replace", "reader=silent"]) == 0
     teams = json.loads(file.read_text())["coalitions"]
-    assert [team["present"] for team in teams] == [[1], []] or len(teams) == 2
+    assert [team["present"] for team in teams] == [[1], []]
     silent = teams[-1]["metrics"]
     assert silent["agent_1/reward_mean"] == 0.0 < silent["agent_0/reward_mean"]
     capsys.readouterr()
@@ -120,10 +119,11 @@ def test_tools_rewards_in_the_middle_and_episodes_that_fail(zygote, tmp_path):
     run = zygote.run("magrpo", arguments(file, out, *more, max_steps=1, num_generations=8))
     assert run.wait() == 0, run.output
     (line,) = metrics(out)
-    failed = line["metrics"]["failed_share"]
-    errors = [s["error"] for s in read_lines(out / "samples.jsonl") if "error" in s]
-    assert all(error.startswith("raised ZeroDivisionError") for error in errors), errors
-    assert (failed > 0) or not errors
+    assert line["metrics"]["failed_share"] == 1 and line["metrics"]["calls_mean"] == 2
+    samples = read_lines(out / "samples.jsonl")
+    assert samples
+    for sample in samples:
+        assert sample["error"].startswith("raised ZeroDivisionError"), sample
 
 
 def test_an_error_names_task_and_episode(zygote, tmp_path):

@@ -6,16 +6,13 @@ import asyncio
 
 from comlrl.programs.agents import Agents
 from comlrl.types import Score, Task
+from rewards.code.prompts import REVISION
 
-FEEDBACK = """\
-Feedback:
-{report}
-Write a revised `{name}`, code only: no fences, prose, tests or examples.
-"""
+FEEDBACK = f"Feedback:\nNot all levels passed.\n{REVISION}"
 
 
 async def play(task: Task, agents: Agents) -> Score:
-    """Both agents write at once; where a test fails, main reads that and writes once more."""
+    """Both agents write at once; if not all tests pass, main reads so and writes once more."""
     prompts = agents.prompts
     helper, main = await asyncio.gather(
         agents["helper"](prompts["helper"]), agents["main"](prompts["main"])
@@ -23,7 +20,7 @@ async def play(task: Task, agents: Agents) -> Score:
     score = await agents.score([helper, main])
     if score.passed:
         return score
-    feedback = FEEDBACK.format(report="Not all levels passed.", name=task.fields["entry_point"])
+    feedback = FEEDBACK.format(name=task.fields["entry_point"])
     revised = await agents["main"](
         [
             {"role": "user", "content": prompts["main"]},

@@ -52,7 +52,7 @@ def near_uniform(found: torch.Tensor) -> bool:
 @pytest.mark.parametrize("name", ARENA)
 def test_its_first_policy_is_uniform(name, model, tokenizer):
     """On what every agent reads at turn 1 of shipped rows, and on prompts of later turns and later
-    agents, none of which was met in pretraining."""
+    agents."""
     game = ARENA[name]
     tasks = load_tasks(DatasetConfig(name=f"builtin:{name}"), "eval", game)
     count = game.agents[0]
@@ -105,6 +105,9 @@ def test_the_loss_is_the_divergence_from_uniform(model, tokenizer):
         after = untrained(torch.tensor([[*ids, tokens[answer]]])).logits[0, -1].log_softmax(-1)
     expected = (-math.log(3) - first.mean() - after[tokenizer.eos_token_id]) / 2
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    met = next(situations(0, "arena-climbing"))
+    shipped, _ = batch_loss(model, probe, [met], tokenizer, Labels(), draw)
+    assert -1e-6 <= shipped.item() < 0.01
 
 
 @pytest.mark.slow
