@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 
+from comlrl.config.algorithms import GRPOConfig
 from comlrl.loop.parts import Trainer
 from trainers.launch.commands.train import main
 from trainers.launch.wiring.assembly import Run
 
 
-def build(run: Run) -> Trainer:
+def build(run: Run[GRPOConfig]) -> Trainer:
     from trainers.grpo import GRPOTrainer
 
     return GRPOTrainer(run.section, run.team, run.rollout, run.loop, run.sampling)

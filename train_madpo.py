@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 
+from comlrl.config.algorithms import MADPOConfig
 from comlrl.loop.parts import Trainer
 from trainers.launch.commands.train import main
 from trainers.launch.wiring.assembly import Run
 from trainers.launch.wiring.comparator import build_collector
 
 
-def build(run: Run) -> Trainer:
+def build(run: Run[MADPOConfig]) -> Trainer:
     from trainers.madpo import MADPOTrainer
 
     return MADPOTrainer(run.section, run.team, run.loop, run.sampling, build_collector(run))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 
+from comlrl.config.algorithms import MAGRPOConfig
 from comlrl.loop.parts import Trainer
 from trainers.launch.commands.train import main
 from trainers.launch.wiring.assembly import Run
 
 
-def build(run: Run) -> Trainer:
+def build(run: Run[MAGRPOConfig]) -> Trainer:
     from trainers.magrpo import MAGRPOTrainer
 
     return MAGRPOTrainer(run.section, run.team, run.rollout, run.loop, run.sampling)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from comlrl.config.algorithms import MAGRPOConfig, PPOConfig
+from comlrl.config.algorithms import MAGRPOConfig, MARLHFConfig, PPOConfig
 from comlrl.loop.parts import Trainer
 from trainers.launch.commands.train import main
 from trainers.launch.wiring.assembly import Run, build_critic_team, build_rollout
@@ -13,10 +13,11 @@ from trainers.launch.wiring.comparator import build_collector
 
 if TYPE_CHECKING:
     from comlrl.preferences.reward_model import ModelReward
+    from comlrl.preferences.reward_training import RewardBase
     from trainers.marlhf import Online
 
 
-def build(run: Run) -> Trainer:
+def build(run: Run[MARLHFConfig]) -> Trainer:
     from comlrl.preferences.reward_model import ModelReward
     from trainers.marlhf import MARLHFTrainer
 
@@ -33,7 +34,7 @@ def build(run: Run) -> Trainer:
     )
 
 
-def online_trainer(run: Run, reward: ModelReward) -> Online:
+def online_trainer(run: Run[MARLHFConfig], reward: ModelReward) -> Online:
     """The sibling that ``rl_algorithm`` names, on a rollout scored by the reward model."""
 
     from trainers.magrpo import MAGRPOTrainer
@@ -48,7 +49,7 @@ def online_trainer(run: Run, reward: ModelReward) -> Online:
     return MAGRPOTrainer(section, run.team, rollout, run.loop, run.sampling)
 
 
-def reward_base(run: Run) -> Any:
+def reward_base(run: Run[MARLHFConfig]) -> RewardBase:
     """What the reward model starts from: ``reward_model_name``, or the last agent's base."""
     from comlrl.preferences.reward_training import RewardBase
 

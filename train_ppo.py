@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 
+from comlrl.config.algorithms import PPOConfig
 from comlrl.loop.parts import Trainer
 from trainers.launch.commands.train import main
 from trainers.launch.wiring.assembly import Run, build_critic_team
 
 
-def build(run: Run) -> Trainer:
+def build(run: Run[PPOConfig]) -> Trainer:
     from trainers.ppo import PPOTrainer
 
     critics = build_critic_team(run.config, run.team)

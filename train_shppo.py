@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 
+from comlrl.config.algorithms import SHPPOConfig
 from comlrl.loop.parts import Trainer
 from trainers.launch.commands.train import main
 from trainers.launch.wiring.assembly import Run, heterogeneous_policy
 
 
-def build(run: Run) -> Trainer:
+def build(run: Run[SHPPOConfig]) -> Trainer:
     from trainers.shppo import SHPPOTrainer
 
     policy = heterogeneous_policy(run.rollout.sampler)

@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
+from comlrl.config.algorithms import MAGRPOConfig
 from comlrl.loop.interrupts import Signals
 from comlrl.loop.resume import prepare
 from loggers.tables import table
@@ -78,6 +79,7 @@ def start(overrides: list[str], fast: bool, folder: str, steps: int) -> tuple[An
     if not fast:
         for agent in run.team.agents:
             agent.fast = None
+    assert isinstance(run.section, MAGRPOConfig)
     return run, MAGRPOTrainer(run.section, run.team, run.rollout, run.loop, run.sampling)
 
 

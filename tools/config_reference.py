@@ -23,7 +23,7 @@ HEAD = """\
 # Configuration
 
 This page lists every key with its type and default. `python -m tools.config_reference` writes it
-from `comlrl/config/sections.py` and `comlrl/config/algorithms.py`.
+from `comlrl/config/sections.py` and `comlrl/config/algorithms_*.py`.
 
 A file is YAML, with the sections below and one named after the algorithm. Every key is optional.
 `--override` takes dotted keys, for example

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from comlrl.errors import UserError
+from comlrl.run_files import PREFERENCES
 from comlrl.types import Completion, Message, Tree
 
 ROUNDING = 1e-9  # sums of reward terms that are equal may differ in the last bit
@@ -138,6 +139,12 @@ def drop_after(path: Path, round_index: int) -> None:
         whole += len(line)
     if whole < len(content):
         os.truncate(path, whole)
+
+
+def preferences_file(given: str) -> Path:
+    """The file that the key ``preferences`` names: itself, or a run's folder."""
+    path = Path(given)
+    return path / PREFERENCES if path.is_dir() else path
 
 
 def read_sets(path: Path, num_agents: int) -> list[CandidateSet]:

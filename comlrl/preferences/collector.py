@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from comlrl import files
+from comlrl.config.algorithms import PreferenceConfig
 from comlrl.errors import notice
 from comlrl.preferences.candidates import (
     CandidateSet,
     PreferenceError,
     append_sets,
     drop_after,
+    preferences_file,
     read_sets,
 )
 from comlrl.preferences.comparing import Comparator, compared
@@ -65,7 +67,7 @@ class Collector:
 
     def __init__(
         self,
-        section: Any,
+        section: PreferenceConfig,
         rollout: Rollout,
         loop: Stage,
         sampling: Sampling,
@@ -75,7 +77,7 @@ class Collector:
         resume: bool,
         comparator: Comparator | None = None,
     ) -> None:
-        """``section``: a ``PreferenceConfig``. ``tasks_of``: a round's tasks. ``resume``: continue
+        """``tasks_of``: a round's tasks. ``resume``: continue
         with what the run directory holds; else an older file there is replaced. ``comparator``:
         None: the task reward compares."""
         self.section, self.rollout, self.loop, self.sampling = section, rollout, loop, sampling
@@ -117,7 +119,10 @@ class Collector:
 
     def _label(self, index: int, present: int) -> Round:
         section = self.section
-        sets = self._read() if section.preferences is not None else self._collect(index, present)
+        if section.preferences is None:
+            sets = self._collect(index, present)
+        else:
+            sets = self._read(preferences_file(section.preferences))
         every = task_pairs(
             sets, section.pair_selection, section.preference_pairs_per_sample, self.seed
         )
@@ -142,10 +147,8 @@ class Collector:
             + (f", {last['unreadable']} verdicts unreadable" if last["unreadable"] else "")
         )
 
-    def _read(self) -> list[CandidateSet]:
+    def _read(self, path: Path) -> list[CandidateSet]:
         """Another run's candidates, of all its rounds, of this run's training tasks."""
-        path = Path(self.section.preferences)
-        path = path / PREFERENCES if path.is_dir() else path
         sets: dict[str, CandidateSet] = {}
         for item in read_sets(path, self.section.num_agents):
             known = sets.get(item.task_id)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 
+from comlrl.config.algorithms import ActorCriticConfig
 from comlrl.models.agent import Agent
 from comlrl.models.logprobs import ActionLogprobs
 from comlrl.models.team import Team
@@ -31,15 +31,15 @@ class ClippedPolicy:
 
     def __init__(
         self,
-        section: Any,
+        section: ActorCriticConfig,
         team: Team,
         agent: Agent,
         read: Callable[[TokenBatch], ActionLogprobs],
         read_reference: Callable[[Agent, TokenBatch], ActionLogprobs],
         kl_in_loss: float = 0.0,
     ) -> None:
-        """``section``: an ``ActorCriticConfig``. ``read``: log-probabilities under the present
-        policy; ``read_reference``: under the reference. ``kl_in_loss``: weight of the k3 term."""
+        """``read``: log-probabilities under the present policy; ``read_reference``: under the
+        reference. ``kl_in_loss``: weight of the k3 term."""
         self.section, self.team, self.agent = section, team, agent
         self.read, self.kl_in_loss = read, kl_in_loss
         self.old, self.advantage = OldLogprobs(team, agent, read, read_reference), PerToken()

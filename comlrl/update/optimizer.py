@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import torch
 
+from comlrl.config.algorithms import CommonConfig
 from comlrl.errors import NonFiniteError
 from comlrl.processes import distributed, sharding
 
@@ -164,7 +164,7 @@ def _stepped(parameter: torch.nn.Parameter) -> torch.Tensor:
 
 
 def optimizer_of(
-    section: Any,
+    section: CommonConfig,
     parameters: Iterable[torch.nn.Parameter],
     learning_rate: float,
     agent: int | None = None,

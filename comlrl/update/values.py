@@ -6,10 +6,11 @@ token, or one for the turn.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
+from comlrl.config.algorithms import PPOConfig
 from comlrl.credit.chains import Chains
 from comlrl.errors import NonFiniteError
 from comlrl.models.agent import Agent
@@ -57,10 +58,9 @@ class StepValues:
     ½ max((V − R)², (clip(V, V_old ± ε_v) − R)²)   on each of them
     """
 
-    def __init__(self, section: Any, reader: Reader | None, head: TokenCritic | None) -> None:
-        """``section``: a ``PPOConfig``. One of the others is given: ``reader``, a critic with
-        separate passes, or ``head`` on the policy's states, computed in the passes of its update
-        (``see``, ``shared_loss``)."""
+    def __init__(self, section: PPOConfig, reader: Reader | None, head: TokenCritic | None) -> None:
+        """Give one of two: ``reader``, a critic with separate passes, or ``head`` on the policy's
+        states, computed in the passes of its update (``see``, ``shared_loss``)."""
         self.section, self.reader, self.head = section, reader, head
         self.value, self.returns = PerToken(), PerToken()  # of before the update
 

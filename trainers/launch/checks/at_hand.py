@@ -13,7 +13,6 @@ from comlrl.config.algorithms import MARLHFConfig, PPOConfig, PreferenceConfig
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from comlrl.models.packed import is_packed, source_of
-from comlrl.run_files import PREFERENCES
 from comlrl.tasks.json_rows import KINDS
 from comlrl.types import Message
 from trainers.launch.wiring.comparator import build_judge
@@ -179,10 +178,9 @@ def _check_preferences(config: Config) -> None:
     """MADPO's and MARLHF's files of an earlier run."""
     section = config.section
     if isinstance(section, PreferenceConfig) and section.preferences is not None:
-        from comlrl.preferences.candidates import read_sets
+        from comlrl.preferences.candidates import preferences_file, read_sets
 
-        path = Path(section.preferences)
-        read_sets(path / PREFERENCES if path.is_dir() else path, section.num_agents)
+        read_sets(preferences_file(section.preferences), section.num_agents)
     if isinstance(section, MARLHFConfig) and section.reward_model is not None:
         from comlrl.preferences.reward_model import FACTS
 

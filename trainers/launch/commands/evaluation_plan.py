@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from comlrl.config.algorithms import SECTIONS, sections_of
+from comlrl.config.algorithms import SECTIONS, Algorithms, sections_of
 from comlrl.config.loader import Loader, Setting, load_yaml, parse_override
 from comlrl.config.plugins.modules import digests, kept
 from comlrl.config.resolved import Config
@@ -305,7 +305,7 @@ def _check_order(option: str, teams: Sequence[Trained], algorithm: str) -> None:
             )
 
 
-def _order(tree: Mapping[str, Any], algorithms: Mapping[str, type]) -> str:
+def _order(tree: Mapping[str, Any], algorithms: Algorithms) -> str:
     section = tree[weights.run_algorithm(tree, algorithms, CONFIG)]
     return section.get("turn_order", "simultaneous")
 

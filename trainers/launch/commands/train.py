@@ -13,10 +13,10 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from comlrl import files
-from comlrl.config.algorithms import SECTIONS
+from comlrl.config.algorithms import SECTIONS, CommonConfig
 from comlrl.config.resolved import Config
 from comlrl.errors import NonFiniteError, UserError, in_one_line, notice, print_error, report
 from comlrl.files import tolerant_terminal
@@ -30,11 +30,7 @@ from trainers.launch.wiring import allocator as memory
 from trainers.launch.wiring import hub, own_algorithm
 from trainers.launch.wiring import init_from as initial
 from trainers.launch.wiring import vllm as engine
-from trainers.launch.wiring.assembly import (
-    Run,
-    assemble,
-    heterogeneous_policy,
-)
+from trainers.launch.wiring.assembly import Run, assemble, heterogeneous_policy
 from trainers.launch.wiring.machine import check_devices, deterministic
 from trainers.launch.wiring.sampling import limits
 from trainers.launch.wiring.task_splits import load_both_splits
@@ -46,10 +42,12 @@ if TYPE_CHECKING:
     from comlrl.loop.resume import Start
     from comlrl.types import Reward
 
+Build = Callable[[Run[Any]], Trainer]  # of a train script, which knows its own section's class
+
 
 def main(
     algorithm: str,
-    build: Callable[[Run], Trainer],
+    build: Build,
     argv: Sequence[str] | None = None,
     section: type | None = None,
 ) -> int:
@@ -69,7 +67,7 @@ def main(
 
 def _main(
     algorithm: str,
-    build: Callable[[Run], Trainer],
+    build: Build,
     argv: Sequence[str] | None,
     signals: Signals,
 ) -> int:
@@ -100,7 +98,7 @@ def _main(
 
 
 def no_weights_notice(config: Config) -> list[str]:
-    """Where a run will leave nothing that could be evaluated or gone on with."""
+    """Where a run will leave nothing that could be evaluated or trained further."""
     output = config.output
     if config.keeps_final_model or output.save_best or config.section.save_steps:
         return []
@@ -158,7 +156,7 @@ def _refuse(error: Exception) -> int:
 def execute(
     config: Config,
     work: Work,
-    build: Callable[[Run], Trainer],
+    build: Build,
     signals: Signals,
     resume: bool = False,
     force: bool = False,
@@ -286,11 +284,11 @@ def _leave(loop: Loop) -> None:
 def _open(
     start: Start,
     work: Work,
-    build: Callable[[Run], Trainer],
+    build: Build,
     signals: Signals,
     force: bool,
     opened: contextlib.ExitStack,
-) -> tuple[Run, Trainer]:
+) -> tuple[Run[CommonConfig], Trainer]:
     """The assembled run and its trainer, resumed where it is to be; ``opened`` closes it all."""
     from comlrl.loop import checkpoint
     from comlrl.loop.resume import write_config
@@ -329,7 +327,7 @@ def _closing(closed: Logger | Reward) -> Callable[[], None]:
     return close
 
 
-def _finish(run: Run) -> None:
+def _finish(run: Run[CommonConfig]) -> None:
     """Final model and summary."""
     from comlrl.loop.summary import write_summary
     from comlrl.processes import distributed

@@ -324,13 +324,13 @@ def estimate(
     return "\n".join(lines)
 
 
-def _pairs(section: Any) -> Any:
+def _pairs(section: PreferenceConfig) -> PreferenceConfig:
     """A step of MADPO as one of the samples that its pairs are made of."""
     own, kept = section.preference_num_candidates, section.preference_pairs_per_sample
     return replace(section, num_generations=own if kept is None else min(own, 2 * kept))
 
 
-def _collecting(step: StepCost, section: Any, tasks: int) -> float:
+def _collecting(step: StepCost, section: PreferenceConfig, tasks: int) -> float:
     """Seconds until all candidates are sampled and scored."""
     if section.preferences is not None:
         return 0.0

@@ -8,9 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from comlrl.config.algorithms import SECTIONS, PPOConfig, PreferenceConfig, SHPPOConfig
+from comlrl.config.algorithms import (
+    SECTIONS,
+    CommonConfig,
+    PPOConfig,
+    PreferenceConfig,
+    SHPPOConfig,
+)
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from trainers.launch.wiring import vllm as engine
@@ -38,13 +44,16 @@ if TYPE_CHECKING:
     from external.expert_edits import Fallbacks
 
 
+Section = TypeVar("Section", bound=CommonConfig, covariant=True)
+
+
 @dataclass(frozen=True)
-class Run:
+class Run(Generic[Section]):
     """Everything that a trainer is built from."""
 
     config: Config
     work: Work
-    section: Any
+    section: Section
     run_dir: Path
     team: Team
     server: VLLMSampler | None  # what samples in the generator's place
@@ -52,7 +61,7 @@ class Run:
     rollout: Rollout | ProgramRollout
     loop: Loop
     sampling: Sampling
-    resume: bool  # what lies in run_dir is this run's own, and is gone on with
+    resume: bool  # what lies in run_dir belongs to this run, which continues
     save: Callable[[Path], None]  # the agents, into a folder; called by all processes
 
     @property
@@ -71,7 +80,7 @@ def assemble(
     train: list[Task],
     held_out: list[Task],
     resume: bool,
-) -> Run:
+) -> Run[CommonConfig]:
     """Load models, start the reward's workers lazily, and wire the rooms together.
 
     ``resume``: the run continues from a checkpoint.

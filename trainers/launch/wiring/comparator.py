@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trainers.launch.wiring.assembly import Run
 
 
-def build_collector(run: Run) -> Collector:
+def build_collector(run: Run[PreferenceConfig]) -> Collector:
     from comlrl.preferences.collector import Collector
     from comlrl.rollout.grow import Rollout
 
@@ -34,7 +34,7 @@ def build_collector(run: Run) -> Collector:
     )
 
 
-def _comparator(run: Run) -> Comparator | None:
+def _comparator(run: Run[PreferenceConfig]) -> Comparator | None:
     """What the configuration names; None: the task reward. Raises UserError."""
     match run.section.comparison:
         case ("model", _):
@@ -61,7 +61,7 @@ def build_judge(config: Config, prompts: Prompts) -> Judge:
     return Judge(prompts, Service(model, provider, f"{key}: 'model: {given}'"))
 
 
-def _earlier(run: Run, folder: str) -> Comparator:
+def _earlier(run: Run[PreferenceConfig], folder: str) -> Comparator:
     from comlrl.preferences.comparing import Earlier
     from trainers.launch.wiring.assembly import build_rollout
     from trainers.launch.wiring.load import load_sampler

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comlrl.builtin import MODELS
+from comlrl.config.algorithms import Algorithms
 from comlrl.config.loader import load_yaml
 from comlrl.config.paths import searched
 from comlrl.config.plugins.targets import near
@@ -46,7 +47,7 @@ class Source:
     sizes: Mapping[str, int] | None  # of SHPPO's networks, where there are any
 
 
-def check(config: Config, algorithms: Mapping[str, Any]) -> list[str]:
+def check(config: Config, algorithms: Algorithms) -> list[str]:
     """Notices about ``init_from``; raises UserError where a run cannot start from it.
 
     ``algorithms``: sections by name.
@@ -105,7 +106,7 @@ def _names(wanted: str, layer: str, given: Any) -> bool:
     return layer == wanted or layer.endswith(f".{wanted}")
 
 
-def begin(config: Config, algorithms: Mapping[str, Any], team: Team, sampler: Sampler) -> None:
+def begin(config: Config, algorithms: Algorithms, team: Team, sampler: Sampler) -> None:
     """Give a new team, and SHPPO's sampler, the weights of ``init_from``.
 
     Raises UserError where they do not fit.
@@ -131,7 +132,7 @@ def begin(config: Config, algorithms: Mapping[str, Any], team: Team, sampler: Sa
         ) from error
 
 
-def _source(config: Config, algorithms: Mapping[str, Any]) -> Source:
+def _source(config: Config, algorithms: Algorithms) -> Source:
     """What lies in ``init_from``. Raises UserError where nothing does."""
     name = str(config.init_from)
     path = Path(name)

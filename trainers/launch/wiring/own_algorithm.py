@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def keep(folder: Path, config: Config) -> None:
     files.replace(folder / FILE, json.dumps(facts, indent=1) + "\n")
 
 
-def known(*folders: Path | None) -> dict[str, type]:
+def known(*folders: Path | None) -> dict[str, type[configs.CommonConfig]]:
     """The sections of all algorithms, and those of the runs in ``folders``; of one name the first.
 
     Raises UserError for a damaged file.
@@ -51,10 +52,10 @@ def known(*folders: Path | None) -> dict[str, type]:
 
 
 def _ships(section: type) -> bool:
-    return section.__module__ == configs.__name__
+    return section.__module__.startswith(configs.__name__)  # its own, or algorithms_….py
 
 
-def _read(folder: Path | None) -> tuple[str, type] | None:
+def _read(folder: Path | None) -> tuple[str, type[configs.CommonConfig]] | None:
     """A run's own algorithm: its name, and a class that reads its section."""
     file = None if folder is None else folder / FILE
     if file is None or not file.is_file():
@@ -66,17 +67,19 @@ def _read(folder: Path | None) -> tuple[str, type] | None:
         raise UserError(f"'{file}' is damaged ({error}); copy it from the run again") from error
 
 
-def _section(base_name: str, defaults: dict[str, Any], facts: dict[str, Any]) -> type:
+def _section(
+    base_name: str, defaults: dict[str, Any], facts: dict[str, Any]
+) -> type[configs.CommonConfig]:
     """The shipped class that the user's was made on, with the user's keys and defaults."""
     base = getattr(configs, base_name)
-    inherited = {field.name: field for field in dataclasses.fields(base)}
+    types = typing.get_type_hints(base)
     plain = dataclasses.asdict(base())
     added = [
-        (key, inherited[key].type if key in inherited else Any, _default(value))
+        (key, types.get(key, Any), _default(value))
         for key, value in defaults.items()
         if key not in plain or plain[key] != value
     ]
-    namespace = {"__module__": configs.__name__, **facts}  # whose names its annotations are in
+    namespace = {"__module__": base.__module__, **facts}
     return dataclasses.make_dataclass(
         base_name, added, bases=(base,), namespace=namespace, frozen=True
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from comlrl.config.algorithms import sections_of
+from comlrl.config.algorithms import Algorithms, CommonConfig, sections_of
 from comlrl.config.loader import Setting, load_yaml
 from comlrl.errors import UserError
 from comlrl.quoting import one_line
@@ -84,7 +84,7 @@ def locate(path: str | Path, option: str = "--checkpoint") -> Trained:
     raise UserError(f"{option}: '{name}' {what}; give a run directory or a model folder")
 
 
-def run_algorithm(tree: Mapping[str, Any], algorithms: Mapping[str, Any], file: str) -> str:
+def run_algorithm(tree: Mapping[str, Any], algorithms: Algorithms, file: str) -> str:
     """The algorithm whose section a file has, beside those that it reads as well.
 
     Raises UserError where there is none, or more than one.
@@ -102,7 +102,7 @@ def run_algorithm(tree: Mapping[str, Any], algorithms: Mapping[str, Any], file: 
 
 
 def settings(
-    trained: Trained, algorithm: str, algorithms: Mapping[str, Any], source: str
+    trained: Trained, algorithm: str, algorithms: Algorithms, source: str
 ) -> list[Setting]:
     """What the weights are weights of: base model, LoRA, number of agents; for ``algorithm``."""
     if trained.model is not None:
@@ -128,14 +128,14 @@ def settings(
     return [Setting(f"{algorithm}.{k}" if k in own else k, v, source) for k, v in facts.items()]
 
 
-def _fits(facts: Mapping[str, Any], section: Any) -> bool:
+def _fits(facts: Mapping[str, Any], section: type[CommonConfig]) -> bool:
     """Whether an algorithm's agents can act by weights with these facts."""
     if facts["heterogeneous"] or section.heterogeneous:
         return facts["heterogeneous"] == section.heterogeneous
     return not facts.get("shared_policy") or hasattr(section, "shared_policy")
 
 
-def of_run(tree: Mapping[str, Any], algorithms: Mapping[str, Any]) -> dict[str, Any]:
+def of_run(tree: Mapping[str, Any], algorithms: Algorithms) -> dict[str, Any]:
     """What a run's configuration says of its weights: key → value, and whether they are one
     policy with a latent for each agent (``heterogeneous``); and what they were trained to do."""
     model, lora = tree.get("agent_model") or {}, tree.get("lora") or {}

@@ -1,0 +1,158 @@
+"""The keys that every algorithm section has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from comlrl.config.keys import key
+from comlrl.types import JointMode, Shape
+
+Advantage = Literal["mean", "rloo", "max", "greedy", "raw"]
+
+
+@dataclass(frozen=True)
+class CommonConfig:
+    """Keys that every algorithm section has."""
+
+    num_agents: int = key(2, "number of agents, in the order of the domain's roles", at_least=1)
+    num_turns: int = key(1, "attempts, with feedback between them", at_least=1)
+    num_generations: int = key(4, "G: completions of each agent at a node", at_least=1)
+    joint_mode: JointMode = key(
+        "align",
+        "joint actions: the g-th completions of all agents, every combination, or the first with"
+        " every replacement of one agent's completion by a sibling",
+    )
+    handoff: Literal["random", "best"] | None = key(
+        None, "which joint action is continued; null: every one"
+    )
+    handoff_width: int = key(1, "joint actions of a turn that are continued", at_least=1)
+    turn_order: Literal["simultaneous", "sequential"] = key(
+        "simultaneous",
+        "agents act at once, or one after the other and read the texts before theirs",
+    )
+    num_generations_sequential: int = key(
+        2,
+        "completions of every agent but the first, for each text that it reads",
+        at_least=1,
+    )
+    discount: float = key(0.9, "between turns", at_least=0, at_most=1)
+    turn_gradient_weights: list[float] | None = key(None, "weight of each turn; null: 1")
+    early_termination_threshold: float | None = key(
+        None, "processed reward above which a branch ends; null: none"
+    )
+    num_train_epochs: int | None = key(
+        1,
+        "passes over the training tasks; null: no limit",
+        at_least=0,
+    )
+    max_steps: int | None = key(None, "maximum training steps; null: no limit", at_least=0)
+    max_env_steps: int | None = key(
+        None, "maximum scored joint actions; null: no limit", at_least=0
+    )
+    batch_size: int = key(16, "tasks whose trees are grown together in a training step", at_least=1)
+    train_batch_size: int | None = key(
+        None,
+        "maximum nodes in an optimizer update (a sequential turn counts as one), in parts of "
+        "similar size; null: the whole step, on-policy",
+        at_least=1,
+    )
+    learning_rate: float = key(
+        2e-4,
+        "for LoRA; use about a tenth if you train all weights",
+        above=0,
+    )
+    lr_scheduler: Literal["constant", "linear", "cosine"] = key(
+        "constant",
+        "after the warm-up: constant, or falling to 0 at the end of the run",
+    )
+    warmup_steps: int = key(
+        0,
+        "optimizer updates in which the learning rate rises to its full value",
+        at_least=0,
+    )
+    max_grad_norm: float = key(1.0, "maximum norm of each agent's gradient", above=0)
+    kl_coef: float = key(0.0, "weight of the k3 KL to the reference policy", at_least=0)
+    max_new_tokens: int = key(256, "maximum tokens of a completion", at_least=1)
+    temperature: float | None = key(None, "null: agent_model's", above=0)
+    top_p: float | None = key(None, "null: agent_model's", above=0, at_most=1)
+    top_k: int | None = key(None, "null: agent_model's", at_least=1)
+    logging_steps: int = key(1, "training steps between records", at_least=1)
+    eval_interval: int = key(0, "training steps between evaluations; 0: none", at_least=0)
+    eval_num_samples: int | None = key(
+        4, "tasks of an evaluation; null: the whole split", at_least=1
+    )
+    eval_answers: int = key(1, "answers of the team to each of these tasks", at_least=1)
+    save_steps: int = key(0, "training steps between checkpoints; 0: none", at_least=0)
+    save_total_limit: int | None = key(
+        2, "number of newest checkpoints to keep; null: all", at_least=1
+    )
+
+    # What an algorithm is like, for those who must not ask for its name.
+    chains: ClassVar[bool] = False  # rollouts: G samples at turn 1, one at each turn after it
+    heterogeneous: ClassVar[bool] = False  # one policy, whose agents are distinguished by latents
+    trained_online: ClassVar[bool] = True  # samples come from the policy as it moves
+    fits_reward_model: ClassVar[bool] = False  # before its online stage
+    no_programs: ClassVar[str] = (
+        "its trainer reads trees of turns"  # why it cannot learn from a program; empty: it can
+    )
+    one_reward: ClassVar[str] = (
+        ""  # why agents cannot learn from rewards of their own; "": they can
+    )
+    paper: ClassVar[str] = ""
+
+    @property
+    def shape(self) -> Shape:
+        """The form of a training rollout."""
+        return Shape(
+            self.num_agents,
+            self.num_turns,
+            self.num_generations,
+            self.joint_mode,
+            self.handoff,
+            self.early_termination_threshold,
+            1 if self.chains else None,
+            self.handoff_width,
+            self.turn_order,
+            1 if self.chains else self.num_generations_sequential,
+        )
+
+    @property
+    def learns_by(self) -> str | None:
+        """The section of the algorithm that learns online in this one's place; None: itself."""
+        return None
+
+    @property
+    def online_advantage(self) -> Advantage | None:
+        """The advantage that ``learns_by`` takes whatever its section says; None: its own."""
+        return None
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the policy that training starts from is asked."""
+        return self.kl_coef > 0
+
+    @property
+    def takes_ratios(self) -> bool:
+        """Whether the policy is compared with the one that sampled."""
+        return False
+
+    @property
+    def passes(self) -> int:
+        """Passes of the update over a step's samples."""
+        return 1
+
+    @property
+    def samples_greedily(self) -> bool:
+        """Whether returns are compared with those of greedy rollouts."""
+        return False
+
+    @property
+    def one_policy(self) -> bool:
+        """Whether all agents act by one policy, so that their number may change."""
+        return self.heterogeneous
+
+    @property
+    def policies(self) -> int:
+        """How many are trained: one for each agent, or one for all."""
+        return 1 if self.one_policy else self.num_agents
