@@ -70,6 +70,7 @@ from comlrl.types import (
     Row,
     Sampling,
     TokenBatch,
+    Tree,
 )
 from comlrl.update.accumulate import accumulate
 from comlrl.update.clipped import ratio_sums
@@ -190,35 +191,44 @@ class MAGRPOTrainer:
         greedy: Greedy | GreedyEpisodes | None,
         sums_N: Sequence[Sums],
     ) -> list[list[Unit]]:
-        """The rows of each tree's turns, weighted Â · w_t / G."""
-        weights = self.section.turn_gradient_weights or [1.0] * self.section.num_turns
+        """The units of each task; ``sums_N`` take what the log wants of the agents' samples."""
         credited, numbers = [], itertools.count()
         for b, tree in enumerate(trees):
             if isinstance(tree, EpisodeGroup):
-                start = None
+                episode = None
                 if isinstance(greedy, GreedyEpisodes):
-                    start = greedy.groups[b].episodes_G[0]
-                credited.append([self._credit_episodes(tree, start, sums_N, numbers)])
-                continue
-            returns_NS = joint_returns_of_agents(tree, self.section.discount)
-            starts = tree.turn_starts()
-            turns: dict[int, TurnRows] = {start: [[] for _ in sums_N] for start in starts}
-            for s, node in enumerate(tree.nodes):
-                for agent, turn in zip(node.acting, node.agents_N, strict=True):
-                    advantages = sibling_advantages(
-                        completion_returns(node, agent, returns_NS[agent][s]),
-                        self.section.advantage,
-                        normalize=self.section.advantage_normalization,
-                        greedy_return=greedy.returns_BSN[b][s][agent]
-                        if isinstance(greedy, Greedy)
-                        else None,
-                    )
-                    sums_N[agent].absorb(_sums_of(turn.completions_G, advantages))
-                    scale = weights[node.turn - 1] / len(advantages)
-                    row = self._row(turn, [scale * a for a in advantages], numbers)
-                    turns[starts[s]][agent].append(row)
-            credited.append([Unit.of_turn(rows) for rows in turns.values()])
+                    episode = greedy.groups[b].episodes_G[0]
+                credited.append([self._credit_episodes(tree, episode, sums_N, numbers)])
+            else:
+                baseline_SN = greedy.returns_BSN[b] if isinstance(greedy, Greedy) else None
+                credited.append(self._credit_tree(tree, baseline_SN, sums_N, numbers))
         return credited
+
+    def _credit_tree(
+        self,
+        tree: Tree,
+        baseline_SN: Sequence[Sequence[float]] | None,
+        sums_N: Sequence[Sums],
+        numbers: Iterator[int],
+    ) -> list[Unit]:
+        """The rows of a tree's turns, weighted Â · w_t / G. ``baseline_SN``: greedy returns from
+        each node on, where the advantage asks for them."""
+        section, starts = self.section, tree.turn_starts()
+        returns_NS = joint_returns_of_agents(tree, section.discount)
+        turns: dict[int, TurnRows] = {start: [[] for _ in sums_N] for start in starts}
+        for s, node in enumerate(tree.nodes):
+            for agent, turn in zip(node.acting, node.agents_N, strict=True):
+                advantages = sibling_advantages(
+                    completion_returns(node, agent, returns_NS[agent][s]),
+                    section.advantage,
+                    normalize=section.advantage_normalization,
+                    greedy_return=None if baseline_SN is None else baseline_SN[s][agent],
+                )
+                sums_N[agent].absorb(_sums_of(turn.completions_G, advantages))
+                scale = section.weight_T[node.turn - 1] / len(advantages)
+                row = self._row(turn, [scale * a for a in advantages], numbers)
+                turns[starts[s]][agent].append(row)
+        return [Unit.of_turn(rows) for rows in turns.values()]
 
     def _credit_episodes(
         self,
@@ -301,10 +311,10 @@ class MAGRPOTrainer:
         progress: float,
     ) -> list[float]:
         """One optimizer step of every agent on these turns; each agent's gradient norm."""
-        own = {str(i): sum(turn.nodes_N[i] for turn in turns) for i in range(len(old_N))}
+        own = {i: sum(turn.nodes_N[i] for turn in turns) for i in range(len(old_N))}
         nodes = distributed.all_reduce_counts(own)
         jobs = [
-            partial(self._gradients, i, _rows_of(turns, i), int(nodes[str(i)]), old)
+            partial(self._gradients, i, _rows_of(turns, i), int(nodes[i]), old)
             for i, old in enumerate(old_N)
         ]
         for sums, found in zip(

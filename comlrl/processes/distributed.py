@@ -18,6 +18,7 @@ import torch
 from comlrl.errors import UserError
 
 T = TypeVar("T")
+K = TypeVar("K")
 
 PATIENCE = timedelta(hours=1)  # rollouts of unequal length; a process that dies is seen at once
 BUCKET = 1 << 26  # elements of a flat gradient: adapters always fit one, whole models take several
@@ -139,7 +140,7 @@ def total(value: float) -> float:
     return sum(of_shares(value))
 
 
-def all_reduce_counts(values: Mapping[str, float]) -> dict[str, float]:
+def all_reduce_counts(values: Mapping[K, float]) -> dict[K, float]:
     """Sums over the processes' shares, in one exchange."""
     parts = of_shares(dict(values))
     return {name: sum(part[name] for part in parts) for name in values}
