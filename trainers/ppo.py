@@ -122,7 +122,6 @@ class PPOTrainer:
         """``critic_team``: the language models of ``critic_model``, one for each critic."""
         self.section, self.team, self.rollout, self.loop = section, team, rollout, loop
         self.sampling, self.kl = sampling, KLCoefficient(section)
-        self.weight_T = section.turn_gradient_weights or [1.0] * section.num_turns
         self.critic_team = critic_team
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rollout.seed)
@@ -234,7 +233,7 @@ class PPOTrainer:
             groups = [Group(range(stage.stop), stage) for stage in stages]
         if isinstance(critic, LanguageCritic):
             assert self.critic_team is not None
-            rows_S = chains.rows(agents, self.weight_T)
+            rows_S = chains.rows(agents, self.section.weight_T)
             if self.section.granularity == "turn":
                 rows_S = history_rows(critic.agent, chains, groups)
             return LanguageReader(critic, self.critic_team, rows_S)
@@ -250,7 +249,7 @@ class PPOTrainer:
         section, temperature = self.section, self.sampling.of(index).temperature
         own = values[0 if self._centralized else index]
         key = (self.rollout.seed, "minibatches", step, 0)
-        rows_S = chains.rows(self._acting(index), self.weight_T)
+        rows_S = chains.rows(self._acting(index), self.section.weight_T)
         with self.team.acting(index) as agent:
 
             def logprobs(batch: TokenBatch) -> ActionLogprobs:

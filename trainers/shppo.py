@@ -115,7 +115,6 @@ class SHPPOTrainer:
         self.agent = team.agents[0]
         # What the run started from: B = 0, which changes nothing, unless it was trained before.
         self.start_layer = copy.deepcopy(policy.layer).requires_grad_(False)
-        self.weight_T = section.turn_gradient_weights or [1.0] * section.num_turns
         sizes = self.policy.sizes
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rollout.seed + 1)
@@ -219,7 +218,7 @@ class SHPPOTrainer:
     def _improve(self, samples: Samples, step: int, span: Span) -> dict[str, float]:
         """The epochs; what the log wants."""
         section, key = self.section, (self.rollout.seed, "minibatches", step)
-        rows_SN = samples.chains.rows(range(self._agents), self.weight_T)
+        rows_SN = samples.chains.rows(range(self._agents), self.section.weight_T)
         states, size = samples.chains.states_B, section.train_batch_size
 
         def rows(chosen: Sequence[int]) -> list[Row]:

@@ -118,6 +118,11 @@ class CommonConfig:
         )
 
     @property
+    def weight_T(self) -> list[float]:
+        """The weight of each turn's gradient."""
+        return self.turn_gradient_weights or [1.0] * self.num_turns
+
+    @property
     def learns_by(self) -> str | None:
         """The section of the algorithm that learns online in this one's place; None: itself."""
         return None

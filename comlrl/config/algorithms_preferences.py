@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from comlrl.config.algorithms_common import Advantage, CommonConfig
 from comlrl.config.keys import key
+from comlrl.types import Shape
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,18 @@ class PreferenceConfig(CommonConfig):
     no_programs: ClassVar[str] = (
         "preferences compare answers to the same prompts, and a program's differ by episode"
     )
+
+    @property
+    def candidate_shape(self) -> Shape:
+        """The form of a rollout whose joint actions are a task's candidates."""
+        return Shape(
+            self.num_agents,
+            1,
+            self.preference_num_candidates,
+            self.joint_mode,
+            turn_order=self.turn_order,
+            num_generations_sequential=1,
+        )
 
     @property
     def comparison(self) -> tuple[str, str]:

@@ -39,7 +39,7 @@ from comlrl.preferences.replay import replay_weights
 from comlrl.processes import distributed
 from comlrl.rollout.grow import Rollout
 from comlrl.run_files import PREFERENCES
-from comlrl.types import Message, Sampling, Shape, Task
+from comlrl.types import Message, Sampling, Task
 
 SUMMARY = "preferences_summary.json"
 
@@ -83,14 +83,7 @@ class Collector:
         self.section, self.rollout, self.loop, self.sampling = section, rollout, loop, sampling
         self.tasks_of, self.seed, self.resume = tasks_of, seed, resume
         self.comparator = comparator
-        self.shape = Shape(
-            section.num_agents,
-            1,
-            section.preference_num_candidates,
-            section.joint_mode,
-            turn_order=section.turn_order,
-            num_generations_sequential=1,
-        )
+        self.shape = section.candidate_shape
         self._rounds: list[Round] = []
         self._kept: list[CandidateSet] | None = None  # of the file, by earlier processes
 

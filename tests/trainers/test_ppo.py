@@ -307,7 +307,7 @@ def plain_losses(trainer, chains):
                 sequence = (policy, turn.prompt_ids, completion.token_ids)
                 logprob = plain_logprobs(trainer, *sequence)
                 loss = -(torch.tensor(advantages[c * team + i]) * logprob)
-                loss = loss * trainer.weight_T[at - 1]
+                loss = loss * section.weight_T[at - 1]
                 if section.kl_in == "loss":
                     with torch.no_grad():
                         ratio = plain_logprobs(trainer, *sequence, reference=True)

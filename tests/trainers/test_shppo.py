@@ -33,7 +33,7 @@ def samples_of(trainer):
 
 def measured(trainer, samples):
     """The policy of a step, which knows its old log-probabilities, and all of the step's rows."""
-    rows_S = samples.chains.rows(range(2), trainer.weight_T)
+    rows_S = samples.chains.rows(range(2), trainer.section.weight_T)
     rows = [row for rows in rows_S for row in rows]
     policy = ClippedPolicy(
         trainer.section, trainer.team, trainer.agent,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from comlrl.config.algorithms import PreferenceConfig
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
-from comlrl.types import Shape
 
 if TYPE_CHECKING:
     from comlrl.preferences.collector import Collector
@@ -73,12 +73,4 @@ def _earlier(run: Run[PreferenceConfig], folder: str) -> Comparator:
             error
         )
     rollout = build_rollout(run.config, run.work, sampler, run.rollout.reward)
-    section = run.section
-    shape = Shape(
-        section.num_agents,
-        1,
-        section.preference_num_candidates,
-        turn_order=section.turn_order,
-        num_generations_sequential=1,
-    )
-    return Earlier(rollout, run.sampling, shape)
+    return Earlier(rollout, run.sampling, replace(run.section.candidate_shape, joint_mode="align"))
