@@ -289,6 +289,6 @@ def test_tests_share_only_helpers():
 
 def test_scripts_are_thin():
     """A train script builds its trainer; the others are commands of the installed package."""
-    for script in ROOT.glob("*.py"):
+    for script in set(ROOT.glob("*.py")) - {ROOT / "setup.py"}:
         limit = 80 if script.name.startswith("train_") else 20
         assert len(script.read_text().splitlines()) <= limit, script.name

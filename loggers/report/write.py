@@ -106,7 +106,7 @@ def _clock(seconds: float) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     module = Path(sys.argv[0]).name == "__main__.py"
     parser = argparse.ArgumentParser(
-        prog="python -m loggers.report" if module else None,  # else `comlrl report`
+        prog=f"python -m {__package__}" if module else None,  # else `comlrl report`
         description="Write a run, or several compared, as one page to look at.",
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directories")

@@ -267,16 +267,18 @@ def _bootstrap(config: dict[str, Any]) -> str:
     every locale has."""
     here = Path(__file__).parent
     sources = {name: (here / f"{name}.py").read_text(encoding="utf-8") for name in _MODULES}
+    parts = __package__.split(".")
+    packages = [".".join(parts[: end + 1]) for end in range(len(parts))]
     return f"""
 import sys, types
 sys.path = [path for path in sys.path if path]
-for name in ("rewards", "rewards.sandbox"):
+for name in {packages!a}:
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = []
 for name, source in {sources!a}.items():
-    module = types.ModuleType("rewards.sandbox." + name)
+    module = types.ModuleType({__package__ + "."!a} + name)
     sys.modules[module.__name__] = module
-    setattr(sys.modules["rewards.sandbox"], name, module)
+    setattr(sys.modules[{__package__!a}], name, module)
     exec(compile(source, name, "exec"), module.__dict__)
 module.main({config!a})
 """

@@ -28,7 +28,7 @@ from rewards.sandbox.stand_in import PROGRAM_TIMEOUTS
 
 IN_FLIGHT = 3  # programs handed to a judge: the one that runs and the next ones
 SPARE_SECONDS = 60.0  # beyond a program's time, after which a silent judge is given up
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[__package__.count(".") + 1]  # what modules are counted from
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class _Worker:
         self.directory, lock = folders.claim()
         arguments = f"{level!r}, {timeout!r}, {memory_mb!r}, {self.directory!r}"
         program = f"import sys; sys.path.append({str(_ROOT)!r}); "
-        program += f"from rewards.sandbox import judge; judge.main({arguments})"
+        program += f"from {__package__} import judge; judge.main({arguments})"
         environment = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
         kept = {k: os.environ[k] for k in ("PATH", "LD_LIBRARY_PATH") if k in os.environ}
         self.process = subprocess.Popen(

@@ -49,9 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def train(algorithm: str) -> int:
-    """Run the train script itself, which is installed beside the packages."""
+    """Run the train script itself, which lies beside the package ``trainers``."""
+    beside = __package__.removesuffix("trainers.launch")
     try:
-        runpy.run_module(f"train_{algorithm}", run_name="__main__")
+        runpy.run_module(f"{beside}train_{algorithm}", run_name="__main__")
     except SystemExit as done:  # all scripts end so
         return int(done.code or 0)
     return 0

@@ -92,14 +92,17 @@ def sources_beside(module: str, folder: Path) -> tuple[Source, ...]:
 
 def sources_on_path(module: str) -> tuple[Source, ...]:
     """An imported module's file, and those of the same package that it imports."""
-    top = module.partition(".")[0]
-    file = getattr(sys.modules[module], "__file__", None)
+    found = sys.modules[module]
+    module = found.__name__  # it may have been asked for by another name of this project's
+    parts = module.split(".")
+    package = ".".join(parts[: 2 if parts[0] == "comlrl" else 1])
+    file = getattr(found, "__file__", None)
     if file is None or not file.endswith(".py"):
         return ()
     path = Path(file).resolve()
     depth = module.count(".") + (path.name == "__init__.py")
     return _reachable(
-        module, path.parents[depth], False, lambda name: name.split(".")[0] == top, {}
+        module, path.parents[depth], False, lambda name: f"{name}.".startswith(f"{package}."), {}
     )
 
 

@@ -42,6 +42,7 @@ from trainers.launch.commands.child_runs import (
     last_line,
 )
 from trainers.launch.commands.command_line import Parser, parse_arguments, resolve
+from trainers.launch.commands.shipped import LAUNCH
 
 if TYPE_CHECKING:
     from rewards.arena.game import Bounds
@@ -255,7 +256,7 @@ class Runner:
         algorithm = self.arena.algorithms[cell.algorithm]
         cell.config.parent.mkdir(parents=True, exist_ok=True)
         files.replace(cell.config, cell.text)
-        line = [sys.executable, "-m", "trainers.launch", "train", algorithm.trained_by]
+        line = [sys.executable, "-m", LAUNCH, "train", algorithm.trained_by]
         if algorithm.script is not None:
             line = [sys.executable, str(algorithm.script)]
         cell.log.unlink(missing_ok=True)
@@ -321,7 +322,7 @@ def _strangers(
         file.parent.mkdir(parents=True, exist_ok=True)
         runs = [str(arena.cell(algorithm, task, seed).run) for seed in seeds]
         answers = max(1, arena_cells.EPISODES // TASKS[task].episodes)
-        line = [sys.executable, "-m", "trainers.launch", "evaluate", "--cross-play", *runs]
+        line = [sys.executable, "-m", LAUNCH, "evaluate", "--cross-play", *runs]
         line += ["--samples", str(answers), "--out", str(file)]
         done = subprocess.run(line, env=environment(1), capture_output=True, text=True)
         if done.returncode:

@@ -8,6 +8,7 @@ from pathlib import Path
 from comlrl.config.algorithms import SECTIONS
 from comlrl.errors import UserError
 
+LAUNCH = __package__.removesuffix(".commands")  # `python -m` this is the command `comlrl`
 CONFIGS = (Path(__file__).parents[1] / "configs").resolve()  # in a checkout that is configs/
 
 
@@ -39,4 +40,4 @@ def train_command(script: str) -> list[str] | None:
     algorithm = Path(script).stem.removeprefix("train_")
     if script != f"train_{algorithm}.py" or algorithm not in SECTIONS:
         return None
-    return ["-m", "trainers.launch", "train", algorithm]
+    return ["-m", LAUNCH, "train", algorithm]

@@ -26,6 +26,7 @@ from comlrl.loop.run_directory import check_free
 from comlrl.quoting import one_line
 from comlrl.run_files import FINAL_MODEL
 from trainers.launch.commands.command_line import parse_arguments, resolve
+from trainers.launch.commands.shipped import LAUNCH
 from trainers.launch.wiring import allocator as memory
 from trainers.launch.wiring import hub, own_algorithm
 from trainers.launch.wiring import init_from as initial
@@ -241,7 +242,8 @@ def _write_pages(config: Config, run_dir: Path, *, card: bool = False) -> bool:
 
         write_report(run_dir)
     except Exception as error:
-        again = f"python -m loggers.report {shlex.quote(str(run_dir))}"
+        module = f"{LAUNCH.removesuffix('trainers.launch')}loggers.report"
+        again = f"python -m {module} {shlex.quote(str(run_dir))}"
         print(f"error: no report: {_kind_and_text(error)}; try again: {again}", file=sys.stderr)
         return False
     return True
