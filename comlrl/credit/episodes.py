@@ -4,10 +4,16 @@ The return of agent i from its j-th call on, where it was paid r_m after m calls
 
     R_ij = Σ_{m ≥ j} γ^(m − j) r_m + γ^max(0, n − j) r_final,   n = its calls in the episode
 
-``discount`` γ counts the agent's own calls. The baseline of a j-th call is that of the same sum in
-the task's other episodes, also in those where the agent has made fewer calls: there only the final
-reward follows. It does not depend on what the episode's own call chooses, so that the expected
-gradient is that of the agent's return.
+``discount`` γ counts the agent's own calls. The baseline of a j-th call is taken from the same
+sums in all G episodes of the task, also in those where the agent has made fewer calls: there only
+the final reward follows. Its effect on the expected gradient E[Â_ij ∇ log π] depends on its kind:
+
+- ``rloo``, ``greedy``, ``raw``: unbiased. The other episodes, the greedy one and 0 do not depend
+  on what the call chooses.
+- ``mean``: (G − 1)/G times the unbiased gradient, since R_g − mean(R) = (G − 1)/G · (R_g − mean of
+  the others).
+- ``max``: biased. The maximum depends on the call's own return.
+- ``advantage_normalization``: biased. The standard deviation depends on the call's own return.
 """
 
 from __future__ import annotations
