@@ -162,7 +162,8 @@ class Loop:
         scored, tokens = sum(tree.scored for tree in trees), sum(tree.tokens for tree in trees)
         if greedy is not None:
             scored, tokens = scored + greedy.scored, tokens + greedy.tokens
-        scored, tokens = int(distributed.total(scored)), int(distributed.total(tokens))
+        sums = distributed.all_reduce_counts({"scored": scored, "tokens": tokens})
+        scored, tokens = int(sums["scored"]), int(sums["tokens"])
         span = self.span(scored)
         # All processes have sampled by now and meet again below, so an error here may be raised.
         if self.prefetch is not None:
