@@ -7,6 +7,7 @@ Estimates are means over tasks; their 95% intervals come from resampling tasks w
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from comlrl.programs.rollout import ProgramRollout
 from comlrl.rollout.grow import Rollout
 from comlrl.types import Domain, EpisodeGroup, Rolled, Sampling, Shape, Task
 
+# Of each chain's joint action at a turn; None: at the last turn that it reached.
+_Measured = defaultdict[int | None, list[Mapping[str, float]]]
 Grow = Callable[[Sequence[Task], tuple], Sequence[Rolled]]  # (tasks, key) → one tree for each task
 
 
@@ -107,18 +110,18 @@ def estimates(
     depends on the clock have no interval.
     """
     point = tree_metrics(trees, domain) | pass_rates(trees, ks)
-    values_B = []
+    metrics_B, measured_B = [], []
     for chains in by_task(trees).values():
-        own = tree_metrics(chains, domain) | pass_rates(chains, ks)
-        values_B.append((own, chains))
+        metrics_B.append(tree_metrics(chains, domain) | pass_rates(chains, ks))
+        measured_B.append(_measured(chains, domain))
     intervals = {}
-    for name in point:
-        if _is_mean(name):
-            weight_B = np.array(
-                [_known(name, c, domain) if name in own else 0 for own, c in values_B], float
-            )
-            value_B = np.array([own.get(name, 0.0) for own, _ in values_B])
-            intervals[name] = bootstrap_interval(value_B, weight_B, seed)
+    for name in filter(_is_mean, point):
+        known_B = [
+            _known(name, measured) if name in own else 0
+            for own, measured in zip(metrics_B, measured_B, strict=True)
+        ]
+        value_B = np.array([own.get(name, 0.0) for own in metrics_B])
+        intervals[name] = bootstrap_interval(value_B, np.array(known_B, float), seed)
     return point, intervals
 
 
@@ -135,23 +138,28 @@ def _is_mean(name: str) -> bool:
     )
 
 
-def _known(name: str, chains: Sequence[Rolled], domain: Domain) -> int:
+def _known(name: str, measured: _Measured) -> int:
     """How many chains tell a metric that is known of the task: those that reached the turn that
     ``turn_T/…`` is about, bare names all; of what the domain measures, those where it did."""
     prefix, _, plain = name.partition("/")
     turn = int(prefix.removeprefix("turn_")) if prefix.startswith("turn_") else None
-    measured = [each for tree in chains for each in _measured(tree, turn, domain)]
-    return sum((name if turn is None else plain) in each for each in measured) or len(measured)
+    found = measured[turn]
+    return sum((name if turn is None else plain) in each for each in found) or len(found)
 
 
-def _measured(tree: Rolled, turn: int | None, domain: Domain) -> list[Mapping[str, float]]:
-    """What the domain measures of a chain's joint actions at a turn; None: at its last one."""
-    if isinstance(tree, EpisodeGroup):
-        done = [(e.joint_action, e.score) for e in tree.episodes_G]
-        return [domain.measures(action, score) if action else {} for action, score in done]
-    last = len(tree.nodes) - 1
-    at = [i for i, n in enumerate(tree.nodes) if n.scores_K and n.turn == turn]
-    return [
-        domain.measures(tree.joint_action(i, 0), tree.nodes[i].scores_K[0])
-        for i in (at if turn is not None else [last])
-    ]
+def _measured(chains: Sequence[Rolled], domain: Domain) -> _Measured:
+    """What the domain measures of a task's chains. An episode is one turn."""
+    found: _Measured = defaultdict(list)
+    for tree in chains:
+        if isinstance(tree, EpisodeGroup):
+            done = [(e.joint_action, e.score) for e in tree.episodes_G]
+            episodes = [domain.measures(action, score) if action else {} for action, score in done]
+            found[1] += episodes
+            found[None] += episodes
+            continue
+        for i, node in enumerate(tree.nodes):
+            if node.scores_K:
+                last = domain.measures(tree.joint_action(i, 0), node.scores_K[0])
+                found[node.turn].append(last)
+        found[None].append(last)
+    return found
