@@ -30,8 +30,10 @@ def episode_metrics(groups: Sequence[EpisodeGroup], domain: Domain) -> dict[str,
         metrics[name] = math.fsum(known) / len(known)
     for i, own in enumerate(agents):
         metrics |= {f"agent_{i}/{name}": value for name, value in own.items()}
-    metrics["calls_mean"] = _mean((len(episode.calls), w) for episode, w in weighted)
-    metrics["failed_share"] = _mean((episode.error is not None, w) for episode, w in weighted)
+    metrics["calls_mean"] = weighted_mean((len(episode.calls), w) for episode, w in weighted)
+    metrics["failed_share"] = weighted_mean(
+        (episode.error is not None, w) for episode, w in weighted
+    )
     metrics["turns_mean"] = 1.0
     metrics["tasks"] = float(len({group.task.task_id for group in groups}))
     metrics["joint_actions"] = float(len(weighted))
@@ -58,9 +60,9 @@ def _score_metrics(weighted: Sequence[tuple[Episode, float]], domain: Domain) ->
             measured |= domain.measures(episode.joint_action, score)
         for name, value in measured.items():
             values[name].append((value, weight))
-    metrics = {name: _mean(pairs) for name, pairs in values.items()}
+    metrics = {name: weighted_mean(pairs) for name, pairs in values.items()}
     mean = metrics["reward_mean"]
-    spread = _mean(((episode.score.value - mean) ** 2, w) for episode, w in weighted)
+    spread = weighted_mean(((episode.score.value - mean) ** 2, w) for episode, w in weighted)
     return metrics | {"reward_std": math.sqrt(spread)}
 
 
@@ -70,14 +72,16 @@ def _agent_metrics(weighted: Sequence[tuple[Episode, float]], agent: int) -> dic
     total = math.fsum(w for _, w in weighted)
     metrics = {"calls_mean": math.fsum(w for _, w in calls) / total}
     if calls:
-        metrics["completion_length_mean"] = _mean(
+        metrics["completion_length_mean"] = weighted_mean(
             (len(c.completion.token_ids), w) for c, w in calls
         )
-        metrics["truncation_share"] = _mean((not c.completion.finished, w) for c, w in calls)
+        metrics["truncation_share"] = weighted_mean(
+            (not c.completion.finished, w) for c, w in calls
+        )
     return metrics
 
 
-def _mean(values: Iterable[tuple[float, float]]) -> float:
-    """Weighted mean of (value, weight) pairs, summed without rounding on the way."""
+def weighted_mean(values: Iterable[tuple[float, float]]) -> float:
+    """Of (value, weight) pairs, summed without rounding on the way."""
     pairs = list(values)
     return math.fsum(v * w for v, w in pairs) / math.fsum(w for _, w in pairs)

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from comlrl.evaluation.episode_metrics import episode_metrics, mean_reward
+from comlrl.evaluation.episode_metrics import episode_metrics, mean_reward, weighted_mean
 from comlrl.types import AgentTurn, Domain, EpisodeGroup, JointAction, Node, Rolled, Tree
 
 OF_TURN = re.compile(r"^turn_\d+/(.+)$")
@@ -75,7 +75,7 @@ def _tree_metrics(trees: Sequence[Tree], domain: Domain) -> dict[str, float]:
     for i, agent in enumerate(_completion_metrics(last)):
         metrics.update({f"agent_{i}/{name}": value for name, value in agent.items()})
     metrics.update(_convention_metrics(last, domain))
-    metrics["turns_mean"] = _mean((item.node.turn, item.weight) for item in last)
+    metrics["turns_mean"] = weighted_mean((item.node.turn, item.weight) for item in last)
     metrics["tasks"] = float(len({tree.task.task_id for tree in trees}))
     metrics["joint_actions"] = float(sum(len(item.node.scores_K) for item in weighted))
     return metrics
@@ -108,7 +108,7 @@ def task_reward(tree: Rolled) -> float:
     """A task's mean raw reward at the last turn reached."""
     if isinstance(tree, EpisodeGroup):
         return mean_reward(tree)
-    return _mean(
+    return weighted_mean(
         (score.value, weight)
         for item in _leaves(tree)
         for score, weight in zip(item.node.scores_K, _shares(item), strict=True)
@@ -159,13 +159,15 @@ def _node_metrics(items: Sequence[_Weighted], domain: Domain) -> dict[str, float
             item.node.scores_K, item.node.rewards_K, _shares(item), strict=True
         )
     ]
-    mean = _mean((score.value, share) for _, score, _, share in scored)
-    variance = _mean(((score.value - mean) ** 2, share) for _, score, _, share in scored)
+    mean = weighted_mean((score.value, share) for _, score, _, share in scored)
+    variance = weighted_mean(((score.value - mean) ** 2, share) for _, score, _, share in scored)
     metrics = {
         "reward_mean": mean,
         "reward_std": math.sqrt(variance),
-        "processed_reward_mean": _mean((processed, share) for _, _, processed, share in scored),
-        "termination_share": _mean((item.node.terminated, item.weight) for item in items),
+        "processed_reward_mean": weighted_mean(
+            (processed, share) for _, _, processed, share in scored
+        ),
+        "termination_share": weighted_mean((item.node.terminated, item.weight) for item in items),
     }
     metrics.update(_score_metrics(items, domain))
     per_agent = _completion_metrics(items)
@@ -190,7 +192,7 @@ def _score_metrics(items: Sequence[_Weighted], domain: Domain) -> dict[str, floa
                 measured[f"agent_{agent}/reward_mean"] = own
             for name, value in (measured | dict(domain.measures(action, score))).items():
                 values[name].append((value, share))
-    return {name: _mean(pairs) for name, pairs in values.items()}
+    return {name: weighted_mean(pairs) for name, pairs in values.items()}
 
 
 def _joint_actions(item: _Weighted) -> list[JointAction]:
@@ -244,10 +246,14 @@ def _agent_metrics(turns: Sequence[tuple[AgentTurn, float]]) -> dict[str, float]
         for completion in turn.completions_G
     ]
     return {
-        "completion_length_mean": _mean((len(c.token_ids), share) for c, share in completions),
-        "truncation_share": _mean((not c.finished, share) for c, share in completions),
-        "duplicate_share": _mean((_duplicates(turn), weight) for turn, weight in turns),
-        "history_dropped_share": _mean((turn.turns_dropped > 0, weight) for turn, weight in turns),
+        "completion_length_mean": weighted_mean(
+            (len(c.token_ids), share) for c, share in completions
+        ),
+        "truncation_share": weighted_mean((not c.finished, share) for c, share in completions),
+        "duplicate_share": weighted_mean((_duplicates(turn), weight) for turn, weight in turns),
+        "history_dropped_share": weighted_mean(
+            (turn.turns_dropped > 0, weight) for turn, weight in turns
+        ),
     }
 
 
@@ -255,9 +261,3 @@ def _duplicates(turn: AgentTurn) -> float:
     """Share of a node's completions whose text an earlier sibling already has."""
     texts = [completion.text for completion in turn.completions_G]
     return 1.0 - len(set(texts)) / len(texts)
-
-
-def _mean(values: Iterable[tuple[float, float]]) -> float:
-    """Weighted mean of (value, weight) pairs, summed without rounding on the way."""
-    pairs = list(values)
-    return math.fsum(v * w for v, w in pairs) / math.fsum(w for _, w in pairs)
