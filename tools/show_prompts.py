@@ -63,7 +63,7 @@ def resolve(options: argparse.Namespace) -> tuple[Config, Work]:
         given += ["--num-agents", str(len(options.completions[0]))]
     plan = evaluation_plan.make_plan(evaluation_plan.parse_arguments(given))
     agents = agents_at_hand(plan.config, [])
-    return plan.config, plan.work.read_by([agent.reader.chats for agent in agents])
+    return plan.config, plan.work.read_by([agent.encoder.chats for agent in agents])
 
 
 def find_task(tasks: Sequence[Task], wanted: str) -> Task:
@@ -150,15 +150,15 @@ def _reader(config: Config, name: str) -> Callable[[Sequence[Message]], str]:
     builtin = dataclasses.replace(config, dataset=DatasetConfig())  # the rows have been read
     try:
         hub.check_reachable(builtin, [("agent_model.name", name)])
-        from comlrl.models.agent import Reader
+        from comlrl.models.agent import PromptEncoder
         from comlrl.models.loading import load_tokenizer
 
-        reader = Reader(load_tokenizer(config.agent_model, name))
+        encoder = PromptEncoder(load_tokenizer(config.agent_model, name))
     except UserError as error:
         print(f"notice: shown without a chat template: {error}", file=sys.stderr)
         return _messages
-    return lambda prompt: reader.tokenizer.decode(
-        reader.encode(prompt), skip_special_tokens=False, clean_up_tokenization_spaces=False
+    return lambda prompt: encoder.tokenizer.decode(
+        encoder.encode(prompt), skip_special_tokens=False, clean_up_tokenization_spaces=False
     )
 
 

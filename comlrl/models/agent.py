@@ -26,7 +26,7 @@ REFERENCE = "reference"  # adapters that are what a run started from; also in ch
 
 
 @dataclass(frozen=True)
-class Reader:
+class PromptEncoder:
     """What turns prompts into tokens for a model; it needs no weights."""
 
     tokenizer: Any
@@ -115,17 +115,17 @@ class Agent:
         return positions_of(self.model.config)
 
     @cached_property
-    def reader(self) -> Reader:
-        return Reader(self.tokenizer)
+    def encoder(self) -> PromptEncoder:
+        return PromptEncoder(self.tokenizer)
 
     @property
     def chats(self) -> bool:
         """Whether its prompts are messages in the model's chat template, or plain text."""
-        return self.reader.chats
+        return self.encoder.chats
 
     def encode(self, prompt: Sequence[Message]) -> list[int]:
-        """``Reader.encode``."""
-        return self.reader.encode(prompt)
+        """``PromptEncoder.encode``."""
+        return self.encoder.encode(prompt)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self.tokenizer.decode(token_ids, skip_special_tokens=True)

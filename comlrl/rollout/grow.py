@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from comlrl.credit.returns import mean
 from comlrl.keyed import uniforms
-from comlrl.rollout.reading import History, Reader, Reading, State, texts
+from comlrl.rollout.reading import History, PromptBuilder, Reading, State, texts
 from comlrl.tasks.history import Exchange
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import (
@@ -86,7 +86,7 @@ class Rollout:
         self.sampler, self.reward, self.transition = sampler, reward, transition
         self.seed, self.process, self.prompts = seed, process, prompts
         self.own_rewards = own_rewards
-        self.reader = Reader(sampler, prompts, history or History())
+        self.builder = PromptBuilder(sampler, prompts, history or History())
 
     def grow(
         self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, key: tuple
@@ -146,7 +146,7 @@ class Rollout:
 
     def _pending(self, state: State, shape: Shape, sampling: Sampling) -> _Pending:
         acting = next(stage for stage in shape.stages if stage.start == len(state.written))
-        readings = tuple(self.reader.read(state, agent, sampling.of(agent)) for agent in acting)
+        readings = tuple(self.builder.read(state, agent, sampling.of(agent)) for agent in acting)
         return _Pending(state, acting, readings)
 
     def _expand(

@@ -62,7 +62,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class PromptBuilder:
     """State → what an agent reads, so that it fits the model."""
 
     sampler: Sampler

@@ -39,7 +39,7 @@ class Group(NamedTuple):
     credited: Sequence[int]
 
 
-class Reader(Protocol):
+class ValueReader(Protocol):
     """A critic with separate passes over a step's states."""
 
     def measure(self) -> PerToken:
@@ -58,7 +58,9 @@ class StepValues:
     ½ max((V − R)², (clip(V, V_old ± ε_v) − R)²)   on each of them
     """
 
-    def __init__(self, section: PPOConfig, reader: Reader | None, head: TokenCritic | None) -> None:
+    def __init__(
+        self, section: PPOConfig, reader: ValueReader | None, head: TokenCritic | None
+    ) -> None:
         """Give one of two: ``reader``, a critic with separate passes, or ``head`` on the policy's
         states, computed in the passes of its update (``see``, ``shared_loss``)."""
         self.section, self.reader, self.head = section, reader, head

@@ -22,7 +22,7 @@ from trainers.launch.wiring.task_splits import context_length, fitting, load_bot
 from trainers.launch.wiring.work import Work
 
 if TYPE_CHECKING:
-    from comlrl.models.agent import Reader
+    from comlrl.models.agent import PromptEncoder
     from comlrl.types import Task
 
 WEIGHTS = ("*.safetensors", "*.bin")
@@ -31,7 +31,7 @@ WEIGHTS = ("*.safetensors", "*.bin")
 class AtHand(NamedTuple):
     """What is known of an agent's model without its weights."""
 
-    reader: Reader
+    encoder: PromptEncoder
     positions: int  # that it was made for
 
 
@@ -72,9 +72,9 @@ def prompt_tokens(config: Config, work: Work) -> float | None:
     tasks, agents = _tasks(config, work, []), agents_at_hand(config, [])
     if work.program is not None or not tasks or not agents:
         return None
-    prompts = work.read_by([agent.reader.chats for agent in agents]).prompts
+    prompts = work.read_by([agent.encoder.chats for agent in agents]).prompts
     lengths = [
-        len(agent.reader.encode((*prompts.opening, Message("user", text))))
+        len(agent.encoder.encode((*prompts.opening, Message("user", text))))
         for task in tasks[:64]
         for agent, text in zip(agents, prompts.first(task, len(agents)), strict=True)
     ]
@@ -137,7 +137,7 @@ def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> AtHand 
         return None
     from transformers import AutoConfig, AutoTokenizer
 
-    from comlrl.models.agent import Reader, positions_of
+    from comlrl.models.agent import PromptEncoder, positions_of
     from comlrl.models.loading import TOKENIZER_SAFETY, load_failure
 
     local = packed or name.startswith("builtin:") or Path(name).is_dir()
@@ -159,17 +159,17 @@ def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> AtHand 
             f"agent_model.special_tokens: the tokenizer of '{name}' has no EOS token; "
             "give eos_token"
         )
-    return AtHand(Reader(tokenizer), positions_of(sizes))
+    return AtHand(PromptEncoder(tokenizer), positions_of(sizes))
 
 
 def _check_prompts(config: Config, work: Work, agents: list[AtHand], tasks: list[Task]) -> None:
     """Every row's first prompts leave room for a completion, unless ``on_bad_row: skip``."""
-    read = work.read_by([agent.reader.chats for agent in agents])
+    read = work.read_by([agent.encoder.chats for agent in agents])
     length = context_length(config, min(agent.positions for agent in agents))
     drawn = sampling(config, work.roles)
 
     def encode(agent: int, prompt: Sequence[Message]) -> list[int]:
-        return agents[agent].reader.encode(prompt)
+        return agents[agent].encoder.encode(prompt)
 
     fitting(tasks, read, config, encode, length, drawn)
 
