@@ -4,8 +4,9 @@
 #   sbatch --gres=gpu:4 scripts/slurm_vllm.sh MODEL magrpo CONFIG runs/he_1 [override …]
 #
 # SERVERS is how many GPUs serve (default: half of them), VLLM the server's command (default: vllm),
-# and VLLM_ARGUMENTS what to add to it, e.g. "--max-model-len 2048 --return-sampling-mask". Ports
-# begin at 8000 + job number modulo 1000. Training starts when all servers answer.
+# and VLLM_ARGUMENTS what to add to it, e.g. "--max-model-len 2048". MAX_LORAS (default: 4) must be
+# at least twice the agents of a server. Ports begin at 8000 + job number modulo 1000. Training
+# starts when all servers answer.
 #SBATCH --job-name=comlrl_vllm
 #SBATCH --nodes=1
 #SBATCH --ntasks=1
@@ -46,7 +47,8 @@ for ((i = 0; i < servers; i++)); do
     port=$((8000 + SLURM_JOB_ID % 1000 + i))
     CUDA_VISIBLE_DEVICES=${gpus[training + i]} VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 \
         "${VLLM:-vllm}" serve "$model" --port "$port" --host 127.0.0.1 --enable-lora \
-        --max-lora-rank "${MAX_LORA_RANK:-64}" --logprobs-mode processed_logprobs \
+        --max-loras "${MAX_LORAS:-4}" --max-lora-rank "${MAX_LORA_RANK:-64}" \
+        --logprobs-mode processed_logprobs --generation-config vllm \
         --enable-prefix-caching "${extra[@]}" &
     pids+=("$!")
     urls+=("http://127.0.0.1:$port")

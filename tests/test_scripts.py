@@ -96,7 +96,7 @@ def test_servers_on_some_gpus_and_training_on_the_others(cluster: Path) -> None:
     _tool(cluster, "bin/curl", "#!/bin/bash\n[[ $(wc -l < servers) -ge 2 ]]\n")
     run = start(
         cluster, "slurm_vllm.sh", "Qwen/M", "magrpo", "c.yaml", "runs/a", "seed=7",
-        CUDA_VISIBLE_DEVICES="4,5,6,7", VLLM_ARGUMENTS="--max-model-len 2048",
+        CUDA_VISIBLE_DEVICES="4,5,6,7", VLLM_ARGUMENTS="--max-model-len 2048", MAX_LORAS="8",
     )  # fmt: skip
     output, _ = run.communicate(timeout=300)
     assert run.returncode == 0, output
@@ -109,7 +109,13 @@ def test_servers_on_some_gpus_and_training_on_the_others(cluster: Path) -> None:
     assert [line.split(" --host")[0] for line in sorted(lines[:2])] == [
         "6: serve Qwen/M --port 8077", "7: serve Qwen/M --port 8078",
     ]  # fmt: skip
-    assert all(line.endswith("--enable-prefix-caching --max-model-len 2048") for line in lines[:2])
+    assert all(
+        line.endswith(
+            "--enable-lora --max-loras 8 --max-lora-rank 64 --logprobs-mode processed_logprobs "
+            "--generation-config vllm --enable-prefix-caching --max-model-len 2048"
+        )
+        for line in lines[:2]
+    )
     assert sorted(lines[2:]) == ["6 ends", "7 ends"]
 
 

@@ -56,7 +56,8 @@ class Server:
     """One server, which is asked once for each call; may be used by several threads."""
 
     def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
+        """``url``: without ``/v1`` or a slash at its end."""
+        self.url = url
 
     def check(self) -> tuple[str, int | None]:
         """Name of the base model, and the tokens that the server holds, where it says so. Raises
@@ -84,7 +85,7 @@ class Server:
         except (Unanswered, Refused, BadReply) as error:
             raise UserError(
                 f"'{self.url}' does not return the tokens that survive it ({_short(error)}); "
-                "start it with --return-sampling-mask (docs/scaling.md)"
+                "start it with --enable-scale-out --return-sampling-mask (docs/scaling.md)"
             ) from error
         if abs(drawn.logprob) > ROUNDING:
             raise UserError(

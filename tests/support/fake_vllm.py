@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import uvicorn
 from fastapi import FastAPI, HTTPException
-from fastapi.responses import PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from safetensors.torch import load_file
 
 from comlrl.models.team import Team
@@ -38,6 +38,7 @@ class FakeVLLM:
         self.asked: list[dict[str, Any]] = []  # bodies of completions
         self.max_model_len, self.max_rank, self.processed = 4096, 64, True
         self.base = "base"  # the model's name
+        self.scale_out = True  # as with --enable-scale-out
         self.replays = False  # as with --return-sampling-mask
         self.torn = 0  # answers to come whose connection breaks
         self.before: Callable[[dict[str, Any]], None] = lambda body: None  # an answer is made
@@ -113,6 +114,9 @@ class FakeVLLM:
 
     def _generate(self, body: dict[str, Any]) -> Any:
         """Token ids in and out, by the sampling parameters of the engine."""
+        if not self.scale_out:
+            error = {"message": "Scale-out endpoints are disabled.", "code": 403}
+            return JSONResponse({"error": error}, 403)
         self._note(body, body["sampling_params"])
         if body["model"] == self.base:  # of one token that survives
             drawn = {"content": [{"token_id": 1, "logprob": 0.0 if self.processed else -0.5}]}

@@ -312,7 +312,9 @@ def test_such_a_server_has_a_top_k_with_every_request(server, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"replays": False}, r"does not return the tokens that survive it \(.*\); start it with "
+        ({"scale_out": False}, r"\(Scale-out endpoints are disabled\.\); start it with "
+                               "--enable-scale-out --return-sampling-mask"),
+        ({"replays": False}, r"does not return the tokens that survive it \(.*\); start it with .*"
                              "--return-sampling-mask .*, or give top_p=null or generation.backend"),
         ({"replays": True, "processed": False}, "over all tokens; .* processed_logprobs"),
     ],
