@@ -260,10 +260,34 @@ def test_processes_share_the_adapters(
     assert server.adapters == {} and not (folder / "vllm").exists()
 
 
-def test_processes_whose_server_is_lost(zygote: Zygote, server: FakeVLLM, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_split_models_are_sampled_by_a_server(
+    zygote: Zygote, server: FakeVLLM, tmp_path: Path
+) -> None:
+    """Their adapters are put together and loaded once, each request is sent once, and after an
+    update the ratios are 1 again, which stale adapters do not give."""
+    folder = tmp_path / "run"
+    arguments = asked("magrpo", folder, server.url, **LEARNING | {"max_steps": 2, "save_steps": 0})
+    team = zygote.team(2, {"run": ["magrpo", [*arguments, "distributed.strategy=fsdp"]]})
+    assert ended(team) == [0, 0], team[0].output + team[1].output
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["distributed"] == {"world_size": 2, "weights_in_sync": True}
+    assert ratios(folder) == pytest.approx([1, 1], abs=1e-4)
+    loads = [name for what, name in server.events if what == "load"]
+    assert len(loads) == len(set(loads)) == 4
+    assert Counter(body["model"] for body in server.asked) == dict.fromkeys(loads, A_STEP // 2)
+    assert server.adapters == {} and not (folder / "vllm").exists()
+
+
+@pytest.mark.parametrize("strategy", ["replicate", pytest.param("fsdp", marks=pytest.mark.slow)])
+def test_processes_whose_server_is_lost(
+    zygote: Zygote, server: FakeVLLM, tmp_path: Path, strategy: str
+) -> None:
+    """The last whole step is saved, split models by all processes together."""
     folder = tmp_path / "run"
     keys = {"save_steps": 0, "eval_interval": 0, "max_steps": 1000, "patience": 5}
-    team = zygote.team(2, {"run": ["magrpo", asked("magrpo", folder, server.url, **keys)]})
+    arguments = asked("magrpo", folder, server.url, **keys)
+    team = zygote.team(2, {"run": ["magrpo", [*arguments, f"distributed.strategy={strategy}"]]})
     team[0].until(has_trained(folder))
     server.stop()
     assert ended(team) == [1, 1]

@@ -226,11 +226,12 @@ class Loop:
     def leave(self) -> Path | None:
         """The newest checkpoint, one of the last step where that has none; None: nothing was done.
 
-        For a step that cannot be finished, before weights have moved; called by the main process
-        alone.
+        For a step that cannot be finished, before weights have moved. Called by the main process
+        alone; in lock-step a collective call.
         """
         if self.checkpoints.steps < self.counters.steps:
-            self.checkpoints.save(self.counters.steps, self._state(), alone=True)
+            alone = not distributed.lock_step()
+            self.checkpoints.save(self.counters.steps, self._state(), alone=alone)
         newest = self.checkpoints.newest
         return None if newest is None else newest[1]
 

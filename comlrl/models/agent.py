@@ -177,6 +177,15 @@ class Agent:
         """The weights that this agent trains; names are the same for every agent."""
         return {name: stored(weight) for name, weight in self.named().items()}
 
+    def peft_state(self) -> dict[str, torch.Tensor]:
+        """Its adapter's weights by PEFT's names; a collective call where layers are split."""
+        assert self.peft is not None
+        return {
+            name: stored(weight)
+            for name, weight in self.peft.named_parameters()
+            if "lora_" in name and f".{self.adapter}." in name
+        }
+
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take them in place. Raises UserError where they do not fit."""
         _copy(self.named(), tensors, self.adapter, exactly=self.peft is not None)

@@ -120,13 +120,12 @@ class Team:
         """
         for agent in self.agents:
             target = folder / agent.adapter
-            model = agent.model if agent.peft is None else agent.peft
             weights = None
-            if self.sharded:  # put together by all, written by one
+            if self.sharded and agent.peft is not None:  # put together by all, written by one
+                weights = agent.peft_state()
+            elif self.sharded:
                 weights = {
-                    name: stored(tensor)
-                    for name, tensor in model.state_dict().items()
-                    if agent.peft is None or "lora_" in name
+                    name: stored(tensor) for name, tensor in agent.model.state_dict().items()
                 }
             if not distributed.is_main():
                 continue

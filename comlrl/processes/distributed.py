@@ -27,17 +27,21 @@ _dealing = True  # False: all processes do the same work in lock-step (comlrl/pr
 
 
 class PeerFailed(RuntimeError):
-    """Another process has given up; it says why. ``code`` is the exit code."""
+    """Another process has given up; it says why.
 
-    def __init__(self, code: int) -> None:
+    ``code`` is the exit code. ``saves``: the finished steps are saved before all processes leave.
+    """
+
+    def __init__(self, code: int, saves: bool = False) -> None:
         super().__init__("another process has given up")
-        self.code = code
+        self.code, self.saves = code, saves
 
 
 @dataclass(frozen=True)
 class _GivenUp:
     text: str
     code: int
+    saves: bool
 
 
 def world_size() -> int:
@@ -108,26 +112,38 @@ def all_gather(value: T) -> list[T]:
     torch.distributed.all_gather_object(parts, value)
     for part in parts:
         if isinstance(part, _GivenUp):
-            raise PeerFailed(part.code)
+            raise PeerFailed(part.code, part.saves)
     return parts
 
 
-def give_up(text: str, code: int) -> bool:
+def give_up(text: str, code: int, saves: bool = False) -> bool:
     """Tell the others, which wait in ``all_gather``, that this process ends with an error.
 
+    ``saves``: as for PeerFailed.
     Returns whether this one is to print it: the first of those that gave up. Not for an error in
     the middle of an update, where the others wait for gradients: there a process just dies.
     """
     if world_size() == 1:
         return True
     parts: list[Any] = [None] * world_size()
-    torch.distributed.all_gather_object(parts, _GivenUp(text, code))
+    torch.distributed.all_gather_object(parts, _GivenUp(text, code, saves))
     return rank() == next(r for r, part in enumerate(parts) if isinstance(part, _GivenUp))
 
 
 def from_main(make: Callable[[], T]) -> T:
     """What the main process makes, for every process; the others wait for it."""
     return all_gather(make() if is_main() else None)[0]  # type: ignore[return-value]
+
+
+def lock_step() -> bool:
+    """Whether all processes do the same work (``comlrl/processes/sharding.py``)."""
+    return not _dealing
+
+
+def once(make: Callable[[], T]) -> T:
+    """What this process makes for its share. In lock-step the main process makes it for all, and
+    the others wait for it."""
+    return make() if _dealing else from_main(make)
 
 
 def of_shares(value: T) -> list[T]:

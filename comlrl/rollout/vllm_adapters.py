@@ -17,7 +17,6 @@ from pathlib import Path
 
 import torch
 
-from comlrl.models.agent import Agent
 from comlrl.models.team import Team
 from comlrl.processes import distributed
 from comlrl.rollout import daemon_threads
@@ -38,7 +37,8 @@ class Adapters:
         shutil.rmtree(self.folder, ignore_errors=True)  # of a process that was killed
 
     def begin(self) -> None:
-        """Load the first ones. Raises ServerError where a server does not take them."""
+        """Load the first ones. Raises ServerError where a server does not take them. This, like
+        ``load_moved`` and ``pin``, is a collective call where models are split."""
         self._load(self._moved(), Servers.begin)
 
     def load_moved(self) -> None:
@@ -63,17 +63,21 @@ class Adapters:
     def _moved(self) -> dict[str, int]:
         """New names of the adapters that have moved, each with its agent; they are written."""
         found = {}
-        for agent in self.team.agents:
-            name = f"{agent.adapter}-{self.run}-{_digest(agent)}"
+        weights_N = [agent.peft_state() for agent in self.team.agents]
+        for agent, weights in zip(self.team.agents, weights_N, strict=True):
+            name = f"{agent.adapter}-{self.run}-{_digest(weights)}"
             if name == self.names.get(agent.index):
+                continue
+            found[name] = agent.index
+            if distributed.lock_step() and not distributed.is_main():
                 continue
             assert agent.peft is not None
             agent.peft.save_pretrained(
                 str(self.folder / name),
                 selected_adapters=[agent.adapter],
+                state_dict=weights,
                 save_embedding_layers=False,  # they are the base's; "auto" asks a hub for them
             )
-            found[name] = agent.index
         return found
 
     def _load(
@@ -88,14 +92,14 @@ class Adapters:
                 self._replaced[self.names[agent]] = agent
             self.names[agent] = name
             self._replaced.pop(name, None)
-        self._at_once(moved, load_own)
+        distributed.once(lambda: self._at_once(moved, load_own))
 
     def _unload_replaced(self) -> None:
         gone = {n: agent for n, agent in self._replaced.items() if n not in self._pinned}
         self._at_once(gone, Servers.unload)
         for name in gone:
             del self._replaced[name]
-            shutil.rmtree(self.folder / name)
+            shutil.rmtree(self.folder / name, ignore_errors=True)  # in lock-step: the first's
 
     def _at_once(self, owned: Mapping[str, int], job: Callable[[Servers, list[str]], None]) -> None:
         """Run a job for all servers at once, each with the names of its own agents' adapters.
@@ -106,10 +110,9 @@ class Adapters:
         daemon_threads.run([partial(job, *pair) for pair in names_of.items()])
 
 
-def _digest(agent: Agent) -> str:
-    """Of the weights that an agent trains."""
+def _digest(weights: Mapping[str, torch.Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=6)
-    for tensor in agent.state_tensors().values():
+    for tensor in weights.values():
         plain = tensor.detach().cpu().contiguous()
         digest.update(plain.flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

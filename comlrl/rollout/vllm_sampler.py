@@ -23,6 +23,7 @@ from peft.tuners.lora import LoraLayer
 from comlrl.errors import UserError
 from comlrl.models.agent import Agent
 from comlrl.models.team import Team
+from comlrl.processes import distributed
 from comlrl.rollout import daemon_threads
 from comlrl.rollout.vllm_adapters import Adapters
 from comlrl.rollout.vllm_replies import (
@@ -72,7 +73,7 @@ class VLLMSampler:
         """``servers_N``: of each agent, one object for agents that share theirs. ``folder``: for
         adapters; the servers read it too. ``max_length``: tokens of prompt and completion
         together. ``sampling``: training's. Raises UserError where a server cannot serve this
-        team."""
+        team. In lock-step the first process asks for all, and the others have no servers."""
         self.team, self.servers_N, self.max_length = team, servers_N, max_length
         self.servers = tuple(dict.fromkeys(servers_N))
         self.adapters = Adapters(team, servers_N, folder)
@@ -106,17 +107,20 @@ class VLLMSampler:
                 self.adapters.load_moved()
             asked = self._ask_all(requests_N, sampling)
         try:
-            return [
-                [
-                    self._completions(self.team.of(i), request, answer.result(), sampling.of(i))
-                    for request, answer in zip(requests, asked.answers_N[i], strict=True)
-                ]
-                for i, requests in enumerate(requests_N)
-            ]
+            return distributed.once(lambda: self._answers(asked))
         except BaseException:
             self._leave()
             asked.cancel()
             raise
+
+    def _answers(self, asked: _Asked) -> list[list[tuple[Completion, ...]]]:
+        return [
+            [
+                self._completions(self.team.of(i), request, answer.result(), asked.sampling.of(i))
+                for request, answer in zip(requests, asked.answers_N[i], strict=True)
+            ]
+            for i, requests in enumerate(asked.requests_N)
+        ]
 
     def ask_ahead(self, requests_N: Sequence[Sequence[Request]], sampling: Sampling) -> None:
         """Begin with what ``sample`` will be called with, under the present adapters;
@@ -149,21 +153,25 @@ class VLLMSampler:
                     "lora.target_modules: the language-model head is among them, and vLLM serves "
                     "no adapter there; leave it out, or set generation.backend=builtin"
                 )
-        bases = {server: self._base(server) for own in self.servers for server in own.members}
         try:
             self.adapters.begin()
-            for agent in self.team.agents:
-                if (temperature := sampling.of(agent.index).temperature) != 1:
-                    servers = self.servers_N[agent.index]
-                    for server in servers.members:
-                        _check_processed(
-                            server, bases[server], agent.stop_ids[0], temperature, servers.patience
-                        )
+            distributed.once(lambda: self._check(sampling))
         except ServerError as error:
             raise UserError(
                 f"{error}; was it started with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora "
                 "and a --max-lora-rank of at least lora.r, and does it read this run's folder?"
             ) from error
+
+    def _check(self, sampling: Sampling) -> None:
+        """Raises UserError where a server is too small or gives other log-probabilities."""
+        bases = {server: self._base(server) for own in self.servers for server in own.members}
+        for agent in self.team.agents:
+            if (temperature := sampling.of(agent.index).temperature) != 1:
+                servers = self.servers_N[agent.index]
+                for server in servers.members:
+                    _check_processed(
+                        server, bases[server], agent.stop_ids[0], temperature, servers.patience
+                    )
 
     def _base(self, server: Server) -> str:
         """The model that a server holds. Raises UserError where the server is too small."""

@@ -188,12 +188,13 @@ def execute(
         except CheckpointError as error:
             return _refuse(error)
         except ServerError as error:
-            if distributed.give_up(str(error), error.exit_code):
+            if distributed.give_up(str(error), error.exit_code, saves=True):
                 report(error)
             _leave(run.loop)
             return error.exit_code
         except distributed.PeerFailed as failed:
-            _leave(run.loop)
+            if failed.saves:
+                _leave(run.loop)
             return failed.code
         except Interrupted as interrupted:
             if interrupted.path is not None:
@@ -277,8 +278,9 @@ def _leave(loop: Loop) -> None:
     """A step's sampling cannot be finished: save what was done before it."""
     from comlrl.processes import distributed
 
-    if distributed.is_main():
-        path = loop.leave()
+    main = distributed.is_main()
+    path = loop.leave() if main or distributed.lock_step() else None
+    if main:
         where = f"saved {path}; continue with --resume" if path else "nothing new to save yet"
         print(f"interrupted: {where}", file=sys.stderr)
 

@@ -63,11 +63,6 @@ def refuse(config: Config) -> None:
             f"lora.target_modules: {list(given)} with {backend}, which serves no adapter on the "
             "language-model head; leave lm_head out, or give generation.backend=builtin"
         )
-    if config.distributed.strategy == "fsdp":
-        raise UserError(
-            f"distributed.strategy: fsdp with {backend}, which answers each process differently, "
-            "and all must grow the same trees; give replicate, or generation.backend=builtin"
-        )
 
 
 def check(config: Config, roles: Sequence[str]) -> None:
@@ -114,10 +109,14 @@ def build(
     policy is trained, the same with what corrects for it."""
     if config.generation.backend == "builtin":
         return None, None
+    from comlrl.processes import distributed
     from comlrl.rollout.vllm_sampler import VLLMSampler
+    from comlrl.rollout.vllm_servers import Servers
     from comlrl.update.importance import ImportanceWeightedSampler
 
     own_N = servers(config, roles)
+    if distributed.lock_step() and not distributed.is_main():  # the first process asks for all
+        own_N = (Servers((), config.generation.vllm_patience),) * len(own_N)
     engine = VLLMSampler(team, own_N, run_dir / "vllm", max_length, sampled)
     if not config.section.trained_online:
         return engine, None
