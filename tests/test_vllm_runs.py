@@ -1,65 +1,37 @@
-"""Whole runs whose completions come from a server: by the generator behind the same endpoints, and
-by vLLM itself where VLLM_COMMAND tells how to start it."""
+"""Whole runs whose completions come from a server, here the generator behind the same endpoints."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
-import shlex
 import socket
-import subprocess
 import threading
-import urllib.error
-import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fastapi import HTTPException
 
-from comlrl.builtin import TINY_CODER
-from comlrl.models.loading import build_team
-from tests.support import tiny_models
 from tests.support.fake_vllm import FakeVLLM
-from tests.support.runs import Process, Zygote, metrics, newest_step, small
-
-EXACT = {"agent_model__torch_dtype": "float32", "lora__r": 4}
+from tests.support.runs import Process, Zygote, newest_step
+from tests.support.vllm_runs import (
+    A_STEP,
+    LEARNING,
+    asked,
+    fake_server,
+    has_logged,
+    has_trained,
+    lines,
+    ratios,
+)
 
 
 @pytest.fixture
 def server() -> Iterator[FakeVLLM]:
-    team = build_team(tiny_models.config(num_agents=1, **EXACT), device="cpu")
-    fake = FakeVLLM(team).start()
+    fake = fake_server()
     yield fake
     fake.stop()
-
-
-def asked(
-    algorithm: str, folder: Path, url: str, patience: float = 120, **section: object
-) -> list[str]:
-    """Arguments for a run of seconds that asks a server."""
-    return [
-        *small(algorithm, folder, **{"top_p": None} | section), "agent_model.torch_dtype=float32",
-        "generation.backend=vllm", f"generation.vllm_url={url}",
-        f"generation.vllm_patience={patience}",
-    ]  # fmt: skip
-
-
-def lines(folder: Path, phase: str = "train") -> list[dict]:
-    return [line for line in metrics(folder) if line["phase"] == phase]
-
-
-def has_trained(folder: Path) -> Callable[[], bool]:
-    return lambda: (folder / "metrics.jsonl").exists() and bool(lines(folder))
-
-
-def ratios(folder: Path) -> list[float]:
-    """The mean ratio of each training step, and 1 within rounding."""
-    for line in lines(folder, "eval"):
-        assert not any(name.startswith("importance/") for name in line["metrics"])
-    return [line["metrics"]["importance/ratio_mean"] for line in lines(folder)]
 
 
 @pytest.mark.parametrize(
@@ -83,15 +55,6 @@ def test_a_run_by_a_server(zygote: Zygote, server: FakeVLLM, tmp_path: Path, alg
     else:
         assert Counter(name.split("-")[0] for name in loads) == {"agent_0": 4, "agent_1": 4}
         assert ratios(folder) == pytest.approx([1] * 3, abs=1e-3)
-
-
-LEARNING = {"num_agents": 2, "max_new_tokens": 24, "num_generations": 4, "eval_interval": 0}
-A_STEP = 4  # requests: two tasks of two agents
-
-
-def has_logged(folder: Path, steps: int) -> bool:
-    file = folder / "metrics.jsonl"
-    return file.exists() and file.read_text().count("\n") >= steps
 
 
 def of_agent_0(server: FakeVLLM) -> list[str]:
@@ -206,8 +169,7 @@ def test_several_servers_of_several_models(zygote: Zygote, tmp_path: Path) -> No
     """One of an agent's two servers dies in the middle, and the run goes on; top-p truncates, and
     all weigh 1."""
     folder = tmp_path / "run"
-    alone = tiny_models.config(num_agents=1, **EXACT)
-    fakes = [FakeVLLM(build_team(alone, device="cpu")).start() for _ in range(3)]
+    fakes = [fake_server() for _ in range(3)]
     for fake in fakes:
         fake.replays = True
     keys = LEARNING | {"max_steps": 4, "save_steps": 0, "num_turns": 2, "top_p": 0.9}
@@ -294,50 +256,3 @@ def test_processes_whose_server_is_lost(
     assert newest_step(folder) == len(lines(folder)) > 0
     together = team[0].output + team[1].output
     assert together.count("error: ") == 1 and "interrupted: saved" in team[0].output
-
-
-@pytest.mark.slow
-def test_a_run_by_vllm_itself(zygote: Zygote, tmp_path: Path) -> None:
-    """VLLM_COMMAND: what stands before the model's folder, e.g. `vllm serve`."""
-    command = os.environ.get("VLLM_COMMAND")
-    if not command:
-        pytest.skip("VLLM_COMMAND is not set: there is no vLLM here")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    arguments = [
-        str(TINY_CODER), "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
-        "--enforce-eager", "--enable-lora", "--max-loras", "4", "--max-lora-rank", "8",
-        "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm",
-    ]  # fmt: skip
-    environment = os.environ | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
-    with (tmp_path / "server.log").open("w") as log:
-        vllm = subprocess.Popen(
-            [*shlex.split(command), *arguments], env=environment, stdout=log, stderr=log
-        )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        answers = Process(zygote, vllm.pid, tmp_path / "server.log")
-        answers.until(lambda: _healthy(url) or vllm.poll() is not None, 600)
-        assert vllm.poll() is None, answers.output[-3000:]
-        for overlap in (0, 1):
-            folder = tmp_path / f"run_{overlap}"
-            keys = {"max_new_tokens": 24, "temperature": 0.8}
-            arguments = asked("magrpo", folder, url, 300, **keys)
-            run = zygote.run("magrpo", [*arguments, f"generation.overlap={overlap}"])
-            assert run.wait(600) == 0, run.output
-            # One step stale, ratios are of two policies, and their mean is 1 but for chance.
-            assert ratios(folder) == pytest.approx([1] * 4, abs=0.1 if overlap else 0.02)
-            largest = max(line["metrics"]["importance/ratio_max"] for line in lines(folder))
-            assert overlap or largest < 1.5
-    finally:
-        vllm.terminate()
-        vllm.wait(60)
-
-
-def _healthy(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5):
-            return True
-    except (OSError, urllib.error.URLError):
-        return False
