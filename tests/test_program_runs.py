@@ -158,7 +158,7 @@ def test_the_example_of_the_page_trains(zygote, tmp_path):
         ("magrpo", "program.max_calls=0", "program.max_calls: 0"),
         ("magrpo", "distributed.strategy=fsdp", "distributed.strategy: fsdp with program.target"),
         ("magrpo", "sampling={aux: {top_k: 3}}", "sampling.aux: is for nobody; there are writer"),
-        ("ppo", "seed=1", "program.target: 'my_team:play' with ppo, which cannot learn from a pro"),
+        ("ppo", "ppo.turn_order=sequential", "ppo.turn_order: 'sequential' with program.target, w"),
         ("shppo", "seed=1", "program.target: 'my_team:play' with shppo, which cannot learn from a"),
         ("madpo", "seed=1", "program.target: 'my_team:play' with madpo, which cannot learn from a"),
         ("marlhf", "seed=1", "program.target: 'my_team:play' with marlhf, which cannot learn from"),
@@ -179,28 +179,48 @@ def test_a_dry_run_says_what_it_cannot_know(tmp_path, capsys):
     assert "not checked: program.target: 'my_team:play'; its calls are known once" in shown
 
 
+MAPPO = {"critic": "centralized", "granularity": "turn", "kl_coef": 0.05}
+
+
 @pytest.mark.slow
-def test_killed_and_resumed_it_ends_bit_equal(zygote, tmp_path):
-    file, whole, folder = config(tmp_path), tmp_path / "whole", tmp_path / "run"
-    run = zygote.run("magrpo", arguments(file, whole, max_steps=3))
+@pytest.mark.parametrize(("algorithm", "keys"), [("magrpo", {}), ("ppo", MAPPO)])
+def test_killed_and_resumed_it_ends_bit_equal(algorithm, keys, zygote, tmp_path):
+    file = config(tmp_path, algorithm=algorithm)
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    run = zygote.run(algorithm, arguments(file, whole, max_steps=3, **keys))
     assert run.wait() == 0, run.output
-    run = zygote.run("magrpo", arguments(file, folder, max_steps=3))
+    given = arguments(file, folder, max_steps=3, **keys)
+    run = zygote.run(algorithm, given)
     run.until(lambda: newest_step(folder) >= 1 or run.code() is not None)
     run.kill()
     run.wait()
-    run = zygote.run("magrpo", [*arguments(file, folder, max_steps=3), "--resume"])
+    run = zygote.run(algorithm, [*given, "--resume"])
     assert run.wait() == 0, run.output
     assert_same(folder, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [{}, MAPPO], ids=["IPPO", "MAPPO"])
+def test_two_processes_train_by_ppo_as_one_does(keys, zygote, tmp_path):
+    file = config(tmp_path, algorithm="ppo")
+    one, two = tmp_path / "one", tmp_path / "two"
+    more = {"batch_size": 3, "max_steps": 2, "ppo_epochs": 2, **keys}
+    run = zygote.run("ppo", arguments(file, one, **more))
+    assert run.wait() == 0, run.output
+    _agree(one, zygote.team(2, {"run": ["ppo", arguments(file, two, **more)]}), two)
 
 
 @pytest.mark.slow
 def test_two_processes_do_what_one_does(played, zygote, tmp_path):
     file, out = played
     given = arguments(file, tmp_path / "run", batch_size=3, max_steps=2)
-    team = zygote.team(2, {"run": ["magrpo", given]})
+    _agree(out, zygote.team(2, {"run": ["magrpo", given]}), tmp_path / "run")
+
+
+def _agree(alone, team, together):
     for process in team:
         assert process.wait() == 0, process.output
-    one, two = metrics(out), metrics(tmp_path / "run")
+    one, two = metrics(alone), metrics(together)
     assert [{**line, "metrics": 0} for line in one] == [{**line, "metrics": 0} for line in two]
     for line, other in zip(one, two, strict=True):
         for name in ("reward_mean", "calls_mean", "agent_1/calls_mean"):

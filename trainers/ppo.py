@@ -29,6 +29,12 @@ With ``turn_order: sequential`` each agent's turns are a chain of its own, and i
 has read of this turn too. A centralized V of agent i reads the prompts of the agents up to i: those
 of later agents hold what i is about to write, and Â would no longer tell what that is worth.
 
+With a program each call is a turn. An agent's calls in an episode are a chain of its own, and its
+rewards are its own (``agents.reward``, ``discount`` counts its calls): a centralized V has a head
+for each agent, and each agent pays for its own KL. V of a call reads each agent's latest prompt up
+to the call and none that was asked later. A minibatch's states are tasks with all their episodes.
+An agent without a call in a step is not updated in it.
+
 Old log-probabilities and values are taken of all policies before the first update, over the first
 epoch's own minibatches, so that the first minibatch's ratios are exactly 1; where credit does not
 need those of the first minibatch, its own update reads them. Rollouts are chains: G
@@ -48,7 +54,8 @@ from dataclasses import dataclass
 import torch
 
 from comlrl.config.algorithms import PPOConfig
-from comlrl.credit.chains import Chains, chains_of
+from comlrl.credit.call_chains import CallChains, call_chains_of
+from comlrl.credit.chains import Chains, Group, chains_of
 from comlrl.loop.loop import Loop
 from comlrl.loop.parts import Part
 from comlrl.loop.steps import Step
@@ -64,34 +71,18 @@ from comlrl.models.logprobs import ActionLogprobs, action_logprobs
 from comlrl.models.team import Team
 from comlrl.processes import distributed
 from comlrl.processes.statistics import Sums, agent_means, moments, standardized
+from comlrl.programs.rollout import ProgramRollout
 from comlrl.rollout.grow import Rollout
-from comlrl.types import Row, Sampling, TokenBatch
+from comlrl.types import EpisodeGroup, Row, Sampling, TokenBatch, Tree
 from comlrl.update.clipped import ClippedPolicy, run_epochs
+from comlrl.update.kl_coefficient import KLCoefficient
 from comlrl.update.minibatches import Span, minibatches, passes
 from comlrl.update.optimizer import optimizer_of
 from comlrl.update.per_token import PerToken
-from comlrl.update.values import Group, LanguageReader, PooledReader, StepValues, history_rows
+from comlrl.update.values import LanguageReader, PooledReader, StepValues, history_rows
 
 Critic = TokenCritic | TeamCritic | LanguageCritic
-
-
-class KLCoefficient:
-    """The weight of the KL to the reference: fixed, or led to ``kl_target`` (Ziegler 2019)."""
-
-    def __init__(self, section: PPOConfig) -> None:
-        self.section, self.value = section, section.kl_coef
-
-    def adapt(self, kl: float, joint_actions: int) -> None:
-        """kl_coef ← kl_coef · (1 + clip(KL / target − 1, ±0.2) · n / horizon)."""
-        assert self.section.kl_target is not None
-        error = max(-0.2, min(0.2, kl / self.section.kl_target - 1))
-        self.value *= 1 + error * joint_actions / self.section.kl_horizon
-
-    def state_tensors(self) -> dict[str, torch.Tensor]:
-        return {"value": torch.tensor(self.value, dtype=torch.float64)}
-
-    def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
-        self.value = float(tensors["value"])
+Credited = Chains | CallChains
 
 
 @dataclass
@@ -106,6 +97,10 @@ class Improvement:
     def rows(self, states: Sequence[int]) -> list[Row]:
         return [row for s in states for row in self.rows_S[s]]
 
+    def acted(self) -> bool:
+        """Whether the policy chose any token. A collective call."""
+        return distributed.total(sum(sum(row.chosen) for rows in self.rows_S for row in rows)) > 0
+
 
 class PPOTrainer:
     """Grow chains, value and credit them, improve each policy for some epochs, and the critics."""
@@ -114,7 +109,7 @@ class PPOTrainer:
         self,
         section: PPOConfig,
         team: Team,
-        rollout: Rollout,
+        rollout: Rollout | ProgramRollout,
         loop: Loop,
         sampling: Sampling,
         critic_team: Team | None = None,
@@ -136,7 +131,7 @@ class PPOTrainer:
         ]
 
     def _critic(self, index: int) -> Critic:
-        apart = self._centralized and self.rollout.own_rewards
+        apart = self._centralized and self._own_rewards
         heads = self.section.num_agents if apart else 1
         if self.critic_team is not None:
             return LanguageCritic(self.critic_team.agents[index], heads)
@@ -160,19 +155,22 @@ class PPOTrainer:
         tasks, key = distributed.shard(step.tasks), step.key
         trees = self.rollout.grow(tasks, self.section.shape, self.sampling, key)
         gathered = self.loop.gather(step, trees)
-        metrics = self._improve(chains_of(trees), step.index, gathered.span)
-        if self.section.kl_target is not None:
+        metrics = self._improve(_credited(trees), step.index, gathered.span)
+        if self.section.kl_target is not None and "kl" in metrics:
             self.kl.adapt(metrics["kl"], gathered.scored)
         metrics["learning_rate"] = self.optimizers[0].learning_rate
         self.loop.record(step, gathered, updates=int(metrics.pop("updates")), metrics=metrics)
 
-    def _improve(self, chains: Chains, step: int, span: Span) -> dict[str, float]:
+    def _improve(self, chains: Credited, step: int, span: Span) -> dict[str, float]:
         """Measure all policies and credit them, then update them and the critics; metrics bare
         (means) and of each agent."""
         values = self._values(chains)
         policies = [self._measured(index, chains, values, step) for index in range(len(self.team))]
         critic_metrics = self._credit(chains, policies, values)
+        acted = [one.acted() for one in policies]
         for index, one in enumerate(policies):
+            if not acted[index]:
+                continue
             one.metrics |= self._standardize(one.policy)
             with self.team.acting(index):
                 one.metrics |= self._update(index, one, chains, step, span)
@@ -181,19 +179,24 @@ class PPOTrainer:
         for own, metrics, optimizer in zip(
             values, critic_metrics, self.critic_optimizers, strict=True
         ):
-            if own.reader is not None:
+            if own.reader is not None and distributed.total(own.count) > 0:
                 parts = passes(chains.states_B, size, epochs, key, span)
                 metrics["value_loss"] = own.learn(optimizer, parts)
         of_team = critic_metrics[0] if self._centralized else {}
         if not self._centralized:
             for one, metrics in zip(policies, critic_metrics, strict=True):
                 one.metrics |= metrics
-        of_team["updates"] = max(one.metrics.pop("updates") for one in policies)
+        of_team["updates"] = max(one.metrics.pop("updates", 0) for one in policies)
         return agent_means([one.metrics for one in policies]) | of_team
 
     @property
     def _centralized(self) -> bool:
         return self.section.critic == "centralized"
+
+    @property
+    def _own_rewards(self) -> bool:
+        """Whether each agent has a return of its own; an episode's calls always give it one."""
+        return isinstance(self.rollout, ProgramRollout) or self.rollout.own_rewards
 
     @property
     def _kl_in_reward(self) -> bool:
@@ -208,22 +211,22 @@ class PPOTrainer:
         """The agents whom a critic credits."""
         return range(self.section.num_agents) if self._centralized else self._acting(index)
 
-    def _values(self, chains: Chains) -> list[StepValues]:
+    def _values(self, chains: Credited) -> list[StepValues]:
         """Each critic's values of the step, and what it reads where it has passes of its own."""
-        seen_SND = None
+        seen_PD = None
         if self.section.granularity == "turn" and self.critic_team is None:
-            seen_SND = self._observations(chains)
+            seen_PD = self._observations(chains)
         return [
             StepValues(
                 self.section,
-                self._reader(index, chains, seen_SND),
+                self._reader(index, chains, seen_PD),
                 critic if isinstance(critic, TokenCritic) else None,
             )
             for index, critic in enumerate(self.critics)
         ]
 
     def _reader(
-        self, index: int, chains: Chains, seen_SND: torch.Tensor | None
+        self, index: int, chains: Credited, seen_PD: torch.Tensor | None
     ) -> PooledReader | LanguageReader | None:
         """What a critic with passes of its own reads; None: it is a head in the policy's passes."""
         critic, agents = self.critics[index], self._valued(index)
@@ -238,12 +241,12 @@ class PPOTrainer:
                 rows_S = history_rows(critic.agent, chains, groups)
             return LanguageReader(critic, self.critic_team, rows_S)
         if isinstance(critic, TeamCritic):
-            assert seen_SND is not None
-            return PooledReader(critic, chains, seen_SND, groups)
+            assert seen_PD is not None
+            return PooledReader(critic, chains, seen_PD, groups)
         return None
 
     def _measured(
-        self, index: int, chains: Chains, values: Sequence[StepValues], step: int
+        self, index: int, chains: Credited, values: Sequence[StepValues], step: int
     ) -> Improvement:
         """What a policy, its reference and a head on its states say of the samples."""
         section, temperature = self.section, self.sampling.of(index).temperature
@@ -273,7 +276,7 @@ class PPOTrainer:
         return one
 
     def _credit(
-        self, chains: Chains, policies: Sequence[Improvement], values: Sequence[StepValues]
+        self, chains: Credited, policies: Sequence[Improvement], values: Sequence[StepValues]
     ) -> list[dict[str, float]]:
         """Advantages into the policies; what the log wants of each critic."""
         metrics = []
@@ -287,7 +290,7 @@ class PPOTrainer:
             metrics.append({"explained_variance": own.explained_variance()})
         return metrics
 
-    def _penalty(self, chains: Chains, policies: Sequence[Improvement]) -> PerToken | None:
+    def _penalty(self, chains: Credited, policies: Sequence[Improvement]) -> PerToken | None:
         """What the rewards lose: kl_coef · (log π_old − log π_ref), of tokens, or summed up over a
         completion (independent, or of an agent's own reward) or over all agents' (centralized)."""
         section, paid = self.section, PerToken()
@@ -301,15 +304,16 @@ class PPOTrainer:
             return paid
         whole, of_turn = PerToken(), paid.of_completion
         for number, own in of_turn.items():
-            together = self._centralized and not self.rollout.own_rewards
-            agents, (action, _) = range(section.num_agents), chains.origin(number)
-            others = [chains.number(action, agent) for agent in agents] if together else [number]
+            others = [number]
+            if self._centralized and not self._own_rewards and isinstance(chains, Chains):
+                agents, (action, _) = range(section.num_agents), chains.origin(number)
+                others = [chains.number(action, agent) for agent in agents]
             parts = [of_turn[n].to(own) for n in others]
             whole.of_completion[number] = torch.stack([part.sum() for part in parts]).sum()[None]
         return whole
 
     def _update(
-        self, index: int, one: Improvement, chains: Chains, step: int, span: Span
+        self, index: int, one: Improvement, chains: Credited, step: int, span: Span
     ) -> dict[str, float]:
         """Some epochs of clipped updates of a policy, and of a head on its states."""
         section, optimizers, value_loss = self.section, [self.optimizers[index]], None
@@ -333,12 +337,23 @@ class PPOTrainer:
         return {"advantage_mean": mean, "advantage_std": deviation}
 
     @torch.no_grad()
-    def _observations(self, chains: Chains) -> torch.Tensor:
-        """What each agent reads in each state, as its own policy pools it; (S, N, width)."""
-        of_agents = []
+    def _observations(self, chains: Credited) -> torch.Tensor:
+        """What was read for each of the chains' prompts, as its agent's policy pools it;
+        (P, width)."""
+        prompts = chains.prompts
+        seen_PD = torch.zeros(
+            len(prompts), hidden_width(self.team.agents[0]), device=self.team.device
+        )
         for index in range(len(self.team)):
             with self.team.acting(index) as agent:
                 for i in self._acting(index):
-                    prompts = [turns[i].prompt_ids for turns in chains.turns_SN]
-                    of_agents.append(observations(agent, prompts).to(self.team.device))
-        return torch.stack(of_agents, dim=1)
+                    places = [place for place, (reader, _) in enumerate(prompts) if reader == i]
+                    read = [prompts[place][1].prompt_ids for place in places]
+                    seen_PD[places] = observations(agent, read).to(self.team.device)
+        return seen_PD
+
+
+def _credited(rolled: Sequence[Tree] | Sequence[EpisodeGroup]) -> Credited:
+    """A step's rollouts, numbered. A process without a share of the tasks has no chains."""
+    groups = [group for group in rolled if isinstance(group, EpisodeGroup)]
+    return call_chains_of(groups) if groups else chains_of(rolled)

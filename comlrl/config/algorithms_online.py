@@ -99,7 +99,7 @@ class PPOConfig(ActorCriticConfig):
     """Proximal policy optimization; with several agents IPPO or MAPPO."""
 
     paper: ClassVar[str] = "PPO (arXiv 1707.06347)"
-    no_programs: ClassVar[str] = "its critics value the turns of a tree, not a program's calls"
+    no_programs: ClassVar[str] = ""
 
     num_agents: int = key(1)
     critic: Literal["independent", "centralized"] = key(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from comlrl.types import AgentTurn, Row, Tree
 
@@ -18,6 +18,20 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T", int, "torch.Tensor")
+
+
+class Group(NamedTuple):
+    """Agents that a critic values alike, and those whose prompts it reads for that."""
+
+    read: Sequence[int]
+    credited: Sequence[int]
+
+
+class View(NamedTuple):
+    """What a critic of whole turns reads for one value of each of these completions."""
+
+    numbers: tuple[int, ...]
+    read: tuple[int, ...]  # places in ``prompts``
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +69,24 @@ class Chains:
     def numbered(self, agents: Sequence[int]) -> list[list[int]]:
         """Chains of these agents' completions, by their numbers."""
         return [[self.number(c, i) for c in chain] for i in agents for chain in self.chains]
+
+    @property
+    def prompts(self) -> list[tuple[int, AgentTurn]]:
+        """What the agents read, each with its agent: state by state, agents in their order."""
+        return [(agent, turn) for turns in self.turns_SN for agent, turn in enumerate(turns)]
+
+    def views(self, groups: Sequence[Group]) -> list[list[View]]:
+        """For each state, a view of each group."""
+        return [
+            [
+                View(
+                    tuple(self.number(c, i) for c in actions for i in group.credited),
+                    tuple(s * self.num_agents + i for i in group.read),
+                )
+                for group in groups
+            ]
+            for s, actions in enumerate(self.actions_S)
+        ]
 
     def rows(self, agents: Sequence[int], weight_T: Sequence[float]) -> list[list[Row]]:
         """For each state a row of each of these agents: its numbered completions, weighted by the

@@ -85,9 +85,15 @@ class Sums:
 
 
 def agent_means(metrics_N: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Each metric's mean over the agents, and, of a team, each agent's own."""
-    metrics = {name: sum(one[name] for one in metrics_N) / len(metrics_N) for name in metrics_N[0]}
+    """Each metric's mean over the agents that have it, and, of a team, each agent's own."""
+    having = {name: [one[name] for one in metrics_N if name in one] for name in _names(metrics_N)}
+    metrics = {name: sum(own) / len(own) for name, own in having.items()}
     if len(metrics_N) > 1:
         for index, one in enumerate(metrics_N):
             metrics |= {f"agent_{index}/{name}": value for name, value in one.items()}
     return metrics
+
+
+def _names(metrics_N: Sequence[Mapping[str, float]]) -> list[str]:
+    """Of all agents' metrics, each once."""
+    return list(dict.fromkeys(name for one in metrics_N for name in one))

@@ -46,6 +46,14 @@ class Row:
     def length(self) -> int:
         return len(self.prompt_ids) + sum(map(len, self.completions))
 
+    @property
+    def chosen(self) -> tuple[int, ...]:
+        """How many tokens of each completion the policy chose."""
+        contexts = self.contexts or (0,) * len(self.completions)
+        return tuple(
+            len(ids) - context for ids, context in zip(self.completions, contexts, strict=True)
+        )
+
     def part(self, start: int, end: int) -> Row:
         """These of its completions."""
         span = slice(start, end)

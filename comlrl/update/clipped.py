@@ -67,9 +67,9 @@ class ClippedPolicy:
         """Each completion takes an advantage for each of its tokens, or one for all of them, which
         may be that of ``per`` completions: numbers c · per … c · per + per − 1 take number c's."""
         for row in rows:
-            for number, ids in zip(row.indices, row.completions, strict=True):
+            for number, tokens in zip(row.indices, row.chosen, strict=True):
                 own = advantage.of_completion[number // per].to(self.agent.device)
-                self.advantage.of_completion[number] = own.expand(len(ids))
+                self.advantage.of_completion[number] = own.expand(tokens)
 
     def update(
         self,
@@ -83,7 +83,7 @@ class ClippedPolicy:
 
         ``also``: a further loss for each token, from the log-probabilities of the batch.
         """
-        tokens = int(distributed.total(sum(len(ids) for row in rows for ids in row.completions)))
+        tokens = int(distributed.total(sum(sum(row.chosen) for row in rows)))
 
         def loss(batch: TokenBatch) -> tuple[torch.Tensor, Sums]:
             policy, of_batch = self.read(batch), Sums()

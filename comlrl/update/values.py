@@ -6,12 +6,13 @@ token, or one for the turn.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
 from comlrl.config.algorithms import PPOConfig
-from comlrl.credit.chains import Chains
+from comlrl.credit.call_chains import CallChains
+from comlrl.credit.chains import Chains, Group
 from comlrl.errors import NonFiniteError
 from comlrl.models.agent import Agent
 from comlrl.models.critics import LanguageCritic, TeamCritic, TokenCritic
@@ -30,13 +31,6 @@ from comlrl.update.per_token import PerToken, advantages_of, completions
 Loss = Callable[[Sequence[int], torch.Tensor], tuple[torch.Tensor, Sums]]
 
 CRITIC = "the critic (its rate is value_learning_rate)"
-
-
-class Group(NamedTuple):
-    """Agents that have one value in common, and those whose prompts are read for it."""
-
-    read: Sequence[int]
-    credited: Sequence[int]
 
 
 class ValueReader(Protocol):
@@ -94,6 +88,11 @@ class StepValues:
         )
         return advantage
 
+    @property
+    def count(self) -> int:
+        """How many values this process has."""
+        return len(self.value.flat())
+
     def explained_variance(self) -> float:
         return explained_variance(self.value.flat(), self.returns.flat())
 
@@ -142,38 +141,30 @@ class PooledReader:
     def __init__(
         self,
         critic: TeamCritic,
-        chains: Chains,
-        seen_SND: torch.Tensor,
+        chains: Chains | CallChains,
+        seen_PD: torch.Tensor,
         groups: Sequence[Group],
     ) -> None:
-        """``seen_SND``: of each agent's prompt in each state."""
-        self.critic, self.chains, count = critic, chains, len(groups)
-        sizes = [len(group.read) for group in groups]
-        # Shorter sets are filled up with an agent that is not counted.
-        filled = [[*group.read, *[0] * (max(sizes) - len(group.read))] for group in groups]
-        self.seen_VND = seen_SND[:, filled].flatten(0, 1)
-        self.count_V = None
-        if min(sizes) < max(sizes):
-            self.count_V = torch.tensor(sizes, device=seen_SND.device).repeat(len(seen_SND))
-        self.views_S = [  # the numbers that start in a state, and each one's view
-            [
-                (chains.number(c, i), s * count + v)
-                for c in own
-                for v, group in enumerate(groups)
-                for i in group.credited
-            ]
-            for s, own in enumerate(chains.actions_S)
+        """``seen_PD``: of each of the chains' ``prompts``."""
+        self.critic, self.chains, self.seen_PD = critic, chains, seen_PD
+        views_S = chains.views(groups)
+        sizes = {len(view.read) for views in views_S for view in views}
+        self.most, self.alike = max(sizes, default=0), len(sizes) < 2
+        # the numbers of a state, in their order, each with the prompts that are read for it
+        self.read_S = [
+            sorted((number, view.read) for view in views for number in view.numbers)
+            for views in views_S
         ]
 
     def measure(self) -> PerToken:
-        states, value = range(len(self.views_S)), PerToken()
+        states, value = range(len(self.read_S)), PerToken()
         with torch.no_grad():
             parts = self._values(states).split(1)
         value.of_completion.update(zip(self.numbers(states), parts, strict=False))
         return value
 
     def numbers(self, states: Sequence[int]) -> list[int]:
-        return [number for s in states for number, _ in self.views_S[s]]
+        return [number for s in states for number, _ in self.read_S[s]]
 
     def backward(self, states: Sequence[int], loss: Loss) -> Sums:
         numbers = self.numbers(states)
@@ -184,11 +175,15 @@ class PooledReader:
         return sums
 
     def _values(self, states: Sequence[int]) -> torch.Tensor:
-        views = [view for s in states for _, view in self.views_S[s]]
-        agents = [self.chains.origin(number)[1] for number in self.numbers(states)]
-        view_C = torch.tensor(views, dtype=torch.long)
-        count_C = None if self.count_V is None else self.count_V[view_C]
-        return self.critic(self.seen_VND[view_C], torch.tensor(agents, dtype=torch.long), count_C)
+        numbered = [entry for s in states for entry in self.read_S[s]]
+        agents = [self.chains.origin(number)[1] for number, _ in numbered]
+        # Shorter sets are filled up with a prompt that is not counted.
+        filled = [[*read, *[0] * (self.most - len(read))] for _, read in numbered]
+        place_CN = torch.tensor(filled, dtype=torch.long).view(len(filled), self.most)
+        count_C = None
+        if not self.alike:
+            count_C = torch.tensor([len(read) for _, read in numbered], device=self.seen_PD.device)
+        return self.critic(self.seen_PD[place_CN], torch.tensor(agents, dtype=torch.long), count_C)
 
 
 class LanguageReader:
@@ -223,20 +218,21 @@ class LanguageReader:
         return sums
 
 
-def history_rows(critic: Agent, chains: Chains, groups: Sequence[Group]) -> list[list[Row]]:
-    """What a language model reads for one value of each turn: for each state and group of agents
-    their histories, one after the other, and a token for each completion to be valued, which is
+def history_rows(
+    critic: Agent, chains: Chains | CallChains, groups: Sequence[Group]
+) -> list[list[Row]]:
+    """What a language model reads for one value of each turn: for each state and view the
+    histories, one after the other, and a token for each completion to be valued, which is
     chosen where they end. Where histories are too long for the model their last tokens are read.
     """
-    rows_S = []
-    for turns, actions in zip(chains.turns_SN, chains.actions_S, strict=True):
+    prompts, rows_S = chains.prompts, []
+    for views in chains.views(groups):
         rows = []
-        for group in groups:
-            room = (critic.context_length - 1) // len(group.read)
-            read = [critic.encode(turns[i].prompt)[-room:] for i in group.read]
-            numbers = tuple(chains.number(c, i) for c in actions for i in group.credited)
-            ends = ((critic.stop_ids[0],),) * len(numbers)
+        for view in views:
+            room = (critic.context_length - 1) // len(view.read)
+            read = [critic.encode(prompts[place][1].prompt)[-room:] for place in view.read]
+            ends = ((critic.stop_ids[0],),) * len(view.numbers)
             history = tuple(token for ids in read for token in ids)
-            rows.append(Row(history, ends, (1.0,) * len(numbers), numbers))
+            rows.append(Row(history, ends, (1.0,) * len(view.numbers), view.numbers))
         rows_S.append(rows)
     return rows_S

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from comlrl.credit.advantages import sibling_advantages
-from comlrl.credit.chains import Chains, chains_of
+from comlrl.credit.chains import Chains, Group, chains_of
 from comlrl.credit.returns import agent_returns, joint_returns
 from comlrl.models.critics import TeamCritic
 from comlrl.types import AgentTurn, Completion, Node, Score, Shape, Task, Tree
 from comlrl.update.losses import joint_dpo, policy_gradient
 from comlrl.update.per_token import turn_advantages
-from comlrl.update.values import Group, PooledReader, StepValues
+from comlrl.update.values import PooledReader, StepValues
 
 # Rewards of (message, action): the sender must mean something, the receiver must heed it.
 REWARD = torch.tensor([[1.0, -2.0], [0.5, 4.0], [-1.0, 3.0]], dtype=torch.float64)
@@ -171,7 +171,7 @@ def advantages(kind: str, own: bool, tree: Tree) -> list[float]:
         found = [turn_advantages(chains, values_S, DISCOUNT, 1.0)[0] for values_S in values_V]
         return [float(found[agent][c]) for c in range(2) for agent in range(2)]
     section = SimpleNamespace(gamma_token=1.0, discount=DISCOUNT, gae_lambda=1.0)
-    reader = PooledReader(critic, chains, seen(chains), GROUPS[kind])
+    reader = PooledReader(critic, chains, seen(chains).flatten(0, 1), GROUPS[kind])
     values = StepValues(section, reader, None)
     numbered = chains.numbered(range(2))
     found = values.credit(numbered, chains.reward, None)
