@@ -14,7 +14,9 @@ def build(run: Run[PPOConfig]) -> Trainer:
     from trainers.ppo import PPOTrainer
 
     critics = build_critic_team(run.config, run.team)
-    return PPOTrainer(run.section, run.team, run.rollout, run.loop, run.sampling, critic_team=critics)
+    return PPOTrainer(
+        run.section, run.team, run.rollout, run.loop, run.sampling, critic_team=critics
+    )
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ from comlrl.processes import distributed
 from comlrl.processes.statistics import Sums, agent_means, moments, standardized
 from comlrl.programs.rollout import ProgramRollout
 from comlrl.rollout.grow import Rollout
-from comlrl.types import EpisodeGroup, Row, Sampling, TokenBatch, Tree
+from comlrl.types import EpisodeGroup, Rolled, Row, Sampling, TokenBatch, Tree
 from comlrl.update.clipped import ClippedPolicy, run_epochs
 from comlrl.update.kl_coefficient import KLCoefficient
 from comlrl.update.minibatches import Span, minibatches, passes
@@ -353,7 +353,8 @@ class PPOTrainer:
         return seen_PD
 
 
-def _credited(rolled: Sequence[Tree] | Sequence[EpisodeGroup]) -> Credited:
+def _credited(rolled: Sequence[Rolled]) -> Credited:
     """A step's rollouts, numbered. A process without a share of the tasks has no chains."""
     groups = [group for group in rolled if isinstance(group, EpisodeGroup)]
-    return call_chains_of(groups) if groups else chains_of(rolled)
+    trees = [tree for tree in rolled if isinstance(tree, Tree)]
+    return call_chains_of(groups) if groups else chains_of(trees)
