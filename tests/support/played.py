@@ -9,7 +9,7 @@ from typing import Any
 from comlrl.config.plugins.targets import Target
 from comlrl.programs.program import Program
 from comlrl.programs.rollout import ProgramRollout
-from comlrl.types import EpisodeGroup, Request, Reward, Score, Shape
+from comlrl.types import EpisodeGroup, Request, Reward, Row, Score, Shape
 from tests.support.fakes import PROMPTS, SAMPLING, SEED, FakeSampler, task
 
 TASKS = [task("A"), task("B")]
@@ -58,3 +58,41 @@ def rollout(
 
 def played(play: Callable, count: int = 2, tasks=TASKS, **keys: Any) -> list[EpisodeGroup]:
     return rollout(play, **keys).grow(tasks, Shape(2, 1, count), SAMPLING, ("train", 1))
+
+
+def playing(trainer: Any, play: Callable, names: tuple[str, ...] = ("aux", "main")) -> Any:
+    """The same trainer, whose rollouts are episodes."""
+    trees = trainer.rollout
+    program = Program(Target("program.target", "mine:play", play, ()), names)
+    trainer.rollout = ProgramRollout(
+        program, trees.sampler, trees.reward, PROMPTS, seed=trees.seed, process=trees.process
+    )
+    return trainer
+
+
+async def simultaneous(task, agents):
+    """A turn in which no agent reads another."""
+    texts = [await agents[name](agents.prompts[name]) for name in agents]
+    return await agents.score(texts)
+
+
+async def conversation(task, agents):
+    """Prompts of aux that begin as the one before; rewards in the middle."""
+    messages = [{"role": "user", "content": agents.prompts["aux"]}]
+    for turn in range(2):
+        text = await agents["aux"](messages)
+        other = await agents["main"](f"{turn} {text}")
+        messages += [
+            {"role": "assistant", "content": text},
+            {"role": "user", "content": f"They said {len(other)}."},
+        ]
+        await agents.reward("aux", len(text) / 10)
+    return len(other) / 5
+
+
+def one_by_one(calls):
+    """``call_rows`` where no calls share a row."""
+    return [
+        Row.of(call.prompt_ids, [call.completion], [weight], [number])
+        for call, weight, number in calls
+    ]

@@ -15,9 +15,8 @@ from comlrl.types import Completion, Episode, EpisodeGroup, Shape
 from comlrl.update.losses import policy_gradient
 from comlrl.update.values import PooledReader, StepValues
 from tests.support.fakes import SAMPLING, FakeSampler, task
-from tests.support.played import rollout
+from tests.support.played import conversation, one_by_one, playing, rollout, simultaneous
 from tests.support.tiny_trainers import build, own_shares, share_of_letters
-from tests.trainers.test_programs import _one_by_one, conversation, playing, simultaneous
 
 # ------------------------------------------------------------------------------ by enumeration
 
@@ -225,7 +224,7 @@ def test_shared_beginnings_change_no_gradient(keys, tmp_path, monkeypatch):
     found = []
     for shared in (True, False):
         if not shared:
-            monkeypatch.setattr("comlrl.credit.call_chains.call_rows", _one_by_one)
+            monkeypatch.setattr("comlrl.credit.call_chains.call_rows", one_by_one)
         trainer = build(
             "ppo", tmp_path / str(shared), share_of_letters, num_agents=2, max_steps=1,
             agent_model__torch_dtype="float64", learning_rate=1e-2, **_named(keys),

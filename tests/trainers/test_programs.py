@@ -7,26 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from comlrl.config.plugins.targets import Target
-from comlrl.programs.program import Program
-from comlrl.programs.rollout import ProgramRollout
 from comlrl.quoting import clean
 from comlrl.types import Row
 from tests.support.fakes import PROMPTS
+from tests.support.played import conversation, one_by_one, playing, simultaneous
 from tests.support.tiny_trainers import build, share_of_letters
 from trainers import magrpo
-
-ROLES = ("aux", "main")
-
-
-def playing(trainer, play, names=ROLES):
-    """The same trainer, whose rollouts are episodes."""
-    trees = trainer.rollout
-    program = Program(Target("program.target", "mine:play", play, ()), names)
-    trainer.rollout = ProgramRollout(
-        program, trees.sampler, trees.reward, PROMPTS, seed=trees.seed, process=trees.process
-    )
-    return trainer
 
 
 def trained(trainer, monkeypatch) -> tuple[list[list[Row]], list[torch.Tensor]]:
@@ -43,11 +29,6 @@ def trained(trainer, monkeypatch) -> tuple[list[list[Row]], list[torch.Tensor]]:
     monkeypatch.setattr(magrpo, "accumulate", accumulate)
     weights = [p.detach().clone() for agent in trainer.team.agents for p in agent.parameters()]
     return rows, weights
-
-
-async def simultaneous(task, agents):
-    texts = [await agents[name](agents.prompts[name]) for name in agents]
-    return await agents.score(texts)
 
 
 async def sequential(task, agents):
@@ -123,19 +104,6 @@ def _completions(rows):
     return [(r.prompt_ids, ids) for r in rows for ids in r.completions]
 
 
-async def conversation(task, agents):
-    messages = [{"role": "user", "content": agents.prompts["aux"]}]
-    for turn in range(2):
-        text = await agents["aux"](messages)
-        other = await agents["main"](f"{turn} {text}")
-        messages += [
-            {"role": "assistant", "content": text},
-            {"role": "user", "content": f"They said {len(other)}."},
-        ]
-        await agents.reward("aux", len(text) / 10)
-    return len(other) / 5
-
-
 @pytest.mark.parametrize("kind", ["qwen2", "mistral"])
 @pytest.mark.parametrize(
     "keys", [{}, {"update_epochs": 2, "kl_coef": 0.1, "entropy_coef": 0.01, "top_k": 20}]
@@ -149,20 +117,13 @@ def test_shared_beginnings_change_no_gradient(kind, keys, tmp_path, monkeypatch)
         )  # fmt: skip
         playing(trainer, conversation)
         if not shared:
-            monkeypatch.setattr(magrpo, "call_rows", _one_by_one)
+            monkeypatch.setattr(magrpo, "call_rows", one_by_one)
         rows, weights = trained(trainer, monkeypatch)
         found.append(weights)
         contexts = [row.contexts for own in rows for row in own]
         assert any(contexts) == shared
     for own, other in zip(*found, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-7, atol=1e-10)
-
-
-def _one_by_one(calls):
-    return [
-        Row.of(call.prompt_ids, [call.completion], [weight], [number])
-        for call, weight, number in calls
-    ]
 
 
 def _plain(rows):
