@@ -239,7 +239,7 @@ class PPOTrainer:
             rows_S = chains.rows(agents, self.section.weight_T)
             if self.section.granularity == "turn":
                 rows_S = history_rows(critic.agent, chains, groups)
-            return LanguageReader(critic, self.critic_team, rows_S)
+            return LanguageReader(critic, self.critic_team, chains, rows_S)
         if isinstance(critic, TeamCritic):
             assert seen_PD is not None
             return PooledReader(critic, chains, seen_PD, groups)
@@ -349,7 +349,9 @@ class PPOTrainer:
                 for i in self._acting(index):
                     places = [place for place, (reader, _) in enumerate(prompts) if reader == i]
                     read = [prompts[place][1].prompt_ids for place in places]
-                    seen_PD[places] = observations(agent, read).to(self.team.device)
+                    known = {ids: k for k, ids in enumerate(dict.fromkeys(read))}
+                    seen_KD = observations(agent, list(known)).to(self.team.device)
+                    seen_PD[places] = seen_KD[[known[ids] for ids in read]]
         return seen_PD
 
 

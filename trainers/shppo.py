@@ -77,7 +77,7 @@ from comlrl.update.losses import (
 )
 from comlrl.update.minibatches import Pass, Span, minibatches, passes
 from comlrl.update.optimizer import optimizer_of
-from comlrl.update.per_token import by_number, turn_advantages
+from comlrl.update.per_token import PerToken, turn_advantages
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,8 +238,7 @@ class SHPPOTrainer:
         if section.normalize_advantages:
             advantage_X = standardized(samples.advantage_CV.flatten())
             samples = replace(samples, advantage_CV=advantage_X.view_as(samples.advantage_CV))
-        per = self._agents // len(self._stages)  # agents that have an advantage in common
-        policy.credit(by_number(samples.advantage_CV.flatten()), rows(range(len(rows_SN))), per)
+        policy.credit(self._advantages(samples), rows(range(len(rows_SN))))
         losses = []
 
         def update(chosen: list[int], sums: Sums, progress: float) -> float:
@@ -261,6 +260,15 @@ class SHPPOTrainer:
         epochs = passes(states, size, section.ppo_epochs, key, span)
         metrics |= run_epochs(epochs, section.target_kl, update, after) | policy.before()
         return metrics | {"value_loss": sum(losses) / len(losses)}
+
+    def _advantages(self, samples: Samples) -> PerToken:
+        """Of each completion that of its joint action, at the stage in which its agent acts."""
+        advantage = PerToken()
+        for stage, advantage_C in zip(self._stages, samples.advantage_CV.T, strict=True):
+            for action, own in enumerate(advantage_C.split(1)):
+                numbers = (samples.chains.number(action, agent) for agent in stage)
+                advantage.of_completion.update(dict.fromkeys(numbers, own))
+        return advantage
 
     def _logprobs(
         self, agent: Agent, layer: HeterogeneousLayer, samples: Samples, batch: TokenBatch

@@ -78,18 +78,16 @@ class LanguageCritic:
     (LoRA, or all weights) and the head."""
 
     def __init__(self, agent: Agent, heads: int = 1) -> None:
-        """``agent``: of a team of critics. ``heads``: agents that have values of their own: that
-        of completion c is of agent c modulo their number (``Chains.rows``)."""
+        """``agent``: of a team of critics. ``heads``: agents that have values of their own; 1: all
+        have the same."""
         self.agent, self.heads = agent, heads
         self.head = zero(nn.Linear(hidden_width(agent), heads)).to(agent.device)
 
-    def __call__(self, batch: TokenBatch) -> torch.Tensor:
-        """V where each action of the batch is chosen, (A,)."""
+    def __call__(self, batch: TokenBatch, agent_A: torch.Tensor) -> torch.Tensor:
+        """V where each action of the batch is chosen, (A,). ``agent_A``: who chooses it."""
         hidden_AD, _ = action_states(self.agent, batch)
         value_AH = self.head(hidden_AD.float())
-        if self.heads == 1:
-            return value_AH[:, 0]
-        return _own(value_AH, batch.completion_RL[batch.action_mask_RL] % self.heads)
+        return value_AH[:, 0] if self.heads == 1 else _own(value_AH, agent_A)
 
     def parameters(self) -> list[nn.Parameter]:
         return [*self.agent.parameters(), *self.head.parameters()]

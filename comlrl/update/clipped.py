@@ -63,12 +63,11 @@ class ClippedPolicy:
             metrics["kl"] = moments(old - self.old.reference.flat())[1]
         return metrics
 
-    def credit(self, advantage: PerToken, rows: Iterable[Row], per: int = 1) -> None:
-        """Each completion takes an advantage for each of its tokens, or one for all of them, which
-        may be that of ``per`` completions: numbers c · per … c · per + per − 1 take number c's."""
+    def credit(self, advantage: PerToken, rows: Iterable[Row]) -> None:
+        """Each completion takes an advantage for each of its tokens, or one for all of them."""
         for row in rows:
             for number, tokens in zip(row.indices, row.chosen, strict=True):
-                own = advantage.of_completion[number // per].to(self.agent.device)
+                own = advantage.of_completion[number].to(self.agent.device)
                 self.advantage.of_completion[number] = own.expand(tokens)
 
     def update(

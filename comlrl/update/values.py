@@ -189,16 +189,22 @@ class PooledReader:
 class LanguageReader:
     """A language model that reads rows: V where each of their completions' tokens is chosen."""
 
-    def __init__(self, critic: LanguageCritic, team: Team, rows_S: Sequence[Sequence[Row]]) -> None:
-        """``team``: of the critics. ``rows_S``: of each state, numbered."""
-        self.critic, self.team, self.rows_S = critic, team, rows_S
+    def __init__(
+        self,
+        critic: LanguageCritic,
+        team: Team,
+        chains: Chains | CallChains,
+        rows_S: Sequence[Sequence[Row]],
+    ) -> None:
+        """``team``: of the critics. ``rows_S``: of each of the chains' states, numbered."""
+        self.critic, self.team, self.chains, self.rows_S = critic, team, chains, rows_S
 
     def measure(self) -> PerToken:
         value = PerToken()
         with self.team.acting(self.critic.agent.index) as agent:
             rows = [row for rows in self.rows_S for row in rows]
             concurrent = self.team.run_parallel
-            measure_all(agent, rows, lambda batch: value.put(batch, self.critic(batch)), concurrent)
+            measure_all(agent, rows, lambda batch: value.put(batch, self._value(batch)), concurrent)
         return value
 
     def numbers(self, states: Sequence[int]) -> list[int]:
@@ -210,12 +216,16 @@ class LanguageReader:
             accumulate(
                 agent,
                 [row for s in states for row in self.rows_S[s]],
-                lambda batch: loss(completions(batch), self.critic(batch)),
+                lambda batch: loss(completions(batch), self._value(batch)),
                 sums,
                 parameters=self.critic.parameters(),
                 concurrent=self.team.run_parallel,
             )
         return sums
+
+    def _value(self, batch: TokenBatch) -> torch.Tensor:
+        number_A = batch.completion_RL[batch.action_mask_RL]
+        return self.critic(batch, self.chains.origin(number_A)[1])
 
 
 def history_rows(

@@ -15,7 +15,6 @@ from comlrl.credit.chains import chains_of
 from comlrl.processes.statistics import Sums
 from comlrl.update.clipped import ClippedPolicy
 from comlrl.update.losses import latent_logprob
-from comlrl.update.per_token import by_number
 from tests.support.latents import saved_policy
 from tests.support.runs import state
 from tests.support.tiny_models import folder
@@ -41,7 +40,7 @@ def measured(trainer, samples):
         lambda start, batch: trainer._logprobs(start, trainer.start_layer, samples, batch),
     )  # fmt: skip
     policy.measure([rows])
-    policy.credit(by_number(samples.advantage_CV[:, 0]), rows, trainer.section.num_agents)
+    policy.credit(trainer._advantages(samples), rows)
     return policy, rows
 
 
@@ -373,7 +372,7 @@ def test_agents_in_order_are_credited_by_what_each_has_read(tmp_path):
     # The siblings of a task have one prompt for the first agent, and one each for the second.
     assert torch.equal(seen[0, 0], seen[1, 0]) and not torch.equal(seen[0, 1], seen[1, 1])
     (policy, rows), number = measured(trainer, samples), 5
-    policy.credit(by_number(samples.advantage_CV.flatten()), rows, 1)
+    policy.credit(trainer._advantages(samples), rows)
     for i in range(2):
         own = policy.advantage.of_completion[number * 2 + i]
         assert own.unique().tolist() == [float(samples.advantage_CV[number, i])]
