@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -89,8 +90,10 @@ def read_by_all(text: str) -> None:
         problem = compile_program(
             join(((), ""), parts), tuple(b for p in parts if p for b in p.broken)
         )
-        for part in parts:
+        assert isinstance(problem, bytes) or problem.message
+        for name, part in zip(team, parts, strict=True):
             if part is not None:
+                assert part.function.name == name
                 main_use(part.function, ["aux", "f0"], part.support, part.reads)
         convention(written)
         expected_convention(written, "answer", "filter_reduce")
@@ -103,17 +106,20 @@ def read_by_all(text: str) -> None:
         )
         score = Score(0.0, {}, False, facts)
         measures.conventions(action)
-        json.dumps(dict(CODE.described(score)))
+        described = json.loads(json.dumps(dict(CODE.described(score))))
+        assert facts.program.startswith(described["program"][:1000])
         prompts = Prompts(CODE)
         attempt = Attempt(TASK, (text, written), score, 1)
         for mode in CODE.modes().values():
-            mode(prompts)([attempt])
-        CODE.handed_on(TASK, 1, 2, (text, written))
+            ((first, second),) = mode(prompts)([attempt])
+            assert "aux" in first and "answer" in second
+        assert "answer" in CODE.handed_on(TASK, 1, 2, (text, written))
         for name in ("code", "writing"):
-            view_of(name).text(text)
+            assert "<script" not in view_of(name).text(text + "<script>")
         story = WritingReward().score([JointAction(STORY, (text, written))])[0]
+        assert math.isfinite(story.value)
         json.dumps(dict(WRITING.described(story)))
-        WRITING.handed_on(STORY, 1, 2, (text, written))
+        assert WRITING.handed_on(STORY, 1, 2, (text, written))
 
 
 @pytest.mark.parametrize("name", NAMED)
