@@ -247,7 +247,8 @@ class MADPOTrainer:
 
     def _delta(self, index: int, batch: PairBatch) -> torch.Tensor:
         if self.section.dpo_reference == "round" and not self.moved:
-            return torch.zeros(len(batch.weights), dtype=torch.float64)  # it is the reference yet
+            # The policy is still the reference itself.
+            return torch.zeros(len(batch.weights), dtype=torch.float64)
         completions_U, owner_C = distinct_completions(self.team.agents[index], batch.candidates_C)
         with self.team.acting(index) as agent:
             value_U = logprobs(agent, completions_U, self._temperature(index))

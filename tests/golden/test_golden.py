@@ -27,7 +27,7 @@ from comlrl.processes.statistics import Sums, standardized
 from comlrl.types import AgentTurn, Completion, Message, Node, Row, Sampling, Score, Tree
 from comlrl.update.clipped import ClippedPolicy
 from comlrl.update.losses import clipped_value, joint_dpo
-from comlrl.update.per_token import PerToken, advantages_of
+from comlrl.update.per_token import advantages_of, by_number
 from tests.golden import toy
 from tests.support.fakes import task
 from tests.support.gradients import fast, flat
@@ -207,13 +207,6 @@ def test_targets_of_the_actor_critic_are_comlrls():
     )  # fmt: skip
     assert advantage.flat().tolist() == close(COMLRL["actor-critic"]["advantages"])
     assert returns.flat().tolist() == close(COMLRL["actor-critic"]["targets"])
-
-
-def by_number(value_C: torch.Tensor) -> PerToken:
-    """One number for all tokens of completion c = 0 … C − 1."""
-    numbers = PerToken()
-    numbers.of_completion.update(enumerate(value_C.split(1)))
-    return numbers
 
 
 def test_the_actors_gradient_is_comlrls(tmp_path):
