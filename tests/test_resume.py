@@ -145,9 +145,7 @@ def test_signals_save_and_resume(
     assert_same(folder, undisturbed)
 
 
-def test_a_signal_during_evaluation_abandons_it(
-    zygote: Zygote, tmp_path: Path, undisturbed: Path
-) -> None:
+def test_a_signal_during_evaluation_abandons_it(zygote: Zygote, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     slow = zygote.run(
         "magrpo",

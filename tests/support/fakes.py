@@ -40,6 +40,7 @@ class FakeSampler:
     def __init__(self, max_length: int = 10_000) -> None:
         self.max_length = max_length
         self.calls: list[list[int]] = []  # requests of each agent, for each call
+        self.keys: list[tuple] = []  # of the completions, in order
 
     def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
         return tuple(plain_text(prompt).encode())
@@ -57,6 +58,7 @@ class FakeSampler:
         ]
 
     def completion(self, key: tuple, sampling: Sampling) -> Completion:
+        self.keys.append(key)
         name, path, agent, g = key[-4:]
         assert key[0] == SEED
         text = f"{name}|{'.'.join(map(str, path))}|{agent}|{g}"

@@ -40,14 +40,18 @@ def algorithm_of(path: Path) -> str:
     return run_algorithm(yaml.safe_load(path.read_text()), SECTIONS, str(path))
 
 
-def load(path: Path) -> Config:
-    """The validated configuration of a shipped file."""
-    algorithm = algorithm_of(path)
+def read_config(path: Path | str, algorithm: str) -> tuple[Any, list[str]]:
+    """The validated configuration of a file, and its notices."""
     loader = Loader(algorithm, sections_of(algorithm))
     loader.read(path)
     config = loader.build()
     validate(config)
-    return config
+    return config, loader.notices
+
+
+def load(path: Path) -> Config:
+    """The validated configuration of a shipped file."""
+    return read_config(path, algorithm_of(path))[0]
 
 
 def small(algorithm: str, folder: Path, **section: Any) -> list[str]:

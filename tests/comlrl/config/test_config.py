@@ -10,23 +10,14 @@ from typing import Any
 
 import pytest
 
-from comlrl.config.algorithms import sections_of
-from comlrl.config.loader import Loader
 from comlrl.errors import UserError
+from tests.support.runs import read_config
 from trainers.launch.checks.relations import validate
 from trainers.launch.commands.command_line import parse_arguments, resolve
 from trainers.launch.wiring.vllm_urls import urls
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = str(ROOT / "configs" / "magrpo_quickstart.yaml")
-
-
-def load(path: Path | str, algorithm: str = "magrpo") -> Any:
-    loader = Loader(algorithm, sections_of(algorithm))
-    loader.read(path)
-    config = loader.build()
-    validate(config)
-    return config, loader.notices
 
 
 def parse(*arguments: str, algorithm: str = "magrpo", file: str = QUICKSTART) -> Any:
@@ -158,7 +149,7 @@ OLDER = {
 
 @pytest.mark.parametrize("text", OLDER)
 def test_an_older_spelling_is_read_with_a_notice(text, tmp_path):
-    config, notices = load(write(tmp_path, text + "\n"))
+    config, notices = read_config(write(tmp_path, text + "\n"), "magrpo")
     key, expected = OLDER[text]
     section, _, name = key.partition(".")
     assert config.to_dict()[section][name] == expected
@@ -167,7 +158,7 @@ def test_an_older_spelling_is_read_with_a_notice(text, tmp_path):
 
 
 def test_model_type_is_ignored_with_a_notice(tmp_path):
-    config, notices = load(write(tmp_path, "model: {type: qwen}\n"))
+    config, notices = read_config(write(tmp_path, "model: {type: qwen}\n"), "magrpo")
     assert config.agent_model.name == "builtin:tiny-coder"
     assert notices == [f"{tmp_path}/config.yaml: `model.type` is ignored"]
 
@@ -214,15 +205,16 @@ def test_a_centralized_critic_alone_is_read_as_it_used_to_be(settings):
 
 def test_an_older_spelling_of_another_algorithm(tmp_path):
     file = write(tmp_path, "ppo: {rollout_buffer_size: 8, agent_learning_rate: 1.0e-5}\n")
-    config, notices = load(file, "ppo")
+    config, notices = read_config(file, "ppo")
     assert (config.section.train_batch_size, config.section.learning_rate) == (8, 1e-5)
     assert len(notices) == 2
     for old, now in {"mareinforce": "reinforce", "marloo": "rloo"}.items():
-        config, notices = load(write(tmp_path, f"marlhf: {{rl_algorithm: {old}}}\n"), "marlhf")
+        file = write(tmp_path, f"marlhf: {{rl_algorithm: {old}}}\n")
+        config, notices = read_config(file, "marlhf")
         assert config.section.rl_algorithm == now
         assert notices == [f"marlhf.rl_algorithm: '{old}' is read as '{now}'"]
     with pytest.raises(UserError, match="maremax"):  # another baseline than remax here
-        load(write(tmp_path, "marlhf: {rl_algorithm: maremax}\n"), "marlhf")
+        read_config(write(tmp_path, "marlhf: {rl_algorithm: maremax}\n"), "marlhf")
 
 
 # ----------------------------------------------------------------------------------- refusals
@@ -499,7 +491,7 @@ def test_what_does_not_go_together_is_refused(algorithm, items, named, tmp_path)
 )
 def test_a_bad_file_is_named(text, named, tmp_path):
     with pytest.raises(UserError, match=r"(?s)^[^\n]*$") as error:
-        load(write(tmp_path, text))
+        read_config(write(tmp_path, text), "magrpo")
     assert named in str(error.value)
 
 

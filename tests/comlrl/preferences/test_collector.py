@@ -274,7 +274,7 @@ def test_a_resumed_run_refuses_other_preferences(tmp_path):
         pairs(again)
 
 
-def test_nothing_to_learn_says_so(tmp_path, monkeypatch):
+def test_nothing_to_learn_says_so(tmp_path):
     made, *_ = collector(tmp_path / "run")
     made.rollout.reward.value = lambda *_: 1.0
     with pytest.raises(PreferenceError, match="preference_num_candidates"):

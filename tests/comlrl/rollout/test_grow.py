@@ -116,18 +116,12 @@ def test_the_reward_processor_changes_training_rewards_alone():
 
 
 def test_every_completion_has_a_key_of_its_own():
-    seen: list[tuple] = []
-
-    class Recording(FakeSampler):
-        def completion(self, key, sampling):
-            seen.append(key)
-            return super().completion(key, sampling)
-
-    rollout = Rollout(Recording(), FakeReward(lambda *_: 0.0), FakeTransition(), PROMPTS, seed=SEED)
+    sampler = FakeSampler()
+    rollout = Rollout(sampler, FakeReward(lambda *_: 0.0), FakeTransition(), PROMPTS, seed=SEED)
     for step in (1, 2):
         rollout.grow([task("A"), task("B")], Shape(2, 2, 2, "cross"), SAMPLING, ("train", step))
     # 2 steps · 2 tasks · (1 + 4) nodes · 2 agents · 2 generations
-    assert len(seen) == len(set(seen)) == 2 * 2 * 5 * 2 * 2
+    assert len(sampler.keys) == len(set(sampler.keys)) == 2 * 2 * 5 * 2 * 2
 
 
 # ------------------------------------------------------------------------------------ handoff

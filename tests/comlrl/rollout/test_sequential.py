@@ -83,17 +83,11 @@ def test_one_agent_alone_acts_as_ever():
 
 
 def test_every_completion_has_a_key_of_its_own():
-    seen: list[tuple] = []
-
-    class Recording(FakeSampler):
-        def completion(self, key, sampling):
-            seen.append(key)
-            return super().completion(key, sampling)
-
-    rollout = Rollout(Recording(), FakeReward(lambda *_: 0.0), FakeTransition(), PROMPTS, seed=SEED)
+    sampler = FakeSampler()
+    rollout = Rollout(sampler, FakeReward(lambda *_: 0.0), FakeTransition(), PROMPTS, seed=SEED)
     trees = rollout.grow([task("A"), task("B")], ordered(3, 2), SAMPLING, KEY)
     # A turn has 2 + 4 + 8 completions; one at turn 1, eight at turn 2, of two tasks.
-    assert len(seen) == len(set(seen)) == 2 * 14 * 9
+    assert len(sampler.keys) == len(set(sampler.keys)) == 2 * 14 * 9
     assert trees[1] == rollout.grow([task("B")], ordered(3, 2), SAMPLING, KEY)[0]
 
 

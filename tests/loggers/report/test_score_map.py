@@ -24,7 +24,7 @@ def test_the_table_has_mean_deviation_and_noise():
     ]
 
 
-def test_shades_grow_with_the_score(tmp_path):
+def test_shades_grow_with_the_score():
     lines = score_shades(ENTRIES, ["first", "second"], ["a task of the arena", "levers"])
     assert "—" in lines
     lines = score_shades(

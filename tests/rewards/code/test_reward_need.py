@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 from collections import Counter, deque, namedtuple
 from fractions import Fraction
 
@@ -38,12 +37,6 @@ def test_another_of_what_comes_piece_by_piece():
     endless: list = []
     endless.append(endless)
     assert another(endless) != 0  # however deep
-
-
-@pytest.fixture(scope="module")
-def problems(shared_data) -> list[Problem]:
-    lines = (shared_data / "HumanEval.jsonl").read_text().splitlines()
-    return [Problem(json.loads(line)) for line in lines]
 
 
 def dead_call(problem: Problem) -> tuple[str, str]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from comlrl.types import JointAction
 from rewards.code.reward import CodeReward
 from rewards.code_rewards import execution_breakdowns_aux, execution_reward_aux
-from tests.support.benchmark_rows import Problem
 from tests.support.fakes import code_task
 
 VARIANTS = {
@@ -40,12 +37,6 @@ VARIANTS = {
 def reward():
     with CodeReward(workers=2) as reward:
         yield reward
-
-
-@pytest.fixture(scope="module")
-def problems(shared_data) -> list[Problem]:
-    lines = (shared_data / "HumanEval.jsonl").read_text().splitlines()
-    return [Problem(json.loads(line)) for line in lines]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -10,16 +10,7 @@ import pytest
 
 from comlrl.types import JointAction, Task
 from rewards.code.reward import CodeReward
-from rewards.sandbox.levels import LEVELS, failure
 from tests.support.fakes import code_task
-
-
-@pytest.fixture(scope="module", params=LEVELS)
-def level(request) -> str:
-    if failure(request.param) is not None:
-        pytest.skip(f"not offered here: {failure(request.param)}")
-    return request.param
-
 
 TEST = "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(3) == 9\n"
 TASK = code_task("t", "", TEST, "f")

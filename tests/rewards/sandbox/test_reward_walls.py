@@ -22,19 +22,12 @@ from rewards.code.reward import CodeReward
 from rewards.sandbox import folders, launch
 from rewards.sandbox.confine import SCRATCH_FILES
 from rewards.sandbox.launch import Limits, Sandbox
-from rewards.sandbox.levels import LEVELS, failure
+from rewards.sandbox.levels import failure
 from tests.support.fakes import code_task
 from tests.support.sandbox import workers
 
 ROOT = Path(__file__).parents[3]
 HONEST = "def f(x):\n    return x * x + {0} - {0}\n"
-
-
-@pytest.fixture(scope="module", params=LEVELS)
-def level(request) -> str:
-    if failure(request.param) is not None:
-        pytest.skip(f"not offered here: {failure(request.param)}")
-    return request.param
 
 
 def score(reward: CodeReward, program: str, *checks: str):

@@ -323,7 +323,7 @@ def test_a_folder_of_weights_tells_what_its_latents_are(shppo_run, tmp_path):
         assert plan.config.section.latents == wanted
 
 
-def test_shppos_weights_need_its_section(runs, shppo_run, tmp_path, capsys):
+def test_shppos_weights_need_its_section(shppo_run, capsys):
     arguments = ["--checkpoint", str(shppo_run / "final_model"), "--config", QUICK]
     assert script.main(arguments) == 2
     assert "its section is `magrpo`" in capsys.readouterr().err

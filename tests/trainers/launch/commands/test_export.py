@@ -48,7 +48,7 @@ def run(tmp_path_factory) -> tuple[Path, list[torch.Tensor]]:
     return folder, logits
 
 
-def test_a_merged_model_is_the_agent(run, tmp_path, capsys):
+def test_a_merged_model_is_the_agent(run, tmp_path):
     folder, expected = run
     out = tmp_path / "merged"
     assert export.main([str(folder), "--merge", "--out", str(out)]) == 0

@@ -6,17 +6,14 @@ import ast
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from comlrl.builtin import TINY_CODER
-from comlrl.config.algorithms import SECTIONS, MAGRPOConfig, sections_of
-from comlrl.config.loader import Loader
+from comlrl.config.algorithms import SECTIONS, MAGRPOConfig
 from comlrl.update.minibatches import like_parts
-from tests.support.runs import algorithm_of
-from trainers.launch.checks.relations import validate
+from tests.support.runs import algorithm_of, read_config
 from trainers.launch.commands.command_line import parse_arguments, resolve
 from trainers.launch.cost.dry_run import describe
 from trainers.launch.cost.tree_size import growth
@@ -26,17 +23,9 @@ ROOT = Path(__file__).parents[4]
 SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
 
 
-def load(path: Path, algorithm: str) -> Any:
-    loader = Loader(algorithm, sections_of(algorithm))
-    loader.read(path)
-    config = loader.build()
-    validate(config)
-    return config, loader.notices
-
-
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_a_shipped_file_loads_as_it_is_written(path):
-    config, notices = load(path, algorithm_of(path))
+    config, notices = read_config(path, algorithm_of(path))
     assert notices == []  # no older spelling in what we ship
     for section, keys in yaml.safe_load(path.read_text()).items():
         if isinstance(keys, dict):
@@ -46,10 +35,10 @@ def test_a_shipped_file_loads_as_it_is_written(path):
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_what_a_run_writes_down_gives_the_same_object(path, tmp_path):
-    config, _ = load(path, algorithm_of(path))
+    config, _ = read_config(path, algorithm_of(path))
     written = tmp_path / "config.yaml"
     written.write_text(yaml.safe_dump(config.to_dict(), sort_keys=False))
-    again, notices = load(written, algorithm_of(path))
+    again, notices = read_config(written, algorithm_of(path))
     assert again == config
     assert notices == []
 
@@ -131,7 +120,7 @@ def test_one_sampling_is_one_update(path):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_settings(name):
     path = ROOT / "configs" / f"{name}_config.yaml"
-    config, _ = load(path, algorithm_of(path))
+    config, _ = read_config(path, algorithm_of(path))
     epochs, rate, temperature, top_p, threshold, shift, nodes = PUBLISHED[name]
     section = config.section
     assert section.num_train_epochs == epochs
@@ -177,7 +166,7 @@ def test_published_settings(name):
 def test_published_settings_of_tldr(tmp_path):
     from transformers import AutoTokenizer
 
-    config, _ = load(ROOT / "configs/magrpo_tldr_config.yaml", "magrpo")
+    config, _ = read_config(ROOT / "configs/magrpo_tldr_config.yaml", "magrpo")
     section, data = config.section, config.dataset
     assert (config.domain, config.agent_model.name) == ("writing", "Qwen/Qwen3-1.7B")
     assert (data.name, data.train_split, data.eval_split) == (
@@ -206,7 +195,7 @@ def test_the_files_of_two_turns_say_how_full_tree_and_handoff_differ(algorithm, 
     tree, handoff = f"{algorithm}_{benchmark}", f"mt_{algorithm}_{benchmark}"
     for name, own, partner, other in ((tree, 20, handoff, 8), (handoff, 8, tree, 20)):
         file = ROOT / "configs" / f"{name}_config.yaml"
-        config, _ = load(file, algorithm)
+        config, _ = read_config(file, algorithm)
         assert growth(config.section).joint_actions == own
         head = file.read_text().split("\nagent_model:")[0]
         assert f"{own} scored" in head and f"{other} scored" in head and partner in head
@@ -223,7 +212,7 @@ def test_the_real_model_has_a_file_for_every_algorithm_on_the_published_splits()
     files = {path.stem.removeprefix("smollm2_"): path for path in SHIPPED if "smollm2" in path.stem}
     assert set(files) == REAL
     for name, path in files.items():
-        config, _ = load(path, algorithm_of(path))
+        config, _ = read_config(path, algorithm_of(path))
         assert config.agent_model.name == "HuggingFaceTB/SmolLM2-135M-Instruct"
         assert "agent_model.name=models/smollm2-135m-instruct" in path.read_text()
         data, kind = config.dataset, name.rsplit("_", 1)[1]

@@ -79,5 +79,5 @@ def test_nothing_is_asked_ahead_where_a_signal_will_end_the_run(tmp_path):
     assert run.trainer.loop.counters.steps == 1 and not run.ahead
 
 
-def test_nothing_is_asked_ahead_unless_wanted(tmp_path):
+def test_nothing_is_asked_ahead_unless_wanted():
     assert engine.prefetch(config(), None, None, None) is None

@@ -189,7 +189,7 @@ def test_runs_of_other_work_are_not_crossed(shared, tmp_path, capsys):
     assert plan.config.reward.arguments == {"offer": 0.2}
 
 
-def test_a_run_brings_its_work_to_another_file(shared, tmp_path, capsys):
+def test_a_run_brings_its_work_to_another_file(shared, capsys):
     quickstart = str(ROOT / "configs" / "magrpo_quickstart.yaml")
     given = ["--config", quickstart, "--checkpoint", str(shared[1])]
     config = evaluate.make_plan(evaluate.parse_arguments(given)).config
