@@ -348,6 +348,23 @@ def test_a_server_of_another_agent_s_model_is_refused(server):
 
 
 @pytest.mark.parametrize(
+    ("trained", "served", "noticed"),
+    [
+        ("builtin:tiny-coder", "/srv/comlrl/builtin/tiny_coder", False),
+        ("Qwen/Qwen2.5-Coder-3B", "/models/Qwen2.5-Coder-3B", False),
+        ("Qwen/Qwen2.5-Coder-3B", "Qwen/Qwen2.5-Coder-1.5B", True),
+    ],
+)
+def test_a_server_of_a_model_with_another_name_is_noticed(server, capfd, trained, served, noticed):
+    """Its ratios may have a mean near 1 even so."""
+    server.base = served
+    given = {"generation__backend": "vllm", "generation__vllm_url": server.url}
+    engine.check(config(**given, agent_model__name=trained), ("aux", "main"))
+    text = f"has the model '{served}', and '{trained}' is trained"
+    assert (text in capfd.readouterr().err) == noticed
+
+
+@pytest.mark.parametrize(
     ("settings", "temperature", "message"),
     [
         ({"max_model_len": 511}, 1.0, "--max-model-len 512"),

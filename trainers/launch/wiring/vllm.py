@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
+from comlrl.builtin import MODELS
 from comlrl.config.algorithms import PreferenceConfig
 from comlrl.config.resolved import Config
-from comlrl.errors import UserError
+from comlrl.errors import UserError, notice
 from trainers.launch.wiring.sampling import sampling
 from trainers.launch.wiring.vllm_urls import urls
 
@@ -80,8 +81,18 @@ def check(config: Config, roles: Sequence[str]) -> None:
                     f"generation.vllm_url: '{server.url}' has the model '{base}', and is given for "
                     f"'{model}'; give each model its own servers"
                 )
+            if _last(base) != _last(str(MODELS.get(model, model))):
+                notice(
+                    f"generation.vllm_url: '{server.url}' has the model '{base}', and '{model}' is "
+                    "trained; if they differ, importance/ratio_max is far above 1"
+                )
             if drawn.of(index).truncates:
                 _check_replay(server, base, drawn.of(index))
+
+
+def _last(model: str) -> str:
+    """The last part of a model's name or folder."""
+    return PurePath(model).name
 
 
 def _check_replay(server: Server, base: str, sampling: Sampling) -> None:
