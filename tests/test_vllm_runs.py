@@ -223,22 +223,40 @@ def test_processes_share_the_adapters(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("overlap", [0, 1])
 def test_split_models_are_sampled_by_a_server(
-    zygote: Zygote, server: FakeVLLM, tmp_path: Path
+    zygote: Zygote, server: FakeVLLM, tmp_path: Path, overlap: int
 ) -> None:
     """Their adapters are put together and loaded once, each request is sent once, and after an
     update the ratios are 1 again, which stale adapters do not give."""
     folder = tmp_path / "run"
     arguments = asked("magrpo", folder, server.url, **LEARNING | {"max_steps": 2, "save_steps": 0})
-    team = zygote.team(2, {"run": ["magrpo", [*arguments, "distributed.strategy=fsdp"]]})
+    arguments += ["distributed.strategy=fsdp", f"generation.overlap={overlap}"]
+    team = zygote.team(2, {"run": ["magrpo", arguments]})
     assert ended(team) == [0, 0], team[0].output + team[1].output
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["distributed"] == {"world_size": 2, "weights_in_sync": True}
-    assert ratios(folder) == pytest.approx([1, 1], abs=1e-4)
+    first, second = ratios(folder)
+    assert first == pytest.approx(1, abs=1e-4)
+    assert (second == pytest.approx(1, abs=1e-4)) == (not overlap)
     loads = [name for what, name in server.events if what == "load"]
-    assert len(loads) == len(set(loads)) == 4
-    assert Counter(body["model"] for body in server.asked) == dict.fromkeys(loads, A_STEP // 2)
+    assert len(loads) == len(set(loads)) == 4 - 2 * overlap
+    each = A_STEP // 2 * (1 + overlap)
+    assert Counter(body["model"] for body in server.asked) == dict.fromkeys(loads, each)
     assert server.adapters == {} and not (folder / "vllm").exists()
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_fit_ends_all_processes(
+    zygote: Zygote, server: FakeVLLM, tmp_path: Path
+) -> None:
+    """It refuses the adapters of the first process, for which the others wait."""
+    server.max_rank = 2
+    arguments = [*asked("magrpo", tmp_path / "run", server.url), "distributed.strategy=fsdp"]
+    team = zygote.team(2, {"run": ["magrpo", arguments]})
+    assert ended(team) == [2, 2]
+    together = team[0].output + team[1].output
+    assert together.count("error: ") == 1 and "LoRA rank 4 is greater than 2" in together
 
 
 @pytest.mark.parametrize("strategy", ["replicate", pytest.param("fsdp", marks=pytest.mark.slow)])
