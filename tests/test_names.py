@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import shutil
 import subprocess
@@ -78,3 +79,9 @@ def test_a_users_module_comes_before_the_short_name(wheel: Path, tmp_path: Path)
     code += "from rewards import Mine\nimport loggers.console\nprint(loggers.console.MINE)"
     done = _python(code, wheel, tmp_path)
     assert done.stdout == "1\n" and done.stderr == ""
+
+
+def test_sources_have_the_grammar_of_the_oldest_python():
+    for package in ("comlrl", *PACKAGES, "tools", "benchmarks", "tests"):
+        for file in (ROOT / package).rglob("*.py"):
+            ast.parse(file.read_text(encoding="utf-8"), str(file), feature_version=(3, 10))
