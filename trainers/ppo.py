@@ -356,7 +356,7 @@ class PPOTrainer:
 
 
 def _credited(rolled: Sequence[Rolled]) -> Credited:
-    """A step's rollouts, numbered. A process without a share of the tasks has no chains."""
+    """A step's rollouts, numbered. A process whose shard is empty has no chains."""
     groups = [group for group in rolled if isinstance(group, EpisodeGroup)]
     trees = [tree for tree in rolled if isinstance(tree, Tree)]
     return call_chains_of(groups) if groups else chains_of(trees)

@@ -130,7 +130,7 @@ def observations(agent: Agent, prompts: Sequence[tuple[int, ...]]) -> torch.Tens
         total_RD = (hidden_RLD.float() * mask_RL[..., None]).sum(1)
         mean_RD = total_RD / mask_RL.sum(1, keepdim=True)
         means.update((row.indices[0], mean) for row, mean in zip(group, mean_RD, strict=True))
-    if not prompts:  # a process without a share of the tasks
+    if not prompts:  # a process whose shard is empty
         return torch.zeros(0, hidden_width(agent), device=agent.device)
     return torch.stack([means[number] for number in range(len(prompts))])
 

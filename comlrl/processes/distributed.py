@@ -1,8 +1,8 @@
 """The seam to several processes; with one process every function is the identity.
 
-Each process grows trees for its share of a step's tasks and adds its gradients; sums are weighted
-by real counts, so that uneven shares are exact. Keyed sampling makes the trees the same however
-they are shared out.
+Each process grows trees for its shard of a step's tasks and adds its gradients; sums are weighted
+by real counts, so that uneven shards are exact. Keyed sampling makes the trees the same however
+the tasks are divided.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ K = TypeVar("K")
 PATIENCE = timedelta(hours=1)  # rollouts of unequal length; a process that dies is seen at once
 BUCKET = 1 << 26  # elements of a flat gradient: adapters always fit one, whole models take several
 
-_dealing = True  # False: all processes do the same work in lock-step (comlrl/processes/sharding.py)
+_divided = True  # False: all processes do the same work in lock-step (comlrl/processes/sharding.py)
 
 
 class PeerFailed(RuntimeError):
@@ -64,10 +64,10 @@ def is_main() -> bool:
 def start(strategy: str = "replicate") -> None:
     """Join the process group that torchrun announces; alone, nothing happens.
 
-    ``strategy``: with ``fsdp`` items are not dealt out, nor sums taken, as all do the same.
+    ``strategy``: with ``fsdp`` all processes do the same work; nothing is divided or summed.
     """
-    global _dealing
-    _dealing = strategy == "replicate"
+    global _divided
+    _divided = strategy == "replicate"
     if world_size() == 1 or torch.distributed.is_initialized():
         return
     backend = "gloo"
@@ -94,12 +94,12 @@ def stop() -> None:
 
 def shard(items: Sequence[T]) -> list[T]:
     """This process's part: every world_size-th item."""
-    return list(items[rank() :: world_size()]) if _dealing else list(items)
+    return list(items[rank() :: world_size()]) if _divided else list(items)
 
 
 def gather(items: Sequence[T]) -> list[T]:
-    """All processes' shares, put back in the order that ``shard`` took them from."""
-    if not _dealing:
+    """All processes' shards, put back in the order that ``shard`` took them from."""
+    if not _divided:
         return list(items)
     return interleave(all_gather(list(items)))
 
@@ -137,35 +137,35 @@ def from_main(make: Callable[[], T]) -> T:
 
 def lock_step() -> bool:
     """Whether all processes do the same work (``comlrl/processes/sharding.py``)."""
-    return not _dealing
+    return not _divided
 
 
 def once(make: Callable[[], T]) -> T:
-    """What this process makes for its share. In lock-step the main process makes it for all, and
+    """What this process makes for its shard. In lock-step the main process makes it for all, and
     the others wait for it."""
-    return make() if _dealing else from_main(make)
+    return make() if _divided else from_main(make)
 
 
-def of_shares(value: T) -> list[T]:
-    """The value of each process's share; in lock-step all have one share, and it counts once."""
-    return all_gather(value) if _dealing else [value]
+def of_shards(value: T) -> list[T]:
+    """The value of each process's shard; in lock-step all have one shard, and it counts once."""
+    return all_gather(value) if _divided else [value]
 
 
 def total(value: float) -> float:
-    """Sum over the processes' shares."""
-    return sum(of_shares(value))
+    """Sum over the processes' shards."""
+    return sum(of_shards(value))
 
 
 def all_reduce_counts(values: Mapping[K, float]) -> dict[K, float]:
-    """Sums over the processes' shares, in one exchange."""
-    parts = of_shares(dict(values))
+    """Sums over the processes' shards, in one exchange."""
+    parts = of_shards(dict(values))
     return {name: sum(part[name] for part in parts) for name in values}
 
 
 def shard_positions(counts: Sequence[int]) -> tuple[list[int], int]:
     """Where this process's items would stand if one process alone had made them all.
 
-    ``counts``: how many items each element of this process's share came to. Returns the place of
+    ``counts``: how many items each element of this process's shard came to. Returns the place of
     each of its items, and how many there are over all processes. Batches that are chosen by place
     are then the same for any number of processes.
     """
@@ -183,7 +183,7 @@ def add_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
 
     A parameter that has a gradient nowhere keeps none, as with one process: optimizers skip it.
     """
-    if world_size() == 1 or not _dealing:
+    if world_size() == 1 or not _divided:
         return
     for bucket in _buckets(parameters):
         _add(bucket)
@@ -241,6 +241,6 @@ def in_sync(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def interleave(parts: Sequence[Sequence[T]]) -> list[T]:
-    """One list from those that dealing out had made of it."""
+    """One list from the shards that were made of it."""
     longest = max(len(part) for part in parts)
     return [part[i] for i in range(longest) for part in parts if i < len(part)]

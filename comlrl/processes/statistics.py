@@ -70,9 +70,9 @@ class Sums:
         self.reach(**other.maxima)
 
     def all_reduced(self) -> Sums:
-        """Those of all processes' shares. A collective call."""
+        """Those of all processes' shards. A collective call."""
         whole = Sums()
-        for of, maxima in distributed.of_shares((dict(self.of), self.maxima)):
+        for of, maxima in distributed.of_shards((dict(self.of), self.maxima)):
             whole.add(**of)
             whole.reach(**maxima)
         return whole
