@@ -121,7 +121,7 @@ def test_vllm_is_killed_and_started_again_beside_another(
     run.until(lambda: has_logged(folder, 2), 600)
     vllm.kill()
     killed = vllm.answered("/v1/completions")
-    run.until(lambda: "it is left out until it answers, 1 of 2 servers go on" in run.output)
+    run.until(lambda: "it is left out until it answers, 1 of 2 servers continue" in run.output)
     vllm.start()
     run.until(lambda: vllm.answered("/v1/completions") > killed, 600)
     run.send(signal.SIGTERM)

@@ -192,7 +192,7 @@ def test_several_servers_of_several_models(zygote: Zygote, tmp_path: Path) -> No
     finally:
         for fake in fakes:
             fake.stop()
-    assert run.output.count("it is left out until it answers, 1 of 2 servers go on") == 1
+    assert run.output.count("it is left out until it answers, 1 of 2 servers continue") == 1
     assert ratios(folder) == pytest.approx([1] * 4, abs=1e-3)
     agents = [{name.split("-")[0] for _, name in fake.events} for fake in fakes]
     assert agents == [{"agent_0"}, {"agent_0"}, {"agent_1"}]

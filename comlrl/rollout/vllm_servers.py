@@ -187,7 +187,7 @@ class Servers:
             member.away, known, member.reported = True, member.reported, True
             left = len(self._here())
         if len(self) > 1 and not known:
-            others = f"{left} of {len(self)} servers go on" if left else "no other is there"
+            others = f"{left} of {len(self)} servers continue" if left else "no other is there"
             notice(f"{failure}; it is left out until it answers, {others}")
         threading.Thread(target=self._look_for, args=(member,), daemon=True).start()
 

@@ -136,7 +136,7 @@ def test_a_server_that_was_away_is_brought_up_to_date_first(three, tmp_path, cap
     assert set(gone.adapters) == set(other.adapters)
     assert gone.adapters.keys() == set(sampler.adapters.names.values())
     errors = capfd.readouterr().err
-    assert errors.count("it is left out until it answers, 1 of 2 servers go on") == 1
+    assert errors.count("it is left out until it answers, 1 of 2 servers continue") == 1
     assert errors.count(f"'{gone.url}' answers again") == 1
 
 
@@ -162,7 +162,7 @@ def test_what_a_dead_server_was_asked_is_sampled_by_the_others(three, tmp_path, 
     assert sum(len(asked(fake)) for fake in three) == 16
     errors = capfd.readouterr().err
     assert errors.count("notice: ") == 1
-    assert "it is left out until it answers, 2 of 3 servers go on" in errors
+    assert "it is left out until it answers, 2 of 3 servers continue" in errors
     dead.start()
     wait_for(lambda: not own.servers[0].members[0].away)
     assert kinds(dead)[2:] == ["load agent_0", "load agent_1"]
