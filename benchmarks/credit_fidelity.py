@@ -12,7 +12,7 @@ Columns, over all agents and joint actions of all trees:
 
 - joint actions: scored for one tree.
 - D, Shapley, A: rank correlation of the advantages with three exact quantities of
-  ``comlrl/evaluation/credit_fidelity.py``. D and Shapley belong to one joint action, A to a
+  ``benchmarks/exact_worth.py``. D and Shapley belong to one joint action, A to a
   completion whatever its partners do.
 - cosine: between an agent's gradient from one tree and its exact gradient on that task, mean.
 
@@ -41,10 +41,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.exact_worth import Worth, rank_correlation, worth
 from comlrl.credit.advantages import sibling_advantages
 from comlrl.credit.chains import chains_of
 from comlrl.credit.returns import agent_returns, counterfactuals, joint_returns
-from comlrl.evaluation.credit_fidelity import Worth, rank_correlation, worth
 from comlrl.keyed import uniforms
 from comlrl.rollout.grow import Rollout
 from comlrl.tasks.prompts import Prompts

@@ -63,11 +63,6 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     return 1.0 - math.prod((samples - passed - i) / (samples - i) for i in range(k))
 
 
-def chain_passed(tree: Rolled) -> bool | None:
-    """Whether a chain passed at the last turn that it reached; None: nothing there is passed."""
-    return tree.final_score.passed
-
-
 def pass_rates(trees: Sequence[Rolled], ks: Sequence[int]) -> dict[str, float]:
     """pass@k for each k, averaged over tasks, from chains of ``evaluate``; empty where the reward
     has no notion of passing."""
@@ -126,8 +121,9 @@ def estimates(
 
 
 def _counts(chains: Sequence[Rolled]) -> tuple[int, int] | None:
-    """(samples, how many passed) of a task; None where nothing is passed."""
-    passed = [p for p in map(chain_passed, chains) if p is not None]
+    """(samples, how many passed at the last turn that they reached) of a task; None where nothing
+    is passed."""
+    passed = [p for tree in chains if (p := tree.final_score.passed) is not None]
     return (len(passed), sum(passed)) if passed else None
 
 

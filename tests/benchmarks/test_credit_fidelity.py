@@ -13,7 +13,7 @@ from benchmarks.credit_fidelity import (
     expected_reward,
     fidelity,
 )
-from comlrl.evaluation.credit_fidelity import enumerated
+from benchmarks.exact_worth import enumerated
 from comlrl.types import JointAction, Shape, Task
 
 BY_NAME = {setting.name: setting for setting in SETTINGS}

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from comlrl.evaluation.credit_fidelity import enumerated, rank_correlation, worth
+from benchmarks.exact_worth import enumerated, rank_correlation, worth
 
 POLICIES = np.array([[0.2, 0.5, 0.3], [0.6, 0.3, 0.1], [0.25, 0.25, 0.5]])
 
