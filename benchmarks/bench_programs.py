@@ -1,0 +1,98 @@
+"""Episodes of a program, played side by side, against their calls as one batch.
+
+    python benchmarks/bench_programs.py [--rounds 7]
+
+25 tasks with 8 episodes each, in which two agents are called 6 times in turn. Every call's prompt
+is known beforehand, so that the sampler can also be given all 1,200 calls at once, with the same
+keys; the policies stay as they are, and both give the same completions. The two are timed in turn,
+and each round's ratio counts. The program's time is that of its waves and of all that plays it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from comlrl.config.plugins.targets import Target  # noqa: E402
+from comlrl.models.loading import build_team  # noqa: E402
+from comlrl.programs.program import Program  # noqa: E402
+from comlrl.programs.rollout import ProgramRollout  # noqa: E402
+from comlrl.types import Request, Sampling, Shape  # noqa: E402
+from trainers.launch.commands import command_line  # noqa: E402
+from trainers.launch.wiring.assembly import build_sampler  # noqa: E402
+from trainers.launch.wiring.task_splits import load_both_splits  # noqa: E402
+
+TASKS, EPISODES, CALLS = 25, 8, 6
+SAMPLING = Sampling(1.0, 48, top_p=0.95)
+
+
+async def play(task: Any, agents: Any) -> float:
+    prompts = list(agents.prompts.values())
+    for call in range(CALLS):
+        await list(agents.values())[call % 2](f"{prompts[call % 2]}# {call // 2}\n")
+    return 0.0
+
+
+class Recording:
+    """A sampler that keeps what it was asked."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler, self.encode, self.fits = sampler, sampler.encode, sampler.fits
+        self.waves: list[Sequence[Sequence[Request]]] = []
+
+    def sample(self, requests_N: Sequence[Sequence[Request]], sampling: Sampling) -> Any:
+        self.waves.append(requests_N)
+        return self.sampler.sample(requests_N, sampling)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    rounds = parser.parse_args().rounds
+    given = ["--config", str(ROOT / "configs" / "magrpo_quickstart.yaml")]
+    config, work, _ = command_line.resolve("magrpo", command_line.parse_arguments("magrpo", given))
+    _, sampler = build_sampler(config, build_team(config, reference=False, device="cpu"))
+    program = Program(Target("program.target", "bench:play", play, ()), work.roles)
+    tasks, shape = load_both_splits(config, work.domain)[0][:TASKS], Shape(2, 1, EPISODES)
+    recording = Recording(sampler)
+
+    def played(through: Any, number: int) -> Any:
+        rollout = ProgramRollout(program, through, None, work.prompts, seed=number)
+        return rollout.grow(tasks, shape, SAMPLING, ("train", 1))
+
+    ratios = []
+    for number in range(rounds + 1):
+        recording.waves.clear()
+        groups = played(recording, number)  # to know the calls
+        whole = [
+            [r for wave in recording.waves for r in wave[agent]] for agent in range(len(work.roles))
+        ]
+        began = time.perf_counter()
+        sampled_N = sampler.sample(whole, SAMPLING)
+        batch = time.perf_counter() - began
+        began = time.perf_counter()
+        played(sampler, number)
+        episodes = time.perf_counter() - began
+        tokens = sum(group.tokens for group in groups)
+        calls = sum(len(own) for own_N in sampled_N for own in own_N)
+        of_batch = sum(len(c.token_ids) for own_N in sampled_N for own in own_N for c in own)
+        assert calls == TASKS * EPISODES * CALLS
+        print(
+            f"{len(recording.waves)} waves, {calls} calls, {tokens} tokens ({of_batch} in the "
+            f"batch): episodes {episodes:.2f} s, one batch {batch:.2f} s, {episodes / batch:.3f}",
+            flush=True,
+        )
+        ratios += [episodes / batch] if number else []  # the first warms up
+    print(f"median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}")
+
+
+if __name__ == "__main__":
+    main()
