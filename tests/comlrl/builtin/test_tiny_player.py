@@ -15,9 +15,17 @@ from comlrl.tasks.datasets import load_tasks
 from comlrl.tasks.prompts import Prompts, plain_text
 from comlrl.types import Message
 from rewards.arena.games import ARENA
-from tools.tiny_player.pretrain import Labels, batch_loss, new_model, next_token_counts, pretrain
+from tools.tiny_player.pretrain import (
+    divergence,
+    make_batch,
+    new_model,
+    next_token_counts,
+    pretrain,
+)
+from tools.tiny_player.probing import NOTHING, PLACES, Labels, Probe
 from tools.tiny_player.situations import Situation, situations
 
+RED = Situation("Player 1 chose red.\n", ("red", "green"), ("red",))
 DRAWN = 1000  # answers whose standard error is meant
 
 
@@ -90,24 +98,54 @@ def test_counts_of_next_tokens():
     assert next_token_counts(answers, (1, 3, 0)) == [{1: 2, 4: 1}, {2: 1, 3: 1}, {0: 1}]
 
 
-def test_the_loss_is_the_divergence_from_uniform(model, tokenizer):
-    """Of the shipped model near 0; of one without training, that of the exact probabilities."""
-    row = Situation("You and a partner each choose.\n", ("red", "green", "blue"), ("red",))
-    untrained = new_model(tokenizer).eval()
-    probe = torch.nn.Linear(untrained.config.hidden_size, 10 * 256)
-    draw = torch.Generator().manual_seed(0)
-    found, _ = batch_loss(untrained, probe, [row], tokenizer, Labels(), draw)
-    ids = tokenizer(row.prompt)["input_ids"]
+def test_the_loss_is_the_divergence_from_uniform(tokenizer):
+    """Of one answer's two tokens, padded beside a longer prompt, from each token's logits alone."""
+    torch.manual_seed(0)
+    row = Situation("Choose one.\n", ("red", "green", "blue"), ())
+    longer = Situation("You and a partner each choose red, green or blue.\n", ("red",), ())
+    model = new_model(tokenizer).eval()
+    batch = make_batch([row, longer], tokenizer, torch.Generator().manual_seed(0))
+    ids, end = tokenizer(row.prompt)["input_ids"], tokenizer.eos_token_id
     tokens = [tokenizer(answer)["input_ids"][0] for answer in row.answers]
+    answer = int(torch.randint(3, (1,), generator=torch.Generator().manual_seed(0)))
+    red = [*tokenizer(longer.prompt)["input_ids"], tokens[0]]
+
+    def logprobs(ids: list[int]) -> torch.Tensor:
+        return model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+
     with torch.no_grad():
-        first = untrained(torch.tensor([ids])).logits[0, -1].log_softmax(-1)[tokens]
-        answer = int(torch.randint(3, (1,), generator=torch.Generator().manual_seed(0)))
-        after = untrained(torch.tensor([[*ids, tokens[answer]]])).logits[0, -1].log_softmax(-1)
-    expected = (-math.log(3) - first.mean() - after[tokenizer.eos_token_id]) / 2
-    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
-    met = next(situations(0, "arena-climbing"))
-    shipped, _ = batch_loss(model, probe, [met], tokenizer, Labels(), draw)
-    assert -1e-6 <= shipped.item() < 0.01
+        first = -math.log(3) - logprobs(ids)[tokens].mean()
+        rest = -logprobs([*ids, tokens[answer]])[end] - logprobs(red[:-1])[red[-1]]
+        rest = rest - logprobs(red)[end]
+        assert divergence(model, batch).item() == pytest.approx((first + rest).item() / 4, rel=1e-4)
+
+
+def test_the_shipped_model_is_near_uniform_by_its_own_loss(model, tokenizer):
+    rows = list(itertools.islice(situations(0), 22))
+    batch = make_batch(rows, tokenizer, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert -1e-6 <= divergence(model, batch).item() < 0.01
+
+
+def test_the_probe_sees_directions_of_the_right_inputs(tokenizer):
+    """Each matrix's input at the prompt's last token; a longer input has the same loss."""
+    torch.manual_seed(0)
+    rows = [Situation("The symbol is cat.\n", ("A", "B"), ("cat", "")), *[RED] * 2]
+    model = new_model(tokenizer)
+    batch = make_batch(rows, tokenizer, torch.Generator().manual_seed(0))
+    labels = Labels().of(rows)
+    assert labels.shape == (3, PLACES) and (labels != NOTHING).sum() == 3
+    assert labels[1, 0] == labels[2, 0] != labels[0, 0]
+    with Probe(model) as probe:
+        divergence(model, batch)
+        assert len(probe.inputs) == len(probe.weights) == 7
+        found = probe.loss(batch.prompt_ends, labels)
+        for name in probe.inputs:
+            probe.inputs[name] = 3 * probe.inputs[name]
+        assert probe.loss(batch.prompt_ends, labels).item() == pytest.approx(found.item())
+        rows_R, columns_R = batch.prompt_ends
+        last = batch.ids_RL[rows_R, columns_R]
+        assert tokenizer.decode(last) == "\n" * 3 or len(set(last.tolist())) <= 2
 
 
 @pytest.mark.slow
@@ -115,10 +153,8 @@ def test_pretraining_learns_and_repeats():
     rows = list(itertools.islice(situations(9), 22))
     losses = []
     for _ in range(2):
-        model, tokenizer = pretrain(0, steps=40)
-        probe = torch.nn.Linear(model.config.hidden_size, 10 * 256)
-        draw = torch.Generator().manual_seed(0)
+        model, tokenizer = pretrain(0, steps=60)
+        batch = make_batch(rows, tokenizer, torch.Generator().manual_seed(0))
         with torch.no_grad():
-            loss, _ = batch_loss(model, probe, rows, tokenizer, Labels(), draw)
-        losses.append(loss.item())
+            losses.append(divergence(model, batch).item())
     assert losses[0] == losses[1] < 1.5
