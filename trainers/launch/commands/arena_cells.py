@@ -1,9 +1,9 @@
 """The arena's cells: what each algorithm and each task has in its configuration.
 
-One policy for all: each algorithm has one setting on all tasks, with the learning rate of its
-shipped quickstart. A step has ``BATCH`` tasks with at most ``TREE`` scored joint actions each; the
-number of completions is the largest that fits. A round of preferences has as many labelled joint
-candidates as a step has joint actions.
+One setting of each algorithm for all tasks, and one learning rate of the policies for all
+algorithms. A step has ``BATCH`` tasks with at most ``TREE`` scored joint actions each; the number
+of completions is the largest that fits, and at least two. A round of preferences has as many
+labelled joint candidates as a step has joint actions.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ BATCH = 8  # tasks of a training step
 TREE = 16  # scored joint actions of a task in a training step, at most
 ROUND, CANDIDATES = 16, 8  # of preference learning: tasks of a round, joint candidates of a task
 EPISODES = 256  # of an evaluation, about
-PPO = {"ppo_epochs": 2, "train_batch_size": 4, "learning_rate": 1.0e-3,
-       "value_learning_rate": 3.0e-3, "value_clip_range": None}  # fmt: skip
+RATE = 1.0e-3  # of every policy; at 3e-3 cells of most algorithms end in illegal answers
+POLICY = {"learning_rate": RATE, "kl_coef": 0.02}
+PPO = {"ppo_epochs": 2, "train_batch_size": 4, "value_learning_rate": 3.0e-3,
+       "value_clip_range": None, **POLICY}  # fmt: skip
 PREFERENCES = {
     "round_tasks": ROUND, "batch_size": ROUND, "preference_num_candidates": CANDIDATES,
     "preference_pairs_per_sample": None, "pair_selection": "all",
@@ -57,8 +59,8 @@ class ArenaTask:
 
 
 ALGORITHMS: dict[str, Algorithm] = {
-    "magrpo": Algorithm("magrpo", {"learning_rate": 3.0e-3}),
-    "magrpo-cross": Algorithm("magrpo", {"learning_rate": 3.0e-3, "joint_mode": "cross"}),
+    "magrpo": Algorithm("magrpo", POLICY),
+    "magrpo-cross": Algorithm("magrpo", {**POLICY, "joint_mode": "cross"}),
     "ippo": Algorithm("ppo", {**PPO, "critic": "independent", "granularity": "turn"}),
     "ippo-shared": Algorithm(
         "ppo", {**PPO, "critic": "independent", "granularity": "turn", "shared_policy": True}
@@ -67,7 +69,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "shppo": Algorithm("shppo", PPO),
     "madpo": Algorithm(
         "madpo",
-        {**PREFERENCES, "learning_rate": 3.0e-3, "dpo_beta": 1.0, "dpo_reference": "round",
+        {**PREFERENCES, "learning_rate": RATE, "dpo_beta": 1.0, "dpo_reference": "round",
          "use_environment_step": False, "preference_holdout": 0.0},
     ),
     "marlhf": Algorithm(
@@ -75,7 +77,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         {**PREFERENCES, "reward_learning_rate": 2.0e-3, "reward_num_train_epochs": 3,
          "reward_train_batch_size": 48, "reward_prompts": "first", "reward_min_accuracy": 0.0,
          "rl_algorithm": "magrpo"},
-        {"magrpo": {"learning_rate": 3.0e-3, "kl_coef": 0.03}},
+        {"magrpo": POLICY},
         stages=2,
     ),
 }  # fmt: skip

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from trainers.launch.commands import arena, arena_cells
 from trainers.launch.commands.arena import asked, check, parse
 from trainers.launch.commands.arena_cells import ALGORITHMS, TASKS
+from trainers.launch.cost.tree_size import growth
 
 ROOT = Path(__file__).parents[4]
 OWN = """
@@ -93,11 +95,30 @@ def test_a_cell_scores_the_joint_actions_that_are_asked_for(name, tmp_path):
             assert section["max_steps"] * section["batch_size"] * joint == 1024
 
 
-def test_all_tasks_have_one_learning_rate(tmp_path):
-    plan = planned(tmp_path)
+def test_all_policies_have_one_learning_rate(tmp_path):
+    plan, rates = planned(tmp_path), set()
     for name, algorithm in ALGORITHMS.items():
-        sections = [plan.cell(name, task, 1).tree[algorithm.trained_by] for task in TASKS]
-        assert len({section.get("learning_rate") for section in sections}) == 1
+        for task in TASKS:
+            tree = plan.cell(name, task, 1).tree
+            online = "magrpo" if algorithm.stages == 2 else algorithm.trained_by
+            rates.add(tree[online]["learning_rate"])
+    assert len(rates) == 1
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in ("madpo", "marlhf")])
+def test_trees_are_at_most_16_joint_actions_or_the_least_that_compares(name, tmp_path):
+    """Two completions of each agent over three turns, all combined: 4 + 16 + 64 = 84."""
+    plan, algorithm = planned(tmp_path), ALGORITHMS[name]
+    for task in TASKS:
+        section = plan.cell(name, task, 1).tree[algorithm.trained_by]
+        known = arena_cells.SECTIONS[algorithm.trained_by]
+        names = {field.name for field in fields(known)}
+        scored = growth(
+            known(**{key: value for key, value in section.items() if key in names})
+        ).joint_actions
+        three_turns = name == "magrpo-cross" and section["num_turns"] == 3
+        assert scored == 84 if three_turns else 8 < scored <= 16, task
+        assert (section["max_steps"] - 1) * 8 * scored < 12_800 <= section["max_steps"] * 8 * scored
 
 
 def finish(plan: arena.Arena, name: str, task: str, seed: int, reward: float) -> None:
