@@ -64,8 +64,10 @@ def main() -> None:
     tasks, shape = load_both_splits(config, work.domain)[0][:TASKS], Shape(2, 1, EPISODES)
     recording = Recording(sampler)
 
+    reward = work.build_reward()  # the program does not ask for it
+
     def played(through: Any, number: int) -> Any:
-        rollout = ProgramRollout(program, through, None, work.prompts, seed=number)
+        rollout = ProgramRollout(program, through, reward, work.prompts, seed=number)
         return rollout.grow(tasks, shape, SAMPLING, ("train", 1))
 
     ratios = []
@@ -75,12 +77,15 @@ def main() -> None:
         whole = [
             [r for wave in recording.waves for r in wave[agent]] for agent in range(len(work.roles))
         ]
-        began = time.perf_counter()
-        sampled_N = sampler.sample(whole, SAMPLING)
-        batch = time.perf_counter() - began
-        began = time.perf_counter()
-        played(sampler, number)
-        episodes = time.perf_counter() - began
+        batch = episodes = 0.0
+        for first in (number % 2 == 0, number % 2 == 1):  # which goes first alternates
+            began = time.perf_counter()
+            if first:
+                sampled_N = sampler.sample(whole, SAMPLING)
+                batch = time.perf_counter() - began
+            else:
+                played(sampler, number)
+                episodes = time.perf_counter() - began
         tokens = sum(group.tokens for group in groups)
         calls = sum(len(own) for own_N in sampled_N for own in own_N)
         of_batch = sum(len(c.token_ids) for own_N in sampled_N for own in own_N for c in own)

@@ -40,7 +40,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 EVERY_SECTION = {**SHARED, **SECTIONS}
 # What is not ours: known to be there, or for the reader's machine.
 OUTSIDE = {"wandb", "transformers", "pip", "cd", "export", "git", "tail", "env/bin/pip", "docker"}
-OUTSIDE |= {"env/bin/vllm"}
+OUTSIDE |= {"env/bin/vllm", "env/bin/python", "python3.11"}
 
 
 class Command(NamedTuple):
