@@ -135,6 +135,7 @@ def test_a_team_of_three_trains_on_two_turns(zygote, tmp_path):
     assert "Write a revised `aux2`, code only" in text
 
 
+@pytest.mark.slow
 def test_what_the_expert_did_not_answer_is_counted_in_training_too(zygote, tmp_path):
     with socket.socket() as free:  # nobody listens there afterwards
         free.bind(("127.0.0.1", 0))

@@ -137,14 +137,15 @@ def test_an_error_names_task_and_episode(zygote, tmp_path):
     assert last.endswith("did you mean `writer`?")
 
 
-def test_the_example_of_the_page_trains(zygote, tmp_path):
-    for name, body in programs("programs.md").items():
-        (tmp_path / name).write_text(body)
-    given = ["--config", str(tmp_path / "my_team.yaml"), "--override", "magrpo.batch_size=2"]
+@pytest.mark.parametrize(("name", "calls"), [("my_team", 1), ("debate", 5)])
+def test_the_examples_of_the_page_train(name, calls, zygote, tmp_path):
+    for file, body in programs("programs.md").items():
+        (tmp_path / file).write_text(body)
+    given = ["--config", str(tmp_path / f"{name}.yaml"), "--override", "magrpo.batch_size=2"]
     run = zygote.run("magrpo", [*given, f"output.dir={tmp_path / 'run'}"])
     assert run.wait() == 0, run.output
     (line,) = metrics(tmp_path / "run")
-    assert line["metrics"]["calls_mean"] >= 1
+    assert line["metrics"]["calls_mean"] >= calls
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,7 @@ def test_a_step_s_first_turn_may_be_sampled_while_the_one_before_updates(
     assert server.adapters == {} and not (folder / "vllm").exists()
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_while_a_step_updates_stops_the_run_behind_it(
     zygote: Zygote, server: FakeVLLM, tmp_path: Path
 ) -> None:

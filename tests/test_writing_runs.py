@@ -77,6 +77,7 @@ def test_what_is_logged_is_documented_and_the_other_way_round(two):
         assert known or any(pattern.fullmatch(name) for pattern in general), name
 
 
+@pytest.mark.slow
 def test_three_writers_revise_and_go_on_after_a_stop(zygote, tmp_path):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     undisturbed = zygote.run("magrpo", [*small(whole, **THREE), *PLAIN])

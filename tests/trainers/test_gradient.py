@@ -22,6 +22,7 @@ from comlrl.update import accumulate
 from comlrl.update.minibatches import like_parts
 from tests.support.fakes import PROMPTS, SEED, FakeReward, FakeTransition, task
 from tests.support.gradients import SAMPLING, fast, flat, shift
+from tests.support.marks import some_slow
 from tests.support.plain import relative, truncated
 from tests.support.tiny_models import PAD, STOPS, config, folder, team
 
@@ -188,7 +189,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", some_slow(CASES, "in order", "entropy", "entropy, a window"))
 def test_the_batched_gradient_is_the_sum_of_single_losses(case, monkeypatch):
     keys = dict(CASES[case])
     kind, decoder, step = keys.pop("kind", "qwen2"), keys.pop("decoder", True), keys.pop("step", 1)
@@ -231,7 +232,7 @@ REUSE = {
 }
 
 
-@pytest.mark.parametrize("case", REUSE)
+@pytest.mark.parametrize("case", some_slow(REUSE, "parts", "entropy", "a window", "turns"))
 def test_later_passes_follow_the_clipped_ratio(case, monkeypatch):
     """Three passes, each from where the one before has led, against the loss written out."""
     keys = dict(REUSE[case]) | {"update_epochs": 3}

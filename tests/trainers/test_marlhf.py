@@ -290,6 +290,7 @@ def test_a_whole_run(whole):
     assert ends["env_steps"] == ends["scored_joint_actions"] == 112
 
 
+@pytest.mark.slow
 def test_a_kept_reward_model_and_its_preferences_are_used_again(zygote, whole, tmp_path):
     folder = tmp_path / "again"
     keys = {"reward_model": str(whole / "reward_model"), "rl_algorithm": "remax"}

@@ -572,7 +572,11 @@ def test_a_team_learns(name, tmp_path):
     ("script", "line"),
     [
         (["train_ppo.py", "--num_steps", "1e6", "--lora_rank", "8"], "1,000,000"),
-        (["train_shppo.py", "--num_steps", "2e6", "--num_agents", "3"], "3 agents"),
+        pytest.param(
+            ["train_shppo.py", "--num_steps", "2e6", "--num_agents", "3"],
+            "3 agents",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_older_flags_work_as_written(script, line, tmp_path):

@@ -307,7 +307,6 @@ REFUSED = [  # overrides → what the line must name
         for item, named, *words in (
             ("lora.enabled=false", "lora.enabled", "false", "whole models"),
             ("lora.target_modules=[q_proj,lm_head]", "lora.target_modules", "lm_head", "head"),
-            ("distributed.strategy=fsdp", "distributed.strategy", "fsdp", "replicate"),
         )
     ),
     (["generation.overlap=1"], ["generation.overlap", "1", "backend=builtin", "backend=vllm"]),

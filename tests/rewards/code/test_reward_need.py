@@ -45,6 +45,7 @@ def dead_call(problem: Problem) -> tuple[str, str]:
     return "def aux(*values):\n    return values\n", main
 
 
+@pytest.mark.slow
 def test_all_of_humaneval(problems):
     """A thin team needs its aux 164 times of 164, and one with a call for show 0 times. What is
     published pays the show in full."""

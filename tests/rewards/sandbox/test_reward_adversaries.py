@@ -13,8 +13,9 @@ import pytest
 from comlrl.types import JointAction
 from rewards.code.reward import CodeReward
 from rewards.sandbox.confine import FIRST_UID
-from rewards.sandbox.levels import failure
+from rewards.sandbox.levels import LEVELS, failure
 from tests.support.fakes import code_task
+from tests.support.marks import some_slow
 from tests.support.sandbox import workers
 
 SECTIONS = Path(__file__).with_name("adversaries.txt").read_text().split("\n==== ")[1:]
@@ -83,9 +84,7 @@ class Results:
         return found
 
 
-@pytest.fixture(
-    scope="module", params=["limits", "unshare", pytest.param("bubblewrap", marks=pytest.mark.slow)]
-)
+@pytest.fixture(scope="module", params=some_slow(LEVELS, "unshare", "bubblewrap"))
 def results(request, tmp_path_factory):
     if failure(request.param) is not None:
         pytest.skip(f"not offered here: {failure(request.param)}")

@@ -10,7 +10,9 @@ import pytest
 
 from comlrl.types import JointAction, Task
 from rewards.code.reward import CodeReward
+from rewards.sandbox.levels import LEVELS
 from tests.support.fakes import code_task
+from tests.support.marks import some_slow
 
 TEST = "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(3) == 9\n"
 TASK = code_task("t", "", TEST, "f")
@@ -118,6 +120,7 @@ def f(x):
 """
 
 
+@pytest.mark.parametrize("level", some_slow(LEVELS, "unshare"), indirect=True)
 def test_scores_repeat_in_fresh_pools(level):
     """50 programs, whatever ran before them: what each drew, and where its objects lie."""
     programs = [CHANCE.format(extra=f"K = [{n}] * {n}") for n in range(50)]
@@ -139,6 +142,7 @@ def test_scores_repeat_in_fresh_pools(level):
     assert [run == seen[0] for run in seen] == [True] * 5
 
 
+@pytest.mark.parametrize("level", some_slow(LEVELS, "unshare"), indirect=True)
 def test_a_busy_neighbour_costs_nothing(level):
     """A program that would spin in seven processes and threads, beside an honest one that works."""
     spin = """

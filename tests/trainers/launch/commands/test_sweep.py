@@ -228,6 +228,7 @@ def test_every_point_of_the_projects_grids_is_a_configuration(file, monkeypatch)
         assert {key: str(getattr(config.section, key)) for key in swept} == swept
 
 
+@pytest.mark.slow
 def test_command_lines_are_those_of_wandbs_agent(monkeypatch):
     """W&B expands ``${args_no_hyphens}`` to ``key=value`` items, None as Python writes it."""
     from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
