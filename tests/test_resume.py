@@ -196,7 +196,8 @@ def test_resume_where_nothing_is_starts_anew(
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_survives_kills(zygote: Zygote, tmp_path: Path, algorithm: str) -> None:
-    """Four kills of each algorithm, anywhere from the first import to the last line written."""
+    """Up to four kills of each algorithm, anywhere from the first import to the last line written;
+    fewer where a run is faster than the undisturbed one was, and ends before its kill."""
     arguments = small_of(algorithm, tmp_path / "undisturbed")
     started = time.monotonic()
     run = zygote.run(algorithm, arguments)
@@ -207,11 +208,14 @@ def test_every_algorithm_survives_kills(zygote: Zygote, tmp_path: Path, algorith
     kills = 0
     while kills < 4:
         run = zygote.run(algorithm, [*arguments, *(["--resume"] if kills else [])])
-        with_delay(run, moments.uniform(0.1, 0.7) * whole)
-        assert run.code() in (None, 0), run.output
-        kills += run.code() is None
+        with_delay(run, moments.uniform(0.1, 0.6) * whole)
+        if run.code() is not None:
+            assert run.code() == 0, run.output
+            break
+        kills += 1
         run.kill()
         run.wait()
+    assert kills, "the run ended before its first kill"
     run = zygote.run(algorithm, [*arguments, "--resume"])
     assert run.wait(600) == 0, run.output
     assert_same(folder, tmp_path / "undisturbed")
