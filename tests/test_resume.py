@@ -197,7 +197,7 @@ def test_resume_where_nothing_is_starts_anew(
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_survives_kills(zygote: Zygote, tmp_path: Path, algorithm: str) -> None:
     """Up to four kills of each algorithm, anywhere from the first import to the last line written;
-    fewer where a run is faster than the undisturbed one was, and ends before its kill."""
+    fewer where a run ends before its kill, being faster than the undisturbed one was."""
     arguments = small_of(algorithm, tmp_path / "undisturbed")
     started = time.monotonic()
     run = zygote.run(algorithm, arguments)
@@ -211,11 +211,14 @@ def test_every_algorithm_survives_kills(zygote: Zygote, tmp_path: Path, algorith
         with_delay(run, moments.uniform(0.1, 0.6) * whole)
         if run.code() is not None:
             assert run.code() == 0, run.output
-            break
+            if kills:
+                break
+            whole /= 2
+            shutil.rmtree(folder)
+            continue
         kills += 1
         run.kill()
         run.wait()
-    assert kills, "the run ended before its first kill"
     run = zygote.run(algorithm, [*arguments, "--resume"])
     assert run.wait(600) == 0, run.output
     assert_same(folder, tmp_path / "undisturbed")
