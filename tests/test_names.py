@@ -83,5 +83,8 @@ def test_a_users_module_comes_before_the_short_name(wheel: Path, tmp_path: Path)
 
 def test_sources_have_the_grammar_of_the_oldest_python():
     for package in ("comlrl", *PACKAGES, "tools", "benchmarks", "tests"):
-        for file in (ROOT / package).rglob("*.py"):
-            ast.parse(file.read_text(encoding="utf-8"), str(file), feature_version=(3, 10))
+        files = list((ROOT / package).rglob("*.py"))
+        assert files, package
+        for file in files:
+            text = file.read_text(encoding="utf-8")
+            assert isinstance(ast.parse(text, str(file), feature_version=(3, 10)), ast.Module)

@@ -208,17 +208,17 @@ def test_two_processes_train_by_ppo_as_one_does(keys, zygote, tmp_path):
     more = {"batch_size": 3, "max_steps": 2, "ppo_epochs": 2, **keys}
     run = zygote.run("ppo", arguments(file, one, **more))
     assert run.wait() == 0, run.output
-    _agree(one, zygote.team(2, {"run": ["ppo", arguments(file, two, **more)]}), two)
+    assert_agree(one, zygote.team(2, {"run": ["ppo", arguments(file, two, **more)]}), two)
 
 
 @pytest.mark.slow
 def test_two_processes_do_what_one_does(played, zygote, tmp_path):
     file, out = played
     given = arguments(file, tmp_path / "run", batch_size=3, max_steps=2)
-    _agree(out, zygote.team(2, {"run": ["magrpo", given]}), tmp_path / "run")
+    assert_agree(out, zygote.team(2, {"run": ["magrpo", given]}), tmp_path / "run")
 
 
-def _agree(alone, team, together):
+def assert_agree(alone, team, together):
     for process in team:
         assert process.wait() == 0, process.output
     one, two = metrics(alone), metrics(together)

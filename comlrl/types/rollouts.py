@@ -94,7 +94,7 @@ class JointAction:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a joint action earned, and why."""
+    """What a joint action is worth, and why."""
 
     value: float  # of the team; where ``by_agent`` is given, the mean of its task rewards
     parts: Mapping[str, float] = field(default_factory=dict)  # by name; they sum to ``task_value``

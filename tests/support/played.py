@@ -84,7 +84,7 @@ async def conversation(task, agents):
         other = await agents["main"](f"{turn} {text}")
         messages += [
             {"role": "assistant", "content": text},
-            {"role": "user", "content": f"They said {len(other)}."},
+            {"role": "user", "content": f"They wrote {len(other)}."},
         ]
         await agents.reward("aux", len(text) / 10)
     return len(other) / 5

@@ -82,7 +82,7 @@ TASK = Task(
 STORY = WRITING.task("s", {"prompt": "A post."})
 
 
-def read_by_all(text: str) -> None:
+def assert_read_by_all(text: str) -> None:
     """Every reader of completions reads the text, as a helper's and as main's."""
     team = ("aux", "answer")
     for written in (text, text.replace("aux", "answer", 1)):
@@ -125,7 +125,7 @@ def read_by_all(text: str) -> None:
 @pytest.mark.parametrize("name", NAMED)
 @pytest.mark.timeout(60)
 def test_degenerate_texts(name):
-    read_by_all(NAMED[name])
+    assert_read_by_all(NAMED[name])
 
 
 @given(
@@ -135,7 +135,9 @@ def test_degenerate_texts(name):
 )
 @settings(max_examples=25, deadline=None)
 def test_any_deep_or_long_text(head, pieces, end):
-    read_by_all((head + "".join(piece * count for piece, count in pieces) + end)[: 2 * MAX_BYTES])
+    assert_read_by_all(
+        (head + "".join(piece * count for piece, count in pieces) + end)[: 2 * MAX_BYTES]
+    )
 
 
 def test_the_parser_is_bounded():
