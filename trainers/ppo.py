@@ -221,6 +221,7 @@ class PPOTrainer:
                 self.section,
                 self._reader(index, chains, seen_PD),
                 critic if isinstance(critic, TokenCritic) else None,
+                gamma_token=self.section.gamma_token,
             )
             for index, critic in enumerate(self.critics)
         ]

@@ -46,7 +46,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from comlrl.config.algorithms import SHPPOConfig
-from comlrl.credit.chains import Chains, chains_of
+from comlrl.credit.chains import Chains, Group, chains_of
 from comlrl.loop.loop import Loop
 from comlrl.loop.parts import Part
 from comlrl.loop.steps import Step
@@ -61,14 +61,13 @@ from comlrl.models.latent_networks import (
 from comlrl.models.logprobs import ActionLogprobs, action_logprobs
 from comlrl.models.team import Team
 from comlrl.processes import distributed
-from comlrl.processes.statistics import Sums, explained_variance, extremes, moments, standardized
+from comlrl.processes.statistics import Sums, extremes, moments, standardized
 from comlrl.rollout.grow import Rollout
 from comlrl.run_files import HETEROGENEOUS
 from comlrl.types import Row, Sampling, TokenBatch
 from comlrl.update.clipped import ClippedPolicy, run_epochs
 from comlrl.update.losses import (
     clipped_policy,
-    clipped_value,
     latent_distances,
     latent_diversity,
     latent_entropy,
@@ -77,7 +76,8 @@ from comlrl.update.losses import (
 )
 from comlrl.update.minibatches import Pass, Span, minibatches, passes
 from comlrl.update.optimizer import optimizer_of
-from comlrl.update.per_token import PerToken, turn_advantages
+from comlrl.update.per_token import PerToken
+from comlrl.update.values import PooledReader, StepValues
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Samples:
     sigma_SNK: torch.Tensor
     state_C: torch.Tensor
     # of each stage of a turn: one where all agents act at once, else one for each agent
-    value_SV: torch.Tensor  # the critic's before the update
+    values: StepValues
     advantage_CV: torch.Tensor
     return_CV: torch.Tensor
 
@@ -167,28 +167,30 @@ class SHPPOTrainer:
 
         observation_SND = stack("observation_D", sizes["width"])
         mu_SNK, sigma_SNK = self.policy.encoder.along_chains(observation_SND, chains.parent_S)
-        value_SV = self._values(observation_SND)
-        discount, gae_lambda = self.section.discount, self.section.gae_lambda
-        credit_V = [
-            turn_advantages(chains, value_S, discount, gae_lambda) for value_S in value_SV.T
-        ]
-        advantage_CV, return_CV = (torch.stack(part, 1) for part in zip(*credit_V, strict=True))
+        values = self._valued(chains, observation_SND)
+        numbered = chains.numbered([stage.start for stage in self._stages])
+        advantage = values.credit(numbered, chains.reward, None)
+        advantage_CV, return_CV = (
+            part.flat().to(device).view(-1, len(self._stages))
+            for part in (advantage, values.returns)
+        )
         state_C = torch.tensor(chains.state_C, dtype=torch.long, device=device)
         epsilon, latent = (stack(n, sizes["latent_dim"]) for n in ("epsilon_K", "value_K"))
         return Samples(
             chains, observation_SND, epsilon, latent, mu_SNK, sigma_SNK, state_C,
-            value_SV, advantage_CV, return_CV,
+            values, advantage_CV, return_CV,
         )  # fmt: skip
 
     @property
     def _stages(self) -> tuple[range, ...]:
         return self.section.shape.stages
 
-    def _values(self, observation_XND: torch.Tensor) -> torch.Tensor:
-        """V of each stage, on what is read up to it; (X, V)."""
-        return torch.stack(
-            [self.critic(observation_XND[:, : stage.stop]) for stage in self._stages], 1
-        )
+    def _valued(self, chains: Chains, observation_SND: torch.Tensor) -> StepValues:
+        """V of each joint action at each stage, on what is read up to it. The stage's first agent
+        stands for all of its agents, who have the same value."""
+        groups = [Group(range(stage.stop), stage[:1]) for stage in self._stages]
+        reader = PooledReader(self.critic, chains, observation_SND.flatten(0, 1), groups)
+        return StepValues(self.section, reader)
 
     def _inferred(
         self, samples: Samples, mu_SNK: torch.Tensor, sigma_SNK: torch.Tensor
@@ -244,7 +246,8 @@ class SHPPOTrainer:
         def update(chosen: list[int], sums: Sums, progress: float) -> float:
             actor = [self.optimizers["actor"]]
             norm = policy.update(rows(chosen), actor, sums, progress)
-            losses.append(self._update_critic(samples, chosen, progress))
+            loss, count = samples.values.descend(self.optimizers["critic"], chosen, progress)
+            losses.append(loss / count)
             return norm
 
         def after(one: Pass) -> dict[str, float]:
@@ -291,27 +294,12 @@ class SHPPOTrainer:
         metrics = {
             "advantage_mean": mean,
             "advantage_std": deviation,
-            "explained_variance": explained_variance(
-                samples.value_SV[samples.state_C].flatten(), samples.return_CV.flatten()
-            ),
+            "explained_variance": samples.values.explained_variance(),
         }
         if self._agents > 1 and self.section.latents == "learned":
             distances = latent_distances(samples.latent_SNK).flatten()
             metrics["latent/cosine_distance"] = moments(distances)[1]
         return metrics
-
-    def _update_critic(self, samples: Samples, chosen: Sequence[int], progress: float) -> float:
-        """One step of V on these states' joint actions; the mean loss."""
-        number_C = [c for s in chosen for c in samples.chains.actions_S[s]]
-        index_C = torch.tensor(number_C, dtype=torch.long, device=samples.state_C.device)
-        state_C = samples.state_C[index_C]
-        loss_CV = clipped_value(
-            self._values(samples.observation_SND[state_C]),
-            samples.value_SV[state_C],
-            samples.return_CV[index_C],
-            self.section.value_clip_range,
-        )
-        return self._descend("critic", progress, loss_CV.flatten())
 
     def _update_encoder(self, samples: Samples, progress: float) -> dict[str, float]:
         """One step of L_latent, through μ and σ, into the encoder alone."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import torch
 
 from comlrl.credit.advantages import gae
-from comlrl.credit.chains import Chains
 from comlrl.types import TokenBatch
 
 
@@ -100,17 +99,3 @@ def advantages_of(
         returns_L = advantages_L + values_L
         returns.of_completion.update(zip(chain, returns_L.split(lengths), strict=True))
     return advantages, returns
-
-
-def turn_advantages(
-    chains: Chains, value_S: torch.Tensor, discount: float, gae_lambda: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """GAE over turns along each chain; advantages and returns A + V of joint actions, (C,) each."""
-    advantages_C = value_S.new_zeros(len(chains.reward_C))
-    values_C = value_S[torch.tensor(chains.state_C, dtype=torch.long)]
-    for chain in chains.chains:
-        index = torch.tensor(chain)
-        rewards_T = values_C.new_tensor([chains.reward_C[c] for c in chain])
-        discounts_T = torch.full_like(rewards_T, discount)
-        advantages_C[index] = gae(rewards_T, values_C[index], discounts_T, gae_lambda)
-    return advantages_C, advantages_C + values_C

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from comlrl.config.algorithms import PPOConfig
+from comlrl.config.algorithms import ActorCriticConfig
 from comlrl.credit.call_chains import CallChains
 from comlrl.credit.chains import Chains, Group
 from comlrl.errors import NonFiniteError
@@ -53,11 +53,18 @@ class StepValues:
     """
 
     def __init__(
-        self, section: PPOConfig, reader: ValueReader | None, head: TokenCritic | None
+        self,
+        section: ActorCriticConfig,
+        reader: ValueReader | None,
+        head: TokenCritic | None = None,
+        *,
+        gamma_token: float = 1.0,
     ) -> None:
         """Give one of two: ``reader``, a critic with separate passes, or ``head`` on the policy's
-        states, computed in the passes of its update (``see``, ``shared_loss``)."""
+        states, computed in the passes of its update (``see``, ``shared_loss``). ``gamma_token``
+        discounts between values of one turn."""
         self.section, self.reader, self.head = section, reader, head
+        self.gamma_token = gamma_token
         self.value, self.returns = PerToken(), PerToken()  # of before the update
 
     def see(self, batch: TokenBatch, policy: ActionLogprobs) -> None:
@@ -82,7 +89,7 @@ class StepValues:
             reward,
             self.value,
             penalty,
-            gamma_token=section.gamma_token,
+            gamma_token=self.gamma_token,
             discount=section.discount,
             gae_lambda=section.gae_lambda,
         )
@@ -109,17 +116,19 @@ class StepValues:
         try:
             for one in epochs:
                 for states, progress in one.minibatches:
-                    optimizer.zero()
-                    loss, values = self._backward(states)
-                    optimizer.step(progress)
+                    loss, values = self.descend(optimizer, states, progress)
                     total, count = total + loss, count + values
         except NonFiniteError as error:
             raise NonFiniteError(f"in {CRITIC}, {error}", error.batch, error.agent) from error
         return total / count
 
-    def _backward(self, states: Sequence[int]) -> tuple[float, int]:
-        """Gradients of the mean loss over a minibatch; the sum of it, and of how many values."""
+    def descend(
+        self, optimizer: AgentOptimizer, states: Sequence[int], progress: float
+    ) -> tuple[float, int]:
+        """One optimizer step on the mean loss over a minibatch of states; the sum of the losses
+        over all processes, and of how many values."""
         assert self.reader is not None
+        optimizer.zero()
         own = sum(len(self.value.of_completion[n]) for n in self.reader.numbers(states))
         count = max(1, int(distributed.total(own)))
 
@@ -128,6 +137,7 @@ class StepValues:
             return loss_A.sum() / count, Sums(loss=loss_A)
 
         sums = self.reader.backward(states, loss)
+        optimizer.step(progress)
         return distributed.total(sums.of["loss"]), count
 
     def _loss(self, numbers: Sequence[int], value_A: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ from comlrl.update.losses import (
     latent_loss,
     policy_gradient,
 )
-from comlrl.update.per_token import turn_advantages
+from tests.support.turn_credit import turn_credit
 
 Payoff = Sequence[Sequence[float]]
 # One best cell, off the diagonal: agents on one policy must differ to reach it.
@@ -131,7 +131,7 @@ def ppo(
         credits = []
         for critic, payoff in zip(critics, payoffs, strict=False):
             chains = chains_of([play(actions, payoff)])
-            credits.append(turn_advantages(chains, critic(state).detach(), 1.0, 0.95))
+            credits.append(turn_credit(chains, critic(state).detach(), 1.0, 0.95))
         old = [agents.logprob(i, actions[i]).detach() for i in range(2)]
         for _ in range(4):
             for i in range(2):
@@ -196,7 +196,7 @@ def shppo(payoff: Payoff, *, heterogeneous: bool = True) -> float:
         probabilities = policy.logits(latent[0]).detach().exp()
         actions = torch.multinomial(probabilities, SAMPLES, True)
         chains = chains_of([play(actions, payoff)])
-        advantage, returns = turn_advantages(chains, critic(seen).detach(), 0.95, 0.9)
+        advantage, returns = turn_credit(chains, critic(seen).detach(), 0.95, 0.9)
         advantage = standardized(advantage)
         old = policy.logits(latent[0]).gather(1, actions).detach()
         for _ in range(4):

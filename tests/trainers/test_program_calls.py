@@ -111,8 +111,8 @@ def advantages(kind: str, episode: Episode) -> torch.Tensor:
     critic = TeamCritic(FEATURES, hidden=8, heads=2).double()
     torch.nn.init.normal_(critic.together[-1].weight)
     seen = torch.stack([features(call.prompt_ids) for _, call in chains.prompts])
-    section = SimpleNamespace(gamma_token=1.0, discount=DISCOUNT, gae_lambda=1.0)
-    values = StepValues(section, PooledReader(critic, chains, seen, GROUPS[kind]), None)
+    section = SimpleNamespace(discount=DISCOUNT, gae_lambda=1.0)
+    values = StepValues(section, PooledReader(critic, chains, seen, GROUPS[kind]))
     found = values.credit(chains.numbered(range(2)), chains.reward, None)
     return torch.cat([found.of_completion[chains.number(k)] for k in range(len(chains.calls))])
 

@@ -20,7 +20,6 @@ from comlrl.credit.returns import agent_returns, joint_returns
 from comlrl.models.critics import TeamCritic
 from comlrl.types import AgentTurn, Completion, Node, Score, Shape, Task, Tree
 from comlrl.update.losses import joint_dpo, policy_gradient
-from comlrl.update.per_token import turn_advantages
 from comlrl.update.values import PooledReader, StepValues
 
 # Rewards of (message, action): the sender must mean something, the receiver must heed it.
@@ -162,17 +161,12 @@ GROUPS = {
 
 
 def advantages(kind: str, own: bool, tree: Tree) -> list[float]:
-    """Of each completion, in the order in which they were written: PPO's, or SHPPO's."""
+    """Of each completion, in the order in which they were written."""
     chains = chains_of([tree])
-    critic = stirred_critic(2 if own and kind != "shppo" else 1)
-    if kind == "shppo":
-        with torch.no_grad():
-            values_V = [critic(seen(chains)[:, : stage.stop]) for stage in ORDERED.stages]
-        found = [turn_advantages(chains, values_S, DISCOUNT, 1.0)[0] for values_S in values_V]
-        return [float(found[agent][c]) for c in range(2) for agent in range(2)]
-    section = SimpleNamespace(gamma_token=1.0, discount=DISCOUNT, gae_lambda=1.0)
+    critic = stirred_critic(2 if own else 1)
+    section = SimpleNamespace(discount=DISCOUNT, gae_lambda=1.0)
     reader = PooledReader(critic, chains, seen(chains).flatten(0, 1), GROUPS[kind])
-    values = StepValues(section, reader, None)
+    values = StepValues(section, reader)
     numbered = chains.numbered(range(2))
     found = values.credit(numbered, chains.reward, None)
     return [float(found.of_completion[number]) for number in range(4)]
@@ -220,7 +214,6 @@ def exact_gradients(own: bool) -> dict[tuple[int, int], torch.Tensor]:
         ("independent", True),
         ("centralized", False),
         ("centralized", True),
-        ("shppo", False),
     ],
 )
 def test_values_of_chains_leave_the_expected_gradient_as_it_is(kind, own):

@@ -104,7 +104,7 @@ def test_each_loss_teaches_its_own_networks(tmp_path):
     actor = [trainer.optimizers["actor"]]
     updates = {
         ("lora", "layer"): lambda: policy.update(rows, actor, Sums(), 0.0),
-        ("critic",): lambda: trainer._update_critic(samples, [0, 1], 0.0),
+        ("critic",): lambda: samples.values.descend(trainer.optimizers["critic"], [0, 1], 0.0),
         ("encoder",): lambda: trainer._update_encoder(samples, 0.0),
         ("inference",): lambda: trainer._update_inference(samples, 0.0),
     }
@@ -363,7 +363,8 @@ def test_agents_in_order_are_credited_by_what_each_has_read(tmp_path):
                 inferred[:, i], trainer.inference(seen[:, : i + 1], *latents)
             )
             value = trainer.critic(seen[:, : i + 1])
-            torch.testing.assert_close(samples.value_SV[:, i], value)
+            found = torch.stack([samples.values.value.of_completion[c * 2 + i] for c in range(18)])
+            torch.testing.assert_close(found[:, 0], value)
             for first, second in chains.chains:
                 last = chains.reward_C[second] - value[second]
                 delta = chains.reward_C[first] + 0.5 * value[second] - value[first]

@@ -28,7 +28,8 @@ from comlrl.update.losses import (
     latent_loss,
 )
 from comlrl.update.minibatches import minibatches
-from comlrl.update.per_token import PerToken, advantages_of, turn_advantages
+from comlrl.update.per_token import PerToken, advantages_of
+from tests.support.turn_credit import turn_credit
 
 
 def doubles(*values: float) -> torch.Tensor:
@@ -218,12 +219,12 @@ def test_one_value_for_each_turn_makes_the_advantages_those_of_turns():
     assert policy.advantage.of_completion[3].tolist() == [3.25] * 3
 
 
-def test_turn_advantages_by_hand():
+def test_advantages_of_turns_by_hand():
     chains = chains_of([tree([1.0, 3.0], {0: 2.0, 1: 5.0}), tree([7.0, 9.0])])
     # States: root (samples 0, 1), their children (2 and 3), the other root (4, 5).
     assert chains.parent_S == (-1, 0, 0, -1)
     assert chains.chains == ((0, 2), (1, 3), (4,), (5,))
-    advantage, returns = turn_advantages(chains, doubles(1, 2, 3, 4), 0.5, 0.5)
+    advantage, returns = turn_credit(chains, doubles(1, 2, 3, 4), 0.5, 0.5)
     # Sample 2: 2 − 2 = 0; sample 0: 1 + 0.5 · 2 − 1 + 0.25 · 0 = 1.
     # Sample 3: 5 − 3 = 2; sample 1: 3 + 0.5 · 3 − 1 + 0.25 · 2 = 4. The other task: 3, 5.
     torch.testing.assert_close(advantage, doubles(1, 4, 0, 2, 3, 5))

@@ -1,0 +1,20 @@
+"""GAE over the turns of chains whose states have a value each."""
+
+from __future__ import annotations
+
+import torch
+
+from comlrl.credit.chains import Chains
+from comlrl.update.per_token import advantages_of, by_number
+
+
+def turn_credit(
+    chains: Chains, value_S: torch.Tensor, discount: float, gae_lambda: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Advantages and returns of joint actions, (C,) each, by the team's reward."""
+    values = by_number(value_S[list(chains.state_C)])
+    advantage, returns = advantages_of(
+        chains.chains, lambda c: chains.reward_C[c], values, None,
+        gamma_token=1.0, discount=discount, gae_lambda=gae_lambda,
+    )  # fmt: skip
+    return advantage.flat(), returns.flat()
