@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import socket
 import threading
 from collections import Counter
@@ -65,23 +66,29 @@ def of_agent_0(server: FakeVLLM) -> list[str]:
     return [one for one, _ in itertools.groupby(labels)]
 
 
-@pytest.mark.parametrize("overlap", [0, 1])
-def test_a_step_s_first_turn_may_be_sampled_while_the_one_before_updates(
-    zygote: Zygote, server: FakeVLLM, tmp_path: Path, overlap: int
+@pytest.mark.parametrize(
+    ("overlap", "turns"), [(1, 2), *(pytest.param(n, 1, marks=pytest.mark.slow) for n in (0, 1))]
+)
+def test_a_step_may_be_grown_while_the_one_before_updates(
+    zygote: Zygote, server: FakeVLLM, tmp_path: Path, overlap: int, turns: int
 ) -> None:
-    """A step's requests are answered once the step before is through. The last step asks nothing
-    ahead, and the weights after it are not sent."""
+    """A step's first requests are answered once the step before is through, and all its turns are
+    by the adapters from before. The weights after the last step are not sent."""
     folder, numbers, over = tmp_path / "run", itertools.count(), threading.Event()
+    a_step = A_STEP + (turns - 1) * A_STEP  # later turns go on from one joint action
 
     def before(body: dict) -> None:
         if body["model"] != "base":
             server.events.append(("ask", body["model"]))
-            steps = next(numbers) // A_STEP
+            steps = next(numbers) // a_step
             while overlap and not has_logged(folder, steps) and not over.wait(0.05):
                 pass
 
     server.before = before
-    arguments = asked("magrpo", folder, server.url, **LEARNING | {"max_steps": 3, "save_steps": 0})
+    keys = LEARNING | {"max_steps": 3, "save_steps": 0, "num_turns": turns, "handoff": "best"}
+    if turns == 1:
+        del keys["handoff"]
+    arguments = asked("magrpo", folder, server.url, **keys)
     run = zygote.run("magrpo", [*arguments, f"generation.overlap={overlap}"])
     try:
         assert run.wait() == 0, run.output
@@ -93,11 +100,62 @@ def test_a_step_s_first_turn_may_be_sampled_while_the_one_before_updates(
         ["load 0", "ask 0", "load 1", "unload 0", "ask 1", "unload 1"],
     ][overlap]  # fmt: skip
     models = [body["model"] for body in server.asked if body["model"].startswith("agent_0")]
-    assert list(Counter(models).values()) == [[2, 2, 2], [4, 2]][overlap]
+    half = a_step // 2
+    assert list(Counter(models).values()) == [[half] * 3, [2 * half, half]][overlap]
     found = ratios(folder)
     assert found[0] == pytest.approx(1, abs=1e-3)
     assert (found[1:] == pytest.approx([1, 1], abs=1e-4)) == (not overlap)
     assert server.adapters == {} and not (folder / "vllm").exists()
+
+
+OVERLAPPED = LEARNING | {"max_steps": 5, "save_steps": 2, "num_turns": 2, "handoff": "random"}
+
+
+def learned(folder: Path) -> list[dict]:
+    """What a run has logged of its steps, without times and other measures of the machine."""
+    left_out = ("seconds", "time", "memory", "per_second")
+    return [
+        {k: v for k, v in line["metrics"].items() if not any(word in k for word in left_out)}
+        for line in lines(folder)
+    ]
+
+
+def test_a_killed_run_grows_the_same_trees_again(
+    zygote: Zygote, server: FakeVLLM, tmp_path: Path
+) -> None:
+    """Against a server that repeats itself, all is bit-equal to what was never killed."""
+    server.repeats = True
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+
+    def run(folder: Path, *more: str) -> Process:
+        arguments = asked("magrpo", folder, server.url, **OVERLAPPED)
+        return zygote.run("magrpo", [*arguments, "generation.overlap=1", *more])
+
+    first = run(whole)
+    assert first.wait() == 0, first.output
+    numbers, over = itertools.count(), threading.Event()
+
+    def before(body: dict) -> None:
+        if body["model"] != "base" and next(numbers) >= 3 * 2 * A_STEP:  # of the fourth step
+            over.wait(60)
+
+    server.before = before
+    torn = run(killed)
+    try:
+        torn.until(lambda: has_logged(killed, 3))
+        torn.send(signal.SIGKILL)
+        torn.wait()
+    finally:
+        over.set()
+    assert newest_step(killed) == 2
+    server.before = lambda body: None
+    again = run(killed, "--resume")
+    assert again.wait() == 0, again.output
+    assert learned(killed) == learned(whole)
+    names = [path.relative_to(whole) for path in (whole / "final_model").rglob("*.safetensors")]
+    assert len(names) == 2
+    for name in names:
+        assert (killed / name).read_bytes() == (whole / name).read_bytes()
 
 
 @pytest.mark.slow
@@ -211,7 +269,9 @@ def test_processes_share_the_adapters(
 ) -> None:
     """With ``overlap`` the weights after the first of two updates are sampled from by nobody."""
     folder = tmp_path / "run"
-    arguments = asked("magrpo", folder, server.url, batch_size=3, max_steps=2, max_new_tokens=24)
+    arguments = asked(
+        "magrpo", folder, server.url, batch_size=3, max_steps=2, save_steps=0, max_new_tokens=24
+    )
     arguments.append(f"generation.overlap={overlap}")
     team = zygote.team(2, {"run": ["magrpo", arguments]})
     assert ended(team) == [0, 0], team[0].output + team[1].output
@@ -221,6 +281,30 @@ def test_processes_share_the_adapters(
     assert set(loads.values()) == {1} and len(loads) == 2 * (3 - overlap)
     assert ratios(folder)[: 2 - overlap] == pytest.approx([1] * (2 - overlap), abs=1e-3)
     assert server.adapters == {} and not (folder / "vllm").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["replicate", "fsdp"])
+def test_processes_grow_the_trees_that_one_would(
+    zygote: Zygote, server: FakeVLLM, tmp_path: Path, strategy: str
+) -> None:
+    """Of a server that repeats itself; sums are rounded differently."""
+    server.repeats = True
+    keys = OVERLAPPED | {"save_steps": 0, "max_steps": 3}
+    one = zygote.run(
+        "magrpo",
+        [*asked("magrpo", tmp_path / "one", server.url, **keys), "generation.overlap=1"],
+    )
+    assert one.wait() == 0, one.output
+    arguments = asked("magrpo", tmp_path / "two", server.url, **keys)
+    arguments += [f"distributed.strategy={strategy}", "generation.overlap=1"]
+    team = zygote.team(2, {"run": ["magrpo", arguments]})
+    assert ended(team) == [0, 0], team[0].output + team[1].output
+    # Later steps are drawn by weights whose last bits differ, which this server's draws depend on.
+    first, other = learned(tmp_path / "one")[:2], learned(tmp_path / "two")[:2]
+    for own, wanted in zip(other, first, strict=True):
+        assert own["reward_mean"] == wanted["reward_mean"]
+        assert own == pytest.approx(wanted, rel=1e-3, abs=1e-5, nan_ok=True)
 
 
 @pytest.mark.slow

@@ -229,7 +229,7 @@ class GenerationConfig:
     )
     overlap: Literal[0, 1] = key(
         0,
-        "vllm: with 1, a step's first turn is sampled during the update before it, by the "
+        "vllm: with 1, a step is sampled and scored during the update before it, by the "
         "policies from before that update",
     )
 

@@ -6,7 +6,7 @@ The order of events:
       │
       │   until the run is over:
       ├─► trainer ── grows trees ──► gather ──► credits, updates ──► record: counts, log, alarm
-      │                             (the next step's sampling may begin)
+      │                             (the next step's trees may begin to grow)
       └─► signal? ──► evaluation? ──► signal? ──► checkpoint? ──► the next step
 
 ``TaskSchedule`` says which tasks a step has and ``Ends`` where the run ends; ``Evaluations`` and
@@ -64,8 +64,8 @@ class Loop:
     ) -> None:
         """``section``: the algorithm's keys. ``evaluations``: None: there are none. ``signals``:
         None: none are heeded. ``progress``: records what the run is doing. ``prefetch``: is called
-        with the next step, or None after the last, once a step has its trees and before it learns
-        from them."""
+        with the next step once a step has its trees and before it learns from them; with None where
+        no step follows, or one after a checkpoint: a resumed run would not have its trees."""
         self.section, self.schedule, self.run_dir, self.log = section, schedule, run_dir, log
         self.evaluations, self.prefetch = evaluations, prefetch
         self.signals, self.progress = signals or Signals(), progress or Progress()
@@ -167,8 +167,8 @@ class Loop:
         span = self.span(scored)
         # All processes have sampled by now and meet again below, so an error here may be raised.
         if self.prefetch is not None:
-            last = span.end >= 1 or self.signals.received is not None
-            self.prefetch(None if last else Step(step.index + 1, *self.schedule.at(step.index)))
+            alone = span.end >= 1 or self._saves_after(step) or self._received() is not None
+            self.prefetch(None if alone else Step(step.index + 1, *self.schedule.at(step.index)))
             step.clock.lap("rollout")
         return Gathered(_gathered(trees), scored, scored, tokens, span)
 
@@ -301,6 +301,11 @@ class Loop:
         checkpoints = self.checkpoints
         if checkpoints.cadence.due(checkpoints.steps, self.counters.steps, self._over):
             self.save()
+
+    def _saves_after(self, step: Step) -> bool:
+        """Whether a checkpoint is due after a step that is not the last."""
+        checkpoints = self.checkpoints
+        return checkpoints.cadence.due(checkpoints.steps, step.index, over=False)
 
     def _leave_if_asked(self) -> None:
         number = self._received()

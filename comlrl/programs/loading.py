@@ -44,8 +44,7 @@ def check_program(config: Config) -> None:
         )
     if config.generation.overlap:
         raise UserError(
-            f"generation.overlap: 1 with {key}, whose first prompts are not known before it is "
-            "played; give 0"
+            f"generation.overlap: 1 with {key}, which is not played while a step updates; give 0"
         )
 
 

@@ -94,11 +94,15 @@ class Rollout:
         """One tree for each task. ``key`` (phase, training step) goes into every sample's key."""
         return [tree for tree, _ in self._grow(tasks, shape, sampling, key)]
 
-    def first_requests(
-        self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, key: tuple
-    ) -> list[list[Request]]:
-        """What ``grow`` begins with: each agent's requests at the roots."""
-        return self._requests(self._roots(tasks, shape, sampling), shape, key)
+    def by(
+        self, sampler: Sampler, reward: Reward | None = None, transition: Transition | None = None
+    ) -> Rollout:
+        """The same with another sampler, and with another reward and transition where given."""
+        return Rollout(
+            sampler, reward or self.reward, transition or self.transition, self.prompts,
+            seed=self.seed, history=self.builder.history, process=self.process,
+            own_rewards=self.own_rewards,
+        )  # fmt: skip
 
     def grow_with_greedy(
         self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, key: tuple, discount: float

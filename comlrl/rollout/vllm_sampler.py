@@ -1,7 +1,7 @@
 """Completions of vLLM servers, each agent's under its present adapter.
 
-What is asked for ahead (``ask_ahead``) is sampled while weights move, under the adapters from
-before; these stay loaded until something else is asked for ahead.
+``hold`` gives a sampler that stays with the adapters of that moment: they stay loaded while weights
+move, until others are held.
 
 A server draws its own random numbers: what is sampled depends on what else it does, so that
 neither keyed sampling nor bit-exact resuming hold.
@@ -9,10 +9,10 @@ neither keyed sampling nor bit-exact resuming hold.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,21 +44,6 @@ IN_FLIGHT = 64  # requests for each server; it forms the batches
 _Job = Callable[[], tuple[str, Any]]  # who has answered, and the answer
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """Requests that are on their way, and who has answered each, with the answer."""
-
-    requests_N: Sequence[Sequence[Request]]
-    sampling: Sampling
-    answers_N: list[list[Future[tuple[str, Any]]]]
-
-    def cancel(self) -> None:
-        """Those that are not on their way yet."""
-        for answers in self.answers_N:
-            for answer in answers:
-                answer.cancel()
-
-
 class VLLMSampler:
     """A Sampler."""
 
@@ -81,7 +66,7 @@ class VLLMSampler:
         self.replaying = {
             servers_N[agent.index] for agent in team.agents if sampling.of(agent.index).truncates
         }
-        self._ahead: _Asked | None = None
+        self.vocabularies = {agent.index: _vocabulary(agent) for agent in team.agents}
         try:
             self._begin(sampling)
         except UserError:
@@ -99,51 +84,55 @@ class VLLMSampler:
     ) -> list[list[tuple[Completion, ...]]]:
         """Completions of each agent's requests, in order: a tuple with one for each key. Raises
         ServerError."""
-        asked = self._ahead
-        if asked is not None and (asked.requests_N, asked.sampling) == (requests_N, sampling):
-            self._ahead = None
-        else:
-            if any(requests_N):
-                self.adapters.load_moved()
-            asked = self._ask_all(requests_N, sampling)
-        try:
-            return distributed.once(lambda: self._answers(asked))
-        except BaseException:
-            self._leave()
-            asked.cancel()
-            raise
-
-    def _answers(self, asked: _Asked) -> list[list[tuple[Completion, ...]]]:
-        return [
-            [
-                self._completions(self.team.of(i), request, answer.result(), asked.sampling.of(i))
-                for request, answer in zip(requests, asked.answers_N[i], strict=True)
-            ]
-            for i, requests in enumerate(asked.requests_N)
-        ]
-
-    def ask_ahead(self, requests_N: Sequence[Sequence[Request]], sampling: Sampling) -> None:
-        """Begin with what ``sample`` will be called with, under the present adapters;
-        ``sample`` raises what goes wrong. Called where all processes have what they asked for
-        before; without requests it lets go of the adapters that were kept for that. Raises
-        ServerError where adapters cannot be loaded."""
-        assert self._ahead is None, "what was asked for ahead has not been taken"
-        self.adapters.pin(False)
         if any(requests_N):
             self.adapters.load_moved()
-            self.adapters.pin(True)
-            self._ahead = self._ask_all(requests_N, sampling)
+        names = dict(self.adapters.names)
+        return distributed.once(lambda: self.sample_by(names, requests_N, sampling))
+
+    def sample_by(
+        self,
+        names: Mapping[int, str],
+        requests_N: Sequence[Sequence[Request]],
+        sampling: Sampling,
+    ) -> list[list[tuple[Completion, ...]]]:
+        """``sample`` by these adapters, which are loaded. ``names``: of each agent of the team."""
+        answers_N = self._ask_all(names, requests_N, sampling)
+        try:
+            return [
+                [
+                    self._completions(self.team.of(i), request, answer.result(), sampling.of(i))
+                    for request, answer in zip(requests, answers_N[i], strict=True)
+                ]
+                for i, requests in enumerate(requests_N)
+            ]
+        except BaseException:
+            self.leave()
+            for answer in itertools.chain(*answers_N):
+                answer.cancel()
+            raise
+
+    def hold(self) -> HeldSampler:
+        """What samples by the present adapters, which stay loaded until ``hold`` or ``release`` is
+        called again. Both are for when nothing is sampled by those held before. A collective call
+        where models are split. Raises ServerError where adapters cannot be loaded."""
+        self.adapters.pin(False)
+        self.adapters.load_moved()
+        self.adapters.pin(True)
+        return HeldSampler(self, dict(self.adapters.names))
+
+    def release(self) -> None:
+        """Unload the adapters that were held, where others have replaced them."""
+        self.adapters.pin(False)
+
+    def leave(self) -> None:
+        """Wait for no answer any more: ``sample`` raises ServerError, in whatever thread."""
+        for servers in self.servers:
+            servers.leave()
 
     def close(self) -> None:
         """Unload what was loaded, from the servers that are still there."""
-        self._leave()
-        if self._ahead is not None:
-            self._ahead.cancel()
+        self.leave()
         self.adapters.close()
-
-    def _leave(self) -> None:
-        for servers in self.servers:
-            servers.leave()
 
     def _begin(self, sampling: Sampling) -> None:
         """See that the servers are fit for this team."""
@@ -184,26 +173,32 @@ class VLLMSampler:
             )
         return base
 
-    def _ask_all(self, requests_N: Sequence[Sequence[Request]], sampling: Sampling) -> _Asked:
+    def _ask_all(
+        self,
+        names: Mapping[int, str],
+        requests_N: Sequence[Sequence[Request]],
+        sampling: Sampling,
+    ) -> list[list[Future[tuple[str, Any]]]]:
+        """The answers to each agent's requests, which are on their way."""
         jobs_of: dict[Servers, list[_Job]] = {servers: [] for servers in self.servers}
         for i, requests in enumerate(requests_N):
             agent = self.team.of(i)
-            jobs = [self._job(agent, request, sampling.of(i)) for request in requests]
+            name = names[agent.index]
+            jobs = [self._job(agent, name, request, sampling.of(i)) for request in requests]
             jobs_of[self.servers_N[agent.index]] += jobs
         answers_of = {
             servers: iter(daemon_threads.start(jobs, IN_FLIGHT * len(servers)))
             for servers, jobs in jobs_of.items()
         }
-        answers_N = [
+        return [
             [next(answers_of[self.servers_N[self.team.of(i).index]]) for _ in requests]
             for i, requests in enumerate(requests_N)
         ]
-        return _Asked(requests_N, sampling, answers_N)
 
-    def _job(self, agent: Agent, request: Request, sampling: Sampling) -> _Job:
-        """What asks for a request's completions, under the agent's present adapter."""
-        servers, name = self.servers_N[agent.index], self.adapters.names[agent.index]
-        greedy, vocabulary = sampling.temperature == 0, _vocabulary(agent)
+    def _job(self, agent: Agent, name: str, request: Request, sampling: Sampling) -> _Job:
+        """What asks for a request's completions, under the agent's adapter of this name."""
+        servers, vocabulary = self.servers_N[agent.index], self.vocabularies[agent.index]
+        greedy = sampling.temperature == 0
         params: dict[str, Any] = {
             "n": 1 if greedy else len(request.keys_G),
             "max_tokens": sampling.max_new_tokens,
@@ -241,7 +236,7 @@ class VLLMSampler:
             reply,
             count=1 if greedy else len(request.keys_G),
             max_tokens=sampling.max_new_tokens,
-            vocabulary=_vocabulary(agent),
+            vocabulary=self.vocabularies[agent.index],
             support=_wants_support(sampling),
         )
         ids_G = [one.token_ids for one in drawn]
@@ -258,6 +253,26 @@ class VLLMSampler:
             for text, one in zip(texts, drawn, strict=True)
         )
         return found * len(request.keys_G) if greedy else found
+
+
+class HeldSampler:
+    """A Sampler by the adapters of one moment. It may be used in a thread while weights move, and
+    makes no collective call."""
+
+    def __init__(self, engine: VLLMSampler, names: Mapping[int, str]) -> None:
+        """``names``: of the adapters, by agent."""
+        self.engine, self.names = engine, names
+
+    def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
+        return self.engine.encode(agent, prompt)
+
+    def fits(self, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
+        return self.engine.fits(prompt_ids, sampling)
+
+    def sample(
+        self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
+    ) -> list[list[tuple[Completion, ...]]]:
+        return self.engine.sample_by(self.names, requests_N, sampling)
 
 
 def _wants_support(sampling: Sampling) -> bool:

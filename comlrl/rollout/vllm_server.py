@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -58,6 +58,7 @@ class Server:
     def __init__(self, url: str) -> None:
         """``url``: without ``/v1`` or a slash at its end."""
         self.url = url
+        self._cuts: set[Callable[[], None]] = set()  # of the connections that are open
 
     def check(self) -> tuple[str, int | None]:
         """Name of the base model, and the tokens that the server holds, where it says so. Raises
@@ -130,7 +131,7 @@ class Server:
         )
         try:
             connection = kind(parts.netloc, timeout=min(seconds, SHORT))
-            with contextlib.closing(connection), _connected(connection, seconds):
+            with contextlib.closing(connection), _connected(connection, seconds, self._cuts):
                 method = "GET" if data is None else "POST"
                 connection.request(method, parts.path + path, data, headers)
                 with connection.getresponse() as answer:
@@ -153,11 +154,19 @@ class Server:
         except ValueError as error:
             raise Unanswered(one_line(f"not JSON: {error}")) from error
 
+    def cut(self) -> None:
+        """Cut all connections; whoever waits for an answer gets Unanswered."""
+        for cut in list(self._cuts):
+            cut()
+
 
 @contextlib.contextmanager
-def _connected(connection: http.client.HTTPConnection, seconds: float) -> Iterator[None]:
+def _connected(
+    connection: http.client.HTTPConnection, seconds: float, cuts: set[Callable[[], None]]
+) -> Iterator[None]:
     """Connects, and cuts the connection after ``seconds``: a socket's own timeout begins anew at
-    every byte. Raises Unanswered where that was too early for what is done within."""
+    every byte. Raises Unanswered where that was too early for what is done within. ``cuts`` holds
+    meanwhile what cuts it earlier."""
     passed = threading.Event()
     sock: socket.socket | None = None  # the connection forgets its own before the body is read
 
@@ -171,6 +180,7 @@ def _connected(connection: http.client.HTTPConnection, seconds: float) -> Iterat
     timer = threading.Timer(seconds, cut)
     timer.daemon = True
     timer.start()
+    cuts.add(cut)
     try:
         connection.connect()
         sock = connection.sock
@@ -182,6 +192,7 @@ def _connected(connection: http.client.HTTPConnection, seconds: float) -> Iterat
             raise
     finally:
         timer.cancel()
+        cuts.discard(cut)
     if passed.is_set():
         raise Unanswered(f"no whole answer within {seconds:g} s")
 

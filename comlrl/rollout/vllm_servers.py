@@ -118,10 +118,12 @@ class Servers:
             self._lose(member, returns, failure)
 
     def leave(self) -> None:
-        """Nothing is waited for any more."""
+        """Nothing is waited for any more; requests that are under way raise ServerError."""
         with self._changed:
             self._left = True
             self._changed.notify_all()
+        for member in self.members:
+            member.cut()
 
     def _here(self) -> list[_Member]:
         return [member for member in self.members if not member.away]

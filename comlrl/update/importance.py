@@ -1,6 +1,6 @@
 """Corrects for a sampler that is not quite the policy that is trained: an engine computes in other
-kernels, and often in another precision, and with ``generation.overlap`` a step's first turn is
-drawn by the weights from before the last update.
+kernels, and often in another precision, and with ``generation.overlap`` a step is drawn by the
+weights from before the last update.
 
 With μ(y | x) what drew a completion and π(y | x) the trained policy as the step begins, both
 products over its tokens, a completion counts in its agent's gradient with
@@ -11,11 +11,15 @@ which is held fixed (no gradient flows through it). Where μ was truncated, π i
 at each position. Without the cap this is exact: the expected gradient under μ is that under π, for
 team-mates as they acted. The cap bounds the variance (truncated importance sampling, Ionides
 2008).
+
+Where both have the same weights, |log π(y | x) − log μ(y | x)| is rounding, far below ``SOUND`` a
+token. The mean of the ratio itself tells little: under any μ its expectation is 1.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -25,11 +29,11 @@ from comlrl.errors import warning
 from comlrl.models.logprobs import action_logprobs
 from comlrl.models.team import Team
 from comlrl.processes.statistics import Sums
-from comlrl.types import Completion, Message, Request, Row, Sampler, Sampling
+from comlrl.types import Completion, Message, Node, Request, Row, Sampler, Sampling, Tree
 from comlrl.update.accumulate import measure_all
 from comlrl.update.per_token import PerToken
 
-SOUND = (0.8, 1.25)  # of the mean ratio, which is 1 where μ is what it says
+SOUND = 0.05  # mean |log ratio| over tokens, where both have the same weights
 
 
 class ImportanceWeightedSampler:
@@ -53,9 +57,35 @@ class ImportanceWeightedSampler:
         if sampling.temperature == 0:  # a baseline's, which nothing learns from
             return groups_N
         return [
-            self._weighted(index, requests, groups, sampling.of(index).temperature)
+            self._weighted(
+                index, [r.prompt_ids for r in requests], groups, sampling.of(index).temperature
+            )
             for index, (requests, groups) in enumerate(zip(requests_N, groups_N, strict=True))
         ]
+
+    def weigh(self, trees: Sequence[Tree], sampling: Sampling) -> list[Tree]:
+        """Trees that were drawn by older weights, with the weights c(y) of their completions. A
+        collective call where models are split."""
+        weighted_N = []
+        for agent in range(max((tree.num_agents for tree in trees), default=0)):
+            turns = [
+                node.agents_N[agent - node.first_agent]
+                for tree in trees
+                for node in tree.nodes
+                if agent in node.acting
+            ]
+            prompts, groups = [t.prompt_ids for t in turns], [t.completions_G for t in turns]
+            temperature = sampling.of(agent).temperature
+            weighted_N.append(iter(self._weighted(agent, prompts, groups, temperature, older=True)))
+
+        def weighted(node: Node) -> Node:
+            turns = zip(node.acting, node.agents_N, strict=True)
+            return replace(
+                node,
+                agents_N=tuple(replace(t, completions_G=next(weighted_N[i])) for i, t in turns),
+            )
+
+        return [replace(tree, nodes=tuple(map(weighted, tree.nodes))) for tree in trees]
 
     def metrics(self) -> dict[str, float]:
         """Of what was sampled since they were last asked for. A collective call."""
@@ -63,29 +93,34 @@ class ImportanceWeightedSampler:
         count = sums.of.pop("completions", 0)
         if not count:
             return {}
+        distance, tokens = sums.of.pop("distance", 0.0), sums.of.pop("tokens", 0)
+        if tokens:
+            self._warn(distance / tokens)
         metrics = {f"importance/{name}": value / count for name, value in sums.of.items()}
-        self._warn(metrics["importance/ratio_mean"])
         return metrics | {f"importance/{name}": value for name, value in sums.maxima.items()}
 
     def _weighted(
         self,
         index: int,
-        requests: Sequence[Request],
+        prompts: Sequence[tuple[int, ...]],
         groups: Sequence[tuple[Completion, ...]],
         temperature: float,
+        *,
+        older: bool = False,
     ) -> list[tuple[Completion, ...]]:
-        """An agent's completions with their weights."""
-        if not requests:
+        """An agent's completions with their weights. ``older``: drawn by weights from before an
+        update."""
+        if not prompts:
             return []
         numbers, logprob = itertools.count(), PerToken()
         rows = [
             Row.of(
-                request.prompt_ids,
+                prompt_ids,
                 group,
                 itertools.repeat(1.0, len(group)),
                 itertools.islice(numbers, len(group)),
             )
-            for request, group in zip(requests, groups, strict=True)
+            for prompt_ids, group in zip(prompts, groups, strict=True)
         ]
         with self.team.acting(index) as agent:
             measure_all(
@@ -101,18 +136,19 @@ class ImportanceWeightedSampler:
         self.sums.add(
             completions=len(drawn_C), ratio_mean=ratio_C, truncated_share=ratio_C > self.cap
         )
+        if not older:
+            tokens = sum(len(c.token_ids) for group in groups for c in group)
+            self.sums.add(distance=math.fsum(map(abs, log_ratio_C)), tokens=tokens)
         self.sums.reach(ratio_max=float(ratio_C.max()))
         weights = iter(ratio_C.clamp(max=self.cap).tolist())
         return [tuple(replace(c, importance=next(weights)) for c in group) for group in groups]
 
-    def _warn(self, mean: float) -> None:
-        if SOUND[0] <= mean <= SOUND[1] or self.warned:
+    def _warn(self, distance: float) -> None:
+        if distance <= SOUND or self.warned:
             return
         self.warned = True
         warning(
-            f"the mean importance ratio is {mean:.3g}, outside "
-            f"[{SOUND[0]}, {SOUND[1]}]: what samples is another policy than the one trained; "
-            "see that the server has the same model in the same precision (--dtype), and "
-            "--logprobs-mode processed_logprobs; or, with generation.overlap=1, give a lower "
-            "learning rate"
+            f"the server's log-probabilities are {distance:.2g} a token from those of the trained "
+            f"policy, above {SOUND}: what samples is another policy; see that the server has the "
+            "same model in the same precision (--dtype), and --logprobs-mode processed_logprobs"
         )

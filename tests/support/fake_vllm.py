@@ -40,6 +40,7 @@ class FakeVLLM:
         self.base = "base"  # the model's name
         self.scale_out = True  # as with --enable-scale-out
         self.replays = False  # as with --return-sampling-mask
+        self.repeats = False  # the same tokens for the same request to the same weights
         self.torn = 0  # answers to come whose connection breaks
         self.before: Callable[[dict[str, Any]], None] = lambda body: None  # an answer is made
         self.after: Callable[[Any], Any] = lambda answer: answer  # as it is sent
@@ -153,7 +154,9 @@ class FakeVLLM:
     def _choices(
         self, model: str, ids: list[int], params: dict[str, Any]
     ) -> Iterator[dict[str, Any]]:
-        keys = tuple((next(self._draws),) for _ in range(params["n"]))
+        asked = (model.rsplit("-", 1)[-1], *ids) if self.repeats else ()
+        draws = itertools.count() if self.repeats else self._draws
+        keys = tuple((*asked, next(draws)) for _ in range(params["n"]))
         request, temperature = Request(tuple(ids), keys), params["temperature"]
         with self._lock:
             self.team.agents[0].load_tensors(

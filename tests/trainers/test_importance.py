@@ -23,6 +23,7 @@ from comlrl.loop.steps import Step
 from comlrl.models.loading import build_team
 from comlrl.models.team import Team
 from comlrl.rollout.grow import Rollout
+from comlrl.rollout.overlap import OverlappedRollout
 from comlrl.rollout.vllm_sampler import VLLMSampler
 from comlrl.rollout.vllm_servers import Servers
 from comlrl.types import Completion, Message, Request, Reward, Sampling, Score, Tree
@@ -75,11 +76,13 @@ def noisy(agents: Team, scale: float) -> None:
                 parameter.add_(scale * noise)
 
 
-def logprob(agents: Team, index: int, ids: tuple[int, ...]) -> torch.Tensor:
+def logprob(
+    agents: Team, index: int, ids: tuple[int, ...], prompt: tuple[int, ...] = PROMPT
+) -> torch.Tensor:
     """log π of one completion, written out."""
     with agents.acting(index) as agent:
-        logits = agent.model(torch.tensor([[*PROMPT, *ids]])).logits[0]
-    chosen = (logits[len(PROMPT) - 1 : -1] / SAMPLING.temperature).log_softmax(-1)
+        logits = agent.model(torch.tensor([[*prompt, *ids]])).logits[0]
+    chosen = (logits[len(prompt) - 1 : -1] / SAMPLING.temperature).log_softmax(-1)
     return chosen.gather(-1, torch.tensor(ids)[:, None]).sum()
 
 
@@ -171,13 +174,13 @@ class Optimizer:
         return 0.0
 
 
-def gradients(algorithm: str, agents: Team, trees: Sequence[Tree], folder: Path):
+def gradients(algorithm: str, agents: Team, trees: Sequence[Tree], folder: Path, **given: object):
     """Each agent's, of the trainer's first update on these trees."""
     keys = {"advantage": "raw"} if algorithm == "magrpo" else {
         "normalize_advantages": False, "discount": 1.0, "gamma_token": 1.0, "gae_lambda": 1.0,
         "ppo_epochs": 1,
     }  # fmt: skip
-    section = config(algorithm, agent_model__name=str(folder), **RAW, **keys).section
+    section = config(algorithm, agent_model__name=str(folder), **RAW | keys | given).section
     rollout = SimpleNamespace(seed=1, grow=lambda *_: trees)
     loop = SimpleNamespace(
         gather=lambda *_: SimpleNamespace(
@@ -215,42 +218,108 @@ def test_the_expected_gradient_is_the_trained_policy_s(algorithm, cap, drawn, fo
         assert (wrong - right).norm() > 0.01 * right.norm()
 
 
+# Two turns of one token each, sampled by a server while weights move: 16 pairs at each of 17 nodes.
+
+LATER = (2, 3, 1, 2)  # the second turn's prompt
+SINGLE = list(itertools.product(range(SIZE), repeat=2))  # the pairs, as token ids
+TEXTS = ("", "a", "b", "c")
+
+
 class Enumerating(FakeVLLM):
-    """Answers a request with each pair's own completion, as the adapter that it names says them."""
+    """Answers a request with each pair's own token, by the adapter that it names."""
 
     def _choices(self, model, ids, params):
         adapter = self.adapters[model]
         with self._lock, torch.no_grad():
             self.team.agents[0].load_tensors(load_file(adapter / "adapter_model.safetensors"))
-            logprob_of = {ids: float(logprob(self.team, 0, ids)) for ids in WRITTEN}
-        for number, pair in enumerate(PAIRS):
-            ids = pair[int(adapter.name.removeprefix("agent_"))]
-            drawn = [logprob_of[ids], *[0.0] * (len(ids) - 1)]
-            yield {"index": number, "token_ids": ids, "logprobs": {"token_logprobs": drawn}}
+            logprob_T = [float(logprob(self.team, 0, (t,), tuple(ids))) for t in range(SIZE)]
+        for number, pair in enumerate(SINGLE):
+            token = pair[int(adapter.name.removeprefix("agent_"))]
+            drawn = {"token_logprobs": [logprob_T[token]]}
+            yield {"index": number, "token_ids": [token], "logprobs": drawn}
 
 
 class Client(VLLMSampler):
     def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
-        return PROMPT
+        return PROMPT if len(prompt) == 1 else LATER
+
+
+def worth(*pairs: tuple[int, ...]) -> float:
+    """Of a turn's pair, after those before it."""
+    return 1 + sum((t + 2) * (3 * a + 5 * b + a * b) for t, (a, b) in enumerate(pairs)) % 7
+
+
+class Weighted(Reward):
+    """What a pair is worth, times 16 and its probability at each turn: means are expectations."""
+
+    def __init__(self, chance_T: Sequence[dict[tuple[int, ...], float]]) -> None:
+        self.chance_T = chance_T
+
+    def score(self, actions):
+        pairs = [
+            [tuple(map(TEXTS.index, turn.completions_N)) for turn in action.as_past]
+            for action in actions
+        ]
+        return [
+            Score(
+                worth(*own) * math.prod(16 * c[p] for c, p in zip(self.chance_T, own, strict=False))
+            )
+            for own in pairs
+        ]
+
+
+def expected_of_turns(agents: Team, chance_T, before_NT, index: int) -> torch.Tensor:
+    """−∇ of MAGRPO's loss where μ acts at both turns: each completion has π / μ of its own, states
+    and futures are μ's."""
+    first, later = chance_T
+    own_T = [[logprob(agents, index, (t,), p) for t in range(SIZE)] for p in (PROMPT, LATER)]
+    total = torch.zeros((), dtype=torch.float64)
+
+    def term(turn: int, pair: tuple[int, ...]) -> torch.Tensor:
+        own = own_T[turn][pair[index]]
+        return (own.detach() - before_NT[index][turn][pair[index]]).exp() * own
+
+    for pair in SINGLE:
+        future = sum(later[after] * worth(pair, after) for after in SINGLE)
+        total = total - first[pair] * (worth(pair) + future) * term(0, pair)
+        for after in SINGLE:
+            total = total - 16 * first[pair] * later[after] * worth(pair, after) * term(1, after)
+    gradients = torch.autograd.grad(total / 17, agents.agents[index].parameters())
+    return torch.cat([gradient.flatten() for gradient in gradients])
 
 
 def test_what_was_sampled_before_an_update_is_corrected_for_it(folder, tmp_path):
-    """Asked ahead of a server; the adapters move; then it is learned from."""
-    agents = built(folder)
+    """All turns are grown by a server in a thread, and its weights are those of then."""
+    keys = {"num_turns": 2, "num_generations": 16, "max_new_tokens": 1, "discount": 1.0}
+    agents, sampling = built(folder, **keys), Sampling(0.8, 1)
     noisy(agents, 0.4)
     server = Enumerating(built(folder, num_agents=1)).start()
-    client = Client(agents, [Servers([server.url], 60)] * 2, tmp_path, 64, SAMPLING)
-    drawn_N = chances(agents)
-    corrected, shape = ImportanceWeightedSampler(agents, client, 1e9), config(**RAW).section.shape
-    rollout = Rollout(corrected, Expectation(drawn_N), FakeTransition(), PROMPTS, seed=1)
-    asked = [task()], shape, SAMPLING, ("train", 2)
-    client.ask_ahead(rollout.first_requests(*asked), SAMPLING)
+    client = Client(agents, [Servers([server.url], 60)] * 2, tmp_path, 64, sampling)
+    with torch.no_grad():
+        before_NT = [
+            [[float(logprob(agents, i, (t,), p)) for t in range(SIZE)] for p in (PROMPT, LATER)]
+            for i in range(2)
+        ]
+    chance_T = [
+        {(a, b): math.exp(before_NT[0][t][a] + before_NT[1][t][b]) for a, b in SINGLE}
+        for t in range(2)
+    ]
+    corrected = ImportanceWeightedSampler(agents, client, 1e9)
+    present = Rollout(corrected, Weighted(chance_T), FakeTransition(), PROMPTS, seed=1)
+    rollout = OverlappedRollout(
+        present, client, present.reward, present.transition, corrected.weigh
+    )
+    shape = config(**RAW | keys).section.shape
+    rollout.grow([task()], shape, sampling, ("train", 1))
+    assert corrected.metrics()["importance/ratio_max"] == pytest.approx(1, abs=1e-9)
+    rollout.begin([task()], ("train", 2))
     noisy(agents, -0.2)
-    found = gradients("magrpo", agents, rollout.grow(*asked), folder)
+    trees = rollout.grow([task()], shape, sampling, ("train", 2))
+    found = gradients("magrpo", agents, trees, folder, **keys)
     client.close()
     server.stop()
     for index, own in enumerate(found):
-        wanted = expected(agents, drawn_N, index, 1e9)
+        wanted = expected_of_turns(agents, chance_T, before_NT, index)
         assert (own - wanted).norm() < 1e-9 * wanted.norm()
     assert corrected.metrics()["importance/ratio_max"] > 1.1
 
@@ -271,16 +340,31 @@ def test_the_metrics_of_the_ratios(drawn):
     assert metrics["importance/truncated_share"] == share and 0 < share < 1
 
 
-def test_a_mean_ratio_far_from_1_is_reported_once(drawn, capsys):
+def test_another_policy_than_the_trained_one_is_reported_once(drawn, capsys):
+    """By |log ratio| a token, also where the mean ratio is 1, as it is in expectation."""
     agents, _ = drawn
-    for less, times in ((0.1, 0), (-0.3, 1)):  # ratios 1.105, and 0.741
-        drawn_N = [
-            {ids: own - less for ids, own in logprob_of.items()} for logprob_of in chances(agents)
-        ]
+    tokens = sum(len(p[i]) for p in PAIRS for i in range(2))
+    for less, times in ((0.04, 0), (0.06, 1)):
+        signs, drawn_N = itertools.cycle((1, -1)), []
+        for logprob_of in chances(agents):
+            drawn_N.append({x: own - next(signs) * less * len(x) for x, own in logprob_of.items()})
         corrected = ImportanceWeightedSampler(agents, Everything(drawn_N), 2.0)
         for _ in range(2):
             corrected.sample([[Request(PROMPT, ((),) * len(PAIRS))]] * 2, SAMPLING)
-            mean = corrected.metrics()["importance/ratio_mean"]
-            assert mean == pytest.approx(math.exp(less), rel=1e-9)
-        output = capsys.readouterr().err
-        assert output.count("warning: the mean importance ratio is 0.741, outside") == times
+            assert corrected.sums.of["tokens"] == tokens
+            assert corrected.sums.of["distance"] / tokens == pytest.approx(less, rel=1e-9)
+            assert corrected.metrics()["importance/ratio_mean"] == pytest.approx(1, abs=0.03)
+        warnings = capsys.readouterr().err
+        assert warnings.count(f"are {less:.2g} a token from those of the trained policy") == times
+
+
+def test_older_weights_are_no_other_policy(drawn, capsys):
+    agents, drawn_N = drawn
+    trees = grown(Everything(drawn_N), agents, drawn_N)
+    corrected = ImportanceWeightedSampler(agents, Everything(drawn_N), 2.0)
+    corrected.weigh(trees, SAMPLING)
+    assert corrected.metrics()["importance/ratio_max"] > 1.2
+    assert not capsys.readouterr().err
+    corrected.sample([[Request(PROMPT, ((),) * len(PAIRS))]] * 2, SAMPLING)
+    corrected.metrics()
+    assert "what samples is another policy" in capsys.readouterr().err

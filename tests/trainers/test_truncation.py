@@ -31,6 +31,7 @@ from comlrl.types import (
     Row,
     Sampling,
     Score,
+    Task,
     TokenBatch,
     Tree,
 )
@@ -297,14 +298,17 @@ def test_the_gradient_over_what_a_server_left(server, tmp_path, sampling):
     sampler = client(way.team, server, tmp_path, sampling=sampling)
     corrected = ImportanceWeightedSampler(way.team, sampler, cap=1e9)
     asked = [[Request(PROMPT, tuple((9, g) for g in range(DRAWS)))]]
-    sampler.ask_ahead(asked, sampling)
+    held = sampler.hold()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in way.agent.parameters():
             noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
             weight.add_(0.2 * noise)
-    ((completions,),) = corrected.sample(asked, sampling)
+    ((drawn_G,),) = held.sample(asked, sampling)
     sampler.close()
+    node = Node(1, -1, -1, (AgentTurn((), PROMPT, drawn_G),), (), (), ())
+    (tree,) = corrected.weigh([Tree(Task("t"), (node,), "align", None)], sampling)
+    completions = tree.nodes[0].agents_N[0].completions_G
     found = {completion.token_ids: completion for completion in completions}
     _, drawn = expected_reward(before, sampling, reward)
     value, chances = expected_reward(way, sampling, reward, sampled_by=before)

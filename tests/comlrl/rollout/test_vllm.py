@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator
-from concurrent.futures import wait
 from dataclasses import replace
 
 import pytest
 import torch
-from fastapi import HTTPException
 
 from comlrl.errors import UserError
 from comlrl.models.team import Team
 from comlrl.rollout.vllm_replies import ServerError
-from comlrl.types import Completion, Request, Sampling
+from comlrl.types import AgentTurn, Completion, Node, Request, Sampling, Task, Tree
 from comlrl.update.importance import ImportanceWeightedSampler
 from tests.support.fake_vllm import SAMPLING, FakeVLLM, client, kinds, move, requests
 from tests.support.tiny_models import STOPS, config, prompt, team
@@ -100,39 +98,36 @@ def test_adapters_are_loaded_under_new_names_before_old_ones_are_unloaded(server
     assert server.adapters == {} and not (tmp_path / "vllm").exists()
 
 
-def test_what_is_asked_ahead_is_sampled_by_the_adapters_of_then(server, tmp_path):
-    """Their weights move and others are sampled from meanwhile; both versions are there until
-    something else is asked for ahead."""
+def test_what_is_held_is_sampled_from_while_weights_move(server, tmp_path):
+    """Others are sampled from meanwhile; both versions are there until another one is held."""
     agents = team()
     sampler = client(agents, server, tmp_path)
-    first, second = ([requests(0, n), requests(1, n)] for n in (1, 2))
-    other = [[Request(prompt("evaluated"), (("eval",),))], []]
-    released = threading.Event()
-    server.before = lambda body: released.wait(60) and None  # nothing is answered before
-    sampler.ask_ahead(first, SAMPLING)
-    old = dict(sampler.adapters.names)
+    asked, other = [requests(0, 1), requests(1, 1)], [[Request(prompt("x"), (("eval",),))], []]
+    held, old = sampler.hold(), dict(sampler.adapters.names)
     move(agents, 0)
     move(agents, 1)
-    released.set()
-    server.asked.clear()
     sampler.sample(other, SAMPLING)
-    assert [body["model"] for body in server.asked if body["prompt"] == list(prompt("evaluated"))]
     assert kinds(server)[2:] == ["load agent_0", "load agent_1"]
     assert {*old.values(), *sampler.adapters.names.values()} == set(server.adapters)
     server.asked.clear()
-    sampled_N = ImportanceWeightedSampler(agents, sampler, cap=1e9).sample(first, SAMPLING)
-    assert not server.asked  # anew
-    for index, groups in enumerate(sampled_N):
-        for completion in groups[0]:
-            ratio = ratio_to(agents, index, first[index][0], completion)
+    sampled_N = held.sample(asked, SAMPLING)
+    assert {body["model"] for body in server.asked} == set(old.values())
+    turns = [AgentTurn((), asked[i][0].prompt_ids, groups[0]) for i, groups in enumerate(sampled_N)]
+    node = Node(1, -1, -1, tuple(turns), (), (), ())
+    corrected = ImportanceWeightedSampler(agents, sampler, cap=1e9)
+    (tree,) = corrected.weigh([Tree(Task("t"), (node,), "align", None)], SAMPLING)
+    for index, turn in enumerate(tree.nodes[0].agents_N):
+        for completion in turn.completions_G:
+            ratio = ratio_to(agents, index, asked[index][0], completion)
             assert completion.importance == pytest.approx(ratio, rel=1e-3) != 1
-    assert len(server.events) == 4
-    sampler.ask_ahead(second, SAMPLING)
+    sampler.hold()
     assert kinds(server)[4:] == ["unload agent_0", "unload agent_1"]
     assert set(server.adapters) == set(sampler.adapters.names.values())
-    assert [len(groups) for groups in sampler.sample(second, SAMPLING)] == [2, 2]
-    assert {body["model"] for body in server.asked} == set(sampler.adapters.names.values())
     move(agents, 0)
+    sampler.release()  # never more than two versions: a third is loaded once it is needed
+    assert len(server.events) == 6
+    sampler.sample(asked, SAMPLING)
+    assert kinds(server)[6:] == ["load agent_0", "unload agent_0"]
     sampler.close()
     assert server.adapters == {} and not (tmp_path / "vllm").exists()
 
@@ -146,58 +141,38 @@ def ratio_to(agents: Team, index: int, request: Request, completion: Completion)
     return math.exp(chosen.gather(-1, torch.tensor(ids)[:, None]).sum() - completion.logprob)
 
 
-def test_an_error_of_asking_ahead_is_raised_when_the_answers_are_needed(server, tmp_path):
-    def broken(body: dict) -> None:
-        raise HTTPException(400, "no such luck")
-
-    sampler = client(team(), server, tmp_path)
-    asked = [requests(0, 1), []]
-    server.before = broken
-    sampler.ask_ahead(asked, SAMPLING)
-    with pytest.raises(ServerError, match=r"answers HTTP 400: .*no such luck"):
-        sampler.sample(asked, SAMPLING)
-    sampler.close()
-    assert server.adapters == {}
-
-
-def test_closing_does_not_wait_for_what_was_asked_ahead(server, tmp_path, monkeypatch):
-    """What waits is not sent any more, and nothing is loaded again for what comes late."""
+def test_leaving_ends_what_other_threads_wait_for(server, tmp_path, monkeypatch):
+    """Nothing more is sent, nothing is loaded again, and no thread is left."""
     monkeypatch.setattr("comlrl.rollout.vllm_sampler.IN_FLIGHT", 4)
+    before_it = set(threading.enumerate())
     sampler = client(team(), server, tmp_path)
-    arrived, closed = threading.Semaphore(0), threading.Event()
+    arrived, over, errors = threading.Semaphore(0), threading.Event(), []
 
     def before(body: dict) -> None:
         arrived.release()
-        closed.wait(60)
+        over.wait(60)
+
+    def sample() -> None:
+        with pytest.raises(ServerError, match="is not asked any more") as caught:
+            sampler.hold().sample([requests(0, 9), []], SAMPLING)
+        errors.append(caught.value)
 
     server.before = before
-    sampler.ask_ahead([requests(0, 9), []], SAMPLING)
-    answers = sampler._ahead.answers_N[0]
+    growing = threading.Thread(target=sample)
+    growing.start()
     for _ in range(4):
         assert arrived.acquire(timeout=60)
     sampler.close()
+    growing.join(60)
+    assert len(errors) == 1 and not over.is_set()
     assert server.adapters == {} and not (tmp_path / "vllm").exists()
-    closed.set()
-    wait(answers, 60)
-    assert [answer.cancelled() for answer in answers] == [False] * 4 + [True] * 5
-    assert all(isinstance(answer.exception(), ServerError) for answer in answers[:4])
+    for thread in set(threading.enumerate()) - before_it:
+        if "(work)" in thread.name or isinstance(thread, threading.Timer):  # not the server's
+            thread.join(10)
+            assert not thread.is_alive()
+    over.set()
+    assert sum(body["model"] != "base" for body in server.asked) == 4
     assert kinds(server)[2:] == ["unload agent_0", "unload agent_1"]
-
-
-def test_where_nothing_is_asked_ahead_nothing_is_kept(server, tmp_path):
-    """Never more than two versions of an adapter: the third is loaded after the last step."""
-    agents = team()
-    sampler, asked = client(agents, server, tmp_path), [requests(0, 1), requests(1, 1)]
-    sampler.ask_ahead(asked, SAMPLING)
-    move(agents, 0)
-    sampler.sample(asked, SAMPLING)
-    sampler.sample([requests(0, 2), []], SAMPLING)
-    assert kinds(server)[2:] == ["load agent_0"]
-    for _ in range(2):
-        sampler.ask_ahead([], SAMPLING)
-    assert kinds(server)[3:] == ["unload agent_0"]
-    sampler.close()
-    assert server.adapters == {}
 
 
 def test_processes_with_the_same_weights_share_their_names(server, tmp_path, monkeypatch):

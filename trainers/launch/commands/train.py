@@ -297,6 +297,7 @@ def _open(
     from comlrl.loop import checkpoint
     from comlrl.loop.resume import write_config
     from comlrl.processes import distributed, sharding
+    from comlrl.rollout.overlap import OverlappedRollout
 
     distributed.check_gpus()
     distributed.from_main(lambda: engine.check(start.config, work.roles))
@@ -310,6 +311,8 @@ def _open(
     opened.callback(_closing(run.reward))
     if run.server is not None:
         opened.callback(run.server.close)
+    if isinstance(run.rollout, OverlappedRollout):
+        opened.callback(run.rollout.close)
     opened.callback(_closing(run.loop.logger))
     trainer = build(run)
     if found is not None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from comlrl.rollout.generation import Generator
     from comlrl.rollout.grow import Rollout
     from comlrl.rollout.latent_sampler import LatentSampler
+    from comlrl.rollout.overlap import OverlappedRollout
     from comlrl.rollout.vllm_sampler import VLLMSampler
     from comlrl.types import Reward, Rolled, Sampler, Sampling, Task
     from external.expert_edits import Fallbacks
@@ -111,6 +112,7 @@ def assemble(
     length = sampler.max_length
     server, corrected = engine.build(config, work.roles, team, run_dir, length, sampled)
     rollout = build_player(config, work, corrected or server or sampler, reward, fallbacks)
+    ahead = engine.overlapped(config, rollout, server, corrected)
     learned = sampled.with_sets(config.generation.max_support)
     evaluated = build_player(config, work, server or sampler, measuring, fallbacks)
     progress, logger, save = Progress(), loggers.Loggers([]), saver(team, sampler)
@@ -120,7 +122,7 @@ def assemble(
     evaluations = None
     if held_out:
         evaluations = build_evaluations(
-            config, evaluated, held_out, sampled, generator, progress, best
+            config, evaluated, held_out, sampled, generator, progress, best, ahead
         )
     loop = Loop(
         section,
@@ -135,10 +137,10 @@ def assemble(
         evaluations=evaluations,
         signals=signals,
         progress=progress,
-        prefetch=engine.prefetch(config, rollout, server, learned),
+        prefetch=engine.prefetch(ahead),
     )
     return Run(
-        config, work, section, run_dir, team, server, reward, rollout, loop, learned,
+        config, work, section, run_dir, team, server, reward, ahead or rollout, loop, learned,
         start.continuing, save,
     )  # fmt: skip
 
@@ -340,10 +342,11 @@ def build_evaluations(
     generator: Generator,
     progress: Progress,
     best: BestModel | None,
+    ahead: OverlappedRollout | None = None,
 ) -> Evaluations:
     """Of the present policy on held-out tasks; metrics are ``turn_1/…`` and bare names.
 
-    ``progress`` receives how far the generator is.
+    ``progress`` receives how far the generator is. ``ahead`` is waited for: it uses the reward.
     """
     from comlrl.evaluation.estimates import evaluate, pass_rates
     from comlrl.evaluation.metrics import tree_metrics
@@ -357,6 +360,8 @@ def build_evaluations(
     completions = own * section.eval_answers * section.num_turns * section.num_agents
 
     def run() -> tuple[list[Rolled], dict[str, float]]:
+        if ahead is not None:
+            ahead.wait()
         before, generator.on_written = generator.on_written, Written(progress, completions)
         try:
             trees = evaluate(rollout, tasks, section.shape, sampling, section.eval_answers)

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from comlrl.models.team import Team
     from comlrl.programs.rollout import ProgramRollout
     from comlrl.rollout.grow import Rollout
+    from comlrl.rollout.overlap import OverlappedRollout
     from comlrl.rollout.vllm_sampler import VLLMSampler
     from comlrl.rollout.vllm_server import Server
     from comlrl.rollout.vllm_servers import Servers
-    from comlrl.types import Request, Sampling
+    from comlrl.types import Sampling
     from comlrl.update.importance import ImportanceWeightedSampler
 
 
@@ -41,6 +42,11 @@ def refuse(config: Config) -> None:
         raise UserError(
             f"generation.overlap: 1 with {config.algorithm}, which samples in rounds: what comes "
             "next is not known while a step updates; give 0"
+        )
+    if generation.overlap and config.section.save_steps == 1:
+        raise UserError(
+            f"generation.overlap: 1 with {config.algorithm}.save_steps=1: a step after a "
+            "checkpoint is not sampled beforehand; give save_steps above 1, or overlap 0"
         )
     backend = "generation.backend=vllm"
     if generation.importance_cap < 1:
@@ -134,29 +140,44 @@ def build(
     return engine, ImportanceWeightedSampler(team, engine, config.generation.importance_cap)
 
 
-def prefetch(
+def overlapped(
     config: Config,
     rollout: Rollout | ProgramRollout,
     server: VLLMSampler | None,
-    sampling: Sampling,
-) -> Callable[[Step | None], None] | None:
-    """What has a step's first turn sampled beforehand; None: nobody asked for it."""
+    corrected: ImportanceWeightedSampler | None,
+) -> OverlappedRollout | None:
+    """The same rollout, which may grow its next trees while models are updated; None: nobody asked
+    for it."""
     if not config.generation.overlap:
         return None
-    from comlrl.processes import distributed
     from comlrl.rollout.grow import Rollout
+    from comlrl.rollout.lockstep import FromMain, SplitReward
+    from comlrl.rollout.overlap import OverlappedRollout
 
-    assert server is not None and isinstance(rollout, Rollout), "check_program refuses others"
-    shape = config.section.shape
+    assert isinstance(rollout, Rollout), "check_program refuses others"
+    assert server is not None and corrected is not None
+    reward, transition = rollout.reward, rollout.transition
+    if isinstance(reward, SplitReward):
+        reward = reward.reward
+    if isinstance(transition, FromMain):
+        transition = transition.transition
+    return OverlappedRollout(rollout, server, reward, transition, corrected.weigh)
 
-    def ask(step: Step | None) -> None:
-        requests_N: list[list[Request]] = []
-        if step is not None:
-            tasks = distributed.shard(step.tasks)
-            requests_N = rollout.first_requests(tasks, shape, sampling, step.key)
-        server.ask_ahead(requests_N, sampling)
 
-    return ask
+def prefetch(rollout: OverlappedRollout | None) -> Callable[[Step | None], None] | None:
+    """What has the next step's trees grown beforehand; None: nobody asked for it."""
+    from comlrl.processes import distributed
+
+    if rollout is None:
+        return None
+
+    def begin(step: Step | None) -> None:
+        if step is None:
+            rollout.release()
+        else:
+            rollout.begin(distributed.shard(step.tasks), step.key)
+
+    return begin
 
 
 def servers(config: Config, roles: Sequence[str]) -> tuple[Servers, ...]:

@@ -1,74 +1,173 @@
-"""What is asked for ahead: of which steps, when, and that it is what the next step asks for."""
+"""What is grown beforehand: for which steps, when, by which policy, and with which weights."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import signal
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from comlrl.errors import UserError
+from comlrl.loop.checkpoint import load_part, tensors_of
 from comlrl.loop.interrupts import Interrupted
+from comlrl.loop.steps import Step
+from comlrl.models.team import Team
+from comlrl.rollout.generation import Generator
+from comlrl.rollout.overlap import OverlappedRollout
+from comlrl.types import Completion, Tree
+from comlrl.update.importance import ImportanceWeightedSampler
 from tests.support.tiny_models import config
 from tests.support.tiny_trainers import build, share_of_letters
 from trainers.launch.wiring import vllm as engine
 
-VLLM = {
-    "generation__backend": "vllm", "generation__vllm_url": "http://localhost:8000",
-    "generation__overlap": 1,
-}  # fmt: skip
-
 
 class Overlapped:
-    """A trainer, what its sampler is asked and what it is asked ahead, with the updates and the
-    sampler's calls before that."""
+    """A trainer whose next trees are grown beforehand, by the generator with copies of the weights
+    of then; notes after how many updates, with which weights and for which step that begins."""
 
     def __init__(self, algorithm: str, folder: Path, **keys: Any) -> None:
-        self.asked: list[tuple] = []
-        self.ahead: list[tuple] = []
-        self.trainer = build(algorithm, folder, share_of_letters, count=5, batch_size=2, **keys)
-        sampler = self.trainer.rollout.sampler
-        sample = sampler.sample
-        sampler.sample = lambda *asked: self.asked.append(asked) or sample(*asked)
-        server = SimpleNamespace(ask_ahead=self._note)
-        settings = config(algorithm, **VLLM, **keys)
-        self.trainer.loop.prefetch = engine.prefetch(
-            settings, self.trainer.rollout, server, self.trainer.sampling
-        )
+        self.begun: list[tuple[int, tuple]] = []
+        self.held: list[int] = []  # updates before each ``hold``
+        made = partial(build, algorithm, value=share_of_letters, count=5, batch_size=2, **keys)
+        self.trainer, self.other = made(folder), lambda: made(folder).team
+        rollout, self.team = self.trainer.rollout, self.trainer.team
+        weigh = ImportanceWeightedSampler(self.team, rollout.sampler, 1e9).weigh
+        self.ahead = OverlappedRollout(rollout, self, rollout.reward, rollout.transition, weigh)
+        self.trainer.rollout, self.trainer.loop.prefetch = self.ahead, self._begin
+        self._prefetch = engine.prefetch(self.ahead)
 
-    def _note(self, *asked: Any) -> None:
-        if asked[0]:
-            self.ahead.append((self.trainer.loop.counters.updates, len(self.asked), asked))
+    def _begin(self, step: Step | None) -> None:
+        if step is not None:
+            self.begun.append((self.trainer.loop.counters.updates, step.key))
+        self._prefetch(step)
+
+    def hold(self) -> Generator:
+        self.held.append(self.trainer.loop.counters.updates)
+        return self.generator(self.copy())
+
+    def generator(self, team: Team) -> Generator:
+        return Generator(team, max_length=self.ahead.sampler.max_length)
+
+    def copy(self) -> Team:
+        """The agents as they are."""
+        team = self.other()
+        for name, part in team.parts().items():
+            tensors = tensors_of(self.team.parts()[name])
+            load_part(part, {key: tensor.clone() for key, tensor in tensors.items()})
+        return team
+
+    def release(self) -> None:
+        return
+
+    def leave(self) -> None:
+        return
 
 
 @pytest.mark.parametrize(
     ("algorithm", "keys"),
     [
-        ("magrpo", {}),
-        ("magrpo", {"turn_order": "sequential", "num_turns": 2}),
+        ("magrpo", {"turn_order": "sequential", "num_turns": 2, "num_generations": 2}),
         ("magrpo", {"advantage": "greedy", "num_agents": 3}),
+        ("magrpo", {"num_turns": 3, "handoff": "best"}),
         ("ppo", {"num_agents": 2, "num_turns": 2, "shared_policy": True}),
     ],
 )
-def test_what_a_step_asks_first_is_asked_before_the_step_before_it_updates(
+def test_a_step_s_trees_are_those_of_the_policy_before_the_update_before_it(
     algorithm, keys, tmp_path
 ):
-    """Three steps a pass, and the last has no next one."""
-    run = Overlapped(algorithm, tmp_path, max_steps=4, **keys)
+    """Of all turns, and greedy baselines; weighed by the policy after it, written out: as if each
+    step had been grown at once and weighed one update later."""
+    run, grown = Overlapped(algorithm, tmp_path / "a", max_steps=3, **keys), []
+    gather = run.trainer.loop.gather
+
+    def note(step: Step, trees: Sequence[Tree], greedy: Any = None) -> Any:
+        grown.append((run.copy(), trees, greedy))
+        return gather(step, trees, greedy)
+
+    run.trainer.loop.gather = note
     run.trainer.train()
-    a_step = run.trainer.loop.counters.updates // 4
-    assert [updates for updates, _, _ in run.ahead] == [0, a_step, 2 * a_step]
-    for _, calls, asked in run.ahead:
-        assert run.asked[calls] == asked
-        assert any(asked[0])
+    a_step = run.trainer.loop.counters.updates // 3
+    assert run.begun == [(n * a_step, ("train", n + 2)) for n in range(2)]
+    assert run.held == [0, a_step]
+    section, sampling = run.trainer.section, run.trainer.sampling
+    for n, (team, trees, greedy) in enumerate(grown):
+        policy = grown[max(0, n - 1)][0]  # of the step before
+        rollout = run.ahead.by(run.generator(policy))
+        asked = [tree.task for tree in trees], section.shape, sampling, ("train", n + 1)
+        if greedy is None:
+            wanted = rollout.grow(*asked)
+        else:
+            wanted, baseline = rollout.grow_with_greedy(*asked, section.discount)
+            assert greedy == baseline
+        assert list(map(written, trees)) == list(map(written, wanted))
+        ratios = [
+            (c.importance, ratio(team, i, turn.prompt_ids, c, sampling.of(i).temperature))
+            for tree in trees
+            for node in tree.nodes
+            for i, turn in zip(node.acting, node.agents_N, strict=True)
+            for c in turn.completions_G
+        ]
+        for found, own in ratios:
+            assert found == pytest.approx(own if n else 1, rel=1e-3)
+        assert (max(abs(found - 1) for found, _ in ratios) > 1e-3) == (n > 0)
+
+
+def written(tree: Tree) -> list[Any]:
+    """All but the log-probabilities, which are rounded differently in another batch."""
+    return [
+        (node.turn, node.parent, node.parent_action, node.joint_actions_K, node.rewards_K,
+         [(t.prompt_ids, [c.token_ids for c in t.completions_G]) for t in node.agents_N])
+        for node in tree.nodes
+    ]  # fmt: skip
+
+
+def ratio(
+    team: Team, index: int, prompt_ids: Any, completion: Completion, temperature: float
+) -> float:
+    """π(completion) / what it was drawn with, written out."""
+    ids = completion.token_ids
+    with team.acting(index) as agent, torch.no_grad():
+        logits = agent.model(torch.tensor([[*prompt_ids, *ids]])).logits[0]
+    chosen = (logits[-len(ids) - 1 : -1] / temperature).log_softmax(-1)
+    return math.exp(chosen.gather(-1, torch.tensor(ids)[:, None]).sum() - completion.logprob)
+
+
+def test_a_step_after_a_checkpoint_is_not_grown_beforehand(tmp_path):
+    """So that a run that was killed and one that was not grow it alike."""
+    run = Overlapped("magrpo", tmp_path, max_steps=7, save_steps=3)
+    run.trainer.train()
+    assert [key[1] for _, key in run.begun] == [2, 3, 5, 6]
+
+
+def test_an_error_in_the_thread_is_raised_by_whoever_needs_the_trees(tmp_path):
+    """By the next step, or by an evaluation, which waits for the growth."""
+    run = Overlapped("magrpo", tmp_path, max_steps=4)
+    score, calls = run.ahead.reward.score, itertools.count()
+
+    def failing(actions: Any) -> Any:
+        if next(calls) == 1:
+            raise UserError("no such luck")
+        return score(actions)
+
+    run.ahead.reward.score = failing
+    with pytest.raises(UserError, match="no such luck"):
+        run.trainer.train()
+    assert run.trainer.loop.counters.steps == 1
+    run.ahead.begin(run.trainer.loop.tasks[:1], ("train", 2))
+    run.ahead.wait()
 
 
 def test_nothing_is_asked_ahead_where_environment_steps_end_the_run(tmp_path):
     """6 joint actions a step, 3 each of two tasks; 12 end the run."""
     run = Overlapped("magrpo", tmp_path, max_steps=9, max_env_steps=12)
     run.trainer.train()
-    assert run.trainer.loop.counters.steps == 2 and len(run.ahead) == 1
+    assert run.trainer.loop.counters.steps == 2 and len(run.begun) == 1
 
 
 def test_nothing_is_asked_ahead_where_a_signal_will_end_the_run(tmp_path):
@@ -76,8 +175,14 @@ def test_nothing_is_asked_ahead_where_a_signal_will_end_the_run(tmp_path):
     run.trainer.loop.signals.received = signal.SIGTERM
     with pytest.raises(Interrupted):
         run.trainer.train()
-    assert run.trainer.loop.counters.steps == 1 and not run.ahead
+    assert run.trainer.loop.counters.steps == 1 and not run.begun
 
 
 def test_nothing_is_asked_ahead_unless_wanted():
-    assert engine.prefetch(config(), None, None, None) is None
+    assert engine.overlapped(config(), None, None, None) is engine.prefetch(None) is None
+
+
+def test_checkpoints_after_each_step_leave_nothing_to_overlap():
+    given = {"generation__backend": "vllm", "generation__vllm_url": "http://localhost:8000"}
+    with pytest.raises(UserError, match=r"overlap: 1 with magrpo\.save_steps=1: .*; give save_st"):
+        engine.refuse(config(**given, generation__overlap=1, save_steps=1))
