@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shlex
 import signal
 import socket
@@ -19,6 +20,8 @@ from comlrl.builtin import TINY_CODER
 from tests.support.fake_vllm import FakeVLLM
 from tests.support.runs import Zygote
 from tests.support.vllm_runs import A_STEP, LEARNING, asked, fake_server, has_logged, lines, ratios
+
+KILLS = 20
 
 
 class VLLM:
@@ -71,6 +74,13 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLM]:
     if not command:
         pytest.skip("VLLM_COMMAND is not set: there is no vLLM here")
     server = VLLM(command, tmp_path_factory.mktemp("vllm"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> Iterator[VLLM]:
+    server = VLLM(os.environ["VLLM_COMMAND"], tmp_path)
     yield server
     server.kill()
 
@@ -129,6 +139,34 @@ def test_vllm_is_killed_and_started_again_beside_another(
     found = lines(folder)
     assert [line["update"] for line in found] == [*range(1, len(found) + 1)]
     assert ratios(folder) == pytest.approx([1] * len(found), abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)  # a server takes a minute to start, and more where others run
+def test_two_vllms_are_killed_twenty_times(
+    zygote: Zygote, vllm: VLLM, second: VLLM, tmp_path: Path
+) -> None:
+    """One or the other, at random moments; again once the killed one has answered requests. Each
+    step has what a step of an undisturbed run has."""
+    folder, drawn = tmp_path / "run", random.Random(1)
+    keys = LEARNING | {"max_steps": 100_000, "save_steps": 0}
+    run = zygote.run("magrpo", asked("magrpo", folder, f"[{vllm.url},{second.url}]", 600, **keys))
+    run.until(lambda: has_logged(folder, 1), 600)
+    for _ in range(KILLS):
+        killed = drawn.choice([vllm, second])
+        time.sleep(3 * drawn.random())
+        killed.kill()
+        answered = killed.answered("/v1/completions")
+        killed.start()
+        run.until(lambda k=killed, n=answered: k.answered("/v1/completions") > n, 600)
+    run.send(signal.SIGTERM)
+    assert run.wait(600) == 143, run.output
+    found = lines(folder)
+    assert [line["update"] for line in found] == [*range(1, len(found) + 1)]
+    each = A_STEP // 2 * LEARNING["num_generations"]  # joint actions
+    assert [line["step"] for line in found] == [each * n for n in range(1, len(found) + 1)]
+    assert ratios(folder) == pytest.approx([1] * len(found), abs=1e-3)
+    assert "Traceback" not in run.output
 
 
 @pytest.mark.slow

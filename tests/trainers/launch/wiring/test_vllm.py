@@ -8,6 +8,7 @@ import signal
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 from comlrl.errors import UserError
 from comlrl.loop.checkpoint import load_part, tensors_of
 from comlrl.loop.interrupts import Interrupted
+from comlrl.loop.progress import Progress
 from comlrl.loop.steps import Step
 from comlrl.models.team import Team
 from comlrl.rollout.generation import Generator
@@ -25,6 +27,7 @@ from comlrl.update.importance import ImportanceWeightedSampler
 from tests.support.tiny_models import config
 from tests.support.tiny_trainers import build, share_of_letters
 from trainers.launch.wiring import vllm as engine
+from trainers.launch.wiring.assembly import build_evaluations
 
 
 class Overlapped:
@@ -161,6 +164,18 @@ def test_an_error_in_the_thread_is_raised_by_whoever_needs_the_trees(tmp_path):
     assert run.trainer.loop.counters.steps == 1
     run.ahead.begin(run.trainer.loop.tasks[:1], ("train", 2))
     run.ahead.wait()
+
+
+def test_an_evaluation_waits_for_the_growth(tmp_path):
+    trainer, order = build("magrpo", tmp_path, share_of_letters), []
+    sample = trainer.rollout.sampler.sample
+    trainer.rollout.sampler.sample = lambda *asked: order.append("sample") or sample(*asked)
+    evaluations = build_evaluations(
+        config(), trainer.rollout, trainer.loop.tasks, trainer.sampling, trainer.rollout.sampler,
+        Progress(), None, SimpleNamespace(wait=lambda: order.append("wait")),
+    )  # fmt: skip
+    evaluations.evaluate()
+    assert order[:2] == ["wait", "sample"] and "wait" not in order[1:]
 
 
 def test_nothing_is_asked_ahead_where_environment_steps_end_the_run(tmp_path):
