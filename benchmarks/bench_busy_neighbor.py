@@ -1,0 +1,99 @@
+"""Training beside a process that keeps one core busy, against training alone.
+
+    python benchmarks/bench_busy_neighbor.py [--config configs/magrpo_quickstart.yaml] \\
+        [--override a.b=c] [--steps 8] [--rounds 2] [--spins 300000 20000 1000]
+
+For each number of spins (GOMP_SPINCOUNT; 300000 is libgomp's own) a short MAGRPO run alone and one
+beside a busy loop, in turn. The table has the median seconds of a training step, the seconds of an
+evaluation, and their ratios to the quiet run with libgomp's own number, or the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from loggers.tables import table  # noqa: E402
+
+
+@contextmanager
+def neighbor(busy: bool) -> Iterator[None]:
+    """A process of its own that keeps a core busy, or none."""
+    if not busy:
+        yield
+        return
+    # a session of its own: schedulers that share cores by session count it as another program
+    with subprocess.Popen(
+        [sys.executable, "-c", "while True: pass"], start_new_session=True
+    ) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def run(options: argparse.Namespace, spins: int) -> tuple[float, float]:
+    """Seconds of a step (the median; the first is left out) and of an evaluation."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = [
+            f"output.dir={folder}/run", f"magrpo.max_steps={options.steps}",
+            "magrpo.eval_interval=1000000", "magrpo.eval_answers=1", *options.override,
+        ]  # fmt: skip
+        subprocess.run(
+            [
+                sys.executable, "train_magrpo.py", "--config", str(options.config.resolve()),
+                "--override", *settings,
+            ],
+            cwd=ROOT, check=True, stdout=subprocess.DEVNULL,
+            env=os.environ | {"GOMP_SPINCOUNT": str(spins)},
+        )  # fmt: skip
+        lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
+        whole = json.loads((Path(folder) / "run" / "summary.json").read_text())["wall_seconds"]
+    metrics = [line["metrics"] for line in map(json.loads, lines) if line["phase"] == "train"]
+    seconds = [one["step_seconds"] for one in metrics]
+    return statistics.median(seconds[1:]), (whole - sum(seconds)) / 2  # before and after
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "magrpo_quickstart.yaml")
+    parser.add_argument("--override", nargs="+", default=[])
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--spins", type=int, nargs="+", default=[300_000, 20_000, 1_000])
+    options = parser.parse_args()
+    found: dict[tuple[int, bool], list[tuple[float, float]]] = {}
+    for _ in range(options.rounds):
+        for spins in options.spins:
+            for busy in (False, True):
+                with neighbor(busy):
+                    found.setdefault((spins, busy), []).append(run(options, spins))
+                print(spins, busy, found[spins, busy][-1], file=sys.stderr, flush=True)
+    medians = {
+        key: [statistics.median(part) for part in zip(*runs, strict=True)]
+        for key, runs in found.items()
+    }
+    step, evaluation = medians[options.spins[0], False]
+    rows = [
+        [
+            spins, "busy" if busy else "quiet",
+            f"{own[0]:.2f}", f"{own[0] / step:.2f}", f"{own[1]:.1f}", f"{own[1] / evaluation:.2f}",
+        ]
+        for (spins, busy), own in medians.items()
+    ]  # fmt: skip
+    print(table(["spins", "other core", "step, s", "ratio", "evaluation, s", "ratio"], rows))
+
+
+if __name__ == "__main__":
+    main()
