@@ -6,6 +6,8 @@
 is known beforehand, so that the sampler can also be given all 1,200 calls at once, with the same
 keys; the policies stay as they are, and both give the same completions. The two are timed in turn,
 and each round's ratio counts. The program's time is that of its waves and of all that plays it.
+Beside other processes, read the ratio of CPU seconds, with OMP_NUM_THREADS=1: threads that wait
+for each other use CPU time too.
 """
 
 from __future__ import annotations
@@ -70,33 +72,40 @@ def main() -> None:
         rollout = ProgramRollout(program, through, reward, work.prompts, seed=number)
         return rollout.grow(tasks, shape, SAMPLING, ("train", 1))
 
-    ratios = []
+    ratios, of_cpu = [], []
     for number in range(rounds + 1):
         recording.waves.clear()
         groups = played(recording, number)  # to know the calls
         whole = [
             [r for wave in recording.waves for r in wave[agent]] for agent in range(len(work.roles))
         ]
-        batch = episodes = 0.0
         for first in (number % 2 == 0, number % 2 == 1):  # which goes first alternates
-            began = time.perf_counter()
+            began, cpu_began = time.perf_counter(), time.process_time()
             if first:
                 sampled_N = sampler.sample(whole, SAMPLING)
-                batch = time.perf_counter() - began
             else:
                 played(sampler, number)
-                episodes = time.perf_counter() - began
+            took = time.perf_counter() - began, time.process_time() - cpu_began
+            if first:
+                batch, cpu_batch = took
+            else:
+                episodes, cpu_episodes = took
         tokens = sum(group.tokens for group in groups)
         calls = sum(len(own) for own_N in sampled_N for own in own_N)
         of_batch = sum(len(c.token_ids) for own_N in sampled_N for own in own_N for c in own)
         assert calls == TASKS * EPISODES * CALLS
         print(
             f"{len(recording.waves)} waves, {calls} calls, {tokens} tokens ({of_batch} in the "
-            f"batch): episodes {episodes:.2f} s, one batch {batch:.2f} s, {episodes / batch:.3f}",
+            f"batch): episodes {episodes:.2f} s, one batch {batch:.2f} s, {episodes / batch:.3f}; "
+            f"CPU {cpu_episodes:.2f} s, {cpu_batch:.2f} s, {cpu_episodes / cpu_batch:.3f}",
             flush=True,
         )
-        ratios += [episodes / batch] if number else []  # the first warms up
-    print(f"median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}")
+        if number:  # the first warms up
+            ratios.append(episodes / batch)
+            of_cpu.append(cpu_episodes / cpu_batch)
+    for name, found in (("seconds", ratios), ("CPU seconds", of_cpu)):
+        median = statistics.median(found)
+        print(f"{name}: median {median:.3f}, {min(found):.3f} to {max(found):.3f}")
 
 
 if __name__ == "__main__":

@@ -80,6 +80,13 @@ class Board:
     calls: list[WaitingCall] = field(default_factory=list)
     scores: list[WaitingScore] = field(default_factory=list)
     closed: bool = False  # nothing is answered any more
+    encoded: dict[tuple[int, tuple[Message, ...]], tuple[int, ...]] = field(default_factory=dict)
+
+    def encode(self, agent: int, prompt: tuple[Message, ...]) -> tuple[int, ...]:
+        """Token ids of a prompt, which episodes of one task often share."""
+        if (agent, prompt) not in self.encoded:
+            self.encoded[agent, prompt] = self.setting.sampler.encode(agent, prompt)
+        return self.encoded[agent, prompt]
 
 
 class Running:
@@ -122,7 +129,7 @@ class Running:
             self.board.fail(self, f"more than {self.program.max_calls} calls (program.max_calls)")
         await self._open()
         name, number = self.program.names_N[agent], self.asked_N[agent]
-        ids, sampling = self.setting.sampler.encode(agent, prompt), self.setting.sampling.of(agent)
+        ids, sampling = self.board.encode(agent, prompt), self.setting.sampling.of(agent)
         if not self.setting.sampler.fits(ids, sampling):
             await asyncio.sleep(0)  # for a program that catches this and asks again
             raise EpisodeError(

@@ -40,8 +40,8 @@ print(json.dumps({"coder": len(end["code"]), "tester": len(end["review"])}))
 
 
 def test_a_langgraph_graph_of_two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _install(tmp_path / "packages", "langgraph==1.2.22", "langchain-openai==1.7.3")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+    _install(tmp_path / "site-packages", "langgraph==1.2.22", "langchain-openai==1.7.3")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site-packages"))
     (tmp_path / "graph.py").write_text(GRAPH)
     play = partial(play_command, [sys.executable, str(tmp_path / "graph.py")])
 
@@ -54,6 +54,61 @@ def test_a_langgraph_graph_of_two_nodes(tmp_path: Path, monkeypatch: pytest.Monk
         assert [message.content for message in review.prompt] == [write.completion.text]
         lengths = (len(write.completion.text), len(review.completion.text))
         assert episode.score.by_agent == lengths
+
+
+ENVIRONMENT = """
+import json, sys
+import verifiers as vf
+from datasets import Dataset
+from openai import AsyncOpenAI
+
+name = json.load(sys.stdin)["task_id"]
+
+class Doubted(vf.MultiTurnEnv):
+    def is_completed(self, messages, state, **_):
+        return state["turn"] == 2
+
+    def env_response(self, messages, state, **_):
+        return [{"role": "user", "content": "Are you sure?"}], state
+
+def length(completion, **_):
+    return float(len(completion[-1]["content"]))
+
+rows = Dataset.from_list([{"prompt": [{"role": "user", "content": name}], "answer": ""}])
+rubric = vf.Rubric(funcs=[length], weights=[1.0])
+env = globals().get(sys.argv[1], getattr(vf, sys.argv[1], None))(dataset=rows, rubric=rubric)
+results = env.generate(env.get_dataset(), client=AsyncOpenAI(), model="coder")
+print(json.dumps(results.reward[0]))
+"""
+
+
+@pytest.fixture(scope="module")
+def verifiers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # dill pickles what lies in a folder of another name by value, and cannot do so for pyarrow.
+    folder = tmp_path_factory.mktemp("verifiers") / "site-packages"
+    _install(folder, "verifiers==0.1.3", "datasets==5.2.0", "dill==0.4.1", "openai==3.54.0")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["SingleTurnEnv", "Doubted"])
+def test_an_environment_of_verifiers(
+    name: str, verifiers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(verifiers))
+    (tmp_path / "environment.py").write_text(ENVIRONMENT)
+    play = partial(play_command, [sys.executable, str(tmp_path / "environment.py"), name])
+
+    (group,) = played(play, 2, tasks=TASKS[:1], timeout=300.0)
+
+    for episode in group.episodes_G:
+        first, *later = episode.calls
+        asked = [("user", TASKS[0].task_id)]
+        assert [(m.role, m.content) for m in first.prompt] == asked
+        assert len(later) == (name == "Doubted")
+        for call in later:
+            answered = [("assistant", first.completion.text), ("user", "Are you sure?")]
+            assert [(m.role, m.content) for m in call.prompt] == asked + answered
+        assert episode.score.value == len(episode.calls[-1].completion.text)
 
 
 # What pip prints where it reaches no index; another failure is one of the test.

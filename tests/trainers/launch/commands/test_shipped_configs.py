@@ -202,8 +202,8 @@ def test_the_files_of_two_turns_say_how_full_tree_and_handoff_differ(algorithm, 
 
 
 REAL = {
-    *(f"{name}_che" for name in ("magrpo", "mt_magrpo", "seq_magrpo", "grpo", "ippo", "mappo",
-                                 "shppo", "madpo", "marlhf")),
+    *(f"{name}_che" for name in ("magrpo", "mt_magrpo", "seq_magrpo", "magrpo_program", "grpo",
+                                 "ippo", "mappo", "shppo", "madpo", "marlhf")),
     "magrpo_he", "magrpo_mbpp", "magrpo_writing",
 }  # fmt: skip
 

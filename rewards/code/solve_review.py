@@ -1,0 +1,39 @@
+"""The program of smollm2_magrpo_program_che.yaml: solve, test, review, solve again."""
+
+from __future__ import annotations
+
+from comlrl.programs.agents import Agents
+from comlrl.quoting import fenced
+from comlrl.types import Score, Task
+from rewards.code import chat_prompts, prompts
+
+REVIEW = """\
+{problem}
+
+A programmer wrote this, and a test fails:
+{draft}
+In one sentence: what is wrong with it?
+"""
+ADVICE = "A test fails. A reviewer says:\n{advice}\n" + chat_prompts.REVISION
+
+
+async def play(task: Task, agents: Agents) -> Score:
+    """If a test fails, the reviewer says what is wrong, and the solver writes once more.
+
+    The reward reads the solver's code as a main without helpers: at most 2.1.
+    """
+    problem, name = task.fields["prompt"], task.fields["entry_point"]
+    (values,) = prompts.values(problem, prompts.signature(problem, name), name, 1)
+    asked = chat_prompts.SINGLE.format_map(values)
+    draft = await agents["solver"](asked)
+    score = await agents.score({"reviewer": "", "solver": draft})
+    if score.passed:
+        return score
+    review = REVIEW.format(problem=values["problem"], draft=fenced(draft))
+    advice = await agents["reviewer"](review)
+    again = [
+        {"role": "user", "content": asked},
+        {"role": "assistant", "content": draft},
+        {"role": "user", "content": ADVICE.format(advice=advice, name=name)},
+    ]
+    return await agents.score({"reviewer": "", "solver": await agents["solver"](again)})
