@@ -4,8 +4,9 @@
 
 25 tasks with 8 episodes each, in which two agents are called 6 times in turn. Every call's prompt
 is known beforehand, so that the sampler can also be given all 1,200 calls at once, with the same
-keys; the policies stay as they are, and both give the same completions. The two are timed in turn,
-and each round's ratio counts. The program's time is that of its waves and of all that plays it.
+keys; the policies stay as they are, and both give the same completions up to rounding. The two are
+timed in turn, and each round's ratio counts. The program's time is that of its waves and of all
+that plays it.
 Beside other processes, read the ratio of CPU seconds, with OMP_NUM_THREADS=1: threads that wait
 for each other use CPU time too.
 """

@@ -46,7 +46,7 @@ def overrides(team: str, cell: str, env_steps: int) -> list[str]:
     }  # fmt: skip
     more = list(REWARDS[reward])
     if algorithm == "ppo":
-        keys["granularity"] = "turn"
+        keys |= {"granularity": "turn", "kl_coef": 0}
     if turns == "2":
         keys["early_termination_threshold"] = SOLVED[reward]
         keys |= {"handoff": "random"} if algorithm == "magrpo" else {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from comlrl.types import Completion, Message, Request, Rolled, Sampler, Sampling
+from comlrl.types import Completion, Request, Rolled, Sampler, Sampling
 
 if TYPE_CHECKING:
     import torch
@@ -25,19 +25,13 @@ class CachingSampler:
     """A sampler that asks the model once for what it was asked before, and a silent agent never.
 
     Keyed sampling makes a completion depend on weights, prompt and key alone; so what an agent of
-    one run says at turn 1 is the same in every pairing.
+    one run writes at turn 1 is the same in every pairing.
     """
 
     def __init__(self, sampler: Sampler, num_agents: int) -> None:
-        self.sampler = sampler
+        self.sampler, self.encode, self.fits = sampler, sampler.encode, sampler.fits
         self.weights_N: Sequence[str | None] = [""] * num_agents  # whose, now; None: is silent
         self._completions: dict[tuple, tuple[Completion, ...]] = {}
-
-    def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
-        return self.sampler.encode(agent, prompt)
-
-    def fits(self, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
-        return self.sampler.fits(prompt_ids, sampling)
 
     def sample(
         self, requests_N: Sequence[Sequence[Request]], sampling: Sampling

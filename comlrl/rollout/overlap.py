@@ -3,6 +3,8 @@
 The whole growth runs there: sampling of all turns, rewards and feedback. Its sampler stays with
 the policies from before the update, and what it sampled is weighed once the update is through.
 Rewards and external modes are not used by two threads at once: an evaluation waits for the growth.
+But they are used by several, one after the other, while other code draws from the global random
+generators.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from comlrl.rollout.grow import Greedy, Rollout
 from comlrl.types import Reward, Sampler, Sampling, Shape, Task, Transition, Tree
 
 _Grown = tuple[list[Tree], Greedy | None]
-_How = Callable[[Rollout, Sequence[Task], tuple], _Grown]
 
 PAUSE = 0.2  # seconds between two attempts to end a growth that nobody needs any more
 
@@ -38,10 +39,28 @@ class Holding(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class _Growth:
+    """What a step's trees are grown with, whichever tasks it has."""
+
+    shape: Shape
+    sampling: Sampling
+    discount: float | None = None  # of greedy baselines; None: there are none
+
+    def __call__(self, rollout: Rollout, tasks: Sequence[Task], key: tuple) -> _Grown:
+        given = (tasks, self.shape, self.sampling, key)
+        if self.discount is None:
+            return Rollout.grow(rollout, *given), None
+        return Rollout.grow_with_greedy(rollout, *given, self.discount)
+
+
+_Asked = tuple[_Growth, list[Task], tuple]  # with the tasks and the key
+
+
+@dataclass(frozen=True, slots=True)
 class _Ahead:
     """A growth in a thread. In lock-step only the first process has one."""
 
-    key: tuple
+    asked: _Asked
     grown: Future[_Grown] | None
 
 
@@ -65,37 +84,31 @@ class OverlappedRollout(Rollout):
             own_rewards=present.own_rewards,
         )  # fmt: skip
         self.holding, self.weigh = holding, weigh
-        self._alone = present.by(present.sampler, reward, transition)
-        self._how: _How | None = None  # the latest step's trees were grown
+        self._without_collectives = present.by(present.sampler, reward, transition)
+        self._latest: _Growth | None = None
         self._ahead: _Ahead | None = None
 
     def grow(
         self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, key: tuple
     ) -> list[Tree]:
-        def how(rollout: Rollout, tasks: Sequence[Task], key: tuple) -> _Grown:
-            return Rollout.grow(rollout, tasks, shape, sampling, key), None
-
-        return self._grown(how, tasks, sampling, key)[0]
+        return self._grow_or_take(_Growth(shape, sampling), tasks, key)[0]
 
     def grow_with_greedy(
         self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, key: tuple, discount: float
     ) -> tuple[list[Tree], Greedy]:
-        def how(rollout: Rollout, tasks: Sequence[Task], key: tuple) -> _Grown:
-            return Rollout.grow_with_greedy(rollout, tasks, shape, sampling, key, discount)
-
-        trees, greedy = self._grown(how, tasks, sampling, key)
+        trees, greedy = self._grow_or_take(_Growth(shape, sampling, discount), tasks, key)
         assert greedy is not None
         return trees, greedy
 
     def begin(self, tasks: Sequence[Task], key: tuple) -> None:
         """Begin to grow what will be asked for next, as the latest trees were grown. A collective
         call where models are split. Raises what holding the policies raises."""
-        assert self._how is not None and self._ahead is None, "one step ahead, after the first"
-        rollout = self._alone.by(self.holding.hold())
-        job, grown = partial(self._how, rollout, tasks, key), None
+        assert self._latest is not None and self._ahead is None, "one step ahead, after the first"
+        rollout = self._without_collectives.by(self.holding.hold())
+        job, grown = partial(self._latest, rollout, tasks, key), None
         if distributed.is_main() or not distributed.lock_step():
             (grown,) = daemon_threads.start([job], 1)
-        self._ahead = _Ahead(key, grown)
+        self._ahead = _Ahead((self._latest, list(tasks), key), grown)
 
     def release(self) -> None:
         """Nothing is grown beforehand: let go of the policies that were held."""
@@ -105,8 +118,7 @@ class OverlappedRollout(Rollout):
         """Until nothing is being grown. A collective call where models are split. Raises the error
         that has ended the growth."""
         if self._ahead is not None:
-            grown = self._ahead.grown
-            distributed.once(lambda: _result(grown) and None)
+            _await(self._ahead)
 
     def close(self) -> None:
         """End the growth that nobody needs any more; what it scores by now is finished first."""
@@ -115,15 +127,25 @@ class OverlappedRollout(Rollout):
             self.holding.leave()
             wait([grown], PAUSE)
 
-    def _grown(self, how: _How, tasks: Sequence[Task], sampling: Sampling, key: tuple) -> _Grown:
-        self._how = how
+    def _grow_or_take(self, growth: _Growth, tasks: Sequence[Task], key: tuple) -> _Grown:
+        """What was grown beforehand; or new trees, where another thing was."""
+        self._latest = growth
         ahead, self._ahead = self._ahead, None
-        if ahead is None:
-            return how(self, tasks, key)
-        assert ahead.key == key, f"{ahead.key} was begun, and {key} is asked for"
-        grown = ahead.grown
-        trees, greedy = distributed.once(lambda: _result(grown))
-        return self.weigh(trees, sampling), greedy
+        if ahead is not None and ahead.asked == (growth, list(tasks), key):
+            trees, greedy = distributed.once(lambda: _result(ahead.grown))
+            return self.weigh(trees, growth.sampling), greedy
+        if ahead is not None:
+            _await(ahead)
+        return growth(self, tasks, key)
+
+
+def _await(ahead: _Ahead) -> None:
+    """Until its end, on all processes; the trees stay where they are."""
+
+    def finish() -> None:
+        _result(ahead.grown)
+
+    distributed.once(finish)
 
 
 def _result(grown: Future[_Grown] | None) -> _Grown:

@@ -262,12 +262,7 @@ class HeldSampler:
     def __init__(self, engine: VLLMSampler, names: Mapping[int, str]) -> None:
         """``names``: of the adapters, by agent."""
         self.engine, self.names = engine, names
-
-    def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
-        return self.engine.encode(agent, prompt)
-
-    def fits(self, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
-        return self.engine.fits(prompt_ids, sampling)
+        self.encode, self.fits = engine.encode, engine.fits
 
     def sample(
         self, requests_N: Sequence[Sequence[Request]], sampling: Sampling

@@ -30,6 +30,9 @@ class Reward(Protocol):
     class may say by ``facts`` of what type ``Score.facts`` is: an external mode may ask for one,
     by ``reads``. A class whose scores have ``by_agent`` says so with the class attribute
     ``by_agent = True``.
+
+    With ``generation.overlap`` it is called from several threads, one after the other. Scores must
+    not depend on the global random generators, which other code uses meanwhile.
     """
 
     def score(self, actions: Sequence[JointAction]) -> list[Score]:
@@ -45,7 +48,8 @@ class Reward(Protocol):
 
 
 class Transition(Protocol):
-    """An external mode: what each agent reads before it tries again, one text per agent."""
+    """An external mode: what each agent reads before it tries again, one text per agent. It is
+    called from several threads as ``Reward`` is."""
 
     def __call__(self, attempts: Sequence[Attempt]) -> list[tuple[str, ...]]: ...
 

@@ -9,11 +9,12 @@ products over its tokens, a completion counts in its agent's gradient with
 
 which is held fixed (no gradient flows through it). Where μ was truncated, π is over the same tokens
 at each position. Without the cap this is exact: the expected gradient under μ is that under π, for
-team-mates as they acted. The cap bounds the variance (truncated importance sampling, Ionides
-2008).
+team-mates, earlier states and later turns as they were drawn. The cap bounds the variance
+(truncated importance sampling, Ionides 2008).
 
-Where both have the same weights, |log π(y | x) − log μ(y | x)| is rounding, far below ``SOUND`` a
-token. The mean of the ratio itself tells little: under any μ its expectation is 1.
+Where both have the same weights, |log π(y | x) − log μ(y | x)| is rounding, on average far below
+``SOUND`` a token and ``SOUND_WHOLE`` a completion. The mean of the ratio itself tells little: under
+any μ its expectation is 1.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from comlrl.errors import warning
 from comlrl.models.logprobs import action_logprobs
 from comlrl.models.team import Team
 from comlrl.processes.statistics import Sums
-from comlrl.types import Completion, Message, Node, Request, Row, Sampler, Sampling, Tree
+from comlrl.types import Completion, Node, Request, Row, Sampler, Sampling, Tree
 from comlrl.update.accumulate import measure_all
 from comlrl.update.per_token import PerToken
 
 SOUND = 0.05  # mean |log ratio| over tokens, where both have the same weights
+SOUND_WHOLE = math.log(2)  # over completions: half or twice their weight
 
 
 class ImportanceWeightedSampler:
@@ -41,14 +43,9 @@ class ImportanceWeightedSampler:
 
     def __init__(self, team: Team, sampler: Sampler, cap: float) -> None:
         self.team, self.sampler, self.cap = team, sampler, cap
+        self.encode, self.fits = sampler.encode, sampler.fits
         self.sums = Sums()  # since ``metrics`` was last asked
         self.warned = False
-
-    def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
-        return self.sampler.encode(agent, prompt)
-
-    def fits(self, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
-        return self.sampler.fits(prompt_ids, sampling)
 
     def sample(
         self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
@@ -93,9 +90,11 @@ class ImportanceWeightedSampler:
         count = sums.of.pop("completions", 0)
         if not count:
             return {}
-        distance, tokens = sums.of.pop("distance", 0.0), sums.of.pop("tokens", 0)
+        distance, tokens, present = (
+            sums.of.pop(name, 0.0) for name in ("distance", "tokens", "present")
+        )
         if tokens:
-            self._warn(distance / tokens)
+            self._warn(distance / tokens, distance / present)
         metrics = {f"importance/{name}": value / count for name, value in sums.of.items()}
         return metrics | {f"importance/{name}": value for name, value in sums.maxima.items()}
 
@@ -138,17 +137,20 @@ class ImportanceWeightedSampler:
         )
         if not older:
             tokens = sum(len(c.token_ids) for group in groups for c in group)
-            self.sums.add(distance=math.fsum(map(abs, log_ratio_C)), tokens=tokens)
+            self.sums.add(
+                distance=math.fsum(map(abs, log_ratio_C)), tokens=tokens, present=len(drawn_C)
+            )
         self.sums.reach(ratio_max=float(ratio_C.max()))
         weights = iter(ratio_C.clamp(max=self.cap).tolist())
         return [tuple(replace(c, importance=next(weights)) for c in group) for group in groups]
 
-    def _warn(self, distance: float) -> None:
-        if distance <= SOUND or self.warned:
+    def _warn(self, of_token: float, of_completion: float) -> None:
+        if self.warned or (of_token <= SOUND and of_completion <= SOUND_WHOLE):
             return
         self.warned = True
         warning(
-            f"the server's log-probabilities are {distance:.2g} a token from those of the trained "
-            f"policy, above {SOUND}: what samples is another policy; see that the server has the "
-            "same model in the same precision (--dtype), and --logprobs-mode processed_logprobs"
+            f"the server's log-probabilities differ from the trained policy's by {of_token:.2g} a "
+            f"token and {of_completion:.2g} a completion (at most {SOUND} and {SOUND_WHOLE:.2g} "
+            "are rounding): what samples is another policy; see that the server has the same "
+            "model in the same precision (--dtype), and --logprobs-mode processed_logprobs"
         )

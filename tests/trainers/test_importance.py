@@ -355,7 +355,17 @@ def test_another_policy_than_the_trained_one_is_reported_once(drawn, capsys):
             assert corrected.sums.of["distance"] / tokens == pytest.approx(less, rel=1e-9)
             assert corrected.metrics()["importance/ratio_mean"] == pytest.approx(1, abs=0.03)
         warnings = capsys.readouterr().err
-        assert warnings.count(f"are {less:.2g} a token from those of the trained policy") == times
+        assert warnings.count(f"differ from the trained policy's by {less:.2g} a token") == times
+
+
+def test_small_differences_of_long_completions_are_reported(drawn, capsys):
+    """0.04 a token are no other policy by themselves; over 20 tokens they halve a weight."""
+    agents, drawn_N = drawn
+    corrected = ImportanceWeightedSampler(agents, Everything(drawn_N), 2.0)
+    for length, times in ((15, 0), (20, 1)):
+        corrected.sums.add(completions=3, present=3, tokens=3 * length, distance=3 * length * 0.04)
+        corrected.metrics()
+        assert capsys.readouterr().err.count("0.04 a token and 0.8 a completion") == times
 
 
 def test_older_weights_are_no_other_policy(drawn, capsys):

@@ -6,6 +6,7 @@ import itertools
 import math
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -164,6 +165,28 @@ def test_an_error_in_the_thread_is_raised_by_whoever_needs_the_trees(tmp_path):
     assert run.trainer.loop.counters.steps == 1
     run.ahead.begin(run.trainer.loop.tasks[:1], ("train", 2))
     run.ahead.wait()
+
+
+@pytest.mark.parametrize("other", ["temperature", "shape", "tasks"])
+def test_what_is_asked_for_otherwise_than_it_was_begun_is_grown_anew(other, tmp_path):
+    run = Overlapped("magrpo", tmp_path)
+    tasks, section = run.trainer.loop.tasks, run.trainer.section
+    given = {"tasks": tasks[:2], "shape": section.shape, "sampling": run.trainer.sampling}
+    run.ahead.grow(**given, key=("train", 1))
+    changed = {
+        "temperature": {"sampling": replace(given["sampling"], temperature=0.5)},
+        "shape": {"shape": replace(section.shape, num_generations=2)},
+        "tasks": {"tasks": tasks[2:4]},
+    }[other]
+    weighed, weigh = [], run.ahead.weigh
+    run.ahead.weigh = lambda *asked: weighed.append(None) or weigh(*asked)
+    for asked, times in ((given, 1), (given | changed, 1)):
+        run.ahead.begin(given["tasks"], ("train", 2))
+        trees = run.ahead.grow(**asked, key=("train", 2))
+        alone = run.ahead.by(run.ahead.sampler).grow(**asked, key=("train", 2))
+        assert [t.task for t in trees] == [t.task for t in alone]
+        assert list(map(written, trees)) == list(map(written, alone))
+        assert len(weighed) == times
 
 
 def test_an_evaluation_waits_for_the_growth(tmp_path):
