@@ -18,7 +18,6 @@ from comlrl import files
 from comlrl.config.algorithms import SECTIONS
 from comlrl.errors import UserError, notice, report
 from comlrl.files import tolerant_terminal
-from comlrl.processes.spinning import limit_spinning
 from trainers.launch.commands import replacements
 from trainers.launch.commands.evaluation_plan import Plan, make_plan, parse_arguments, place
 from trainers.launch.wiring import hub, weights
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     tolerant_terminal()
-    limit_spinning()
     try:
         plan = make_plan(parse_arguments(argv))
         plan = dataclasses.replace(

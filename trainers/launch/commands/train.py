@@ -23,7 +23,6 @@ from comlrl.files import tolerant_terminal
 from comlrl.loop.interrupts import Interrupted, Signals
 from comlrl.loop.parts import Trainer
 from comlrl.loop.run_directory import check_free
-from comlrl.processes.spinning import limit_spinning
 from comlrl.quoting import one_line
 from comlrl.run_files import FINAL_MODEL
 from trainers.launch.commands.command_line import parse_arguments, resolve
@@ -56,7 +55,6 @@ def main(
     """Run a train script; returns its exit code. ``section``: the class of the keys of an algorithm
     that does not ship."""
     tolerant_terminal()
-    limit_spinning()
     if section is not None:
         own_algorithm.add(algorithm, section)
     with Signals() as signals:
