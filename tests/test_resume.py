@@ -227,7 +227,7 @@ def test_every_algorithm_survives_kills(zygote: Zygote, tmp_path: Path, algorith
 @pytest.mark.parametrize(
     ("algorithm", "steps"),
     [
-        ("madpo", [1]),
+        pytest.param("madpo", [1], marks=pytest.mark.slow),
         pytest.param("madpo", [2, 3], marks=pytest.mark.slow),
         pytest.param("marlhf", [1, 2, 3], marks=pytest.mark.slow),
     ],

@@ -111,6 +111,7 @@ def test_the_report_needs_no_network(run):
         assert outside not in page
 
 
+@pytest.mark.slow
 def test_the_written_configuration_repeats_the_run(run, tmp_path):
     """And so: the same seed gives the same numbers, the clock's aside."""
     config = yaml.safe_load((run / "config.yaml").read_text())

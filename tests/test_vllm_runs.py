@@ -120,6 +120,7 @@ def learned(folder: Path) -> list[dict]:
     ]
 
 
+@pytest.mark.slow
 def test_a_killed_run_grows_the_same_trees_again(
     zygote: Zygote, server: FakeVLLM, tmp_path: Path
 ) -> None:
@@ -199,6 +200,7 @@ def test_a_server_that_is_not_there_is_reported_at_once(zygote: Zygote, tmp_path
     assert "Traceback" not in run.output and "Loading weights" not in run.output
 
 
+@pytest.mark.slow
 def test_a_server_lost_in_the_middle(zygote: Zygote, server: FakeVLLM, tmp_path: Path) -> None:
     """The run saves what it has done, though no checkpoint was due, and goes on from there."""
     folder = tmp_path / "run"
@@ -263,7 +265,7 @@ def ended(team: list[Process]) -> list[int]:
     return [process.wait() for process in team]
 
 
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("overlap", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_processes_share_the_adapters(
     zygote: Zygote, server: FakeVLLM, tmp_path: Path, overlap: int
 ) -> None:
@@ -344,7 +346,8 @@ def test_a_server_that_does_not_fit_ends_all_processes(
     assert together.count("error: ") == 1 and "LoRA rank 4 is greater than 2" in together
 
 
-@pytest.mark.parametrize("strategy", ["replicate", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["replicate", "fsdp"])
 def test_processes_whose_server_is_lost(
     zygote: Zygote, server: FakeVLLM, tmp_path: Path, strategy: str
 ) -> None:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support import loops, tiny_models
+from tests.support.marks import some_slow
 from tests.support.runs import (
     CLOCK,
     Zygote,
@@ -214,7 +215,12 @@ def alone(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", UPDATES)
+@pytest.mark.parametrize(
+    "name",
+    some_slow(
+        UPDATES, "mappo by a model", "ippo by turns", "magrpo, truncated", "magrpo, two passes"
+    ),
+)
 def test_k_processes_update_as_one(
     zygote: Zygote, alone: Callable[[str], Path], size: int, name: str
 ) -> None:

@@ -120,7 +120,7 @@ def f(x):
 """
 
 
-@pytest.mark.parametrize("level", some_slow(LEVELS, "unshare"), indirect=True)
+@pytest.mark.parametrize("level", some_slow(LEVELS, "unshare", "limits"), indirect=True)
 def test_scores_repeat_in_fresh_pools(level):
     """50 programs, whatever ran before them: what each drew, and where its objects lie."""
     programs = [CHANCE.format(extra=f"K = [{n}] * {n}") for n in range(50)]
@@ -142,7 +142,7 @@ def test_scores_repeat_in_fresh_pools(level):
     assert [run == seen[0] for run in seen] == [True] * 5
 
 
-@pytest.mark.parametrize("level", some_slow(LEVELS, "unshare"), indirect=True)
+@pytest.mark.parametrize("level", some_slow(LEVELS, "unshare", "limits"), indirect=True)
 def test_a_busy_neighbour_costs_nothing(level):
     """A program that would spin in seven processes and threads, beside an honest one that works."""
     spin = """

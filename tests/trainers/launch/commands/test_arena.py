@@ -199,6 +199,7 @@ def test_a_script_of_ones_own_is_found_by_its_name(tmp_path):
     assert list(both.algorithms) == ["best", "magrpo"]
 
 
+@pytest.mark.slow
 def test_another_version_of_a_script_needs_another_folder(tmp_path, capsys):
     script = tmp_path / "train_best.py"
     script.write_text(OWN)

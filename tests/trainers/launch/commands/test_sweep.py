@@ -262,6 +262,7 @@ def _first_point(file: Path, folder: Path) -> dict[str, Any]:
     return json.loads((folder / "point_000" / "summary.json").read_text())
 
 
+@pytest.mark.slow
 def test_first_point_of_a_grid_really_trains(tmp_path):
     file = ROOT / "configs" / "sweeps" / "magrpo_learning_rate_generations.yaml"
     assert _first_point(file, tmp_path)["updates"] == 1
