@@ -120,6 +120,8 @@ class Servers:
     def leave(self) -> None:
         """Nothing is waited for any more; requests that are under way raise ServerError."""
         with self._changed:
+            if self._left:  # the adapters may be being unloaded, which is not to be cut
+                return
             self._left = True
             self._changed.notify_all()
         for member in self.members:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import math
 import threading
 from collections.abc import Iterator
@@ -172,6 +173,21 @@ def test_leaving_ends_what_other_threads_wait_for(server, tmp_path, monkeypatch)
             assert not thread.is_alive()
     over.set()
     assert sum(body["model"] != "base" for body in server.asked) == 4
+    assert kinds(server)[2:] == ["unload agent_0", "unload agent_1"]
+
+
+def test_unloading_is_not_cut_by_a_thread_that_leaves_later(server, tmp_path, monkeypatch):
+    """A growth that gets no answer any more leaves too, while the main thread unloads."""
+    sampler = client(team(), server, tmp_path)
+    connect = http.client.HTTPConnection.connect
+
+    def leave_once_connected(connection: http.client.HTTPConnection) -> None:
+        connect(connection)
+        sampler.leave()
+
+    monkeypatch.setattr(http.client.HTTPConnection, "connect", leave_once_connected)
+    sampler.close()
+    assert server.adapters == {}
     assert kinds(server)[2:] == ["unload agent_0", "unload agent_1"]
 
 
