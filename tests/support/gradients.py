@@ -51,7 +51,8 @@ def fast(
         def step(self, progress: float) -> float:
             gradient = flat(self.agent)
             found[self.agent.index].append(gradient)
-            shift(self.agent, -move * gradient / gradient.norm())
+            if move:  # else a gradient of 0 is one, too
+                shift(self.agent, -move * gradient / gradient.norm())
             self.zero()
             return 0.0
 

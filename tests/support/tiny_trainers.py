@@ -105,7 +105,7 @@ def build(
     sampled = sampling(cfg, CODE.roles(cfg.section.num_agents)).with_sets(
         cfg.generation.max_support
     )
-    if algorithm == "magrpo":
+    if algorithm in ("grpo", "magrpo"):
         return MAGRPOTrainer(section, team, rollout, loop, sampled)
     if algorithm == "ppo":
         critics = build_critic_team(cfg, team)
