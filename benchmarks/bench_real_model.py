@@ -1,0 +1,209 @@
+"""SmolLM2-135M-Instruct against the peer, TRL and transformers: generation, update, whole steps.
+
+    make real-model
+    python benchmarks/bench_real_model.py [--rounds 3] [--steps 2]
+
+Nothing else should run. The model's end token is moved behind the vocabulary, where no policy can
+sample it, and its chat template is left out, so that all contenders read the same prompts and write
+64 tokens to each. Three tables:
+
+1. Generation of 32 rows (8 prompts of 200 tokens with 4 completions of 48 tokens each, two LoRA
+   agents on one base in ours) against transformers' ``generate``, both in bfloat16, in turn.
+2. The parts of a step of 4 tasks × G = 4 for two LoRA agents, and the update's share of the limit:
+   two operations for each weight outside the embedding, token and pass (forward, and back to the
+   activations), at the rate of one large product.
+3. Whole steps of 4 tasks × G = 4 at a learning rate of 1e-5, the first of each run left out: two
+   agents against the peer (comlrl 1.4.3, in ``.venv-peer``, which is made here if missing) in
+   bfloat16, its faster precision, and one agent against TRL's GRPO with bfloat16 autocast, its
+   faster one. Each number comes from a process of its own; contenders alternate.
+
+Medians over rounds, with the span.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import torch
+from bench_parts import measure
+from bench_real_shape import ours, peer, show
+from bench_train_step import GENERATIONS, make_peer, peer_job, runner, trained
+
+from loggers.tables import table
+
+TASKS, ROWS, PROMPT, NEW = 4, 32, 200, 48
+NEVER = "<|never|>"
+
+
+def make_endless(model: Path, folder: Path) -> None:
+    """A model folder with the same weights that cannot end a completion."""
+    (folder / "model.safetensors").symlink_to((model / "model.safetensors").resolve())
+    config = json.loads((model / "config.json").read_text())
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    last = next(t for t in tokenizer["added_tokens"] if t["content"] == settings["eos_token"])
+    tokenizer["added_tokens"].append(last | {"id": config["vocab_size"], "content": NEVER})
+    written = {
+        "config.json": config | {"eos_token_id": None},
+        "generation_config.json": {"bos_token_id": config["bos_token_id"]},
+        "tokenizer.json": tokenizer,
+        "tokenizer_config.json": settings | {"eos_token": NEVER},
+    }
+    for name, content in written.items():
+        (folder / name).write_text(json.dumps(content))
+
+
+def generation(folder: str, rounds: int) -> list[list[str]]:
+    """Rows of a table: tokens a second of ours, with and without top-p, and of transformers."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from comlrl.models.loading import build_team
+    from comlrl.types import Request, Sampling
+    from trainers.launch.commands import command_line
+    from trainers.launch.wiring.assembly import build_sampler
+
+    given = ["--config", "configs/magrpo_quickstart.yaml"]
+    given += ["--override", f"agent_model.name={folder}", "agent_model.torch_dtype=bfloat16"]
+    config, _, _ = command_line.resolve("magrpo", command_line.parse_arguments("magrpo", given))
+    _, sampler = build_sampler(config, build_team(config, reference=False, device="cpu"))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tasks = peer_job(argparse.Namespace(device="cpu"), ROWS)["tasks"]
+    text = tokenizer("\n".join(prompt for task in tasks for prompt in task["prompts"])).input_ids
+    prompts = torch.tensor(text[: ROWS // 4 * PROMPT]).view(ROWS // 4, PROMPT)
+    plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+
+    def sampled(top_p: float | None) -> None:
+        requests = [
+            Request(tuple(ids), tuple((row, g) for g in range(4)))
+            for row, ids in enumerate(prompts.tolist())
+        ]
+        half = len(requests) // 2
+        sampler.sample([requests[:half], requests[half:]], Sampling(1.0, NEW, top_p=top_p))
+
+    def generated() -> None:
+        plain.generate(
+            prompts, attention_mask=torch.ones_like(prompts), do_sample=True, top_k=0,
+            temperature=1.0, max_new_tokens=NEW, num_return_sequences=4, pad_token_id=0,
+        )  # fmt: skip
+
+    contenders: dict[str, Callable[[], None]] = {
+        "transformers' generate": generated,
+        "ours": lambda: sampled(None),
+        "ours, top_p 0.95": lambda: sampled(0.95),
+    }
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds + 1):  # the first compiles products of new shapes
+        for name, contender in contenders.items():
+            began = time.monotonic()
+            contender()
+            found[name].append(time.monotonic() - began)
+    base = statistics.median(found["transformers' generate"][1:])
+    rows = []
+    for name, seconds in found.items():
+        median = statistics.median(seconds[1:])
+        span = f"{min(seconds[1:]):.1f}–{max(seconds[1:]):.1f}"
+        rows.append(
+            [name, f"{median:.1f} ({span})", f"{ROWS * NEW / median:.0f}", f"{base / median:.1f}×"]
+        )
+    return rows
+
+
+def trl(folder: str, options: argparse.Namespace) -> dict[str, float]:
+    job = peer_job(options, options.tasks * (options.steps + 1), "float32")
+    job |= {"bf16": True, "model": folder, "batch_size": options.tasks}
+    results = runner(sys.executable, "trl_runner.py", job)
+    lengths, times = results["lengths"][options.tasks * GENERATIONS :], results["step_times"]
+    return one_agent(sum(lengths), times[-1] - times[0], len(lengths), results["peak_memory_mb"])
+
+
+def ours_grpo(folder: str, options: argparse.Namespace, *overrides: str) -> dict[str, float]:
+    steps, memory = trained(
+        options.tasks, options.tasks, options.steps + 1, f"agent_model.name={folder}",
+        "reward.target=benchmarks.noise_reward:Noise", *overrides, algorithm="grpo",
+    )  # fmt: skip
+    tokens = sum(step["tokens"] for step in steps)
+    seconds = sum(step["step_seconds"] for step in steps)
+    return one_agent(tokens, seconds, options.steps * options.tasks * GENERATIONS, memory)
+
+
+def one_agent(tokens: float, seconds: float, completions: int, memory: float) -> dict[str, float]:
+    unknown = {"generation": float("nan"), "update": float("nan")}  # TRL does not say
+    return unknown | {"tokens": tokens / seconds, "length": tokens / completions, "memory": memory}
+
+
+def whole_steps(folder: str, options: argparse.Namespace) -> None:
+    """Prints a table for two agents and one for one agent."""
+    full = "lora.enabled=false"
+    groups: list[dict[str, Callable[[], dict[str, float]]]] = [
+        {
+            "peer, 2 agents, all weights, bfloat16": lambda: peer(folder, options, "bfloat16"),
+            "ours, 2 agents, all weights": lambda: ours(folder, options, full),
+            "ours, 2 agents, LoRA": lambda: ours(folder, options),
+        },
+        {
+            "TRL GRPO, 1 agent, bfloat16": lambda: trl(folder, options),
+            "ours GRPO, 1 agent, all weights": lambda: ours_grpo(folder, options, full),
+            "ours GRPO, 1 agent, LoRA": lambda: ours_grpo(folder, options),
+        },
+    ]
+    for contenders in groups:
+        found: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
+        for _ in range(options.rounds):
+            for name, contender in contenders.items():
+                found[name].append(contender())
+                print(f"{name}: {found[name][-1]}", file=sys.stderr, flush=True)
+        show(found)
+        print(flush=True)
+
+
+def parts(folder: str, steps: int) -> list[list[str]]:
+    keys: dict[str, Any] = {"batch_size": TASKS, "max_new_tokens": 64, "learning_rate": 1e-5}
+    medians = measure(
+        [f"agent_model.name={folder}", *(f"magrpo.{key}={value}" for key, value in keys.items())],
+        fast=True, steps=steps, warm=2,
+    )  # fmt: skip
+    share = medians["limit"] * 2 / 3 / medians["update"]  # two of the three passes
+    return [
+        [f"{medians[part]:.1f}" for part in ("generation", "reward", "update", "step")]
+        + [f"{100 * share:.0f} %"]
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, default=Path("models/smollm2-135m-instruct"))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=2, help="measured in a run, after its first")
+    parser.add_argument("--only", choices=["generation", "parts", "steps"])
+    parser.set_defaults(device="cpu", tasks=TASKS)
+    options = parser.parse_args()
+    if not (options.model / "config.json").exists():
+        parser.error(f"--model {options.model}: no model there; make it with `make real-model`")
+    with tempfile.TemporaryDirectory() as folder:
+        make_endless(options.model, Path(folder))
+        if options.only in (None, "generation"):
+            head = ["32 rows, 200 + 48 tokens", "seconds (span)", "tokens/s", "ratio"]
+            print(table(head, generation(folder, options.rounds)), "\n", flush=True)
+        if options.only in (None, "parts"):
+            head = ["generation, s", "reward, s", "update, s", "step, s", "update, of the limit"]
+            print(table(head, parts(folder, options.rounds)), "\n", flush=True)
+        if options.only in (None, "steps"):
+            make_peer()
+            whole_steps(folder, options)
+
+
+if __name__ == "__main__":
+    main()
