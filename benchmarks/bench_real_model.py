@@ -53,6 +53,7 @@ def make_endless(model: Path, folder: Path) -> None:
     tokenizer = json.loads((model / "tokenizer.json").read_text())
     settings = json.loads((model / "tokenizer_config.json").read_text())
     last = next(t for t in tokenizer["added_tokens"] if t["content"] == settings["eos_token"])
+    tokenizer["model"]["vocab"][NEVER] = config["vocab_size"]
     tokenizer["added_tokens"].append(last | {"id": config["vocab_size"], "content": NEVER})
     written = {
         "config.json": config | {"eos_token_id": None},
