@@ -20,6 +20,7 @@ from typing import Any
 
 import h11
 
+from comlrl.errors import UserError
 from comlrl.programs.messages import messages
 from comlrl.programs.program import Address, EpisodeError, UnknownAgent
 from comlrl.programs.running import Running
@@ -100,6 +101,8 @@ class Endpoint:
                 pass
         except (ConnectionError, TimeoutError, asyncio.TimeoutError, h11.RemoteProtocolError):
             pass  # the client is gone, or speaks something else
+        except asyncio.CancelledError:
+            pass  # all ends; asyncio before Python 3.12 prints a traceback for what is cancelled
         finally:
             self._connections.discard(writer)
             writer.close()
@@ -145,9 +148,9 @@ async def _chat(running: Running, asked: Mapping[str, Any]) -> dict[str, Any]:
         drawn = await _all(*(running.call(agent, prompt) for _ in range(count)))
     except UnknownAgent as error:
         raise BadRequest(HTTPStatus.NOT_FOUND, f"model: {error}") from error
-    except (ValueError, EpisodeError) as error:
+    except (ValueError, EpisodeError, UserError) as error:
         raise BadRequest(HTTPStatus.BAD_REQUEST, str(error)) from error
-    read = len(running.setting.sampler.encode(agent, prompt))
+    read = len(running.board.encode(agent, prompt))
     written = sum(len(completion.token_ids) for completion in drawn)
     return {
         "id": f"chatcmpl-{secrets.token_hex(8)}",

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from comlrl.config.plugins.targets import TargetError
+from comlrl.errors import UserError
 from comlrl.programs.program import Address, EpisodeError, Program
 from comlrl.rollout.checked import checked_score
 from comlrl.tasks.prompts import Prompts
@@ -76,6 +77,7 @@ class Board:
     setting: Setting
     loop: asyncio.AbstractEventLoop
     fail: Callable[[Running, str], None]  # ends an episode
+    stop: Callable[[Exception], None]  # ends them all, and the run
     address: Callable[[Running], Address]  # opens an episode to programs outside
     calls: list[WaitingCall] = field(default_factory=list)
     scores: list[WaitingScore] = field(default_factory=list)
@@ -83,9 +85,16 @@ class Board:
     encoded: dict[tuple[int, tuple[Message, ...]], tuple[int, ...]] = field(default_factory=dict)
 
     def encode(self, agent: int, prompt: tuple[Message, ...]) -> tuple[int, ...]:
-        """Token ids of a prompt, which episodes of one task often share."""
+        """Token ids of a prompt, which episodes of one task often share.
+
+        A message that the model has no place for ends the run, whatever the program catches.
+        """
         if (agent, prompt) not in self.encoded:
-            self.encoded[agent, prompt] = self.setting.sampler.encode(agent, prompt)
+            try:
+                self.encoded[agent, prompt] = self.setting.sampler.encode(agent, prompt)
+            except UserError as error:
+                self.stop(error)
+                raise
         return self.encoded[agent, prompt]
 
 
@@ -122,8 +131,8 @@ class Running:
     async def call(self, agent: int, prompt: tuple[Message, ...]) -> Completion:
         """One completion by one agent.
 
-        Raises EpisodeError where the prompt does not fit. More calls than the episode may make end
-        it, whatever it catches.
+        Raises EpisodeError where the prompt does not fit, and UserError where ``encode`` does. More
+        calls than the episode may make end it, whatever it catches.
         """
         if not self.ended and len(self.calls) >= self.program.max_calls:
             self.board.fail(self, f"more than {self.program.max_calls} calls (program.max_calls)")

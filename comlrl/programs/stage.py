@@ -32,7 +32,7 @@ class Stage:
         self.setting = setting
         self.loop = WaveLoop(self._when_idle, self._fail_late)
         self.endpoint = Endpoint(self.loop)  # listens where an episode asks for its address
-        self.board = Board(setting, self.loop, self._fail, self.endpoint.open)
+        self.board = Board(setting, self.loop, self._fail, self._stop, self.endpoint.open)
         self._episodes: dict[Running, Episode] = {}
         self._tasks: dict[Running, asyncio.Task] = {}  # of those that have not ended
         self._idle_since: float | None = None  # with something to be answered

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 
+from comlrl.errors import UserError
 from tests.support.played import TASKS, Keeping, played
 
 
@@ -99,6 +100,56 @@ def test_what_cannot_be_given_is_refused_by_name(asked, status, named):
 
     (group,) = played(play, 1, tasks=TASKS[:1])
     assert group.episodes_G[0].calls == ()
+
+
+class WithoutTools(Keeping):
+    """A model whose chat template has no messages of tools."""
+
+    def encode(self, agent, prompt):
+        if any(message.role == "tool" for message in prompt):
+            raise UserError("no messages of the role tool")
+        return super().encode(agent, prompt)
+
+
+CALLED = [*user("2 + 2"), {"role": "tool", "content": "4"}]
+
+
+async def inside(agents):
+    await agents["coder"](CALLED)
+
+
+async def outside(agents):
+    async with client(agents) as own:
+        await own.chat.completions.create(model="coder", messages=CALLED)
+
+
+@pytest.mark.parametrize("on_error", ["stop", "zero"])
+@pytest.mark.parametrize("catches", [False, True])
+@pytest.mark.parametrize("ask", [inside, outside])
+def test_a_role_that_the_model_lacks_ends_the_run(ask, catches, on_error, caplog):
+    """It is no error of the episode, whatever the program catches; and it is said once."""
+
+    async def play(task, agents):
+        with contextlib.suppress(Exception if catches else ()):
+            await ask(agents)
+        await agents["coder"]("again")
+        return 1
+
+    with pytest.raises(UserError, match=r"^no messages of the role tool$") as raised:
+        played(play, sampler=WithoutTools(), on_error=on_error)
+    assert raised.value.exit_code == 2 and not caplog.records
+
+
+def test_a_client_that_is_left_open_is_closed_without_a_word(caplog):
+    clients = []
+
+    async def play(task, agents):
+        clients.append(client(agents))
+        await clients[-1].chat.completions.create(model="coder", messages=user("write"))
+        return 1
+
+    played(play)
+    assert len(clients) == 4 and not [r for r in caplog.records if r.name == "asyncio"]
 
 
 def test_too_many_calls_end_the_episode_with_none_waiting():
