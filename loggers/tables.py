@@ -129,9 +129,18 @@ def _how(result: Mapping[str, Any]) -> str:
     return (
         f"{result['tasks']} tasks of `{result['dataset']}` {result['split']}, "
         f"{result['samples']} answer(s) each, {result['num_agents']} agent(s), "
-        f"{result['num_turns']} turn(s), {result['turn_order']}, {drawn}{cut}, "
+        f"{_order(result)}, {drawn}{cut}, "
         f"seed {result['seed']}."
     )
+
+
+def _order(result: Mapping[str, Any]) -> str:
+    """Who acts when: a program says so itself, but not where a baseline plays."""
+    program = result.get("settings", {}).get("program", {})
+    name = program.get("target") or program.get("command")
+    if name and not result["baseline"]:
+        return f"program `{name}`"
+    return f"{result['num_turns']} turn(s), {result['turn_order']}"
 
 
 def _interval(pair: Sequence[float] | None) -> str:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from comlrl.files import read_lines
+from tests.support import tiny_models
 from tests.support.documented import programs
 from tests.support.runs import SMALL, Zygote, assert_same, metrics, newest_step
 from trainers.launch.commands import evaluate, train
 
 TEAM = '''
 import asyncio
+
+import openai
 
 from rewards.run_python import run_python
 
@@ -34,6 +39,24 @@ async def runs(task, agents):
     await agents["reader"](result.report or "nothing")
     await agents.reward("writer", result.ok)
     return 1 / 0
+
+
+async def calls_a_tool(task, agents):
+    messages = [{"role": "user", "content": task.fields["prompt"]}]
+    asked = await agents["writer"](messages)
+    messages += [{"role": "assistant", "content": asked}, {"role": "tool", "content": "it is 4"}]
+    return len(await agents["writer"](messages)) + len(await agents["reader"]("Is it?"))
+
+
+async def calls_a_tool_by_a_client(task, agents):
+    messages = [{"role": "user", "content": task.fields["prompt"]}]
+    async with openai.AsyncOpenAI(base_url=agents.base_url, api_key=agents.api_key) as client:
+        create = client.chat.completions.create
+        asked = (await create(model="writer", messages=messages)).choices[0].message.content
+        messages.append({"role": "assistant", "content": asked})
+        messages.append({"role": "tool", "tool_call_id": "1", "content": "it is 4"})
+        text = (await create(model="writer", messages=messages)).choices[0].message.content
+    return len(text) + len(await agents["reader"]("Is it?"))
 
 
 def plain(task, agents):
@@ -113,6 +136,64 @@ def test_its_evaluation_and_replacements(played, tmp_path, capsys):
     capsys.readouterr()
 
 
+@pytest.fixture(scope="module")
+def another(played: tuple[Path, Path], zygote: Zygote) -> Path:
+    """A second run of the same program, which has learned more."""
+    file, out = played[0], played[1].with_name("another")
+    more = ["magrpo.eval_interval=0", "seed=7"]
+    run = zygote.run("magrpo", arguments(file, out, *more, max_steps=2, learning_rate=0.02))
+    assert run.wait() == 0, run.output
+    return out
+
+
+def evaluated(file: Path, *given: object) -> dict:
+    few = ["--override", "dataset.eval_split=eval[:3]", "seed=5"]
+    assert evaluate.main([*map(str, given), "--out", str(file), *few]) == 0
+    return json.loads(file.read_text())
+
+
+@pytest.mark.slow
+def test_cross_play_and_replacements_are_each_team_played_apart(played, another, tmp_path):
+    """A program asks again by what it has read: later calls differ from pairing to pairing."""
+    _, one = played
+    crossed = evaluated(tmp_path / "x.json", "--cross-play", one, another)
+    assert crossed["roles"] == ["writer", "reader"]
+    replaced = evaluated(tmp_path / "r.json", "--checkpoint", one, "--replace", f"all={another}")
+    of_present = {tuple(team["present"]): team["metrics"] for team in replaced["coalitions"]}
+    names = ("reward_mean", "agent_0/reward_mean", "agent_1/reward_mean")
+    for a, b in itertools.product(range(2), repeat=2):
+        own = tuple(agent for agent, run in enumerate((a, b)) if run == 0)
+        pairing = {name: crossed["matrices"][name][a][b] for name in names}
+        assert pairing == {name: of_present[own][name] for name in names}
+        if a == b:
+            continue
+        mixed = tmp_path / f"mixed_{a}{b}"
+        mixed.mkdir()
+        for agent, run in enumerate((a, b)):
+            place = f"agent_{agent}"
+            (mixed / place).symlink_to((one, another)[run] / "final_model" / place)
+        given = ("--config", one / "config.yaml", "--checkpoint", mixed)
+        apart = evaluated(tmp_path / "a.json", *given)["metrics"]
+        assert pairing == pytest.approx({name: apart[name] for name in names})
+        assert of_present[own]["calls_mean"] == apart["calls_mean"]
+    assert len({*itertools.chain(*crossed["matrices"]["reward_mean"])}) > 2
+    rewards = crossed["matrices"]["agent_1/reward_mean"]
+    assert len({*itertools.chain(*rewards)}) > 1
+    assert (tmp_path / "x.png").is_file()
+    assert "2 agent(s), program `my_team:play`, temperature" in (tmp_path / "x.md").read_text()
+
+
+def test_runs_of_different_programs_are_not_crossed(played, tmp_path, capsys):
+    _, one = played
+    other = tmp_path / "other"
+    shutil.copytree(one, other)
+    config = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(config.replace("my_team:play", "my_team:runs"))
+    assert evaluate.main(["--cross-play", str(one), str(other)]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: --cross-play: ") and "program.target" in error
+
+
 def test_tools_rewards_in_the_middle_and_episodes_that_fail(zygote, tmp_path):
     file, out = config(tmp_path, "runs"), tmp_path / "run"
     more = ["program.on_error=zero", "magrpo.eval_interval=0"]
@@ -124,6 +205,55 @@ def test_tools_rewards_in_the_middle_and_episodes_that_fail(zygote, tmp_path):
     assert samples
     for sample in samples:
         assert sample["error"].startswith("raised ZeroDivisionError"), sample
+
+
+def chat_model(folder: Path, template: str) -> str:
+    """A tiny model that reads messages by this template."""
+    shutil.copytree(tiny_models.folder("qwen2", chat=True), folder)
+    words = tiny_models.tokenizer()
+    words.chat_template = template
+    words.save_pretrained(folder)
+    return f"agent_model.name={folder}"
+
+
+@pytest.mark.parametrize("target", ["calls_a_tool", "calls_a_tool_by_a_client"])
+def test_messages_of_tools_are_read_where_the_template_has_them(target, zygote, tmp_path):
+    file, out = config(tmp_path, target), tmp_path / "run"
+    more = ["magrpo.eval_interval=0", chat_model(tmp_path / "model", tiny_models.CHAT)]
+    run = zygote.run("magrpo", arguments(file, out, *more, max_steps=1))
+    assert run.wait() == 0, run.output
+    for sample in read_lines(out / "samples.jsonl"):
+        first, second, third = sample["calls"]
+        assert second["read"] == [  # what it has not read before
+            {"role": "assistant", "content": first["wrote"]},
+            {"role": "tool", "content": "it is 4"},
+        ]
+        assert [call["agent"] for call in (first, second, third)] == ["writer", "writer", "reader"]
+
+
+WITHOUT_TOOLS = "{% for m in messages if m.role != 'tool' %}{{ m.content }}{% endfor %}"
+STRICT = (
+    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}"
+    "{% endif %}{{ m.content }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("target", "template"),
+    [
+        ("calls_a_tool", WITHOUT_TOOLS),
+        ("calls_a_tool_by_a_client", WITHOUT_TOOLS),
+        ("calls_a_tool_by_a_client", STRICT),
+    ],
+)
+def test_and_end_the_run_where_it_lacks_them(target, template, zygote, tmp_path):
+    file, model = config(tmp_path, target), tmp_path / "model"
+    more = ["magrpo.eval_interval=0", "program.on_error=zero", chat_model(model, template)]
+    run = zygote.run("magrpo", arguments(file, tmp_path / "run", *more, max_steps=1))
+    assert run.wait() == 2, run.output
+    assert "Traceback" not in run.output, run.output
+    (line,) = [line for line in run.output.splitlines() if line.startswith("error: ")]
+    assert line.startswith(f"error: the chat template of '{model}' has no messages of the role too")
 
 
 def test_an_error_names_task_and_episode(zygote, tmp_path):
@@ -216,6 +346,67 @@ def test_two_processes_do_what_one_does(played, zygote, tmp_path):
     file, out = played
     given = arguments(file, tmp_path / "run", batch_size=3, max_steps=2)
     assert_agree(out, zygote.team(2, {"run": ["magrpo", given]}), tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tasks", [1, 2])
+@pytest.mark.parametrize(
+    ("algorithm", "keys"),
+    [
+        ("magrpo", {"update_epochs": 2, "kl_coef": 0.1}),
+        ("magrpo", {"advantage": "greedy", "entropy_coef": 0.01}),
+        ("ppo", {"ppo_epochs": 2}),
+        ("ppo", MAPPO),
+    ],
+    ids=["MAGRPO", "greedy", "IPPO", "MAPPO"],
+)
+def test_more_processes_than_tasks(algorithm, keys, tasks, zygote, tmp_path):
+    """The third process plays nothing, and with one task the second neither."""
+    file = config(tmp_path, algorithm=algorithm)
+    one, three = tmp_path / "one", tmp_path / "three"
+    more = {"batch_size": tasks, "max_steps": 2, **keys}
+    run = zygote.run(algorithm, arguments(file, one, **more))
+    assert run.wait() == 0, run.output
+    request = {"run": [algorithm, arguments(file, three, **more)]}
+    assert_agree(one, zygote.team(3, request), three)
+    summary = json.loads((three / "summary.json").read_text())
+    assert summary["distributed"] == {"world_size": 3, "weights_in_sync": True}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("algorithm", "keys"), [("magrpo", {}), ("ppo", MAPPO)])
+def test_two_processes_are_killed_and_resumed_bit_equal(algorithm, keys, zygote, tmp_path):
+    file = config(tmp_path, algorithm=algorithm)
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    more = {"batch_size": 3, "max_steps": 3, "eval_num_samples": 3, **keys}
+    given = arguments(file, folder, **more)
+    for process in zygote.team(2, {"run": [algorithm, arguments(file, whole, **more)]}):
+        assert process.wait() == 0, process.output
+    team = zygote.team(2, {"run": [algorithm, given]})
+    team[0].until(lambda: newest_step(folder) >= 1 or team[0].code() is not None)
+    for process in team:
+        process.kill()
+        process.wait()
+    assert newest_step(folder) < 3, "it was not killed in the middle"
+    for process in zygote.team(2, {"run": [algorithm, [*given, "--resume"]]}):
+        assert process.wait() == 0, process.output
+    assert_same(folder, whole)
+
+
+@pytest.mark.slow
+def test_an_episode_that_fails_in_one_process_ends_all(zygote, tmp_path):
+    file = config(tmp_path)
+    (tmp_path / "my_team.py").write_text(
+        "import os\n\n\nasync def play(task, agents):\n"
+        "    await agents['writer']('x')\n"
+        "    return 1 / (1 - int(os.environ['RANK']))\n"
+    )
+    more = ["magrpo.eval_interval=0"]
+    team = zygote.team(2, {"run": ["magrpo", arguments(file, tmp_path / "run", *more)]})
+    assert [process.wait() for process in team] == [1, 1]
+    together = "".join(process.output for process in team)
+    (line,) = [line for line in together.splitlines() if line.startswith("error: ")]
+    assert "program.target: 'my_team:play': task '" in line and "raised ZeroDivisionError" in line
 
 
 def assert_agree(alone, team, together):
