@@ -202,7 +202,8 @@ class Stage:
                     call.answer.set_result(completion)
 
     def _close(self) -> None:
-        """End what episodes have left running."""
+        """End what episodes have left running. Nobody is asked for it any more."""
+        self.board.closed = True
         self.endpoint.close()
         self._tasks.clear()
         left = asyncio.all_tasks(self.loop)

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from comlrl.config.plugins.targets import TargetError
+from comlrl.errors import UserError
 from comlrl.types import JointAction, Paid, Score, Shape
 from tests.support.fakes import SAMPLING, SEED, parts
 from tests.support.played import TASKS, Keeping, played, rollout
@@ -243,6 +244,22 @@ def test_or_scores_zero(play, message):
     assert [(e.score, e.error) for e in good.episodes_G] == [(Score(3.0), None)] * 2
     for episode in bad.episodes_G:
         assert episode.score == Score(0.0) and episode.error.startswith(message)
+
+
+class Lost(Keeping):
+    """A server that answers no more."""
+
+    def sample(self, requests_N, sampling):
+        super().sample(requests_N, sampling)
+        raise UserError("it is lost")
+
+
+def test_a_sampler_that_is_lost_is_not_asked_again():
+    """It is no error of an episode, whatever that catches."""
+    sampler = Lost()
+    with pytest.raises(UserError, match="it is lost"):
+        played(swallows, sampler=sampler, on_error="zero")
+    assert len(sampler.calls) == 1
 
 
 @pytest.mark.parametrize(
