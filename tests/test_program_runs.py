@@ -63,6 +63,14 @@ def plain(task, agents):
     return 0
 '''
 
+ALONE = """
+async def alone(task, agents):
+    names = list(agents)
+    text = await agents[names[0]](task.fields["prompt"])
+    await agents.reward(names[0], text.count("e"))
+    return len(await agents[names[-1]](f"{text} again"))
+"""
+
 
 def config(folder: Path, target: str = "play", algorithm: str = "magrpo") -> Path:
     """A file beside its module; magrpo's agents sample apart."""
@@ -346,6 +354,26 @@ def test_two_processes_do_what_one_does(played, zygote, tmp_path):
     file, out = played
     given = arguments(file, tmp_path / "run", batch_size=3, max_steps=2)
     assert_agree(out, zygote.team(2, {"run": ["magrpo", given]}), tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mean", "rloo", "max", "greedy", "raw"])
+@pytest.mark.parametrize(("algorithm", "names"), [("grpo", "writer"), ("magrpo", "writer, reader")])
+def test_every_advantage_with_two_passes_and_a_divergence(algorithm, names, kind, zygote, tmp_path):
+    """What each call is credited with, ``tests/trainers/test_program_credit.py`` computes."""
+    file, out = config(tmp_path, "alone", algorithm), tmp_path / "run"
+    (tmp_path / "my_team.py").write_text(ALONE)
+    more = [f"program.agents=[{names}]", f"{algorithm}.num_agents={names.count(',') + 1}"]
+    more += ["sampling={}", f"{algorithm}.eval_interval=0"]
+    keys = {"advantage": kind, "update_epochs": 2, "kl_coef": 0.05, "max_steps": 2}
+    run = zygote.run(algorithm, arguments(file, out, *more, learning_rate=1e-2, **keys))
+    assert run.wait() == 0, run.output
+    for line in metrics(out):
+        values = line["metrics"]
+        assert line["update"] % 2 == 0 and values["kl"] > 0 and values["calls_mean"] > 1
+        assert values["ratio_max"] >= 1 and values["gradient_norm"] > 0
+        assert line["step"] == line["update"] / 2 * (6 if kind == "greedy" else 4)
+    assert newest_step(out) == 2
 
 
 @pytest.mark.slow
