@@ -1,4 +1,4 @@
-"""Records and episodes of a run go in; console, files, W&B and TensorBoard tell of them.
+"""Records and episodes of a run go in; console, files and dashboards tell of them.
 
 ``report/`` makes the page from those files, ``model_card.py`` the card.
 """
@@ -60,8 +60,8 @@ def build(
 
     ``config``: a ``comlrl.config.sections.Config``; ``domain``: what the team works on, which
     names its agents and describes its scores; ``progress``: what the console tells of the run
-    beside its records. ``resume``: a W&B run is continued. No log in ``run_dir`` is changed before
-    the loggers' ``begin``.
+    beside its records. ``resume``: a run of W&B, MLflow or Trackio is continued. No
+    log in ``run_dir`` is changed before the loggers' ``begin``.
     """
     run_dir = Path(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -83,6 +83,14 @@ def build(
 
         if wandb_logger := connect(config, domain, run_dir, resume):
             loggers.append(wandb_logger)
+    if config.mlflow is not None:
+        from loggers.mlflow import MlflowLogger
+
+        loggers.append(MlflowLogger(config, run_dir, resume))
+    if config.trackio is not None:
+        from loggers.trackio import TrackioLogger
+
+        loggers.append(TrackioLogger(config, run_dir, resume))
     # Last: what the others have to say at their start stands above the live table.
     loggers.append(ConsoleLogger(progress, title=run_dir.name, own=view_of(config.domain).console))
     return Loggers(loggers)

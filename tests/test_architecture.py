@@ -185,8 +185,9 @@ def test_the_code_domain_is_known_to_few():
     assert {_room(m, ["rewards.sandbox"]) for m in users} == {None}
 
 
-def test_wandb_is_imported_in_loggers_alone():
-    users = {m for m, names in THIRD.items() if any(n.split(".")[0] == "wandb" for n in names)}
+@pytest.mark.parametrize("package", ["wandb", "mlflow", "trackio"])
+def test_dashboards_are_imported_in_loggers_alone(package):
+    users = {m for m, names in THIRD.items() if any(n.split(".")[0] == package for n in names)}
     assert {_room(module, FLOORS) for module in users} == {"loggers"}
 
 

@@ -22,7 +22,7 @@ from comlrl.config import paths
 from comlrl.config.algorithms import SINGLE_TURN_KEYS, CommonConfig, PPOConfig
 from comlrl.config.keys import Key, fits, keys_of
 from comlrl.config.resolved import Config
-from comlrl.config.sections import SECTIONS, RoleSampling, Root
+from comlrl.config.sections import OPTIONAL_SECTIONS, SECTIONS, RoleSampling, Root
 from comlrl.errors import UserError
 
 # Older spellings; "<algo>" stands for the algorithm's section. None: accepted and ignored.
@@ -80,7 +80,7 @@ class Loader:
         self._root = OmegaConf.structured(Root)
         for name in self.sections:
             OmegaConf.set_readonly(self._values[name], False)
-        self._wandb = False
+        self._asked: set[str] = set()  # of OPTIONAL_SECTIONS
         self.keys = [f"{s}.{name}" for s, cls in self.sections.items() for name in keys_of(cls)]
         self.keys += keys_of(Root)
 
@@ -112,15 +112,15 @@ class Loader:
             if isinstance(value, dict):  # a whole section as one override
                 for name, inner in value.items():
                     self.set(Setting(f"{key}.{name}", inner, setting.source))
-                if key == "wandb":
-                    self._wandb = True
+                if key in OPTIONAL_SECTIONS:
+                    self._asked.add(key)
                 return
-            if key != "wandb" or value is not None:
+            if key not in OPTIONAL_SECTIONS or value is not None:
                 raise UserError(f"{key}: {value!r} is not a section; write `{key}.<key>=<value>`")
-            self._wandb = False
+            self._asked.discard(key)
             return
-        if key.startswith("wandb."):
-            self._wandb = True
+        if (section := key.partition(".")[0]) in OPTIONAL_SECTIONS:
+            self._asked.add(section)
         self._assign(key, self._absolute(key, value, setting), setting)
         self.given[key] = setting.source
 
@@ -134,7 +134,8 @@ class Loader:
         return share_common_keys(self._split_older_critic(built), self.given)
 
     def _built(self) -> Config:
-        shared = {n: self._section(n) for n in SECTIONS if n != "wandb"}
+        off = set(OPTIONAL_SECTIONS) - self._asked
+        shared: dict[str, Any] = {n: None if n in off else self._section(n) for n in SECTIONS}
         return Config(
             algorithm=self.algorithm,
             agents=_tuple(self._root.agents),
@@ -144,7 +145,6 @@ class Loader:
             seed=self._root.seed,
             sampling=_sampling(OmegaConf.to_container(self._root.sampling)),
             init_from=self._root.init_from,
-            wandb=self._section("wandb") if self._wandb else None,
             sections={n: self._section(n) for n in self.algorithm_sections},
             folder=self.folder,
             beside=self.beside,
@@ -176,9 +176,9 @@ class Loader:
             is_section = key in self.sections or key == "model"
             if isinstance(value, dict) and (is_section or (not prefix and key not in self.keys)):
                 yield from self._leaves(value, f"{key}.")
-                if key == "wandb" and not value:
-                    self._wandb = True
-            elif not (value is None and is_section and key != "wandb"):
+                if key in OPTIONAL_SECTIONS and not value:
+                    self._asked.add(key)
+            elif not (value is None and is_section and key not in OPTIONAL_SECTIONS):
                 yield key, value
 
     def _rename(self, setting: Setting) -> str | None:

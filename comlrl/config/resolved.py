@@ -16,12 +16,14 @@ from comlrl.config.sections import (
     ExternalConfig,
     GenerationConfig,
     LoraSection,
+    MlflowConfig,
     OutputConfig,
     ProgramConfig,
     RewardConfig,
     RewardProcessorConfig,
     RoleSampling,
     SandboxConfig,
+    TrackioConfig,
     WandbConfig,
 )
 
@@ -46,6 +48,8 @@ class Config:
     program: ProgramConfig
     reward_processor: RewardProcessorConfig
     wandb: WandbConfig | None
+    mlflow: MlflowConfig | None
+    trackio: TrackioConfig | None
     generation: GenerationConfig
     distributed: DistributedConfig
     agent_devices: tuple[str, ...] | None

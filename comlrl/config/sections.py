@@ -197,6 +197,26 @@ class WandbConfig:
 
 
 @dataclass(frozen=True)
+class MlflowConfig:
+    """MLflow (`pip install 'comlrl[mlflow]'`); no section: off."""
+
+    experiment: str = key("comlrl", "experiment of the run")
+    name: str | None = key(None, "null: the name of the run directory")
+    tracking_uri: str | None = key(
+        None, "null: MLFLOW_TRACKING_URI, or else a store in the run directory"
+    )
+
+
+@dataclass(frozen=True)
+class TrackioConfig:
+    """Trackio (`pip install 'comlrl[trackio]'`); no section: off."""
+
+    project: str = key("comlrl", "project of the run")
+    name: str | None = key(None, "null: the name of the run directory and a random ending")
+    dir: str | None = key(None, "folder of the project; null: TRACKIO_DIR, or Trackio's own")
+
+
+@dataclass(frozen=True)
 class GenerationConfig:
     """How completions are sampled in training; evaluate.py always uses the built-in generator."""
 
@@ -262,9 +282,12 @@ SECTIONS: dict[str, type] = {
     "program": ProgramConfig,
     "reward_processor": RewardProcessorConfig,
     "wandb": WandbConfig,
+    "mlflow": MlflowConfig,
+    "trackio": TrackioConfig,
     "generation": GenerationConfig,
     "distributed": DistributedConfig,
 }
+OPTIONAL_SECTIONS = ("wandb", "mlflow", "trackio")  # off where a file has none of them
 
 
 @dataclass

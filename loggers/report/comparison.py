@@ -29,6 +29,8 @@ NOT_SETTINGS = (
     "seed",
     "output",
     "wandb",
+    "mlflow",
+    "trackio",
     "agent_devices",
     "distributed",
 )  # what seeds may differ in

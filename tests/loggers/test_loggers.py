@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import os
@@ -317,6 +318,77 @@ def test_wandb_that_cannot_be_reached_does_not_stop_the_run(tmp_path):
     )
     assert "W&B: not connected, so logging offline" in done.stderr
     assert list((tmp_path / "run" / "wandb").glob("offline-run-*"))
+
+
+def logged_twice(folder: Path, **sections: SimpleNamespace) -> None:
+    """A run of one record that is resumed for another."""
+    asked = settings(**sections, to_dict=lambda: {"seed": 1, "magrpo": {"batch_size": 4}})
+    for update, resume in ((1, False), (2, True)):
+        run = loggers.build(asked, CODE, folder, Progress(), resume=resume)
+        run.begin(LogMark(update - 1, 100, 100))
+        run.log(record(update, reward_mean=1.5 * update, kl=float("nan")))
+        run.close()
+
+
+@pytest.mark.slow  # MLflow makes its tables for some seconds
+def test_mlflow_resumed_is_the_same_run(tmp_path, monkeypatch):
+    tracking = pytest.importorskip("mlflow.tracking", reason="needs mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    section = SimpleNamespace(experiment="arena", name=None, tracking_uri=None)
+    logged_twice(tmp_path / "run", mlflow=section)
+    client = tracking.MlflowClient(f"sqlite:///{tmp_path / 'run' / 'mlflow' / 'mlflow.db'}")
+    (run,) = client.search_runs([client.get_experiment_by_name("arena").experiment_id])
+    assert json.loads((tmp_path / "run" / "mlflow.json").read_text())["id"] == run.info.run_id
+    assert (run.info.run_name, run.info.status) == ("run", "FINISHED")
+    assert run.data.params == {"seed": "1", "magrpo.batch_size": "4"}
+    assert run.data.metrics == {"train/reward_mean": 3.0}  # NaN is left out
+    history = client.get_metric_history(run.info.run_id, "train/reward_mean")
+    assert [(m.step, m.value) for m in history] == [(8, 1.5), (16, 3.0)]
+
+
+def test_mlflow_that_cannot_be_reached_does_not_stop_the_run(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("mlflow.tracking", reason="needs mlflow")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    uri = "http://127.0.0.1:9"
+    section = SimpleNamespace(experiment="arena", name=None, tracking_uri=uri)
+    run = begun(loggers.build(settings(mlflow=section), CODE, tmp_path / "run", Progress()))
+    run.log(record(1))
+    run.close()
+    notices = [line for line in capsys.readouterr().err.splitlines() if "MLflow" in line]
+    assert len(notices) == 1 and "nothing more is logged there" in notices[0]
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 1
+
+
+TRACKIO_RUN = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from tests.loggers.test_loggers import logged_twice
+folder = Path(sys.argv[1])
+section = SimpleNamespace(project="arena", name=None, dir=str(folder / "store"))
+logged_twice(folder / "run", trackio=section)
+from trackio.sqlite_storage import SQLiteStorage
+(name,) = SQLiteStorage.get_runs("arena")
+assert name.startswith("run-"), name
+assert [(row["step"], row["train/reward_mean"]) for row in SQLiteStorage.get_logs("arena", name)] \
+    == [(8, 1.5), (16, 3.0)]
+"""
+
+
+def test_trackio_resumed_is_the_same_run(tmp_path):
+    """In a process of its own: Trackio reads its folder once."""
+    if importlib.util.find_spec("trackio") is None:
+        pytest.skip("needs trackio")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("TRACKIO_")}
+    done = subprocess.run(
+        [sys.executable, "-c", TRACKIO_RUN, str(tmp_path)],
+        env=kept | {"PYTHONPATH": str(ROOT), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "* " not in done.stdout  # its own lines
+    assert (tmp_path / "store" / "arena.db").exists()
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -87,7 +87,10 @@ def test_overrides_may_be_many_repeated_and_whole_sections():
     assert config.seed == 2
     assert config.section.turn_gradient_weights == [1.5, 0.5]
     assert (config.wandb.project, config.wandb.mode) == ("mine", "offline")
-    assert parse("--override", "wandb.project=x", "wandb=null")[0].wandb is None
+    for section, key in (("wandb", "project"), ("mlflow", "experiment"), ("trackio", "project")):
+        asked = f"{section}.{key}=x"
+        assert getattr(getattr(parse("--override", asked)[0], section), key) == "x"
+        assert getattr(parse("--override", asked, f"{section}=null")[0], section) is None
     assert parse("--override", "agents=[a/b,c/d]")[0].agents == ("a/b", "c/d")
 
 

@@ -25,6 +25,7 @@ from comlrl.loop.parts import Trainer
 from comlrl.loop.run_directory import check_free
 from comlrl.quoting import one_line
 from comlrl.run_files import FINAL_MODEL
+from trainers.launch.checks.installed import check_installed
 from trainers.launch.commands.command_line import parse_arguments, resolve
 from trainers.launch.commands.shipped import LAUNCH
 from trainers.launch.wiring import allocator as memory
@@ -79,6 +80,7 @@ def _main(
         return _refuse(error)
     if os.environ.get("RANK", "0") == "0":
         try:
+            check_installed(config)
             check_free(config, arguments.resume)
             hub.check_data(config)
             initial.check_models(config)

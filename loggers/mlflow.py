@@ -1,0 +1,105 @@
+"""MLflow: the one module that imports mlflow.
+
+A run never fails because of it: a store that cannot be reached is told in one line, and nothing
+more is logged there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# Before the import, which reads them: nothing is sent about its use, and no call waits for minutes.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+
+from mlflow.entities import Metric, Param
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from comlrl.errors import notice
+from comlrl.loop.records import LogMark, LogRecord
+from comlrl.types import Rolled
+
+PARAMS_AT_ONCE = 100  # of a request
+LONGEST_PARAM = 500  # characters; some stores refuse longer ones
+
+
+class MlflowLogger:
+    """Metrics as ``train/…`` and ``eval/…`` over environment steps; the configuration as params.
+
+    A continued run keeps its id. What an earlier process logged after the checkpoint stays in its
+    history.
+    """
+
+    def __init__(self, config: Any, run_dir: Path, resume: bool) -> None:
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        self._run = ""  # no run: nothing is logged
+        self._reaching(lambda: self._start(config, run_dir, resume))
+
+    def _start(self, config: Any, run_dir: Path, resume: bool) -> None:
+        section, id_file = config.mlflow, run_dir / "mlflow.json"
+        uri = section.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        if not uri:
+            (run_dir / "mlflow").mkdir(exist_ok=True)
+            uri = f"sqlite:///{(run_dir / 'mlflow' / 'mlflow.db').resolve()}"
+        self._client = MlflowClient(uri)
+        if resume and id_file.exists():
+            run = json.loads(id_file.read_text(encoding="utf-8"))["id"]
+            self._client.update_run(run, status="RUNNING")
+        else:
+            known = self._client.get_experiment_by_name(section.experiment)
+            experiment = known and known.experiment_id
+            run = self._client.create_run(
+                experiment or self._client.create_experiment(section.experiment),
+                run_name=section.name or run_dir.name,
+            ).info.run_id
+            params = [Param(k, str(v)[:LONGEST_PARAM]) for k, v in flat(config.to_dict())]
+            for i in range(0, len(params), PARAMS_AT_ONCE):
+                self._client.log_batch(run, params=params[i : i + PARAMS_AT_ONCE])
+            id_file.write_text(json.dumps({"id": run}), encoding="utf-8")
+        self._run = run
+
+    def begin(self, mark: LogMark) -> None:
+        """Nothing: MLflow drops no metrics."""
+
+    def log(self, record: LogRecord) -> None:
+        now = int(time.time() * 1000)
+        metrics = [
+            Metric(f"{record.phase}/{name}", float(value), now, record.step)
+            for name, value in record.metrics.items()
+            if math.isfinite(value)
+        ]
+        if self._run:
+            self._reaching(lambda: self._client.log_batch(self._run, metrics=metrics))
+
+    def episodes(self, record: LogRecord, trees: Sequence[Rolled]) -> None:
+        """Nothing: MLflow shows numbers."""
+
+    def close(self) -> None:
+        if self._run:
+            self._reaching(lambda: self._client.set_terminated(self._run))
+
+    def _reaching(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except (MlflowException, OSError) as error:
+            self._run = ""
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            notice(f"MLflow: nothing more is logged there ({reason})")
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Values by dotted keys."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,0 +1,67 @@
+"""Trackio: the one module that imports trackio. It writes files and needs no account."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from comlrl.errors import notice
+from comlrl.loop.records import LogMark, LogRecord
+from comlrl.types import Rolled
+
+
+class TrackioLogger:
+    """Metrics as ``train/…`` and ``eval/…`` over environment steps.
+
+    A continued run keeps its name, by which Trackio finds it. What an earlier process logged after
+    the checkpoint stays in its history.
+    """
+
+    def __init__(self, config: Any, run_dir: Path, resume: bool) -> None:
+        section, name_file = config.trackio, run_dir / "trackio.json"
+        if section.dir:
+            os.environ["TRACKIO_DIR"] = section.dir  # read by the import
+        import trackio
+
+        self._trackio = trackio
+        if resume and name_file.exists():
+            name = json.loads(name_file.read_text(encoding="utf-8"))["name"]
+        else:  # names of other runs of the project stay apart
+            name = section.name or f"{run_dir.name}-{secrets.token_hex(3)}"
+            name_file.write_text(json.dumps({"name": name}), encoding="utf-8")
+        with contextlib.redirect_stdout(io.StringIO()):  # of several lines
+            self._run = trackio.init(
+                section.project,
+                name=name,
+                config=config.to_dict(),
+                resume="allow" if resume else "never",
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
+        notice(f"Trackio: run {name}; `trackio show --project {section.project}` shows it")
+
+    def begin(self, mark: LogMark) -> None:
+        """Nothing: Trackio drops no metrics."""
+
+    def log(self, record: LogRecord) -> None:
+        metrics = {
+            f"{record.phase}/{name}": float(value)
+            for name, value in record.metrics.items()
+            if math.isfinite(value)
+        }
+        self._run.log(metrics, step=record.step)
+
+    def episodes(self, record: LogRecord, trees: Sequence[Rolled]) -> None:
+        """Nothing: Trackio is given numbers."""
+
+    def close(self) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._trackio.finish()

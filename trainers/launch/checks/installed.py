@@ -1,0 +1,15 @@
+"""Whether the packages of the loggers that a run asks for are installed. Light to import."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
+
+
+def check_installed(config: Config) -> None:
+    """Raises UserError for a logger whose package is missing."""
+    for name, section in (("mlflow", config.mlflow), ("trackio", config.trackio)):
+        if section is not None and importlib.util.find_spec(name) is None:
+            raise UserError(f"{name}: {name} is not installed; pip install 'comlrl[{name}]'")
