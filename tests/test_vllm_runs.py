@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import signal
 import socket
 import threading
@@ -152,11 +153,99 @@ def test_a_killed_run_grows_the_same_trees_again(
     server.before = lambda body: None
     again = run(killed, "--resume")
     assert again.wait() == 0, again.output
-    assert learned(killed) == learned(whole)
-    names = [path.relative_to(whole) for path in (whole / "final_model").rglob("*.safetensors")]
+    the_same(whole, killed)
+
+
+def the_same(one: Path, other: Path) -> None:
+    """Logs and final weights, to the bit."""
+    assert learned(one) == learned(other)
+    names = [path.relative_to(one) for path in (one / "final_model").rglob("*.safetensors")]
     assert len(names) == 2
     for name in names:
-        assert (killed / name).read_bytes() == (whole / name).read_bytes()
+        assert (one / name).read_bytes() == (other / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_a_signal_while_a_step_is_grown_saves_the_step_before(
+    zygote: Zygote, server: FakeVLLM, tmp_path: Path
+) -> None:
+    """The run goes on as one does that saved at that step: with trees of the newest weights."""
+    server.repeats = True
+    numbers, growing, over = itertools.count(), threading.Event(), threading.Event()
+
+    def run(name: str, save_steps: int, *more: str) -> Process:
+        keys = OVERLAPPED | {"max_steps": 4, "save_steps": save_steps}
+        arguments = asked("magrpo", tmp_path / name, server.url, **keys)
+        return zygote.run("magrpo", [*arguments, "generation.overlap=1", *more])
+
+    whole = run("whole", 2)
+    assert whole.wait() == 0, whole.output
+
+    def before(body: dict) -> None:
+        if body["model"] != "base" and next(numbers) >= 2 * 2 * A_STEP:  # of the third step
+            growing.set()
+            over.wait(250)
+
+    server.before = before
+    stopped = run("stopped", 0)
+    try:
+        stopped.until(growing.is_set)
+        stopped.send(signal.SIGTERM)
+        # Nobody waits for the third step's trees.
+        assert stopped.wait(200) == 128 + signal.SIGTERM, stopped.output
+    finally:
+        over.set()
+    assert "Traceback" not in stopped.output and "error: " not in stopped.output
+    assert newest_step(tmp_path / "stopped") == len(lines(tmp_path / "stopped")) == 2
+    server.before = lambda body: None
+    again = run("stopped", 0, "--resume")
+    assert again.wait() == 0, again.output
+    the_same(tmp_path / "whole", tmp_path / "stopped")
+
+
+@pytest.mark.slow
+def test_ratios_of_steps_before_a_checkpoint_are_in_the_record_after_it(
+    zygote: Zygote, server: FakeVLLM, tmp_path: Path
+) -> None:
+    """The record of step 4 is of steps 3 and 4, and the checkpoint of step 3."""
+    server.repeats = True
+
+    def run(name: str, *more: str) -> None:
+        keys = OVERLAPPED | {"max_steps": 4, "save_steps": 3, "logging_steps": 2}
+        arguments = asked("magrpo", tmp_path / name, server.url, **keys)
+        process = zygote.run("magrpo", [*arguments, "generation.overlap=1", *more])
+        assert process.wait() == 0, process.output
+
+    run("whole")
+    run("again")
+    folder = tmp_path / "again"
+    assert newest_step(folder) == 4
+    shutil.rmtree(folder / "checkpoints" / "step_000004")  # as if killed before
+    assert newest_step(folder) == 3
+    run("again", "--resume")
+    the_same(tmp_path / "whole", folder)
+    assert len(ratios(folder)) == 2 and ratios(folder)[1] != pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_calls_of_a_step_that_is_grown_ahead_are_not_yet_counted(
+    zygote: Zygote, server: FakeVLLM, tmp_path: Path
+) -> None:
+    """Each step asks an expert, who is not there, about two attempts."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder = tmp_path / "run"
+    keys = OVERLAPPED | {"max_steps": 3, "save_steps": 0, "max_new_tokens": 6}
+    run = zygote.run(
+        "magrpo",
+        [*asked("magrpo", folder, server.url, **keys), "generation.overlap=1",
+         "magrpo.early_termination_threshold=null", "external.mode=expert_edits",
+         "external.on_error=plain", "external.expert_model=tiny",
+         f"external.expert_base_url=http://127.0.0.1:{port}/v1"],
+    )  # fmt: skip
+    assert run.wait() == 0, run.output
+    assert [line["metrics"]["expert_fallbacks"] for line in lines(folder)] == [2, 4, 6]
 
 
 @pytest.mark.slow
@@ -331,6 +420,32 @@ def test_split_models_are_sampled_by_a_server(
     each = A_STEP // 2 * (1 + overlap)
     assert Counter(body["model"] for body in server.asked) == dict.fromkeys(loads, each)
     assert server.adapters == {} and not (folder / "vllm").exists()
+
+
+@pytest.mark.slow
+def test_split_models_are_evaluated_while_a_step_is_grown_ahead(
+    zygote: Zygote, server: FakeVLLM, tmp_path: Path
+) -> None:
+    """As one process does it: before, between and after the steps."""
+    server.repeats = True
+    keys = OVERLAPPED | {"max_steps": 3, "save_steps": 0, "eval_interval": 1}
+    arguments = ["generation.overlap=1"]
+    one = zygote.run("magrpo", [*asked("magrpo", tmp_path / "one", server.url, **keys), *arguments])
+    assert one.wait() == 0, one.output
+    arguments += ["distributed.strategy=fsdp"]
+    team = zygote.team(
+        2,
+        {"run": ["magrpo", [*asked("magrpo", tmp_path / "two", server.url, **keys), *arguments]]},
+    )
+    assert ended(team) == [0, 0], team[0].output + team[1].output
+    summary = json.loads((tmp_path / "two" / "summary.json").read_text())
+    assert summary["distributed"] == {"world_size": 2, "weights_in_sync": True}
+    evaluated = [lines(tmp_path / name, "eval") for name in ("one", "two")]
+    assert [len(found) for found in evaluated] == [4, 4]
+    first, other = (found[0]["metrics"] for found in evaluated)  # later ones: weights' last bits
+    assert other["reward_mean"] == pytest.approx(first["reward_mean"])
+    assert ratios(tmp_path / "two")[0] == pytest.approx(1, abs=1e-3)
+    assert server.adapters == {} and not (tmp_path / "two" / "vllm").exists()
 
 
 @pytest.mark.slow

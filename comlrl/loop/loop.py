@@ -120,6 +120,8 @@ class Loop:
             self.counters = Counters.of(found.state["loop"])
             self.log.alarm.load(found.state["collapse"])
             self.progress.load(found.state.get("progress", {}))
+            if self.log.sampled is not None:
+                self.log.sampled.load(found.state.get("sampled", {}))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(
                 f"--resume: {found.path} cannot be read: state.json: {short(error)}"
@@ -241,6 +243,7 @@ class Loop:
             "loop": asdict(self.counters) | {"wall_seconds": self.wall_seconds},
             "collapse": self.log.alarm.state(),
             "progress": self.progress.state(),
+            "sampled": {} if self.log.sampled is None else self.log.sampled.state(),
             "tasks": self.schedule.fingerprint,
         }
 

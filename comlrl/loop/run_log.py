@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from comlrl.errors import warning
 from comlrl.evaluation.metrics import tree_metrics
@@ -11,6 +11,21 @@ from comlrl.loop.alarm import CollapseAlarm
 from comlrl.loop.records import Logger, LogRecord
 from comlrl.loop.steps import Counters, Gathered, Step, peak_memory_mb
 from comlrl.types import Domain, Rolled
+
+
+class Sampled(Protocol):
+    """Metrics of what training samples, of several steps where not each is logged."""
+
+    def collect(self) -> None:
+        """A step is through, which is not logged. A collective call."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Of the steps since they were last asked for. A collective call."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the steps that no record has told of."""
+
+    def load(self, state: Mapping[str, Any]) -> None: ...
 
 
 class RunLog:
@@ -21,11 +36,11 @@ class RunLog:
         logger: Logger,
         domain: Domain,
         standing: Callable[[], Mapping[str, float]] = dict,
-        sampled: Callable[[], Mapping[str, float]] = dict,
+        sampled: Sampled | None = None,
     ) -> None:
         """``domain``: measures the trees. ``standing``: metrics that go into every record of a step
-        or an evaluation. ``sampled``: those of what training has sampled since they were last
-        asked for. Both are asked on all processes."""
+        or an evaluation. ``sampled``: those of what training samples; None: there are none. Both
+        are asked on all processes."""
         self.logger, self.domain = logger, domain
         self.standing, self.sampled = standing, sampled
         self.alarm = CollapseAlarm()
@@ -43,8 +58,11 @@ class RunLog:
         metrics = {**tree_metrics(gathered.trees, self.domain), **metrics}
         if due:
             costs = _costs(counters, step, gathered)
-            logged = {**metrics, **self.sampled(), **costs}
+            sampled = {} if self.sampled is None else self.sampled.metrics()
+            logged = {**metrics, **sampled, **costs}
             self._write(counters, "train", logged, gathered.trees)
+        elif self.sampled is not None:
+            self.sampled.collect()
         for text in self.alarm.look(metrics):
             warning(text)
         return metrics

@@ -74,16 +74,18 @@ class OverlappedRollout(Rollout):
         reward: Reward,
         transition: Transition,
         weigh: Callable[[Sequence[Tree], Sampling], list[Tree]],
+        taken: Callable[[bool], None] = lambda used: None,
     ) -> None:
         """``present``: grows what was not begun beforehand. ``reward``, ``transition``: its own,
         but without collective calls. ``weigh``: gives the completions of older policies their
-        weights; a collective call where models are split."""
+        weights; a collective call where models are split. ``taken``: is called once nothing is
+        grown beforehand any more, with whether the trees are used."""
         super().__init__(
             present.sampler, present.reward, present.transition, present.prompts,
             seed=present.seed, history=present.builder.history, process=present.process,
             own_rewards=present.own_rewards,
         )  # fmt: skip
-        self.holding, self.weigh = holding, weigh
+        self.holding, self.weigh, self.taken = holding, weigh, taken
         self._without_collectives = present.by(present.sampler, reward, transition)
         self._latest: _Growth | None = None
         self._ahead: _Ahead | None = None
@@ -133,9 +135,11 @@ class OverlappedRollout(Rollout):
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.asked == (growth, list(tasks), key):
             trees, greedy = distributed.once(lambda: _result(ahead.grown))
+            self.taken(True)
             return self.weigh(trees, growth.sampling), greedy
         if ahead is not None:
             _await(ahead)
+            self.taken(False)
         return growth(self, tasks, key)
 
 

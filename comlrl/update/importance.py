@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -44,7 +45,8 @@ class ImportanceWeightedSampler:
     def __init__(self, team: Team, sampler: Sampler, cap: float) -> None:
         self.team, self.sampler, self.cap = team, sampler, cap
         self.encode, self.fits = sampler.encode, sampler.fits
-        self.sums = Sums()  # since ``metrics`` was last asked
+        self.sums = Sums()  # of this process, since ``collect``
+        self.whole = Sums()  # of all processes, since ``metrics`` was last asked
         self.warned = False
 
     def sample(
@@ -84,9 +86,24 @@ class ImportanceWeightedSampler:
 
         return [replace(tree, nodes=tuple(map(weighted, tree.nodes))) for tree in trees]
 
+    def collect(self) -> None:
+        """Add up the sums of all processes, so that a checkpoint has them. A collective call."""
+        sums, self.sums = self.sums.all_reduced(), Sums()
+        self.whole.absorb(sums)
+
+    def state(self) -> dict[str, Any]:
+        """What ``metrics`` has to know of completed steps; alike on all processes."""
+        return {"sums": dict(self.whole.of), "maxima": dict(self.whole.maxima)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take what ``state`` gave; nothing, where an older checkpoint has none."""
+        self.whole = Sums(**state.get("sums", {}))
+        self.whole.reach(**state.get("maxima", {}))
+
     def metrics(self) -> dict[str, float]:
         """Of what was sampled since they were last asked for. A collective call."""
-        sums, self.sums = self.sums.all_reduced(), Sums()
+        self.collect()
+        sums, self.whole = self.whole, Sums()
         count = sums.of.pop("completions", 0)
         if not count:
             return {}

@@ -23,20 +23,34 @@ class Records:
     def close(self) -> None: ...
 
 
-def test_what_training_has_sampled_is_asked_for_by_its_own_records_alone():
-    logger, sampled = Records(), []
+class Counted:
+    def __init__(self) -> None:
+        self.new = self.whole = self.collected = 0
 
-    def drained() -> dict[str, float]:
-        count, sampled[:] = len(sampled), []
+    def collect(self) -> None:
+        self.new, self.whole, self.collected = 0, self.whole + self.new, self.collected + 1
+
+    def metrics(self) -> dict[str, float]:
+        count, self.new, self.whole = self.new + self.whole, 0, 0
         return {"importance/count": float(count)}
 
-    log, counters = RunLog(logger, CODE, lambda: {"standing": 7.0}, drained), Counters()
+    def state(self) -> dict[str, int]:
+        return {"whole": self.whole}
+
+    def load(self, state) -> None:
+        self.whole = state["whole"]
+
+
+def test_what_training_has_sampled_is_asked_for_by_its_own_records_alone():
+    logger, sampled = Records(), Counted()
+    log, counters = RunLog(logger, CODE, lambda: {"standing": 7.0}, sampled), Counters()
     for index in range(1, 5):
-        sampled.append(index)
+        sampled.new += 1
         step = Step(index, 0, [])
         log.step(counters, step, Gathered([], 0, 0, 0, Span(0, 1)), {}, due=index == 4)
         if index == 2:
             log.evaluation(counters, {}, [])
     evaluation, training = (record.metrics for record in logger.records)
     assert "importance/count" not in evaluation and evaluation["standing"] == 7.0
+    assert sampled.collected == 3
     assert training["importance/count"] == 4.0 and training["standing"] == 7.0

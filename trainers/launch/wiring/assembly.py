@@ -112,7 +112,7 @@ def assemble(
     length = sampler.max_length
     server, corrected = engine.build(config, work.roles, team, run_dir, length, sampled)
     rollout = build_player(config, work, corrected or server or sampler, reward, fallbacks)
-    ahead = engine.overlapped(config, rollout, server, corrected)
+    ahead = engine.overlapped(config, rollout, server, corrected, work, fallbacks)
     learned = sampled.with_sets(config.generation.max_support)
     evaluated = build_player(config, work, server or sampler, measuring, fallbacks)
     progress, logger, save = Progress(), loggers.Loggers([]), saver(team, sampler)
@@ -132,7 +132,7 @@ def assemble(
             logger,
             work.domain,
             standing(fallbacks),
-            dict if corrected is None else corrected.metrics,
+            corrected,
         ),
         evaluations=evaluations,
         signals=signals,

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from comlrl.rollout.vllm_servers import Servers
     from comlrl.types import Sampling
     from comlrl.update.importance import ImportanceWeightedSampler
+    from external.expert_edits import Fallbacks
+    from trainers.launch.wiring.work import Work
 
 
 def refuse(config: Config) -> None:
@@ -145,6 +147,8 @@ def overlapped(
     rollout: Rollout | ProgramRollout,
     server: VLLMSampler | None,
     corrected: ImportanceWeightedSampler | None,
+    work: Work,
+    fallbacks: Fallbacks | None,
 ) -> OverlappedRollout | None:
     """The same rollout, which may grow its next trees while models are updated; None: nobody asked
     for it."""
@@ -161,7 +165,16 @@ def overlapped(
         reward = reward.reward
     if isinstance(transition, FromMain):
         transition = transition.transition
-    return OverlappedRollout(rollout, server, reward, transition, corrected.weigh)
+    if fallbacks is None:
+        return OverlappedRollout(rollout, server, reward, transition, corrected.weigh)
+    ahead = type(fallbacks)()  # those of the step that is grown ahead, until it is logged
+    transition = work.mode.build(work.prompts, ahead)
+
+    def taken(used: bool) -> None:
+        fallbacks.count += ahead.count if used else 0
+        ahead.count = 0
+
+    return OverlappedRollout(rollout, server, reward, transition, corrected.weigh, taken)
 
 
 def prefetch(rollout: OverlappedRollout | None) -> Callable[[Step | None], None] | None:

@@ -217,7 +217,9 @@ def test_nothing_is_asked_ahead_where_a_signal_will_end_the_run(tmp_path):
 
 
 def test_nothing_is_asked_ahead_unless_wanted():
-    assert engine.overlapped(config(), None, None, None) is engine.prefetch(None) is None
+    assert (
+        engine.overlapped(config(), None, None, None, None, None) is engine.prefetch(None) is None
+    )
 
 
 def test_checkpoints_after_each_step_leave_nothing_to_overlap():
