@@ -139,8 +139,7 @@ def ours_grpo(folder: str, options: argparse.Namespace, *overrides: str) -> dict
 
 
 def one_agent(tokens: float, seconds: float, completions: int, memory: float) -> dict[str, float]:
-    unknown = {"generation": float("nan"), "update": float("nan")}  # TRL does not say
-    return unknown | {"tokens": tokens / seconds, "length": tokens / completions, "memory": memory}
+    return {"tokens": tokens / seconds, "length": tokens / completions, "memory": memory}
 
 
 def whole_steps(folder: str, options: argparse.Namespace) -> None:
@@ -171,7 +170,8 @@ def whole_steps(folder: str, options: argparse.Namespace) -> None:
 def parts(folder: str, steps: int) -> list[list[str]]:
     keys: dict[str, Any] = {"batch_size": TASKS, "max_new_tokens": 64, "learning_rate": 1e-5}
     medians = measure(
-        [f"agent_model.name={folder}", *(f"magrpo.{key}={value}" for key, value in keys.items())],
+        [f"agent_model.name={folder}", "reward.target=benchmarks.noise_reward:Noise",
+         *(f"magrpo.{key}={value}" for key, value in keys.items())],
         fast=True, steps=steps, warm=2,
     )  # fmt: skip
     share = medians["limit"] * 2 / 3 / medians["update"]  # two of the three passes

@@ -128,7 +128,8 @@ def main() -> None:
 
 
 def show(found: dict[str, list[dict[str, float]]]) -> None:
-    """Prints a table: medians over rounds, tokens a second with their span."""
+    """Prints a table: medians over rounds, tokens a second with their span; an empty cell is not
+    known."""
     print(
         "| contender | tokens/s (span) | ratio | generation, s | update, s | tokens a completion | "
         "peak memory, MB | ratio |\n|---|---|---|---|---|---|---|---|"
@@ -140,10 +141,11 @@ def show(found: dict[str, list[dict[str, float]]]) -> None:
     base = next(iter(medians.values()))
     for name, median in medians.items():
         span = sorted(run["tokens"] for run in found[name])
+        seconds = [f"{median[p]:.1f}" if p in median else "" for p in ("generation", "update")]
         print(
             f"| {name} | {median['tokens']:.1f} ({span[0]:.1f}–{span[-1]:.1f}) | "
-            f"{median['tokens'] / base['tokens']:.1f}× | {median['generation']:.1f} | "
-            f"{median['update']:.1f} | {median['length']:.1f} | {median['memory']:.0f} | "
+            f"{median['tokens'] / base['tokens']:.1f}× | {seconds[0]} | {seconds[1]} | "
+            f"{median['length']:.1f} | {median['memory']:.0f} | "
             f"{median['memory'] / base['memory']:.2f} |"
         )
 
