@@ -1,6 +1,6 @@
 """MLflow: the one module that imports mlflow.
 
-A run never fails because of it: a store that cannot be reached is told in one line, and nothing
+A run never fails because of it: if the store cannot be reached, one notice appears, and nothing
 more is logged there.
 """
 

@@ -23,7 +23,7 @@ class Sampled(Protocol):
         """Of the steps since they were last asked for. A collective call."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the steps that no record has told of."""
+        """What a checkpoint stores of the steps since the last record."""
 
     def load(self, state: Mapping[str, Any]) -> None: ...
 

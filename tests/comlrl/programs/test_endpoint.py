@@ -127,7 +127,7 @@ async def outside(agents):
 @pytest.mark.parametrize("catches", [False, True])
 @pytest.mark.parametrize("ask", [inside, outside])
 def test_a_role_that_the_model_lacks_ends_the_run(ask, catches, on_error, caplog):
-    """It is no error of the episode, whatever the program catches; and it is said once."""
+    """It is no error of the episode, whatever the program catches, and it is raised once."""
 
     async def play(task, agents):
         with contextlib.suppress(Exception if catches else ()):

@@ -28,7 +28,6 @@ def test_a_missing_package_is_one_line(override, monkeypatch, capsys, tmp_path):
     for more in ([], ["--dry-run"]):
         assert train.main("magrpo", never, [*arguments, *more]) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        told = f"error: {name}: {name} is not installed; pip install 'comlrl[{name}]'"
-        assert line == told
+        assert line == f"error: {name}: {name} is not installed; pip install 'comlrl[{name}]'"
     assert set(sys.modules) & {"mlflow", "trackio"} == heavy
     assert not (tmp_path / "run").exists()
