@@ -145,18 +145,30 @@ def test_signals_save_and_resume(
     assert_same(folder, undisturbed)
 
 
+SLOW_REWARD = """
+import pathlib, time
+from rewards.code.reward import CodeReward
+
+
+class Slow(CodeReward):
+    def score(self, actions):
+        pathlib.Path(__file__).with_name("scoring").touch()
+        time.sleep(60)
+        return super().score(actions)
+"""
+
+
 def test_a_signal_during_evaluation_abandons_it(zygote: Zygote, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    slow = zygote.run(
-        "magrpo",
-        small("magrpo", folder, save_steps=0, eval_num_samples=64, max_new_tokens=200),
-    )
-    slow.until(lambda: (folder / "environment.json").exists())  # the first evaluation is next
-    with_delay(slow, 0.3)
-    slow.send(signal.SIGTERM)
-    assert slow.wait() == 143, slow.output
+    (tmp_path / "slow.py").write_text(SLOW_REWARD)
+    _, file, *rest = small("magrpo", folder, save_steps=0)
+    beside = shutil.copy(file, tmp_path)
+    run = zygote.run("magrpo", ["--config", beside, *rest, "reward.target=slow:Slow"])
+    run.until((tmp_path / "scoring").exists)  # the first evaluation has been sampled
+    run.send(signal.SIGTERM)
+    assert run.wait() == 143, run.output
     assert not has_begun(folder)
-    assert newest_step(folder) == 0 and "step_000000" in slow.output
+    assert newest_step(folder) == 0 and "step_000000" in run.output
 
 
 def test_a_signal_during_start_up(zygote: Zygote, tmp_path: Path) -> None:
