@@ -83,11 +83,17 @@ short Python function and nothing else:
 {calls}
 ```
 """
-WORDINGS: Mapping[str, tuple[str, str]] = {
-    "plain": (prompts.HELPER, prompts.MAIN),  # of models without a chat template
-    "rules": (RULES_HELPER, RULES_MAIN),  # what the published project tells, in other words
-    "start": (chat_prompts.HELPER, chat_prompts.MAIN),  # of models with one
-    "shared": (SHARED_HELPER, SHARED_MAIN),
+# how every answer starts, with the helper's parameters given away
+SAME_PARAMETERS = "```python\ndef {name}({parameters}):"
+# templates of aux and of main, and the prefill
+WORDINGS: Mapping[str, tuple[str, str, str]] = {
+    "plain": (prompts.HELPER, prompts.MAIN, ""),  # of models without a chat template
+    "rules": (RULES_HELPER, RULES_MAIN, ""),  # what the published project tells, in other words
+    "start": (chat_prompts.HELPER, chat_prompts.MAIN, ""),
+    "shared": (SHARED_HELPER, SHARED_MAIN, ""),
+    "start, prefilled": (chat_prompts.HELPER, chat_prompts.MAIN, chat_prompts.PREFILL),
+    "shared, prefilled": (SHARED_HELPER, SHARED_MAIN, chat_prompts.PREFILL),
+    "parameters, prefilled": (SHARED_HELPER, SHARED_MAIN, SAME_PARAMETERS),
 }
 COLUMNS: Mapping[str, tuple[str, float]] = {  # heading → metric, and what it is multiplied by
     "aux defined": ("aux_defined_rate", 100),
@@ -106,17 +112,19 @@ def sample(wording: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     from trainers.launch.commands import evaluate as command
     from trainers.launch.commands.evaluation_plan import make_plan, parse_arguments
 
-    helper, main = WORDINGS[wording]
+    helper, main, prefill = WORDINGS[wording]
+    stop = ["```"] if prefill else []  # the end of the block that the prefill has opened
     given = {
         "agent_model.name": options.model,
         "dataset.name": options.data,
         "dataset.eval_split": options.split,
         "magrpo.max_new_tokens": options.tokens,
         "magrpo.temperature": options.temperature,
-        "prompts.aux": helper,
-        "prompts.main": main,
+        "agent_model.stop": stop,
     }
     items = [f"{key}={json.dumps(value)}" for key, value in given.items()]
+    texts = {"aux": helper, "main": main, "prefill": prefill}
+    items += [f"prompts.{key}={text}" for key, text in texts.items()]  # taken as they stand
     config = str(ROOT / "configs" / "magrpo_quickstart.yaml")
     plan = make_plan(parse_arguments(["--config", config, "--override", *items]))
     stage = command.build(plan, caching=True)

@@ -250,7 +250,7 @@ def test_the_table_of_a_domain_names_all_that_it_may_have():
     _, body = text.split("## All of a domain\n")
     rows = re.findall(r"^\| `(\w+)` \| (yes|where [^|]*|) ?\|", body.split("\n## ")[0], re.M)
     assert {name for name, _ in rows} == {*Domain.__annotations__, *METHODS}
-    inherited = {name for name in (*METHODS, "revision") if name not in NEEDED}
+    inherited = {name for name in (*METHODS, "revision", "prefill") if name not in NEEDED}
     assert {name for name, needed in rows if needed != "yes"} == inherited
 
 

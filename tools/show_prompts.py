@@ -123,7 +123,14 @@ def prompts_by_turn(
                 for i in range(len(first))
             )
         )
-    return [tuple((*prompts.opening, *p) for p in prompts_N) for prompts_N in turns_T]
+    prefill_N = [prompts.prefill(task, i, len(first)) for i in range(len(first))]
+    answer_N = [(Message("assistant", prefill),) if prefill else () for prefill in prefill_N]
+    return [
+        tuple(
+            (*prompts.opening, *p, *answer) for p, answer in zip(prompts_N, answer_N, strict=True)
+        )
+        for prompts_N in turns_T
+    ]
 
 
 def _handed_on(

@@ -98,7 +98,8 @@ class Loader:
         key = self._rename(setting)
         if key is None:
             return
-        value = _normalise(setting.value)
+        is_text = key.partition(".")[0] == "prompts"  # an empty one is no missing value
+        value = setting.value if is_text else _normalise(setting.value)
         older = VALUE_ALIASES.get(key.rpartition(".")[2], {})
         if isinstance(value, str | bool | None) and value in older:
             shown = f"'{value}'" if isinstance(value, str) else json.dumps(value)

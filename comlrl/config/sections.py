@@ -36,6 +36,11 @@ class AgentModelConfig:
     temperature: float = key(1.0, "used if the algorithm's section has null", above=0)
     top_p: float | None = key(None, "nucleus sampling; null: no truncation", above=0, at_most=1)
     top_k: int | None = key(None, "null: no truncation", at_least=1)
+    stop: list[str] = key(
+        [],
+        "texts that end a completion beside the model's own end: it ends with the first token that "
+        "holds one of them",
+    )
     max_length: int = key(2048, "maximum tokens of prompt and completion together")
     gradient_checkpointing: bool = key(False, "less memory in the update, about a third slower")
 
@@ -299,7 +304,7 @@ class Root:
     prompts: dict[str, str] = key(
         {},
         "templates by role that replace the domain's; also system (a message before all) and "
-        "revision (the end of every feedback)",
+        "revision (the end of every feedback) and prefill (how every answer starts)",
     )
     sampling: dict[str, Any] = key(
         {},

@@ -19,7 +19,7 @@ from comlrl.models.fast.decoder import FastDecoder, fast_decoder
 from comlrl.models.fast.lora_routing import Router
 from comlrl.processes.sharding import like, stored
 from comlrl.quoting import one_line
-from comlrl.tasks.prompts import plain_text
+from comlrl.tasks.prompts import plain_text, split_prefill
 from comlrl.types import Message
 
 REFERENCE = "reference"  # adapters that are what a run started from; also in checkpoints
@@ -37,7 +37,8 @@ class PromptEncoder:
         return bool(getattr(self.tokenizer, "chat_template", None))
 
     def encode(self, prompt: Sequence[Message]) -> list[int]:
-        """Token ids of a prompt: the chat template where there is one, else plain text.
+        """Token ids of a prompt: the chat template where there is one, else plain text. An
+        assistant's message at the end is left open, for the model to continue.
 
         Raises UserError for messages that the chat template does not take.
         """
@@ -51,11 +52,13 @@ class PromptEncoder:
         return self.tokenizer(plain_text(prompt))["input_ids"]
 
     def _templated(self, prompt: Sequence[Message]) -> str:
-        messages = [{"role": m.role, "content": m.content} for m in prompt]
+        asked, prefill = split_prefill(prompt)
+        messages = [{"role": m.role, "content": m.content} for m in asked]
         try:
-            return self.tokenizer.apply_chat_template(
+            text = self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True
             )
+            return text + prefill
         except TemplateError as error:
             roles = ", ".join(message.role for message in prompt)
             raise UserError(
@@ -92,6 +95,7 @@ class Agent:
     start: Agent | None = None  # frozen copy: the reference policy where all weights are trained
     start_adapter: str | None = None  # frozen: the reference policy's; None: it is the base alone
     micro_batch_tokens: int | None = None  # of its update, once memory has run out
+    stop: tuple[str, ...] = ()  # a completion also ends with a token that holds one of these texts
 
     @property
     def adapter(self) -> str:
@@ -101,13 +105,19 @@ class Agent:
     def device(self) -> torch.device:
         return self.model.device
 
-    @property
+    @cached_property
     def stop_ids(self) -> tuple[int, ...]:
         """Tokens that end a completion; the first is the tokenizer's own."""
         config = self.model.generation_config
         listed = config.eos_token_id if config is not None else None
         more = listed if isinstance(listed, list) else [] if listed is None else [listed]
-        return tuple(dict.fromkeys([self.tokenizer.eos_token_id, *more]))
+        return tuple(dict.fromkeys([self.tokenizer.eos_token_id, *more, *self._stop_tokens()]))
+
+    def _stop_tokens(self) -> list[int]:
+        if not self.stop:
+            return []
+        texts = self.tokenizer.batch_decode([[i] for i in range(len(self.tokenizer))])
+        return [i for i, text in enumerate(texts) if any(stop in text for stop in self.stop)]
 
     @property
     def context_length(self) -> int:

@@ -55,8 +55,10 @@ def build_team(
     peft, starts = _with_adapters(model, name, config, indices, reference)
     router = add_router(model)
     fast = fast_decoder(model, router, count, _learns_fast(config))
+    stop = tuple(config.agent_model.stop)
     agents = [
-        Agent(i, model, tokenizer, peft, router, fast, start_adapter=starts[i]) for i in indices
+        Agent(i, model, tokenizer, peft, router, fast, start_adapter=starts[i], stop=stop)
+        for i in indices
     ]
     return Team(agents, shared_base=True, full=False, begun_elsewhere=elsewhere)
 
@@ -75,7 +77,8 @@ def _alone(config: Config, index: int, device: str, reference: bool) -> Agent:
         kept = copy.deepcopy(model).requires_grad_(False)
         start = Agent(index, kept, tokenizer, None, fast=fast_decoder(kept, None, 0))
     fast = fast_decoder(model, router, int(lora), _learns_fast(config))
-    return Agent(index, model, tokenizer, peft, router, fast, start, start_adapter)
+    stop = tuple(config.agent_model.stop)
+    return Agent(index, model, tokenizer, peft, router, fast, start, start_adapter, stop=stop)
 
 
 def _learns_fast(config: Config) -> bool:

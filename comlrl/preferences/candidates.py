@@ -17,6 +17,7 @@ from typing import Any
 
 from comlrl.errors import UserError
 from comlrl.run_files import PREFERENCES
+from comlrl.tasks.prompts import split_prefill
 from comlrl.types import Completion, Message, Tree
 
 ROUNDING = 1e-9  # sums of reward terms that are equal may differ in the last bit
@@ -117,7 +118,8 @@ def joint_text(
 
 def joint_texts(candidates: CandidateSet, prompts_first: bool = False) -> list[str]:
     """``joint_text`` of each candidate."""
-    prompts_N = ["\n".join(m.content for m in prompt) for prompt in candidates.prompts_N]
+    asked_N = [split_prefill(prompt)[0] for prompt in candidates.prompts_N]
+    prompts_N = ["\n".join(m.content for m in asked) for asked in asked_N]
     return [joint_text(prompts_N, c.texts_N, prompts_first) for c in candidates.candidates_K]
 
 

@@ -12,6 +12,7 @@ from comlrl.models.agent import Agent
 from comlrl.models.logprobs import action_logprobs
 from comlrl.preferences.candidates import CandidateSet, Pair
 from comlrl.preferences.pairs import TaskPairs
+from comlrl.tasks.prompts import split_prefill
 from comlrl.types import Completion, Row
 from comlrl.update.accumulate import micro_batches
 
@@ -97,10 +98,14 @@ def distinct_completions(
     owner_C = []
     for candidates, k in candidates_C:
         prompt = candidates.read_by(agent.index, k)
+        completion = candidates.candidates_K[k].completions_N[agent.index]
+        asked, prefill = split_prefill(prompt)
+        if not completion.text.startswith(prefill):  # it was written without one
+            prompt, prefill = asked, ""
         if prompt not in prompts:
             prompts[prompt] = tuple(agent.encode(prompt))
-        completion = candidates.candidates_K[k].completions_N[agent.index]
-        tokenized = TokenizedCompletion(prompts[prompt], completion_ids(agent, completion))
+        ids = completion_ids(agent, completion, prefill)
+        tokenized = TokenizedCompletion(prompts[prompt], ids)
         owner_C.append(place.setdefault(tokenized, len(place)))
     return list(place), owner_C
 
@@ -141,13 +146,14 @@ def logprobs(
     return value_U
 
 
-def completion_ids(agent: Agent, completion: Completion) -> tuple[int, ...]:
+def completion_ids(agent: Agent, completion: Completion, prefill: str = "") -> tuple[int, ...]:
     """The sampled tokens; where they are not this agent's (preferences of another model, or
-    written by hand), its tokenizer's for the text, and end-of-sequence where it is finished."""
-    ids = completion.token_ids
-    if ids and max(ids) < len(agent.tokenizer) and agent.decode(ids) == completion.text:
+    written by hand), its tokenizer's for the text, and end-of-sequence where it is finished.
+    ``prefill``: how the text begins; its tokens are the prompt's."""
+    ids, text = completion.token_ids, completion.text.removeprefix(prefill)
+    if ids and max(ids) < len(agent.tokenizer) and agent.decode(ids) == text:
         return ids
-    own = agent.tokenizer(completion.text, add_special_tokens=False)["input_ids"]
+    own = agent.tokenizer(text, add_special_tokens=False)["input_ids"]
     return (*own, agent.stop_ids[0]) if completion.finished else tuple(own)
 
 

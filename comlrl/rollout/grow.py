@@ -162,7 +162,7 @@ class Rollout:
         sampled_N = self.sampler.sample(self._requests(frontier, shape, key), sampling)
         turns = [
             tuple(
-                AgentTurn(reading.prompt, reading.ids, sampled_N[agent][index], reading.dropped)
+                _turn(reading, sampled_N[agent][index])
                 for agent, reading in zip(acting, pending.readings, strict=True)
             )
             for index, pending in enumerate(frontier)
@@ -312,6 +312,13 @@ class Rollout:
                 at = [i for i, n in zip(at, level, strict=True) if not (n.terminated or ended)]
                 frontier = self._children(frontier, level, range(len(level)), chain, sampling, key)
         return returns, nodes
+
+
+def _turn(reading: Reading, sampled_G: tuple[Completion, ...]) -> AgentTurn:
+    """What an agent read and wrote. Its texts begin with the prefill, its tokens after it."""
+    if reading.prefill:
+        sampled_G = tuple(replace(c, text=reading.prefill + c.text) for c in sampled_G)
+    return AgentTurn(reading.prompt, reading.ids, sampled_G, reading.dropped)
 
 
 def _within_turn(action: _Action) -> State:

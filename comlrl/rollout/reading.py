@@ -59,6 +59,7 @@ class Reading:
     ids: tuple[int, ...]
     dropped: int  # oldest turns left out
     handed_on: str  # of the prompt: what it is shown of this turn's texts
+    prefill: str  # the prompt's end, and the beginning of what the agent writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +75,13 @@ class PromptBuilder:
         out: first the oldest turns go, then the ends of what the agents before it wrote, as far as
         needed."""
 
+        prefill = self.prompts.prefill(state.task, agent, len(state.prompt_N))
+        answer = (Message("assistant", prefill),) if prefill else ()
         ids: tuple[int, ...] = ()  # of the prompt that was tried last
 
         def fits(prompt: Sequence[Message]) -> bool:
             nonlocal ids
-            ids = self.sampler.encode(agent, (*self.prompts.opening, *prompt))
+            ids = self.sampler.encode(agent, (*self.prompts.opening, *prompt, *answer))
             return self.sampler.fits(ids, sampling)
 
         whole = written = tuple(clean(text) for text in texts(state.written))
@@ -93,7 +96,8 @@ class PromptBuilder:
                 limit //= 2
                 written = tuple(_cut(text, limit) for text in whole)
                 continue
-            return Reading((*self.prompts.opening, *prompt), ids, dropped, shown)
+            whole_prompt = (*self.prompts.opening, *prompt, *answer)
+            return Reading(whole_prompt, ids, dropped, shown, prefill)
 
     def _shown(self, state: State, agent: int, written: Sequence[str]) -> str:
         if not written:

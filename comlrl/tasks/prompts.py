@@ -12,7 +12,8 @@ from comlrl.config.plugins.targets import near
 from comlrl.errors import UserError
 from comlrl.types import Attempt, Domain, Message, Task
 
-SYSTEM, REVISION = "system", "revision"  # keys of ``prompts`` beside the roles
+# keys of ``prompts`` beside the roles
+SYSTEM, REVISION, PREFILL = "system", "revision", "prefill"
 
 
 class Prompts:
@@ -20,8 +21,8 @@ class Prompts:
 
     Args:
         domain: whose templates, fields and values they are.
-        own: templates by role, ``system`` (a message before everything, as it stands) and
-            ``revision``, in the place of the domain's.
+        own: templates by role, ``system`` (a message before everything, as it stands),
+            ``revision`` and ``prefill``, in the place of the domain's.
         chats_N: whether each agent's model has a chat template; empty: none has.
     """
 
@@ -72,6 +73,11 @@ class Prompts:
         """What an agent reads after its prompt of what those before it wrote in its turn."""
         return self.worded(agent).handed_on(task, agent, num_agents, written)
 
+    def prefill(self, task: Task, agent: int, num_agents: int) -> str:
+        """How an agent's every answer starts: it reads this last and continues it."""
+        template = self.own.get(PREFILL, self.worded(agent).prefill)
+        return template.format_map(self.domain.values(task, num_agents)[agent]) if template else ""
+
     def parts(self, attempt: Attempt) -> tuple[str, ...]:
         """What each agent wrote, by name."""
         return self.domain.parts(attempt.task, len(attempt.completions_N))
@@ -80,7 +86,7 @@ class Prompts:
 def check_templates(prompts: Prompts, roles: Sequence[str], num_agents: int) -> None:
     """Raises UserError for one of the user's templates that has no place, or that has a field
     which the domain does not give."""
-    domain, keys = prompts.domain, (*roles, SYSTEM, REVISION)
+    domain, keys = prompts.domain, (*roles, SYSTEM, REVISION, PREFILL)
     for key, template in prompts.own.items():
         if key not in keys:
             hint = near(key, keys, "there are {}")
@@ -99,6 +105,7 @@ def check_templates(prompts: Prompts, roles: Sequence[str], num_agents: int) -> 
         for role, template in zip(roles, templates, strict=True):
             _check_fields(f"domain: its template for `{role}`", template, domain.fields)
         _check_fields("domain: its `revision`", worded.revision, domain.fields)
+        _check_fields("domain: its `prefill`", worded.prefill, domain.fields)
 
 
 def _check_fields(key: str, template: str, fields: Sequence[str]) -> None:
@@ -124,5 +131,15 @@ def _start(template: str) -> str:
 
 
 def plain_text(prompt: Sequence[Message]) -> str:
-    """A conversation as plain text, for models without a chat template."""
-    return "\n".join(message.content.rstrip("\n") + "\n" for message in prompt)
+    """A conversation as plain text, for models without a chat template; an assistant's message at
+    its end is continued."""
+    asked, prefill = split_prefill(prompt)
+    text = "\n".join(message.content.rstrip("\n") + "\n" for message in asked)
+    return f"{text}\n{prefill}" if prefill and text else text + prefill
+
+
+def split_prefill(prompt: Sequence[Message]) -> tuple[tuple[Message, ...], str]:
+    """A prompt, and the assistant's message at its end, which the answer continues; "": none."""
+    if prompt and prompt[-1].role == "assistant":
+        return tuple(prompt[:-1]), prompt[-1].content
+    return tuple(prompt), ""

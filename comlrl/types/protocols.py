@@ -71,6 +71,9 @@ class Domain(Protocol):
     fields: Sequence[str]  # that templates may name in braces
     # template: what every feedback ends with; empty where nothing follows a single turn
     revision: str = ""
+    # template: how every answer starts, in the place of the model's own words; part of the prompt
+    # for learning, and of the answer for the reward and for other agents
+    prefill: str = ""
     reward: Callable[..., Reward]  # the class of its reward, where ``reward.target`` is null
 
     def task(self, name: str, row: Mapping[str, Any]) -> Task:
@@ -102,7 +105,7 @@ class Domain(Protocol):
 
     def for_chat(self) -> Domain:
         """The same work in other words, for agents whose models have a chat template: of it,
-        ``templates``, ``revision`` and ``handed_on`` are read."""
+        ``templates``, ``revision``, ``prefill`` and ``handed_on`` are read."""
         return self
 
     def problem(self, task: Task) -> str:

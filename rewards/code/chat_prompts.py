@@ -1,64 +1,67 @@
 """What the agents of the code domain read where their models have a chat template.
 
-Such models answer as assistants do: with fences, prose, examples and the whole solution. They are
-shown how the answer starts, which small ones follow better than a list of what not to write.
-`benchmarks/prompts_table.py` compares these words with others.
+Such models answer as assistants do: with prose, examples and the whole solution. Their answers are
+therefore begun for them, with a fence and the first line of the function that is theirs
+(``PREFILL``). `benchmarks/prompts_table.py` compares these words with others.
 """
 
 from __future__ import annotations
 
 HELPER = """\
-{problem}
-
-Another programmer writes `{entry_point}`. You write one small helper function for it, named \
-`{name}`. Do not write `{entry_point}`.
-Your answer must start with `def {name}(` and end with a `return`:
 ```python
-def {name}(
+{problem}
+```
+This function will call a helper, `{name}({arguments})`, for a part of the work. Write that \
+helper, and not `{entry_point}`. Answer with one short Python function and nothing else:
+```python
+{start}
 ```
 """
 
 MAIN = """\
-{problem}
-
-Write `{entry_point}`. {available}: call {them}, and do not define {them}.
-Your answer must start with this and end with a `return`:
 ```python
-{signature}
+{problem}
+```
+Write this function. {helpers} already: call {them}, and do not define {them}. Answer with one \
+short Python function and nothing else:
+```python
+{start}
 {calls}
 ```
 """
 
 SINGLE = """\
-{problem}
-
-Write `{entry_point}`.
-Your answer must start with this and end with a `return`:
 ```python
-{signature}
+{problem}
+```
+Write this function. Answer with one short Python function and nothing else:
+```python
+{start}
 ```
 """
 
 HELPER_AGAIN = """\
-Write one small helper function, named `{name}`.
-Your answer must start with `def {name}(` and end with a `return`:
+Write the helper `{name}`, and not `{entry_point}`. Answer with one short Python function and \
+nothing else:
 ```python
-def {name}(
+{start}
 ```
 """
 
 MAIN_AGAIN = """\
-Write `{entry_point}`. {available}, as above: call {them}, and do not define {them}.
-Your answer must start with this and end with a `return`:
+Write `{entry_point}`. {helpers}, as above: call {them}, and do not define {them}. Answer with one \
+short Python function and nothing else:
 ```python
-{signature}
+{start}
 ```
 """
 
 REVISION = """\
-Write a better `{name}`.
-Your answer must start with `def {name}(` and end with a `return`:
+Write a better `{name}`. Answer with one short Python function and nothing else:
 ```python
-def {name}(
+{start}
 ```
 """
+
+# How every answer starts: in a block of code, with the line that the agent's function begins with.
+PREFILL = "```python\n{start}"

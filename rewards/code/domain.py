@@ -103,6 +103,7 @@ class ChatCodeDomain(CodeDomain):
     """The same, worded for models with a chat template."""
 
     revision = chat_prompts.REVISION
+    prefill = chat_prompts.PREFILL
     first = (chat_prompts.SINGLE, chat_prompts.HELPER, chat_prompts.MAIN)
     again = (chat_prompts.HELPER_AGAIN, chat_prompts.MAIN_AGAIN)
 

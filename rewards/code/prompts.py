@@ -51,7 +51,7 @@ REVISION = "Write a revised `{name}`, code only: no fences, prose, tests or exam
 
 FIELDS = (
     "problem", "entry_point", "signature", "parameters", "arguments", "name", "helpers", "them",
-    "available", "calls",
+    "calls", "start",
 )  # fmt: skip
 
 
@@ -110,7 +110,6 @@ def values(problem: str, head: str, entry_point: str, num_agents: int) -> list[d
     """For each agent, what stands for each of ``FIELDS``; ``head``: the entry point's signature."""
     names = helper_names(num_agents)
     listed = _listed([f"`{name}(...)`" for name in names])
-    plain = _listed([f"`{name}`" for name in names])
     parameters, arguments = of_call(head)
     shared = {
         "problem": problem.strip("\n"),
@@ -120,11 +119,12 @@ def values(problem: str, head: str, entry_point: str, num_agents: int) -> list[d
         "arguments": arguments,
         "helpers": f"{listed} exists" if len(names) == 1 else f"{listed} exist",
         "them": "it" if len(names) == 1 else "them",
-        "available": f"A helper function {plain} is there"
-        if len(names) == 1
-        else f"Helper functions {plain} are there",
         "calls": "\n".join(
             f"    {name.replace('aux', 'part')} = {name}({arguments})" for name in names
         ),
     }
-    return [shared | {"name": name} for name in (*names, entry_point)]
+    starts = (*(f"def {name}({parameters}):" for name in names), head)
+    return [
+        shared | {"name": name, "start": start}
+        for name, start in zip((*names, entry_point), starts, strict=True)
+    ]

@@ -13,9 +13,21 @@ import torch.nn.functional as F
 from comlrl.loop.checkpoint import load_part
 from comlrl.loop.steps import Step
 from comlrl.loop.task_schedule import TaskSchedule
-from comlrl.preferences.candidates import CandidateSet, JointCandidate, Pair
+from comlrl.preferences.candidates import (
+    CandidateSet,
+    JointCandidate,
+    Pair,
+    joint_text,
+    joint_texts,
+)
 from comlrl.preferences.pairs import Round, TaskPairs
-from comlrl.preferences.reading import PairBatch, Weighted, completion_ids
+from comlrl.preferences.reading import (
+    PairBatch,
+    TokenizedCompletion,
+    Weighted,
+    completion_ids,
+    distinct_completions,
+)
 from comlrl.processes.statistics import Sums
 from comlrl.types import Completion, Message, Sampling
 from tests.support import loops
@@ -330,6 +342,25 @@ def test_completions_of_another_tokenizer_are_written_in_ones_own():
         given = Completion("ab", ids, True)
         assert completion_ids(agent, given) == (*prompt("ab"), agent.stop_ids[0])
     assert completion_ids(agent, Completion("ab", (), False)) == prompt("ab")
+    begun = replace(own, text="def f(" + own.text)
+    assert completion_ids(agent, begun, "def f(") == own.token_ids
+
+
+def test_completions_follow_the_prefill_that_they_were_given():
+    """Of two candidates, the second was written without one: it answers the prompt before it."""
+    agent, asked = team("qwen2").agents[0], Message("user", "abc")
+    begun = (asked, Message("assistant", "f("))
+    with_it = replace(completion("ab"), text="f(ab")
+    candidates = tuple(JointCandidate((each,), 0.0) for each in (with_it, completion("cd")))
+    made = CandidateSet("t", (begun,), candidates)
+    found, owner = distinct_completions(agent, [(made, 0), (made, 1)])
+    assert owner == [0, 1]
+    assert found[0].prompt_ids == tuple(agent.encode(begun))
+    assert found[0].ids == completion("ab").token_ids
+    assert found[1] == TokenizedCompletion(
+        tuple(agent.encode((asked,))), completion("cd").token_ids
+    )
+    assert joint_texts(made) == [joint_text(["abc"], ["f(ab"]), joint_text(["abc"], ["cd"])]
 
 
 def test_agents_learn_the_preference_and_it_holds_on_held_out_pairs(tmp_path):

@@ -287,6 +287,12 @@ def test_a_chat_model_reads_its_template_and_a_base_model_plain_text():
         chat.agents[0].decode(chat.agents[0].encode(messages))
         == "<user>abc</><assistant>d</><user>e</><assistant>"
     )
+    begun = (*messages, Message("assistant", "def f("))  # is left open
+    assert plain.agents[0].decode(plain.agents[0].encode(begun)) == "abc\n\nd\n\ne\n\ndef f("
+    assert (
+        chat.agents[0].decode(chat.agents[0].encode(begun))
+        == "<user>abc</><assistant>d</><user>e</><assistant>def f("
+    )
 
 
 def test_completions_stop_at_the_tokenizers_end_and_the_models_own():
@@ -295,6 +301,14 @@ def test_completions_stop_at_the_tokenizers_end_and_the_models_own():
     assert set(agent.stop_ids) == set(STOPS)
     assert agent.context_length == 512
     assert agent.tokenizer.pad_token_id == PAD
+
+
+def test_completions_stop_at_tokens_that_hold_a_text():
+    agent = build_team(
+        config(agent_model__name=str(folder("llama")), agent_model__stop=["x", "ab"]), device="cpu"
+    ).agents[0]
+    own = {i for i in range(len(agent.tokenizer)) if "x" in agent.decode([i])}
+    assert own and agent.stop_ids == (*team().agents[0].stop_ids, *sorted(own))
 
 
 def test_special_tokens_are_added():

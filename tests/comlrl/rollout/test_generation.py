@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -76,6 +77,22 @@ def test_the_batch_says_what_the_plain_loop_says(kind, sampling):
                 for key, completion in zip(request.keys_G, completions, strict=True):
                     expected = plainly(agent, request.prompt_ids, key, sampling)
                     assert completion.token_ids == expected
+
+
+def test_a_text_that_stops_ends_the_same_completion_earlier():
+    whole = Generator(team()).sample([requests(), []], Sampling(1.0, 12))[0]
+    letters = "".join(c.text for own in whole for c in own)
+    stop = max(set(letters), key=letters.count)  # often among the sampled
+    agents = team()
+    agents.agents[0].stop = (stop,)
+    cut = Generator(agents).sample([requests(), []], Sampling(1.0, 12))[0]
+    decode = agents.agents[0].decode
+    for own, longer in zip(itertools.chain(*cut), itertools.chain(*whole), strict=True):
+        ids = longer.token_ids
+        end = next((i + 1 for i, token in enumerate(ids) if stop in decode([token])), len(ids))
+        assert own.token_ids == ids[:end]
+        assert own.finished == (end < len(ids) or longer.finished or stop in decode([ids[-1]]))
+    assert any(len(own.token_ids) < 12 and stop in own.text for own in itertools.chain(*cut))
 
 
 APART = (
@@ -370,8 +387,8 @@ def test_a_tasks_tree_is_the_same_alone_in_company_and_in_another_order():
 def test_prompts_are_encoded_as_the_model_reads_them():
     agents = team()
     generator = Generator(agents, max_length=40)
-    messages = (Message("user", "abc"), Message("assistant", "d"))
-    assert generator.encode(0, messages) == prompt("abc\n\nd\n")
+    messages = (Message("user", "abc"), Message("assistant", "d"), Message("user", "e"))
+    assert generator.encode(0, messages) == prompt("abc\n\nd\n\ne\n")
     assert generator.fits((1,) * 28, Sampling(1.0, 12))
     assert not generator.fits((1,) * 29, Sampling(1.0, 12))
     assert Completion("", (), False).text == ""

@@ -12,7 +12,9 @@ from comlrl.keyed import uniforms
 from comlrl.rollout.grow import Rollout
 from comlrl.rollout.reading import History
 from comlrl.tasks.history import PromptTooLongError
-from comlrl.types import Message, Shape
+from comlrl.tasks.prompts import Prompts
+from comlrl.types import Message, Score, Shape
+from rewards.code.domain import CODE
 from tests.support.fakes import (
     PROMPTS,
     SAMPLING,
@@ -268,3 +270,32 @@ def test_a_greedy_chain_ends_early_as_well():
     # 3 > 0 at once and ends.
     assert greedy.returns_BSN == [[[3.0]] * 3]
     assert greedy.scored == 3
+
+
+# ----------------------------------------------------------------------------------- prefill
+
+
+def test_texts_begin_with_the_prefill_and_tokens_after_it():
+    """At every turn, it ends the prompt; what is learned from are the tokens that follow."""
+    own = Prompts(CODE, {"prefill": "def {name}("})
+    asked: list[tuple[str, ...]] = []
+
+    class Reads(FakeReward):
+        def score(self, actions):
+            asked.extend(action.completions_N for action in actions)
+            return [Score(0.0) for _ in actions]
+
+    sampler = FakeSampler()
+    rollout = Rollout(sampler, Reads(lambda *_: 0.0), FakeTransition(), own, seed=SEED)
+    (tree,) = rollout.grow([task()], Shape(2, 2, 2, handoff="best"), SAMPLING, KEY)
+    assert [node.turn for node in tree.nodes] == [1, 2]
+    starts = ("def aux(", "def f(")
+    for node in tree.nodes:
+        for turn, start in zip(node.agents_N, starts, strict=True):
+            assert turn.prompt[-1] == Message("assistant", start)
+            assert bytes(turn.prompt_ids).decode().endswith("\n\n" + start)
+            for completion in turn.completions_G:
+                assert completion.text == start + bytes(completion.token_ids).decode()
+    assert all(text.startswith(s) for N in asked for text, s in zip(N, starts, strict=True))
+    first = tree.nodes[0].agents_N[1].completions_G[0].text
+    assert Message("assistant", first) in tree.nodes[1].agents_N[1].prompt  # as a whole

@@ -87,15 +87,31 @@ def test_an_agent_whose_model_chats_reads_the_domains_words_for_that():
     assert own.first(SONG, 2)[1] == "Hum the low one."  # the user's words before all
 
 
-def test_the_words_for_chat_are_checked_too():
-    class Wrong(Talkative):
-        revision = "Again, {voise}!"
+def test_how_every_answer_starts():
+    class Prefilled(Duet):
+        def for_chat(self) -> Duet:
+            worded = Talkative()
+            worded.prefill = "I sing {voice}:"
+            return worded
+
+    prompts = Prompts(Prefilled(), chats_N=(False, True))
+    assert [prompts.prefill(SONG, i, 2) for i in range(2)] == ["", "I sing the low one:"]
+    own = Prompts(Prefilled(), {"prefill": "{title}: "}, (False, True))
+    assert [own.prefill(SONG, i, 2) for i in range(2)] == ["{Braces} {0} %s: "] * 2
+    assert Prompts(Prefilled(), {"prefill": ""}, (True, True)).prefill(SONG, 1, 2) == ""
+
+
+@pytest.mark.parametrize("name", ["revision", "prefill"])
+def test_the_words_for_chat_are_checked_too(name):
+    class Wrong(Talkative): ...
+
+    setattr(Wrong, name, "Again, {voise}!")
 
     class Given(Duet):
         def for_chat(self) -> Duet:
             return Wrong()
 
-    with pytest.raises(UserError, match=r"domain: its `revision`: .*\{voise\}; did you mean"):
+    with pytest.raises(UserError, match=rf"domain: its `{name}`: .*\{{voise\}}; did you mean"):
         check_templates(Prompts(Given()), ("high", "low"), 2)
 
 
@@ -107,6 +123,9 @@ def test_as_many_roles_as_templates():
 def test_a_conversation_as_plain_text_has_one_empty_line_between_messages():
     messages = (Message("user", "a\n\n"), Message("assistant", "b"), Message("user", "c"))
     assert plain_text(messages) == "a\n\nb\n\nc\n"
+    start = Message("assistant", "d = [")  # the answer is to continue it
+    assert plain_text((*messages, start)) == "a\n\nb\n\nc\n\nd = ["
+    assert plain_text((start,)) == "d = ["
 
 
 def test_what_is_handed_on_is_quoted_line_by_line():

@@ -124,11 +124,14 @@ CHAT_GOLDEN = GOLDEN.with_name("chat_prompts.txt")
 def test_every_word_of_one_to_three_agents_with_chat_templates():
     parts = []
     for count in range(1, 4):
-        texts = Prompts(CODE, chats_N=[True] * count).first(
-            code_task("t", PICK, TEST, "pick"), count
-        )
-        for name, text in zip(CODE.roles(count), texts, strict=True):
-            parts.append(f"#### {count} agent{'s' if count > 1 else ''}: {name}\n{text}")
+        prompts, pick = Prompts(CODE, chats_N=[True] * count), code_task("t", PICK, TEST, "pick")
+        for i, (name, text) in enumerate(
+            zip(CODE.roles(count), prompts.first(pick, count), strict=True)
+        ):
+            start = prompts.prefill(pick, i, count)
+            parts.append(
+                f"#### {count} agent{'s' if count > 1 else ''}: {name}\n{text}## prefill\n{start}\n"
+            )
     assert "\n".join(parts) == CHAT_GOLDEN.read_text()
 
 
@@ -139,7 +142,7 @@ def test_what_is_handed_on_in_chat():
         "`aux`, as it was written (not an instruction to you):\n```\ndef aux(a)"
     )
     assert shown.endswith("```python\ndef pick(a: int, b: int) -> int:\n```\n")
-    assert "A helper function `aux` is there, as above: call it" in shown
+    assert "`aux(...)` exists, as above: call it" in shown
 
 
 @pytest.mark.parametrize(

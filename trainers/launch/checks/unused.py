@@ -22,7 +22,7 @@ from comlrl.config.algorithms import (
 )
 from comlrl.config.resolved import Config
 from comlrl.config.sections import SECTIONS as SHARED
-from comlrl.tasks.prompts import REVISION
+from comlrl.tasks.prompts import PREFILL, REVISION
 from trainers.launch.wiring.sampling import KEYS, sampling
 from trainers.launch.wiring.work import Work, find_mode
 
@@ -48,6 +48,8 @@ def without_effect(config: Config, work: Work, given: Mapping[str, str]) -> list
             lines.append(f"{values} {verb} no effect: {reason}")
     if config.online.num_turns == 1 and REVISION in config.prompts:
         lines.append("prompts.revision has no effect: nothing follows a single turn")
+    if work.program is not None and PREFILL in config.prompts:
+        lines.append("prompts.prefill has no effect: the program writes what its calls end with")
     return [line.replace("<algo>", config.algorithm) for line in lines]
 
 

@@ -17,7 +17,7 @@ from comlrl.errors import UserError
 from comlrl.programs.loading import check_program, load_program
 from comlrl.programs.program import Program
 from comlrl.rollout.checked import METHODS, CheckedDomain, CheckedReward
-from comlrl.tasks.prompts import REVISION, Prompts, check_templates
+from comlrl.tasks.prompts import PREFILL, REVISION, Prompts, check_templates
 from comlrl.types import Domain, Reward
 from rewards.arena.games import ARENA
 
@@ -200,11 +200,12 @@ def _domain_target(config: Config) -> Target:
 
 def _check_attributes(target: Target) -> None:
     """What a domain has beside its methods."""
-    fields, revision = target.found.fields, target.found.revision
+    fields = target.found.fields
     if not isinstance(fields, list | tuple) or not all(isinstance(name, str) for name in fields):
         raise UserError(f"{target}: its `fields` is {fields!r}; give a tuple of names")
-    if not isinstance(revision, str):
-        raise UserError(f"{target}: its `revision` is {revision!r}; give a text")
+    for name in (REVISION, PREFILL):
+        if not isinstance(text := getattr(target.found, name), str):
+            raise UserError(f"{target}: its `{name}` is {text!r}; give a text")
     if not callable(target.found.reward):
         raise UserError(f"{target}: its `reward` is {target.found.reward!r}; give a class")
 
