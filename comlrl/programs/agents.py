@@ -39,7 +39,8 @@ class Agent:
 
         ``prompt``: a text, which the agent reads as a user's message, after the message of
         ``prompts.system`` if there is one; or a whole conversation, messages with ``role``
-        (system, user, assistant or tool) and ``content``.
+        (system, user, assistant or tool) and ``content``. The completion continues an
+        assistant's message at the end.
         """
         if isinstance(prompt, str):
             prompt = (*self._running.opening, Message("user", prompt))

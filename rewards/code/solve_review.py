@@ -24,16 +24,22 @@ async def play(task: Task, agents: Agents) -> Score:
     """
     problem, name = task.fields["prompt"], task.fields["entry_point"]
     (values,) = prompts.values(problem, prompts.signature(problem, name), name, 1)
+    start = chat_prompts.PREFILL.format_map(values)
+
+    async def solve(*conversation: str) -> str:
+        """The solver's answer, which continues ``start``."""
+        roles = ("user", "assistant") * len(conversation)
+        messages = zip(roles, (*conversation, start), strict=False)
+        return start + await agents["solver"](
+            [{"role": role, "content": text} for role, text in messages]
+        )
+
     asked = chat_prompts.SINGLE.format_map(values)
-    draft = await agents["solver"](asked)
+    draft = await solve(asked)
     score = await agents.score({"reviewer": "", "solver": draft})
     if score.passed:
         return score
     review = REVIEW.format(problem=values["problem"], draft=fenced(draft))
     advice = await agents["reviewer"](review)
-    again = [
-        {"role": "user", "content": asked},
-        {"role": "assistant", "content": draft},
-        {"role": "user", "content": ADVICE.format(advice=advice, name=name)},
-    ]
-    return await agents.score({"reviewer": "", "solver": await agents["solver"](again)})
+    again = await solve(asked, draft, ADVICE.format_map(values | {"advice": advice}))
+    return await agents.score({"reviewer": "", "solver": again})
