@@ -22,11 +22,12 @@ MAIN = """\
 ```python
 {problem}
 ```
-Write this function. {helpers} already: call {them}, and do not define {them}. Answer with one \
-short Python function and nothing else:
+Write this function. {helpers} already for a part of the work: call {them}, do the rest with what \
+comes back, and do not define {them}. Answer with one short Python function and nothing else:
 ```python
 {start}
 {calls}
+    # the rest of the work, with part
 ```
 """
 
