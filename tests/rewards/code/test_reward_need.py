@@ -96,7 +96,7 @@ def scored(aux: str | tuple[str, ...], main: str, **settings):
 )  # fmt: skip
 def test_needed(main, needed):
     """A helper is needed where nothing else will do in place of its results."""
-    seconds = 1.0 if "while y !=" in main else 10.0  # one does not end without the helper
+    seconds = 1.0 if "while" in main else 10.0  # without the helper it may not end
     breakdown = scored(SQUARE, f"def f(x):\n    {main}\n", measure_need=True, timeout=seconds)
     assert breakdown.passed_all and breakdown.needed == (("aux",) if needed else ())
 
