@@ -127,44 +127,70 @@ def test_latents_go_on_exactly(zygote: Zygote, tmp_path: Path, keys: dict[str, A
     assert_same(folder, whole)
 
 
+HELD = """
+import itertools, pathlib, time
+from rewards.code.reward import CodeReward
+
+HERE = pathlib.Path(__file__).parent
+
+
+class Held(CodeReward):
+    def __init__(self):
+        self.calls = itertools.count(1)
+        self.reach("start")
+        super().__init__()
+
+    def score(self, actions):
+        self.reach(str(next(self.calls)))
+        return super().score(actions)
+
+    def reach(self, place):
+        if (HERE / "hold").exists() and (HERE / "hold").read_text() == place:
+            (HERE / "held").touch()
+            while (HERE / "hold").exists():
+                time.sleep(0.02)
+"""
+EVALUATION, STEP_1 = "1", "2"  # calls of the reward
+
+
+def run_held(zygote: Zygote, folder: Path, place: str, *more: str, **keys: Any) -> Process:
+    """A run that stands still at a place, however slow the machine is, while `hold` is there."""
+    beside = folder.parent
+    (beside / "held.py").write_text(HELD)
+    (beside / "hold").write_text(place)
+    run = zygote.run("magrpo", arguments_held(folder, *more, **keys))
+    run.until((beside / "held").exists)
+    return run
+
+
+def arguments_held(folder: Path, *more: str, **keys: Any) -> list[str]:
+    _, file, *rest = small("magrpo", folder, **keys)
+    beside = shutil.copy(file, folder.parent)
+    return ["--config", beside, *rest, "reward.target=held:Held", *more]
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signals_save_and_resume(
     zygote: Zygote, tmp_path: Path, undisturbed: Path, number: int, code: int
 ) -> None:
     """No periodic checkpoint: what is resumed is what the signal saved."""
     folder = tmp_path / "run"
-    run = zygote.run("magrpo", [*small("magrpo", folder, save_steps=0), BEST])
-    run.until(lambda: has_begun(folder) or run.code() is not None)
+    run = run_held(zygote, folder, STEP_1, BEST, save_steps=0)
     run.send(number)
+    run.until(lambda: "finishing this step" in run.output)
+    (tmp_path / "hold").unlink()
     assert run.wait() == code, run.output
-    step = newest_step(folder)
-    assert f"saved {folder}/checkpoints/step_{step:06d}" in run.output
+    assert newest_step(folder) == 1
+    assert f"saved {folder}/checkpoints/step_000001" in run.output
     assert "not finished" in (folder / "report.html").read_text()
-    run = zygote.run("magrpo", [*small("magrpo", folder), BEST, "--resume"])
+    run = zygote.run("magrpo", arguments_held(folder, BEST, "--resume"))
     assert run.wait() == 0, run.output
     assert_same(folder, undisturbed)
 
 
-SLOW_REWARD = """
-import pathlib, time
-from rewards.code.reward import CodeReward
-
-
-class Slow(CodeReward):
-    def score(self, actions):
-        pathlib.Path(__file__).with_name("scoring").touch()
-        time.sleep(60)
-        return super().score(actions)
-"""
-
-
 def test_a_signal_during_evaluation_abandons_it(zygote: Zygote, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    (tmp_path / "slow.py").write_text(SLOW_REWARD)
-    _, file, *rest = small("magrpo", folder, save_steps=0)
-    beside = shutil.copy(file, tmp_path)
-    run = zygote.run("magrpo", ["--config", beside, *rest, "reward.target=slow:Slow"])
-    run.until((tmp_path / "scoring").exists)  # the first evaluation has been sampled
+    run = run_held(zygote, folder, EVALUATION, save_steps=0)
     run.send(signal.SIGTERM)
     assert run.wait() == 143, run.output
     assert not has_begun(folder)
@@ -173,8 +199,7 @@ def test_a_signal_during_evaluation_abandons_it(zygote: Zygote, tmp_path: Path) 
 
 def test_a_signal_during_start_up(zygote: Zygote, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    run = zygote.run("magrpo", small("magrpo", folder))
-    run.until(folder.exists)  # the data and the models are still to come
+    run = run_held(zygote, folder, "start")
     run.send(signal.SIGTERM)
     assert run.wait() == 143, run.output
     assert "interrupted: SIGTERM" in run.output
@@ -183,11 +208,7 @@ def test_a_signal_during_start_up(zygote: Zygote, tmp_path: Path) -> None:
 
 def test_a_second_ctrl_c_leaves_at_once(zygote: Zygote, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    run = zygote.run(
-        "magrpo", small("magrpo", folder, max_new_tokens=400, num_generations=64, eval_interval=9)
-    )
-    log = folder / "metrics.jsonl"
-    run.until(lambda: log.exists() and log.read_text().endswith("\n"))  # evaluated: step 1 began
+    run = run_held(zygote, folder, STEP_1)
     run.send(signal.SIGINT)
     run.until(lambda: "finishing this step" in run.output)
     run.send(signal.SIGINT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -97,7 +98,7 @@ def failing(kind: str) -> Callable[[BaseHTTPRequestHandler, bytes], None]:
             case "oversized":
                 send(handler, completion("x" * MAX_BODY))
             case "silence":
-                time.sleep(1.0)  # beyond the timeout
+                time.sleep(1.5)  # beyond the timeout
             case "dripping":
                 handler.send_response(200)
                 handler.end_headers()
@@ -116,9 +117,9 @@ FAILURES = {  # kind → (what the message says, requests made with one retry)
     "echo": ("repeats the request", 1),
     "oversized": (f"exceeds {MAX_BODY} bytes", 1),
     "silence": ("Timeout", 2),
-    "dripping": ("no whole answer within 0.6 s", 2),
+    "dripping": ("no whole answer within 0.6 s|Timeout", 2),  # of a busy machine the latter
 }
-TIMEOUTS = {"silence": 0.3, "dripping": 0.6}  # a busy machine may take long for the others
+TIMEOUTS = {"silence": 0.6, "dripping": 0.6}  # a busy machine may take long for the others
 
 
 @pytest.mark.parametrize("kind", FAILURES)
@@ -135,7 +136,7 @@ def test_an_expert_that_cannot_be_had(kind: str) -> None:
     with serving(answer) as url:
         with pytest.raises(ExpertError, match=r"external\.on_error") as caught:
             expert(url, timeout=seconds, retries=1)([ATTEMPT])
-        assert message in str(caught.value) and "'T/7'" in str(caught.value)
+        assert re.search(message, str(caught.value)) and "'T/7'" in str(caught.value)
         assert len(counted) == requests
         mode = expert(url, on_error="plain", timeout=seconds, retries=0)
         assert mode([ATTEMPT, ATTEMPT]) == PLAIN([ATTEMPT, ATTEMPT])

@@ -82,7 +82,7 @@ def test_a_second_run_in_a_folder_is_refused_until_the_first_is_killed(
     zygote: Zygote, tmp_path: Path, processes: int
 ) -> None:
     folder = tmp_path / "run"
-    arguments = small("magrpo", folder, max_steps=500, eval_interval=0)
+    arguments = small("magrpo", folder, max_steps=100_000, eval_interval=0)
     runs = zygote.team(processes, {"run": ["magrpo", arguments]})
     runs[0].until(lambda: newest_step(folder) > 0)
     for more in (["--resume"], ["output.overwrite=true"], []):

@@ -62,12 +62,15 @@ child = subprocess.Popen(["sleep", "600"])
 open(r"{tmp_path}/" + str(child.pid), "w").close()
 time.sleep(600)
 """
-    (group,) = run(code, timeout=3.0, on_error="zero")
-
-    assert all("more than 3 s" in (episode.error or "") for episode in group.episodes_G)
-    children = [int(name) for name in os.listdir(tmp_path)]
-    assert len(children) == 2
-    deadline = time.monotonic() + 10
+    for seconds in (3, 30):  # on a busy machine two interpreters may start late
+        (group,) = run(code, timeout=float(seconds), on_error="zero")
+        ends = [episode.error or "" for episode in group.episodes_G]
+        assert all(f"more than {seconds} s" in end for end in ends)
+        children = [int(name) for name in os.listdir(tmp_path)]
+        if len(children) >= 2:
+            break
+    assert len(children) >= 2
+    deadline = time.monotonic() + 60
     while any(map(_alive, children)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(_alive, children))

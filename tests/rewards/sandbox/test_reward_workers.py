@@ -132,7 +132,7 @@ def test_a_test_that_never_ends_ends_its_worker_alone():
     endless = code_task(
         "t", "", "def check(candidate):\n    assert sum(range(10**12)) == candidate(1)\n", "f"
     )
-    with CodeReward(workers=2, timeout=0.2) as reward:
+    with CodeReward(workers=2, timeout=0.7) as reward:
         scores = reward.score([JointAction(endless, (ECHO,)), *actions(*squares(10))])
     assert scores[0].facts.outcomes[0].error_type == "Died"
     assert all(s.value == pytest.approx(2.1) for s in scores[1:])
@@ -179,7 +179,7 @@ os.kill(os.getpid(), 9)
     )
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 2, done.stderr
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.05)

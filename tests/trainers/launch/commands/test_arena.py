@@ -245,5 +245,5 @@ def test_a_stopped_arena_ends_its_cells_and_continues(tmp_path):
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=120) == 130
+    assert process.wait(timeout=300) == 130
     assert not (started.parent / "summary.json").exists()
