@@ -51,7 +51,7 @@ REVISION = "Write a revised `{name}`, code only: no fences, prose, tests or exam
 
 FIELDS = (
     "problem", "entry_point", "signature", "parameters", "arguments", "name", "helpers", "them",
-    "calls", "start",
+    "calls", "start", "opening",
 )  # fmt: skip
 
 
@@ -124,7 +124,8 @@ def values(problem: str, head: str, entry_point: str, num_agents: int) -> list[d
         ),
     }
     starts = (*(f"def {name}({parameters}):" for name in names), head)
+    openings = (*starts[:-1], f"{head}\n{shared['calls']}" if names else head)
     return [
-        shared | {"name": name, "start": start}
-        for name, start in zip((*names, entry_point), starts, strict=True)
+        shared | {"name": name, "start": start, "opening": opening}
+        for name, start, opening in zip((*names, entry_point), starts, openings, strict=True)
     ]
