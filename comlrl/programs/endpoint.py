@@ -21,7 +21,7 @@ from typing import Any
 import h11
 
 from comlrl.errors import UserError
-from comlrl.programs.messages import messages
+from comlrl.programs.messages import messages, offered
 from comlrl.programs.program import Address, EpisodeError, UnknownAgent
 from comlrl.programs.running import Running
 from comlrl.types import Completion, Message, Sampling
@@ -30,13 +30,13 @@ MAX_BODY = 4_000_000  # bytes of a request
 MAX_CONNECTIONS = 4096
 MAX_CHOICES = 128
 PATIENCE = 60.0  # seconds for a whole request to arrive, and for the next on a connection
-# Parameters that change nothing here.
+# Parameters that do not change how is sampled.
 WITHOUT_EFFECT = frozenset({
     "model", "messages", "user", "metadata", "store", "safety_identifier", "prompt_cache_key",
-    "service_tier", "parallel_tool_calls",
+    "service_tier", "parallel_tool_calls", "tools",
 })  # fmt: skip
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # the values of others that ask for nothing
-    "stream": (False,), "stop": ([],), "seed": (), "tools": ([],), "tool_choice": ("none", "auto"),
+    "stream": (False,), "stop": ([],), "seed": (), "tool_choice": ("none", "auto"),
     "functions": ([],), "function_call": ("none", "auto"), "logprobs": (False,),
     "top_logprobs": (0,), "logit_bias": ({},), "presence_penalty": (0,), "frequency_penalty": (0,),
     "repetition_penalty": (1,), "min_p": (0,), "response_format": ({"type": "text"},),
@@ -144,7 +144,7 @@ async def _chat(running: Running, asked: Mapping[str, Any]) -> dict[str, Any]:
         agent = running.program.index(asked.get("model", ""))
         _check_sampling(asked, running.setting.sampling.of(agent))
         count = _count(asked)
-        prompt = _prompt(asked.get("messages"))
+        prompt = _prompt(asked)
         drawn = await _all(*(running.call(agent, prompt) for _ in range(count)))
     except UnknownAgent as error:
         raise BadRequest(HTTPStatus.NOT_FOUND, f"model: {error}") from error
@@ -217,11 +217,13 @@ def _count(asked: Mapping[str, Any]) -> int:
     return count
 
 
-def _prompt(given: Any) -> tuple[Message, ...]:
-    """A request's messages. Raises ValueError."""
+def _prompt(asked: Mapping[str, Any]) -> tuple[Message, ...]:
+    """A request's messages, and before them its tools, if it may call them. Raises ValueError."""
+    given = asked.get("messages")
     if not isinstance(given, list):
         raise ValueError("messages: give a list of objects with role and content")
-    return messages([_message(one) for one in given])
+    tools = () if asked.get("tool_choice") == "none" else offered(asked.get("tools"))
+    return tools + messages([_message(one) for one in given])
 
 
 def _message(given: Any) -> Message:

@@ -7,9 +7,18 @@ from dataclasses import dataclass
 
 from comlrl.programs.program import Program
 from comlrl.programs.running import Setting
+from comlrl.programs.served import weighted
 from comlrl.programs.stage import Stage
 from comlrl.tasks.prompts import Prompts
-from comlrl.types import EpisodeGroup, Reward, Sampler, Sampling, Shape, Task
+from comlrl.types import (
+    EpisodeGroup,
+    Reward,
+    Sampler,
+    Sampling,
+    ServedSampler,
+    Shape,
+    Task,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,9 @@ class ProgramRollout:
             self.process, self.own_rewards,
         )  # fmt: skip
         episodes_BG = Stage(setting).play(tasks, shape.num_generations)
+        if isinstance(self.sampler, ServedSampler):
+            agents = len(self.program.names_N)
+            episodes_BG = weighted(self.sampler, episodes_BG, sampling, agents)
         return [
             EpisodeGroup(task, self.program.names_N, tuple(episodes_G))
             for task, episodes_G in zip(tasks, episodes_BG, strict=True)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from comlrl.config.plugins.targets import TargetError
 from comlrl.errors import UserError
@@ -28,6 +28,8 @@ from comlrl.types import (
     Score,
     Task,
 )
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,6 @@ class WaitingCall:
     number: int
     prompt: tuple[Message, ...]
     ids: tuple[int, ...]
-    answer: asyncio.Future[Completion]
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -62,12 +63,39 @@ class WaitingCall:
         path = (self.number,) if self.number else ()
         return (setting.seed, *setting.key, running.task.task_id, path, self.agent, running.g)
 
+    @property
+    def place(self) -> tuple[int, ...]:
+        """Among all calls of a rollout."""
+        return (*self.running.place, self.slot)
+
+    def record(self, completion: Completion) -> None:
+        """Add the call to its episode."""
+        call = Call(self.agent, self.number, self.prompt, self.ids, completion)
+        self.running.calls[self.slot] = call
+
 
 @dataclass(frozen=True, slots=True)
 class WaitingScore:
     running: Running
     action: JointAction
-    answer: asyncio.Future[Score]
+
+
+class Answers(Protocol):
+    """Answers the calls and scores of a rollout's episodes."""
+
+    def ask(self, call: WaitingCall) -> asyncio.Future[Completion]:
+        """The completion to come; cancelling withdraws the call."""
+
+    def ask_score(self, score: WaitingScore) -> asyncio.Future[Score]: ...
+
+    def when_idle(self, patience: float) -> float | None:
+        """Where no episode can go on by itself at present: 0 after something was answered, else
+        the seconds until something will be; None: nothing waits for that.
+
+        ``patience``: seconds that answers may wait for others' calls."""
+
+    def close(self) -> None:
+        """Ends what is under way in other threads."""
 
 
 @dataclass(slots=True)
@@ -77,10 +105,9 @@ class Board:
     setting: Setting
     loop: asyncio.AbstractEventLoop
     fail: Callable[[Running, str], None]  # ends an episode
-    stop: Callable[[Exception], None]  # ends them all, and the run
+    stop: Callable[[BaseException], None]  # ends them all, and the run
     address: Callable[[Running], Address]  # opens an episode to programs outside
-    calls: list[WaitingCall] = field(default_factory=list)
-    scores: list[WaitingScore] = field(default_factory=list)
+    answers: Answers
     closed: bool = False  # nothing is answered any more
     encoded: dict[tuple[int, tuple[Message, ...]], tuple[int, ...]] = field(default_factory=dict)
 
@@ -109,6 +136,8 @@ class Running:
         self.paid: list[tuple[int, int, float]] = []  # agent, slot of the next call, value
         self.scored: list[tuple[Score, JointAction]] = []
         self.deadline = time.monotonic() + self.program.timeout
+        self.waiting: set[asyncio.Future[Any]] = set()  # for the answers to calls and scores
+        self._waiting_since = 0.0
         self.ended = False
 
     def __str__(self) -> str:
@@ -146,24 +175,34 @@ class Running:
                 f"no room for max_new_tokens={sampling.max_new_tokens}; shorten it, or raise "
                 "agent_model.max_length if the model allows it"
             )
-        slot, answer = len(self.calls), self.board.loop.create_future()
+        call = WaitingCall(self, len(self.calls), agent, number, prompt, ids)
         self.calls.append(None)
         self.asked_N[agent] += 1
-        self.board.calls.append(WaitingCall(self, slot, agent, number, prompt, ids, answer))
-        return await answer
+        return await self._answer(self.board.answers.ask(call))
 
     async def score(self, texts_N: tuple[str, ...]) -> Score:
         """What the run's reward gives for a text of each agent."""
         await self._open()
-        action, answer = JointAction(self.task, texts_N), self.board.loop.create_future()
-        self.board.scores.append(WaitingScore(self, action, answer))
-        score = await answer
+        action = JointAction(self.task, texts_N)
+        score = await self._answer(self.board.answers.ask_score(WaitingScore(self, action)))
         self.scored.append((score, action))
         return score
 
     def pay(self, agent: int, value: float) -> None:
         """A reward in the middle, for the agent's calls so far."""
         self.paid.append((agent, len(self.calls), value))
+
+    async def _answer(self, answer: asyncio.Future[T]) -> T:
+        """An answer. The time until it is there is not the episode's own."""
+        if not self.waiting:
+            self._waiting_since = time.monotonic()
+        self.waiting.add(answer)
+        try:
+            return await answer
+        finally:
+            self.waiting.discard(answer)
+            if not self.waiting:
+                self.deadline += time.monotonic() - self._waiting_since
 
     async def _open(self) -> None:
         """Whoever goes on after the episode's end waits until it is cancelled."""

@@ -1,8 +1,8 @@
-"""Plays episodes side by side, and answers their waiting calls in waves.
+"""Plays episodes side by side.
 
-A wave starts when no episode can go on by itself: nothing in the event loop is ready, no thread
-runs, and every episode waits for a completion. Where an episode waits for something else (a timer,
-a socket, another episode), the wave waits for it too, but not longer than ``PATIENCE``.
+A server is asked for each call as it is made. Any other sampler is asked in waves: where an episode
+waits for something else than an answer (a timer, a socket, another episode), a wave waits for it
+too, but not longer than ``PATIENCE``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from comlrl.config.plugins.targets import TargetError, described
@@ -19,8 +19,10 @@ from comlrl.programs.agents import Agents
 from comlrl.programs.endpoint import Endpoint
 from comlrl.programs.event_loop import WaveLoop
 from comlrl.programs.program import EpisodeError, UnknownAgent
-from comlrl.programs.running import Board, Running, Setting, WaitingCall
-from comlrl.types import Call, Episode, Request, Task
+from comlrl.programs.running import Answers, Board, Running, Setting
+from comlrl.programs.served import Served
+from comlrl.programs.waves import Waves
+from comlrl.types import Episode, ServedSampler, Task
 
 PATIENCE = 1.0  # seconds that a wave waits for other episodes, and the end for what it cancels
 
@@ -29,13 +31,19 @@ class Stage:
     """The episodes of one rollout, on an event loop of their own."""
 
     def __init__(self, setting: Setting) -> None:
-        self.setting = setting
+        sampler, self.setting = setting.sampler, setting
+        present = sampler.present() if isinstance(sampler, ServedSampler) else None
         self.loop = WaveLoop(self._when_idle, self._fail_late)
+        self.loop.set_exception_handler(self._on_error)
         self.endpoint = Endpoint(self.loop)  # listens where an episode asks for its address
-        self.board = Board(setting, self.loop, self._fail, self._stop, self.endpoint.open)
+        self.answers: Answers = Waves(setting, self.loop)
+        if present is not None:
+            self.answers = Served(setting, present, self.loop, self._stop)
+        self.board = Board(
+            setting, self.loop, self._fail, self._stop, self.endpoint.open, self.answers
+        )
         self._episodes: dict[Running, Episode] = {}
         self._tasks: dict[Running, asyncio.Task] = {}  # of those that have not ended
-        self._idle_since: float | None = None  # with something to be answered
         self._next_end = math.inf  # no episode's time is over before
 
     def play(self, tasks: Sequence[Task], count: int) -> list[list[Episode]]:
@@ -53,7 +61,7 @@ class Stage:
         self._all_ended = self.loop.create_future()
         for one in running:
             self._tasks[one] = task = self.loop.create_task(self._run(one))
-            task.add_done_callback(_retrieve)
+            task.add_done_callback(self._retrieve)
         self._next_end = min((one.deadline for one in running), default=math.inf)
         if running:
             await self._all_ended
@@ -81,12 +89,8 @@ class Stage:
             return
         episode = running.episode(given, error)
         running.ended = True
-        for call in self.board.calls:
-            if call.running is running:
-                call.answer.cancel()
-        for score in self.board.scores:
-            if score.running is running:
-                score.answer.cancel()
+        for answer in running.waiting:
+            answer.cancel()
         self._episodes[running] = episode
         del self._tasks[running]
         if not self._tasks and not self._all_ended.done():
@@ -103,10 +107,24 @@ class Stage:
         self._end(running, 0.0, why)
         task.cancel()
 
-    def _stop(self, error: Exception) -> None:
+    def _stop(self, error: BaseException) -> None:
         self.board.closed = True
         if not self._all_ended.done():
             self._all_ended.set_exception(error)
+
+    def _retrieve(self, task: asyncio.Task) -> None:
+        """Errors were reported by ``_run``; a signal that met an episode ends them all."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, Exception):
+            self._stop(error)
+
+    def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """asyncio tells here what a callback has raised, a signal's exception too."""
+        error = context.get("exception")
+        if isinstance(error, BaseException) and not isinstance(error, Exception):
+            self._stop(error)
+        else:
+            loop.default_exception_handler(context)
 
     def _when_idle(self, wait: float | None) -> float | None:
         """What can be done where no callback is ready; how long to wait for what else may come.
@@ -115,33 +133,26 @@ class Stage:
         """
         if self._fail_late():
             return 0
-        self.board.calls = [call for call in self.board.calls if not call.answer.done()]
-        self.board.scores = [score for score in self.board.scores if not score.answer.done()]
         outside = wait is not None or self.loop.listens  # something may come by itself
-        now, patience = time.monotonic(), self._patience(outside)
-        if self.board.calls or self.board.scores:
-            self._idle_since = self._idle_since or now
-            if now >= self._idle_since + patience:
-                return self._in_wave(self._score if self.board.scores else self._sample)
-        elif not outside and not self.loop.in_threads and self._tasks:
-            for one in list(self._tasks):
+        busy = [one for one in self._tasks if not one.waiting]
+        began = time.monotonic()
+        due = self.answers.when_idle(self._patience(busy, outside))
+        if due == 0:
+            took = time.monotonic() - began
+            for one in busy:  # nothing else goes on while calls are answered in a wave
+                one.deadline += took
+            return 0
+        if len(busy) == len(self._tasks) > 0 and not outside and not self.loop.in_threads:
+            for one in busy:
                 self._fail(one, "it waits for something that will never come")
             return 0
-        busy = self._tasks.keys() - self._waiting
-        ends = [one.deadline - now for one in busy] + ([] if wait is None else [wait])
-        if self._idle_since is not None:
-            ends.append(self._idle_since + patience - now)
+        ends = [one.deadline - began for one in busy]
+        ends += [seconds for seconds in (wait, due) if seconds is not None]
         return max(0.0, min(ends)) if ends else None
 
-    @property
-    def _waiting(self) -> set[Running]:
-        """Episodes with something to be answered."""
-        calls = {call.running for call in self.board.calls}
-        return calls | {score.running for score in self.board.scores}
-
-    def _patience(self, outside: bool) -> float:
+    def _patience(self, busy: Sequence[Running], outside: bool) -> float:
         """Seconds that a wave waits for what may still come into it."""
-        if not self._tasks.keys() - self._waiting:  # a thread, too, waits for its episode's call
+        if not busy:  # a thread, too, waits for its episode's call
             return 0.0
         if self.loop.in_threads:
             return self.setting.program.timeout
@@ -152,54 +163,13 @@ class Stage:
         now = time.monotonic()
         if now < self._next_end:
             return False
-        waiting = self._waiting
-        late = [one for one in self._tasks if one.deadline <= now and one not in waiting]
+        late = [one for one in self._tasks if one.deadline <= now and not one.waiting]
         for one in late:
             self._fail(
                 one, f"it took more than {self.setting.program.timeout:g} s (program.timeout)"
             )
         self._next_end = min((one.deadline for one in self._tasks), default=math.inf)
         return bool(late)
-
-    def _in_wave(self, answer: Callable[[], None]) -> float:
-        """Time in which calls are answered is not the episodes' own."""
-        started, self._idle_since = time.monotonic(), None
-        answer()
-        took = time.monotonic() - started
-        for one in self._tasks:
-            one.deadline += took
-        return 0
-
-    def _score(self) -> None:
-        """All waiting joint actions, in one call of the reward."""
-        waiting, self.board.scores = sorted(self.board.scores, key=lambda s: s.running.place), []
-        scores = self.setting.reward.score([one.action for one in waiting])
-        for one, score in zip(waiting, scores, strict=True):
-            one.answer.set_result(score)
-
-    def _sample(self) -> None:
-        """All waiting calls, in one call of the sampler; like prompts are one request."""
-        waiting, self.board.calls = (
-            sorted(self.board.calls, key=lambda c: (c.running.place, c.slot)),
-            [],
-        )
-        groups_N: list[dict[tuple[int, tuple[int, ...]], list[WaitingCall]]] = [
-            {} for _ in self.setting.program.names_N
-        ]
-        for call in waiting:
-            like = (call.running.place[0], call.ids)
-            groups_N[call.agent].setdefault(like, []).append(call)
-        requests_N = [
-            [Request(ids, tuple(call.key for call in own)) for (_, ids), own in groups.items()]
-            for groups in groups_N
-        ]
-        sampled_N = self.setting.sampler.sample(requests_N, self.setting.sampling)
-        for groups, sampled in zip(groups_N, sampled_N, strict=True):
-            for own, completions in zip(groups.values(), sampled, strict=True):
-                for call, completion in zip(own, completions, strict=True):
-                    made = Call(call.agent, call.number, call.prompt, call.ids, completion)
-                    call.running.calls[call.slot] = made
-                    call.answer.set_result(completion)
 
     def _close(self) -> None:
         """End what episodes have left running. Nobody is asked for it any more."""
@@ -211,6 +181,7 @@ class Stage:
             task.cancel()
         if left:  # what catches its cancellation is left alone after that
             self.loop.run_until_complete(asyncio.wait(left, timeout=PATIENCE))
+        self.answers.close()
         self.loop.close()
 
 
@@ -218,9 +189,3 @@ def _only(error: BaseException) -> BaseException:
     """Of a group of one error, as an asyncio.TaskGroup raises it, that error."""
     inner: Sequence[BaseException] = getattr(error, "exceptions", ())
     return _only(inner[0]) if len(inner) == 1 else error
-
-
-def _retrieve(task: asyncio.Task) -> None:
-    """What an episode's task raises was reported by ``_run``."""
-    if not task.cancelled():
-        task.exception()
