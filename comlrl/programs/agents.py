@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from comlrl.programs.messages import Prompt, messages, offered
-from comlrl.programs.running import Running
+from comlrl.programs.running import RunningEpisode
 from comlrl.types import Completion, Message, Score
 
 
@@ -31,7 +31,7 @@ class Text(str):
 class Agent:
     """One agent of an episode: ``await agent(prompt)`` gives its completion."""
 
-    def __init__(self, running: Running, name: str) -> None:
+    def __init__(self, running: RunningEpisode, name: str) -> None:
         self.name = name
         self._running, self._index = running, running.program.index(name)
 
@@ -52,7 +52,7 @@ class Agent:
 class Agents(Mapping[str, Agent]):
     """The agents of an episode by name, and what they share."""
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: RunningEpisode) -> None:
         self._running = running
 
     def __getitem__(self, name: str) -> Agent:

@@ -23,7 +23,7 @@ import h11
 from comlrl.errors import UserError
 from comlrl.programs.messages import messages, offered
 from comlrl.programs.program import Address, EpisodeError, UnknownAgent
-from comlrl.programs.running import Running
+from comlrl.programs.running import RunningEpisode
 from comlrl.types import Completion, Message, Sampling
 
 MAX_BODY = 4_000_000  # bytes of a request
@@ -60,12 +60,12 @@ class Endpoint:
         """Answers while ``loop`` runs. Made and asked for addresses by any thread."""
         self._loop = loop
         self._connections: set[asyncio.StreamWriter] = set()
-        self._episodes: dict[str, tuple[str, Running]] = {}  # by path: its key, and itself
+        self._episodes: dict[str, tuple[str, RunningEpisode]] = {}  # by path: its key, and itself
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None  # None: nobody has asked for an address
         self._server: asyncio.Task[asyncio.Server] | None = None
 
-    def open(self, running: Running) -> Address:
+    def open(self, running: RunningEpisode) -> Address:
         """A path and a key for an episode."""
         with self._lock:
             if self._socket is None:
@@ -131,18 +131,18 @@ class Endpoint:
             HTTPStatus.NOT_FOUND, "there are POST chat/completions and GET models here"
         )
 
-    def _episode(self, path: str, authorization: bytes) -> Running:
+    def _episode(self, path: str, authorization: bytes) -> RunningEpisode:
         key, running = self._episodes.get(path, ("", None))
         if running is None or not secrets.compare_digest(authorization, f"Bearer {key}".encode()):
             raise BadRequest(HTTPStatus.UNAUTHORIZED, "no episode has this path and this key")
         return running
 
 
-async def _chat(running: Running, asked: Mapping[str, Any]) -> dict[str, Any]:
+async def _chat(running: RunningEpisode, asked: Mapping[str, Any]) -> dict[str, Any]:
     """A chat completion: each choice is a call of the episode."""
     try:
         agent = running.program.index(asked.get("model", ""))
-        _check_sampling(asked, running.setting.sampling.of(agent))
+        _check_sampling(asked, running.settings.sampling.of(agent))
         count = _count(asked)
         prompt = _prompt(asked)
         drawn = await _all(*(running.call(agent, prompt) for _ in range(count)))
@@ -150,7 +150,7 @@ async def _chat(running: Running, asked: Mapping[str, Any]) -> dict[str, Any]:
         raise BadRequest(HTTPStatus.NOT_FOUND, f"model: {error}") from error
     except (ValueError, EpisodeError, UserError) as error:
         raise BadRequest(HTTPStatus.BAD_REQUEST, str(error)) from error
-    read = len(running.board.encode(agent, prompt))
+    read = len(running.context.encode(agent, prompt))
     written = sum(len(completion.token_ids) for completion in drawn)
     return {
         "id": f"chatcmpl-{secrets.token_hex(8)}",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from comlrl.programs.running import Setting, WaitingCall, WaitingScore
+from comlrl.programs.running import PendingCall, PendingScore, RolloutSettings
 from comlrl.rollout import daemon_threads
 from comlrl.types import (
     AsyncSampler,
@@ -31,21 +31,21 @@ class Served:
 
     def __init__(
         self,
-        setting: Setting,
+        settings: RolloutSettings,
         sampler: AsyncSampler,
         loop: asyncio.AbstractEventLoop,
         stop: Callable[[BaseException], None],
     ) -> None:
         """``stop``: ends the run, for errors that are no episode's."""
-        self.setting, self.sampler, self.loop, self.stop = setting, sampler, loop, stop
-        self._scores: list[tuple[WaitingScore, asyncio.Future[Score]]] = []
+        self.settings, self.sampler, self.loop, self.stop = settings, sampler, loop, stop
+        self._scores: list[tuple[PendingScore, asyncio.Future[Score]]] = []
         self._scorer: asyncio.Task[None] | None = None
         self._scoring: concurrent.futures.Future[list[Score]] | None = None  # in a thread
 
-    def ask(self, call: WaitingCall) -> asyncio.Future[Completion]:
+    def ask(self, call: PendingCall) -> asyncio.Future[Completion]:
         return self.loop.create_task(self._sample(call))
 
-    def ask_score(self, score: WaitingScore) -> asyncio.Future[Score]:
+    def ask_score(self, score: PendingScore) -> asyncio.Future[Score]:
         answer: asyncio.Future[Score] = self.loop.create_future()
         self._scores.append((score, answer))
         if self._scorer is None or self._scorer.done():
@@ -59,11 +59,11 @@ class Served:
         if self._scoring is not None:  # the reward is not to be used by two threads
             concurrent.futures.wait([self._scoring])
 
-    async def _sample(self, call: WaitingCall) -> Completion:
+    async def _sample(self, call: PendingCall) -> Completion:
         request = Request(call.ids, (call.key,), task_id=call.running.task.task_id)
         try:
             (completion,) = await self.sampler.sample_one(
-                call.agent, request, self.setting.sampling
+                call.agent, request, self.settings.sampling
             )
         except Exception as error:
             self.stop(error)
@@ -76,7 +76,7 @@ class Served:
         while waiting := [(score, answer) for score, answer in self._scores if not answer.done()]:
             self._scores = []
             waiting.sort(key=lambda pair: pair[0].running.place)
-            job = partial(self.setting.reward.score, [score.action for score, _ in waiting])
+            job = partial(self.settings.reward.score, [score.action for score, _ in waiting])
             (self._scoring,) = daemon_threads.start([job], 1)
             try:
                 scores = await asyncio.wrap_future(self._scoring)

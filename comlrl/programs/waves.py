@@ -10,26 +10,26 @@ import asyncio
 import time
 from typing import TypeVar
 
-from comlrl.programs.running import Setting, WaitingCall, WaitingScore
+from comlrl.programs.running import PendingCall, PendingScore, RolloutSettings
 from comlrl.types import Completion, Request, Score
 
-T = TypeVar("T", WaitingCall, WaitingScore)
+T = TypeVar("T", PendingCall, PendingScore)
 
 
 class Waves:
     """Answers by a sampler that does one thing at a time."""
 
-    def __init__(self, setting: Setting, loop: asyncio.AbstractEventLoop) -> None:
-        self.setting, self.loop = setting, loop
-        self._calls: list[tuple[WaitingCall, asyncio.Future[Completion]]] = []
-        self._scores: list[tuple[WaitingScore, asyncio.Future[Score]]] = []
+    def __init__(self, settings: RolloutSettings, loop: asyncio.AbstractEventLoop) -> None:
+        self.settings, self.loop = settings, loop
+        self._calls: list[tuple[PendingCall, asyncio.Future[Completion]]] = []
+        self._scores: list[tuple[PendingScore, asyncio.Future[Score]]] = []
         self._idle_since: float | None = None  # with something to be answered
 
-    def ask(self, call: WaitingCall) -> asyncio.Future[Completion]:
+    def ask(self, call: PendingCall) -> asyncio.Future[Completion]:
         self._calls.append((call, self.loop.create_future()))
         return self._calls[-1][1]
 
-    def ask_score(self, score: WaitingScore) -> asyncio.Future[Score]:
+    def ask_score(self, score: PendingScore) -> asyncio.Future[Score]:
         self._scores.append((score, self.loop.create_future()))
         return self._scores[-1][1]
 
@@ -55,7 +55,7 @@ class Waves:
     def _score(self) -> None:
         """All waiting joint actions, in one call of the reward."""
         waiting, self._scores = sorted(self._scores, key=lambda s: s[0].running.place), []
-        scores = self.setting.reward.score([score.action for score, _ in waiting])
+        scores = self.settings.reward.score([score.action for score, _ in waiting])
         for (_, answer), score in zip(waiting, scores, strict=True):
             answer.set_result(score)
 
@@ -63,7 +63,7 @@ class Waves:
         """All waiting calls, in one call of the sampler; like prompts are one request."""
         waiting, self._calls = sorted(self._calls, key=lambda c: c[0].place), []
         groups_N: list[dict[tuple[int, tuple[int, ...]], list[int]]] = [
-            {} for _ in self.setting.program.names_N
+            {} for _ in self.settings.program.names_N
         ]
         for index, (call, _) in enumerate(waiting):
             like = (call.running.place[0], call.ids)
@@ -75,7 +75,7 @@ class Waves:
             ]
             for groups in groups_N
         ]
-        sampled_N = self.setting.sampler.sample(requests_N, self.setting.sampling)
+        sampled_N = self.settings.sampler.sample(requests_N, self.settings.sampling)
         for groups, sampled in zip(groups_N, sampled_N, strict=True):
             for own, completions in zip(groups.values(), sampled, strict=True):
                 for index, completion in zip(own, completions, strict=True):

@@ -72,14 +72,14 @@ def test_a_call_waits_for_no_other():
 
 
 def test_the_time_of_a_server_is_not_the_episodes_own():
-    sampler = Serving(lambda request: asyncio.sleep(0.15))
+    sampler = Serving(lambda request: asyncio.sleep(0.25))
 
     async def play(task, agents):
         for _ in range(3):
             await agents["coder"]("x")
         return 1
 
-    played(play, sampler=sampler, timeout=0.2)
+    played(play, sampler=sampler, timeout=0.5)
 
 
 def test_a_lost_server_is_no_error_of_an_episode():

@@ -19,7 +19,7 @@ from comlrl.programs.agents import Agents
 from comlrl.programs.endpoint import Endpoint
 from comlrl.programs.event_loop import WaveLoop
 from comlrl.programs.program import EpisodeError, UnknownAgent
-from comlrl.programs.running import Answers, Board, Running, Setting
+from comlrl.programs.running import Answers, RolloutContext, RolloutSettings, RunningEpisode
 from comlrl.programs.served import Served
 from comlrl.programs.waves import Waves
 from comlrl.types import Episode, ServedSampler, Task
@@ -27,29 +27,30 @@ from comlrl.types import Episode, ServedSampler, Task
 PATIENCE = 1.0  # seconds that a wave waits for other episodes, and the end for what it cancels
 
 
-class Stage:
+class EpisodeRunner:
     """The episodes of one rollout, on an event loop of their own."""
 
-    def __init__(self, setting: Setting) -> None:
-        sampler, self.setting = setting.sampler, setting
+    def __init__(self, settings: RolloutSettings) -> None:
+        sampler, self.settings = settings.sampler, settings
         present = sampler.present() if isinstance(sampler, ServedSampler) else None
         self.loop = WaveLoop(self._when_idle, self._fail_late)
         self.loop.set_exception_handler(self._on_error)
         self.endpoint = Endpoint(self.loop)  # listens where an episode asks for its address
-        self.answers: Answers = Waves(setting, self.loop)
+        self.answers: Answers = Waves(settings, self.loop)
         if present is not None:
-            self.answers = Served(setting, present, self.loop, self._stop)
-        self.board = Board(
-            setting, self.loop, self._fail, self._stop, self.endpoint.open, self.answers
+            self.answers = Served(settings, present, self.loop, self._stop)
+        self.context = RolloutContext(
+            settings, self.loop, self._fail, self._stop, self.endpoint.open, self.answers
         )
-        self._episodes: dict[Running, Episode] = {}
-        self._tasks: dict[Running, asyncio.Task] = {}  # of those that have not ended
+        self._episodes: dict[RunningEpisode, Episode] = {}
+        self._tasks: dict[RunningEpisode, asyncio.Task] = {}  # of those that have not ended
         self._next_end = math.inf  # no episode's time is over before
 
     def play(self, tasks: Sequence[Task], count: int) -> list[list[Episode]]:
         """``count`` episodes of each task. Raises TargetError for the first that fails."""
         running = [
-            [Running(self.board, t, i, g) for g in range(count)] for i, t in enumerate(tasks)
+            [RunningEpisode(self.context, t, i, g) for g in range(count)]
+            for i, t in enumerate(tasks)
         ]
         try:
             self.loop.run_until_complete(self._play([one for own in running for one in own]))
@@ -57,7 +58,7 @@ class Stage:
             self._close()
         return [[self._episodes[one] for one in own] for own in running]
 
-    async def _play(self, running: Sequence[Running]) -> None:
+    async def _play(self, running: Sequence[RunningEpisode]) -> None:
         self._all_ended = self.loop.create_future()
         for one in running:
             self._tasks[one] = task = self.loop.create_task(self._run(one))
@@ -66,9 +67,9 @@ class Stage:
         if running:
             await self._all_ended
 
-    async def _run(self, running: Running) -> None:
+    async def _run(self, running: RunningEpisode) -> None:
         """One episode, and what becomes of it."""
-        program = self.setting.program
+        program = self.settings.program
         try:
             self._end(running, await program.play(running.task, Agents(running)))
         except asyncio.CancelledError:
@@ -83,7 +84,7 @@ class Stage:
             text = str(error) if own else f"raised {described(error, program.target.sources)}"
             self._fail(running, text)
 
-    def _end(self, running: Running, given: Any, error: str | None = None) -> None:
+    def _end(self, running: RunningEpisode, given: Any, error: str | None = None) -> None:
         """Take an episode as it is; what it still waits for is withdrawn."""
         if running.ended:
             return
@@ -96,11 +97,11 @@ class Stage:
         if not self._tasks and not self._all_ended.done():
             self._all_ended.set_result(None)
 
-    def _fail(self, running: Running, why: str) -> None:
+    def _fail(self, running: RunningEpisode, why: str) -> None:
         """An episode that cannot be played to its end: the run's end, or a score of 0."""
         if running.ended:
             return
-        if self.setting.program.on_error == "stop":
+        if self.settings.program.on_error == "stop":
             self._stop(TargetError(f"{running}: {why}"))
             return
         task = self._tasks[running]
@@ -108,7 +109,7 @@ class Stage:
         task.cancel()
 
     def _stop(self, error: BaseException) -> None:
-        self.board.closed = True
+        self.context.closed = True
         if not self._all_ended.done():
             self._all_ended.set_exception(error)
 
@@ -150,12 +151,12 @@ class Stage:
         ends += [seconds for seconds in (wait, due) if seconds is not None]
         return max(0.0, min(ends)) if ends else None
 
-    def _patience(self, busy: Sequence[Running], outside: bool) -> float:
+    def _patience(self, busy: Sequence[RunningEpisode], outside: bool) -> float:
         """Seconds that a wave waits for what may still come into it."""
         if not busy:  # a thread, too, waits for its episode's call
             return 0.0
         if self.loop.in_threads:
-            return self.setting.program.timeout
+            return self.settings.program.timeout
         return PATIENCE if outside else 0.0
 
     def _fail_late(self) -> bool:
@@ -166,14 +167,14 @@ class Stage:
         late = [one for one in self._tasks if one.deadline <= now and not one.waiting]
         for one in late:
             self._fail(
-                one, f"it took more than {self.setting.program.timeout:g} s (program.timeout)"
+                one, f"it took more than {self.settings.program.timeout:g} s (program.timeout)"
             )
         self._next_end = min((one.deadline for one in self._tasks), default=math.inf)
         return bool(late)
 
     def _close(self) -> None:
         """End what episodes have left running. Nobody is asked for it any more."""
-        self.board.closed = True
+        self.context.closed = True
         self.endpoint.close()
         self._tasks.clear()
         left = asyncio.all_tasks(self.loop)

@@ -109,7 +109,7 @@ def test_a_wave_waits_for_threads():
 
 @pytest.mark.parametrize(("patience", "waves"), [(60.0, [2, 2]), (0.05, [2, 1, 1])])
 def test_a_wave_waits_for_timers_but_not_for_long(monkeypatch, patience, waves):
-    monkeypatch.setattr("comlrl.programs.stage.PATIENCE", patience)
+    monkeypatch.setattr("comlrl.programs.runner.PATIENCE", patience)
     sampler = Keeping()
 
     async def play(task, agents):
