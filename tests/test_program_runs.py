@@ -456,7 +456,7 @@ if __name__ == "__main__":
     ("program", "key", "why"),
     [
         ("target: my_team:by_itself", "program.target: 'my_team:by_itself': task '", "raised Zero"),
-        ("target: my_team:by_its_reward", "reward.name: 'my_team:Reward'", "raised Zero"),
+        ("target: my_team:by_its_reward", "reward.target: 'my_team:Reward'", "raised Zero"),
         ("command: {python} {folder}/my_team.py", "program.command: '", "ended with status 1"),
     ],
     ids=["program", "reward", "command"],
@@ -466,7 +466,7 @@ def test_an_error_in_one_process_ends_all_in_a_line(program, key, why, failing, 
     own = program.format(python=sys.executable, folder=tmp_path)
     file.write_text(file.read_text().replace("target: my_team:play", own))
     (tmp_path / "my_team.py").write_text(FAILS.replace("FAILING", str(failing)))
-    more = ["magrpo.eval_interval=0", "reward.name=my_team:Reward"]
+    more = ["magrpo.eval_interval=0", "reward.target=my_team:Reward"]
     team = zygote.team(2, {"run": ["magrpo", arguments(file, tmp_path / "run", *more)]})
     assert [process.wait() for process in team] != [0, 0]
     together = "".join(process.output for process in team)

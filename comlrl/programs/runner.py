@@ -99,7 +99,7 @@ class EpisodeRunner:
 
     def _fail(self, running: RunningEpisode, why: str) -> None:
         """An episode that cannot be played to its end: the run's end, or a score of 0."""
-        if running.ended:
+        if running.ended or self.context.closed:
             return
         if self.settings.program.on_error == "stop":
             self._stop(TargetError(f"{running}: {why}"))
