@@ -264,8 +264,9 @@ class Lost(Keeping):
         raise UserError("it is lost")
 
 
-def test_a_sampler_that_is_lost_is_not_asked_again():
+def test_a_sampler_that_is_lost_is_not_asked_again(monkeypatch):
     """It is no error of an episode, whatever that catches."""
+    monkeypatch.setattr("comlrl.programs.runner.PATIENCE", 0.05)
     sampler = Lost()
     with pytest.raises(UserError, match="it is lost"):
         played(swallows, sampler=sampler, on_error="zero")

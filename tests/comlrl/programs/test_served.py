@@ -82,7 +82,9 @@ def test_the_time_of_a_server_is_not_the_episodes_own():
     played(play, sampler=sampler, timeout=0.5)
 
 
-def test_a_lost_server_is_no_error_of_an_episode():
+def test_a_lost_server_is_no_error_of_an_episode(monkeypatch):
+    monkeypatch.setattr("comlrl.programs.runner.PATIENCE", 0.05)
+
     async def lost(request):
         raise UserError("it is lost")
 

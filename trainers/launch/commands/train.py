@@ -284,7 +284,7 @@ def _stopped(error: Exception, loop: Loop) -> int:
 def _left_alone() -> int:
     """The end of a process that waits for one that has ended; returns the exit code."""
     if os.environ.get("RANK", "0") == "0":
-        print("interrupted: another process has ended, which says why", file=sys.stderr)
+        print("interrupted: another process has ended (see its message)", file=sys.stderr)
     return 1
 
 
