@@ -86,7 +86,7 @@ class EpisodeRunner:
 
     def _end(self, running: RunningEpisode, given: Any, error: str | None = None) -> None:
         """Take an episode as it is; what it still waits for is withdrawn."""
-        if running.ended:
+        if running.ended or self.context.closed:
             return
         episode = running.episode(given, error)
         running.ended = True
