@@ -30,7 +30,7 @@ MAX_BODY = 4_000_000  # bytes of a request
 MAX_CONNECTIONS = 4096
 MAX_CHOICES = 128
 PATIENCE = 60.0  # seconds for a whole request to arrive, and for the next on a connection
-# Parameters that do not change how is sampled.
+# Parameters that do not change the policy that samples.
 WITHOUT_EFFECT = frozenset({
     "model", "messages", "user", "metadata", "store", "safety_identifier", "prompt_cache_key",
     "service_tier", "parallel_tool_calls", "tools",
