@@ -1,12 +1,13 @@
-"""Episodes of a program, played side by side, against their calls as one batch.
+"""Episodes of a program, played side by side, against their calls as one batch, and in six.
 
     python benchmarks/bench_programs.py [--rounds 7]
 
 25 tasks with 8 episodes each, in which two agents are called 6 times in turn. Every call's prompt
 is known beforehand, so that the sampler can also be given all 1,200 calls at once, with the same
-keys; the policies stay as they are, and both give the same completions up to rounding. The two are
-timed in turn, and each round's ratio counts. The program's time is that of its waves and of all
-that plays it.
+keys; the policies stay as they are, and both give the same completions up to rounding. The third
+is what no program can be below, as its calls read each other: the same waves, one batch after the
+other. The three are timed in turn, and each round's ratio counts. The program's time is that of its
+waves and of all that plays it.
 Beside other processes, read the ratio of CPU seconds, with OMP_NUM_THREADS=1: threads that wait
 for each other use CPU time too.
 """
@@ -73,38 +74,44 @@ def main() -> None:
         rollout = ProgramRollout(program, through, reward, work.prompts, seed=number)
         return rollout.grow(tasks, shape, SAMPLING, ("train", 1))
 
-    ratios, of_cpu = [], []
+    ways = ("episodes", "one batch", "six batches")
+    ratios: dict[str, list[float]] = {}
     for number in range(rounds + 1):
         recording.waves.clear()
         groups = played(recording, number)  # to know the calls
         whole = [
             [r for wave in recording.waves for r in wave[agent]] for agent in range(len(work.roles))
         ]
-        for first in (number % 2 == 0, number % 2 == 1):  # which goes first alternates
+        waves = list(recording.waves)
+        took: dict[str, tuple[float, float]] = {}
+        for way in (ways, ways[::-1])[number % 2]:  # which goes first alternates
             began, cpu_began = time.perf_counter(), time.process_time()
-            if first:
+            if way == "episodes":
+                played(sampler, number)
+            elif way == "one batch":
                 sampled_N = sampler.sample(whole, SAMPLING)
             else:
-                played(sampler, number)
-            took = time.perf_counter() - began, time.process_time() - cpu_began
-            if first:
-                batch, cpu_batch = took
-            else:
-                episodes, cpu_episodes = took
+                for wave in waves:
+                    sampler.sample(wave, SAMPLING)
+            took[way] = time.perf_counter() - began, time.process_time() - cpu_began
         tokens = sum(group.tokens for group in groups)
         calls = sum(len(own) for own_N in sampled_N for own in own_N)
         of_batch = sum(len(c.token_ids) for own_N in sampled_N for own in own_N for c in own)
         assert calls == TASKS * EPISODES * CALLS
+        seconds = ", ".join(
+            f"{way} {took[way][0]:.2f} s (CPU {took[way][1]:.2f} s)" for way in ways
+        )
         print(
-            f"{len(recording.waves)} waves, {calls} calls, {tokens} tokens ({of_batch} in the "
-            f"batch): episodes {episodes:.2f} s, one batch {batch:.2f} s, {episodes / batch:.3f}; "
-            f"CPU {cpu_episodes:.2f} s, {cpu_batch:.2f} s, {cpu_episodes / cpu_batch:.3f}",
+            f"{len(waves)} waves, {calls} calls, {tokens} tokens ({of_batch} in the batch): "
+            f"{seconds}",
             flush=True,
         )
         if number:  # the first warms up
-            ratios.append(episodes / batch)
-            of_cpu.append(cpu_episodes / cpu_batch)
-    for name, found in (("seconds", ratios), ("CPU seconds", of_cpu)):
+            for way in ways[1:]:
+                for index, name in enumerate(("seconds", "CPU seconds")):
+                    ratio = took["episodes"][index] / took[way][index]
+                    ratios.setdefault(f"{name}, to {way}", []).append(ratio)
+    for name, found in ratios.items():
         median = statistics.median(found)
         print(f"{name}: median {median:.3f}, {min(found):.3f} to {max(found):.3f}")
 

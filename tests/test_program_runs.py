@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -421,20 +422,58 @@ def test_two_processes_are_killed_and_resumed_bit_equal(algorithm, keys, zygote,
     assert_same(folder, whole)
 
 
+FAILS = """
+import os
+
+
+def fails():
+    return 1 / (FAILING - int(os.environ["RANK"]))
+
+
+async def by_itself(task, agents):
+    await agents["writer"]("x")
+    return fails()
+
+
+async def by_its_reward(task, agents):
+    return await agents.score([await agents[name]("x") for name in agents])
+
+
+class Reward:
+    def score(self, actions):
+        return [fails() for _ in actions]
+
+
+if __name__ == "__main__":
+    print(1.0)
+    raise SystemExit(FAILING == int(os.environ["RANK"]))
+"""
+
+
 @pytest.mark.slow
-def test_an_episode_that_fails_in_one_process_ends_all(zygote, tmp_path):
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize(
+    ("program", "key", "why"),
+    [
+        ("target: my_team:by_itself", "program.target: 'my_team:by_itself': task '", "raised Zero"),
+        ("target: my_team:by_its_reward", "reward.target: 'my_team:Reward'", "raised Zero"),
+        ("command: {python} {folder}/my_team.py", "program.command: '", "ended with status 1"),
+    ],
+    ids=["program", "reward", "command"],
+)
+def test_an_error_in_one_process_ends_all_in_a_line(program, key, why, failing, zygote, tmp_path):
     file = config(tmp_path)
-    (tmp_path / "my_team.py").write_text(
-        "import os\n\n\nasync def play(task, agents):\n"
-        "    await agents['writer']('x')\n"
-        "    return 1 / (1 - int(os.environ['RANK']))\n"
-    )
-    more = ["magrpo.eval_interval=0"]
+    own = program.format(python=sys.executable, folder=tmp_path)
+    file.write_text(file.read_text().replace("target: my_team:play", own))
+    (tmp_path / "my_team.py").write_text(FAILS.replace("FAILING", str(failing)))
+    more = ["magrpo.eval_interval=0", "reward.target=my_team:Reward"]
     team = zygote.team(2, {"run": ["magrpo", arguments(file, tmp_path / "run", *more)]})
-    assert [process.wait() for process in team] == [1, 1]
+    assert [process.wait() for process in team] != [0, 0]
     together = "".join(process.output for process in team)
+    assert "Traceback" not in together and "gloo" not in together, together
     (line,) = [line for line in together.splitlines() if line.startswith("error: ")]
-    assert "program.target: 'my_team:play': task '" in line and "raised ZeroDivisionError" in line
+    assert key in line and why in line
+    assert ("interrupted: another process has ended" in together) == bool(failing)
 
 
 def assert_agree(alone, team, together):

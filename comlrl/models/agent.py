@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,6 +43,12 @@ class PromptEncoder:
 
         Raises UserError for messages that the chat template does not take.
         """
+        offers = any(message.role == "tools" for message in prompt)
+        if offers and not (self.chats and self._shows_offered_tools):
+            raise UserError(
+                f"'{self.tokenizer.name_or_path}' has no chat template that shows tools; describe "
+                "them in a message"
+            )
         if self.chats:
             if any(message.role == "tool" for message in prompt) and not self._shows_tools:
                 raise UserError(
@@ -52,11 +59,12 @@ class PromptEncoder:
         return self.tokenizer(plain_text(prompt))["input_ids"]
 
     def _templated(self, prompt: Sequence[Message]) -> str:
-        asked, prefill = split_prefill(prompt)
-        messages = [{"role": m.role, "content": m.content} for m in asked]
+        shown, prefill = split_prefill([m for m in prompt if m.role != "tools"])
+        messages = [{"role": m.role, "content": m.content} for m in shown]
+        tools = [tool for m in prompt if m.role == "tools" for tool in json.loads(m.content)]
         try:
             text = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
+                messages, tools=tools or None, tokenize=False, add_generation_prompt=True
             )
             return text + prefill
         except TemplateError as error:
@@ -70,9 +78,22 @@ class PromptEncoder:
     def _shows_tools(self) -> bool:
         """Whether the chat template has a place for what a tool returns."""
         returned = "x7returned7x"
-        asked = (Message("user", "a"), Message("assistant", "b"), Message("tool", returned))
+        return self._shows(
+            returned, Message("user", "a"), Message("assistant", "b"), Message("tool", returned)
+        )
+
+    @cached_property
+    def _shows_offered_tools(self) -> bool:
+        """Whether the chat template has a place for the tools that may be called."""
+        name = "x7offered7x"
+        parameters = {"type": "object", "properties": {}}
+        function = {"name": name, "description": "a", "parameters": parameters}
+        tools = json.dumps([{"type": "function", "function": function}])
+        return self._shows(name, Message("tools", tools), Message("user", "a"))
+
+    def _shows(self, text: str, *prompt: Message) -> bool:
         try:
-            return returned in self._templated(asked)
+            return text in self._templated(prompt)
         except UserError:
             return False
 

@@ -130,6 +130,13 @@ def give_up(text: str, code: int, saves: bool = False) -> bool:
     return rank() == next(r for r, part in enumerate(parts) if isinstance(part, _GivenUp))
 
 
+def lost_peer(error: Exception) -> bool:
+    """Whether a collective call has failed because another process has ended."""
+    if world_size() == 1 or not isinstance(error, RuntimeError):
+        return False
+    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
+
+
 def from_main(make: Callable[[], T]) -> T:
     """What the main process makes, for every process; the others wait for it."""
     return all_gather(make() if is_main() else None)[0]  # type: ignore[return-value]

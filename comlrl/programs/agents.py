@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from comlrl.programs.messages import Prompt, messages
-from comlrl.programs.running import Running
+from comlrl.programs.messages import Prompt, messages, offered
+from comlrl.programs.running import RunningEpisode
 from comlrl.types import Completion, Message, Score
 
 
@@ -30,27 +31,28 @@ class Text(str):
 class Agent:
     """One agent of an episode: ``await agent(prompt)`` gives its completion."""
 
-    def __init__(self, running: Running, name: str) -> None:
+    def __init__(self, running: RunningEpisode, name: str) -> None:
         self.name = name
         self._running, self._index = running, running.program.index(name)
 
-    async def __call__(self, prompt: Prompt) -> Text:
+    async def __call__(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> Text:
         """One completion.
 
         ``prompt``: a text, which the agent reads as a user's message, after the message of
         ``prompts.system`` if there is one; or a whole conversation, messages with ``role``
         (system, user, assistant or tool) and ``content``. The completion continues an
-        assistant's message at the end.
+        assistant's message at the end. ``tools``: functions that the agent may call, as the OpenAI
+        API has them; the chat template shows them, and the completion is text.
         """
         if isinstance(prompt, str):
             prompt = (*self._running.opening, Message("user", prompt))
-        return Text.of(await self._running.call(self._index, messages(prompt)))
+        return Text.of(await self._running.call(self._index, offered(tools) + messages(prompt)))
 
 
 class Agents(Mapping[str, Agent]):
     """The agents of an episode by name, and what they share."""
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: RunningEpisode) -> None:
         self._running = running
 
     def __getitem__(self, name: str) -> Agent:

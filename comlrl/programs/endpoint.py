@@ -21,22 +21,22 @@ from typing import Any
 import h11
 
 from comlrl.errors import UserError
-from comlrl.programs.messages import messages
+from comlrl.programs.messages import messages, offered
 from comlrl.programs.program import Address, EpisodeError, UnknownAgent
-from comlrl.programs.running import Running
+from comlrl.programs.running import RunningEpisode
 from comlrl.types import Completion, Message, Sampling
 
 MAX_BODY = 4_000_000  # bytes of a request
 MAX_CONNECTIONS = 4096
 MAX_CHOICES = 128
 PATIENCE = 60.0  # seconds for a whole request to arrive, and for the next on a connection
-# Parameters that change nothing here.
+# Parameters that do not change the policy that samples.
 WITHOUT_EFFECT = frozenset({
     "model", "messages", "user", "metadata", "store", "safety_identifier", "prompt_cache_key",
-    "service_tier", "parallel_tool_calls",
+    "service_tier", "parallel_tool_calls", "tools",
 })  # fmt: skip
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # the values of others that ask for nothing
-    "stream": (False,), "stop": ([],), "seed": (), "tools": ([],), "tool_choice": ("none", "auto"),
+    "stream": (False,), "stop": ([],), "seed": (), "tool_choice": ("none", "auto"),
     "functions": ([],), "function_call": ("none", "auto"), "logprobs": (False,),
     "top_logprobs": (0,), "logit_bias": ({},), "presence_penalty": (0,), "frequency_penalty": (0,),
     "repetition_penalty": (1,), "min_p": (0,), "response_format": ({"type": "text"},),
@@ -60,12 +60,12 @@ class Endpoint:
         """Answers while ``loop`` runs. Made and asked for addresses by any thread."""
         self._loop = loop
         self._connections: set[asyncio.StreamWriter] = set()
-        self._episodes: dict[str, tuple[str, Running]] = {}  # by path: its key, and itself
+        self._episodes: dict[str, tuple[str, RunningEpisode]] = {}  # by path: its key, and itself
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None  # None: nobody has asked for an address
         self._server: asyncio.Task[asyncio.Server] | None = None
 
-    def open(self, running: Running) -> Address:
+    def open(self, running: RunningEpisode) -> Address:
         """A path and a key for an episode."""
         with self._lock:
             if self._socket is None:
@@ -131,26 +131,26 @@ class Endpoint:
             HTTPStatus.NOT_FOUND, "there are POST chat/completions and GET models here"
         )
 
-    def _episode(self, path: str, authorization: bytes) -> Running:
+    def _episode(self, path: str, authorization: bytes) -> RunningEpisode:
         key, running = self._episodes.get(path, ("", None))
         if running is None or not secrets.compare_digest(authorization, f"Bearer {key}".encode()):
             raise BadRequest(HTTPStatus.UNAUTHORIZED, "no episode has this path and this key")
         return running
 
 
-async def _chat(running: Running, asked: Mapping[str, Any]) -> dict[str, Any]:
+async def _chat(running: RunningEpisode, asked: Mapping[str, Any]) -> dict[str, Any]:
     """A chat completion: each choice is a call of the episode."""
     try:
         agent = running.program.index(asked.get("model", ""))
-        _check_sampling(asked, running.setting.sampling.of(agent))
+        _check_sampling(asked, running.settings.sampling.of(agent))
         count = _count(asked)
-        prompt = _prompt(asked.get("messages"))
+        prompt = _prompt(asked)
         drawn = await _all(*(running.call(agent, prompt) for _ in range(count)))
     except UnknownAgent as error:
         raise BadRequest(HTTPStatus.NOT_FOUND, f"model: {error}") from error
     except (ValueError, EpisodeError, UserError) as error:
         raise BadRequest(HTTPStatus.BAD_REQUEST, str(error)) from error
-    read = len(running.board.encode(agent, prompt))
+    read = len(running.context.encode(agent, prompt))
     written = sum(len(completion.token_ids) for completion in drawn)
     return {
         "id": f"chatcmpl-{secrets.token_hex(8)}",
@@ -217,11 +217,13 @@ def _count(asked: Mapping[str, Any]) -> int:
     return count
 
 
-def _prompt(given: Any) -> tuple[Message, ...]:
-    """A request's messages. Raises ValueError."""
+def _prompt(asked: Mapping[str, Any]) -> tuple[Message, ...]:
+    """A request's messages, and before them its tools, if it may call them. Raises ValueError."""
+    given = asked.get("messages")
     if not isinstance(given, list):
         raise ValueError("messages: give a list of objects with role and content")
-    return messages([_message(one) for one in given])
+    tools = () if asked.get("tool_choice") == "none" else offered(asked.get("tools"))
+    return tools + messages([_message(one) for one in given])
 
 
 def _message(given: Any) -> Message:

@@ -1,13 +1,14 @@
-"""Prompts as programs write them: a text, or a conversation."""
+"""Prompts as programs write them: a text, or a conversation, with the tools that it may use."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from comlrl.types import Message
 
-ROLES = get_args(get_type_hints(Message)["role"])
+ROLES = ("system", "user", "assistant", "tool")
 
 Prompt = str | Sequence[Message | Mapping[str, str]]
 
@@ -18,6 +19,24 @@ def messages(prompt: Sequence[Any]) -> tuple[Message, ...]:
     if not found:
         raise ValueError("a prompt has no message")
     return found
+
+
+def offered(tools: Any) -> tuple[Message, ...]:
+    """Tools as a prompt's beginning; nothing, where there are none. Raises ValueError."""
+    if not tools:
+        return ()
+    if not isinstance(tools, Sequence) or not all(map(_is_function, tools)):
+        raise ValueError(
+            'tools: give a list of functions, {"type": "function", "function": {"name": …}}'
+        )
+    return (Message("tools", json.dumps(list(tools))),)
+
+
+def _is_function(tool: Any) -> bool:
+    """Whether it is of the form that the OpenAI API has, which chat templates read."""
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    named = isinstance(function, Mapping) and isinstance(function.get("name"), str)
+    return named and tool.get("type") == "function"
 
 
 def _message(given: Any) -> Message:

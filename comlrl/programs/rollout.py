@@ -6,10 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from comlrl.programs.program import Program
-from comlrl.programs.running import Setting
-from comlrl.programs.stage import Stage
+from comlrl.programs.runner import EpisodeRunner
+from comlrl.programs.running import RolloutSettings
+from comlrl.programs.served import weighted
 from comlrl.tasks.prompts import Prompts
-from comlrl.types import EpisodeGroup, Reward, Sampler, Sampling, Shape, Task
+from comlrl.types import (
+    EpisodeGroup,
+    Reward,
+    Sampler,
+    Sampling,
+    ServedSampler,
+    Shape,
+    Task,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +61,14 @@ class ProgramRollout:
     ) -> list[EpisodeGroup]:
         """``shape.num_generations`` episodes of each task, side by side. ``key`` (phase, training
         step) goes into every sample's key. Raises TargetError for what the program raises."""
-        setting = Setting(
+        settings = RolloutSettings(
             self.program, self.sampler, self.reward, self.prompts, sampling, self.seed, key,
             self.process, self.own_rewards,
         )  # fmt: skip
-        episodes_BG = Stage(setting).play(tasks, shape.num_generations)
+        episodes_BG = EpisodeRunner(settings).play(tasks, shape.num_generations)
+        if isinstance(self.sampler, ServedSampler):
+            agents = len(self.program.names_N)
+            episodes_BG = weighted(self.sampler, episodes_BG, sampling, agents)
         return [
             EpisodeGroup(task, self.program.names_N, tuple(episodes_G))
             for task, episodes_G in zip(tasks, episodes_BG, strict=True)

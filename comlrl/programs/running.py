@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from comlrl.config.plugins.targets import TargetError
 from comlrl.errors import UserError
@@ -29,9 +29,11 @@ from comlrl.types import (
     Task,
 )
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class RolloutSettings:
     """What all episodes of a rollout have in common."""
 
     program: Program
@@ -46,41 +48,66 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingCall:
-    running: Running
+class PendingCall:
+    running: RunningEpisode
     slot: int  # in the episode's calls
     agent: int
     number: int
     prompt: tuple[Message, ...]
     ids: tuple[int, ...]
-    answer: asyncio.Future[Completion]
 
     @property
     def key(self) -> tuple[Any, ...]:
         """Of its randomness. An agent's first call has the key of a tree's first turn."""
-        setting, running = self.running.setting, self.running
+        settings, running = self.running.settings, self.running
         path = (self.number,) if self.number else ()
-        return (setting.seed, *setting.key, running.task.task_id, path, self.agent, running.g)
+        return (settings.seed, *settings.key, running.task.task_id, path, self.agent, running.g)
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """Among all calls of a rollout."""
+        return (*self.running.place, self.slot)
+
+    def record(self, completion: Completion) -> None:
+        """Add the call to its episode."""
+        call = Call(self.agent, self.number, self.prompt, self.ids, completion)
+        self.running.calls[self.slot] = call
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingScore:
-    running: Running
+class PendingScore:
+    running: RunningEpisode
     action: JointAction
-    answer: asyncio.Future[Score]
+
+
+class Answers(Protocol):
+    """Answers the calls and scores of a rollout's episodes."""
+
+    def ask(self, call: PendingCall) -> asyncio.Future[Completion]:
+        """The completion to come; cancelling withdraws the call."""
+
+    def ask_score(self, score: PendingScore) -> asyncio.Future[Score]: ...
+
+    def when_idle(self, patience: float) -> float | None:
+        """Where no episode can go on by itself at present: 0 after something was answered, else
+        the seconds until something will be; None: nothing waits for that.
+
+        ``patience``: seconds that answers may wait for others' calls."""
+
+    def close(self) -> None:
+        """Ends what is under way in other threads."""
 
 
 @dataclass(slots=True)
-class Board:
-    """What the episodes of a rollout wait for; whoever answers reads it here."""
+class RolloutContext:
+    """What the episodes of a rollout share, and by whom they are answered and ended."""
 
-    setting: Setting
+    settings: RolloutSettings
     loop: asyncio.AbstractEventLoop
-    fail: Callable[[Running, str], None]  # ends an episode
-    stop: Callable[[Exception], None]  # ends them all, and the run
-    address: Callable[[Running], Address]  # opens an episode to programs outside
-    calls: list[WaitingCall] = field(default_factory=list)
-    scores: list[WaitingScore] = field(default_factory=list)
+    fail: Callable[[RunningEpisode, str], None]  # ends an episode
+    stop: Callable[[BaseException], None]  # ends them all, and the run
+    address: Callable[[RunningEpisode], Address]  # opens an episode to programs outside
+    answers: Answers
     closed: bool = False  # nothing is answered any more
     encoded: dict[tuple[int, tuple[Message, ...]], tuple[int, ...]] = field(default_factory=dict)
 
@@ -91,24 +118,27 @@ class Board:
         """
         if (agent, prompt) not in self.encoded:
             try:
-                self.encoded[agent, prompt] = self.setting.sampler.encode(agent, prompt)
+                self.encoded[agent, prompt] = self.settings.sampler.encode(agent, prompt)
             except UserError as error:
                 self.stop(error)
                 raise
         return self.encoded[agent, prompt]
 
 
-class Running:
+class RunningEpisode:
     """One episode that is being played. Whoever plays it, calls are answered through here."""
 
-    def __init__(self, board: Board, task: Task, place: int, g: int) -> None:
-        self.board, self.setting, self.program = board, board.setting, board.setting.program
+    def __init__(self, context: RolloutContext, task: Task, place: int, g: int) -> None:
+        self.context, self.settings = context, context.settings
+        self.program = context.settings.program
         self.task, self.place, self.g = task, (place, g), g
         self.calls: list[Call | None] = []  # None: not answered yet, or withdrawn
         self.asked_N = [0] * len(self.program.names_N)
         self.paid: list[tuple[int, int, float]] = []  # agent, slot of the next call, value
         self.scored: list[tuple[Score, JointAction]] = []
         self.deadline = time.monotonic() + self.program.timeout
+        self.waiting: set[asyncio.Future[Any]] = set()  # for the answers to calls and scores
+        self._waiting_since = 0.0
         self.ended = False
 
     def __str__(self) -> str:
@@ -117,16 +147,16 @@ class Running:
     @property
     def opening(self) -> tuple[Message, ...]:
         """What stands before a prompt that is a plain text."""
-        return self.setting.prompts.opening
+        return self.settings.prompts.opening
 
     @cached_property
     def address(self) -> Address:
         """Where programs outside find the episode's agents."""
-        return self.board.address(self)
+        return self.context.address(self)
 
     def first_prompts(self) -> tuple[str, ...]:
         """What the domain has each agent read first."""
-        return self.setting.prompts.first(self.task, len(self.program.names_N))
+        return self.settings.prompts.first(self.task, len(self.program.names_N))
 
     async def call(self, agent: int, prompt: tuple[Message, ...]) -> Completion:
         """One completion by one agent.
@@ -135,29 +165,27 @@ class Running:
         calls than the episode may make end it, whatever it catches.
         """
         if not self.ended and len(self.calls) >= self.program.max_calls:
-            self.board.fail(self, f"more than {self.program.max_calls} calls (program.max_calls)")
+            self.context.fail(self, f"more than {self.program.max_calls} calls (program.max_calls)")
         await self._open()
         name, number = self.program.names_N[agent], self.asked_N[agent]
-        ids, sampling = self.board.encode(agent, prompt), self.setting.sampling.of(agent)
-        if not self.setting.sampler.fits(ids, sampling):
+        ids, sampling = self.context.encode(agent, prompt), self.settings.sampling.of(agent)
+        if not self.settings.sampler.fits(ids, sampling):
             await asyncio.sleep(0)  # for a program that catches this and asks again
             raise EpisodeError(
                 f"the prompt of call {number + 1} of `{name}` has {len(ids)} tokens, which leaves "
                 f"no room for max_new_tokens={sampling.max_new_tokens}; shorten it, or raise "
                 "agent_model.max_length if the model allows it"
             )
-        slot, answer = len(self.calls), self.board.loop.create_future()
+        call = PendingCall(self, len(self.calls), agent, number, prompt, ids)
         self.calls.append(None)
         self.asked_N[agent] += 1
-        self.board.calls.append(WaitingCall(self, slot, agent, number, prompt, ids, answer))
-        return await answer
+        return await self._answer(self.context.answers.ask(call))
 
     async def score(self, texts_N: tuple[str, ...]) -> Score:
         """What the run's reward gives for a text of each agent."""
         await self._open()
-        action, answer = JointAction(self.task, texts_N), self.board.loop.create_future()
-        self.board.scores.append(WaitingScore(self, action, answer))
-        score = await answer
+        action = JointAction(self.task, texts_N)
+        score = await self._answer(self.context.answers.ask_score(PendingScore(self, action)))
         self.scored.append((score, action))
         return score
 
@@ -165,19 +193,31 @@ class Running:
         """A reward in the middle, for the agent's calls so far."""
         self.paid.append((agent, len(self.calls), value))
 
+    async def _answer(self, answer: asyncio.Future[T]) -> T:
+        """An answer. The time until it is there is not the episode's own."""
+        if not self.waiting:
+            self._waiting_since = time.monotonic()
+        self.waiting.add(answer)
+        try:
+            return await answer
+        finally:
+            self.waiting.discard(answer)
+            if not self.waiting:
+                self.deadline += time.monotonic() - self._waiting_since
+
     async def _open(self) -> None:
         """Whoever goes on after the episode's end waits until it is cancelled."""
-        if self.ended or self.board.closed:
-            await self.board.loop.create_future()
+        if self.ended or self.context.closed:
+            await self.context.loop.create_future()
 
     def episode(self, given: Any, error: str | None = None) -> Episode:
         """The finished episode. ``given``: what the program has returned. Raises TargetError."""
-        names_N, process = self.program.names_N, self.setting.process
+        names_N, process = self.program.names_N, self.settings.process
         where = f"{self} gave"
         score = checked_score(_by_name(given, names_N, where), len(names_N), where)
         action = next((action for known, action in self.scored if known is given), None)
         agents = range(len(names_N))
-        own = score.by_agent if self.setting.own_rewards else None
+        own = score.by_agent if self.settings.own_rewards else None
         made_N = [[s for s, c in enumerate(self.calls) if c and c.agent == i] for i in agents]
         paid_N = tuple(
             (

@@ -242,7 +242,7 @@ def _decode_shared(
     tokens = torch.full((len(rows), draw.steps), -1, device=device)
     for step in range(draw.steps):
         chosen = draw(hidden, rows, step)
-        tokens[rows[going], step] = chosen[going]
+        tokens[rows, step] = chosen.where(going, -1)
         going &= ~draw.ended(chosen, rows, step)
         alive = int(going.sum())
         if alive == 0 or step == draw.steps - 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -32,19 +33,25 @@ def nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
     sorted only for the rows that its likeliest tokens do not settle.
     """
     vocabulary = probabilities.shape[-1]
-    left = torch.empty_like(probabilities)
     total = probabilities.sum(-1, keepdim=True)
-    rows = torch.arange(len(probabilities), device=probabilities.device)
+    left: torch.Tensor | None = None
+    rows: Any = slice(None)  # that are not settled
     for width in (width for width in PREFIXES if PART * width <= vocabulary):
         found, settled = _nucleus_of(
             *probabilities[rows].topk(width, dim=-1), vocabulary, top_p, total[rows]
         )
-        left[rows[settled]] = found[settled]
-        rows = rows[~settled]
+        if left is None:  # usually all there is to do: nothing is copied for it
+            left, rows = found, (~settled).nonzero()[:, 0]
+        else:
+            left[rows] = found
+            rows = rows[~settled]
         if not len(rows):
             return left
     ordered, index = probabilities[rows].sort(dim=-1, descending=True)
-    left[rows], _ = _nucleus_of(ordered, index, vocabulary, top_p, ordered.sum(-1, keepdim=True))
+    found, _ = _nucleus_of(ordered, index, vocabulary, top_p, ordered.sum(-1, keepdim=True))
+    if left is None:
+        return found
+    left[rows] = found
     return left
 
 

@@ -9,6 +9,7 @@ neither keyed sampling nor bit-exact resuming hold.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,7 @@ from comlrl.rollout.vllm_servers import Servers
 from comlrl.types import Completion, Message, Request, Sampling, SamplingSupport
 
 IN_FLIGHT = 64  # requests for each server; it forms the batches
+SINGLE_IN_FLIGHT = 256  # of one completion each
 
 _Job = Callable[[], tuple[str, Any]]  # who has answered, and the answer
 
@@ -100,7 +102,7 @@ class VLLMSampler:
         try:
             return [
                 [
-                    self._completions(self.team.of(i), request, answer.result(), sampling.of(i))
+                    self.read(self.team.of(i), request, answer.result(), sampling.of(i))
                     for request, answer in zip(requests, answers_N[i], strict=True)
                 ]
                 for i, requests in enumerate(requests_N)
@@ -110,6 +112,21 @@ class VLLMSampler:
             for answer in itertools.chain(*answers_N):
                 answer.cancel()
             raise
+
+    def present(self) -> HeldSampler:
+        """What samples by the present adapters, until weights move. A collective call where
+        models are split. Raises ServerError where adapters cannot be loaded."""
+        self.adapters.load_moved()
+        return HeldSampler(self, dict(self.adapters.names))
+
+    def weighted(
+        self,
+        requests_N: Sequence[Sequence[Request]],
+        groups_N: Sequence[Sequence[tuple[Completion, ...]]],
+        sampling: Sampling,
+    ) -> list[list[tuple[Completion, ...]]]:
+        """As they are: nothing that is sampled here is learned from."""
+        return [list(groups) for groups in groups_N]
 
     def hold(self) -> HeldSampler:
         """What samples by the present adapters, which stay loaded until ``hold`` or ``release`` is
@@ -184,7 +201,7 @@ class VLLMSampler:
         for i, requests in enumerate(requests_N):
             agent = self.team.of(i)
             name = names[agent.index]
-            jobs = [self._job(agent, name, request, sampling.of(i)) for request in requests]
+            jobs = [self.job(agent, name, request, sampling.of(i)) for request in requests]
             jobs_of[self.servers_N[agent.index]] += jobs
         answers_of = {
             servers: iter(daemon_threads.start(jobs, IN_FLIGHT * len(servers)))
@@ -195,7 +212,7 @@ class VLLMSampler:
             for i, requests in enumerate(requests_N)
         ]
 
-    def _job(self, agent: Agent, name: str, request: Request, sampling: Sampling) -> _Job:
+    def job(self, agent: Agent, name: str, request: Request, sampling: Sampling) -> _Job:
         """What asks for a request's completions, under the agent's adapter of this name."""
         servers, vocabulary = self.servers_N[agent.index], self.vocabularies[agent.index]
         greedy = sampling.temperature == 0
@@ -226,7 +243,7 @@ class VLLMSampler:
         prefix = f"{name} {request.task_id or prompt}"
         return partial(servers.ask, prefix, path, {"model": name} | body, most)
 
-    def _completions(
+    def read(
         self, agent: Agent, request: Request, answer: tuple[str, Any], sampling: Sampling
     ) -> tuple[Completion, ...]:
         greedy = sampling.temperature == 0
@@ -256,13 +273,29 @@ class VLLMSampler:
 
 
 class HeldSampler:
-    """A Sampler by the adapters of one moment. It may be used in a thread while weights move, and
-    makes no collective call."""
+    """A Sampler and AsyncSampler by the adapters of one moment. It may be used in a thread while
+    weights move, and makes no collective call."""
 
     def __init__(self, engine: VLLMSampler, names: Mapping[int, str]) -> None:
         """``names``: of the adapters, by agent."""
         self.engine, self.names = engine, names
         self.encode, self.fits = engine.encode, engine.fits
+        self._pool_of = {
+            servers: daemon_threads.Pool(SINGLE_IN_FLIGHT * len(servers))
+            for servers in engine.servers
+        }
+
+    async def sample_one(
+        self, agent: int, request: Request, sampling: Sampling
+    ) -> tuple[Completion, ...]:
+        """One request's completions. It is not sent any more once this is cancelled, if it waited
+        for others. Raises ServerError."""
+        engine, acting, own = self.engine, self.engine.team.of(agent), sampling.of(agent)
+        job = engine.job(acting, self.names[acting.index], request, own)
+        answer = await asyncio.wrap_future(
+            self._pool_of[engine.servers_N[acting.index]].submit(job)
+        )
+        return engine.read(acting, request, answer, own)
 
     def sample(
         self, requests_N: Sequence[Sequence[Request]], sampling: Sampling

@@ -5,7 +5,15 @@ node, ``_K`` joint actions of a node (align: G, cross: G^N), ``_T`` turns, ``_R`
 ``_L`` tokens in a row, ``_A`` action tokens.
 """
 
-from comlrl.types.protocols import Conventions, Domain, Reward, Sampler, Transition
+from comlrl.types.protocols import (
+    AsyncSampler,
+    Conventions,
+    Domain,
+    Reward,
+    Sampler,
+    ServedSampler,
+    Transition,
+)
 from comlrl.types.rollouts import (
     AgentTurn,
     Attempt,
@@ -27,6 +35,7 @@ from comlrl.types.token_rows import Row, TokenBatch
 
 __all__ = [
     "AgentTurn",
+    "AsyncSampler",
     "Attempt",
     "Call",
     "Completion",
@@ -47,6 +56,7 @@ __all__ = [
     "Sampling",
     "SamplingSupport",
     "Score",
+    "ServedSampler",
     "Shape",
     "Task",
     "TokenBatch",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from comlrl.types.rollouts import Attempt, JointAction, Score, Task
 from comlrl.types.sampling import Completion, Message, Request, Sampling
@@ -20,6 +20,31 @@ class Sampler(Protocol):
     def sample(
         self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
     ) -> list[list[tuple[Completion, ...]]]: ...
+
+
+class AsyncSampler(Protocol):
+    """Samples requests as they come, by the policies of one moment."""
+
+    async def sample_one(
+        self, agent: int, request: Request, sampling: Sampling
+    ) -> tuple[Completion, ...]: ...
+
+
+@runtime_checkable
+class ServedSampler(Sampler, Protocol):
+    """A Sampler of servers, which form their batches of whatever comes."""
+
+    def present(self) -> AsyncSampler:
+        """What samples by the present policies, until they are updated. A collective call where
+        models are split."""
+
+    def weighted(
+        self,
+        requests_N: Sequence[Sequence[Request]],
+        groups_N: Sequence[Sequence[tuple[Completion, ...]]],
+        sampling: Sampling,
+    ) -> list[list[tuple[Completion, ...]]]:
+        """What ``present`` has sampled, with the weights that ``sample`` would give."""
 
 
 class Reward(Protocol):

@@ -12,9 +12,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of an agent's own conversation; a prompt is a tuple of them."""
+    """One message of an agent's own conversation; a prompt is a tuple of them.
 
-    role: Literal["system", "user", "assistant", "tool"]
+    ``tools``: no message of its own, but a list of tools in JSON, for the chat template to show.
+    """
+
+    role: Literal["system", "user", "assistant", "tool", "tools"]
     content: str
 
 

@@ -31,7 +31,17 @@ from comlrl.errors import warning
 from comlrl.models.logprobs import action_logprobs
 from comlrl.models.team import Team
 from comlrl.processes.statistics import Sums
-from comlrl.types import Completion, Node, Request, Row, Sampler, Sampling, Tree
+from comlrl.types import (
+    AsyncSampler,
+    Completion,
+    Node,
+    Request,
+    Row,
+    Sampler,
+    Sampling,
+    ServedSampler,
+    Tree,
+)
 from comlrl.update.accumulate import measure_all
 from comlrl.update.per_token import PerToken
 
@@ -52,9 +62,22 @@ class ImportanceWeightedSampler:
     def sample(
         self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
     ) -> list[list[tuple[Completion, ...]]]:
-        groups_N = self.sampler.sample(requests_N, sampling)
+        return self.weighted(requests_N, self.sampler.sample(requests_N, sampling), sampling)
+
+    def present(self) -> AsyncSampler:
+        """What samples as it is asked; ``weighted`` is for when all is there."""
+        assert isinstance(self.sampler, ServedSampler)
+        return self.sampler.present()
+
+    def weighted(
+        self,
+        requests_N: Sequence[Sequence[Request]],
+        groups_N: Sequence[Sequence[tuple[Completion, ...]]],
+        sampling: Sampling,
+    ) -> list[list[tuple[Completion, ...]]]:
+        """Completions of these requests, with their weights c(y)."""
         if sampling.temperature == 0:  # a baseline's, which nothing learns from
-            return groups_N
+            return [list(groups) for groups in groups_N]
         return [
             self._weighted(
                 index, [r.prompt_ids for r in requests], groups, sampling.of(index).temperature

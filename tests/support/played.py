@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +40,32 @@ class Keeping(FakeSampler):
     def sample(self, requests_N, sampling):
         self.requests.append([list(own) for own in requests_N])
         return super().sample(requests_N, sampling)
+
+
+class Serving(Keeping):
+    """A server, which answers each request when ``before`` lets it."""
+
+    def __init__(
+        self, before: Callable[[Request], Awaitable[Any]] = lambda request: asyncio.sleep(0), **keys
+    ) -> None:
+        super().__init__(**keys)
+        self.before = before
+        self.asked: list[tuple[int, Request]] = []
+        self.weighed: list[list[list[tuple[tuple[int, ...], int]]]] = []
+
+    def present(self):
+        return self
+
+    async def sample_one(self, agent, request, sampling):
+        self.asked.append((agent, request))
+        await self.before(request)
+        return tuple(self.completion(key, sampling) for key in request.keys_G)
+
+    def weighted(self, requests_N, groups_N, sampling):
+        self.weighed.append(
+            [[(r.prompt_ids, len(r.keys_G)) for r in requests] for requests in requests_N]
+        )
+        return [[tuple(replace(c, importance=0.5) for c in g) for g in own] for own in groups_N]
 
 
 def program(play: Callable, names: tuple[str, ...] = ("coder", "tester"), **limits: Any) -> Program:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,3 +42,23 @@ def test_roles_that_it_lacks():
     with pytest.raises(UserError, match=r"refuses messages of the roles system, user: no system$"):
         agent(STRICT).encode(SYSTEM)
     assert agent(STRICT).encode(SYSTEM[1:])
+
+
+TOOL = {"type": "function", "function": {"name": "add", "description": "adds"}}
+OFFERED = (Message("tools", json.dumps([TOOL])), Message("user", "2+2"))
+SHOWING = (
+    "{% for t in tools or [] %}[{{ t.function.name }}: {{ t.function.description }}]{% endfor %}"
+    "{% for m in messages %}{{ m.content }}{% endfor %}"
+)
+
+
+def test_a_template_shows_the_tools_that_it_is_given():
+    one = agent(SHOWING)
+    assert one.decode(one.encode(OFFERED)) == "[add: adds]2+2"
+    assert one.decode(one.encode(OFFERED[1:])) == "2+2"
+
+
+@pytest.mark.parametrize("template", [CHAT, None], ids=["without tools", "plain text"])
+def test_a_template_that_shows_none_is_named(template):
+    with pytest.raises(UserError, match="no chat template that shows tools; describe them in a"):
+        agent(template).encode(OFFERED)

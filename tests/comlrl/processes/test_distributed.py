@@ -254,3 +254,21 @@ def test_more_processes_than_tasks(zygote: Zygote, tmp_path: Path, name: str) ->
     near = (1e-3, 1e-5) if name.startswith("shppo") else (1e-5, 1e-7)  # its networks are float32
     for tensor in one:
         torch.testing.assert_close(many[tensor], one[tensor], rtol=near[0], atol=near[1])
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (RuntimeError("[/gloo/transport/tcp/pair.cc:537] Connection reset by peer"), True),
+        (torch.distributed.DistNetworkError("Broken pipe"), True),
+        (RuntimeError("shapes do not fit"), False),
+        (ConnectionResetError("a logger's"), False),
+    ],
+)
+def test_only_a_collective_call_loses_a_peer(error, lost, monkeypatch):
+    from comlrl.processes import distributed
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert distributed.lost_peer(error) == lost
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert not distributed.lost_peer(error)

@@ -74,6 +74,28 @@ def test_several_choices_are_as_many_calls():
     assert [call.number for call in group.episodes_G[0].calls] == [0, 1, 2]
 
 
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+]
+
+
+def test_tools_are_the_beginning_of_the_prompt():
+    async def play(task, agents):
+        async with client(agents) as own:
+            for more in ({"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": []}):
+                await own.chat.completions.create(model="coder", messages=user("2 + 2"), **more)
+        await agents["coder"]("2 + 2", tools=TOOLS)
+        return 1
+
+    (group,) = played(play, 1, tasks=TASKS[:1])
+    shown, *without, by_function = group.episodes_G[0].calls
+    assert [(m.role, m.content) for m in shown.prompt] == [
+        ("tools", json.dumps(TOOLS)), ("user", "2 + 2"),
+    ]  # fmt: skip
+    assert by_function.prompt == shown.prompt
+    assert [call.prompt for call in without] == [shown.prompt[1:]] * 2
+
+
 @pytest.mark.parametrize(
     ("asked", "status", "named"),
     [
@@ -83,7 +105,8 @@ def test_several_choices_are_as_many_calls():
         ({"stream": True}, 400, "stream: 'True'"),
         ({"seed": 3}, 400, "seed: '3'"),
         ({"n": 0.5}, 400, "n: 0.5; give 1 to 128"),
-        ({"tools": [{"type": "function"}]}, 400, "tools: "),
+        ({"tools": [{"type": "function"}]}, 400, "tools: give a list of functions"),
+        ({"tools": TOOLS, "tool_choice": "required"}, 400, "tool_choice: 'required'"),
         ({"model": "codr"}, 404, "did you mean `coder`?"),
         ({"messages": "write"}, 400, "messages: give a list"),
         ({"messages": [{"role": "judge", "content": "x"}]}, 400, "role is 'judge'"),

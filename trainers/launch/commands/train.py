@@ -142,12 +142,14 @@ def _refuse(error: Exception) -> int:
     Raises any other again."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return report(error)
+    from comlrl.processes import distributed
+
+    if distributed.lost_peer(error):
+        return _left_alone()
     known = in_one_line(error)
     if known is None:
         raise error
     text, code = known
-    from comlrl.processes import distributed
-
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, as soon as the first has left
     distributed.start()
     if distributed.give_up(text, code):
@@ -260,8 +262,11 @@ def _stopped(error: Exception, loop: Loop) -> int:
     """An error in the middle of a run; raised again where it is not the user's or the disk's."""
     from safetensors import SafetensorError
 
+    from comlrl.processes import distributed
     from comlrl.update.non_finite import explanation
 
+    if distributed.lost_peer(error):
+        return _left_alone()
     known = in_one_line(error)
     if isinstance(error, OSError) and known is not None:
         known = f"{known[0]}; once that is fixed, continue with --resume", known[1]
@@ -274,6 +279,13 @@ def _stopped(error: Exception, loop: Loop) -> int:
         raise error
     print_error(known[0])
     return known[1]
+
+
+def _left_alone() -> int:
+    """The end of a process that waits for one that has ended; returns the exit code."""
+    if os.environ.get("RANK", "0") == "0":
+        print("interrupted: another process has ended (see its message)", file=sys.stderr)
+    return 1
 
 
 def _leave(loop: Loop) -> None:

@@ -13,7 +13,7 @@ from comlrl.config.plugins.targets import TargetError
 from comlrl.errors import UserError
 from comlrl.types import JointAction, Paid, Score, Shape
 from tests.support.fakes import SAMPLING, SEED, parts
-from tests.support.played import TASKS, Keeping, played, rollout
+from tests.support.played import TASKS, Keeping, Serving, played, rollout
 
 
 def test_calls_are_sampled_in_waves_with_like_prompts_as_one_request():
@@ -109,7 +109,7 @@ def test_a_wave_waits_for_threads():
 
 @pytest.mark.parametrize(("patience", "waves"), [(60.0, [2, 2]), (0.05, [2, 1, 1])])
 def test_a_wave_waits_for_timers_but_not_for_long(monkeypatch, patience, waves):
-    monkeypatch.setattr("comlrl.programs.stage.PATIENCE", patience)
+    monkeypatch.setattr("comlrl.programs.runner.PATIENCE", patience)
     sampler = Keeping()
 
     async def play(task, agents):
@@ -229,9 +229,10 @@ def _time(message: str) -> float:
     return 0.5 if "0.5 s" in message else 60.0
 
 
+@pytest.mark.parametrize("sampler", [Keeping, Serving])
 @pytest.mark.parametrize(("play", "message"), FAILING)
-def test_an_episode_that_fails_ends_the_run_in_a_line(play, message):
-    limits = {"timeout": _time(message), "max_calls": 7, "sampler": Keeping(max_length=60)}
+def test_an_episode_that_fails_ends_the_run_in_a_line(play, message, sampler):
+    limits = {"timeout": _time(message), "max_calls": 7, "sampler": sampler(max_length=60)}
     with pytest.raises(TargetError) as raised:
         played(play, **limits)
     text = str(raised.value)
@@ -239,15 +240,16 @@ def test_an_episode_that_fails_ends_the_run_in_a_line(play, message):
     assert "\n" not in text
 
 
+@pytest.mark.parametrize("sampler", [Keeping, Serving])
 @pytest.mark.parametrize(("play", "message"), [*FAILING, (swallows, "more than 7 calls")])
-def test_or_scores_zero(play, message):
+def test_or_scores_zero(play, message, sampler):
     async def now_and_then(task, agents):
         if task.task_id == "B":
             await play(task, agents)
         await agents["coder"]("x")
         return 3
 
-    limits = {"timeout": _time(message), "max_calls": 7, "sampler": Keeping(max_length=60)}
+    limits = {"timeout": _time(message), "max_calls": 7, "sampler": sampler(max_length=60)}
     good, bad = played(now_and_then, on_error="zero", **limits)
     assert [(e.score, e.error) for e in good.episodes_G] == [(Score(3.0), None)] * 2
     for episode in bad.episodes_G:
@@ -262,12 +264,36 @@ class Lost(Keeping):
         raise UserError("it is lost")
 
 
-def test_a_sampler_that_is_lost_is_not_asked_again():
+def test_a_sampler_that_is_lost_is_not_asked_again(monkeypatch):
     """It is no error of an episode, whatever that catches."""
+    monkeypatch.setattr("comlrl.programs.runner.PATIENCE", 0.05)
     sampler = Lost()
     with pytest.raises(UserError, match="it is lost"):
         played(swallows, sampler=sampler, on_error="zero")
     assert len(sampler.calls) == 1
+
+
+class Signal(BaseException):
+    """As a signal's handler raises, wherever the process stands."""
+
+
+def _arrives():
+    raise Signal
+
+
+async def while_it_plays(task, agents):
+    _arrives()
+
+
+async def in_a_callback(task, agents):
+    asyncio.get_running_loop().call_soon(_arrives)
+    await agents["coder"]("x")
+
+
+@pytest.mark.parametrize("play", [while_it_plays, in_a_callback])
+def test_a_signal_ends_all_episodes(play):
+    with pytest.raises(Signal):
+        played(play, on_error="zero")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,192 @@
+"""Plays episodes side by side.
+
+A server is asked for each call as it is made. Any other sampler is asked in waves: where an episode
+waits for something else than an answer (a timer, a socket, another episode), a wave waits for it
+too, but not longer than ``PATIENCE``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from comlrl.config.plugins.targets import TargetError, described
+from comlrl.errors import UserError
+from comlrl.programs.agents import Agents
+from comlrl.programs.endpoint import Endpoint
+from comlrl.programs.event_loop import WaveLoop
+from comlrl.programs.program import EpisodeError, UnknownAgent
+from comlrl.programs.running import Answers, RolloutContext, RolloutSettings, RunningEpisode
+from comlrl.programs.served import Served
+from comlrl.programs.waves import Waves
+from comlrl.types import Episode, ServedSampler, Task
+
+PATIENCE = 1.0  # seconds that a wave waits for other episodes, and the end for what it cancels
+
+
+class EpisodeRunner:
+    """The episodes of one rollout, on an event loop of their own."""
+
+    def __init__(self, settings: RolloutSettings) -> None:
+        sampler, self.settings = settings.sampler, settings
+        present = sampler.present() if isinstance(sampler, ServedSampler) else None
+        self.loop = WaveLoop(self._when_idle, self._fail_late)
+        self.loop.set_exception_handler(self._on_error)
+        self.endpoint = Endpoint(self.loop)  # listens where an episode asks for its address
+        self.answers: Answers = Waves(settings, self.loop)
+        if present is not None:
+            self.answers = Served(settings, present, self.loop, self._stop)
+        self.context = RolloutContext(
+            settings, self.loop, self._fail, self._stop, self.endpoint.open, self.answers
+        )
+        self._episodes: dict[RunningEpisode, Episode] = {}
+        self._tasks: dict[RunningEpisode, asyncio.Task] = {}  # of those that have not ended
+        self._next_end = math.inf  # no episode's time is over before
+
+    def play(self, tasks: Sequence[Task], count: int) -> list[list[Episode]]:
+        """``count`` episodes of each task. Raises TargetError for the first that fails."""
+        running = [
+            [RunningEpisode(self.context, t, i, g) for g in range(count)]
+            for i, t in enumerate(tasks)
+        ]
+        try:
+            self.loop.run_until_complete(self._play([one for own in running for one in own]))
+        finally:
+            self._close()
+        return [[self._episodes[one] for one in own] for own in running]
+
+    async def _play(self, running: Sequence[RunningEpisode]) -> None:
+        self._all_ended = self.loop.create_future()
+        for one in running:
+            self._tasks[one] = task = self.loop.create_task(self._run(one))
+            task.add_done_callback(self._retrieve)
+        self._next_end = min((one.deadline for one in running), default=math.inf)
+        if running:
+            await self._all_ended
+
+    async def _run(self, running: RunningEpisode) -> None:
+        """One episode, and what becomes of it."""
+        program = self.settings.program
+        try:
+            self._end(running, await program.play(running.task, Agents(running)))
+        except asyncio.CancelledError:
+            self._fail(running, "it was cancelled")
+            raise
+        except (Exception, SystemExit) as raised:
+            error = _only(raised)
+            if isinstance(error, UserError):
+                self._stop(error)
+                return
+            own = isinstance(error, EpisodeError | UnknownAgent)
+            text = str(error) if own else f"raised {described(error, program.target.sources)}"
+            self._fail(running, text)
+
+    def _end(self, running: RunningEpisode, given: Any, error: str | None = None) -> None:
+        """Take an episode as it is; what it still waits for is withdrawn."""
+        if running.ended or self.context.closed:
+            return
+        episode = running.episode(given, error)
+        running.ended = True
+        for answer in running.waiting:
+            answer.cancel()
+        self._episodes[running] = episode
+        del self._tasks[running]
+        if not self._tasks and not self._all_ended.done():
+            self._all_ended.set_result(None)
+
+    def _fail(self, running: RunningEpisode, why: str) -> None:
+        """An episode that cannot be played to its end: the run's end, or a score of 0."""
+        if running.ended or self.context.closed:
+            return
+        if self.settings.program.on_error == "stop":
+            self._stop(TargetError(f"{running}: {why}"))
+            return
+        task = self._tasks[running]
+        self._end(running, 0.0, why)
+        task.cancel()
+
+    def _stop(self, error: BaseException) -> None:
+        self.context.closed = True
+        if not self._all_ended.done():
+            self._all_ended.set_exception(error)
+
+    def _retrieve(self, task: asyncio.Task) -> None:
+        """Errors were reported by ``_run``; a signal that met an episode ends them all."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, Exception):
+            self._stop(error)
+
+    def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """asyncio tells here what a callback has raised, a signal's exception too."""
+        error = context.get("exception")
+        if isinstance(error, BaseException) and not isinstance(error, Exception):
+            self._stop(error)
+        else:
+            loop.default_exception_handler(context)
+
+    def _when_idle(self, wait: float | None) -> float | None:
+        """What can be done where no callback is ready; how long to wait for what else may come.
+
+        ``wait``: seconds until the next timer; None: there is none.
+        """
+        if self._fail_late():
+            return 0
+        outside = wait is not None or self.loop.listens  # something may come by itself
+        busy = [one for one in self._tasks if not one.waiting]
+        began = time.monotonic()
+        due = self.answers.when_idle(self._patience(busy, outside))
+        if due == 0:
+            took = time.monotonic() - began
+            for one in busy:  # nothing else goes on while calls are answered in a wave
+                one.deadline += took
+            return 0
+        if len(busy) == len(self._tasks) > 0 and not outside and not self.loop.in_threads:
+            for one in busy:
+                self._fail(one, "it waits for something that will never come")
+            return 0
+        ends = [one.deadline - began for one in busy]
+        ends += [seconds for seconds in (wait, due) if seconds is not None]
+        return max(0.0, min(ends)) if ends else None
+
+    def _patience(self, busy: Sequence[RunningEpisode], outside: bool) -> float:
+        """Seconds that a wave waits for what may still come into it."""
+        if not busy:  # a thread, too, waits for its episode's call
+            return 0.0
+        if self.loop.in_threads:
+            return self.settings.program.timeout
+        return PATIENCE if outside else 0.0
+
+    def _fail_late(self) -> bool:
+        """End the episodes whose time is over; whether there was one."""
+        now = time.monotonic()
+        if now < self._next_end:
+            return False
+        late = [one for one in self._tasks if one.deadline <= now and not one.waiting]
+        for one in late:
+            self._fail(
+                one, f"it took more than {self.settings.program.timeout:g} s (program.timeout)"
+            )
+        self._next_end = min((one.deadline for one in self._tasks), default=math.inf)
+        return bool(late)
+
+    def _close(self) -> None:
+        """End what episodes have left running. Nobody is asked for it any more."""
+        self.context.closed = True
+        self.endpoint.close()
+        self._tasks.clear()
+        left = asyncio.all_tasks(self.loop)
+        for task in left:
+            task.cancel()
+        if left:  # what catches its cancellation is left alone after that
+            self.loop.run_until_complete(asyncio.wait(left, timeout=PATIENCE))
+        self.answers.close()
+        self.loop.close()
+
+
+def _only(error: BaseException) -> BaseException:
+    """Of a group of one error, as an asyncio.TaskGroup raises it, that error."""
+    inner: Sequence[BaseException] = getattr(error, "exceptions", ())
+    return _only(inner[0]) if len(inner) == 1 else error
