@@ -82,7 +82,11 @@ class MADPOTrainer:
         self.round: Round | None = None  # the present one
         self.optimizers = {
             index: optimizer_of(
-                section, team.agents[index].parameters(), section.learning_rate, index
+                section,
+                team.processes,
+                team.agents[index].parameters(),
+                section.learning_rate,
+                index,
             )
             for index in self.trained
         }
@@ -125,7 +129,9 @@ class MADPOTrainer:
             groups = [
                 list(group) for _, group in groupby(completions_U, key=lambda s: s.prompt_ids)
             ]
-            own = [completion for group in distributed.shard(groups) for completion in group]
+            own = [
+                completion for group in self.team.processes.shard(groups) for completion in group
+            ]
             with (self.team.reference if first else self.team.acting)(index) as reading:
                 value_U = logprobs(reading, own, self._temperature(index)).tolist()
             found = dict(zip(own, value_U, strict=True))
@@ -199,7 +205,7 @@ class MADPOTrainer:
 
     def _update(self, pairs: Sequence[Weighted], sums: Sums, progress: float) -> list[float]:
         """One optimizer step of every trained agent; their gradient norms."""
-        batch = PairBatch.of(distributed.shard(pairs))
+        batch = PairBatch.of(self.team.processes.shard(pairs))
         delta_NP = self._deltas(batch)
         sums.absorb(self._metrics(batch, delta_NP))
         whole = sum(item.weight for item in pairs)
@@ -263,7 +269,7 @@ class MADPOTrainer:
         """The metrics of the round's held-out pairs under the present policies."""
         sums, pairs = Sums(), interleaved(self.round.held_out if self.round else ())
         for at in range(0, len(pairs), 64):
-            batch = PairBatch.of(distributed.shard(pairs[at : at + 64]))
+            batch = PairBatch.of(self.team.processes.shard(pairs[at : at + 64]))
             sums.absorb(self._metrics(batch, self._deltas(batch)))
         return self._means(sums) if pairs else {}
 
@@ -281,5 +287,5 @@ class MADPOTrainer:
 
     def _means(self, sums: Sums) -> dict[str, float]:
         """Over the pairs; the joint loss also under the name that every trainer logs."""
-        means = sums.means("pairs")
+        means = sums.means("pairs", self.team.processes)
         return means | {"loss": means["dpo/loss"]}

@@ -57,7 +57,6 @@ from comlrl.loop.steps import Step
 from comlrl.models.agent import Agent
 from comlrl.models.logprobs import ActionLogprobs, action_logprobs
 from comlrl.models.team import Team
-from comlrl.processes import distributed
 from comlrl.processes.statistics import Sums, agent_means
 from comlrl.programs.rollout import GreedyEpisodes, ProgramRollout
 from comlrl.rollout.grow import Greedy, Rollout
@@ -112,7 +111,9 @@ class MAGRPOTrainer:
         self.section, self.team, self.rollout, self.loop = section, team, rollout, loop
         self.sampling = sampling
         self.optimizers = [
-            optimizer_of(section, agent.parameters(), section.learning_rate, agent.index)
+            optimizer_of(
+                section, team.processes, agent.parameters(), section.learning_rate, agent.index
+            )
             for agent in team.agents
         ]
 
@@ -156,7 +157,7 @@ class MAGRPOTrainer:
         """What the log wants beside the trees': of each agent, and the mean over the agents."""
         metrics_N, passes = [], self.section.update_epochs
         for i, (sums, norms_U) in enumerate(zip(sums_N, zip(*norms_UN, strict=True), strict=True)):
-            whole = sums.all_reduced()
+            whole = sums.all_reduced(self.team.processes)
             of = whole.of
             count, tokens = max(1, of["completions"]), max(1, of["tokens"])
             variance = of["advantage_squared"] / count - (of["advantage"] / count) ** 2
@@ -178,7 +179,7 @@ class MAGRPOTrainer:
         return agent_means(metrics_N) | {"learning_rate": self.optimizers[0].learning_rate}
 
     def _grow(self, step: Step) -> tuple[Sequence[Rolled], Greedy | GreedyEpisodes | None]:
-        tasks, key = distributed.shard(step.tasks), step.key
+        tasks, key = self.team.processes.shard(step.tasks), step.key
         if self.section.advantage != "greedy":
             return self.rollout.grow(tasks, self.section.shape, self.sampling, key), None
         return self.rollout.grow_with_greedy(
@@ -281,7 +282,7 @@ class MAGRPOTrainer:
 
     def _parts(self, credited: Sequence[Sequence[Unit]]) -> list[list[Unit]]:
         """This process's turns of each update: those that one process alone would put there."""
-        places, total = distributed.shard_positions([len(turns) for turns in credited])
+        places, total = self.team.processes.shard_positions([len(turns) for turns in credited])
         own = dict(zip(places, itertools.chain(*credited), strict=True))
         return [
             [own[place] for place in part if place in own]
@@ -312,7 +313,7 @@ class MAGRPOTrainer:
     ) -> list[float]:
         """One optimizer step of every agent on these turns; each agent's gradient norm."""
         own = {i: sum(turn.nodes_N[i] for turn in turns) for i in range(len(old_N))}
-        nodes = distributed.all_reduce_counts(own)
+        nodes = self.team.processes.all_reduce_counts(own)
         jobs = [
             partial(self._gradients, i, _rows_of(turns, i), int(nodes[i]), old)
             for i, old in enumerate(old_N)

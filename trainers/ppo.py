@@ -69,7 +69,7 @@ from comlrl.models.critics import (
 )
 from comlrl.models.logprobs import ActionLogprobs, action_logprobs
 from comlrl.models.team import Team
-from comlrl.processes import distributed
+from comlrl.processes.distributed import Processes
 from comlrl.processes.statistics import Sums, agent_means, moments, standardized
 from comlrl.programs.rollout import ProgramRollout
 from comlrl.rollout.grow import Rollout
@@ -97,9 +97,9 @@ class Improvement:
     def rows(self, states: Sequence[int]) -> list[Row]:
         return [row for s in states for row in self.rows_S[s]]
 
-    def acted(self) -> bool:
+    def acted(self, processes: Processes) -> bool:
         """Whether the policy chose any token. A collective call."""
-        return distributed.total(sum(sum(row.chosen) for rows in self.rows_S for row in rows)) > 0
+        return processes.total(sum(sum(row.chosen) for rows in self.rows_S for row in rows)) > 0
 
 
 class PPOTrainer:
@@ -122,11 +122,15 @@ class PPOTrainer:
             torch.manual_seed(rollout.seed)
             self.critics = [self._critic(index) for index in range(section.critics)]
         self.optimizers = [
-            optimizer_of(section, agent.parameters(), section.learning_rate, agent.index)
+            optimizer_of(
+                section, team.processes, agent.parameters(), section.learning_rate, agent.index
+            )
             for agent in team.agents
         ]
         self.critic_optimizers = [
-            optimizer_of(section, critic.parameters(), section.value_learning_rate, index)
+            optimizer_of(
+                section, team.processes, critic.parameters(), section.value_learning_rate, index
+            )
             for index, critic in enumerate(self.critics)
         ]
 
@@ -152,7 +156,7 @@ class PPOTrainer:
 
     def step(self, step: Step) -> None:
         """Grow, credit, update, record."""
-        tasks, key = distributed.shard(step.tasks), step.key
+        tasks, key = self.team.processes.shard(step.tasks), step.key
         trees = self.rollout.grow(tasks, self.section.shape, self.sampling, key)
         gathered = self.loop.gather(step, trees)
         metrics = self._improve(_credited(trees), step.index, gathered.span)
@@ -167,7 +171,7 @@ class PPOTrainer:
         values = self._values(chains)
         policies = [self._measured(index, chains, values, step) for index in range(len(self.team))]
         critic_metrics = self._credit(chains, policies, values)
-        acted = [one.acted() for one in policies]
+        acted = [one.acted(self.team.processes) for one in policies]
         for index, one in enumerate(policies):
             if not acted[index]:
                 continue
@@ -179,8 +183,8 @@ class PPOTrainer:
         for own, metrics, optimizer in zip(
             values, critic_metrics, self.critic_optimizers, strict=True
         ):
-            if own.reader is not None and distributed.total(own.count) > 0:
-                parts = passes(chains.states_B, size, epochs, key, span)
+            if own.reader is not None and self.team.processes.total(own.count) > 0:
+                parts = passes(chains.states_B, size, epochs, key, span, self.team.processes)
                 metrics["value_loss"] = own.learn(optimizer, parts)
         of_team = critic_metrics[0] if self._centralized else {}
         if not self._centralized:
@@ -219,6 +223,7 @@ class PPOTrainer:
         return [
             StepValues(
                 self.section,
+                self.team.processes,
                 self._reader(index, chains, seen_PD),
                 critic if isinstance(critic, TokenCritic) else None,
                 gamma_token=self.section.gamma_token,
@@ -267,7 +272,7 @@ class PPOTrainer:
                 section, self.team, agent, logprobs, reference_logprobs, kl_in_loss
             )
             one = Improvement(rows_S, policy, own, {})
-            first = minibatches(chains.states_B, section.train_batch_size, key)
+            first = minibatches(chains.states_B, section.train_batch_size, key, self.team.processes)
             # Where credit does not need it, the first minibatch is read by its own update.
             needed = own.head is not None or self._kl_in_reward
             see = None if own.head is None else own.see
@@ -326,15 +331,25 @@ class PPOTrainer:
             return one.policy.update(one.rows(chosen), optimizers, sums, progress, value_loss)
 
         key = (self.rollout.seed, "minibatches", step)
-        epochs = passes(chains.states_B, section.train_batch_size, section.ppo_epochs, key, span)
-        return run_epochs(epochs, section.target_kl, update) | one.policy.before()
+        epochs = passes(
+            chains.states_B,
+            section.train_batch_size,
+            section.ppo_epochs,
+            key,
+            span,
+            self.team.processes,
+        )
+        return (
+            run_epochs(self.team.processes, epochs, section.target_kl, update) | one.policy.before()
+        )
 
     def _standardize(self, policy: ClippedPolicy) -> dict[str, float]:
         """Advantages over the step's tokens as they are trained on; their first moments."""
         advantage = policy.advantage.flat()
-        _, mean, deviation = moments(advantage)
+        _, mean, deviation = moments(advantage, self.team.processes)
         if self.section.normalize_advantages:
-            policy.advantage = policy.advantage.like(standardized(advantage))
+            own = standardized(advantage, self.team.processes)
+            policy.advantage = policy.advantage.like(own)
         return {"advantage_mean": mean, "advantage_std": deviation}
 
     @torch.no_grad()

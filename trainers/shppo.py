@@ -60,7 +60,6 @@ from comlrl.models.latent_networks import (
 )
 from comlrl.models.logprobs import ActionLogprobs, action_logprobs
 from comlrl.models.team import Team
-from comlrl.processes import distributed
 from comlrl.processes.statistics import Sums, extremes, moments, standardized
 from comlrl.rollout.grow import Rollout
 from comlrl.run_files import HETEROGENEOUS
@@ -124,11 +123,14 @@ class SHPPOTrainer:
         actor = [*self.agent.parameters(), *self.policy.layer.parameters()]
         encoder, inference = policy.encoder.parameters(), self.inference.parameters()
         critic = self.critic.parameters()
+        processes = team.processes
         self.optimizers = {
-            "actor": optimizer_of(section, actor, section.learning_rate, 0),
-            "critic": optimizer_of(section, critic, section.value_learning_rate, 0),
-            "encoder": optimizer_of(section, encoder, section.latent_learning_rate, 0),
-            "inference": optimizer_of(section, inference, section.inference_learning_rate, 0),
+            "actor": optimizer_of(section, processes, actor, section.learning_rate, 0),
+            "critic": optimizer_of(section, processes, critic, section.value_learning_rate, 0),
+            "encoder": optimizer_of(section, processes, encoder, section.latent_learning_rate, 0),
+            "inference": optimizer_of(
+                section, processes, inference, section.inference_learning_rate, 0
+            ),
         }
 
     def train(self) -> None:
@@ -146,7 +148,7 @@ class SHPPOTrainer:
         return parts | {f"{name}_optimizer": o for name, o in self.optimizers.items()}
 
     def _step(self, step: Step) -> None:
-        tasks, key = distributed.shard(step.tasks), step.key
+        tasks, key = self.team.processes.shard(step.tasks), step.key
         trees = self.rollout.grow(tasks, self.section.shape, self.sampling, key)
         gathered = self.loop.gather(step, trees)
         samples = self._credited(chains_of(trees))
@@ -190,7 +192,7 @@ class SHPPOTrainer:
         stands for all of its agents, who have the same value."""
         groups = [Group(range(stage.stop), stage[:1]) for stage in self._stages]
         reader = PooledReader(self.critic, chains, observation_SND.flatten(0, 1), groups)
-        return StepValues(self.section, reader)
+        return StepValues(self.section, self.team.processes, reader)
 
     def _inferred(
         self, samples: Samples, mu_SNK: torch.Tensor, sigma_SNK: torch.Tensor
@@ -234,11 +236,11 @@ class SHPPOTrainer:
             lambda start, batch: self._logprobs(start, self.start_layer, samples, batch),
             kl_in_loss=section.kl_coef,
         )
-        first = minibatches(states, size, (*key, 0))
+        first = minibatches(states, size, (*key, 0), self.team.processes)
         policy.measure([rows(chosen) for chosen in first[1:]])
         metrics = self._metrics_before(samples)
         if section.normalize_advantages:
-            advantage_X = standardized(samples.advantage_CV.flatten())
+            advantage_X = standardized(samples.advantage_CV.flatten(), self.team.processes)
             samples = replace(samples, advantage_CV=advantage_X.view_as(samples.advantage_CV))
         policy.credit(self._advantages(samples), rows(range(len(rows_SN))))
         losses = []
@@ -260,8 +262,11 @@ class SHPPOTrainer:
                 "inference_loss": self._update_inference(samples, one.progress)
             }
 
-        epochs = passes(states, size, section.ppo_epochs, key, span)
-        metrics |= run_epochs(epochs, section.target_kl, update, after) | policy.before()
+        epochs = passes(states, size, section.ppo_epochs, key, span, self.team.processes)
+        metrics |= (
+            run_epochs(self.team.processes, epochs, section.target_kl, update, after)
+            | policy.before()
+        )
         return metrics | {"value_loss": sum(losses) / len(losses)}
 
     def _advantages(self, samples: Samples) -> PerToken:
@@ -290,7 +295,7 @@ class SHPPOTrainer:
 
     def _metrics_before(self, samples: Samples) -> dict[str, float]:
         """What the log wants of the step before its update."""
-        _, mean, deviation = moments(samples.advantage_CV.flatten())
+        _, mean, deviation = moments(samples.advantage_CV.flatten(), self.team.processes)
         metrics = {
             "advantage_mean": mean,
             "advantage_std": deviation,
@@ -298,7 +303,7 @@ class SHPPOTrainer:
         }
         if self._agents > 1 and self.section.latents == "learned":
             distances = latent_distances(samples.latent_SNK).flatten()
-            metrics["latent/cosine_distance"] = moments(distances)[1]
+            metrics["latent/cosine_distance"] = moments(distances, self.team.processes)[1]
         return metrics
 
     def _update_encoder(self, samples: Samples, progress: float) -> dict[str, float]:
@@ -319,7 +324,10 @@ class SHPPOTrainer:
             with frozen(self.inference):
                 value_S = self._inferred(samples, mu_SNK, sigma_SNK).mean(1)
             parts, losses = parts | {"value": value_S}, [latent_loss(value_S, *weighed)]
-        metrics = {f"latent/{name}": moments(part.detach())[1] for name, part in parts.items()}
+        metrics = {
+            f"latent/{name}": moments(part.detach(), self.team.processes)[1]
+            for name, part in parts.items()
+        }
         return metrics | {"latent/loss": self._descend("encoder", progress, *losses)}
 
     def _latent_policy(
@@ -344,11 +352,11 @@ class SHPPOTrainer:
 
     def _descend(self, name: str, progress: float, *losses_X: torch.Tensor) -> float:
         """One optimizer step on the sum of the losses' means over all processes; that sum."""
-        counts = [max(1, distributed.total(len(loss_X))) for loss_X in losses_X]
+        counts = [max(1, self.team.processes.total(len(loss_X))) for loss_X in losses_X]
         parts = [loss_X.sum() / n for loss_X, n in zip(losses_X, counts, strict=True)]
         loss = torch.stack(parts).sum()
         optimizer = self.optimizers[name]
         optimizer.zero()
         loss.backward()
         optimizer.step(progress)
-        return distributed.total(float(loss.detach()))
+        return self.team.processes.total(float(loss.detach()))

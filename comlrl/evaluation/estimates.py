@@ -15,7 +15,7 @@ import numpy as np
 
 from comlrl.evaluation.intervals import bootstrap_interval
 from comlrl.evaluation.metrics import tree_metrics
-from comlrl.processes import distributed
+from comlrl.processes.distributed import Processes
 from comlrl.programs.rollout import ProgramRollout
 from comlrl.rollout.grow import Rollout
 from comlrl.types import Domain, EpisodeGroup, Rolled, Sampling, Shape, Task
@@ -32,23 +32,32 @@ def evaluate(
     sampling: Sampling,
     samples: int = 1,
     key: tuple = ("eval",),
+    *,
+    processes: Processes,
 ) -> list[Rolled]:
     """``samples`` independent chains for each task, each one tree; sample by sample.
 
     The keys are the same at every evaluation, so that two evaluations differ by the policy alone.
     """
-    return repeat(
-        lambda own, each: rollout.grow(own, shape.chain, sampling, each), tasks, samples, key
-    )
+
+    def grow(own: Sequence[Task], each: tuple) -> Sequence[Rolled]:
+        return rollout.grow(own, shape.chain, sampling, each)
+
+    return repeat(grow, tasks, samples, key, processes=processes)
 
 
 def repeat(
-    grow: Grow, tasks: Sequence[Task], samples: int = 1, key: tuple = ("eval",)
+    grow: Grow,
+    tasks: Sequence[Task],
+    samples: int = 1,
+    key: tuple = ("eval",),
+    *,
+    processes: Processes,
 ) -> list[Rolled]:
     """``samples`` trees for each task, however ``grow`` makes them; sample by sample."""
-    own = distributed.shard(tasks)
+    own = processes.shard(tasks)
     grown = [grow(own, (*key, s)) for s in range(samples)]
-    return [tree for trees in grown for tree in distributed.gather(trees)]
+    return [tree for trees in grown for tree in processes.gather(trees)]
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:

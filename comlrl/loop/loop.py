@@ -37,6 +37,7 @@ from comlrl.loop.run_log import RunLog
 from comlrl.loop.steps import Counters, Gathered, Step, seed_generators
 from comlrl.loop.task_schedule import TaskSchedule
 from comlrl.processes import distributed
+from comlrl.processes.distributed import Processes
 from comlrl.programs.rollout import GreedyEpisodes
 from comlrl.rollout.grow import Greedy
 from comlrl.types import Rolled, Task
@@ -57,6 +58,7 @@ class Loop:
         run_dir: Path,
         log: RunLog,
         *,
+        processes: Processes,
         evaluations: Evaluations | None = None,
         signals: Signals | None = None,
         progress: Progress | None = None,
@@ -67,6 +69,7 @@ class Loop:
         with the next step once a step has its trees and before it learns from them; with None where
         no step follows, or one after a checkpoint: a resumed run would not have its trees."""
         self.section, self.schedule, self.run_dir, self.log = section, schedule, run_dir, log
+        self.processes = processes
         self.evaluations, self.prefetch = evaluations, prefetch
         self.signals, self.progress = signals or Signals(), progress or Progress()
         known = [end for end in (section.max_steps, schedule.steps) if end is not None]
@@ -164,7 +167,7 @@ class Loop:
         scored, tokens = sum(tree.scored for tree in trees), sum(tree.tokens for tree in trees)
         if greedy is not None:
             scored, tokens = scored + greedy.scored, tokens + greedy.tokens
-        sums = distributed.all_reduce_counts({"scored": scored, "tokens": tokens})
+        sums = self.processes.all_reduce_counts({"scored": scored, "tokens": tokens})
         scored, tokens = int(sums["scored"]), int(sums["tokens"])
         span = self.span(scored)
         # All processes have sampled by now and meet again below, so an error here may be raised.
@@ -172,7 +175,7 @@ class Loop:
             alone = span.end >= 1 or self._saves_after(step) or self._received() is not None
             self.prefetch(None if alone else Step(step.index + 1, *self.schedule.at(step.index)))
             step.clock.lap("rollout")
-        return Gathered(_gathered(trees), scored, scored, tokens, span)
+        return Gathered(self._gathered(trees), scored, scored, tokens, span)
 
     def record(
         self, step: Step, gathered: Gathered, *, updates: int, metrics: Mapping[str, float]
@@ -232,7 +235,7 @@ class Loop:
         alone; in lock-step a collective call.
         """
         if self.checkpoints.steps < self.counters.steps:
-            alone = not distributed.lock_step()
+            alone = not self.processes.lock_step
             self.checkpoints.save(self.counters.steps, self._state(), alone=alone)
         newest = self.checkpoints.newest
         return None if newest is None else newest[1]
@@ -339,9 +342,9 @@ class Loop:
         """The signal that any process has received, or None."""
         return max(distributed.all_gather(self.signals.received or 0)) or None
 
-
-def _gathered(trees: Sequence[Rolled]) -> list[Rolled]:
-    """Those of all processes. A completion's sampling support stays where it is learned from."""
-    if distributed.world_size() == 1:
-        return list(trees)
-    return distributed.gather([tree.without_support() for tree in trees])
+    def _gathered(self, trees: Sequence[Rolled]) -> list[Rolled]:
+        """Those of all processes. A completion's sampling support stays where it is learned
+        from."""
+        if distributed.world_size() == 1:
+            return list(trees)
+        return self.processes.gather([tree.without_support() for tree in trees])

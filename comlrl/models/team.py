@@ -17,6 +17,7 @@ from peft.tuners.lora import LoraLayer
 from comlrl.models.agent import REFERENCE, Agent, Reference, lora_layers
 from comlrl.models.fast.lora_routing import Router
 from comlrl.processes import distributed, sharding
+from comlrl.processes.distributed import Processes
 from comlrl.processes.sharding import stored
 
 GRADIENTS_AT_ONCE = 256 << 20  # bytes
@@ -51,6 +52,11 @@ class Team:
     def device(self) -> torch.device:
         """Where the first agent is."""
         return self.agents[0].device
+
+    @property
+    def processes(self) -> Processes:
+        """How work is divided among them: where layers are split, all do the same."""
+        return Processes(lock_step=self.sharded)
 
     @property
     def router(self) -> Router | None:

@@ -37,6 +37,7 @@ from comlrl.preferences.pairs import (
 )
 from comlrl.preferences.replay import replay_weights
 from comlrl.processes import distributed
+from comlrl.processes.distributed import Processes
 from comlrl.rollout.grow import Rollout
 from comlrl.run_files import PREFERENCES
 from comlrl.types import Message, Sampling, Task
@@ -48,6 +49,7 @@ class Stage(Protocol):
     """What is needed of the training steps' loop (``comlrl/loop/loop.py``)."""
 
     run_dir: Path
+    processes: Processes
 
     @property
     def tasks(self) -> Sequence[Task]: ...
@@ -217,7 +219,7 @@ class Collector:
         return have
 
     def _grow(self, tasks: Sequence[Task], index: int) -> list[CandidateSet]:
-        own = distributed.shard(tasks)
+        own = self.loop.processes.shard(tasks)
         trees = self.rollout.grow(own, self.shape, self.sampling, ("preferences", index))
         in_order = len(self.shape.stages) > 1
         sets = [
@@ -230,7 +232,7 @@ class Collector:
                 compared(task, item, limit, self.comparator, self.seed)
                 for task, item in zip(own, sets, strict=True)
             ]
-        return distributed.gather(sets)
+        return self.loop.processes.gather(sets)
 
     def _prompts(self, task: Task) -> tuple[tuple[Message, ...], ...]:
         """What each agent reads before others have written."""

@@ -23,8 +23,6 @@ K = TypeVar("K")
 PATIENCE = timedelta(hours=1)  # rollouts of unequal length; a process that dies is seen at once
 BUCKET = 1 << 26  # elements of a flat gradient: adapters always fit one, whole models take several
 
-_divided = True  # False: all processes do the same work in lock-step (comlrl/processes/sharding.py)
-
 
 class PeerFailed(RuntimeError):
     """Another process has given up; it says why.
@@ -61,13 +59,8 @@ def is_main() -> bool:
     return rank() == 0
 
 
-def start(strategy: str = "replicate") -> None:
-    """Join the process group that torchrun announces; alone, nothing happens.
-
-    ``strategy``: with ``fsdp`` all processes do the same work; nothing is divided or summed.
-    """
-    global _divided
-    _divided = strategy == "replicate"
+def start() -> None:
+    """Join the process group that torchrun announces; alone, nothing happens."""
     if world_size() == 1 or torch.distributed.is_initialized():
         return
     backend = "gloo"
@@ -90,18 +83,6 @@ def check_gpus() -> None:
 def stop() -> None:
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-
-
-def shard(items: Sequence[T]) -> list[T]:
-    """This process's part: every world_size-th item."""
-    return list(items[rank() :: world_size()]) if _divided else list(items)
-
-
-def gather(items: Sequence[T]) -> list[T]:
-    """All processes' shards, put back in the order that ``shard`` took them from."""
-    if not _divided:
-        return list(items)
-    return interleave(all_gather(list(items)))
 
 
 def all_gather(value: T) -> list[T]:
@@ -142,58 +123,65 @@ def from_main(make: Callable[[], T]) -> T:
     return all_gather(make() if is_main() else None)[0]  # type: ignore[return-value]
 
 
-def lock_step() -> bool:
-    """Whether all processes do the same work (``comlrl/processes/sharding.py``)."""
-    return not _divided
+@dataclass(frozen=True, kw_only=True)
+class Processes:
+    """How a run's work is divided over its processes: each has a shard of it.
 
-
-def once(make: Callable[[], T]) -> T:
-    """What this process makes for its shard. In lock-step the main process makes it for all, and
-    the others wait for it."""
-    return make() if _divided else from_main(make)
-
-
-def of_shards(value: T) -> list[T]:
-    """The value of each process's shard; in lock-step all have one shard, and it counts once."""
-    return all_gather(value) if _divided else [value]
-
-
-def total(value: float) -> float:
-    """Sum over the processes' shards."""
-    return sum(of_shards(value))
-
-
-def all_reduce_counts(values: Mapping[K, float]) -> dict[K, float]:
-    """Sums over the processes' shards, in one exchange."""
-    parts = of_shards(dict(values))
-    return {name: sum(part[name] for part in parts) for name in values}
-
-
-def shard_positions(counts: Sequence[int]) -> tuple[list[int], int]:
-    """Where this process's items would stand if one process alone had made them all.
-
-    ``counts``: how many items each element of this process's shard came to. Returns the place of
-    each of its items, and how many there are over all processes. Batches that are chosen by place
-    are then the same for any number of processes.
+    ``lock_step``: nothing is divided; all do the same (``comlrl/processes/sharding.py``).
     """
-    starts = []
-    at = 0
-    for count in gather(counts):
-        starts.append(at)
-        at += count
-    own = shard(starts)
-    return [s + i for s, count in zip(own, counts, strict=True) for i in range(count)], at
 
+    lock_step: bool = False
 
-def add_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
-    """Sum gradients over the processes, in one flat call (whole models: a few).
+    def shard(self, items: Sequence[T]) -> list[T]:
+        """This process's part: every world_size-th item."""
+        return list(items) if self.lock_step else list(items[rank() :: world_size()])
 
-    A parameter that has a gradient nowhere keeps none, as with one process: optimizers skip it.
-    """
-    if world_size() == 1 or not _divided:
-        return
-    for bucket in _buckets(parameters):
-        _add(bucket)
+    def gather(self, items: Sequence[T]) -> list[T]:
+        """All processes' shards, put back in the order that ``shard`` took them from."""
+        return list(items) if self.lock_step else interleave(all_gather(list(items)))
+
+    def once(self, make: Callable[[], T]) -> T:
+        """What this process makes for its shard. In lock-step the main process makes it for all,
+        and the others wait for it."""
+        return from_main(make) if self.lock_step else make()
+
+    def of_shards(self, value: T) -> list[T]:
+        """The value of each process's shard; in lock-step all have one shard, and it counts
+        once."""
+        return [value] if self.lock_step else all_gather(value)
+
+    def total(self, value: float) -> float:
+        """Sum over the processes' shards."""
+        return sum(self.of_shards(value))
+
+    def all_reduce_counts(self, values: Mapping[K, float]) -> dict[K, float]:
+        """Sums over the processes' shards, in one exchange."""
+        parts = self.of_shards(dict(values))
+        return {name: sum(part[name] for part in parts) for name in values}
+
+    def shard_positions(self, counts: Sequence[int]) -> tuple[list[int], int]:
+        """Where this process's items would stand if one process alone had made them all.
+
+        ``counts``: how many items each element of this process's shard came to. Returns the place
+        of each of its items, and how many there are over all processes. Batches that are chosen by
+        place are then the same for any number of processes.
+        """
+        starts = []
+        at = 0
+        for count in self.gather(counts):
+            starts.append(at)
+            at += count
+        own = self.shard(starts)
+        return [s + i for s, count in zip(own, counts, strict=True) for i in range(count)], at
+
+    def add_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Sum gradients over the processes, in one flat call (whole models: a few).
+
+        A parameter that has a gradient nowhere keeps none, as with one process: optimizers skip it.
+        """
+        if world_size() > 1 and not self.lock_step:
+            for bucket in _buckets(parameters):
+                _add(bucket)
 
 
 def _buckets(parameters: Iterable[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:

@@ -9,31 +9,30 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from comlrl.processes import distributed
+from comlrl.processes.distributed import Processes
 
 
-def standardized(values: torch.Tensor) -> torch.Tensor:
+def standardized(values: torch.Tensor, processes: Processes) -> torch.Tensor:
     """(x − mean) / (standard deviation + 1e-8), over all processes' values."""
-    count, mean, deviation = moments(values)
+    count, mean, deviation = moments(values, processes)
     return (values - mean) / (deviation + 1e-8) if count else values
 
 
-def moments(values: torch.Tensor) -> tuple[int, float, float]:
+def moments(values: torch.Tensor, processes: Processes) -> tuple[int, float, float]:
     """Count, mean and standard deviation over all processes' values."""
-    sums = distributed.all_reduce_counts(
-        {"count": len(values), "sum": float(values.double().sum())}
-    )
+    sums = processes.all_reduce_counts({"count": len(values), "sum": float(values.double().sum())})
     count = int(sums["count"])
     if count == 0:
         return 0, math.nan, math.nan
     mean = sums["sum"] / count
-    squares = distributed.total(float(((values.double() - mean) ** 2).sum()))
+    squares = processes.total(float(((values.double() - mean) ** 2).sum()))
     return count, mean, math.sqrt(squares / count)
 
 
-def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> float:
+def explained_variance(values: torch.Tensor, returns: torch.Tensor, processes: Processes) -> float:
     """1 − Var(returns − values) / Var(returns); not a number where all returns are equal."""
-    _, _, error = moments(returns - values)
-    _, _, whole = moments(returns)
+    _, _, error = moments(returns - values, processes)
+    _, _, whole = moments(returns, processes)
     return 1 - (error / whole) ** 2 if whole > 0 else math.nan
 
 
@@ -69,17 +68,17 @@ class Sums:
         self.add(**other.of)
         self.reach(**other.maxima)
 
-    def all_reduced(self) -> Sums:
+    def all_reduced(self, processes: Processes) -> Sums:
         """Those of all processes' shards. A collective call."""
         whole = Sums()
-        for of, maxima in distributed.of_shards((dict(self.of), self.maxima)):
+        for of, maxima in processes.of_shards((dict(self.of), self.maxima)):
             whole.add(**of)
             whole.reach(**maxima)
         return whole
 
-    def means(self, per: str) -> dict[str, float]:
+    def means(self, per: str, processes: Processes) -> dict[str, float]:
         """Every sum of all processes over that of ``per``, and the maxima. A collective call."""
-        whole = self.all_reduced()
+        whole = self.all_reduced(processes)
         count = max(1.0, whole.of[per])
         return {k: whole.of[k] / count for k in sorted(whole.of) if k != per} | whole.maxima
 

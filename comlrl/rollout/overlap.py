@@ -16,6 +16,7 @@ from functools import partial
 from typing import Protocol
 
 from comlrl.processes import distributed
+from comlrl.processes.distributed import Processes
 from comlrl.rollout import daemon_threads
 from comlrl.rollout.grow import Greedy, Rollout
 from comlrl.types import Reward, Sampler, Sampling, Shape, Task, Transition, Tree
@@ -75,6 +76,8 @@ class OverlappedRollout(Rollout):
         transition: Transition,
         weigh: Callable[[Sequence[Tree], Sampling], list[Tree]],
         taken: Callable[[bool], None] = lambda used: None,
+        *,
+        processes: Processes,
     ) -> None:
         """``present``: grows what was not begun beforehand. ``reward``, ``transition``: its own,
         but without collective calls. ``weigh``: gives the completions of older policies their
@@ -87,6 +90,7 @@ class OverlappedRollout(Rollout):
         )  # fmt: skip
         self.holding, self.weigh, self.taken = holding, weigh, taken
         self._without_collectives = present.by(present.sampler, reward, transition)
+        self.processes = processes
         self._latest: _Growth | None = None
         self._ahead: _Ahead | None = None
 
@@ -108,7 +112,7 @@ class OverlappedRollout(Rollout):
         assert self._latest is not None and self._ahead is None, "one step ahead, after the first"
         rollout = self._without_collectives.by(self.holding.hold())
         job, grown = partial(self._latest, rollout, tasks, key), None
-        if distributed.is_main() or not distributed.lock_step():
+        if distributed.is_main() or not self.processes.lock_step:
             (grown,) = daemon_threads.start([job], 1)
         self._ahead = _Ahead((self._latest, list(tasks), key), grown)
 
@@ -120,7 +124,7 @@ class OverlappedRollout(Rollout):
         """Until nothing is being grown. A collective call where models are split. Raises the error
         that has ended the growth."""
         if self._ahead is not None:
-            _await(self._ahead)
+            self._await(self._ahead)
 
     def close(self) -> None:
         """End the growth that nobody needs any more; what it scores by now is finished first."""
@@ -134,22 +138,21 @@ class OverlappedRollout(Rollout):
         self._latest = growth
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.asked == (growth, list(tasks), key):
-            trees, greedy = distributed.once(lambda: _result(ahead.grown))
+            trees, greedy = self.processes.once(lambda: _result(ahead.grown))
             self.taken(True)
             return self.weigh(trees, growth.sampling), greedy
         if ahead is not None:
-            _await(ahead)
+            self._await(ahead)
             self.taken(False)
         return growth(self, tasks, key)
 
+    def _await(self, ahead: _Ahead) -> None:
+        """Until its end, on all processes; the trees stay where they are."""
 
-def _await(ahead: _Ahead) -> None:
-    """Until its end, on all processes; the trees stay where they are."""
+        def finish() -> None:
+            _result(ahead.grown)
 
-    def finish() -> None:
-        _result(ahead.grown)
-
-    distributed.once(finish)
+        self.processes.once(finish)
 
 
 def _result(grown: Future[_Grown] | None) -> _Grown:

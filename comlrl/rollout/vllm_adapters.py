@@ -69,7 +69,7 @@ class Adapters:
             if name == self.names.get(agent.index):
                 continue
             found[name] = agent.index
-            if distributed.lock_step() and not distributed.is_main():
+            if self.team.processes.lock_step and not distributed.is_main():
                 continue
             assert agent.peft is not None
             agent.peft.save_pretrained(
@@ -92,7 +92,7 @@ class Adapters:
                 self._replaced[self.names[agent]] = agent
             self.names[agent] = name
             self._replaced.pop(name, None)
-        distributed.once(lambda: self._at_once(moved, load_own))
+        self.team.processes.once(lambda: self._at_once(moved, load_own))
 
     def _unload_replaced(self) -> None:
         gone = {n: agent for n, agent in self._replaced.items() if n not in self._pinned}

@@ -24,7 +24,6 @@ from peft.tuners.lora import LoraLayer
 from comlrl.errors import UserError
 from comlrl.models.agent import Agent
 from comlrl.models.team import Team
-from comlrl.processes import distributed
 from comlrl.rollout import daemon_threads
 from comlrl.rollout.vllm_adapters import Adapters
 from comlrl.rollout.vllm_replies import (
@@ -89,7 +88,7 @@ class VLLMSampler:
         if any(requests_N):
             self.adapters.load_moved()
         names = dict(self.adapters.names)
-        return distributed.once(lambda: self.sample_by(names, requests_N, sampling))
+        return self.team.processes.once(lambda: self.sample_by(names, requests_N, sampling))
 
     def sample_by(
         self,
@@ -161,7 +160,7 @@ class VLLMSampler:
                 )
         try:
             self.adapters.begin()
-            distributed.once(lambda: self._check(sampling))
+            self.team.processes.once(lambda: self._check(sampling))
         except ServerError as error:
             raise UserError(
                 f"{error}; was it started with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora "

@@ -10,7 +10,7 @@ from comlrl.config.algorithms import ActorCriticConfig
 from comlrl.models.agent import Agent
 from comlrl.models.logprobs import ActionLogprobs
 from comlrl.models.team import Team
-from comlrl.processes import distributed
+from comlrl.processes.distributed import Processes
 from comlrl.processes.statistics import Sums, moments
 from comlrl.types import Row, TokenBatch
 from comlrl.update.accumulate import accumulate
@@ -58,9 +58,14 @@ class ClippedPolicy:
     def before(self) -> dict[str, float]:
         """What the log wants of the policy before its update, once all of it has been read."""
         old = self.old.policy.flat()
-        metrics = {} if self.section.entropy_coef > 0 else {"entropy": -moments(old)[1]}
+        metrics = (
+            {}
+            if self.section.entropy_coef > 0
+            else {"entropy": -moments(old, self.team.processes)[1]}
+        )
         if self.section.kl_coef > 0:
-            metrics["kl"] = moments(old - self.old.reference.flat())[1]
+            off = old - self.old.reference.flat()
+            metrics["kl"] = moments(off, self.team.processes)[1]
         return metrics
 
     def credit(self, advantage: PerToken, rows: Iterable[Row]) -> None:
@@ -82,7 +87,7 @@ class ClippedPolicy:
 
         ``also``: a further loss for each token, from the log-probabilities of the batch.
         """
-        tokens = int(distributed.total(sum(sum(row.chosen) for row in rows)))
+        tokens = int(self.team.processes.total(sum(sum(row.chosen) for row in rows)))
 
         def loss(batch: TokenBatch) -> tuple[torch.Tensor, Sums]:
             policy, of_batch = self.read(batch), Sums()
@@ -136,6 +141,7 @@ def ratio_sums(logprob_A: torch.Tensor, old_A: torch.Tensor, clip_range: float) 
 
 
 def run_epochs(
+    processes: Processes,
     passes: Iterable[Pass],
     target_kl: float | None,
     update: Callable[[list[int], Sums, float], float],
@@ -152,7 +158,7 @@ def run_epochs(
         norms += [update(states, of_pass, progress) for states, progress in one.minibatches]
         metrics |= after(one)
         sums.absorb(of_pass)
-        metrics["approx_kl"] = of_pass.means("tokens")["approx_kl"]
+        metrics["approx_kl"] = of_pass.means("tokens", processes)["approx_kl"]
         if target_kl is not None and metrics["approx_kl"] > target_kl:
             break
     ends = {
@@ -160,4 +166,4 @@ def run_epochs(
         "updates": float(len(norms)),
         "gradient_norm": max(norms),
     }
-    return sums.means("tokens") | metrics | ends
+    return sums.means("tokens", processes) | metrics | ends

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from comlrl.keyed import order
-from comlrl.processes import distributed
+from comlrl.processes.distributed import Processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +21,16 @@ class Span:
         return self.start + (self.end - self.start) * done / count
 
 
-def minibatches(states_B: Sequence[int], size: int | None, key: tuple) -> list[list[int]]:
+def minibatches(
+    states_B: Sequence[int], size: int | None, key: tuple, processes: Processes
+) -> list[list[int]]:
     """A partition of this process's states in an order that depends on the key alone.
 
     ``states_B``: states of each of its trees. ``size``: states in a minibatch over all processes
     at most, as in ``like_parts``; None: all of them. Every process gets its part of the minibatches
     that one process alone would make.
     """
-    places, total = distributed.shard_positions(states_B)
+    places, total = processes.shard_positions(states_B)
     own = {place: state for state, place in enumerate(places)}
     shuffled = order((*key, 0), total)
     return [
@@ -46,12 +48,17 @@ class Pass:
 
 
 def passes(
-    states_B: Sequence[int], size: int | None, epochs: int, key: tuple, span: Span
+    states_B: Sequence[int],
+    size: int | None,
+    epochs: int,
+    key: tuple,
+    span: Span,
+    processes: Processes,
 ) -> Iterator[Pass]:
     """The epochs of a step, each with its own ``minibatches``. Epochs that ``target_kl`` leaves
     out take their part of the schedule with them."""
     for epoch in range(epochs):
-        chosen = minibatches(states_B, size, (*key, epoch))
+        chosen = minibatches(states_B, size, (*key, epoch), processes)
         first, count = epoch * len(chosen), epochs * len(chosen)
         yield Pass(
             epoch + 1,

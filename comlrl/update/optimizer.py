@@ -15,7 +15,8 @@ import torch
 
 from comlrl.config.algorithms import CommonConfig
 from comlrl.errors import NonFiniteError
-from comlrl.processes import distributed, sharding
+from comlrl.processes import sharding
+from comlrl.processes.distributed import Processes
 
 MASTER = "master"  # the name of a float32 master among a weight's moments in a checkpoint
 
@@ -58,9 +59,11 @@ class AgentOptimizer:
         schedule: str = "constant",
         warmup: int = 0,
         agent: int | None = None,
+        processes: Processes,
     ) -> None:
-        """``agent``: whose parameters they are, for the error of a norm that is not finite."""
-        self.agent = agent
+        """``agent``: whose parameters they are, for the error of a norm that is not finite.
+        ``processes``: over which gradients are summed."""
+        self.agent, self.processes = agent, processes
         self.parameters = list(parameters)
         self.max_grad_norm, self.peak = max_grad_norm, learning_rate
         self.learning_rate = 0.0  # of the update just made
@@ -84,7 +87,7 @@ class AgentOptimizer:
         ``progress``: the part of the run, 0 to 1, that lies before this update. Raises
         NonFiniteError, with the weights untouched, where the norm is not finite.
         """
-        distributed.add_gradients(self.parameters)
+        self.processes.add_gradients(self.parameters)
         norm = float(sharding.gradient_norm(self.parameters))
         if not math.isfinite(norm):
             self.zero()
@@ -165,6 +168,7 @@ def _stepped(parameter: torch.nn.Parameter) -> torch.Tensor:
 
 def optimizer_of(
     section: CommonConfig,
+    processes: Processes,
     parameters: Iterable[torch.nn.Parameter],
     learning_rate: float,
     agent: int | None = None,
@@ -177,4 +181,5 @@ def optimizer_of(
         schedule=section.lr_scheduler,
         warmup=section.warmup_steps,
         agent=agent,
+        processes=processes,
     )

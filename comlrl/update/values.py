@@ -18,7 +18,7 @@ from comlrl.models.agent import Agent
 from comlrl.models.critics import LanguageCritic, TeamCritic, TokenCritic
 from comlrl.models.logprobs import ActionLogprobs
 from comlrl.models.team import Team
-from comlrl.processes import distributed
+from comlrl.processes.distributed import Processes
 from comlrl.processes.statistics import Sums, explained_variance
 from comlrl.types import Row, TokenBatch
 from comlrl.update.accumulate import accumulate, measure_all
@@ -55,6 +55,7 @@ class StepValues:
     def __init__(
         self,
         section: ActorCriticConfig,
+        processes: Processes,
         reader: ValueReader | None,
         head: TokenCritic | None = None,
         *,
@@ -63,8 +64,8 @@ class StepValues:
         """Give one of two: ``reader``, a critic with separate passes, or ``head`` on the policy's
         states, computed in the passes of its update (``see``, ``shared_loss``). ``gamma_token``
         discounts between values of one turn."""
-        self.section, self.reader, self.head = section, reader, head
-        self.gamma_token = gamma_token
+        self.section, self.processes = section, processes
+        self.reader, self.head, self.gamma_token = reader, head, gamma_token
         self.value, self.returns = PerToken(), PerToken()  # of before the update
 
     def see(self, batch: TokenBatch, policy: ActionLogprobs) -> None:
@@ -101,7 +102,7 @@ class StepValues:
         return len(self.value.flat())
 
     def explained_variance(self) -> float:
-        return explained_variance(self.value.flat(), self.returns.flat())
+        return explained_variance(self.value.flat(), self.returns.flat(), self.processes)
 
     def shared_loss(self, batch: TokenBatch, policy: ActionLogprobs, sums: Sums) -> torch.Tensor:
         """The head's loss of each token, in the policy's own pass."""
@@ -130,7 +131,7 @@ class StepValues:
         assert self.reader is not None
         optimizer.zero()
         own = sum(len(self.value.of_completion[n]) for n in self.reader.numbers(states))
-        count = max(1, int(distributed.total(own)))
+        count = max(1, int(self.processes.total(own)))
 
         def loss(numbers: Sequence[int], value_A: torch.Tensor) -> tuple[torch.Tensor, Sums]:
             loss_A = self._loss(numbers, value_A)
@@ -138,7 +139,7 @@ class StepValues:
 
         sums = self.reader.backward(states, loss)
         optimizer.step(progress)
-        return distributed.total(sums.of["loss"]), count
+        return self.processes.total(sums.of["loss"]), count
 
     def _loss(self, numbers: Sequence[int], value_A: torch.Tensor) -> torch.Tensor:
         old, returns = self.value.at(numbers), self.returns.at(numbers)

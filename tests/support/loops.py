@@ -12,6 +12,7 @@ from comlrl.loop.loop import Loop
 from comlrl.loop.records import Logger
 from comlrl.loop.run_log import RunLog
 from comlrl.loop.task_schedule import TaskSchedule
+from comlrl.processes.distributed import Processes
 from comlrl.types import Task
 from rewards.code.domain import CODE
 
@@ -32,4 +33,11 @@ def loop(
     if evaluate is not None:
         evaluations = Evaluations(evaluate, Cadence(section.eval_interval))
     log = RunLog(logger, CODE)
-    return Loop(section, schedule or epochs, run_dir, log, evaluations=evaluations)
+    return Loop(
+        section,
+        schedule or epochs,
+        run_dir,
+        log,
+        processes=Processes(),
+        evaluations=evaluations,
+    )

@@ -307,7 +307,12 @@ def test_what_was_sampled_before_an_update_is_corrected_for_it(folder, tmp_path)
     corrected = ImportanceWeightedSampler(agents, client, 1e9)
     present = Rollout(corrected, Weighted(chance_T), FakeTransition(), PROMPTS, seed=1)
     rollout = OverlappedRollout(
-        present, client, present.reward, present.transition, corrected.weigh
+        present,
+        client,
+        present.reward,
+        present.transition,
+        corrected.weigh,
+        processes=agents.processes,
     )
     shape = config(**RAW | keys).section.shape
     rollout.grow([task()], shape, sampling, ("train", 1))

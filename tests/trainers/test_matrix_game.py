@@ -18,6 +18,7 @@ from comlrl.credit.chains import chains_of
 from comlrl.credit.returns import agent_returns, joint_returns
 from comlrl.models.critics import TeamCritic
 from comlrl.models.latent_networks import HeterogeneousPolicy, InferenceNet, frozen
+from comlrl.processes.distributed import Processes
 from comlrl.processes.statistics import standardized
 from comlrl.types import AgentTurn, Completion, Node, Score, Task, Tree
 from comlrl.update.losses import (
@@ -135,7 +136,7 @@ def ppo(
         old = [agents.logprob(i, actions[i]).detach() for i in range(2)]
         for _ in range(4):
             for i in range(2):
-                advantage = standardized(credits[0 if centralized else i][0])
+                advantage = standardized(credits[0 if centralized else i][0], Processes())
                 loss = clipped_policy(agents.logprob(i, actions[i]), old[i], advantage, 0.2)
                 agents.optimizers[i].zero_grad()
                 loss.mean().backward()
@@ -197,7 +198,7 @@ def shppo(payoff: Payoff, *, heterogeneous: bool = True) -> float:
         actions = torch.multinomial(probabilities, SAMPLES, True)
         chains = chains_of([play(actions, payoff)])
         advantage, returns = turn_credit(chains, critic(seen).detach(), 0.95, 0.9)
-        advantage = standardized(advantage)
+        advantage = standardized(advantage, Processes())
         old = policy.logits(latent[0]).gather(1, actions).detach()
         for _ in range(4):
             logprob = policy.logits(latent[0]).gather(1, actions)  # the stored latent

@@ -11,6 +11,7 @@ import torch
 from comlrl.credit.call_chains import CallChains, call_chains_of
 from comlrl.credit.chains import Group, View
 from comlrl.models.critics import TeamCritic
+from comlrl.processes.distributed import Processes
 from comlrl.types import Completion, Episode, EpisodeGroup, Shape
 from comlrl.update.losses import policy_gradient
 from comlrl.update.values import PooledReader, StepValues
@@ -112,7 +113,7 @@ def advantages(kind: str, episode: Episode) -> torch.Tensor:
     torch.nn.init.normal_(critic.together[-1].weight)
     seen = torch.stack([features(call.prompt_ids) for _, call in chains.prompts])
     section = SimpleNamespace(discount=DISCOUNT, gae_lambda=1.0)
-    values = StepValues(section, PooledReader(critic, chains, seen, GROUPS[kind]))
+    values = StepValues(section, Processes(), PooledReader(critic, chains, seen, GROUPS[kind]))
     found = values.credit(chains.numbered(range(2)), chains.reward, None)
     return torch.cat([found.of_completion[chains.number(k)] for k in range(len(chains.calls))])
 

@@ -18,6 +18,7 @@ from comlrl.credit.advantages import sibling_advantages
 from comlrl.credit.chains import Chains, Group, chains_of
 from comlrl.credit.returns import agent_returns, joint_returns
 from comlrl.models.critics import TeamCritic
+from comlrl.processes.distributed import Processes
 from comlrl.types import AgentTurn, Completion, Node, Score, Shape, Task, Tree
 from comlrl.update.losses import joint_dpo, policy_gradient
 from comlrl.update.values import PooledReader, StepValues
@@ -166,7 +167,7 @@ def advantages(kind: str, own: bool, tree: Tree) -> list[float]:
     critic = stirred_critic(2 if own else 1)
     section = SimpleNamespace(discount=DISCOUNT, gae_lambda=1.0)
     reader = PooledReader(critic, chains, seen(chains).flatten(0, 1), GROUPS[kind])
-    values = StepValues(section, reader)
+    values = StepValues(section, Processes(), reader)
     numbered = chains.numbered(range(2))
     found = values.credit(numbered, chains.reward, None)
     return [float(found.of_completion[number]) for number in range(4)]

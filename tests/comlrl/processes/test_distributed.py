@@ -28,18 +28,19 @@ def check_seam() -> None:
     from comlrl.processes import distributed
 
     distributed.start()
+    processes = distributed.Processes()
     size, rank = distributed.world_size(), distributed.rank()
     items = list(range(7))
-    own = distributed.shard(items)
+    own = processes.shard(items)
     assert own == items[rank::size]
-    assert distributed.gather(own) == items
-    assert distributed.gather(distributed.shard(items[:1])) == items[:1]
+    assert processes.gather(own) == items
+    assert processes.gather(processes.shard(items[:1])) == items[:1]
     assert distributed.all_gather(rank) == list(range(size))
     assert distributed.from_main(lambda: ("made by", rank)) == ("made by", 0)
-    assert distributed.total(rank + 1) == size * (size + 1) / 2
-    assert distributed.all_reduce_counts({"a": rank, "b": 1})["b"] == size
+    assert processes.total(rank + 1) == size * (size + 1) / 2
+    assert processes.all_reduce_counts({"a": rank, "b": 1})["b"] == size
     # Item i comes to i pieces: i = 0 … 6 stand at 0, 0, 1, 3, 6, 10, 15, in all 21.
-    places, whole = distributed.shard_positions(own)
+    places, whole = processes.shard_positions(own)
     starts = [0, 0, 1, 3, 6, 10, 15]
     assert whole == 21
     assert places == [starts[i] + k for i in own for k in range(i)]
@@ -59,7 +60,7 @@ def check_gradients(rank: int, size: int) -> None:
     calls = []
     reduce = torch.distributed.all_reduce
     torch.distributed.all_reduce = lambda tensor: (calls.append(tensor.numel()), reduce(tensor))
-    distributed.add_gradients([a, b, c])
+    distributed.Processes().add_gradients([a, b, c])
     torch.distributed.all_reduce = reduce
     assert calls == [3 * 6 + 3]  # one flat call: three gradients and who has them
     assert a.grad is not None and a.grad.tolist() == [[size * (size + 1) / 2] * 3] * 2

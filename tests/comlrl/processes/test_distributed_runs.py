@@ -162,12 +162,13 @@ def check_sharding(model: str) -> None:
     from comlrl.processes import distributed
     from comlrl.processes.statistics import Sums
 
-    distributed.start("fsdp")
-    assert Sums(loss=2.0).all_reduced().of["loss"] == distributed.total(2.0) == 2.0
+    distributed.start()
     config = tiny_models.config(agent_model__name=model, agent_model__torch_dtype="float32")
     team = build_team(config)
     expected = state(team)["agent_1"]
     team.split()
+    assert Sums(loss=2.0).all_reduced(team.processes).of["loss"] == 2.0
+    assert team.processes.total(2.0) == 2.0
     weight = team.agents[0].model.model.layers[0].mlp.up_proj.base_layer.weight
     assert weight.shape == (48, 32) and weight.to_local().shape == (24, 32)
     adapter = team.agents[1].parameters()

@@ -14,6 +14,7 @@ from comlrl.credit.advantages import gae
 from comlrl.credit.chains import chains_of
 from comlrl.models.logprobs import ActionLogprobs
 from comlrl.models.rows import pack
+from comlrl.processes.distributed import Processes
 from comlrl.processes.statistics import Sums, explained_variance, moments, standardized
 from comlrl.types import AgentTurn, Completion, Node, Row, Score, Task, Tree
 from comlrl.update.clipped import ClippedPolicy
@@ -30,6 +31,8 @@ from comlrl.update.losses import (
 from comlrl.update.minibatches import minibatches
 from comlrl.update.per_token import PerToken, advantages_of
 from tests.support.turn_credit import turn_credit
+
+ALONE = Processes()
 
 
 def doubles(*values: float) -> torch.Tensor:
@@ -132,7 +135,7 @@ def test_the_policys_loss_counts_what_the_log_says():
     policy.old.policy, policy.advantage = per_token({0: [0.0] * 4}), per_token({0: [1.0] * 4})
     ratios, sums = doubles(1.0, 1.5, 0.5, 1.1), Sums()
     policy.loss(batch, ActionLogprobs(ratios.log(), None, torch.empty(4, 0)), sums)
-    means = sums.means("tokens")
+    means = sums.means("tokens", ALONE)
     assert means["clip_fraction"] == 0.5  # 1.5 and 0.5
     assert means["ratio_max"] == pytest.approx(1.5)
     # KL(old ‖ new) by k3 from the old policy's samples: mean of (ρ − 1 − log ρ)
@@ -253,22 +256,26 @@ def test_numbers_of_tokens_survive_another_order_of_rows():
 
 def test_explained_variance_and_moments_by_hand():
     returns = doubles(1, 2, 3, 4)
-    assert explained_variance(returns, returns) == 1.0
-    assert explained_variance(doubles(7, 7, 7, 7), returns) == pytest.approx(0.0)
+    assert explained_variance(returns, returns, ALONE) == 1.0
+    assert explained_variance(doubles(7, 7, 7, 7), returns, ALONE) == pytest.approx(0.0)
     # Errors −1, 0, 0, 1 have variance ½, the returns 5/4: 1 − 0.4.
-    assert explained_variance(doubles(2, 2, 3, 3), returns) == pytest.approx(0.6)
-    assert math.isnan(explained_variance(returns, doubles(1, 1, 1, 1)))  # nothing to explain
-    assert moments(doubles(1, 3)) == (2, 2.0, 1.0)
-    torch.testing.assert_close(standardized(doubles(1, 3)), doubles(-1, 1), rtol=1e-6, atol=0)
+    assert explained_variance(doubles(2, 2, 3, 3), returns, ALONE) == pytest.approx(0.6)
+    assert math.isnan(explained_variance(returns, doubles(1, 1, 1, 1), ALONE))  # nothing to explain
+    assert moments(doubles(1, 3), ALONE) == (2, 2.0, 1.0)
+    torch.testing.assert_close(
+        standardized(doubles(1, 3), ALONE), doubles(-1, 1), rtol=1e-6, atol=0
+    )
 
 
 def test_minibatches_are_a_partition_that_the_key_decides():
-    parts = minibatches([4, 6], 4, ("a", 1))
+    parts = minibatches([4, 6], 4, ("a", 1), ALONE)
     assert sorted(len(part) for part in parts) == [3, 3, 4]
     assert sorted(i for part in parts for i in part) == list(range(10))
-    assert minibatches([4, 6], 4, ("a", 1)) == parts != minibatches([4, 6], 4, ("a", 2))
-    assert [sorted(part) for part in minibatches([3], None, ("a",))] == [[0, 1, 2]]
-    assert minibatches([3], 100, ("a",)) == minibatches([3], None, ("a",))
+    assert (
+        minibatches([4, 6], 4, ("a", 1), ALONE) == parts != minibatches([4, 6], 4, ("a", 2), ALONE)
+    )
+    assert [sorted(part) for part in minibatches([3], None, ("a",), ALONE)] == [[0, 1, 2]]
+    assert minibatches([3], 100, ("a",), ALONE) == minibatches([3], None, ("a",), ALONE)
 
 
 # --- SHPPO's latent losses -------------------------------------------------------------------

@@ -265,17 +265,18 @@ def watched(plan: Plan, stage: Stage, teams: int = 1) -> Iterator[None]:
 def grower(plan: Plan, stage: Stage) -> Callable[[], list[Rolled]]:
     """What samples all tasks: the team in its turns or its program, or a baseline."""
     from comlrl.evaluation import baselines, estimates
+    from comlrl.processes.distributed import Processes
     from comlrl.programs.rollout import ProgramRollout
 
-    section = plan.config.section
+    section, alone = plan.config.section, Processes()
     if plan.baseline is not None:
         size = baselines.team_size(plan.baseline, section.num_agents)
         drawn = sampling(plan.config, plan.work.domain.roles(size), plan.greedy)
         assert not isinstance(stage.rollout, ProgramRollout)
         grow = baselines.build(plan.baseline, stage.rollout, size, drawn)
-        return lambda: estimates.repeat(grow, stage.tasks, plan.samples)
+        return lambda: estimates.repeat(grow, stage.tasks, plan.samples, processes=alone)
     return lambda: estimates.evaluate(
-        stage.rollout, stage.tasks, section.shape, stage.sampling, plan.samples
+        stage.rollout, stage.tasks, section.shape, stage.sampling, plan.samples, processes=alone
     )
 
 

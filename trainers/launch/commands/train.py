@@ -172,7 +172,7 @@ def execute(
     from comlrl.processes import distributed
     from comlrl.rollout.vllm_replies import ServerError
 
-    distributed.start(config.distributed.strategy)
+    distributed.start()
     with contextlib.ExitStack() as opened:
         opened.callback(distributed.stop)
         try:
@@ -293,7 +293,7 @@ def _leave(loop: Loop) -> None:
     from comlrl.processes import distributed
 
     main = distributed.is_main()
-    path = loop.leave() if main or distributed.lock_step() else None
+    path = loop.leave() if main or loop.processes.lock_step else None
     if main:
         where = f"saved {path}; continue with --resume" if path else "nothing new to save yet"
         print(f"interrupted: {where}", file=sys.stderr)

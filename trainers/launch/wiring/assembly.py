@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from comlrl.models.agent import Agent
     from comlrl.models.latent_networks import HeterogeneousPolicy
     from comlrl.models.team import Team
+    from comlrl.processes.distributed import Processes
     from comlrl.programs.rollout import ProgramRollout
     from comlrl.rollout.generation import Generator
     from comlrl.rollout.grow import Rollout
@@ -112,7 +113,7 @@ def assemble(
     length = sampler.max_length
     server, corrected = engine.build(config, work.roles, team, run_dir, length, sampled)
     rollout = build_player(config, work, corrected or server or sampler, reward, fallbacks)
-    ahead = engine.overlapped(config, rollout, server, corrected, work, fallbacks)
+    ahead = engine.overlapped(config, rollout, server, corrected, work, fallbacks, team.processes)
     learned = sampled.with_sets(config.generation.max_support)
     evaluated = build_player(config, work, server or sampler, measuring, fallbacks)
     progress, logger, save = Progress(), loggers.Loggers([]), saver(team, sampler)
@@ -131,13 +132,14 @@ def assemble(
         RunLog(
             logger,
             work.domain,
-            standing(fallbacks),
+            standing(fallbacks, team.processes),
             corrected,
         ),
+        processes=team.processes,
         evaluations=evaluations,
         signals=signals,
         progress=progress,
-        prefetch=engine.prefetch(ahead),
+        prefetch=engine.prefetch(ahead, team.processes),
     )
     return Run(
         config, work, section, run_dir, team, server, reward, ahead or rollout, loop, learned,
@@ -324,14 +326,12 @@ def build_fallbacks(config: Config) -> Fallbacks | None:
     return Fallbacks()
 
 
-def standing(fallbacks: Fallbacks | None) -> Callable[[], dict[str, float]]:
+def standing(fallbacks: Fallbacks | None, processes: Processes) -> Callable[[], dict[str, float]]:
     """Metrics that go into every record: the attempts so far that ``plain`` answered in the
     expert's place. Every process asks."""
-    from comlrl.processes import distributed
-
     if fallbacks is None:
         return dict
-    return lambda: {"expert_fallbacks": distributed.total(fallbacks.count)}
+    return lambda: {"expert_fallbacks": processes.total(fallbacks.count)}
 
 
 def build_evaluations(
@@ -353,10 +353,10 @@ def build_evaluations(
     from comlrl.loop.cadence import Cadence
     from comlrl.loop.evaluations import Evaluations
     from comlrl.loop.progress import Written
-    from comlrl.processes import distributed
 
     section, domain = config.section, rollout.prompts.domain
-    own = len(distributed.shard(tasks))
+    processes = generator.team.processes
+    own = len(processes.shard(tasks))
     completions = own * section.eval_answers * section.num_turns * section.num_agents
 
     def run() -> tuple[list[Rolled], dict[str, float]]:
@@ -364,7 +364,14 @@ def build_evaluations(
             ahead.wait()
         before, generator.on_written = generator.on_written, Written(progress, completions)
         try:
-            trees = evaluate(rollout, tasks, section.shape, sampling, section.eval_answers)
+            trees = evaluate(
+                rollout,
+                tasks,
+                section.shape,
+                sampling,
+                section.eval_answers,
+                processes=processes,
+            )
         finally:
             generator.on_written = before
         return trees, tree_metrics(trees, domain) | pass_rates(trees, [1])

@@ -16,6 +16,7 @@ from trainers.launch.wiring.vllm_urls import urls
 if TYPE_CHECKING:
     from comlrl.loop.steps import Step
     from comlrl.models.team import Team
+    from comlrl.processes.distributed import Processes
     from comlrl.programs.rollout import ProgramRollout
     from comlrl.rollout.grow import Rollout
     from comlrl.rollout.overlap import OverlappedRollout
@@ -134,7 +135,7 @@ def build(
     from comlrl.update.importance import ImportanceWeightedSampler
 
     own_N = servers(config, roles)
-    if distributed.lock_step() and not distributed.is_main():  # the first process asks for all
+    if team.processes.lock_step and not distributed.is_main():  # the first process asks for all
         own_N = (Servers((), config.generation.vllm_patience),) * len(own_N)
     engine = VLLMSampler(team, own_N, run_dir / "vllm", max_length, sampled)
     if not config.section.trained_online:
@@ -149,6 +150,7 @@ def overlapped(
     corrected: ImportanceWeightedSampler | None,
     work: Work,
     fallbacks: Fallbacks | None,
+    processes: Processes,
 ) -> OverlappedRollout | None:
     """The same rollout, which may grow its next trees while models are updated; None: nobody asked
     for it."""
@@ -166,7 +168,9 @@ def overlapped(
     if isinstance(transition, FromMain):
         transition = transition.transition
     if fallbacks is None:
-        return OverlappedRollout(rollout, server, reward, transition, corrected.weigh)
+        return OverlappedRollout(
+            rollout, server, reward, transition, corrected.weigh, processes=processes
+        )
     ahead = type(fallbacks)()  # those of the step that is grown ahead, until it is logged
     transition = work.mode.build(work.prompts, ahead)
 
@@ -174,13 +178,15 @@ def overlapped(
         fallbacks.count += ahead.count if used else 0
         ahead.count = 0
 
-    return OverlappedRollout(rollout, server, reward, transition, corrected.weigh, taken)
+    return OverlappedRollout(
+        rollout, server, reward, transition, corrected.weigh, taken, processes=processes
+    )
 
 
-def prefetch(rollout: OverlappedRollout | None) -> Callable[[Step | None], None] | None:
+def prefetch(
+    rollout: OverlappedRollout | None, processes: Processes
+) -> Callable[[Step | None], None] | None:
     """What has the next step's trees grown beforehand; None: nobody asked for it."""
-    from comlrl.processes import distributed
-
     if rollout is None:
         return None
 
@@ -188,7 +194,7 @@ def prefetch(rollout: OverlappedRollout | None) -> Callable[[Step | None], None]
         if step is None:
             rollout.release()
         else:
-            rollout.begin(distributed.shard(step.tasks), step.key)
+            rollout.begin(processes.shard(step.tasks), step.key)
 
     return begin
 

@@ -42,9 +42,12 @@ class Overlapped:
         self.trainer, self.other = made(folder), lambda: made(folder).team
         rollout, self.team = self.trainer.rollout, self.trainer.team
         weigh = ImportanceWeightedSampler(self.team, rollout.sampler, 1e9).weigh
-        self.ahead = OverlappedRollout(rollout, self, rollout.reward, rollout.transition, weigh)
+        processes = self.team.processes
+        self.ahead = OverlappedRollout(
+            rollout, self, rollout.reward, rollout.transition, weigh, processes=processes
+        )
         self.trainer.rollout, self.trainer.loop.prefetch = self.ahead, self._begin
-        self._prefetch = engine.prefetch(self.ahead)
+        self._prefetch = engine.prefetch(self.ahead, processes)
 
     def _begin(self, step: Step | None) -> None:
         if step is not None:
