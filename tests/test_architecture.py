@@ -44,6 +44,7 @@ CORE = (
     "comlrl.models",
     "comlrl.credit",
     "comlrl.rollout",
+    "comlrl.rollout.vllm",
     "comlrl.programs",
     "comlrl.update",
     "comlrl.preferences",

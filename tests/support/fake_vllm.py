@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 
 from comlrl.models.team import Team
 from comlrl.rollout.generation import Generator
-from comlrl.rollout.vllm_sampler import VLLMSampler
-from comlrl.rollout.vllm_servers import Servers
+from comlrl.rollout.vllm.sampler import VLLMSampler
+from comlrl.rollout.vllm.servers import Servers
 from comlrl.types import Request, Sampling, SamplingSupport
 from tests.support.tiny_models import prompt
 

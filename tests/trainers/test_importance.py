@@ -24,8 +24,8 @@ from comlrl.models.loading import build_team
 from comlrl.models.team import Team
 from comlrl.rollout.grow import Rollout
 from comlrl.rollout.overlap import OverlappedRollout
-from comlrl.rollout.vllm_sampler import VLLMSampler
-from comlrl.rollout.vllm_servers import Servers
+from comlrl.rollout.vllm.sampler import VLLMSampler
+from comlrl.rollout.vllm.servers import Servers
 from comlrl.types import Completion, Message, Request, Reward, Sampling, Score, Tree
 from comlrl.update.importance import ImportanceWeightedSampler
 from tests.support.fake_vllm import FakeVLLM

@@ -170,7 +170,7 @@ def execute(
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from comlrl.loop.checkpoint import CheckpointError
     from comlrl.processes import distributed
-    from comlrl.rollout.vllm_replies import ServerError
+    from comlrl.rollout.vllm.replies import ServerError
 
     distributed.start()
     with contextlib.ExitStack() as opened:

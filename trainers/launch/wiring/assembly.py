@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from comlrl.rollout.grow import Rollout
     from comlrl.rollout.latent_sampler import LatentSampler
     from comlrl.rollout.overlap import OverlappedRollout
-    from comlrl.rollout.vllm_sampler import VLLMSampler
+    from comlrl.rollout.vllm.sampler import VLLMSampler
     from comlrl.types import Reward, Rolled, Sampler, Sampling, Task
     from external.expert_edits import Fallbacks
 

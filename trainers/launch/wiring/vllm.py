@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from comlrl.programs.rollout import ProgramRollout
     from comlrl.rollout.grow import Rollout
     from comlrl.rollout.overlap import OverlappedRollout
-    from comlrl.rollout.vllm_sampler import VLLMSampler
-    from comlrl.rollout.vllm_server import Server
-    from comlrl.rollout.vllm_servers import Servers
+    from comlrl.rollout.vllm.sampler import VLLMSampler
+    from comlrl.rollout.vllm.server import Server
+    from comlrl.rollout.vllm.servers import Servers
     from comlrl.types import Sampling
     from comlrl.update.importance import ImportanceWeightedSampler
     from external.expert_edits import Fallbacks
@@ -130,8 +130,8 @@ def build(
     if config.generation.backend == "builtin":
         return None, None
     from comlrl.processes import distributed
-    from comlrl.rollout.vllm_sampler import VLLMSampler
-    from comlrl.rollout.vllm_servers import Servers
+    from comlrl.rollout.vllm.sampler import VLLMSampler
+    from comlrl.rollout.vllm.servers import Servers
     from comlrl.update.importance import ImportanceWeightedSampler
 
     own_N = servers(config, roles)
@@ -201,7 +201,7 @@ def prefetch(
 
 def servers(config: Config, roles: Sequence[str]) -> tuple[Servers, ...]:
     """Of each policy; one object for policies with the same servers."""
-    from comlrl.rollout.vllm_servers import Servers
+    from comlrl.rollout.vllm.servers import Servers
 
     given = urls(config, roles)
     made: dict[tuple[str, ...], Servers] = {}

@@ -7,7 +7,7 @@ from typing import Any
 
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
-from comlrl.rollout.vllm_replies import KEY
+from comlrl.rollout.vllm.replies import KEY
 
 
 def urls(config: Config, roles: Sequence[str]) -> tuple[tuple[str, ...], ...]:

@@ -23,8 +23,8 @@ from typing import Any
 
 from comlrl.errors import notice
 from comlrl.rollout import daemon_threads
-from comlrl.rollout.vllm_replies import KEY, MAX_REPLY, ServerError
-from comlrl.rollout.vllm_server import SHORT, Refused, Server, Unanswered
+from comlrl.rollout.vllm.replies import KEY, MAX_REPLY, ServerError
+from comlrl.rollout.vllm.server import SHORT, Refused, Server, Unanswered
 
 LOAD = 1.25  # requests under way that a server may have, as a multiple of the mean
 LONGEST_WAIT = 30.0  # seconds between two looks at a server that is away

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from comlrl.errors import UserError
 from comlrl.quoting import one_line
-from comlrl.rollout.vllm_replies import (
+from comlrl.rollout.vllm.replies import (
     KEY,
     MAX_REPLY,
     ROUNDING,

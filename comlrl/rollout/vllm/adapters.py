@@ -20,7 +20,7 @@ import torch
 from comlrl.models.team import Team
 from comlrl.processes import distributed
 from comlrl.rollout import daemon_threads
-from comlrl.rollout.vllm_servers import Servers
+from comlrl.rollout.vllm.servers import Servers
 
 
 class Adapters:

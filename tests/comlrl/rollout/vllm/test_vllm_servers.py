@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 from fastapi import HTTPException
 
-from comlrl.rollout.vllm_replies import ServerError
-from comlrl.rollout.vllm_sampler import VLLMSampler
-from comlrl.rollout.vllm_servers import Servers, _choice, _Member
+from comlrl.rollout.vllm.replies import ServerError
+from comlrl.rollout.vllm.sampler import VLLMSampler
+from comlrl.rollout.vllm.servers import Servers, _choice, _Member
 from comlrl.types import Request, Sampling
 from comlrl.update.importance import ImportanceWeightedSampler
 from tests.support.fake_vllm import FakeVLLM, client, kinds, move, requests

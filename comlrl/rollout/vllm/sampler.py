@@ -25,8 +25,8 @@ from comlrl.errors import UserError
 from comlrl.models.agent import Agent
 from comlrl.models.team import Team
 from comlrl.rollout import daemon_threads
-from comlrl.rollout.vllm_adapters import Adapters
-from comlrl.rollout.vllm_replies import (
+from comlrl.rollout.vllm.adapters import Adapters
+from comlrl.rollout.vllm.replies import (
     ID_BYTES,
     KEY,
     MAX_REPLY,
@@ -35,8 +35,8 @@ from comlrl.rollout.vllm_replies import (
     completions,
     top_two,
 )
-from comlrl.rollout.vllm_server import GENERATE, Server, Unanswered
-from comlrl.rollout.vllm_servers import Servers
+from comlrl.rollout.vllm.server import GENERATE, Server, Unanswered
+from comlrl.rollout.vllm.servers import Servers
 from comlrl.types import Completion, Message, Request, Sampling, SamplingSupport
 
 IN_FLIGHT = 64  # requests for each server; it forms the batches

@@ -13,7 +13,7 @@ import torch
 
 from comlrl.errors import UserError
 from comlrl.models.team import Team
-from comlrl.rollout.vllm_replies import ServerError
+from comlrl.rollout.vllm.replies import ServerError
 from comlrl.types import AgentTurn, Completion, Node, Request, Sampling, Task, Tree
 from comlrl.update.importance import ImportanceWeightedSampler
 from tests.support.fake_vllm import SAMPLING, FakeVLLM, client, kinds, move, requests
@@ -144,7 +144,7 @@ def ratio_to(agents: Team, index: int, request: Request, completion: Completion)
 
 def test_leaving_ends_what_other_threads_wait_for(server, tmp_path, monkeypatch):
     """Nothing more is sent, nothing is loaded again, and no thread is left."""
-    monkeypatch.setattr("comlrl.rollout.vllm_sampler.IN_FLIGHT", 4)
+    monkeypatch.setattr("comlrl.rollout.vllm.sampler.IN_FLIGHT", 4)
     before_it = set(threading.enumerate())
     sampler = client(team(), server, tmp_path)
     arrived, over, errors = threading.Semaphore(0), threading.Event(), []

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from comlrl.errors import UserError
-from comlrl.rollout import vllm_replies
-from comlrl.rollout.vllm_replies import BadReply, Drawn, ServerError
-from comlrl.rollout.vllm_server import Server
-from comlrl.rollout.vllm_servers import Servers
+from comlrl.rollout.vllm import replies
+from comlrl.rollout.vllm.replies import BadReply, Drawn, ServerError
+from comlrl.rollout.vllm.server import Server
+from comlrl.rollout.vllm.servers import Servers
 from comlrl.types import Sampling
 from tests.support.fake_vllm import FakeVLLM, client, requests
 from tests.support.tiny_models import team
@@ -148,7 +148,7 @@ OTHER = {"index": 1, "token_ids": [7], "logprobs": {"token_logprobs": [0.0]}}
 
 
 def read(choices: Any, support: bool = False) -> list[Drawn]:
-    return vllm_replies.completions(
+    return replies.completions(
         "http://x", {"choices": choices}, count=2, max_tokens=3, vocabulary=8, support=support
     )
 
@@ -222,11 +222,11 @@ def test_malformed_completions(choices):
 @pytest.mark.parametrize("whole", [None, [], "text", {}, {"choices": 5}])
 def test_malformed_answers(whole):
     with pytest.raises(BadReply):
-        vllm_replies.completions("http://x", whole, count=1, max_tokens=1, vocabulary=8)
+        replies.completions("http://x", whole, count=1, max_tokens=1, vocabulary=8)
     with pytest.raises(BadReply):
-        vllm_replies.model_names("http://x", whole)
+        replies.model_names("http://x", whole)
     with pytest.raises(BadReply):
-        vllm_replies.top_two("http://x", whole)
+        replies.top_two("http://x", whole)
 
 
 @pytest.mark.parametrize(
@@ -235,17 +235,17 @@ def test_malformed_answers(whole):
 )  # fmt: skip
 def test_malformed_models(model):
     with pytest.raises(UserError):
-        vllm_replies.base_model("http://x", {"data": [model]})
-    assert vllm_replies.base_model("http://x", {"data": [{"id": "base"}]}) == ("base", None)
+        replies.base_model("http://x", {"data": [model]})
+    assert replies.base_model("http://x", {"data": [{"id": "base"}]}) == ("base", None)
 
 
 @pytest.mark.parametrize("top", [None, [], [{"a": -1}], [{"a": -1, "b": math.nan}], [5], [{}]])
 def test_malformed_top_logprobs(top):
     choice = {"index": 0, "logprobs": {"top_logprobs": top}}
     with pytest.raises(BadReply):
-        vllm_replies.top_two("http://x", {"choices": [choice]})
+        replies.top_two("http://x", {"choices": [choice]})
     choice["logprobs"]["top_logprobs"] = [{"a": -2, "b": -0.5, "c": -9999.0}]
-    assert vllm_replies.top_two("http://x", {"choices": [choice]}) == (-0.5, -2)
+    assert replies.top_two("http://x", {"choices": [choice]}) == (-0.5, -2)
 
 
 def test_a_malformed_reply_ends_the_sampling_and_is_not_asked_for_again(tmp_path):
