@@ -13,12 +13,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from rewards.code.analysis.extraction import (
+    Extracted,
+    Function,
+    Import,
+    Setup,
+    extract,
+    without_imports,
+)
+from rewards.code.analysis.parsing import UNPARSABLE, parse
+from rewards.code.analysis.scopes import Names
+from rewards.code.analysis.statement_use import without_docstring
 from rewards.code.bounds import check_names
 from rewards.code.breakdown import SyntaxProblem
-from rewards.code.extraction import Extracted, Function, Import, Setup, extract, without_imports
-from rewards.code.parsing import UNPARSABLE, parse
-from rewards.code.scopes import Names
-from rewards.code.statement_use import without_docstring
 
 PROGRAM_NAME = "<program>"  # the file name of the joint program, in tracebacks
 warnings.filterwarnings("ignore", module=re.escape(PROGRAM_NAME))  # of model-written code

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import re
 
-from rewards.code.parsing import parse
+from rewards.code.analysis.parsing import parse
 
 HELPER = """\
 {problem}

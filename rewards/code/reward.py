@@ -27,9 +27,10 @@ from operator import itemgetter
 from typing import Any, Literal
 
 from comlrl.types import JointAction, Reward, Score, Task
+from rewards.code.analysis.extraction import extract
+from rewards.code.analysis.usage import MainUse, main_use
 from rewards.code.bounds import Memo, bounded
 from rewards.code.breakdown import RewardBreakdown, SyntaxProblem
-from rewards.code.extraction import extract
 from rewards.code.program import (
     Contribution,
     compile_program,
@@ -39,7 +40,6 @@ from rewards.code.program import (
     read_names,
 )
 from rewards.code.prompts import helper_names
-from rewards.code.usage import MainUse, main_use
 from rewards.sandbox.checks import TestError, split_check
 from rewards.sandbox.outcome import TestOutcome
 from rewards.sandbox.pool import Job, Pool

@@ -10,9 +10,9 @@ import pytest
 from comlrl.types import JointAction
 from rewards.code import bounds, program
 from rewards.code import reward as reward_module
+from rewards.code.analysis.extraction import MAX_BYTES
 from rewards.code.bounds import Memo, check_names, written_out
 from rewards.code.breakdown import SyntaxProblem
-from rewards.code.extraction import MAX_BYTES
 from rewards.code.reward import CodeReward
 from tests.support.fakes import code_task
 

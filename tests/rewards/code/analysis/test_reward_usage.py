@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rewards.code.extraction import extract
-from rewards.code.usage import main_use
+from rewards.code.analysis.extraction import extract
+from rewards.code.analysis.usage import main_use
 
 
 def use(source: str, helpers=("aux",)):

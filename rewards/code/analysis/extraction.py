@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from rewards.code.excess import is_excessive
-from rewards.code.parsing import MAX_BYTES, first_line, is_long, parse, source_of, written
-from rewards.code.scopes import Names
+from rewards.code.analysis.excess import is_excessive
+from rewards.code.analysis.parsing import MAX_BYTES, first_line, is_long, parse, source_of, written
+from rewards.code.analysis.scopes import Names
 
 MAX_READ = 8 * MAX_BYTES  # characters in all blocks of a text that does not parse
 _DEFINITION = ast.FunctionDef | ast.AsyncFunctionDef

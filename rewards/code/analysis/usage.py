@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from rewards.code.extraction import Function, Setup
-from rewards.code.scopes import Definition, Names
-from rewards.code.statement_use import StatementUse
+from rewards.code.analysis.extraction import Function, Setup
+from rewards.code.analysis.scopes import Definition, Names
+from rewards.code.analysis.statement_use import StatementUse
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rewards.code.scopes import Names, Variable
+from rewards.code.analysis.scopes import Names, Variable
 
 MAX_AHEAD = 20  # rebindings that are looked at, after each alias
 _LOOPS = ast.For | ast.AsyncFor | ast.While

@@ -7,8 +7,8 @@ import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rewards.code.aliases import Aliases, unpacked
-from rewards.code.scopes import Definition, Names, Variable
+from rewards.code.analysis.aliases import Aliases, unpacked
+from rewards.code.analysis.scopes import Definition, Names, Variable
 
 
 def _words(text: str) -> frozenset[str]:

@@ -14,13 +14,13 @@ from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, JointAction, Score, Task
 from loggers.views import view_of
 from rewards.code import measures
+from rewards.code.analysis.extraction import extract
+from rewards.code.analysis.parsing import MAX_BYTES, MAX_LEVELS, parse, source_of
+from rewards.code.analysis.usage import main_use
 from rewards.code.breakdown import RewardBreakdown
 from rewards.code.conventions import convention, expected_convention
 from rewards.code.domain import CODE
-from rewards.code.extraction import extract
-from rewards.code.parsing import MAX_BYTES, MAX_LEVELS, parse, source_of
 from rewards.code.program import compile_program, contribution, join
-from rewards.code.usage import main_use
 from rewards.writing.domain import WRITING
 from rewards.writing.reward import WritingReward
 

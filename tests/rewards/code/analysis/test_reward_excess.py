@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from rewards.code.analysis.excess import MAX_DEPTH
+from rewards.code.analysis.extraction import extract
+from rewards.code.analysis.usage import main_use
 from rewards.code.breakdown import SyntaxProblem
-from rewards.code.excess import MAX_DEPTH
-from rewards.code.extraction import extract
 from rewards.code.program import compile_program, contribution, join
-from rewards.code.usage import main_use
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 def nested_finally(depth: int) -> str:

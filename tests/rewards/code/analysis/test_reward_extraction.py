@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rewards.code.analysis.extraction import extract
+from rewards.code.analysis.usage import main_use
 from rewards.code.breakdown import SyntaxProblem
-from rewards.code.extraction import extract
 from rewards.code.program import compile_program, contribution, join, preamble
-from rewards.code.usage import main_use
 
 FUNCTIONS = {
     "plain": "def aux(x):\n    return x + 1",
@@ -277,6 +277,6 @@ def test_what_python_warns_of_in_programs_is_not_printed():
 
 
 def _stderr(code: str) -> str:
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     command = [sys.executable, "-c", code]
     return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stderr
