@@ -21,7 +21,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from rewards.sandbox import folders, wire
+from rewards.sandbox import folders
+from rewards.sandbox.inside import wire
 from rewards.sandbox.launch import Limits, Sandbox, SandboxError
 from rewards.sandbox.levels import choose
 

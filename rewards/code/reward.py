@@ -41,10 +41,10 @@ from rewards.code.program import (
 )
 from rewards.code.prompts import helper_names
 from rewards.sandbox.checks import TestError, split_check
+from rewards.sandbox.inside.replaced_results import NAME as REPLACE
+from rewards.sandbox.inside.replaced_results import replacements
 from rewards.sandbox.outcome import TestOutcome
 from rewards.sandbox.pool import Job, Pool
-from rewards.sandbox.replaced_results import NAME as REPLACE
-from rewards.sandbox.replaced_results import replacements
 
 AUX_DEFINED = 0.4
 MAIN_DEFINED = 0.6

@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rewards.sandbox import wire
-from rewards.sandbox.confine import adopt_orphans
 from rewards.sandbox.folders import remove_tree
+from rewards.sandbox.inside import wire
+from rewards.sandbox.inside.confine import adopt_orphans
 from rewards.sandbox.launch import Limits, Sandbox
 from rewards.sandbox.stand_in import (
     SHORT,

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from comlrl.errors import UserError
-from rewards.sandbox import confine, folders, wire
+from rewards.sandbox import folders
+from rewards.sandbox.inside import confine, wire
 from rewards.sandbox.shown_paths import hidden_paths, readable_paths, visible_paths
 
 START_SECONDS = 30.0
@@ -263,11 +264,11 @@ def _bubblewrap() -> list[str]:
 
 
 def _bootstrap(config: dict[str, Any]) -> str:
-    """A program that defines this package's modules from their source, then serves; in ASCII, which
-    every locale has."""
-    here = Path(__file__).parent
+    """A program that defines the modules of ``inside`` from their source, then serves; in ASCII,
+    which every locale has."""
+    here, package = Path(__file__).parent / "inside", f"{__package__}.inside"
     sources = {name: (here / f"{name}.py").read_text(encoding="utf-8") for name in _MODULES}
-    parts = __package__.split(".")
+    parts = package.split(".")
     packages = [".".join(parts[: end + 1]) for end in range(len(parts))]
     return f"""
 import sys, types
@@ -276,9 +277,9 @@ for name in {packages!a}:
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = []
 for name, source in {sources!a}.items():
-    module = types.ModuleType({__package__ + "."!a} + name)
+    module = types.ModuleType({package + "."!a} + name)
     sys.modules[module.__name__] = module
-    setattr(sys.modules[{__package__!a}], name, module)
+    setattr(sys.modules[{package!a}], name, module)
     exec(compile(source, name, "exec"), module.__dict__)
 module.main({config!a})
 """

@@ -39,7 +39,7 @@ class Job:
     preamble: str  # the prompt's own imports and functions, for the tests
     test: str
     entry_point: str
-    replacement: str = ""  # of a helper's results: see ``rewards.sandbox.replaced_results``
+    replacement: str = ""  # of a helper's results: see ``rewards.sandbox.inside.replaced_results``
 
 
 class _Worker:

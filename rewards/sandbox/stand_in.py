@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rewards.sandbox import wire
+from rewards.sandbox.inside import wire
 from rewards.sandbox.launch import Sandbox
 
 PROGRAM_TIMEOUTS = 3  # a program's time for all its tests, in timeouts of one test

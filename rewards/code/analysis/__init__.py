@@ -1,1 +1,1 @@
-"""What the agents' code says without being run: its parts, names, and what main does with helpers."""
+"""Agents' code read without being run: its parts, its names, and what main does with helpers."""

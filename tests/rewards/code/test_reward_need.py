@@ -10,7 +10,7 @@ import pytest
 
 from comlrl.types import JointAction
 from rewards.code.reward import CodeReward
-from rewards.sandbox.replaced_results import another
+from rewards.sandbox.inside.replaced_results import another
 from tests.support.benchmark_rows import Problem
 from tests.support.fakes import code_task
 

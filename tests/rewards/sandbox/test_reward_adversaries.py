@@ -12,7 +12,7 @@ import pytest
 
 from comlrl.types import JointAction
 from rewards.code.reward import CodeReward
-from rewards.sandbox.confine import FIRST_UID
+from rewards.sandbox.inside.confine import FIRST_UID
 from rewards.sandbox.levels import LEVELS, failure
 from tests.support.fakes import code_task
 from tests.support.marks import some_slow

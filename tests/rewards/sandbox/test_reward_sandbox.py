@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from comlrl.types import JointAction
 from rewards.code.reward import CodeReward
-from rewards.sandbox import wire
+from rewards.sandbox.inside import wire
 from tests.support.fakes import code_task
 
 ROOT = Path(__file__).parents[3]

@@ -20,7 +20,7 @@ import pytest
 from comlrl.types import JointAction
 from rewards.code.reward import CodeReward
 from rewards.sandbox import folders, launch
-from rewards.sandbox.confine import SCRATCH_FILES
+from rewards.sandbox.inside.confine import SCRATCH_FILES
 from rewards.sandbox.launch import Limits, Sandbox
 from rewards.sandbox.levels import failure
 from tests.support.fakes import code_task

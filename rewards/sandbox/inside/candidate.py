@@ -27,8 +27,8 @@ import sys
 import types
 from typing import Any, NoReturn
 
-from rewards.sandbox import confine, seccomp, wire
-from rewards.sandbox import replaced_results as another
+from rewards.sandbox.inside import confine, seccomp, wire
+from rewards.sandbox.inside import replaced_results as another
 
 FORK, KILL, LOWER, READY = b"F", b"K", b"L", b"R"
 KILLED = struct.Struct("<i?")  # the program's status, and whether the scratch is worn
