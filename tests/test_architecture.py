@@ -56,6 +56,7 @@ LAUNCH = (
     "trainers.launch.wiring",
     "trainers.launch.cost",
     "trainers.launch.checks",
+    "trainers.launch.plans",
     "trainers.launch.commands",
 )
 # What tests import of each other.
@@ -198,7 +199,7 @@ def test_equations_know_tensors_and_nothing_else():
 
 
 def test_what_answers_at_once_is_without_torch():
-    modules = "comlrl.config.loader, comlrl.types, trainers.launch.commands.command_line, "
+    modules = "comlrl.config.loader, comlrl.types, trainers.launch.plans.command_line, "
     modules += (
         "trainers.launch.cost.dry_run, comlrl.config.algorithms, rewards.code_rewards, external"
     )
@@ -221,7 +222,7 @@ THEIR_OWN = {
     "comlrl/config/sections.py": "descriptions of keys that the code domain reads",
     "comlrl/builtin/": "makers of the code domain's data, and the data",
     "loggers/views/code": "how runs of the code domain are shown",
-    "trainers/launch/commands/arena_cells.py": "`main` is what a user's train script calls",
+    "trainers/launch/plans/arena_cells.py": "`main` is what a user's train script calls",
 }
 
 

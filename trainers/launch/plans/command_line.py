@@ -12,7 +12,7 @@ from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from trainers.launch.checks.relations import shift_notice, validate
 from trainers.launch.checks.unused import without_effect
-from trainers.launch.commands.shipped import CONFIGS, config_file
+from trainers.launch.plans.shipped import CONFIGS, config_file
 from trainers.launch.wiring.work import Work
 
 DEFAULT_CONFIGS = {name: CONFIGS / f"{name}_he_config.yaml" for name in ("ppo", "shppo")}
