@@ -10,6 +10,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,7 @@ LAUNCH = (
     "trainers.launch.plans",
     "trainers.launch.commands",
 )
+LARGEST_ROOM = 2500  # lines
 # What tests import of each other.
 HELPERS = (*(ROOT / "tests/support").glob("*.py"), ROOT / "tests/golden/toy.py")
 # Trainers are siblings; the declared special case.
@@ -141,6 +143,14 @@ def test_the_tables_name_every_room_and_no_other():
         f.parent.name for f in ROOT.glob("*/*.py") if f.parent.name not in ("tests", "build")
     }
     assert packages == {room for room in FLOORS if "." not in room and " " not in room}
+
+
+def test_no_room_is_too_large_to_know():
+    sizes: Counter[Path] = Counter()
+    for module, file in MODULES.items():
+        if _floor(module) < FLOORS["benchmarks"]:
+            sizes[file.parent] += len(file.read_text().splitlines())
+    assert {room: size for room, size in sizes.items() if size > LARGEST_ROOM} == {}
 
 
 def _circles(graph: dict[str, set[str]]) -> list[str]:
