@@ -11,7 +11,7 @@ from comlrl.types import JointMode, Shape
 Advantage = Literal["mean", "rloo", "max", "greedy", "raw"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CommonConfig:
     """Keys that every algorithm section has."""
 

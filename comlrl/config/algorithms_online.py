@@ -9,7 +9,7 @@ from comlrl.config.algorithms_common import Advantage, CommonConfig
 from comlrl.config.keys import key
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MAGRPOConfig(CommonConfig):
     """MAGRPO, arXiv 2508.04652."""
 
@@ -60,7 +60,7 @@ class GRPOConfig(MAGRPOConfig):
     num_agents: int = key(1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ActorCriticConfig(CommonConfig):
     """Keys that PPO and SHPPO share; ``train_batch_size`` is the size of a minibatch, in nodes."""
 
@@ -94,7 +94,7 @@ class ActorCriticConfig(CommonConfig):
         return self.ppo_epochs
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PPOConfig(ActorCriticConfig):
     """Proximal policy optimization; with several agents IPPO or MAPPO."""
 
@@ -135,7 +135,7 @@ class PPOConfig(ActorCriticConfig):
         return 1 if self.critic == "centralized" else self.policies
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SHPPOConfig(ActorCriticConfig):
     """Scalable heterogeneous PPO, arXiv 2404.03869."""
 

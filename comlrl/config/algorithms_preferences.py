@@ -10,7 +10,7 @@ from comlrl.config.keys import key
 from comlrl.types import Shape
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PreferenceConfig(CommonConfig):
     """Keys that MADPO and MARLHF share."""
 
@@ -86,7 +86,7 @@ class PreferenceConfig(CommonConfig):
         return kind.strip(), name.strip()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MADPOConfig(PreferenceConfig):
     """Multi-agent direct preference optimization."""
 
@@ -115,7 +115,7 @@ class MADPOConfig(PreferenceConfig):
         return self.dpo_reference == "start" or super().needs_reference
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MARLHFConfig(PreferenceConfig):
     """Preferences → joint reward model → online reinforcement learning.
 

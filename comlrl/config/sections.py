@@ -9,7 +9,7 @@ from typing import Any, Literal
 from comlrl.config.keys import key
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AgentModelConfig:
     """The base model of homogeneous agents, and how every agent samples."""
 
@@ -45,7 +45,7 @@ class AgentModelConfig:
     gradient_checkpointing: bool = key(False, "less memory in the update, about a third slower")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LoraSection:
     """LoRA adapters on one shared frozen base; off: each agent trains all weights of a copy."""
 
@@ -76,7 +76,7 @@ class DatasetConfig:
         return self.type or Path(self.name.replace(":", "/")).stem
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OutputConfig:
     """What a run writes."""
 
@@ -92,7 +92,7 @@ class OutputConfig:
     verbose: bool = key(False, "write every episode to episodes.jsonl")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExternalConfig:
     """What agents read between turns."""
 
@@ -153,7 +153,7 @@ class RewardConfig:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ProgramConfig:
     """A function that plays each task's episodes, in the place of turns (docs/programs.md)."""
 
@@ -186,7 +186,7 @@ class RewardProcessorConfig:
     shift: float = key(0.0, "added to the scaled reward")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class WandbConfig:
     """Weights & Biases; no section: off."""
 
@@ -221,7 +221,7 @@ class TrackioConfig:
     dir: str | None = key(None, "folder of the project; null: TRACKIO_DIR, or Trackio's own")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GenerationConfig:
     """How completions are sampled in training; evaluate.py always uses the built-in generator."""
 
@@ -295,7 +295,7 @@ SECTIONS: dict[str, type] = {
 OPTIONAL_SECTIONS = ("wandb", "mlflow", "trackio")  # off where a file has none of them
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Root:
     """Keys that stand at the top of a file, outside any section."""
 

@@ -63,7 +63,7 @@ class Gathered:
     span: Span  # the step's part of the run
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Counters:
     """How far a run has come; all of it stands in a checkpoint."""
 
