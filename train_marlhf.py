@@ -59,10 +59,10 @@ def reward_base(run: Run[MARLHFConfig]) -> RewardBase:
     same = name == own
     lora = config.lora
     return RewardBase(
-        name,
-        last.model.dtype,
-        str(last.device),
-        {
+        name=name,
+        dtype=last.model.dtype,
+        device=str(last.device),
+        lora={
             "r": lora.r,
             "lora_alpha": 2 * lora.r if lora.alpha is None else lora.alpha,
             "lora_dropout": lora.dropout,
@@ -70,9 +70,9 @@ def reward_base(run: Run[MARLHFConfig]) -> RewardBase:
         }
         if lora.enabled
         else None,
-        run.section.reward_freeze_backbone,
-        config.agent_model.tokenizer_kwargs if same else {},
-        config.agent_model.model_kwargs if same else {},
+        freeze_backbone=run.section.reward_freeze_backbone,
+        tokenizer_kwargs=config.agent_model.tokenizer_kwargs if same else {},
+        model_kwargs=config.agent_model.model_kwargs if same else {},
     )
 
 

@@ -240,11 +240,11 @@ class MARLHFTrainer:
         section = self.section
         share = max(1, section.reward_train_batch_size // distributed.world_size())
         return Fit(
-            section.reward_learning_rate,
-            section.reward_num_train_epochs,
-            share,
-            section.reward_max_length,
-            self.seed + index,
+            learning_rate=section.reward_learning_rate,
+            epochs=section.reward_num_train_epochs,
+            batch_size=share,
+            max_length=section.reward_max_length,
+            seed=self.seed + index,
             in_order=section.pair_selection == "all",
             prompts_first=section.reward_prompts == "first",
             margin=section.reward_margin,

@@ -79,7 +79,7 @@ from comlrl.update.per_token import PerToken
 from comlrl.update.values import PooledReader, StepValues
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
     """A step's states, their latents, and what the update needs of the joint actions."""
 
@@ -179,9 +179,17 @@ class SHPPOTrainer:
         state_C = torch.tensor(chains.state_C, dtype=torch.long, device=device)
         epsilon, latent = (stack(n, sizes["latent_dim"]) for n in ("epsilon_K", "value_K"))
         return Samples(
-            chains, observation_SND, epsilon, latent, mu_SNK, sigma_SNK, state_C,
-            values, advantage_CV, return_CV,
-        )  # fmt: skip
+            chains=chains,
+            observation_SND=observation_SND,
+            epsilon_SNK=epsilon,
+            latent_SNK=latent,
+            mu_SNK=mu_SNK,
+            sigma_SNK=sigma_SNK,
+            state_C=state_C,
+            values=values,
+            advantage_CV=advantage_CV,
+            return_CV=return_CV,
+        )
 
     @property
     def _stages(self) -> tuple[range, ...]:

@@ -56,7 +56,7 @@ class LoraSection:
     target_modules: Any = key("all-linear", '"all-linear" or a list of module names')
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DatasetConfig:
     """Where the problems come from: rows with the columns that the domain reads."""
 

@@ -34,7 +34,7 @@ class View(NamedTuple):
     read: tuple[int, ...]  # places in ``prompts``
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chains:
     """A step's states and joint actions, numbered through all of its trees."""
 
@@ -142,9 +142,16 @@ def chains_of(trees: Sequence[Tree]) -> Chains:
         states_B.append(len(turns) - first)
     state_C = tuple(s for s, numbers in enumerate(actions) for _ in numbers)
     return Chains(
-        tuple(turns), tuple(turn_numbers), tuple(parents), tuple(actions), state_C, tuple(rewards),
-        tuple(own_rewards), tuple(tuple(chain) for chain in chains), tuple(states_B),
-    )  # fmt: skip
+        turns_SN=tuple(turns),
+        turn_S=tuple(turn_numbers),
+        parent_S=tuple(parents),
+        actions_S=tuple(actions),
+        state_C=state_C,
+        reward_C=tuple(rewards),
+        own_reward_CN=tuple(own_rewards),
+        chains=tuple(tuple(chain) for chain in chains),
+        states_B=tuple(states_B),
+    )
 
 
 def _turns(tree: Tree, index: int) -> tuple[AgentTurn, ...]:

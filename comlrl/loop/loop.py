@@ -175,7 +175,9 @@ class Loop:
             alone = span.end >= 1 or self._saves_after(step) or self._received() is not None
             self.prefetch(None if alone else Step(step.index + 1, *self.schedule.at(step.index)))
             step.clock.lap("rollout")
-        return Gathered(self._gathered(trees), scored, scored, tokens, span)
+        return Gathered(
+            trees=self._gathered(trees), env_steps=scored, scored=scored, tokens=tokens, span=span
+        )
 
     def record(
         self, step: Step, gathered: Gathered, *, updates: int, metrics: Mapping[str, float]

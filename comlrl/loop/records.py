@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from comlrl.types import Rolled
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogRecord:
     """One line of ``metrics.jsonl``."""
 

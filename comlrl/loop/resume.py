@@ -33,7 +33,7 @@ HARMLESS_KEYS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Start:
     """Where a run begins."""
 
@@ -68,7 +68,14 @@ def prepare(config: Config, resume: bool, force: bool, sources: Sequence[Source]
     for change in changed if found is not None else ():
         notice(f"resuming with {change}")
     continuing = found is not None or (folder / CONFIG).exists()
-    return Start(config, folder, found, continuing, sources, None if continuing else before)
+    return Start(
+        config=config,
+        run_dir=folder,
+        checkpoint=found,
+        continuing=continuing,
+        sources=sources,
+        before=None if continuing else before,
+    )
 
 
 def _make_room(folder: Path, config: Config, resume: bool) -> None:

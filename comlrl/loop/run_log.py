@@ -95,7 +95,13 @@ class RunLog:
 def _record(
     counters: Counters, phase: Literal["train", "eval"], metrics: Mapping[str, float]
 ) -> LogRecord:
-    return LogRecord(counters.env_steps, counters.updates, counters.epoch, phase, metrics)
+    return LogRecord(
+        step=counters.env_steps,
+        update=counters.updates,
+        epoch=counters.epoch,
+        phase=phase,
+        metrics=metrics,
+    )
 
 
 def _costs(counters: Counters, step: Step, gathered: Gathered) -> dict[str, float]:

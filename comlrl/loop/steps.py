@@ -52,7 +52,7 @@ class Step:
         return "train", self.index
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
     """What a training step learns from, over all processes."""
 

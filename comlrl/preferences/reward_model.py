@@ -39,7 +39,7 @@ class WeakRewardModelError(UserError):
     exit_code = 1
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Facts:
     """What is known of a reward model; ``reward_model.json`` beside its weights."""
 

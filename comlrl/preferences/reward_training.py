@@ -35,7 +35,7 @@ class TextPair(NamedTuple):
     gap: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RewardBase:
     """The model that a reward model starts from, and how it is held."""
 
@@ -48,7 +48,7 @@ class RewardBase:
     model_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Fit:
     """How a reward model is trained."""
 
@@ -77,7 +77,12 @@ def train(
     ``before``: weights of an earlier fit to continue from.
     """
     assert pairs, "a round without pairs is not fitted to"
-    reward = begin(base, Facts(base.name, fit.max_length, fit.prompts_first), fit.seed, before)
+    reward = begin(
+        base,
+        Facts(base=base.name, max_length=fit.max_length, prompts_first=fit.prompts_first),
+        fit.seed,
+        before,
+    )
     encoded = [(reward.encode(pair.winner), reward.encode(pair.loser)) for pair in pairs]
     rows = [
         {"chosen_ids": w, "rejected_ids": r, "margin": fit.margin * pair.gap}

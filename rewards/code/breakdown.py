@@ -29,7 +29,7 @@ class SyntaxProblem:
     text: str | None = None  # the offending source line
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RewardBreakdown:
     """A joint program's reward, term by term, and the facts behind it.
 

@@ -140,7 +140,15 @@ def test_cross_play_is_of_the_last_agent_with_the_others(tmp_path):
 def test_console_has_no_column_of_what_there_is_not():
     out = io.StringIO()
     logger = ConsoleLogger(Progress(), console=Console(file=out))
-    logger.log(LogRecord(8, 1, 0, "train", {"reward_mean": -0.5, "test_fraction": 1.0}))
+    logger.log(
+        LogRecord(
+            step=8,
+            update=1,
+            epoch=0,
+            phase="train",
+            metrics={"reward_mean": -0.5, "test_fraction": 1.0},
+        )
+    )
     assert out.getvalue() == "train 1  env steps 8  epoch 0  reward -0.50\n"
 
 

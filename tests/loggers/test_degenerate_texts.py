@@ -46,7 +46,7 @@ def test_a_degenerate_completion_is_logged_and_reported(name, tmp_path):
     for logger in loggers:
         logger.begin(LogMark())
         for phase in ("train", "eval"):
-            record = LogRecord(1, 1, 1, phase, metrics)
+            record = LogRecord(step=1, update=1, epoch=1, phase=phase, metrics=metrics)
             logger.log(record)
             logger.episodes(record, [grown])
         logger.close()

@@ -49,7 +49,7 @@ def lines(path: Path) -> list[dict]:
 
 def test_jsonl_line_is_as_promised_and_on_disk_at_once(tmp_path):
     logger = begun(JsonlLogger(tmp_path / "m.jsonl"))
-    logger.log(LogRecord(16, 2, 1, "eval", {"reward_mean": 0.5}))
+    logger.log(LogRecord(step=16, update=2, epoch=1, phase="eval", metrics={"reward_mean": 0.5}))
     text = (tmp_path / "m.jsonl").read_text()
     assert text == (
         '{"step": 16, "update": 2, "epoch": 1, "phase": "eval", "metrics": {"reward_mean": 0.5}}\n'

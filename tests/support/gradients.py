@@ -33,7 +33,7 @@ def fast(
             yield Step(1, 0, [tree.task for tree in trees])
 
         def gather(self, step: Step, trees: Sequence[Tree], greedy) -> Gathered:
-            return Gathered(trees, 0, 0, 0, Span(0.0, 1.0))
+            return Gathered(trees=trees, env_steps=0, scored=0, tokens=0, span=Span(0.0, 1.0))
 
         def record(self, *_, **__) -> None:
             return

@@ -83,14 +83,24 @@ def make_haggling_run(folder: Path, seed: int = 1, updates: int = 20, **changes:
         skill = 0.2 + 0.7 * update / updates
         if update % 5 == 0:
             trees = [haggled(i, skill, rng, 1) for i in range(8)]
-            record = LogRecord(update * 8, update, 0, "eval", tree_metrics(trees, HAGGLING))
+            record = LogRecord(
+                step=update * 8,
+                update=update,
+                epoch=0,
+                phase="eval",
+                metrics=tree_metrics(trees, HAGGLING),
+            )
             logger.episodes(record, trees)
             logger.log(record)
             evaluated.append(record.metrics)
         trees = [haggled(i, skill, rng, 4) for i in range(2)]
         own = {"loss": rng.gauss(0, 1), "agent_0/loss": rng.gauss(0, 1)}
         metrics = tree_metrics(trees, HAGGLING) | own
-        logger.log(LogRecord((update + 1) * 8, update + 1, 0, "train", metrics))
+        logger.log(
+            LogRecord(
+                step=(update + 1) * 8, update=update + 1, epoch=0, phase="train", metrics=metrics
+            )
+        )
     logger.close()
     summary = {
         "algorithm": "magrpo",

@@ -181,14 +181,22 @@ def make_run(
         skill = min(0.97, 0.1 + 0.9 * update / updates)
         if update % (updates // 5) == 0:
             trees = [grow(problem(i), skill * (i != 7), 1) for i in range(12)]
-            record = LogRecord(update * 32, update, 0, "eval", tree_metrics(trees, CODE))
+            record = LogRecord(
+                step=update * 32,
+                update=update,
+                epoch=0,
+                phase="eval",
+                metrics=tree_metrics(trees, CODE),
+            )
             loggers.episodes(record, trees)
             loggers.log(record)
             evaluated.append(dict(record.metrics))
         if update < updates:
             trees = [grow(problem(rng.randrange(12)), skill, 8) for _ in range(4)]
             metrics = tree_metrics(trees, CODE) | trainer_metrics(skill, rng)
-            record = LogRecord((update + 1) * 32, update + 1, 0, "train", metrics)
+            record = LogRecord(
+                step=(update + 1) * 32, update=update + 1, epoch=0, phase="train", metrics=metrics
+            )
             loggers.episodes(record, trees)
             loggers.log(record)
     loggers.close()
@@ -279,7 +287,13 @@ def settings(num_agents: int = 2, **sections: Any) -> SimpleNamespace:
 
 
 def record(update: int, phase: str = "train", **metrics: float) -> LogRecord:
-    return LogRecord(update * 8, update, 0, phase, metrics or {"reward_mean": 1.5})
+    return LogRecord(
+        step=update * 8,
+        update=update,
+        epoch=0,
+        phase=phase,
+        metrics=metrics or {"reward_mean": 1.5},
+    )
 
 
 def scored_tree(task_id: str, *rewards: float):
@@ -296,6 +310,6 @@ def logged(folder: Path, **series: list[float]) -> Path:
     logger.begin(LogMark())
     for i in range(len(next(iter(series.values())))):
         metrics = {name.replace("__", "/"): values[i] for name, values in series.items()}
-        logger.log(LogRecord(10 * i, i, 0, "train", metrics))
+        logger.log(LogRecord(step=10 * i, update=i, epoch=0, phase="train", metrics=metrics))
     logger.close()
     return folder

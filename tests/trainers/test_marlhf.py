@@ -148,7 +148,12 @@ class FakeOnline:
         self.steps.append((step.index, {t.task_id for t in step.tasks}, float(self.weight)))
         self.weight += 1
         span = self.loop.span(0)
-        self.loop.record(step, Gathered((), 0, 0, 0, span), updates=1, metrics={})
+        self.loop.record(
+            step,
+            Gathered(trees=(), env_steps=0, scored=0, tokens=0, span=span),
+            updates=1,
+            metrics={},
+        )
 
     def parts(self):
         return {"agent": self}
@@ -192,7 +197,7 @@ def fits(monkeypatch) -> list[int]:
 
     def fit(base, how, pairs, **_):
         found.append(len(pairs))
-        return FakeModel(Facts("fake", 64))
+        return FakeModel(Facts(base="fake", max_length=64))
 
     monkeypatch.setattr("trainers.marlhf.train", fit)
     monkeypatch.setattr("trainers.marlhf.begin", lambda base, facts, *_: FakeModel(facts))
@@ -214,7 +219,7 @@ def in_rounds(folder: Path) -> MARLHFTrainer:
     (folder / "preferences_summary.json").write_text("{}")
     return MARLHFTrainer(
         section, loop, Labels(schedule.tasks_of, LEVELS), ModelReward(None, None), FakeOnline(loop),
-        RewardBase("fake"), seed=0, resume=False,
+        RewardBase(name="fake"), seed=0, resume=False,
     )  # fmt: skip
 
 

@@ -133,7 +133,7 @@ def test_a_turn_in_order_that_is_handed_on_ends_where_that_ends():
 
 
 def test_logs_show_the_team_of_a_joint_action_in_order(tmp_path):
-    grown, record = _in_order(), LogRecord(5, 1, 0, "eval", {})
+    grown, record = _in_order(), LogRecord(step=5, update=1, epoch=0, phase="eval", metrics={})
     line = sample(record, grown, CODE)  # the first path, which ended at once
     assert (line["completions_N"], line["roles_N"]) == (["a", "mm"], ["aux", "main"])
     assert (line["rewards_T"], line["terminated"], line["turn"]) == ([4.0], True, 1)
@@ -155,15 +155,18 @@ def _outcome(passed: bool, timed_out: bool = False) -> TestOutcome:
 
 def test_breakdowns():
     good = RewardBreakdown(
-        0.4, 0.6, 0.5, 1.0, 0.5, 1.0, helpers=("aux",), defined=("aux", "f"), called=("aux",),
+        aux_defined=0.4, main_defined=0.6, syntax=0.5, tests=1.0, uses_aux=0.5, not_wrapper=1.0,
+        helpers=("aux",), defined=("aux", "f"), called=("aux",),
         outcomes=(_outcome(True), _outcome(True)), seconds=2.0,
     )  # fmt: skip
     half = RewardBreakdown(
-        0.4, 0.6, 0.5, 0.5, 0.5, 0.0, -0.5, helpers=("aux",), defined=("aux", "f"),
-        called=("aux",), ignored=("aux",), wrapper=True,
+        aux_defined=0.4, main_defined=0.6, syntax=0.5, tests=0.5, uses_aux=0.5, not_wrapper=0.0,
+        aux_ignored=-0.5, helpers=("aux",), defined=("aux", "f"), called=("aux",), ignored=("aux",), wrapper=True,
         outcomes=(_outcome(True), _outcome(False, timed_out=True)), seconds=4.0,
     )  # fmt: skip
-    broken = RewardBreakdown(0.4, 0.6, helpers=("aux",), defined=("aux", "f"))
+    broken = RewardBreakdown(
+        aux_defined=0.4, main_defined=0.6, helpers=("aux",), defined=("aux", "f")
+    )
     empty = RewardBreakdown(helpers=("aux",))
     scores = [scored(b) for b in (good, half, broken, empty)]
     metrics = tree_metrics([tree(node(scores))])

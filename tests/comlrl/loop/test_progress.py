@@ -119,7 +119,12 @@ def test_a_loop_tells_what_it_does_and_measures_each(tmp_path):
     made.progress.listeners.append(works.append)
     trainer = SimpleNamespace(parts=dict)
     for step in made.steps(trainer):
-        made.record(step, Gathered((), 8, 8, 9, made.span(8)), updates=1, metrics={})
+        made.record(
+            step,
+            Gathered(trees=(), env_steps=8, scored=8, tokens=9, span=made.span(8)),
+            updates=1,
+            metrics={},
+        )
         assert made.progress.work == ""  # what follows is not the step's
     train = ["training"] * 4
     assert works == ["evaluating", *train, "evaluating", "training", "saving", "training",

@@ -47,7 +47,13 @@ def test_what_training_has_sampled_is_asked_for_by_its_own_records_alone():
     for index in range(1, 5):
         sampled.new += 1
         step = Step(index, 0, [])
-        log.step(counters, step, Gathered([], 0, 0, 0, Span(0, 1)), {}, due=index == 4)
+        log.step(
+            counters,
+            step,
+            Gathered(trees=[], env_steps=0, scored=0, tokens=0, span=Span(0, 1)),
+            {},
+            due=index == 4,
+        )
         if index == 2:
             log.evaluation(counters, {}, [])
     evaluation, training = (record.metrics for record in logger.records)

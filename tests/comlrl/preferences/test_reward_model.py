@@ -59,7 +59,7 @@ def held_out(count: int) -> list[TaskPairs]:
 def fitted(tmp_path: Path, given=None, *, fit: Fit = FIT, lines=None, **base) -> RewardModel:
     keys = {"lora": LORA} | base
     return train(
-        RewardBase(str(folder("qwen2")), **keys),
+        RewardBase(name=str(folder("qwen2")), **keys),
         fit,
         [TextPair(f"p\n{w}\n", f"p\n{r}\n", GAP) for w, r in given or pairs(128)],
         work_dir=tmp_path / "work",
@@ -172,13 +172,21 @@ def by_modules(monkeypatch) -> None:
 def test_the_fast_way_fits_as_transformers_modules_do(tmp_path, monkeypatch, base):
     """Eight updates of four pairs; a common beginning of the texts, and one pair without."""
     given = [(f"{'ab' * 6}{w}", f"{'ab' * 6}{r}") for w, r in pairs(31)] + [("hg", "gh")]
-    fit, texts = Fit(1e-3, 1, 4, 64, 5), [f"{'ab' * 6}{w}" for w, _ in pairs(8, seed=4)]
+    fit, texts = (
+        Fit(learning_rate=1e-3, epochs=1, batch_size=4, max_length=64, seed=5),
+        [f"{'ab' * 6}{w}" for w, _ in pairs(8, seed=4)],
+    )
     fast = fitted(tmp_path / "fast", given, fit=fit, **base).raw(texts)
     by_modules(monkeypatch)
     plain = fitted(tmp_path / "plain", given, fit=fit, **base)
     assert plain.fast is None
     assert fast == pytest.approx(plain.raw(texts), abs=2e-4)
-    untrained = fitted(tmp_path / "first", given, fit=Fit(1e-9, 1, 4, 64, 5), **base).raw(texts)
+    untrained = fitted(
+        tmp_path / "first",
+        given,
+        fit=Fit(learning_rate=1e-9, epochs=1, batch_size=4, max_length=64, seed=5),
+        **base,
+    ).raw(texts)
     assert fast != pytest.approx(untrained, abs=2e-2)
 
 
@@ -186,7 +194,10 @@ def test_a_text_of_several_pairs_is_read_once(tmp_path, monkeypatch):
     """All pairs of abo, abx and aby in one batch, in their order: three texts, not six; the same
     fit as by transformers' modules, which read six."""
     given = [("abo", "abx"), ("abo", "aby"), ("abx", "aby")] * 4
-    fit, read = Fit(1e-3, 1, 3, 64, 5, in_order=True), []
+    fit, read = (
+        Fit(learning_rate=1e-3, epochs=1, batch_size=3, max_length=64, seed=5, in_order=True),
+        [],
+    )
 
     def recorded(fast, rows, *rest):
         read.append(sum(len(row.completions) for row in rows))
@@ -204,7 +215,7 @@ def test_a_text_of_several_pairs_is_read_once(tmp_path, monkeypatch):
 def test_the_margin_is_asked_of_the_winners_lead(tmp_path):
     """−log σ(r_w − r_l − 2 · 1.5) on average, of a model that has hardly moved."""
     lines: list[str] = []
-    fit = Fit(1e-9, 1, 8, 64, 5, margin=2.0)
+    fit = Fit(learning_rate=1e-9, epochs=1, batch_size=8, max_length=64, seed=5, margin=2.0)
     made = fitted(tmp_path, pairs(8), fit=fit, lines=lines)
     raw = made.raw([f"p\n{text}\n" for pair in pairs(8) for text in pair])
     leads = [w - r for w, r in zip(raw[::2], raw[1::2], strict=True)]
@@ -244,14 +255,21 @@ def test_a_base_in_bfloat16_is_scored_in_full_precision_at_the_end(tmp_path):
 def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(PreferenceError, match=r"reward_model: .*nothing"):
         load(tmp_path / "nothing")
-    (tmp_path / "reward_model.json").write_text(json.dumps(asdict(Facts("no such base", 8))))
+    (tmp_path / "reward_model.json").write_text(
+        json.dumps(asdict(Facts(base="no such base", max_length=8)))
+    )
     with pytest.raises(PreferenceError, match="reward_model"):
         load(tmp_path)
 
 
 @pytest.mark.parametrize("base", [{"freeze_backbone": True}, {"lora": None}])
 def test_whole_models_and_lone_heads(tmp_path, base):
-    made = fitted(tmp_path, pairs(16), fit=Fit(1e-2, 1, 8, 64, 5), **base)
+    made = fitted(
+        tmp_path,
+        pairs(16),
+        fit=Fit(learning_rate=1e-2, epochs=1, batch_size=8, max_length=64, seed=5),
+        **base,
+    )
     untrained = folder("qwen2")
     from safetensors.torch import load_file
 
@@ -271,7 +289,12 @@ def test_pairs_that_are_too_long_are_reported_and_left_out(tmp_path):
     # "p\n" + 60 bytes + "o\n" and end-of-sequence are 65 tokens, one more than 64.
     lines: list[str] = []
     given = [*pairs(15), ("a" * 60 + "o", "b"), ("a" * 59 + "o", "b")]
-    made = fitted(tmp_path, given, fit=Fit(1e-2, 1, 8, 64, 5), lines=lines)
+    made = fitted(
+        tmp_path,
+        given,
+        fit=Fit(learning_rate=1e-2, epochs=1, batch_size=8, max_length=64, seed=5),
+        lines=lines,
+    )
     assert (made.facts.pairs, made.facts.too_long) == (16, 1)
     assert (
         "1 of 17 pairs are longer than reward_max_length=64 (the longest has 65 tokens)" in lines[0]
@@ -279,14 +302,22 @@ def test_pairs_that_are_too_long_are_reported_and_left_out(tmp_path):
     # Scoring keeps the last tokens: what stands before them does not count.
     assert made.raw(["c" * 80 + "o\n"]) == made.raw(["d" * 5 + "c" * 70 + "o\n"])
     with pytest.raises(PreferenceError, match="reward_max_length"):
-        fitted(tmp_path, [("a" * 70, "b")], fit=Fit(1e-2, 1, 8, 64, 5))
+        fitted(
+            tmp_path,
+            [("a" * 70, "b")],
+            fit=Fit(learning_rate=1e-2, epochs=1, batch_size=8, max_length=64, seed=5),
+        )
 
 
 def test_the_same_seed_gives_the_same_model(tmp_path):
-    short = Fit(1e-2, 1, 8, 64, 7)
+    short = Fit(learning_rate=1e-2, epochs=1, batch_size=8, max_length=64, seed=7)
     one, two = (fitted(tmp_path, pairs(16), fit=short) for _ in range(2))
     assert one.raw(["p\nao\n"]) == two.raw(["p\nao\n"])
-    other = fitted(tmp_path, pairs(16), fit=Fit(1e-2, 1, 8, 64, 8))
+    other = fitted(
+        tmp_path,
+        pairs(16),
+        fit=Fit(learning_rate=1e-2, epochs=1, batch_size=8, max_length=64, seed=8),
+    )
     assert one.raw(["p\nao\n"]) != other.raw(["p\nao\n"])
 
 
@@ -295,8 +326,10 @@ def test_a_fit_goes_on_from_another(tmp_path):
     first, and are then read so when candidates are measured."""
     first = fitted(tmp_path, pairs(16))
     before = {name: tensor.clone() for name, tensor in first.weights().items()}
-    still = Fit(1e-12, 1, 8, 64, 7, prompts_first=True)
-    base = RewardBase(str(folder("qwen2")), lora=LORA)
+    still = Fit(
+        learning_rate=1e-12, epochs=1, batch_size=8, max_length=64, seed=7, prompts_first=True
+    )
+    base = RewardBase(name=str(folder("qwen2")), lora=LORA)
     given = [TextPair("p\nao\n", "p\nax\n", GAP)]
     again = train(base, still, given, work_dir=tmp_path / "work", say=print, before=before)
     assert again.raw(["p\nao\n"]) == pytest.approx(first.raw(["p\nao\n"]), abs=1e-6)
@@ -321,7 +354,7 @@ class TaskReward(Reward):
 class Lengths:
     """A reward model whose score is a text's length."""
 
-    facts = Facts("none", 8)
+    facts = Facts(base="none", max_length=8)
 
     def scores(self, texts):
         self.texts = texts

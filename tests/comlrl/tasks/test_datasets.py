@@ -35,13 +35,13 @@ def jsonl(folder: Path, items: list[dict], name: str = "test.jsonl") -> str:
 
 
 def ids(name: str, split: str, **keys) -> list[str]:
-    return [task.task_id for task in load_tasks(DatasetConfig(name, **keys), split, CODE)]
+    return [task.task_id for task in load_tasks(DatasetConfig(name=name, **keys), split, CODE)]
 
 
 @pytest.mark.parametrize(("name", "count"), [("HumanEval", 164), ("CoopHumanEval", 82)])
 def test_real_problems(shared_data, name, count):
     file = shared_data / f"{name}.jsonl"
-    tasks = load_tasks(DatasetConfig(str(file)), "test", CODE)
+    tasks = load_tasks(DatasetConfig(name=str(file)), "test", CODE)
     assert [task.fields for task in tasks] == [json.loads(line) for line in file.open()]
     assert len({task.task_id for task in tasks}) == count
 
@@ -98,7 +98,9 @@ def test_the_builtin_is_sliced_alike():
 
 def test_all_columns_are_kept(sources):
     for form, source in sources.items():
-        assert load_tasks(DatasetConfig(source), "test[3:4]", CODE)[0].fields == rows(6)[3], form
+        assert load_tasks(DatasetConfig(name=source), "test[3:4]", CODE)[0].fields == rows(6)[3], (
+            form
+        )
 
 
 def test_names_are_made_where_there_are_none_and_made_unique(tmp_path):
@@ -137,9 +139,9 @@ def test_a_bad_row_is_named_by_its_line_whatever_is_sliced(tmp_path):
 
 
 def test_held_out_tasks_never_have_the_name_of_another_training_task(tmp_path):
-    training = load_tasks(DatasetConfig(jsonl(tmp_path, rows(3))), "test", CODE)
+    training = load_tasks(DatasetConfig(name=jsonl(tmp_path, rows(3))), "test", CODE)
     others = [row | {"task_id": f"T/{i}"} for i, row in enumerate(rows(5)[2:])]
-    held_out = load_tasks(DatasetConfig(jsonl(tmp_path, others)), "test", CODE)
+    held_out = load_tasks(DatasetConfig(name=jsonl(tmp_path, others)), "test", CODE)
     named, shared = apart(held_out, training)
     assert [task.task_id for task in named] == ["T/0#2", "T/1#2", "T/2#2"]
     assert shared == ["T/0"]  # T/2 of training, under another name
@@ -188,12 +190,12 @@ def test_a_bad_row_is_named_or_skipped(tmp_path, change, named):
         items[1].pop("entry_point")
     file = jsonl(tmp_path, items)
     with pytest.raises(UserError) as error:
-        load_tasks(DatasetConfig(file), "test", CODE)
+        load_tasks(DatasetConfig(name=file), "test", CODE)
     line = str(error.value)
     assert "\n" not in line and named in line and "on_bad_row=skip" in line
     assert line.startswith(f"dataset.name: '{file}' split 'test': line 2 ('T/1'): ")
     warnings: list[str] = []
-    section = DatasetConfig(file, on_bad_row="skip")
+    section = DatasetConfig(name=file, on_bad_row="skip")
     kept = load_tasks(section, "test", CODE, warn=warnings.append)
     assert [task.task_id for task in kept] == ["T/0", "T/2"]
     assert len(warnings) == 1 and named in warnings[0]
@@ -218,7 +220,7 @@ def test_a_split_that_gives_nothing_is_refused(sources, split, named):
 
 def test_only_bad_rows_is_an_empty_split(tmp_path):
     items = [row | {"test": ""} for row in rows(2)]
-    section = DatasetConfig(jsonl(tmp_path, items), on_bad_row="skip")
+    section = DatasetConfig(name=jsonl(tmp_path, items), on_bad_row="skip")
     with pytest.raises(UserError, match="no usable row"):
         load_tasks(section, "test", CODE, warn=lambda line: None)
 

@@ -132,7 +132,15 @@ def test_a_run_with_hardly_anything_still_has_a_page(tmp_path):
     write_report(tmp_path)
     logger = JsonlLogger(tmp_path / "metrics.jsonl")
     logger.begin(LogMark())
-    logger.log(LogRecord(8, 1, 0, "train", {"reward_mean": 1.0, "odd": float("nan")}))
+    logger.log(
+        LogRecord(
+            step=8,
+            update=1,
+            epoch=0,
+            phase="train",
+            metrics={"reward_mean": 1.0, "odd": float("nan")},
+        )
+    )
     logger.close()
     write_report(tmp_path)
     assert "Mean reward" in (tmp_path / "report.html").read_text()

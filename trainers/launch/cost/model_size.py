@@ -18,7 +18,7 @@ BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}  # 
 EXCLUDED = re.compile(r"embed|wte|wpe|lm_head|score")  # never among LoRA's "all-linear"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Dims:
     """The sizes of a decoder."""
 
@@ -148,11 +148,27 @@ def _dims(found: Mapping[str, Any]) -> Dims | None:
     kv = found.get("num_key_value_heads") or heads
     inner = found.get("intermediate_size") or 4 * width * 2 // 3  # two matrices, as if three
     tied = bool(found.get("tie_word_embeddings", True))
-    return Dims(layers, width, inner, heads * each, kv * each, found["vocab_size"], tied)
+    return Dims(
+        layers=layers,
+        width=width,
+        inner=inner,
+        heads=heads * each,
+        kv=kv * each,
+        vocabulary=found["vocab_size"],
+        tied=tied,
+    )
 
 
 def _usual(parameters: int) -> Dims:
     """A usual decoder of so many parameters: 12 · layers · width² of them, width = 80 · layers."""
     layers = round((parameters / 76800) ** (1 / 3))
     width = 80 * layers
-    return Dims(layers, width, 3 * width, width, width // 6, 151_936, guessed=True)
+    return Dims(
+        layers=layers,
+        width=width,
+        inner=3 * width,
+        heads=width,
+        kv=width // 6,
+        vocabulary=151_936,
+        guessed=True,
+    )

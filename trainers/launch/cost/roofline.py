@@ -36,7 +36,7 @@ FEEDBACK = 100  # tokens between an agent's turns
 GPUS_A_NODE, NETWORK = 8, 50e9  # bytes a second and GPU between nodes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Hardware:
     """What one GPU (or CPU) does, how many there are, and what is assumed of the work."""
 
@@ -56,9 +56,9 @@ class Hardware:
 
 # What is reached of data sheets: 60% of the dense bfloat16 products, 80% of the bandwidth.
 KINDS = {
-    "a100": Hardware(0.6 * 312e12, 0.8 * 2.0e12, 80e9, link=300e9),
-    "h100": Hardware(0.6 * 989e12, 0.8 * 3.35e12, 80e9, link=450e9),
-    "h200": Hardware(0.6 * 989e12, 0.8 * 4.8e12, 141e9, link=450e9),
+    "a100": Hardware(flops=0.6 * 312e12, bandwidth=0.8 * 2.0e12, memory=80e9, link=300e9),
+    "h100": Hardware(flops=0.6 * 989e12, bandwidth=0.8 * 3.35e12, memory=80e9, link=450e9),
+    "h200": Hardware(flops=0.6 * 989e12, bandwidth=0.8 * 4.8e12, memory=141e9, link=450e9),
 }
 NAMES = [f.name for f in fields(Hardware)]
 
@@ -126,7 +126,7 @@ def _shortest(work: Callable[[], object]) -> float:
     return min(times)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StepCost:
     """One GPU's part of a training step."""
 
@@ -274,7 +274,14 @@ def step_cost(
     section, dims = config.online, _dims(config)
     on = replace(on, prompt=on.prompt or PROMPT)
     size = section.batch_size if tasks is None else min(section.batch_size, tasks)
-    return StepCost(config, limits_N, section, dims, on, math.ceil(size / on.cards))
+    return StepCost(
+        config=config,
+        limits_N=limits_N,
+        section=section,
+        dims=dims,
+        on=on,
+        size=math.ceil(size / on.cards),
+    )
 
 
 def estimate(

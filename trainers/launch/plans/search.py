@@ -56,7 +56,7 @@ class Parameter:
     step: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
     """A sweep file, checked."""
 
@@ -130,9 +130,14 @@ def read_sweep(path: str | Path) -> Sweep:
     if method == "grid" and ranges:
         raise UserError(f"parameters.{ranges[0]}: a grid needs `values`, not a range")
     return Sweep(
-        path, program, method, metric["name"], metric["goal"] == "maximize", parameters,
-        _command(tree.get("command") or DEFAULT_COMMAND),
-    )  # fmt: skip
+        path=path,
+        program=program,
+        method=method,
+        metric=metric["name"],
+        maximize=metric["goal"] == "maximize",
+        parameters=parameters,
+        command=_command(tree.get("command") or DEFAULT_COMMAND),
+    )
 
 
 def _parameter(name: str, given: Any) -> Parameter:

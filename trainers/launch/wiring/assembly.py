@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 Section = TypeVar("Section", bound=CommonConfig, covariant=True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Run(Generic[Section]):
     """Everything that a trainer is built from."""
 
@@ -142,9 +142,19 @@ def assemble(
         prefetch=engine.prefetch(ahead, team.processes),
     )
     return Run(
-        config, work, section, run_dir, team, server, reward, ahead or rollout, loop, learned,
-        start.continuing, save,
-    )  # fmt: skip
+        config=config,
+        work=work,
+        section=section,
+        run_dir=run_dir,
+        team=team,
+        server=server,
+        reward=reward,
+        rollout=ahead or rollout,
+        loop=loop,
+        sampling=learned,
+        resume=start.continuing,
+        save=save,
+    )
 
 
 def build_critic_team(config: Config, team: Team) -> Team | None:

@@ -30,12 +30,14 @@ ROOT = Path(__file__).parents[4]
 DIMS = Dims(layers=2, width=10, inner=20, heads=10, kv=5, vocabulary=100)
 # Products cost nothing, or memory does, or a single operation: one at a time.
 URL = "http://localhost:8000"
-FREE = Hardware(1e30, 1e30, 1e9, attention=1e30, launch=1e-30, prompt=30)
+FREE = Hardware(flops=1e30, bandwidth=1e30, memory=1e9, attention=1e30, launch=1e-30, prompt=30)
 
 
 def step(on: Hardware, **keys) -> StepCost:
     built = config(num_generations=4, max_new_tokens=16, **keys)
-    return StepCost(built, (16, 16), built.section, DIMS, on, 3)
+    return StepCost(
+        config=built, limits_N=(16, 16), section=built.section, dims=DIMS, on=on, size=3
+    )
 
 
 def test_sizes():
@@ -127,7 +129,9 @@ def test_hardware_that_is_not_understood_is_refused(text, words):
 def test_hardware_by_kind_by_hand_and_measured():
     assert hardware("8xh100,tokens=90", config()).cards == 8
     assert hardware("h200", config()).memory > hardware("h100", config()).memory
-    assert hardware("flops=2e12,bandwidth=3e9,memory=4e9", config()) == Hardware(2e12, 3e9, 4e9)
+    assert hardware("flops=2e12,bandwidth=3e9,memory=4e9", config()) == Hardware(
+        flops=2e12, bandwidth=3e9, memory=4e9
+    )
     found = hardware("cpu", config(agent_model__name="builtin:tiny-coder"))
     assert found.flops > 1e8 and found.bandwidth > 1e7 and found.word in (2, 4)
 
