@@ -8,7 +8,7 @@ from comlrl.config.algorithms import MADPOConfig
 from comlrl.loop.parts import Trainer
 from trainers.launch.commands.train import main
 from trainers.launch.wiring.assembly import Run
-from trainers.launch.wiring.comparator import build_collector
+from trainers.launch.wiring.labelling import build_collector
 
 
 def build(run: Run[MADPOConfig]) -> Trainer:

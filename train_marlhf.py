@@ -9,7 +9,7 @@ from comlrl.config.algorithms import MAGRPOConfig, MARLHFConfig, PPOConfig
 from comlrl.loop.parts import Trainer
 from trainers.launch.commands.train import main
 from trainers.launch.wiring.assembly import Run, build_critic_team, build_rollout
-from trainers.launch.wiring.comparator import build_collector
+from trainers.launch.wiring.labelling import build_collector
 
 if TYPE_CHECKING:
     from comlrl.preferences.reward_model import ModelReward

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from comlrl.models.loading import multiplies_bfloat16_fast
+from comlrl.models.pretrained import multiplies_bfloat16_fast
 
 LAYER = ((384, 256), (256, 256), (1024, 256), (256, 512))  # (out, in): qkv, o, gate and up, down
 HEAD, LARGE = ((1216, 256),), ((151_936, 640),)

@@ -29,7 +29,7 @@ from comlrl.config.resolved import Config
 from loggers.tables import table
 from trainers.launch.cost import roofline
 from trainers.launch.plans import command_line
-from trainers.launch.wiring.sampling import limits
+from trainers.launch.wiring.sampling_settings import limits
 
 QUICKSTART = str(ROOT / "configs" / "magrpo_quickstart.yaml")
 

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from comlrl.config.plugins.targets import Target  # noqa: E402
-from comlrl.models.loading import build_team  # noqa: E402
+from comlrl.models.pretrained import build_team  # noqa: E402
 from comlrl.programs.program import Program  # noqa: E402
 from comlrl.programs.rollout import ProgramRollout  # noqa: E402
 from comlrl.types import Request, Sampling, Shape  # noqa: E402

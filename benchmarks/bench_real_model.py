@@ -69,7 +69,7 @@ def generation(folder: str, rounds: int) -> list[list[str]]:
     """Rows of a table: tokens a second of ours, with and without top-p, and of transformers."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from comlrl.models.loading import build_team
+    from comlrl.models.pretrained import build_team
     from comlrl.types import Request, Sampling
     from trainers.launch.plans import command_line
     from trainers.launch.wiring.assembly import build_sampler

@@ -38,7 +38,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from comlrl.types import JointAction, Task
-from rewards.code.program import contribution, join, preamble
+from rewards.code.joint_program import contribution, join, preamble
 from rewards.code.reward import CodeReward
 
 ROOT = Path(__file__).parents[1]

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from loggers.tables import table
 from trainers.launch.cost import roofline
 from trainers.launch.plans import command_line
-from trainers.launch.wiring.sampling import limits
+from trainers.launch.wiring.sampling_settings import limits
 
 KEYS = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",

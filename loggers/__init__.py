@@ -18,9 +18,9 @@ from comlrl.run_files import EPISODES, LATENTS, METRICS, SAMPLES
 from comlrl.types import Domain, Rolled
 from loggers.console import ConsoleLogger
 from loggers.environment import write_environment
-from loggers.episodes import EpisodeLogger
+from loggers.episode_log import EpisodeLogger
 from loggers.jsonl import JsonlLogger
-from loggers.latents import LatentLogger
+from loggers.latent_log import LatentLogger
 from loggers.samples import SampleLogger
 from loggers.views import view_of
 

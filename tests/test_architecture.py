@@ -145,6 +145,13 @@ def test_the_tables_name_every_room_and_no_other():
     assert packages == {room for room in FLOORS if "." not in room and " " not in room}
 
 
+def test_a_files_name_is_its_own():
+    names = Counter(file.name for module, file in MODULES.items() if _floor(module) < 6)
+    names -= Counter({"__init__.py": 99, "__main__.py": 9})
+    # What a task's prompts are made of, and the code domain's words for them.
+    assert {name for name, count in names.items() if count > 1} == {"prompts.py"}
+
+
 def test_no_room_is_too_large_to_know():
     sizes: Counter[Path] = Counter()
     for module, file in MODULES.items():

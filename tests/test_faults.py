@@ -20,8 +20,8 @@ from comlrl.errors import NonFiniteError, UserError
 from comlrl.loop.alarm import CollapseAlarm
 from comlrl.models.agent import Agent
 from comlrl.models.fast.trie import Trie
-from comlrl.models.loading import build_team, load_model
 from comlrl.models.logprobs import action_logprobs
+from comlrl.models.pretrained import build_team, load_model
 from comlrl.processes.distributed import Processes
 from comlrl.processes.statistics import Sums
 from comlrl.types import Row, TokenBatch

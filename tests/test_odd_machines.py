@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from comlrl import files
 from comlrl.config.sections import AgentModelConfig
 from comlrl.errors import UserError
-from comlrl.models.loading import load_model
+from comlrl.models.pretrained import load_model
 from rewards.sandbox import launch
 from tests.support import tiny_models
 from tests.support.runs import ROOT, Process, Zygote, metrics, small, weights

@@ -158,7 +158,7 @@ def _reader(config: Config, name: str) -> Callable[[Sequence[Message]], str]:
     try:
         hub.check_reachable(builtin, [("agent_model.name", name)])
         from comlrl.models.agent import PromptEncoder
-        from comlrl.models.loading import load_tokenizer
+        from comlrl.models.pretrained import load_tokenizer
 
         encoder = PromptEncoder(load_tokenizer(config.agent_model, name))
     except UserError as error:

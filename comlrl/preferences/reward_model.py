@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 from comlrl.errors import UserError
 from comlrl.models.fast.decoder import FastDecoder, fast_decoder
 from comlrl.models.fast.lora_routing import add_router
-from comlrl.models.loading import TOKENIZER_SAFETY, load_failure, pretrained, read_weights
+from comlrl.models.pretrained import TOKENIZER_SAFETY, load_failure, pretrained, read_weights
 from comlrl.models.rows import row_groups, split_rows
 from comlrl.preferences.candidates import PreferenceError, joint_text, joint_texts
 from comlrl.preferences.pairs import Round, TaskPairs

@@ -21,7 +21,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from comlrl.errors import UserError
 from comlrl.models.fast.decoder import fast_decoder
 from comlrl.models.fast.lora_routing import add_router
-from comlrl.models.loading import TOKENIZER_SAFETY, load_failure, pretrained
+from comlrl.models.pretrained import TOKENIZER_SAFETY, load_failure, pretrained
 from comlrl.preferences.candidates import PreferenceError
 from comlrl.preferences.reward_model import Facts, RewardModel, classifier
 from comlrl.preferences.text_states import last_states, shared_rows

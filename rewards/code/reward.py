@@ -31,7 +31,7 @@ from rewards.code.analysis.extraction import extract
 from rewards.code.analysis.usage import MainUse, main_use
 from rewards.code.bounds import Memo, bounded
 from rewards.code.breakdown import RewardBreakdown, SyntaxProblem
-from rewards.code.program import (
+from rewards.code.joint_program import (
     Contribution,
     compile_program,
     contribution,

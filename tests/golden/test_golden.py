@@ -19,8 +19,8 @@ import torch
 
 from comlrl.credit.advantages import gae, sibling_advantages
 from comlrl.credit.returns import agent_returns, joint_returns
-from comlrl.models.loading import build_team
 from comlrl.models.logprobs import action_logprobs
+from comlrl.models.pretrained import build_team
 from comlrl.models.team import Team
 from comlrl.preferences.pairs import select_pairs
 from comlrl.processes.distributed import Processes

@@ -9,7 +9,7 @@ import pytest
 from comlrl.evaluation.metrics import tree_metrics
 from comlrl.loop.records import LogMark, LogRecord
 from comlrl.types import Score
-from loggers.episodes import EpisodeLogger
+from loggers.episode_log import EpisodeLogger
 from loggers.jsonl import JsonlLogger
 from loggers.report.write import write_report
 from loggers.samples import SampleLogger

@@ -20,7 +20,7 @@ from comlrl.files import read_lines
 from comlrl.loop.progress import Ahead, Progress
 from comlrl.loop.records import Logger, LogMark, LogRecord
 from loggers.console import ConsoleLogger, clock, shown
-from loggers.episodes import EpisodeLogger
+from loggers.episode_log import EpisodeLogger
 from loggers.jsonl import JsonlLogger
 from loggers.samples import SampleLogger
 from rewards.code.domain import CODE

@@ -14,7 +14,7 @@ import pytest
 import torch
 import yaml
 
-from comlrl.models.loading import build_team
+from comlrl.models.pretrained import build_team
 from comlrl.types import Message, Request, Sampling
 from loggers.model_card import write_model_card
 from tests.support import tiny_models

@@ -15,7 +15,7 @@ from comlrl.evaluation.metrics import tree_metrics
 from comlrl.loop.records import LogMark, LogRecord
 from comlrl.types import AgentTurn, Completion, Message, Node, Score, Task, Tree
 from loggers import Loggers, write_domain
-from loggers.episodes import EpisodeLogger
+from loggers.episode_log import EpisodeLogger
 from loggers.jsonl import JsonlLogger
 from loggers.samples import SampleLogger
 from rewards.code.breakdown import RewardBreakdown, SyntaxProblem
@@ -188,7 +188,7 @@ def make_run(
                 phase="eval",
                 metrics=tree_metrics(trees, CODE),
             )
-            loggers.episodes(record, trees)
+            loggers.episode_log(record, trees)
             loggers.log(record)
             evaluated.append(dict(record.metrics))
         if update < updates:
@@ -197,7 +197,7 @@ def make_run(
             record = LogRecord(
                 step=(update + 1) * 32, update=update + 1, epoch=0, phase="train", metrics=metrics
             )
-            loggers.episodes(record, trees)
+            loggers.episode_log(record, trees)
             loggers.log(record)
     loggers.close()
     _write_rest(folder, algorithm, seed, updates, turns, evaluated)

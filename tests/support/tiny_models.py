@@ -24,7 +24,7 @@ from transformers import (
 from comlrl.config.algorithms import sections_of
 from comlrl.config.loader import Loader, Setting
 from comlrl.config.resolved import Config
-from comlrl.models.loading import build_team
+from comlrl.models.pretrained import build_team
 from comlrl.models.team import Team
 from trainers.launch.checks.relations import validate
 

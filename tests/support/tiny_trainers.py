@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from comlrl.loop.records import LogMark, LogRecord
-from comlrl.models.loading import build_team
+from comlrl.models.pretrained import build_team
 from comlrl.rollout.grow import Rollout
 from comlrl.types import Attempt, JointAction, Reward, Score, Task, Tree
-from loggers.latents import LatentLogger
+from loggers.latent_log import LatentLogger
 from rewards.code.domain import CODE
 from tests.support import loops
 from tests.support.fakes import PROMPTS, code_task
 from tests.support.tiny_models import config, folder
 from trainers.launch.wiring.assembly import build_critic_team, build_sampler
-from trainers.launch.wiring.sampling import sampling
+from trainers.launch.wiring.sampling_settings import sampling
 from trainers.magrpo import MAGRPOTrainer
 from trainers.ppo import PPOTrainer
 from trainers.shppo import SHPPOTrainer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from comlrl.models.loading import build_team
+from comlrl.models.pretrained import build_team
 from tests.support import tiny_models
 from tests.support.fake_vllm import FakeVLLM
 from tests.support.runs import metrics, small

@@ -24,9 +24,9 @@ ROOT = Path(__file__).parents[2]
 MODULES = (
     "datasets", "transformers.models.qwen2.modeling_qwen2", "trl.trainer.reward_trainer",
     "loggers.model_card", "loggers.report.pictures", "loggers.report.write", "loggers.tensorboard",
-    "rewards.code.reward", "rewards.writing.domain", "trainers.launch.commands.evaluate",
+    "rewards.code.reward", "rewards.writing.writing_domain", "trainers.launch.commands.evaluate",
     "trainers.launch.commands.train", "trainers.launch.wiring.assembly",
-    "trainers.launch.wiring.comparator", "trainers.madpo", "trainers.magrpo", "trainers.marlhf",
+    "trainers.launch.wiring.labelling", "trainers.madpo", "trainers.magrpo", "trainers.marlhf",
     "trainers.ppo", "trainers.shppo",
 )  # fmt: skip
 LIVING: set[int] = set()

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
 
 from comlrl.loop.steps import Step
-from comlrl.models.loading import build_team
+from comlrl.models.pretrained import build_team
 from comlrl.models.team import Team
 from comlrl.rollout.grow import Rollout
 from comlrl.rollout.overlap import OverlappedRollout

@@ -21,7 +21,7 @@ from comlrl.preferences.candidates import (
     joint_texts,
 )
 from comlrl.preferences.pairs import Round, TaskPairs
-from comlrl.preferences.reading import (
+from comlrl.preferences.pair_batches import (
     PairBatch,
     TokenizedCompletion,
     Weighted,
@@ -173,7 +173,7 @@ def update_gradients(made: MADPOTrainer, pairs=PAIRS) -> dict[int, list[torch.Te
     ],
 )
 def test_gradients_are_those_of_the_written_formula(tmp_path, monkeypatch, kind, keys):
-    monkeypatch.setattr("comlrl.preferences.reading.ROW_TOKENS", 40)
+    monkeypatch.setattr("comlrl.preferences.pair_batches.ROW_TOKENS", 40)
     full = not keys.get("lora__enabled", True)
     own = {k: v for k, v in keys.items() if "__" in k}
     agents = team(kind, num_agents=AGENTS, reference=full, **own)

@@ -16,7 +16,7 @@ from comlrl.builtin.make_posts import (
     TROUBLES,
     make_rows,
 )
-from rewards.writing.reward import WORDS
+from rewards.writing.writing_reward import WORDS
 
 
 def read(split: str) -> list[dict]:

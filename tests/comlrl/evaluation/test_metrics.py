@@ -15,7 +15,7 @@ from comlrl.evaluation import metrics as metrics_module
 from comlrl.evaluation.metrics import task_reward
 from comlrl.loop.records import LogMark, LogRecord
 from comlrl.types import Node, Score, Tree
-from loggers.episodes import EpisodeLogger
+from loggers.episode_log import EpisodeLogger
 from loggers.report.run_data import Run, read_run
 from loggers.samples import sample
 from rewards.code.breakdown import RewardBreakdown
@@ -161,7 +161,8 @@ def test_breakdowns():
     )  # fmt: skip
     half = RewardBreakdown(
         aux_defined=0.4, main_defined=0.6, syntax=0.5, tests=0.5, uses_aux=0.5, not_wrapper=0.0,
-        aux_ignored=-0.5, helpers=("aux",), defined=("aux", "f"), called=("aux",), ignored=("aux",), wrapper=True,
+        aux_ignored=-0.5, helpers=("aux",), defined=("aux", "f"), called=("aux",),
+        ignored=("aux",), wrapper=True,
         outcomes=(_outcome(True), _outcome(False, timed_out=True)), seconds=4.0,
     )  # fmt: skip
     broken = RewardBreakdown(

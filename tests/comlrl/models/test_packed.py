@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from comlrl.config.sections import AgentModelConfig
 from comlrl.errors import UserError
-from comlrl.models.loading import load_model
 from comlrl.models.packed import check_packed
+from comlrl.models.pretrained import load_model
 from comlrl.preferences.reward_model import classifier
 from tests.support.tiny_models import CHAT, write_gguf
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from comlrl.errors import UserError
-from comlrl.models.loading import build_team
+from comlrl.models.pretrained import build_team
 from comlrl.models.team import Team
 from comlrl.rollout.generation import Generator
 from comlrl.types import Message, Request, Sampling

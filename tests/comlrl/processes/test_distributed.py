@@ -82,7 +82,7 @@ def tiny_model() -> str:
 
 def update(folder: str, model: str, tasks: int, algorithm: str, keys: dict[str, Any]) -> None:
     """Grow the trees of ``tasks`` tasks and update a team; rank 0 saves the weights."""
-    from comlrl.models.loading import build_team
+    from comlrl.models.pretrained import build_team
     from comlrl.processes import distributed
     from comlrl.rollout.grow import Rollout
     from comlrl.types import Sampling

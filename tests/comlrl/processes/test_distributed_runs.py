@@ -158,7 +158,7 @@ def test_a_signal_to_one_process_stops_all(zygote: Zygote, tmp_path: Path) -> No
 
 def check_sharding(model: str) -> None:
     """Half of each layer here, and the whole of what is stored; one share, which counts once."""
-    from comlrl.models.loading import build_team
+    from comlrl.models.pretrained import build_team
     from comlrl.processes import distributed
     from comlrl.processes.statistics import Sums
 

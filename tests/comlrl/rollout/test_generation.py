@@ -13,7 +13,7 @@ import torch
 
 from comlrl.errors import NonFiniteError
 from comlrl.keyed import uniforms
-from comlrl.models.loading import build_team
+from comlrl.models.pretrained import build_team
 from comlrl.rollout import decoding, generation, truncation
 from comlrl.rollout.generation import Generator
 from comlrl.rollout.grow import Rollout

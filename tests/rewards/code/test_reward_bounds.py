@@ -8,7 +8,8 @@ import marshal
 import pytest
 
 from comlrl.types import JointAction
-from rewards.code import bounds, program
+from rewards.code import bounds
+from rewards.code import joint_program as program
 from rewards.code import reward as reward_module
 from rewards.code.analysis.extraction import MAX_BYTES
 from rewards.code.bounds import Memo, check_names, written_out

@@ -13,7 +13,7 @@ from comlrl.errors import UserError
 from comlrl.tasks.datasets import load_tasks
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, JointAction, Score, Task
-from rewards.writing.domain import LARGEST_TEAM, WRITING
+from rewards.writing.writing_domain import LARGEST_TEAM, WRITING
 from trainers.launch.plans.command_line import parse_arguments, resolve
 
 TASK = Task("post", {"prompt": "TITLE: Shoes\n\nPOST: A fox took them {all}.\n\nTL;DR:\n"})

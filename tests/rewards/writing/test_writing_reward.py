@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comlrl.types import JointAction, Score, Task
-from rewards.writing.reward import (
+from rewards.writing.words import STOPWORDS, TRANSITIONS, content_words, transition_kinds, words
+from rewards.writing.writing_reward import (
     GREATEST,
     PARTS,
     Step,
@@ -21,7 +22,6 @@ from rewards.writing.reward import (
     style_score,
     unique_score,
 )
-from rewards.writing.words import STOPWORDS, TRANSITIONS, content_words, transition_kinds, words
 
 CONCISE = "The red fox took my shoe, and nobody saw it."  # 10 words, 44 characters
 DETAILED = (

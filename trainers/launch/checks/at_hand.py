@@ -15,9 +15,9 @@ from comlrl.errors import UserError
 from comlrl.models.packed import is_packed, source_of
 from comlrl.tasks.json_rows import KINDS
 from comlrl.types import Message
-from trainers.launch.wiring.comparator import build_judge
 from trainers.launch.wiring.hub import model_folder
-from trainers.launch.wiring.sampling import sampling
+from trainers.launch.wiring.labelling import build_judge
+from trainers.launch.wiring.sampling_settings import sampling
 from trainers.launch.wiring.task_splits import context_length, fitting, load_both_splits
 from trainers.launch.wiring.work import Work
 
@@ -138,7 +138,7 @@ def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> AtHand 
     from transformers import AutoConfig, AutoTokenizer
 
     from comlrl.models.agent import PromptEncoder, positions_of
-    from comlrl.models.loading import TOKENIZER_SAFETY, load_failure
+    from comlrl.models.pretrained import TOKENIZER_SAFETY, load_failure
 
     local = packed or name.startswith("builtin:") or Path(name).is_dir()
     trusted = bool(ours.model_kwargs.get("trust_remote_code", False))

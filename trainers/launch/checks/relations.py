@@ -17,7 +17,7 @@ from comlrl.config.keys import check_ranges, keys_of
 from comlrl.config.resolved import Config
 from comlrl.config.sections import SECTIONS as SHARED
 from comlrl.errors import UserError
-from trainers.launch.wiring import sampling
+from trainers.launch.wiring import sampling_settings
 from trainers.launch.wiring import vllm as engine
 from trainers.launch.wiring.vllm_urls import urls
 from trainers.launch.wiring.work import Work, resolve_work
@@ -48,7 +48,7 @@ def validate(config: Config) -> Work:
         )
     _shared(config)
     work = resolve_work(config)
-    sampling.check(config, work.roles)
+    sampling_settings.check(config, work.roles)
     if config.generation.backend == "vllm":
         urls(config, work.roles)
     return work

@@ -28,7 +28,7 @@ from trainers.launch.wiring.assembly import (
     build_sampler,
 )
 from trainers.launch.wiring.machine import deterministic
-from trainers.launch.wiring.sampling import sampling
+from trainers.launch.wiring.sampling_settings import sampling
 from trainers.launch.wiring.task_splits import fitting
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def build(plan: Plan, *, caching: bool) -> Stage:
     """Load data and models. ``caching``, for teams that are taken apart, whose tables tell
     nothing of need: answers are sampled once, and need is not measured."""
     from comlrl.evaluation.cross_play import CachingSampler
-    from comlrl.models.loading import build_team
+    from comlrl.models.pretrained import build_team
     from comlrl.tasks.datasets import load_tasks
 
     deterministic()

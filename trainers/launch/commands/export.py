@@ -91,7 +91,7 @@ def export(run: Trained, config: Config, out: Path, *, merge: bool) -> None:
 
 def _save(run: Trained, config: Config, folder: Path) -> None:
     """A checkpoint's weights in the form of a ``final_model``."""
-    from comlrl.models.loading import build_team
+    from comlrl.models.pretrained import build_team
     from trainers.launch.wiring.assembly import build_sampler, saver
 
     team = build_team(config)
@@ -104,7 +104,7 @@ def _merge(config: Config, index: int, agent: Path) -> None:
     """Put a whole model in the place of an adapter: W + (alpha / r) B A for each adapted W."""
     from peft import PeftModel
 
-    from comlrl.models.loading import load_model
+    from comlrl.models.pretrained import load_model
 
     name = config.agents[index] if config.agents else config.agent_model.name
     base, tokenizer = load_model(config.agent_model, name, "cpu")

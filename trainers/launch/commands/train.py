@@ -34,7 +34,7 @@ from trainers.launch.wiring import init_from as initial
 from trainers.launch.wiring import vllm as engine
 from trainers.launch.wiring.assembly import Run, assemble, heterogeneous_policy
 from trainers.launch.wiring.machine import check_devices, deterministic
-from trainers.launch.wiring.sampling import limits
+from trainers.launch.wiring.sampling_settings import limits
 from trainers.launch.wiring.task_splits import load_both_splits
 from trainers.launch.wiring.work import Work
 
@@ -222,8 +222,8 @@ def _start(
     config: Config, work: Work, resume: bool, force: bool, opened: contextlib.ExitStack
 ) -> Start:
     """Where the run begins, its folder locked until ``opened`` closes; main process only."""
-    from comlrl.loop.lock import hold
     from comlrl.loop.resume import prepare
+    from comlrl.loop.run_lock import hold
 
     start = prepare(config, resume, force, work.sources)
     opened.enter_context(hold(start.run_dir))

@@ -94,7 +94,7 @@ def measured(config: Config) -> Hardware:
     import torch
     import torch.nn.functional as F
 
-    from comlrl.models.loading import dtype_of
+    from comlrl.models.pretrained import dtype_of
 
     memory.keep_freed()  # as a run does; else results of 128 KiB may be mapped anew each time
     dims = _dims(config)

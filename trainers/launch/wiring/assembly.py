@@ -20,7 +20,7 @@ from comlrl.config.algorithms import (
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from trainers.launch.wiring import vllm as engine
-from trainers.launch.wiring.sampling import sampling
+from trainers.launch.wiring.sampling_settings import sampling
 from trainers.launch.wiring.task_splits import context_length, fitting
 from trainers.launch.wiring.work import Work
 
@@ -92,7 +92,7 @@ def assemble(
     from comlrl.loop.loop import Loop
     from comlrl.loop.progress import Progress
     from comlrl.loop.run_log import RunLog
-    from comlrl.models.loading import build_team
+    from comlrl.models.pretrained import build_team
     from comlrl.processes import distributed
     from trainers.launch.wiring import init_from as initial
 
@@ -162,7 +162,7 @@ def build_critic_team(config: Config, team: Team) -> Team | None:
 
     Raises UserError where one cannot be had, or cannot read what the agents wrote.
     """
-    from comlrl.models.loading import build_team
+    from comlrl.models.pretrained import build_team
 
     section, key = config.online, f"{config.online_name}.critic_model"
     if not isinstance(section, PPOConfig) or section.critic_model is None:

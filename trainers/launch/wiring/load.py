@@ -22,7 +22,7 @@ def load_sampler(run: str | Path) -> Sampler:
     With SHPPO it gives each agent its latent before it asks the shared policy. Raises UserError
     where there are no weights.
     """
-    from comlrl.models.loading import build_team
+    from comlrl.models.pretrained import build_team
     from trainers.launch.wiring.assembly import build_sampler
 
     trained = weights.locate(run)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError, notice
-from trainers.launch.wiring.sampling import longest
+from trainers.launch.wiring.sampling_settings import longest
 from trainers.launch.wiring.work import Work
 
 if TYPE_CHECKING:

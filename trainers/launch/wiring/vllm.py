@@ -10,7 +10,7 @@ from comlrl.builtin import MODELS
 from comlrl.config.algorithms import PreferenceConfig
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError, notice
-from trainers.launch.wiring.sampling import sampling
+from trainers.launch.wiring.sampling_settings import sampling
 from trainers.launch.wiring.vllm_urls import urls
 
 if TYPE_CHECKING:

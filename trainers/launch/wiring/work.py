@@ -168,7 +168,7 @@ def _domain(config: Config) -> tuple[Domain, Target | None]:
 
         return CODE, None
     if config.domain == "writing":
-        from rewards.writing.domain import WRITING
+        from rewards.writing.writing_domain import WRITING
 
         return WRITING, None
     if config.domain in ARENA:

@@ -20,9 +20,9 @@ from rewards.code.analysis.usage import main_use
 from rewards.code.breakdown import RewardBreakdown
 from rewards.code.conventions import convention, expected_convention
 from rewards.code.domain import CODE
-from rewards.code.program import compile_program, contribution, join
-from rewards.writing.domain import WRITING
-from rewards.writing.reward import WritingReward
+from rewards.code.joint_program import compile_program, contribution, join
+from rewards.writing.writing_domain import WRITING
+from rewards.writing.writing_reward import WritingReward
 
 ENDS = ("1", "x", "aux(x)", "", "(", "'")
 PIECES = (

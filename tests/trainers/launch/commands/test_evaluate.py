@@ -21,7 +21,7 @@ from comlrl.errors import UserError
 from comlrl.evaluation.estimates import estimates, pass_at_k, task_rows
 from comlrl.evaluation.intervals import bootstrap_interval
 from comlrl.loop import checkpoint
-from comlrl.models.loading import build_team
+from comlrl.models.pretrained import build_team
 from comlrl.types import JointAction, Reward, Score
 from rewards.code.breakdown import RewardBreakdown
 from rewards.code.domain import CODE

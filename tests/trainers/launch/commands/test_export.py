@@ -11,7 +11,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from comlrl.builtin import TINY_CODER
-from comlrl.models.loading import build_team
+from comlrl.models.pretrained import build_team
 from comlrl.run_files import HETEROGENEOUS
 from tests.support.runs import ROOT
 from trainers.launch.commands import export

@@ -19,7 +19,7 @@ from trainers.launch.commands.train import main
 from trainers.launch.cost.dry_run import count_tasks, describe
 from trainers.launch.cost.model_size import model_size
 from trainers.launch.cost.tree_size import growth, scored, training_steps
-from trainers.launch.wiring.sampling import limits
+from trainers.launch.wiring.sampling_settings import limits
 
 ROOT = Path(__file__).parents[4]
 
@@ -144,7 +144,7 @@ def test_a_size_is_read_from_a_name(monkeypatch, tmp_path):
 
 
 def test_sizes_agree_with_the_built_team():
-    from comlrl.models.loading import build_team
+    from comlrl.models.pretrained import build_team
 
     config = load(ROOT / "configs" / "magrpo_quickstart.yaml")
     size = model_size("builtin:tiny-coder")

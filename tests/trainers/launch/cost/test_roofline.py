@@ -23,7 +23,7 @@ from trainers.launch.cost.roofline import (
     estimate,
     hardware,
 )
-from trainers.launch.wiring.sampling import limits
+from trainers.launch.wiring.sampling_settings import limits
 
 ROOT = Path(__file__).parents[4]
 # 10 · (2 · 10 + 2 · 5) + 3 · 10 · 20 = 900 weights a layer, 2 layers; a head of 10 · 100

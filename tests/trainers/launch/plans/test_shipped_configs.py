@@ -17,7 +17,7 @@ from tests.support.runs import algorithm_of, read_config
 from trainers.launch.cost.dry_run import describe
 from trainers.launch.cost.tree_size import growth
 from trainers.launch.plans.command_line import parse_arguments, resolve
-from trainers.launch.wiring.sampling import limits
+from trainers.launch.wiring.sampling_settings import limits
 
 ROOT = Path(__file__).parents[4]
 SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))

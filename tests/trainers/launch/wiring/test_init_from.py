@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from comlrl.config.algorithms import SECTIONS
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
-from comlrl.models.loading import build_team
+from comlrl.models.pretrained import build_team
 from comlrl.models.team import Team
 from tests.support import tiny_models
 from tests.support.runs import ROOT, Zygote, metrics, newest_step, small, small_of, state, weights

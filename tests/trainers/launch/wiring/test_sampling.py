@@ -18,7 +18,7 @@ from trainers.launch.plans.command_line import parse_arguments, resolve
 from trainers.launch.plans.evaluation_plan import parse_arguments as evaluation_arguments
 from trainers.launch.plans.evaluation_plan import resolve as resolve_evaluation
 from trainers.launch.plans.shipped import CONFIGS
-from trainers.launch.wiring.sampling import limits, longest, sampling
+from trainers.launch.wiring.sampling_settings import limits, longest, sampling
 
 APART = {"sampling__aux__max_new_tokens": 5, "sampling__aux__temperature": 0.7}
 ROLES = ("aux", "main")

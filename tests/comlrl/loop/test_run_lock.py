@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from comlrl.errors import UserError
-from comlrl.loop.lock import FILE, hold, holder
 from comlrl.loop.run_directory import find
+from comlrl.loop.run_lock import FILE, hold, holder
 from tests.support import tiny_models
 from tests.support.runs import Zygote, metrics, newest_step, small
 
