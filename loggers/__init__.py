@@ -10,8 +10,9 @@ import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from comlrl.config.resolved import Config
 from comlrl.files import replace
 from comlrl.loop.records import Logger, LogMark, LogRecord
 from comlrl.run_files import EPISODES, LATENTS, METRICS, SAMPLES
@@ -54,7 +55,7 @@ class Loggers:
 
 
 def build(
-    config: Any, domain: Domain, run_dir: str | Path, progress: Progress, resume: bool = False
+    config: Config, domain: Domain, run_dir: str | Path, progress: Progress, resume: bool = False
 ) -> Loggers:
     """The loggers that a run's configuration asks for.
 
@@ -96,7 +97,7 @@ def build(
     return Loggers(loggers)
 
 
-def write_domain(path: Path, config: Any, domain: Domain) -> None:
+def write_domain(path: Path, config: Config, domain: Domain) -> None:
     """``domain.json``: what a report must know of the domain, whose own module it never imports."""
     agents = config.section.num_agents
     greatest = None if config.reward.target else domain.greatest_reward(agents)

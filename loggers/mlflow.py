@@ -24,6 +24,7 @@ from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
+from comlrl.config.resolved import Config
 from comlrl.errors import notice
 from comlrl.loop.records import LogMark, LogRecord
 from comlrl.types import Rolled
@@ -39,12 +40,12 @@ class MlflowLogger:
     history.
     """
 
-    def __init__(self, config: Any, run_dir: Path, resume: bool) -> None:
+    def __init__(self, config: Config, run_dir: Path, resume: bool) -> None:
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         self._run = ""  # no run: nothing is logged
         self._reaching(lambda: self._start(config, run_dir, resume))
 
-    def _start(self, config: Any, run_dir: Path, resume: bool) -> None:
+    def _start(self, config: Config, run_dir: Path, resume: bool) -> None:
         section, id_file = config.mlflow, run_dir / "mlflow.json"
         uri = section.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
         if not uri:

@@ -10,8 +10,8 @@ import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from comlrl.config.resolved import Config
 from comlrl.errors import notice
 from comlrl.loop.records import LogMark, LogRecord
 from comlrl.types import Rolled
@@ -24,7 +24,7 @@ class TrackioLogger:
     the checkpoint stays in its history.
     """
 
-    def __init__(self, config: Any, run_dir: Path, resume: bool) -> None:
+    def __init__(self, config: Config, run_dir: Path, resume: bool) -> None:
         section, name_file = config.trackio, run_dir / "trackio.json"
         if section.dir:
             os.environ["TRACKIO_DIR"] = section.dir  # read by the import

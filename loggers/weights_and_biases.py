@@ -10,10 +10,10 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import wandb
 
+from comlrl.config.resolved import Config
 from comlrl.errors import notice
 from comlrl.loop.records import LogMark, LogRecord
 from comlrl.types import Domain, Rolled
@@ -26,7 +26,7 @@ TABLE_ROWS = 16  # episodes of an evaluation that go to the table
 COLUMNS = ("env_step", "task", "problem", "completions", "reward")
 
 
-def connect(config: Any, domain: Domain, run_dir: Path, resume: bool) -> WandbLogger | None:
+def connect(config: Config, domain: Domain, run_dir: Path, resume: bool) -> WandbLogger | None:
     """The logger that ``config.wandb`` asks for; None, with one line saying why, where it is off.
 
     ``config``: ``comlrl.config.sections.Config`` with its ``wandb`` section present.
@@ -56,7 +56,9 @@ class WandbLogger:
     Raises wandb.Error where a run cannot be started.
     """
 
-    def __init__(self, config: Any, domain: Domain, run_dir: Path, resume: bool, mode: str) -> None:
+    def __init__(
+        self, config: Config, domain: Domain, run_dir: Path, resume: bool, mode: str
+    ) -> None:
         section, self._domain = config.wandb, domain
         self._own = view_of(config.domain).samples
         folder = Path(section.dir) if section.dir else run_dir

@@ -198,6 +198,8 @@ class SHPPOTrainer:
     def _valued(self, chains: Chains, observation_SND: torch.Tensor) -> StepValues:
         """V of each joint action at each stage, on what is read up to it. The stage's first agent
         stands for all of its agents, who have the same value."""
+        # MAPPO reads by the same PooledReader and values every completion of the stage. Its mean is
+        # over completions; taking it here would round the sums differently.
         groups = [Group(range(stage.stop), stage[:1]) for stage in self._stages]
         reader = PooledReader(self.critic, chains, observation_SND.flatten(0, 1), groups)
         return StepValues(self.section, self.team.processes, reader)

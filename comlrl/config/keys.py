@@ -113,7 +113,7 @@ def keys_of(section: type[Any]) -> Mapping[str, Key]:
     }
 
 
-def check_ranges(name: str, section: Any) -> None:
+def check_ranges(name: str, section: object) -> None:
     """Raises UserError for a number that its key cannot have; ``name``: the section's."""
     for key in keys_of(type(section)).values():  # type: ignore[arg-type]
         if (problem := key.problem(getattr(section, key.name))) is not None:

@@ -195,7 +195,7 @@ class Loop:
         counters.updates += updates
         counters.tasks_seen += len(step.tasks)
         self.count(gathered.scored, gathered.tokens)
-        self.progress.ahead = self._ahead()
+        self.progress.ahead = self.ahead
         started = time.monotonic()
         due = step.index % self.section.logging_steps == 0 or self._over
         self.latest = self.log.step(counters, step, gathered, metrics, due=due)
@@ -269,14 +269,15 @@ class Loop:
             raise Interrupted(number, self.save() if self.counters.steps else saved)
 
     def _begin(self, work: str) -> None:
-        self.progress.ahead = self._ahead()
+        self.progress.ahead = self.ahead
         self.progress.begin(work)
 
     def _end(self) -> None:
         self.progress.end()
-        self.progress.ahead = self._ahead()
+        self.progress.ahead = self.ahead
 
-    def _ahead(self) -> Ahead:
+    @property
+    def ahead(self) -> Ahead:
         """How far the run is; where environment steps end it, as far as the latest steps tell."""
         done, total, most = self.counters.steps, self.ends.steps, self.ends.env_steps
         each, estimated = self.progress.typical(ENV_STEPS), False

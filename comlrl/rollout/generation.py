@@ -24,13 +24,14 @@ from comlrl.models.fast import prefix_cache
 from comlrl.models.fast.packed_attention import rounded
 from comlrl.models.team import Team
 from comlrl.rollout.decoding import ROWS_STEP, ByFastDecoder, ByModules, Decoding, routes
+from comlrl.rollout.team_reader import TeamReader
 from comlrl.rollout.truncation import Survivors, truncated
-from comlrl.types import Completion, Message, Request, Sampling, SamplingSupport
+from comlrl.types import Completion, Request, Sampling, SamplingSupport
 
 Head = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (hidden, latents) → hidden
 
 
-class Generator:
+class Generator(TeamReader):
     """Samples for a team. ``head`` (SHPPO) changes hidden states before the language-model head."""
 
     def __init__(
@@ -40,18 +41,12 @@ class Generator:
         max_length: int = 2048,
         head: Head | None = None,
     ) -> None:
-        self.team, self.max_batch_tokens, self.head = team, max_batch_tokens, head
-        self.max_length = max_length
+        super().__init__(team, max_length)
+        self.max_batch_tokens, self.head = max_batch_tokens, head
         self.calls = 0  # generation calls so far, one for each chunk of requests
         self.tokens = 0  # sampled so far
         # Called as completions grow, with how many more are written, a part of one at each token.
         self.on_written: Callable[[float], None] = lambda completions: None
-
-    def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
-        return tuple(self.team.of(agent).encode(prompt))
-
-    def fits(self, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
-        return len(prompt_ids) + sampling.max_new_tokens <= self.max_length
 
     def sample(
         self, requests_N: Sequence[Sequence[Request]], sampling: Sampling

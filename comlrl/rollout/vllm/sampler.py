@@ -25,6 +25,7 @@ from comlrl.errors import UserError
 from comlrl.models.agent import Agent
 from comlrl.models.team import Team
 from comlrl.rollout import daemon_threads
+from comlrl.rollout.team_reader import TeamReader
 from comlrl.rollout.vllm.adapters import Adapters
 from comlrl.rollout.vllm.replies import (
     ID_BYTES,
@@ -37,7 +38,7 @@ from comlrl.rollout.vllm.replies import (
 )
 from comlrl.rollout.vllm.server import GENERATE, Server, Unanswered
 from comlrl.rollout.vllm.servers import Servers
-from comlrl.types import Completion, Message, Request, Sampling, SamplingSupport
+from comlrl.types import Completion, Request, Sampling, SamplingSupport
 
 IN_FLIGHT = 64  # requests for each server; it forms the batches
 SINGLE_IN_FLIGHT = 256  # of one completion each
@@ -45,7 +46,7 @@ SINGLE_IN_FLIGHT = 256  # of one completion each
 _Job = Callable[[], tuple[str, Any]]  # who has answered, and the answer
 
 
-class VLLMSampler:
+class VLLMSampler(TeamReader):
     """A Sampler."""
 
     def __init__(
@@ -60,7 +61,8 @@ class VLLMSampler:
         adapters; the servers read it too. ``max_length``: tokens of prompt and completion
         together. ``sampling``: training's. Raises UserError where a server cannot serve this
         team. In lock-step the first process asks for all, and the others have no servers."""
-        self.team, self.servers_N, self.max_length = team, servers_N, max_length
+        super().__init__(team, max_length)
+        self.servers_N = servers_N
         self.servers = tuple(dict.fromkeys(servers_N))
         self.adapters = Adapters(team, servers_N, folder)
         # Servers that return what truncation leaves want a top_k with every request.
@@ -73,12 +75,6 @@ class VLLMSampler:
         except UserError:
             self.close()
             raise
-
-    def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
-        return tuple(self.team.of(agent).encode(prompt))
-
-    def fits(self, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
-        return len(prompt_ids) + sampling.max_new_tokens <= self.max_length
 
     def sample(
         self, requests_N: Sequence[Sequence[Request]], sampling: Sampling

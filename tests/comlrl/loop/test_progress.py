@@ -87,30 +87,30 @@ def loop(run_dir: Path = Path(), **section: Any) -> Loop:
 def test_evaluations_to_come(steps, evaluated, evaluations):
     made = loop()
     made.counters.steps, made.counters.evaluated = steps, evaluated
-    assert made._ahead() == Ahead(steps, 6, evaluations=evaluations)
+    assert made.ahead == Ahead(steps, 6, evaluations=evaluations)
 
 
 def test_checkpoints_to_come():
     made = loop(save_steps=2, eval_interval=0)
-    assert made._ahead() == Ahead(0, 6, saves=3)
+    assert made.ahead == Ahead(0, 6, saves=3)
     made.checkpoints.newest, made.counters.steps = (4, Path()), 5
-    assert made._ahead() == Ahead(5, 6, saves=1)
+    assert made.ahead == Ahead(5, 6, saves=1)
 
 
 def test_environment_steps_alone_end_the_run():
     made = loop(num_train_epochs=None, max_env_steps=1100, eval_interval=0)
-    assert made._ahead() == Ahead(0, None)
+    assert made.ahead == Ahead(0, None)
     made.counters.steps, made.counters.env_steps = 3, 1024  # 1000 of them before the first step
     made.progress.note(ENV_STEPS, 8)
     # 76 environment steps are left, 8 a training step: 10 more, the last of them not full
-    assert made._ahead() == Ahead(3, 13, estimated=True)
+    assert made.ahead == Ahead(3, 13, estimated=True)
 
 
 def test_the_nearer_of_two_ends_counts():
     made = loop(max_env_steps=1000, eval_interval=0)
-    assert made._ahead() == Ahead(0, None)  # which one it is, the first step tells
+    assert made.ahead == Ahead(0, None)  # which one it is, the first step tells
     made.progress.note(ENV_STEPS, 8)
-    assert made._ahead() == Ahead(0, 6)
+    assert made.ahead == Ahead(0, 6)
 
 
 def test_a_loop_tells_what_it_does_and_measures_each(tmp_path):

@@ -45,7 +45,9 @@ from trainers.launch.plans.command_line import Parser, parse_arguments, resolve
 from trainers.launch.plans.shipped import LAUNCH
 
 if TYPE_CHECKING:
+    from comlrl.config.resolved import Config
     from rewards.arena.game import Bounds
+    from trainers.launch.wiring.work import Work
 
 JOINT_ACTIONS = 12_800
 
@@ -212,7 +214,7 @@ def check(arena: Arena, name: str, task: str) -> Bounds | str:
         return _bounds(config, work)
 
 
-def _bounds(config: Any, work: Any) -> Bounds:
+def _bounds(config: Config, work: Work) -> Bounds:
     """Of an episode, the mean over the evaluation split."""
     from comlrl.builtin import DATASETS
     from rewards.arena.game import Bounds

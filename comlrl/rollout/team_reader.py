@@ -1,0 +1,22 @@
+"""What samplers of a team have in common: how its agents read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from comlrl.models.team import Team
+from comlrl.types import Message, Sampling
+
+
+class TeamReader:
+    """Prompts as the tokens of each agent's own model."""
+
+    def __init__(self, team: Team, max_length: int) -> None:
+        """``max_length``: tokens of prompt and completion together."""
+        self.team, self.max_length = team, max_length
+
+    def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
+        return tuple(self.team.of(agent).encode(prompt))
+
+    def fits(self, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
+        return len(prompt_ids) + sampling.max_new_tokens <= self.max_length
