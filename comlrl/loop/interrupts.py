@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from comlrl.errors import notice
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 ECHO_SECONDS = 2.0  # torchrun and the terminal may each deliver one and the same signal
@@ -87,6 +88,4 @@ class Signals:
                 signal.signal(each, signal.SIG_DFL)
         if self._raise_at_once:
             raise Interrupted(number)
-        if os.environ.get("RANK", "0") == "0":
-            name = signal.Signals(number).name
-            print(f"\n{name}: finishing this step, then saving", file=sys.stderr, flush=True)
+        notice(f"{signal.Signals(number).name}: finishing this step, then saving")

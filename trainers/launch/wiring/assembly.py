@@ -92,18 +92,10 @@ def assemble(
     from comlrl.loop.loop import Loop
     from comlrl.loop.progress import Progress
     from comlrl.loop.run_log import RunLog
-    from comlrl.models.pretrained import build_team
     from comlrl.processes import distributed
-    from trainers.launch.wiring import init_from as initial
 
     config, section, run_dir = start.config, start.config.section, start.run_dir
-    reference = any(s.needs_reference for s in config.sections.values())
-    team = build_team(config, reference=reference)
-    if config.distributed.strategy == "fsdp":
-        team.split()
-    generator, sampler = build_sampler(config, team)
-    if config.init_from is not None and start.checkpoint is None:
-        initial.begin(config, SECTIONS, team, sampler)
+    team, generator, sampler = build_agents(start)
     sampled = sampling(config, work.roles)
     work = work.read_by([team.of(i).chats for i in range(section.num_agents)])
     reading = (work, config, sampler.encode, sampler.max_length, sampled)
@@ -155,6 +147,22 @@ def assemble(
         resume=start.continuing,
         save=save,
     )
+
+
+def build_agents(start: Start) -> tuple[Team, Generator, Generator | LatentSampler]:
+    """The team with the weights that the run begins with, and what samples for it."""
+    from comlrl.models.pretrained import build_team
+    from trainers.launch.wiring import init_from as initial
+
+    config = start.config
+    reference = any(s.needs_reference for s in config.sections.values())
+    team = build_team(config, reference=reference)
+    if config.distributed.strategy == "fsdp":
+        team.split()
+    generator, sampler = build_sampler(config, team)
+    if config.init_from is not None and start.checkpoint is None:
+        initial.begin(config, SECTIONS, team, sampler)
+    return team, generator, sampler
 
 
 def build_critic_team(config: Config, team: Team) -> Team | None:
