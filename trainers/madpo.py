@@ -98,7 +98,7 @@ class MADPOTrainer:
         self._begin(self.loop.schedule.round_of(counters.steps))
         counters.train_seconds += time.monotonic() - started
         for step in self.loop.steps(self, lambda trees: self._measure()):
-            self._step(step)
+            self.step(step)
 
     def parts(self) -> Mapping[str, Part]:
         optimizers = {f"optimizer_{i}": o for i, o in self.optimizers.items()}
@@ -141,7 +141,7 @@ class MADPOTrainer:
             )
         return values_N
 
-    def _step(self, step: Step) -> None:
+    def step(self, step: Step) -> None:
         """Every pair of the step's tasks once; those held out or without pairs teach nothing."""
         index = self.loop.schedule.round_of(step.index - 1)
         if self.round is None or self.round.index != index:

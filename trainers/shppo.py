@@ -135,7 +135,7 @@ class SHPPOTrainer:
 
     def train(self) -> None:
         for step in self.loop.steps(self):
-            self._step(step)
+            self.step(step)
 
     def parts(self) -> Mapping[str, Part]:
         parts: dict[str, Part] = {
@@ -147,7 +147,7 @@ class SHPPOTrainer:
         }
         return parts | {f"{name}_optimizer": o for name, o in self.optimizers.items()}
 
-    def _step(self, step: Step) -> None:
+    def step(self, step: Step) -> None:
         tasks, key = self.team.processes.shard(step.tasks), step.key
         trees = self.rollout.grow(tasks, self.section.shape, self.sampling, key)
         gathered = self.loop.gather(step, trees)

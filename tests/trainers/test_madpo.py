@@ -326,7 +326,7 @@ def test_every_round_s_candidates_count(tmp_path, max_env_steps, steps):
 def test_tasks_without_pairs_teach_nothing(tmp_path):
     made = trainer(tmp_path, team("qwen2", num_agents=AGENTS), train=TASKS[:1], batch_size=1)
     before = state(made.team)["agent_0"]
-    made._step(Step(1, 0, [task("held out")]))
+    made.step(Step(1, 0, [task("held out")]))
     assert made.loop.counters.env_steps == made.loop.counters.updates == 0
     metrics = made.loop.logger.metrics()[-1]
     assert metrics["preferences/pairs"] == 0 and "gradient_norm" not in metrics
@@ -403,13 +403,13 @@ def test_a_checkpoint_holds_all_that_goes_on(tmp_path):
     whole = trainer(tmp_path / "a", team("qwen2", num_agents=AGENTS), batch_size=1)
     steps = [Step(n + 1, 0, [task(item.task_id)]) for n, item in enumerate(TASKS)]
     for step in steps[:2]:
-        whole._step(step)
+        whole.step(step)
     saved = state(whole)
-    whole._step(steps[2])
+    whole.step(steps[2])
     again = trainer(tmp_path / "b", team("qwen2", num_agents=AGENTS), batch_size=1)
     for name, part in again.parts().items():
         load_part(part, saved[name])
-    again._step(steps[2])
+    again.step(steps[2])
     expected, found = state(whole), state(again)
     assert expected.keys() == found.keys()
     for name, part in expected.items():
