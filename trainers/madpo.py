@@ -83,10 +83,10 @@ class MADPOTrainer:
         self.optimizers = {
             index: optimizer_of(
                 section,
-                team.processes,
                 team.agents[index].parameters(),
                 section.learning_rate,
                 index,
+                processes=team.processes,
             )
             for index in self.trained
         }

@@ -112,7 +112,11 @@ class MAGRPOTrainer:
         self.sampling = sampling
         self.optimizers = [
             optimizer_of(
-                section, team.processes, agent.parameters(), section.learning_rate, agent.index
+                section,
+                agent.parameters(),
+                section.learning_rate,
+                agent.index,
+                processes=team.processes,
             )
             for agent in team.agents
         ]

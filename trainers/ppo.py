@@ -123,13 +123,21 @@ class PPOTrainer:
             self.critics = [self._critic(index) for index in range(section.critics)]
         self.optimizers = [
             optimizer_of(
-                section, team.processes, agent.parameters(), section.learning_rate, agent.index
+                section,
+                agent.parameters(),
+                section.learning_rate,
+                agent.index,
+                processes=team.processes,
             )
             for agent in team.agents
         ]
         self.critic_optimizers = [
             optimizer_of(
-                section, team.processes, critic.parameters(), section.value_learning_rate, index
+                section,
+                critic.parameters(),
+                section.value_learning_rate,
+                index,
+                processes=team.processes,
             )
             for index, critic in enumerate(self.critics)
         ]

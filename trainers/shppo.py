@@ -42,6 +42,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -123,14 +124,12 @@ class SHPPOTrainer:
         actor = [*self.agent.parameters(), *self.policy.layer.parameters()]
         encoder, inference = policy.encoder.parameters(), self.inference.parameters()
         critic = self.critic.parameters()
-        processes = team.processes
+        optimizer = partial(optimizer_of, section, agent=0, processes=team.processes)
         self.optimizers = {
-            "actor": optimizer_of(section, processes, actor, section.learning_rate, 0),
-            "critic": optimizer_of(section, processes, critic, section.value_learning_rate, 0),
-            "encoder": optimizer_of(section, processes, encoder, section.latent_learning_rate, 0),
-            "inference": optimizer_of(
-                section, processes, inference, section.inference_learning_rate, 0
-            ),
+            "actor": optimizer(actor, section.learning_rate),
+            "critic": optimizer(critic, section.value_learning_rate),
+            "encoder": optimizer(encoder, section.latent_learning_rate),
+            "inference": optimizer(inference, section.inference_learning_rate),
         }
 
     def train(self) -> None:

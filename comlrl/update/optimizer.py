@@ -168,10 +168,11 @@ def _stepped(parameter: torch.nn.Parameter) -> torch.Tensor:
 
 def optimizer_of(
     section: CommonConfig,
-    processes: Processes,
     parameters: Iterable[torch.nn.Parameter],
     learning_rate: float,
     agent: int | None = None,
+    *,
+    processes: Processes,
 ) -> AgentOptimizer:
     """An optimizer with the clip and the schedule of an algorithm's section."""
     return AgentOptimizer(
