@@ -169,9 +169,8 @@ class MADPOTrainer:
         if pairs:
             metrics |= self._means(sums) | self._of_updates(norms_UN)
             metrics["preferences/gap_mean"] = sum(p.pair.gap for p in pairs) / len(pairs)
-        sampled = Gathered(
-            trees=(), env_steps=env_steps, scored=0, tokens=0, span=span
-        )  # the collection has counted what it scored
+        # The collection has counted what it scored.
+        sampled = Gathered(trees=(), env_steps=env_steps, scored=0, tokens=0, span=span)
         self.loop.record(step, sampled, updates=len(parts), metrics=metrics)
 
     def _of_updates(self, norms_UN: Sequence[Sequence[float]]) -> dict[str, float]:

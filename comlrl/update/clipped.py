@@ -57,15 +57,11 @@ class ClippedPolicy:
 
     def before(self) -> dict[str, float]:
         """What the log wants of the policy before its update, once all of it has been read."""
-        old = self.old.policy.flat()
-        metrics = (
-            {}
-            if self.section.entropy_coef > 0
-            else {"entropy": -moments(old, self.team.processes)[1]}
-        )
+        old, processes, metrics = self.old.policy.flat(), self.team.processes, dict[str, float]()
+        if self.section.entropy_coef == 0:
+            metrics["entropy"] = -moments(old, processes)[1]
         if self.section.kl_coef > 0:
-            off = old - self.old.reference.flat()
-            metrics["kl"] = moments(off, self.team.processes)[1]
+            metrics["kl"] = moments(old - self.old.reference.flat(), processes)[1]
         return metrics
 
     def credit(self, advantage: PerToken, rows: Iterable[Row]) -> None:
