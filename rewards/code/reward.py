@@ -124,7 +124,7 @@ class CodeReward(Reward):
         need_bonus: bool = False,
     ) -> None:
         self.bonus, self.measure_need, self.need_bonus = bonus, measure_need, need_bonus
-        self._pool = Pool(workers, timeout, memory_mb, isolation)
+        self.pool = Pool(workers, timeout, memory_mb, isolation)
         self._lock = threading.Lock()
         self._contribution = Memo(contribution, _text_weight, CACHED_TEXT)
         self._written = Memo(_written, _text_weight, CACHED_TEXT)
@@ -133,17 +133,17 @@ class CodeReward(Reward):
         self._outcomes: dict[Job, tuple[TestOutcome, ...]] = {}
         self._seconds: dict[str, float] = {}  # by the tests' source
         if isolation != "auto":
-            self._pool.isolation  # noqa: B018  refuses at the door what this machine cannot do
+            self.pool.isolation  # noqa: B018  refuses at the door what this machine cannot do
 
     @property
     def isolation(self) -> str:
         """What the sandbox uses: ``bubblewrap``, ``unshare`` or ``limits``."""
-        return self._pool.isolation
+        return self.pool.isolation
 
     @property
     def workers(self) -> int:
         """How many programs run side by side."""
-        return self._pool.size
+        return self.pool.size
 
     def for_evaluation(self) -> CodeReward:
         """The same reward with ``measure_need``; both have the same workers and outcomes."""
@@ -167,7 +167,7 @@ class CodeReward(Reward):
             # What took long before goes first, so that no worker waits for it at the end.
             order = sorted(range(len(actions)), key=lambda i: -self._slowest(actions[i].task))
             ordered = [actions[i] for i in order]
-            outcomes = self._pool.run(self._fresh_jobs(ordered, drafts, fresh))
+            outcomes = self.pool.run(self._fresh_jobs(ordered, drafts, fresh))
             self._remember(dict(zip(fresh, outcomes, strict=True)), drafts)
             if self.measure_need or self.need_bonus:
                 self._run_without_helpers(drafts)
@@ -180,7 +180,7 @@ class CodeReward(Reward):
         solved = [draft for draft in dict.fromkeys(drafts) if self._is_solved(draft)]
         jobs = {j: None for d in solved for pair in self._replaced(d).values() for j in pair}
         fresh = [job for job in jobs if job not in self._outcomes]
-        self._outcomes.update(zip(fresh, self._pool.run(fresh), strict=True))
+        self._outcomes.update(zip(fresh, self.pool.run(fresh), strict=True))
 
     def _is_solved(self, draft: _Draft) -> bool:
         outcomes = self._outcomes[draft.job] if draft.job is not None else ()
@@ -306,7 +306,7 @@ class CodeReward(Reward):
 
     def close(self) -> None:
         """Ends the workers."""
-        self._pool.close()
+        self.pool.close()
 
     def __enter__(self) -> CodeReward:
         return self

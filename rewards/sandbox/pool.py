@@ -124,7 +124,7 @@ class Pool:
         self.timeout, self.memory_mb = timeout, memory_mb
         self._allowed = PROGRAM_TIMEOUTS * timeout + SPARE_SECONDS  # seconds of a judge for a job
         self._asked, self._level = isolation, ""
-        self._workers: list[_Worker] = []
+        self.workers: list[_Worker] = []
 
     @property
     def isolation(self) -> str:
@@ -152,25 +152,25 @@ class Pool:
 
     def _run(self, batch: _Batch) -> None:
         with selectors.DefaultSelector() as selector:
-            for worker in self._workers:
+            for worker in self.workers:
                 selector.register(worker.connection, selectors.EVENT_READ, worker)
-            while self._feed(batch) or any(worker.jobs for worker in self._workers):
-                deadline = min(worker.deadline for worker in self._workers)
+            while self._feed(batch) or any(worker.jobs for worker in self.workers):
+                deadline = min(worker.deadline for worker in self.workers)
                 for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
                     self._collect(key.data, batch, selector)
-                for worker in [w for w in self._workers if w.deadline <= time.monotonic()]:
+                for worker in [w for w in self.workers if w.deadline <= time.monotonic()]:
                     self._replace(worker, batch, selector)
 
     def close(self) -> None:
-        for worker in self._workers:
+        for worker in self.workers:
             worker.close()
-        self._workers = []
+        self.workers = []
 
     def _start(self) -> None:
-        if not self._workers:
+        if not self.workers:
             folders.sweep()
-            self._workers = [self._worker() for _ in range(self.size)]
-            for worker in self._workers:
+            self.workers = [self._worker() for _ in range(self.size)]
+            for worker in self.workers:
                 worker.await_ready()
 
     def _worker(self) -> _Worker:
@@ -179,7 +179,7 @@ class Pool:
     def _feed(self, batch: _Batch) -> bool:
         """Hands out jobs, to the least busy first; False where none is left."""
         while True:
-            worker = min(self._workers, key=lambda w: len(w.jobs))
+            worker = min(self.workers, key=lambda w: len(w.jobs))
             if len(worker.jobs) >= IN_FLIGHT:
                 return True
             if not batch.refill():
@@ -208,7 +208,7 @@ class Pool:
             batch.pending.extendleft(reversed(worker.jobs))
         fresh = self._worker()
         fresh.await_ready()
-        self._workers[self._workers.index(worker)] = fresh
+        self.workers[self.workers.index(worker)] = fresh
         selector.register(fresh.connection, selectors.EVENT_READ, fresh)
 
 

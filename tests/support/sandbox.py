@@ -9,4 +9,4 @@ from rewards.code.reward import CodeReward
 
 def workers(reward: CodeReward) -> list[Any]:
     """The running workers of a reward, each with its ``process`` and its ``directory``."""
-    return reward._pool._workers
+    return reward.pool.workers

@@ -249,7 +249,7 @@ from rewards.code.reward import CodeReward
 fields = {"prompt": "", "test": "def check(c):\\n    assert c(1) == 1", "entry_point": "f"}
 reward = CodeReward(workers=2, isolation=sys.argv[1])
 reward.score([JointAction(Task("t", fields), ("def f(x): return x",))])
-for worker in reward._pool._workers:
+for worker in reward.pool.workers:
     os.kill(worker.process.pid, 9)
 os.kill(os.getpid(), 9)
 """

@@ -69,7 +69,7 @@ def test_an_interrupted_call_leaves_nothing_behind():
     with CodeReward(workers=2) as reward:
         jobs = [reward._draft(action).job for action in actions(*squares(6))]
         with pytest.raises(KeyboardInterrupt):
-            reward._pool.run(interrupted())
+            reward.pool.run(interrupted())
         wrong = "def f(x):\n    return 5\n"
         scores = reward.score(actions(wrong, *squares(3)))
     assert [s.value for s in scores] == [pytest.approx(v) for v in (1.1, 2.1, 2.1, 2.1)]
@@ -171,7 +171,7 @@ reward = CodeReward(workers=2)
 fields = {"prompt": "", "test": "def check(c):\\n    assert c(1) == 1", "entry_point": "f"}
 task = Task("t", fields)
 reward.score([JointAction(task, ("def f(x): return x",))])
-print(*[worker.process.pid for worker in reward._pool._workers], flush=True)
+print(*[worker.process.pid for worker in reward.pool.workers], flush=True)
 os.kill(os.getpid(), 9)
 """
     done = subprocess.run(
