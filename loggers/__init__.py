@@ -59,10 +59,9 @@ def build(
 ) -> Loggers:
     """The loggers that a run's configuration asks for.
 
-    ``config``: a ``comlrl.config.sections.Config``; ``domain``: what the team works on, which
-    names its agents and describes its scores; ``progress``: what the console tells of the run
-    beside its records. ``resume``: a run of W&B, MLflow or Trackio is continued. No
-    log in ``run_dir`` is changed before the loggers' ``begin``.
+    ``domain``: what the team works on, which names its agents and describes its scores;
+    ``progress``: what the console tells of the run beside its records. ``resume``: a run of W&B,
+    MLflow or Trackio is continued. No log in ``run_dir`` is changed before the loggers' ``begin``.
     """
     run_dir = Path(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)

@@ -47,6 +47,7 @@ class MlflowLogger:
 
     def _start(self, config: Config, run_dir: Path, resume: bool) -> None:
         section, id_file = config.mlflow, run_dir / "mlflow.json"
+        assert section is not None
         uri = section.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
         if not uri:
             (run_dir / "mlflow").mkdir(exist_ok=True)

@@ -26,6 +26,7 @@ class TrackioLogger:
 
     def __init__(self, config: Config, run_dir: Path, resume: bool) -> None:
         section, name_file = config.trackio, run_dir / "trackio.json"
+        assert section is not None
         if section.dir:
             os.environ["TRACKIO_DIR"] = section.dir  # read by the import
         import trackio

@@ -29,8 +29,9 @@ COLUMNS = ("env_step", "task", "problem", "completions", "reward")
 def connect(config: Config, domain: Domain, run_dir: Path, resume: bool) -> WandbLogger | None:
     """The logger that ``config.wandb`` asks for; None, with one line saying why, where it is off.
 
-    ``config``: ``comlrl.config.sections.Config`` with its ``wandb`` section present.
+    ``config``: has a ``wandb`` section.
     """
+    assert config.wandb is not None
     mode = config.wandb.mode or os.environ.get("WANDB_MODE", "online")
     if mode == "disabled":
         _say("off (mode: disabled)")
@@ -60,6 +61,7 @@ class WandbLogger:
         self, config: Config, domain: Domain, run_dir: Path, resume: bool, mode: str
     ) -> None:
         section, self._domain = config.wandb, domain
+        assert section is not None
         self._own = view_of(config.domain).samples
         folder = Path(section.dir) if section.dir else run_dir
         folder.mkdir(parents=True, exist_ok=True)
