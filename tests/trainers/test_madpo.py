@@ -20,7 +20,6 @@ from comlrl.preferences.candidates import (
     joint_text,
     joint_texts,
 )
-from comlrl.preferences.pairs import Round, TaskPairs
 from comlrl.preferences.pair_batches import (
     PairBatch,
     TokenizedCompletion,
@@ -28,6 +27,7 @@ from comlrl.preferences.pair_batches import (
     completion_ids,
     distinct_completions,
 )
+from comlrl.preferences.pairs import Round, TaskPairs
 from comlrl.processes.statistics import Sums
 from comlrl.types import Completion, Message, Sampling
 from tests.support import loops
