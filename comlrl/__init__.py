@@ -45,11 +45,10 @@ class _OtherName(MetaPathFinder, Loader):
         if _IN_WHEEL and fullname == top:
             if any(finder.find_spec(top, None) for finder in sys.meta_path if finder is not self):
                 return None
-            from comlrl.errors import notice
-
-            notice(
-                f"`{top}` is `comlrl.{top}` where CoMLRL is installed from a wheel; 2.1 will not "
-                "find it by the short name"
+            print(
+                f"notice: `{top}` is `comlrl.{top}` where CoMLRL is installed from a wheel; "
+                "2.1 will not find it by the short name",
+                file=sys.stderr,
             )
         found = importlib.util.find_spec(real)
         return found and ModuleSpec(fullname, self, origin=found.origin)
