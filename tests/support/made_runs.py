@@ -188,7 +188,7 @@ def make_run(
                 phase="eval",
                 metrics=tree_metrics(trees, CODE),
             )
-            loggers.episode_log(record, trees)
+            loggers.episodes(record, trees)
             loggers.log(record)
             evaluated.append(dict(record.metrics))
         if update < updates:
@@ -197,7 +197,7 @@ def make_run(
             record = LogRecord(
                 step=(update + 1) * 32, update=update + 1, epoch=0, phase="train", metrics=metrics
             )
-            loggers.episode_log(record, trees)
+            loggers.episodes(record, trees)
             loggers.log(record)
     loggers.close()
     _write_rest(folder, algorithm, seed, updates, turns, evaluated)
