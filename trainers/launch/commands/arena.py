@@ -217,14 +217,13 @@ def check(arena: Arena, name: str, task: str) -> Bounds | str:
 def _bounds(config: Config, work: Work) -> Bounds:
     """Of an episode, the mean over the evaluation split."""
     from comlrl.builtin import DATASETS
-    from rewards.arena.game import Bounds
+    from rewards.arena.game import Bounds, Game
 
-    section, reward = config.section, work.build_reward()
+    section, game, reward = config.section, work.domain, work.build_reward()
+    assert isinstance(game, Game)
     lines = DATASETS[config.dataset.name]["eval"].read_text(encoding="utf-8").splitlines()
-    tasks = [work.domain.task(str(i), json.loads(line)) for i, line in enumerate(lines)]
-    found = [
-        work.domain.bounds(task, section.num_agents, section.num_turns, reward) for task in tasks
-    ]
+    tasks = [game.task(str(i), json.loads(line)) for i, line in enumerate(lines)]
+    found = [game.bounds(task, section.num_agents, section.num_turns, reward) for task in tasks]
     return Bounds(*(sum(ends) / len(found) for ends in zip(*found, strict=True)))
 
 
