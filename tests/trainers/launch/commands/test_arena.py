@@ -121,6 +121,17 @@ def test_trees_are_at_most_16_joint_actions_or_the_least_that_compares(name, tmp
         assert (section["max_steps"] - 1) * 8 * scored < 12_800 <= section["max_steps"] * 8 * scored
 
 
+@pytest.mark.parametrize(
+    ("task", "states"), [("climbing", 8), ("codebook", 8 * 16), ("lock-dense", 8 * (1 + 5 + 5))]
+)
+@pytest.mark.parametrize("name", ["ippo", "shppo"])
+def test_ppo_and_shppo_make_four_updates_of_a_step(name, task, states, tmp_path):
+    """Two passes of two minibatches: in order a state for each joint action, in chains for each
+    turn of each."""
+    tree = planned(tmp_path).cell(name, task, 1).tree[ALGORITHMS[name].trained_by]
+    assert tree["ppo_epochs"] == 2 and tree["train_batch_size"] == states / 2
+
+
 def finish(plan: arena.Arena, name: str, task: str, seed: int, reward: float) -> None:
     """A cell as a finished run leaves it."""
     cell = plan.cell(name, task, seed)
