@@ -4,11 +4,11 @@
     python benchmarks/scaling_table.py [--seeds 1 2 3] [--trained 2 3 4] [--sizes 1 2 3 4 5]
 
 On `builtin:coopmini-long`, where up to four helpers have something to do, with the model that the
-first command makes. SHPPO is trained with each N, parameter-shared MAPPO with each M, as in `compare_settings.py
-roles`. SHPPO's policies, and MAPPO's of the first N, then act as every M; MAPPO's others as their
-own. A Markdown table of the share of held-out answers that pass all tests goes to standard output
-(rewards of one agent and of a team have different maxima), a heat map to --figure. Runs and
-evaluations are kept under --out: finished ones are read, not repeated.
+first command makes. SHPPO is trained with each N, parameter-shared MAPPO with each M, as in
+`compare_settings.py roles`. SHPPO's policies, and MAPPO's of the first N, then act as every M;
+MAPPO's others as their own. A Markdown table of the share of held-out answers that pass all tests
+goes to standard output (rewards of one agent and of a team have different maxima), a heat map to
+--figure. Runs and evaluations are kept under --out: finished ones are read, not repeated.
 
 The noise floor is that of `compare_runs.py`: s is the standard deviation between three evaluations
 of one cell with other keys, and two cells of n seeds differ by more than it beyond 2 s √(2/n).

@@ -184,5 +184,5 @@ def _generations(
 
 
 def _states(section: Mapping[str, Any], tree: Growth) -> int:
-    """Of a task's tree, as ``train_batch_size`` counts them: in order, one for each joint action."""
+    """Of a task's tree, as ``train_batch_size`` counts them; in order, one a joint action."""
     return tree.joint_actions if section.get("turn_order") == "sequential" else tree.nodes

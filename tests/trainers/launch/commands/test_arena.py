@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import train_magrpo
 from trainers.launch.commands import arena, arena_cells
 from trainers.launch.commands.arena import asked, check, parse
 from trainers.launch.commands.arena_cells import ALGORITHMS, TASKS
@@ -220,6 +221,27 @@ def test_another_version_of_a_script_needs_another_folder(tmp_path, capsys):
     script.write_text(OWN + "\n# another\n")
     assert arena.main(["--out", str(tmp_path / "out"), *given]) == 2
     assert "give another folder" in capsys.readouterr().err
+
+
+def test_two_quick_cells_learn(tmp_path, monkeypatch):
+    """In this process, with a sixth of the budget: agents with their own rewards defect, and with
+    the mean of both they cooperate. At random they score 0.625."""
+
+    def train(runner: arena.Runner, cells: list[arena.Cell]) -> dict[str, str]:
+        for cell in cells:
+            cell.config.parent.mkdir(parents=True, exist_ok=True)
+            cell.config.write_text(cell.text)
+            given = ["--config", str(cell.config)]
+            assert train_magrpo.main("magrpo", train_magrpo.build, given) == 0
+        return {}
+
+    monkeypatch.setattr(arena.Runner, "run", train)
+    given = ["--algorithms", "magrpo", "--tasks", "dilemma,dilemma-shared", "--seeds", "1"]
+    given += ["--joint-actions", "1024", "--out", str(tmp_path)]
+    assert arena.main(given) == 0
+    own, shared = json.loads((tmp_path / "arena.json").read_text())["cells"]
+    assert own["joint_actions"] == shared["joint_actions"] == 1024
+    assert own["score"] < 0.4 and shared["score"] > 0.75
 
 
 @pytest.fixture
