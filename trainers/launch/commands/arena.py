@@ -47,7 +47,7 @@ from trainers.launch.commands.shipped import LAUNCH
 if TYPE_CHECKING:
     from rewards.arena.game import Bounds
 
-JOINT_ACTIONS = 12_800
+JOINT_ACTIONS = 6_400
 
 
 @dataclass(frozen=True)

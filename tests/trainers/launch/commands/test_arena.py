@@ -119,7 +119,7 @@ def test_trees_are_at_most_16_joint_actions_or_the_least_that_compares(name, tmp
         ).joint_actions
         three_turns = name == "magrpo-cross" and section["num_turns"] == 3
         assert scored == 84 if three_turns else 8 < scored <= 16, task
-        assert (section["max_steps"] - 1) * 8 * scored < 12_800 <= section["max_steps"] * 8 * scored
+        assert (section["max_steps"] - 1) * 8 * scored < 6_400 <= section["max_steps"] * 8 * scored
 
 
 @pytest.mark.parametrize(
@@ -236,6 +236,7 @@ def test_two_quick_cells_learn(tmp_path, monkeypatch):
         return {}
 
     monkeypatch.setattr(arena.Runner, "run", train)
+    monkeypatch.setattr(arena_cells, "EPISODES", 64)
     given = ["--algorithms", "magrpo", "--tasks", "dilemma,dilemma-shared", "--seeds", "1"]
     given += ["--joint-actions", "1024", "--out", str(tmp_path)]
     assert arena.main(given) == 0
