@@ -1,13 +1,14 @@
 """Teams of another size than the trained one: SHPPO of N agents as M, beside one shared policy.
 
+    python -m tools.tiny_coder.pretrain --long
     python benchmarks/scaling_table.py [--seeds 1 2 3] [--trained 2 3 4] [--sizes 1 2 3 4 5]
 
-On `builtin:coopmini-long` and `builtin:tiny-coder-long`, where up to four helpers have something to
-do. SHPPO is trained with each N, parameter-shared MAPPO with each M, as in `compare_settings.py
-roles`. SHPPO's policies, and MAPPO's of the first N, then act as every M; MAPPO's others as their
-own. A Markdown table of the share of held-out answers that pass all tests goes to standard output
-(rewards of one agent and of a team have different maxima), a heat map to --figure. Runs and
-evaluations are kept under --out: finished ones are read, not repeated.
+On `builtin:coopmini-long`, where up to four helpers have something to do, with the model that the
+first command makes. SHPPO is trained with each N, parameter-shared MAPPO with each M, as in
+`compare_settings.py roles`. SHPPO's policies, and MAPPO's of the first N, then act as every M;
+MAPPO's others as their own. A Markdown table of the share of held-out answers that pass all tests
+goes to standard output (rewards of one agent and of a team have different maxima), a heat map to
+--figure. Runs and evaluations are kept under --out: finished ones are read, not repeated.
 
 The noise floor is that of `compare_runs.py`: s is the standard deviation between three evaluations
 of one cell with other keys, and two cells of n seeds differ by more than it beyond 2 s √(2/n).
@@ -34,7 +35,10 @@ from loggers.tables import table
 from trainers.launch.commands.evaluate import main as evaluate
 
 KINDS = {"SHPPO": "learned", "shared MAPPO": "shared MAPPO"}  # as `compare_settings.py roles` has
-TASK = {"agent_model.name": "builtin:tiny-coder-long", "dataset.name": "builtin:coopmini-long"}
+TASK = {
+    "agent_model.name": str(ROOT / "outputs" / "tiny_coder_long"),
+    "dataset.name": "builtin:coopmini-long",
+}
 KEYS = (101, 102, 103)  # of the evaluations that tell the noise
 Cell = list[float]  # of each seed
 

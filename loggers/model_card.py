@@ -23,7 +23,6 @@ RESULTS = ("reward_mean", "pass@1")
 OWN = ("base", "folder", "team", "tokenizer")  # names in the snippet
 BUILTINS = {  # their folders, as comlrl.builtin names them
     "builtin:tiny-coder": "TINY_CODER",
-    "builtin:tiny-coder-long": "TINY_CODER_LONG",
     "builtin:tiny-player": "TINY_PLAYER",
 }
 SHARED = """\

@@ -93,6 +93,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "models").mkdir()
         stand_in = folder / "models" / "smollm2-135m-instruct"
         stand_in.symlink_to(ROOT / "comlrl/builtin/tiny_coder")
+    (folder / "outputs").mkdir()
+    (folder / "outputs/tiny_coder_long").symlink_to(ROOT / "comlrl/builtin/tiny_coder")
     first = (ROOT / "comlrl/builtin/coopmini/eval.jsonl").read_text().splitlines()[0]
     row = json.loads(first) | {"task_id": "HumanEval/0"}
     (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
@@ -201,7 +203,8 @@ def python(words: list[str], request: pytest.FixtureRequest) -> None:
     elif name in ("tools.config_reference", "tools/draw_credit.py"):
         assert not arguments  # their pages are kept fresh by tests
     elif name != "venv":
-        known_options(ROOT / name, arguments)
+        file = f"{name.replace('.', '/')}.py" if words[0] == "-m" else name
+        known_options(ROOT / file, arguments)
 
 
 def as_program(name: str, arguments: list[str]) -> None:

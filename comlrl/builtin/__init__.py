@@ -6,12 +6,10 @@ from pathlib import Path
 
 _HERE = Path(__file__).parent
 
-# Ordinary transformers model folders; the second is the first, trained on with longer problems.
-TINY_CODER, TINY_CODER_LONG = _HERE / "tiny_coder", _HERE / "tiny_coder_long"
-TINY_PLAYER = _HERE / "tiny_player"  # plays the arena's games at random
+# Ordinary transformers model folders; the second plays the arena's games at random.
+TINY_CODER, TINY_PLAYER = _HERE / "tiny_coder", _HERE / "tiny_player"
 MODELS: dict[str, Path] = {  # by ``agent_model.name``
     "builtin:tiny-coder": TINY_CODER,
-    "builtin:tiny-coder-long": TINY_CODER_LONG,
     "builtin:tiny-player": TINY_PLAYER,
 }
 DATASETS: dict[str, dict[str, Path]] = {  # by ``dataset.name``: split → file

@@ -86,14 +86,16 @@ def rows(
 def held_out_pairs() -> set[tuple[int, ...]]:
     """First two numbers of the evaluation rows of shards: 16 pairs of 72, and 2 of the 9 equal."""
     rng = random.Random("arena-shards")
-    unequal = rng.sample(list(itertools.permutations(NUMBERS, 2)), 16)
-    return {*unequal, *((number, number) for number in rng.sample(NUMBERS, 2))}
+    unequal = rng.sample(list(itertools.combinations(NUMBERS, 2)), 8)
+    both = [pair for first, second in unequal for pair in ((first, second), (second, first))]
+    return {*both, *((number, number) for number in rng.sample(NUMBERS, 2))}
 
 
 def _shards(
     num: int, rng: random.Random, evaluation: bool, question: str, holders: int
 ) -> list[Row]:
-    """Different numbers; for ``pair`` every second row has a number twice."""
+    """Different numbers, each row also with its first two exchanged: of two holders, each is right
+    in half of the rows. For ``pair`` every second row has a number twice instead."""
     held_out, found = held_out_pairs(), list[Row]()
     while len(found) < num:
         numbers = rng.sample(NUMBERS, holders)
@@ -102,7 +104,9 @@ def _shards(
             numbers[first] = numbers[second]
         if (tuple(numbers[:2]) in held_out) == evaluation:
             found.append({"numbers": numbers, "question": question})
-    return found
+            if question != "pair":
+                found.append({**found[-1], "numbers": [numbers[1], numbers[0], *numbers[2:]]})
+    return found[:num]
 
 
 def write_shipped(datasets: Mapping[str, Mapping[str, Path]]) -> None:

@@ -15,7 +15,7 @@ class AgentModelConfig:
 
     name: str = key(
         "builtin:tiny-coder",
-        "builtin:tiny-coder, builtin:tiny-coder-long, builtin:tiny-player (arena), a hub name, "
+        "builtin:tiny-coder, builtin:tiny-player (arena), a hub name, "
         "a local folder, or a .gguf file (needs pip install 'comlrl[gguf]'; its weights are "
         "unpacked)",
     )

@@ -1,5 +1,5 @@
 """Makes tiny-coder from nothing: ``python -m tools.tiny_coder.pretrain --out FOLDER``; with
-``--long``, tiny-coder-long from tiny-coder.
+``--long``, tiny-coder-long from tiny-coder, which is not shipped.
 
 A Qwen2 model of about 2.5M parameters learns, on two CPU cores, from generated demonstrations
 (``demonstrations``, and ``revisions`` for later turns) that never touch a problem of the eval
@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from comlrl.builtin import TINY_CODER, TINY_CODER_LONG
+from comlrl.builtin import TINY_CODER
 from comlrl.builtin.make_coopmini import LONG_MAKER, MAKER
 from external.plain import Plain
 from rewards.code.modes import LevelFeedback, LevelPassed, Passed
@@ -48,6 +48,7 @@ MAX_ANSWER_TOKENS = 96  # an endless answer is cut here
 EMBEDDINGS = 1216  # above the tokenizer's size: room for tokens that loaders add
 LENGTH_STEP = 32  # rows' lengths are multiples of it: few shapes, for which memory is kept
 LOG_EVERY = 50  # steps
+TINY_CODER_LONG = Path("outputs") / "tiny_coder_long"
 MODES = (  # external modes, and how often each is met
     (LevelFeedback(PROMPTS, 1), 0.4),
     (LevelFeedback(PROMPTS, None), 0.1),
@@ -261,7 +262,9 @@ def train(
 def main() -> None:
     parser = argparse.ArgumentParser(description="Pretrain tiny-coder.")
     parser.add_argument("--long", action="store_true", help="tiny-coder-long, from tiny-coder")
-    parser.add_argument("--out", type=Path, help="folder to write; default: the shipped one")
+    parser.add_argument(
+        "--out", type=Path, help=f"folder; default: the shipped one, or {TINY_CODER_LONG}"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     with CodeReward() as reward:

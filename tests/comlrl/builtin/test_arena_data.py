@@ -22,6 +22,14 @@ def test_the_shipped_splits_are_what_the_program_makes(tmp_path):
             assert paths[name][split].read_bytes() == path.read_bytes(), (name, split)
 
 
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_each_of_two_holders_is_right_in_half_of_the_rows_of_shards(split):
+    """Else a judge that always names one of them would not score the floor."""
+    text = DATASETS["builtin:arena-shards"][split].read_text()
+    numbers = [json.loads(line)["numbers"] for line in text.splitlines()]
+    assert sum(first > second for first, second, *_ in numbers) == len(numbers) / 2
+
+
 def test_shards_evaluation_numbers_are_in_no_training_row():
     """For two holders, and so for more."""
     read = {

@@ -99,12 +99,15 @@ def test_levers_bounds():
 
 
 @pytest.mark.parametrize("question", ["largest", "median"])
-@pytest.mark.parametrize("holders", [2, 3, 4])
+@pytest.mark.parametrize("holders", [2, 3, 4, 8])
 def test_shards_bounds(holders, question):
-    """All orders of N numbers: the best answer without reading, and a judge that reads all."""
+    """Orders of N numbers, in which each place holds each number as often: the best answer without
+    reading, and a judge that reads all."""
     reward, names = shards.ShardsReward(), [n.lower() for n in shards.NAMES[:holders]]
     right = dict.fromkeys(names, 0.0)
     orders = list(itertools.permutations(range(2, 2 + holders)))
+    if holders == 8:
+        orders = [(*orders[999][i:], *orders[999][:i]) for i in range(holders)]
     for numbers in orders:
         task = Task("t", {"numbers": list(numbers), "question": question})
         written = [str(number) for number in numbers]
@@ -175,6 +178,42 @@ def test_dilemma_bounds():
     assert max(s.value for s in scores.values()) == dilemma.optimum() == 3
     assert max(scores, key=lambda pair: scores[pair].value) == ("cooperate", "cooperate")
     assert (dilemma.floor(5), dilemma.optimum(5)) == (5, 15)
+
+
+# Controls: partners that only guess, and one agent with all information.
+
+CONTROLS = {  # game → value of the best reply to partners that choose at random, and of all
+    "codebook": (1 / 16, 1),
+    "climbing": (11 / 3, 11),
+    "shards": (1 / 2, 1),
+    "lock": (1 / 3, 1),
+    "chores": (1 - (3 / 4) ** 4, 1),
+    "levers": (1 / 10, 1),
+    "dilemma": (2.75, 3),  # welfare; cooperating
+}
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_controls(name):
+    """The last agent's best reply on average over tasks that it cannot tell apart; and the best
+    joint action of each task."""
+    game, count = ARENA[f"arena-{name}"], ARENA[f"arena-{name}"].agents[0]
+    tasks = made(name, {"codebook": 16, "lock": 9}.get(name, 1))
+    if name == "shards":
+        pairs = itertools.permutations((4, 5, 6), 2)
+        fields = {"game": game.name, "question": "largest"}
+        tasks = [game.task("t", fields | {"numbers": list(pair)}) for pair in pairs]
+    replies: dict[str, list[list[float]]] = {}
+    best = []
+    for task in tasks:
+        *others, own = [game.legal(task, agent, count) for agent in range(count)]
+        guesses = list(itertools.product(*others))
+        read = Prompts(game).first(task, count)[-1]
+        paid = [[value(reward_of(game.name), task, *g, reply) for g in guesses] for reply in own]
+        replies.setdefault(read, []).append([fmean(row) for row in paid])
+        best.append(max(map(max, paid)))
+    alone = [max(map(fmean, zip(*rows, strict=True))) for rows in replies.values()]
+    assert (fmean(alone), fmean(best)) == pytest.approx(CONTROLS[name])
 
 
 # Answers.
@@ -250,6 +289,15 @@ def test_partners_read_each_others_last_answer(name):
     assert second.startswith(f"Your partner wrote {answers[0]}.\n")
     if name == "arena-lock":
         assert ["Your secret is 0" in first, "Your secret is 2" in second] == [True, True]
+
+
+def test_lock_does_not_tell_of_an_error():
+    game, task = lock.LOCK, made("lock", 6)[-1]  # secrets 1 and 2
+    mode = PartnersAnswer(Prompts(game))
+    right, wrong = (Attempt(task, ("1", "2"), Score(paid), 1) for paid in (1.0, 0.0))
+    other = Attempt(task, ("0", "2"), Score(0.0), 1)  # the first agent's error
+    assert mode([right]) == mode([wrong])
+    assert mode([right])[0][0] == mode([other])[0][0] and mode([right])[0][1] != mode([other])[0][1]
 
 
 # Names, rows and teams.

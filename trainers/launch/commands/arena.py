@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from rewards.arena.game import Bounds
     from trainers.launch.wiring.work import Work
 
-JOINT_ACTIONS = 12_800
+JOINT_ACTIONS = 6_400
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 One setting of each algorithm for all tasks, and one learning rate of the policies for all
 algorithms. A step has ``BATCH`` tasks with at most ``TREE`` scored joint actions each; the number
 of completions is the largest that fits, and at least two. A round of preferences has as many
-labelled joint candidates as a step has joint actions.
+labelled joint candidates as a step has joint actions. PPO and SHPPO make four updates of a step,
+whatever its number of states.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 from comlrl.config.algorithms import SECTIONS, CommonConfig, MAGRPOConfig, PreferenceConfig
 from comlrl.config.plugins.targets import near
 from comlrl.errors import UserError
-from trainers.launch.cost.tree_size import growth
+from trainers.launch.cost.tree_size import Growth, growth
 
 MODEL = "builtin:tiny-player"
 BATCH = 8  # tasks of a training step
@@ -27,8 +28,9 @@ TREE = 16  # scored joint actions of a task in a training step, at most
 ROUND, CANDIDATES = 16, 8  # of preference learning: tasks of a round, joint candidates of a task
 EPISODES = 256  # of an evaluation, about
 RATE = 1.0e-3  # of every policy; at 3e-3 cells of most algorithms end in illegal answers
+PARTS = 2  # minibatches of a pass of PPO and SHPPO
 POLICY = {"learning_rate": RATE, "kl_coef": 0.02}
-PPO = {"ppo_epochs": 2, "train_batch_size": 4, "value_learning_rate": 3.0e-3,
+PPO = {"ppo_epochs": 2, "train_batch_size": BATCH // PARTS, "value_learning_rate": 3.0e-3,
        "value_clip_range": None, **POLICY}  # fmt: skip
 PREFERENCES = {
     "round_tasks": ROUND, "batch_size": ROUND, "preference_num_candidates": CANDIDATES,
@@ -143,9 +145,11 @@ def configuration(
         rounds = math.ceil(joint_actions / (ROUND * CANDIDATES * algorithm.stages))
         section |= {"num_iterations": rounds, "num_train_epochs": 1}
     else:
-        generations, scored = _generations(known, section, TREE)
+        generations, tree_size = _generations(known, section, TREE)
         section |= {"num_generations": generations, "max_env_steps": joint_actions}
-        section["max_steps"] = math.ceil(joint_actions / (BATCH * scored))
+        section["max_steps"] = math.ceil(joint_actions / (BATCH * tree_size.joint_actions))
+        if "ppo_epochs" in section:
+            section["train_batch_size"] = math.ceil(BATCH * _states(section, tree_size) / PARTS)
     tree: dict[str, Any] = {
         "seed": seed,
         "domain": task.game,
@@ -168,17 +172,17 @@ def configuration(
 
 def _generations(
     known: type[CommonConfig], section: Mapping[str, Any], most: int
-) -> tuple[int, int]:
-    """The most completions whose tree scores at most ``most`` joint actions, and how many it
-    scores."""
+) -> tuple[int, Growth]:
+    """The most completions whose tree scores at most ``most`` joint actions, and that tree."""
     names = ("num_agents", "num_turns", "joint_mode", "turn_order", "num_generations_sequential")
     keys = {name: section[name] for name in names if name in section}
     shape = replace(known(), **keys)
-    fitting = [
-        (count, scored)
-        for count in range(2, most + 1)
-        if (scored := growth(replace(shape, num_generations=count)).joint_actions) <= most
-    ]
+    sizes = {count: growth(replace(shape, num_generations=count)) for count in range(2, most + 1)}
     # Two completions are the least that can be compared.
-    smallest = (2, growth(replace(shape, num_generations=2)).joint_actions)
-    return max(fitting, default=smallest)
+    best = max((n for n, size in sizes.items() if size.joint_actions <= most), default=2)
+    return best, sizes[best]
+
+
+def _states(section: Mapping[str, Any], tree: Growth) -> int:
+    """Of a task's tree, as ``train_batch_size`` counts them; in order, one a joint action."""
+    return tree.joint_actions if section.get("turn_order") == "sequential" else tree.nodes

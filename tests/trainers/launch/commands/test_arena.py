@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import train_magrpo
 from trainers.launch.commands import arena
 from trainers.launch.commands.arena import asked, check, parse
 from trainers.launch.cost.tree_size import growth
@@ -119,7 +120,18 @@ def test_trees_are_at_most_16_joint_actions_or_the_least_that_compares(name, tmp
         ).joint_actions
         three_turns = name == "magrpo-cross" and section["num_turns"] == 3
         assert scored == 84 if three_turns else 8 < scored <= 16, task
-        assert (section["max_steps"] - 1) * 8 * scored < 12_800 <= section["max_steps"] * 8 * scored
+        assert (section["max_steps"] - 1) * 8 * scored < 6_400 <= section["max_steps"] * 8 * scored
+
+
+@pytest.mark.parametrize(
+    ("task", "states"), [("climbing", 8), ("codebook", 8 * 16), ("lock-dense", 8 * (1 + 5 + 5))]
+)
+@pytest.mark.parametrize("name", ["ippo", "shppo"])
+def test_ppo_and_shppo_make_four_updates_of_a_step(name, task, states, tmp_path):
+    """Two passes of two minibatches: in order a state for each joint action, in chains for each
+    turn of each."""
+    tree = planned(tmp_path).cell(name, task, 1).tree[ALGORITHMS[name].trained_by]
+    assert tree["ppo_epochs"] == 2 and tree["train_batch_size"] == states / 2
 
 
 def finish(plan: arena.Arena, name: str, task: str, seed: int, reward: float) -> None:
@@ -210,6 +222,28 @@ def test_another_version_of_a_script_needs_another_folder(tmp_path, capsys):
     script.write_text(OWN + "\n# another\n")
     assert arena.main(["--out", str(tmp_path / "out"), *given]) == 2
     assert "give another folder" in capsys.readouterr().err
+
+
+def test_two_quick_cells_learn(tmp_path, monkeypatch):
+    """In this process, with a sixth of the budget: agents with their own rewards defect, and with
+    the mean of both they cooperate. At random they score 0.625."""
+
+    def train(runner: arena.Runner, cells: list[arena.Cell]) -> dict[str, str]:
+        for cell in cells:
+            cell.config.parent.mkdir(parents=True, exist_ok=True)
+            cell.config.write_text(cell.text)
+            given = ["--config", str(cell.config)]
+            assert train_magrpo.main("magrpo", train_magrpo.build, given) == 0
+        return {}
+
+    monkeypatch.setattr(arena.Runner, "run", train)
+    monkeypatch.setattr(arena_cells, "EPISODES", 64)
+    given = ["--algorithms", "magrpo", "--tasks", "dilemma,dilemma-shared", "--seeds", "1"]
+    given += ["--joint-actions", "1024", "--out", str(tmp_path)]
+    assert arena.main(given) == 0
+    own, shared = json.loads((tmp_path / "arena.json").read_text())["cells"]
+    assert own["joint_actions"] == shared["joint_actions"] == 1024
+    assert own["score"] < 0.4 and shared["score"] > 0.75
 
 
 @pytest.fixture
