@@ -1,0 +1,95 @@
+"""The compiled decoding step against torch's operations, in the places where rows differ."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+
+from comlrl.models.fast import native_step, prefix_cache, prepacked
+from comlrl.models.fast.native_step import NativeCache, library
+from comlrl.models.fast.prefix_cache import SharedPrefixCache
+from comlrl.rollout.decoding import ByFastDecoder
+from comlrl.rollout.generation import Generator
+from comlrl.types import Request, Sampling
+from tests.support import tiny_models
+from tests.support.tiny_models import team
+
+KINDS = {"wide llama": LlamaConfig, "wide qwen2": Qwen2Config, "wide qwen3": Qwen3Config}
+PROMPTS = [[5, 6, 7], list(range(1, 20)), [9] * 16, [30]]
+PROMPT_OF_ROW = torch.tensor([0, 0, 0, 1, 2, 2, 3, 3, 3, 3])
+STEPS = 20  # more than the lanes
+
+
+@pytest.fixture(autouse=True)
+def wide_heads(monkeypatch):
+    for kind, made in KINDS.items():
+        settings = tiny_models._SHARED | tiny_models._LLAMA | {"head_dim": 32}
+        monkeypatch.setitem(tiny_models.CONFIGS, kind, functools.partial(made, **settings))
+    monkeypatch.setattr(native_step, "LEAST_BYTES", 0)
+
+
+@pytest.fixture
+def compiled(wide_heads):
+    if library(32, 2) is None:
+        pytest.skip("no C compiler, or another processor")
+
+
+def states(agents, cache_of, dtype=torch.bfloat16) -> torch.Tensor:
+    """Of each row's every token but the first, of which some end halfway; (steps, rows, width)."""
+    fast = agents.agents[0].fast
+    names = [agents.agents[p % len(agents.agents)].adapter for p in (0, 0, 1, 1)]
+    cache = cache_of(torch.tensor([len(p) for p in PROMPTS]), STEPS)
+    with torch.inference_mode(), fast.sampling(STEPS):
+        by = ByFastDecoder(fast, cache, names)
+        by.prefill(PROMPTS)
+        by.begin(PROMPT_OF_ROW)
+        going, found = torch.arange(len(PROMPT_OF_ROW)), []
+        for step in range(STEPS):
+            if step == STEPS // 2:
+                going = torch.tensor([0, 2, 4, 5, 8])  # the second prompt has none left
+                by.keep(going)
+            out = torch.full((len(PROMPT_OF_ROW), 32), torch.nan, dtype=dtype)
+            out[going] = by.step(going * 7 + step * 11)
+            cache.step += 1
+            found.append(out)
+    return torch.stack(found).double()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_finds_the_hidden_states_of_the_exact_model(kind, compiled):
+    """No further from float64 than torch's operations in bfloat16."""
+    narrow, exact = team(kind, dtype="bfloat16"), team(kind, dtype="float64")
+    with torch.no_grad():
+        for given, taken in zip(narrow.agents, exact.agents, strict=True):
+            taken.model.load_state_dict(given.model.state_dict())
+    assert native_step.serves(narrow.agents[0].fast)
+    truth = states(exact, SharedPrefixCache, torch.float64)
+    errors = []
+    for cache_of in (SharedPrefixCache, NativeCache):
+        found = states(narrow, cache_of)
+        assert torch.equal(found.isnan(), truth.isnan())
+        errors.append((found - truth).nan_to_num().norm() / truth.nan_to_num().norm())
+    assert errors[1] < 1.1 * errors[0] < 0.11, errors
+
+
+def test_prepacked_weights_are_the_same_bits():
+    if not prepacked.available():
+        pytest.skip("no bfloat16 products here")
+    torch.manual_seed(0)
+    weight, bias = torch.randn(96, 64).bfloat16(), torch.randn(96).bfloat16()
+    x, y = torch.randn(5, 64).bfloat16(), torch.randn(5, 96).bfloat16()
+    plain, packed = (prepacked.Linear(weight, bias, way) for way in (False, True))
+    assert torch.equal(plain(x), packed(x)) and len(plain(x).unique()) > 100
+    plain, packed = (prepacked.Linear(weight, None, way) for way in (False, True))
+    assert torch.equal(plain.added(x, y.clone()), packed.added(x, y.clone()))
+
+
+def test_weights_are_laid_out_where_it_pays():
+    like = torch.zeros(1, dtype=torch.bfloat16)
+    assert prepacked.worth_it(100, 64, like) == prepacked.available()
+    assert not prepacked.worth_it(100, 1, like)
+    assert not prepacked.worth_it(2 << 30, 64, like)
+    assert not prepacked.worth_it(100, 64, like.float())
