@@ -24,6 +24,7 @@ from comlrl.models.fast import prepacked
 from comlrl.models.fast.autograd_functions import rms_norm, rotate, swiglu
 from comlrl.models.fast.lora_routing import Router
 from comlrl.models.fast.packed_attention import (
+    LARGE_BYTES,
     Packed,
     Questions,
     Shown,
@@ -224,7 +225,8 @@ class FastDecoder:
     @property
     def step(self) -> int:
         """What numbers of tokens should be multiples of."""
-        return shape_step(self.embedding.weight.device, self.embedding.weight.dtype)
+        weight = self.embedding.weight
+        return shape_step(weight.device, weight.dtype, self.bytes)
 
     def packed(self, batch: Packed, wanted_A: Tensor | None = None) -> Tensor:
         """Last hidden states of a packed batch under the adapter that acts, (T, D); or (A, D),
@@ -280,6 +282,8 @@ class FastDecoder:
             yield
         finally:
             self._kept = None
+            if self._packed and self.bytes >= LARGE_BYTES:
+                prepacked.give_back()
 
     def product(self, product: Product, x: Tensor, routes: Routes) -> Tensor:
         if self._kept is not None and not torch.is_grad_enabled():

@@ -21,26 +21,33 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from comlrl.models.fast.packed_attention import rounded
+from comlrl.models.fast.packed_attention import LARGE_BYTES, rounded
 from comlrl.models.fast.prefix_cache import SharedPrefixCache
 
 if TYPE_CHECKING:
     from comlrl.models.fast.decoder import FastDecoder, Routes
 
 SOURCE = Path(__file__).with_name("decoding_step.c")
-FLAGS = (
-    "-O3 -march=native -fopenmp -shared -fPIC -fno-math-errno -fno-trapping-math "
-    "-fassociative-math -fno-signed-zeros -freciprocal-math"
-).split()
-LANES = 16  # as in the source
-LEAST_BYTES = 64 << 20  # of weights for which it is used
+FLAGS = [
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-shared",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fassociative-math",
+    "-fno-signed-zeros",
+    "-freciprocal-math",
+]
+BLOCK = 32  # as in the source
 
 
 @functools.cache
 def library(width: int, group: int) -> ctypes.CDLL | None:
     """For heads of this width, ``group`` of which share a key head; None: it cannot be had."""
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-    if compiler is None or width % LANES or platform.machine() != "x86_64":
+    if compiler is None or width % BLOCK or platform.machine() != "x86_64":
         return None
     command = [compiler, *FLAGS, f"-DWIDTH={width}", f"-DGROUP={group}"]
     known = [*command, SOURCE.read_text(), _processor()]
@@ -71,13 +78,13 @@ def serves(fast: FastDecoder) -> bool:
     """Whether this decoder's steps go this way on this machine."""
     weights = (fast.embedding.weight, fast.norm.weight, fast.layers[0].qkv.linears[0].weight)
     usual = all(w.device.type == "cpu" and w.dtype == torch.bfloat16 for w in weights)
-    large = fast.bytes >= LEAST_BYTES and fast.inner % LANES == 0
+    large = fast.bytes >= LARGE_BYTES and fast.inner % BLOCK == 0
     return usual and large and library(fast.width, fast.heads // fast.kv_heads) is not None
 
 
 class NativeCache(SharedPrefixCache):
     """Keys and values in bfloat16 as the library reads them: keys (…, width, tokens), with room
-    for multiples of its lanes."""
+    for multiples of its blocks."""
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> Any:
         """Of prompts; a step's tokens are stored by ``NativeStep``."""
@@ -90,7 +97,7 @@ class NativeCache(SharedPrefixCache):
         return key, value
 
     def _room(self, rows: int, heads: int, width: int, tokens: int) -> tuple[Tensor, Tensor]:
-        room, device = rounded(tokens, LANES), self.lengths_P.device
+        room, device = rounded(tokens, BLOCK), self.lengths_P.device
         return (
             torch.empty(rows, heads, width, room, dtype=torch.bfloat16, device=device),
             torch.empty(rows, heads, room, width, dtype=torch.bfloat16, device=device),

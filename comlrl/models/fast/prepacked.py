@@ -6,6 +6,7 @@ long as the product itself. The results are the same bits.
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import torch
@@ -26,6 +27,14 @@ def worth_it(weights: int, steps: int, like: Tensor) -> bool:
 def available() -> bool:
     names = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
     return all(hasattr(MKLDNN, name) for name in names) and MKLDNN._is_mkldnn_bf16_supported()
+
+
+def give_back() -> None:
+    """To the system, what such copies have left: an update's threads have memory of their own, and
+    could not use it."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # other C libraries have none
+        trim(0)
 
 
 class Linear:

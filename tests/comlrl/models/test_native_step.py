@@ -8,27 +8,27 @@ import pytest
 import torch
 from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
-from comlrl.models.fast import native_step, prefix_cache, prepacked
+from comlrl.models.fast import native_step, prepacked
 from comlrl.models.fast.native_step import NativeCache, library
 from comlrl.models.fast.prefix_cache import SharedPrefixCache
 from comlrl.rollout.decoding import ByFastDecoder
-from comlrl.rollout.generation import Generator
-from comlrl.types import Request, Sampling
 from tests.support import tiny_models
 from tests.support.tiny_models import team
 
 KINDS = {"wide llama": LlamaConfig, "wide qwen2": Qwen2Config, "wide qwen3": Qwen3Config}
 PROMPTS = [[5, 6, 7], list(range(1, 20)), [9] * 16, [30]]
 PROMPT_OF_ROW = torch.tensor([0, 0, 0, 1, 2, 2, 3, 3, 3, 3])
-STEPS = 20  # more than the lanes
+STEPS = 40  # more than a block
 
 
 @pytest.fixture(autouse=True)
 def wide_heads(monkeypatch):
     for kind, made in KINDS.items():
-        settings = tiny_models._SHARED | tiny_models._LLAMA | {"head_dim": 32}
+        settings = (
+            tiny_models._SHARED | tiny_models._LLAMA | {"head_dim": 32, "intermediate_size": 64}
+        )
         monkeypatch.setitem(tiny_models.CONFIGS, kind, functools.partial(made, **settings))
-    monkeypatch.setattr(native_step, "LEAST_BYTES", 0)
+    monkeypatch.setattr(native_step, "LARGE_BYTES", 0)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def states(agents, cache_of, dtype=torch.bfloat16) -> torch.Tensor:
                 going = torch.tensor([0, 2, 4, 5, 8])  # the second prompt has none left
                 by.keep(going)
             out = torch.full((len(PROMPT_OF_ROW), 32), torch.nan, dtype=dtype)
-            out[going] = by.step(going * 7 + step * 11)
+            out[going] = by.step((going * 7 + step * 11) % 250)
             cache.step += 1
             found.append(out)
     return torch.stack(found).double()
