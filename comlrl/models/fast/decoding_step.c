@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define LANES 16
@@ -189,7 +190,7 @@ void attend(const bf16 *qkv, const bf16 *cosine, const bf16 *sine, const bf16 *p
         long r = at / kv, h = at % kv, prompt = prompt_of_row[r] * kv + h;
         long before = lengths[prompt_of_row[r]], own = step + 1;
         const bf16 *token = qkv + r * (heads + 2 * kv) * WIDTH;
-        float query[GROUP * WIDTH], key[WIDTH], scores[GROUP * all];
+        float query[GROUP * WIDTH], key[WIDTH], *scores = malloc(sizeof(float) * GROUP * all);
         for (int g = 0; g < GROUP; g++) {
             rotate(token + (h * GROUP + g) * WIDTH, cosine + r * WIDTH, sine + r * WIDTH,
                    query + g * WIDTH);
@@ -216,5 +217,6 @@ void attend(const bf16 *qkv, const bf16 *cosine, const bf16 *sine, const bf16 *p
                 pair found = {sums[g][p].even / total[g], sums[g][p].odd / total[g]};
                 store(out + (r * heads + h * GROUP + g) * WIDTH + p * BLOCK, found);
             }
+        free(scores);
     }
 }
