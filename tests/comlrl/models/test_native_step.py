@@ -11,7 +11,11 @@ from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 from comlrl.models.fast import native_step, prepacked
 from comlrl.models.fast.native_step import NativeCache, library
 from comlrl.models.fast.prefix_cache import SharedPrefixCache
+from comlrl.models.logprobs import action_logprobs
+from comlrl.models.rows import pack
 from comlrl.rollout.decoding import ByFastDecoder
+from comlrl.rollout.generation import Generator
+from comlrl.types import Request, Row, Sampling
 from tests.support import tiny_models
 from tests.support.tiny_models import team
 
@@ -58,13 +62,20 @@ def states(agents, cache_of, dtype=torch.bfloat16) -> torch.Tensor:
     return torch.stack(found).double()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_finds_the_hidden_states_of_the_exact_model(kind, compiled):
-    """No further from float64 than torch's operations in bfloat16."""
-    narrow, exact = team(kind, dtype="bfloat16"), team(kind, dtype="float64")
+def pair(kind: str, **keys):
+    """A team in bfloat16 and one of the same weights in float64."""
+    narrow, exact = team(kind, dtype="bfloat16", **keys), team(kind, dtype="float64", **keys)
     with torch.no_grad():
         for given, taken in zip(narrow.agents, exact.agents, strict=True):
             taken.model.load_state_dict(given.model.state_dict())
+    return narrow, exact
+
+
+@pytest.mark.parametrize("lora", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_finds_the_hidden_states_of_the_exact_model(kind, lora, compiled):
+    """No further from float64 than torch's operations in bfloat16."""
+    narrow, exact = pair(kind, lora__enabled=lora)
     assert native_step.serves(narrow.agents[0].fast)
     truth = states(exact, SharedPrefixCache, torch.float64)
     errors = []
@@ -73,6 +84,36 @@ def test_it_finds_the_hidden_states_of_the_exact_model(kind, compiled):
         assert torch.equal(found.isnan(), truth.isnan())
         errors.append((found - truth).nan_to_num().norm() / truth.nan_to_num().norm())
     assert errors[1] < 1.1 * errors[0] < 0.11, errors
+
+
+def test_what_is_sampled_has_the_log_probability_of_the_exact_model(compiled, monkeypatch):
+    """Two agents in one batch; as near to it as by torch's operations."""
+    narrow, exact = pair("wide qwen2")
+    asked = [
+        [Request(tuple(p), tuple((i, agent, g) for g in range(3))) for i, p in enumerate(PROMPTS)]
+        for agent in range(2)
+    ]
+    errors, caches = {}, []
+    attend = native_step.NativeStep._attend
+    monkeypatch.setattr(
+        native_step.NativeStep, "_attend", lambda *a: (caches.append(1), attend(*a))[1]
+    )
+    for least in (0, 1 << 40):
+        monkeypatch.setattr(native_step, "LARGE_BYTES", least)
+        off = []
+        for agent, of_agent in zip(
+            exact.agents, Generator(narrow).sample(asked, Sampling(1.0, 24)), strict=True
+        ):
+            for request, group in zip(asked[agent.index], of_agent, strict=True):
+                rows = [Row.of(request.prompt_ids, group, [1.0] * 3, range(3))]
+                with exact.acting(agent.index), torch.no_grad():
+                    found = action_logprobs(agent, pack(rows, 0), 1.0).logprob_A.sum()
+                off.append(abs(float(found) - sum(c.logprob for c in group)))
+        errors[least] = sum(off) / len(off)
+        assert bool(caches) == (least == 0)
+        caches.clear()
+    by_library, by_torch = errors.values()
+    assert by_library < 1.5 * by_torch < 2.0, errors
 
 
 def test_prepacked_weights_are_the_same_bits():
