@@ -131,7 +131,8 @@ class NativeStep:
     def __call__(self, ids_R: Tensor, cos_sin: tuple[Tensor, Tensor], routes: Routes) -> Tensor:
         fast = self.fast
         cos, sin = (part.contiguous() for part in cos_sin)
-        x, y = fast.embedding(ids_R), None
+        x = fast.embedding(ids_R)
+        y: Tensor | None = None
         for index, layer in enumerate(fast.layers):
             y = fast.product(layer.qkv, self._norm(x, y, layer.input_norm), routes)
             if layer.head_norms is not None:
