@@ -24,7 +24,6 @@ from comlrl.models.fast import prepacked
 from comlrl.models.fast.autograd_functions import rms_norm, rotate, swiglu
 from comlrl.models.fast.lora_routing import Router
 from comlrl.models.fast.packed_attention import (
-    LARGE_BYTES,
     Packed,
     Questions,
     Shown,
@@ -282,7 +281,7 @@ class FastDecoder:
             yield
         finally:
             self._kept = None
-            if self._packed and self.bytes >= LARGE_BYTES:
+            if self._packed:
                 prepacked.give_back()
 
     def product(self, product: Product, x: Tensor, routes: Routes) -> Tensor:

@@ -52,9 +52,9 @@ def library(width: int, group: int) -> ctypes.CDLL | None:
     command = [compiler, *FLAGS, f"-DWIDTH={width}", f"-DGROUP={group}"]
     known = [*command, SOURCE.read_text(), _processor()]
     name = hashlib.sha256("\0".join(known).encode()).hexdigest()[:16]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "comlrl"
-    path = folder / f"decoding_step_{name}.so"
     try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "comlrl"
+        path = folder / f"decoding_step_{name}.so"
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder) as building:
@@ -63,7 +63,7 @@ def library(width: int, group: int) -> ctypes.CDLL | None:
                                check=True, capture_output=True, timeout=60)  # fmt: skip
                 made.replace(path)
         return ctypes.CDLL(str(path))
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, RuntimeError, subprocess.SubprocessError):  # no home, among others
         return None
 
 

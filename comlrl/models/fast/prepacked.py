@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from comlrl.models.fast.packed_attention import LARGE_BYTES
+
 BYTES = 1 << 30  # of weights that are laid out a second time, at most
 STEPS = 10  # decoding steps that save as much as laying out costs
 MKLDNN: Any = torch.ops.mkldnn
@@ -20,7 +22,7 @@ MKLDNN: Any = torch.ops.mkldnn
 
 def worth_it(weights: int, steps: int, like: Tensor) -> bool:
     """``weights``: their bytes; ``steps``: products of each with few rows."""
-    fitting = weights <= BYTES and steps > STEPS
+    fitting = LARGE_BYTES <= weights <= BYTES and steps > STEPS
     return fitting and like.device.type == "cpu" and like.dtype == torch.bfloat16 and available()
 
 

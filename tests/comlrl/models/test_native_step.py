@@ -33,6 +33,7 @@ def wide_heads(monkeypatch):
         )
         monkeypatch.setitem(tiny_models.CONFIGS, kind, functools.partial(made, **settings))
     monkeypatch.setattr(native_step, "LARGE_BYTES", 0)
+    monkeypatch.setattr(prepacked, "LARGE_BYTES", 0)
 
 
 @pytest.fixture
@@ -128,9 +129,19 @@ def test_prepacked_weights_are_the_same_bits():
     assert torch.equal(plain.added(x, y.clone()), packed.added(x, y.clone()))
 
 
-def test_weights_are_laid_out_where_it_pays():
+def test_without_a_compiler_torch_serves(monkeypatch):
+    monkeypatch.setattr(native_step.shutil, "which", lambda name: None)
+    library.cache_clear()
+    assert library(32, 2) is None
+    assert not native_step.serves(team("wide llama", dtype="bfloat16").agents[0].fast)
+    library.cache_clear()
+
+
+def test_weights_are_laid_out_where_it_pays(monkeypatch):
     like = torch.zeros(1, dtype=torch.bfloat16)
     assert prepacked.worth_it(100, 64, like) == prepacked.available()
     assert not prepacked.worth_it(100, 1, like)
     assert not prepacked.worth_it(2 << 30, 64, like)
     assert not prepacked.worth_it(100, 64, like.float())
+    monkeypatch.setattr(prepacked, "LARGE_BYTES", 101)
+    assert not prepacked.worth_it(100, 64, like)
