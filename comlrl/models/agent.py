@@ -169,7 +169,8 @@ class Agent:
         """Logits of hidden states, with the scaling that some architectures apply to them."""
         head = self.model.get_output_embeddings()
         config = self.model.config
-        logits = head(hidden.to(head.weight.dtype))
+        hidden = hidden.to(head.weight.dtype)
+        logits = head(hidden) if self.fast is None else self.fast.words(head, hidden)
         if (scale := getattr(config, "logit_scale", None)) is not None:
             logits = logits * scale
         if (divisor := getattr(config, "logits_scaling", None)) is not None:

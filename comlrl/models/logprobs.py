@@ -21,6 +21,7 @@ from comlrl.types import SamplingSupport, TokenBatch
 # fresh one takes a CPU longer than what is computed.
 HEAD_CHUNK_BYTES = 256 << 20
 PIECE_BYTES = {"cpu": 10 << 20}  # elsewhere a chunk is one piece
+FROZEN_BYTES = {"cpu": 32 << 20}  # of a frozen head's chunk there; fewer are computed whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +129,15 @@ def _head(
 
     head = agent.model.get_output_embeddings()
     row = 4 * len(head.weight)  # bytes
-    chunk = max(step, HEAD_CHUNK_BYTES // row // step * step)
-    if len(hidden_AD) <= chunk:
+    frozen = not entropy and not any(weight.requires_grad for weight in head.parameters())
+    most = HEAD_CHUNK_BYTES
+    if frozen:
+        most = min(most, FROZEN_BYTES.get(agent.device.type, most))
+    chunk = max(step, most // row // step * step)
+    if len(hidden_AD) * row <= most:
         return whole(hidden_AD, targets_A, support)
     chunks = [(hidden_AD[own], *rest) for own, *rest in _parts(targets_A, support, chunk)]
-    if entropy or any(weight.requires_grad for weight in head.parameters()):
+    if not frozen:
         parts = [checkpoint(whole, *own, use_reentrant=False) for own in chunks]
         entropies = [e for _, e in parts if e is not None]
         logprob_A = torch.cat([logprobs for logprobs, _ in parts])

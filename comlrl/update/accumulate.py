@@ -25,6 +25,7 @@ Loss = Callable[[TokenBatch], tuple[torch.Tensor, Sums]]
 
 MICRO_BATCH_TOKENS = {"cpu": 3072, "cuda": 8192}  # more make a token hardly cheaper
 SHARE_STEP = SHAPE_STEP  # tokens, of which shares are multiples; fewer are not worth a thread
+ALONE = {"cpu": 2, "cuda": 1}  # times what rows together have, for one that is long by itself
 GRADIENT_SUM_BYTES = 2 << 30  # of the gradients that an agent's worker threads sum, each its own
 ACTIVATION_BYTES = {"cpu": 256 << 20, "cuda": 8 << 30}  # of one micro-batch, before the head
 
@@ -50,9 +51,12 @@ def micro_batches(
 
 
 def _groups(agent: Agent, rows: Sequence[Row], most: int) -> list[list[Row]]:
-    """Rows that go together, with at most so many tokens, or one completion."""
+    """Rows that go together, with at most so many tokens, or one completion; or one row alone of
+    some more (``ALONE``), as each of its parts would read its prompt again."""
     shared = _shared(agent)
-    fitting = split_rows(rows, most, shared) if packable(agent) else unpacked(rows)
+    binding = most == _budget(agent) and not agent.micro_batch_tokens
+    alone = ALONE[_kind(agent)] * most if binding else most
+    fitting = split_rows(rows, alone, shared) if packable(agent) else unpacked(rows)
     return list(row_groups(fitting, most, shared))
 
 
@@ -69,9 +73,16 @@ def _sizes(agent: Agent, rows: Sequence[Row]) -> list[int]:
 def _budget(agent: Agent) -> int:
     if agent.micro_batch_tokens:
         return agent.micro_batch_tokens
-    kind = agent.device.type if agent.device.type in MICRO_BATCH_TOKENS else "cuda"
-    fitting = ACTIVATION_BYTES[kind] // _activation_bytes(agent)
-    return max(256, min(MICRO_BATCH_TOKENS[kind], fitting))
+    return tokens_at_once(_kind(agent), _activation_bytes(agent))
+
+
+def _kind(agent: Agent) -> str:
+    return agent.device.type if agent.device.type in MICRO_BATCH_TOKENS else "cuda"
+
+
+def tokens_at_once(kind: str, activations: float) -> int:
+    """Of a micro-batch on this kind of device; ``activations``: bytes that a token leaves."""
+    return max(256, min(MICRO_BATCH_TOKENS[kind], int(ACTIVATION_BYTES[kind] // activations)))
 
 
 def _activation_bytes(agent: Agent) -> int:

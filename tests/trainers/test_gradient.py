@@ -193,7 +193,9 @@ CASES = {
 def test_the_batched_gradient_is_the_sum_of_single_losses(case, monkeypatch):
     keys = dict(CASES[case])
     kind, decoder, step = keys.pop("kind", "qwen2"), keys.pop("decoder", True), keys.pop("step", 1)
-    monkeypatch.setattr("comlrl.models.fast.decoder.shape_step", lambda device, dtype: step)
+    monkeypatch.setattr(
+        "comlrl.models.fast.decoder.shape_step", lambda device, dtype, weights: step
+    )
     agents = team(kind, discount=DISCOUNT, **keys)
     for agent in agents.agents:
         assert (agent.fast is not None) == kind.startswith("qwen")

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from comlrl.models.fast import prepacked
 from comlrl.models.fast.autograd_functions import rms_norm, rotate, swiglu
 from comlrl.models.fast.lora_routing import Router
 from comlrl.models.fast.packed_attention import (
@@ -58,6 +59,10 @@ class HeadNorms:
         return torch.cat([rms_norm(normed, weight, eps), values], 1)
 
 
+# The base's product; A's and B's of all agents, where there are adapters.
+Sampled = tuple[prepacked.Linear, tuple[prepacked.Linear, prepacked.Linear] | None]
+
+
 class Product:
     """Linear layers of one input as one: [W₁; W₂; …] x + b, and each one's own LoRA."""
 
@@ -94,6 +99,15 @@ class Product:
         assert len(found) == len(names), "the base alone never shares a batch with adapters"
         downs, ups = zip(*found, strict=True)
         return torch.cat(downs, 1).contiguous(), torch.cat(ups)
+
+    def sampled(self, names: Sequence[str | None], dtype: torch.dtype, packed: bool) -> Sampled:
+        """The base's product, and the adapters' side by side."""
+        base = prepacked.Linear(*self.merged(None), packed)
+        sides = self.adapters(names, dtype)
+        if sides is None:
+            return base, None
+        down, up = (prepacked.Linear(side.t(), None, packed) for side in sides)
+        return base, (down, up)
 
     def merged(self, name: str | None) -> tuple[Tensor, Tensor | None]:
         """(W + s B A, b) of one agent, or of the base alone."""
@@ -164,15 +178,17 @@ class FastDecoder:
         self.heads = config.num_attention_heads
         self.kv_heads = config.num_key_value_heads
         self.layers = [_layer(one, self.heads, self.kv_heads) for one in decoder.layers]
-        self.width = decoder.layers[0].self_attn.head_dim
+        self.width, self.inner = decoder.layers[0].self_attn.head_dim, config.intermediate_size
         self.scaling = decoder.layers[0].self_attn.scaling
         weights: list[Any] = [
             getattr(layer, "base_layer", layer).weight for layer in _projections(model)
         ]
+        self.bytes = sum(w.nbytes for w in weights)
         exact = adapters == 0 or all(w.dtype in (torch.float32, torch.float64) for w in weights)
-        small = max(1, adapters) * sum(w.nbytes for w in weights) <= MERGED_BYTES
+        small = max(1, adapters) * self.bytes <= MERGED_BYTES
         self.merging = exact and small  # lower precisions round adapters away
         self._kept: dict[Any, Any] | None = None
+        self._packed = False
 
     def hidden(
         self,
@@ -191,24 +207,25 @@ class FastDecoder:
         for index, layer in enumerate(self.layers):
             norm = layer.input_norm
             y = rms_norm(x, norm.weight, norm.variance_epsilon)
-            y = self._product(layer.qkv, y, routes).view(len(x), -1, self.width)
+            y = self.product(layer.qkv, y, routes).view(len(x), -1, self.width)
             y = y if layer.head_norms is None else layer.head_norms(y)
             y = rotate(y, cos, sin, self.heads + self.kv_heads)
             y = attend(index, y)
             if wanted_W is not None and index == len(self.layers) - 1:
                 x = x.index_select(0, wanted_W)
                 routes = routes if wanted_routes is None else wanted_routes
-            x = x + self._product(layer.out, y, routes)
+            x = x + self.product(layer.out, y, routes)
             norm = layer.post_attention_norm
             y = rms_norm(x, norm.weight, norm.variance_epsilon)
-            y = swiglu(self._product(layer.gate_up, y, routes))
-            x = x + self._product(layer.down, y, routes)
+            y = swiglu(self.product(layer.gate_up, y, routes))
+            x = x + self.product(layer.down, y, routes)
         return rms_norm(x, self.norm.weight, self.norm.variance_epsilon)
 
     @property
     def step(self) -> int:
         """What numbers of tokens should be multiples of."""
-        return shape_step(self.embedding.weight.device, self.embedding.weight.dtype)
+        weight = self.embedding.weight
+        return shape_step(weight.device, weight.dtype, self.bytes)
 
     def packed(self, batch: Packed, wanted_A: Tensor | None = None) -> Tensor:
         """Last hidden states of a packed batch under the adapter that acts, (T, D); or (A, D),
@@ -253,15 +270,21 @@ class FastDecoder:
         return [(None if self.router is None else self.router.adapter, slice(None))]
 
     @contextlib.contextmanager
-    def sampling(self) -> Iterator[None]:
-        """Within, weights stay as they are: what is computed from them alone is kept."""
+    def sampling(self, steps: int = 0) -> Iterator[None]:
+        """Within, weights stay as they are: what is computed from them alone is kept.
+
+        ``steps``: tokens that rows will be given, one at a time.
+        """
         self._kept = {}
+        self._packed = prepacked.worth_it(self.bytes, steps, self.embedding.weight)
         try:
             yield
         finally:
             self._kept = None
+            if self._packed:
+                prepacked.give_back()
 
-    def _product(self, product: Product, x: Tensor, routes: Routes) -> Tensor:
+    def product(self, product: Product, x: Tensor, routes: Routes) -> Tensor:
         if self._kept is not None and not torch.is_grad_enabled():
             return self._sampled(product, x, routes, self._kept)
         y = product.base(x)
@@ -269,25 +292,35 @@ class FastDecoder:
         adapter = None if name is None else product.adapter(name, x.dtype)
         return y if adapter is None else y.addmm_(x @ adapter[0], adapter[1])
 
+    def words(self, head: Any, x: Tensor) -> Tensor:
+        """``head(x)``, an ordinary linear layer's."""
+        if self._kept is None or not self._packed or torch.is_grad_enabled():
+            return head(x)
+        if head not in self._kept:
+            self._kept[head] = prepacked.Linear(head.weight, head.bias, True)
+        return self._kept[head](x)
+
     def _sampled(self, product: Product, x: Tensor, routes: Routes, kept: dict[Any, Any]) -> Tensor:
         """Through each agent's own W + s B A where that is exact and small; else W x + B A x."""
         if self.merging:
             for name, _ in routes:
                 if (product, name) not in kept:
-                    kept[product, name] = product.merged(name)
-            parts = [F.linear(x[rows], *kept[product, name]) for name, rows in routes]
+                    merged = prepacked.Linear(*product.merged(name), self._packed)
+                    kept[product, name] = merged
+            parts = [kept[product, name](x[rows]) for name, rows in routes]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
         # All agents' A x, then B of each row's own: few products of all rows, not many of parts.
         names = tuple(name for name, _ in routes)
         if (product, names) not in kept:
-            kept[product, names] = product.adapters(names, x.dtype)
-        sides, y = kept[product, names], product.base(x)
+            kept[product, names] = product.sampled(names, x.dtype, self._packed)
+        base, sides = kept[product, names]
+        y = base(x)
         if sides is None:
             return y
-        low = x @ sides[0]
+        low = sides[0](x)
         if len(names) > 1:
             low.mul_(self._owners(routes, low, kept))
-        return y.addmm_(low, sides[1])
+        return sides[1].added(low, y)
 
     def _owners(self, routes: Routes, low: Tensor, kept: dict[Any, Any]) -> Tensor:
         """1 where a row goes through the adapter of a column, else 0."""

@@ -22,13 +22,17 @@ from comlrl.models.fast.trie import Trie
 from comlrl.types import TokenBatch
 
 SHAPE_STEP = 256  # tokens
+FINE_STEP = 64  # of large weights, whose products of tokens that nobody reads take longer
+LARGE_BYTES = 64 << 20  # of weights
 WORTH_A_GRID = 0.15  # of what attention to completions computes, at least: saved by one more
 
 
-def shape_step(device: torch.device, dtype: torch.dtype) -> int:
+def shape_step(device: torch.device, dtype: torch.dtype, weights: int) -> int:
     """What numbers of tokens are rounded up to: on a CPU, each new shape of a bfloat16 product is
-    compiled first, which takes longer than many products."""
-    return SHAPE_STEP if device.type == "cpu" and dtype == torch.bfloat16 else 1
+    compiled first, which takes longer than many products. ``weights``: bytes of all."""
+    if device.type != "cpu" or dtype != torch.bfloat16:
+        return 1
+    return SHAPE_STEP if weights < LARGE_BYTES else FINE_STEP
 
 
 def rounded(count: int, step: int) -> int:

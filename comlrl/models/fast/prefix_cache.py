@@ -30,7 +30,8 @@ class SharedPrefixCache:
         self.prefilling = True
         self.prompt_of_R = torch.arange(len(lengths_P), device=lengths_P.device)
         self.step = 0
-        self.prefix: list[tuple[torch.Tensor, torch.Tensor]] = []  # (P, heads, L, width)
+        # As each step's products read them: keys (P, heads, width, L), values (P, heads, L, width).
+        self.prefix: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.own: list[tuple[torch.Tensor, torch.Tensor]] = []  # (R, heads, T, width)
         longest = int(lengths_P.max())
         columns = torch.arange(longest, device=lengths_P.device)
@@ -78,7 +79,7 @@ class SharedPrefixCache:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Called by the model's attention: store, and return what the rows' own part holds."""
         if self.prefilling:
-            self.prefix.append((key, value))
+            self.prefix.append((key.transpose(-1, -2).contiguous(), value.contiguous()))
             return key, value
         if len(self.own) <= layer:
             shape = (*key.shape[:2], self.max_new_tokens, key.shape[-1])
@@ -157,12 +158,12 @@ def step_attention(
     count = query.shape[2]
     query = query * scaling
     prefix_key, prefix_value = cache.prefix[layer]
-    to_prefix = cache.spread(query) @ prefix_key.transpose(-1, -2)
+    to_prefix = cache.spread(query) @ prefix_key
     to_prefix += cache.bias(to_prefix.dtype)[:, None, None, :]
     to_own = query @ key.transpose(-1, -2)
     scores = torch.cat([cache.gather(to_prefix, count), to_own], dim=-1)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    longest = prefix_key.shape[2]
+    longest = prefix_value.shape[2]
     out = weights[..., longest:] @ value
     return out + cache.gather(cache.spread(weights[..., :longest]) @ prefix_value, count)
 

@@ -42,6 +42,21 @@ def test_batches_are_of_like_size():
     assert sizes([], 400) == []
 
 
+def test_a_long_row_stays_whole_where_its_parts_would_read_its_prompt_again(monkeypatch):
+    """A prompt of 100 with six completions of 40 that differ from their first token: 334 tokens."""
+    letters = range(97, 103)
+    one = Row((98,) * 100, tuple((n,) * 40 for n in letters), (1.0,) * 6, tuple(range(6)))
+    assert computed(one) == 334
+    monkeypatch.setitem(accumulate.MICRO_BATCH_TOKENS, "cpu", 256)
+    with team().acting(0) as agent:
+        whole = [b.token_ids_RL.shape[1] for b in micro_batches(agent, [one])]
+        assert whole == [100 + 6 * 40]
+        agent.micro_batch_tokens = 256  # memory has run out once: 100 + 4 · 39 = 256
+        parts = [b.token_ids_RL.shape[1] for b in micro_batches(agent, [one])]
+        assert parts == [100 + 4 * 40, 100 + 2 * 40]
+        agent.micro_batch_tokens = None
+
+
 def test_concurrent_ones_are_as_many_as_cores_share_evenly(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(accumulate, "worker_threads", lambda device: 4)
     rows = [row(100, n) for n in range(20)]

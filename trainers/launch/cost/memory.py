@@ -121,11 +121,12 @@ def _reward_model(config: Config, agents_model: str, width: float) -> Iterator[H
 
 def _activations(sizes: Sequence[ModelSize], width: float, device: str) -> Held:
     """Of the update's micro-batch, which is made to fit."""
-    from comlrl.update.accumulate import ACTIVATION_BYTES, MICRO_BATCH_TOKENS
+    from comlrl.update.accumulate import ACTIVATION_BYTES, ALONE, MICRO_BATCH_TOKENS
 
     left = max((s.dims.left for s in sizes if s.dims), default=None)
     tokens = MICRO_BATCH_TOKENS[device]
-    most = None if left is None else min(ACTIVATION_BYTES[device], tokens * left * width)
+    held = ALONE[device] * ACTIVATION_BYTES[device]
+    most = None if left is None else min(held, tokens * left * width)
     return Held("activations ≤", most, f"of a micro-batch of {tokens:,} tokens in the update")
 
 

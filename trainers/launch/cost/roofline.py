@@ -28,6 +28,7 @@ from trainers.launch.wiring import allocator as memory
 
 # Operations of a layer: while decoding a token, and forward and backward in an update.
 DECODING, LEARNING = 40, 150
+FEW = 32  # rows
 PROMPT = 300  # tokens, where the data is not at hand
 ATTENTION = 3.5  # forward and backward, in forward passes
 PASSES = 4  # over what a layer leaves for the backward pass: a write and a read, both ways
@@ -44,6 +45,7 @@ class Hardware:
     bandwidth: float  # bytes a second from and to memory
     memory: float  # bytes
     attention: float = 0  # its floating-point operations a second; 0: a quarter of ``flops``
+    few: float = 0  # ``flops`` of products of few rows, while decoding; 0: the same
     link: float = NETWORK  # bytes a second between the GPUs of a node
     launch: float = 1e-5  # seconds of an operation, however small
     cards: float = 1
@@ -108,6 +110,7 @@ def measured(config: Config) -> Hardware:
     return Hardware(
         flops=2 * 2048 * weight.numel() / product,
         attention=4 * 128 * query.numel() / attention,
+        few=2 * FEW * weight.numel() / _shortest(lambda: F.linear(x[:FEW], weight)),
         bandwidth=2 * here.nbytes / _shortest(lambda: here.copy_(there)),
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         launch=_shortest(lambda: [small.mul(small) for _ in range(1000)]) / 1000,
@@ -182,7 +185,7 @@ class StepCost:
         keys = tokens * (prompts * read + rows * tokens / 2) * dims.cache
         moved = chunks * longest * (dims.linear + dims.head) + keys + dims.left * written
         once = max(
-            products / self.on.flops,
+            products / (self.on.few or self.on.flops),
             (moved * self.bytes + SAMPLING * dims.vocabulary * written) / self.on.bandwidth,
         )
         once += self.attention(written, read + longest)
@@ -207,10 +210,11 @@ class StepCost:
         read = written = seen = 0.0
         for level in levels(section):
             nodes, longest = self.size * level.nodes * len(level.stage), self.longest(level.stage)
-            read += nodes * self.read(level)
+            parts = self._parts(self.read(level), level.own, longest)
+            read += nodes * parts * self.read(level)
             written += nodes * level.own * self.written(level.stage)
             seen += self.attention(nodes * level.own * longest, self.read(level) + longest)
-            seen += self.attention(nodes * self.read(level), self.read(level))
+            seen += self.attention(nodes * parts * self.read(level), self.read(level))
         back = 1 if self.config.lora.enabled else 2  # gradients of activations, and of weights
         epochs = section.passes
         again = self.config.agent_model.gradient_checkpointing
@@ -241,17 +245,29 @@ class StepCost:
         link = self.on.link if cards <= GPUS_A_NODE else min(self.on.link, NETWORK)
         return 2 * (cards - 1) / cards * 4 * self.trained / link
 
+    def _parts(self, prompt: float, own: int, longest: int) -> int:
+        """In how many rows a prompt's completions are, each of which reads it again."""
+        from comlrl.update.accumulate import ALONE
+
+        most = ALONE[self.device] * self.micro_batch
+        fitting = max(1, int((most - prompt) // longest))
+        return math.ceil(own / fitting)
+
     @property
     def micro_batch(self) -> int:
-        from comlrl.update.accumulate import MICRO_BATCH_TOKENS
+        """Tokens."""
+        from comlrl.update.accumulate import tokens_at_once
 
-        return MICRO_BATCH_TOKENS["cpu" if self.on.word else "cuda"]
+        return tokens_at_once(self.device, self.dims.left * self.bytes)
+
+    @property
+    def device(self) -> str:
+        return "cpu" if self.on.word else "cuda"
 
     def memory(self) -> dict[str, float]:
         """Bytes of a GPU, by what holds them, as far as that is known."""
         prompt = self.read(widest(self.section))
-        device = "cpu" if self.on.word else "cuda"
-        parts = held(self.config, prompt, self.size, self.bytes, device)
+        parts = held(self.config, prompt, self.size, self.bytes, self.device)
         return {part.label: part.bytes for part in parts if part.bytes is not None}
 
 

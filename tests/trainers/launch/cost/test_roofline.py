@@ -94,6 +94,15 @@ def test_update_by_hand():
     passes = step(on, update_epochs=3)  # three of both, and the old log-probabilities
     assert passes.update() == 2 * 1800 * tokens * 7 + 2 * 1000 * written * 7
     assert step(replace(FREE, launch=1.0)).update() == pytest.approx(2 * LEARNING)
+    # On a CPU a row may have 2 · 3,072 tokens: of the four completions, two fit beside this prompt.
+    parts = step(replace(on, word=2, prompt=6100))
+    assert parts.update() == 2 * 1800 * 6 * (2 * 6100 + 64) * 2 + 2 * 1000 * written * 2
+
+
+def test_products_of_few_rows_have_a_rate_of_their_own():
+    """While tokens are written one at a time, not where prompts are read."""
+    on = replace(FREE, flops=1.0, few=0.5)
+    assert step(on).generation() == 2 * 2 * 2800 * 24 * 16 + 2 * 1800 * 6 * 30
 
 
 def test_more_turns_read_more_and_cards_exchange_gradients():
