@@ -108,7 +108,8 @@ def test_a_program_whose_calls_a_server_samples(
         read = [{"role": "user", "content": first["wrote"] + second["wrote"]}]
         assert third["agent"] == "writer" and third["read"] == read
     loads = Counter(name.split("-")[0] for what, name in server.events if what == "load")
-    assert loads == {"agent_0": 4, "agent_1": 4}
+    # One for each state of its weights; they stay where two episodes were written alike.
+    assert set(loads) == {"agent_0", "agent_1"} and all(1 < n <= 4 for n in loads.values())
     assert server.adapters == {} and not (folder / "vllm").exists()
 
 

@@ -106,9 +106,9 @@ def test_the_chat_template_is_shown_with_the_system_message_that_it_adds(
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout == (
         "════ level_feedback · turn 1 · aux\n<|system|>You help.\n<|user|>def pick(n):\n"
-        "    '''Twice n.''' Help.\n<|assistant|>\n"
+        "    '''Twice n.''' Help.\n<|assistant|>```python\ndef aux(n):\n"
         "════ level_feedback · turn 1 · main\n<|system|>You help.\n"
-        "<|user|>Write pick.\n<|assistant|>\n"
+        "<|user|>Write pick.\n<|assistant|>```python\ndef pick(n):\n"
     )
     shown = show(*own, "prompts.system=Be short.")
     assert (

@@ -221,7 +221,9 @@ def test_nothing_is_asked_ahead_where_a_signal_will_end_the_run(tmp_path):
 
 def test_nothing_is_asked_ahead_unless_wanted():
     assert (
-        engine.overlapped(config(), None, None, None, None, None) is engine.prefetch(None) is None
+        engine.overlapped(config(), None, None, None, None, None, None)
+        is engine.prefetch(None, None)
+        is None
     )
 
 
