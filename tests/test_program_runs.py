@@ -88,7 +88,11 @@ def config(folder: Path, target: str = "play", algorithm: str = "magrpo") -> Pat
 def arguments(file: Path, out: Path, *more: str, **section: object) -> list[str]:
     algorithm = file.stem
     keys = {f"{algorithm}.{name}": value for name, value in (SMALL | section).items()}
-    keys |= {"output.dir": str(out), "lora.r": 4, "agent_model.torch_dtype": "float32"}
+    keys |= {
+        "output.dir": str(out),
+        "lora.r": 4,
+        "agent_model.torch_dtype": "float64",
+    }  # no draw flips by rounding
     return [
         "--config", str(file), "--override", *(f"{k}={json.dumps(v)}" for k, v in keys.items()),
         *more,
