@@ -61,7 +61,7 @@ from comlrl.types import Sampling, TokenBatch
 from comlrl.update.accumulate import accumulate
 from comlrl.update.losses import joint_dpo, policy_gradient
 from comlrl.update.minibatches import like_parts
-from comlrl.update.optimizer import optimizer_of
+from comlrl.update.optimizer import policy_optimizer
 from comlrl.update.worker_threads import run_parallel
 
 
@@ -80,16 +80,7 @@ class MADPOTrainer:
         self.sampling, self.collector = sampling, collector
         self.trained = tuple(section.train_agents or range(len(team)))
         self.round: Round | None = None  # the present one
-        self.optimizers = {
-            index: optimizer_of(
-                section,
-                team.agents[index].parameters(),
-                section.learning_rate,
-                index,
-                processes=team.processes,
-            )
-            for index in self.trained
-        }
+        self.optimizers = {i: policy_optimizer(section, team, i) for i in self.trained}
         self.reference = ReferenceValues(len(team))
         self.moved = True  # since the round's start
 

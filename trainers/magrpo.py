@@ -76,7 +76,7 @@ from comlrl.update.clipped import ratio_sums
 from comlrl.update.losses import clipped_policy, k3_kl, policy_gradient
 from comlrl.update.minibatches import like_parts
 from comlrl.update.old_logprobs import OldLogprobs
-from comlrl.update.optimizer import optimizer_of
+from comlrl.update.optimizer import policy_optimizer
 from comlrl.update.worker_threads import run_parallel
 
 # Of a turn from one state on, for each agent a row for each node at which it acts; None where
@@ -110,16 +110,7 @@ class MAGRPOTrainer:
     ) -> None:
         self.section, self.team, self.rollout, self.loop = section, team, rollout, loop
         self.sampling = sampling
-        self.optimizers = [
-            optimizer_of(
-                section,
-                agent.parameters(),
-                section.learning_rate,
-                agent.index,
-                processes=team.processes,
-            )
-            for agent in team.agents
-        ]
+        self.optimizers = [policy_optimizer(section, team, i) for i in range(len(team))]
 
     def train(self) -> None:
         for step in self.loop.steps(self):

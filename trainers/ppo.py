@@ -77,7 +77,7 @@ from comlrl.types import EpisodeGroup, Rolled, Row, Sampling, TokenBatch, Tree
 from comlrl.update.clipped import ClippedPolicy, run_epochs
 from comlrl.update.kl_coefficient import KLCoefficient
 from comlrl.update.minibatches import Span, minibatches, passes
-from comlrl.update.optimizer import optimizer_of
+from comlrl.update.optimizer import optimizer_of, policy_optimizer
 from comlrl.update.per_token import PerToken
 from comlrl.update.values import LanguageReader, PooledReader, StepValues, history_rows
 
@@ -121,16 +121,7 @@ class PPOTrainer:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rollout.seed)
             self.critics = [self._critic(index) for index in range(section.critics)]
-        self.optimizers = [
-            optimizer_of(
-                section,
-                agent.parameters(),
-                section.learning_rate,
-                agent.index,
-                processes=team.processes,
-            )
-            for agent in team.agents
-        ]
+        self.optimizers = [policy_optimizer(section, team, i) for i in range(len(team))]
         self.critic_optimizers = [
             optimizer_of(
                 section,

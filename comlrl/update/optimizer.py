@@ -15,6 +15,7 @@ import torch
 
 from comlrl.config.algorithms import CommonConfig
 from comlrl.errors import NonFiniteError
+from comlrl.models.team import Team
 from comlrl.processes import sharding
 from comlrl.processes.distributed import Processes
 
@@ -184,3 +185,9 @@ def optimizer_of(
         agent=agent,
         processes=processes,
     )
+
+
+def policy_optimizer(section: CommonConfig, team: Team, index: int) -> AgentOptimizer:
+    """Of what an agent's policy trains."""
+    parameters, processes = team.agents[index].parameters(), team.processes
+    return optimizer_of(section, parameters, section.learning_rate, index, processes=processes)

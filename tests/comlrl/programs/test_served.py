@@ -79,7 +79,9 @@ def test_the_time_of_a_server_is_not_the_episodes_own():
             await agents["coder"]("x")
         return 1
 
-    played(play, sampler=sampler, timeout=0.5)
+    for group in played(play, sampler=sampler, timeout=0.5):
+        for episode in group.episodes_G:  # each waited for 0.75 s, and was not ended for it
+            assert len(episode.calls) == 3 and episode.score.value == 1
 
 
 def test_a_lost_server_is_no_error_of_an_episode(monkeypatch):

@@ -121,12 +121,7 @@ def assemble(
         section,
         build_schedule(config, train),
         run_dir,
-        RunLog(
-            logger,
-            work.domain,
-            standing(fallbacks, team.processes),
-            corrected,
-        ),
+        RunLog(logger, work.domain, standing(fallbacks, team.processes), corrected),
         processes=team.processes,
         evaluations=evaluations,
         signals=signals,
