@@ -123,13 +123,9 @@ def prompts_by_turn(
                 for i in range(len(first))
             )
         )
-    prefill_N = [prompts.prefill(task, i, len(first)) for i in range(len(first))]
-    answer_N = [(Message("assistant", prefill),) if prefill else () for prefill in prefill_N]
     return [
-        tuple(
-            (*prompts.opening, *p, *answer) for p, answer in zip(prompts_N, answer_N, strict=True)
-        )
-        for prompts_N in turns_T
+        tuple(prompts.whole(asked, task, i, len(first)) for i, asked in enumerate(asked_N))
+        for asked_N in turns_T
     ]
 
 

@@ -236,9 +236,7 @@ class Collector:
 
     def _prompts(self, task: Task) -> tuple[tuple[Message, ...], ...]:
         """What each agent reads before others have written."""
-        prompts = self.rollout.prompts
-        texts_N = prompts.first(task, self.section.num_agents)
-        return tuple((*prompts.opening, Message("user", text)) for text in texts_N)
+        return self.rollout.prompts.first_N(task, self.section.num_agents)
 
     def _count(self, sets: Sequence[CandidateSet]) -> None:
         """Candidates are scored joint actions, though not always steps of the x-axis."""

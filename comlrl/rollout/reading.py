@@ -75,13 +75,12 @@ class PromptBuilder:
         out: first the oldest turns go, then the ends of what the agents before it wrote, as far as
         needed."""
 
-        prefill = self.prompts.prefill(state.task, agent, len(state.prompt_N))
-        answer = (Message("assistant", prefill),) if prefill else ()
+        place = (state.task, agent, len(state.prompt_N))
         ids: tuple[int, ...] = ()  # of the prompt that was tried last
 
         def fits(prompt: Sequence[Message]) -> bool:
             nonlocal ids
-            ids = self.sampler.encode(agent, (*self.prompts.opening, *prompt, *answer))
+            ids = self.sampler.encode(agent, self.prompts.whole(prompt, *place))
             return self.sampler.fits(ids, sampling)
 
         whole = written = tuple(clean(text) for text in texts(state.written))
@@ -96,8 +95,8 @@ class PromptBuilder:
                 limit //= 2
                 written = tuple(_cut(text, limit) for text in whole)
                 continue
-            whole_prompt = (*self.prompts.opening, *prompt, *answer)
-            return Reading(whole_prompt, ids, dropped, shown, prefill)
+            read, prefill = self.prompts.whole(prompt, *place), self.prompts.prefill(*place)
+            return Reading(read, ids, dropped, shown, prefill)
 
     def _shown(self, state: State, agent: int, written: Sequence[str]) -> str:
         if not written:

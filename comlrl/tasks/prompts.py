@@ -56,6 +56,21 @@ class Prompts:
             )
         )
 
+    def whole(
+        self, asked: Sequence[Message], task: Task, agent: int, num_agents: int
+    ) -> tuple[Message, ...]:
+        """All that an agent reads: the opening, what it is asked, and the prefill if it has one."""
+        prefill = self.prefill(task, agent, num_agents)
+        answer = (Message("assistant", prefill),) if prefill else ()
+        return (*self.opening, *asked, *answer)
+
+    def first_N(self, task: Task, num_agents: int) -> tuple[tuple[Message, ...], ...]:
+        """All that each of N agents reads at turn 1 before anybody has written."""
+        return tuple(
+            self.whole((Message("user", text),), task, agent, num_agents)
+            for agent, text in enumerate(self.first(task, num_agents))
+        )
+
     def texts(self, task: Task, num_agents: int) -> tuple[str, ...]:
         """All that each of N agents reads at turn 1, as one text."""
         before = [message.content for message in self.opening]

@@ -99,6 +99,13 @@ def test_how_every_answer_starts():
     own = Prompts(Prefilled(), {"prefill": "{title}: "}, (False, True))
     assert [own.prefill(SONG, i, 2) for i in range(2)] == ["{Braces} {0} %s: "] * 2
     assert Prompts(Prefilled(), {"prefill": ""}, (True, True)).prefill(SONG, 1, 2) == ""
+    read = Prompts(Prefilled(), {"system": "Sing."}, (False, True)).first_N(SONG, 2)
+    assert [[m.role for m in prompt] for prompt in read] == [
+        ["system", "user"], ["system", "user", "assistant"]
+    ]  # fmt: skip
+    assert read[1][1:] == (
+        Message("user", "Please sing the low one.\n"), Message("assistant", "I sing the low one:")
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["revision", "prefill"])

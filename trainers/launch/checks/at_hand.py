@@ -74,9 +74,9 @@ def prompt_tokens(config: Config, work: Work) -> float | None:
         return None
     prompts = work.read_by([agent.encoder.chats for agent in agents]).prompts
     lengths = [
-        len(agent.encoder.encode((*prompts.opening, Message("user", text))))
+        len(agent.encoder.encode(read))
         for task in tasks[:64]
-        for agent, text in zip(agents, prompts.first(task, len(agents)), strict=True)
+        for agent, read in zip(agents, prompts.first_N(task, len(agents)), strict=True)
     ]
     return sum(lengths) / len(lengths)
 

@@ -62,16 +62,11 @@ def fitting(
 
     Raises UserError, naming the row, where one does not, unless ``on_bad_row: skip``.
     """
-    from comlrl.types import Message
-
     if work.program is not None:
         return tasks
     kept, prompts, agents = [], work.prompts, len(work.roles)
     for task in tasks:
-        lengths = [
-            len(encode(agent, (*prompts.opening, Message("user", text))))
-            for agent, text in enumerate(prompts.first(task, agents))
-        ]
+        lengths = [len(encode(i, read)) for i, read in enumerate(prompts.first_N(task, agents))]
         asked = [sampling.of(agent).max_new_tokens for agent in range(len(lengths))]
         read, written = max(zip(lengths, asked, strict=True), key=sum)
         room = length - written
