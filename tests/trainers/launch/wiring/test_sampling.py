@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import yaml
 
@@ -150,6 +152,18 @@ def test_a_prompt_has_the_room_that_its_own_agent_leaves():
     assert fitting([task], validate(made), made, encode, 100, sampling(made, ROLES)) == [task]
     made = config(**APART, sampling__main__max_new_tokens=41)
     with pytest.raises(UserError, match=r"a prompt of 60 tokens, with room for 59 .* 41"):
+        fitting([task], validate(made), made, encode, 100, sampling(made, ROLES))
+
+
+def test_a_prompt_has_room_for_its_prefill():
+    from trainers.launch.wiring.task_splits import fitting
+
+    def encode(agent, prompt):
+        return range(len(prompt[-1].content) if prompt[-1].role == "assistant" else 0)
+
+    task = code_task("t", "def f(x):\n", "def check(f): ...", "f")
+    made = replace(config(**APART), prompts={"prefill": 101 * "x"})
+    with pytest.raises(UserError, match="a prompt of 101 tokens"):
         fitting([task], validate(made), made, encode, 100, sampling(made, ROLES))
 
 
