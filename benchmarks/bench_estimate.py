@@ -27,8 +27,8 @@ from bench_train_step import ROOT, trained
 
 from comlrl.config.resolved import Config
 from loggers.tables import table
+from trainers.launch.commands import command_line
 from trainers.launch.cost import roofline
-from trainers.launch.plans import command_line
 from trainers.launch.wiring.sampling_settings import limits
 
 QUICKSTART = str(ROOT / "configs" / "magrpo_quickstart.yaml")

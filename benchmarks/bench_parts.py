@@ -29,7 +29,7 @@ from comlrl.config.algorithms import MAGRPOConfig
 from comlrl.loop.interrupts import Signals
 from comlrl.loop.resume import prepare
 from loggers.tables import table
-from trainers.launch.plans import command_line
+from trainers.launch.commands import command_line
 from trainers.launch.wiring import allocator as memory
 from trainers.launch.wiring import assembly, machine, task_splits
 from trainers.magrpo import MAGRPOTrainer

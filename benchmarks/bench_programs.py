@@ -30,7 +30,7 @@ from comlrl.models.pretrained import build_team  # noqa: E402
 from comlrl.programs.program import Program  # noqa: E402
 from comlrl.programs.rollout import ProgramRollout  # noqa: E402
 from comlrl.types import Request, Sampling, Shape  # noqa: E402
-from trainers.launch.plans import command_line  # noqa: E402
+from trainers.launch.commands import command_line  # noqa: E402
 from trainers.launch.wiring.assembly import build_sampler  # noqa: E402
 from trainers.launch.wiring.task_splits import load_both_splits  # noqa: E402
 

@@ -71,7 +71,7 @@ def generation(folder: str, rounds: int) -> list[list[str]]:
 
     from comlrl.models.pretrained import build_team
     from comlrl.types import Request, Sampling
-    from trainers.launch.plans import command_line
+    from trainers.launch.commands import command_line
     from trainers.launch.wiring.assembly import build_sampler
 
     given = ["--config", "configs/magrpo_quickstart.yaml"]

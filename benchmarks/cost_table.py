@@ -20,8 +20,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from loggers.tables import table
+from trainers.launch.commands import command_line
 from trainers.launch.cost import roofline
-from trainers.launch.plans import command_line
 from trainers.launch.wiring.sampling_settings import limits
 
 KEYS = (

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from comlrl import files
 from comlrl.types import Tree
 from loggers.tables import table
-from rewards.code import chat_prompts, prompts
+from rewards.code import chat_prompts, prompt_templates
 
 ROOT = Path(__file__).resolve().parents[1]
 RULES_HELPER = """\
@@ -87,7 +87,11 @@ short Python function and nothing else:
 SAME_PARAMETERS = "```python\ndef {name}({parameters}):"
 # templates of aux and of main, and the prefill
 WORDINGS: Mapping[str, tuple[str, str, str]] = {
-    "plain": (prompts.HELPER, prompts.MAIN, ""),  # of models without a chat template
+    "plain": (
+        prompt_templates.HELPER,
+        prompt_templates.MAIN,
+        "",
+    ),  # of models without a chat template
     "rules": (RULES_HELPER, RULES_MAIN, ""),  # what the published project tells, in other words
     "start": (chat_prompts.HELPER, chat_prompts.MAIN, ""),
     "shared": (SHARED_HELPER, SHARED_MAIN, ""),
@@ -110,7 +114,7 @@ COLUMNS: Mapping[str, tuple[str, float]] = {  # heading → metric, and what it 
 def sample(wording: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """An untrained team's answer to each problem: texts, tokens and what the reward found."""
     from trainers.launch.commands import evaluate as command
-    from trainers.launch.plans.evaluation_plan import make_plan, parse_arguments
+    from trainers.launch.commands.evaluation_plan import make_plan, parse_arguments
 
     helper, main, prefill = WORDINGS[wording]
     stop = ["```"] if prefill else []  # the end of the block that the prefill has opened

@@ -57,7 +57,6 @@ LAUNCH = (
     "trainers.launch.wiring",
     "trainers.launch.cost",
     "trainers.launch.checks",
-    "trainers.launch.plans",
     "trainers.launch.commands",
 )
 LARGEST_ROOM = 2500  # lines
@@ -148,8 +147,7 @@ def test_the_tables_name_every_room_and_no_other():
 def test_a_files_name_is_its_own():
     names = Counter(file.name for module, file in MODULES.items() if _floor(module) < 6)
     names -= Counter({"__init__.py": 99, "__main__.py": 9})
-    # What a task's prompts are made of, and the code domain's words for them.
-    assert {name for name, count in names.items() if count > 1} == {"prompts.py"}
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_no_room_is_too_large_to_know():
@@ -216,7 +214,7 @@ def test_equations_know_tensors_and_nothing_else():
 
 
 def test_what_answers_at_once_is_without_torch():
-    modules = "comlrl.config.loader, comlrl.types, trainers.launch.plans.command_line, "
+    modules = "comlrl.config.loader, comlrl.types, trainers.launch.commands.command_line, "
     modules += (
         "trainers.launch.cost.dry_run, comlrl.config.algorithms, rewards.code_rewards, external"
     )
@@ -239,7 +237,7 @@ THEIR_OWN = {
     "comlrl/config/sections.py": "descriptions of keys that the code domain reads",
     "comlrl/builtin/": "makers of the code domain's data, and the data",
     "loggers/views/code": "how runs of the code domain are shown",
-    "trainers/launch/plans/arena_cells.py": "`main` is what a user's train script calls",
+    "trainers/launch/commands/arena_cells.py": "`main` is what a user's train script calls",
 }
 
 

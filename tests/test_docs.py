@@ -183,7 +183,7 @@ def python(words: list[str], request: pytest.FixtureRequest) -> None:
         evaluate(arguments, request)
     elif name == "sweep.py":
         from trainers.launch.commands import sweep
-        from trainers.launch.plans.search import read_sweep
+        from trainers.launch.commands.search import read_sweep
 
         read_sweep(sweep.parse_arguments(arguments).file)
     elif name == "arena.py":

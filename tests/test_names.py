@@ -61,12 +61,12 @@ def test_a_wheel_has_one_name_at_the_top_level(wheel: Path):
 
 def test_the_short_name_is_found_in_a_wheel_with_a_notice(wheel: Path, tmp_path: Path):
     code = "import comlrl.rewards.code.reward as long\nimport rewards.code.reward as short\n"
-    code += "from rewards.code import prompts\nassert long is short\n"
-    code += "print(long.__name__, long.__spec__.name, prompts.__name__, long.__file__)"
+    code += "from rewards.code import prompt_templates\nassert long is short\n"
+    code += "print(long.__name__, long.__spec__.name, prompt_templates.__name__, long.__file__)"
     done = _python(code, wheel, tmp_path)
     name = "comlrl.rewards.code.reward"
     file = wheel / "comlrl/rewards/code/reward.py"
-    assert done.stdout.split() == [name, name, "comlrl.rewards.code.prompts", str(file)]
+    assert done.stdout.split() == [name, name, "comlrl.rewards.code.prompt_templates", str(file)]
     assert done.stderr.count("notice: `rewards` is `comlrl.rewards`") == 1
 
 

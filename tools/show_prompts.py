@@ -32,7 +32,7 @@ from comlrl.tasks.history import Exchange, next_prompt, with_handed_on
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, JointAction, Message, Task
 from trainers.launch.checks.at_hand import agents_at_hand
-from trainers.launch.plans import evaluation_plan
+from trainers.launch.commands import evaluation_plan
 from trainers.launch.wiring import hub
 from trainers.launch.wiring.work import Work, find_mode
 

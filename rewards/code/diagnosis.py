@@ -14,7 +14,7 @@ from comlrl.errors import UserError
 from comlrl.quoting import clean, cut
 from comlrl.types import Attempt
 from rewards.code.breakdown import RewardBreakdown
-from rewards.code.prompts import helper_names
+from rewards.code.prompt_templates import helper_names
 from rewards.sandbox.outcome import TestOutcome
 
 MAX_SOURCE = 400  # characters of a test that are shown

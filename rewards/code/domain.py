@@ -8,7 +8,7 @@ from typing import Any
 
 from comlrl.quoting import fenced
 from comlrl.types import Conventions, Domain, JointAction, Score, Task, Transition
-from rewards.code import chat_prompts, measures, prompts
+from rewards.code import chat_prompts, measures, prompt_templates
 from rewards.code.breakdown import RewardBreakdown
 from rewards.code.modes import LevelFeedback, LevelPassed, Passed
 from rewards.code.reward import CodeReward, greatest_reward
@@ -21,10 +21,14 @@ class CodeDomain(Domain):
     """Rows in HumanEval's format: ``prompt`` (imports, helper functions and the entry point's stub
     with its docstring), ``test`` (defines ``check(candidate)``) and ``entry_point``."""
 
-    fields = prompts.FIELDS
-    revision = prompts.REVISION
-    first = (prompts.SINGLE, prompts.HELPER, prompts.MAIN)  # of one alone, a helper, main
-    again = (prompts.HELPER_AGAIN, prompts.MAIN_AGAIN)  # after what others wrote
+    fields = prompt_templates.FIELDS
+    revision = prompt_templates.REVISION
+    first = (
+        prompt_templates.SINGLE,
+        prompt_templates.HELPER,
+        prompt_templates.MAIN,
+    )  # of one alone, a helper, main
+    again = (prompt_templates.HELPER_AGAIN, prompt_templates.MAIN_AGAIN)  # after what others wrote
     reward = CodeReward
 
     def task(self, name: str, row: Mapping[str, Any]) -> Task:
@@ -32,7 +36,7 @@ class CodeDomain(Domain):
             value = row.get(column)
             if not isinstance(value, str) or not value.strip():
                 raise ValueError(f"there is no text in its field `{column}`")
-        prompts.signature(row["prompt"], row["entry_point"])
+        prompt_templates.signature(row["prompt"], row["entry_point"])
         try:
             split_check(row["test"], row["entry_point"])
         except TestError as error:
@@ -40,7 +44,7 @@ class CodeDomain(Domain):
         return Task(name, row)
 
     def roles(self, num_agents: int) -> tuple[str, ...]:
-        return prompts.roles(num_agents)
+        return prompt_templates.roles(num_agents)
 
     def templates(self, num_agents: int) -> tuple[str, ...]:
         single, helper, main = self.first
@@ -48,16 +52,16 @@ class CodeDomain(Domain):
 
     def values(self, task: Task, num_agents: int) -> tuple[Mapping[str, str], ...]:
         problem, entry_point = task.fields["prompt"], task.fields["entry_point"]
-        head = prompts.signature(problem, entry_point)
-        return tuple(prompts.values(problem, head, entry_point, num_agents))
+        head = prompt_templates.signature(problem, entry_point)
+        return tuple(prompt_templates.values(problem, head, entry_point, num_agents))
 
     def parts(self, task: Task, num_agents: int) -> tuple[str, ...]:
-        return (*prompts.helper_names(num_agents), task.fields["entry_point"])
+        return (*prompt_templates.helper_names(num_agents), task.fields["entry_point"])
 
     def handed_on(self, task: Task, agent: int, num_agents: int, written: Sequence[str]) -> str:
         """The functions as they stand, quoted as data, and what is to be written once more."""
         shown = (
-            prompts.WRITTEN.format(name=name, text=fenced(text.strip("\n") or "(empty)"))
+            prompt_templates.WRITTEN.format(name=name, text=fenced(text.strip("\n") or "(empty)"))
             for name, text in zip(self.parts(task, num_agents), written, strict=False)
         )
         again = self.again[agent == num_agents - 1]

@@ -8,7 +8,7 @@ from typing import Any
 from comlrl.types import Conventions, JointAction
 from rewards.code.breakdown import RewardBreakdown
 from rewards.code.conventions import convention, expected_convention
-from rewards.code.prompts import helper_names
+from rewards.code.prompt_templates import helper_names
 from rewards.sandbox.outcome import TestOutcome
 
 MAX_TEXT = 20_000  # characters of a program that are kept

@@ -39,7 +39,7 @@ from rewards.code.joint_program import (
     preamble,
     read_names,
 )
-from rewards.code.prompts import helper_names
+from rewards.code.prompt_templates import helper_names
 from rewards.sandbox.checks import TestError, split_check
 from rewards.sandbox.inside.replaced_results import NAME as REPLACE
 from rewards.sandbox.inside.replaced_results import replacements

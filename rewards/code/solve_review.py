@@ -5,7 +5,7 @@ from __future__ import annotations
 from comlrl.programs.agents import Agents
 from comlrl.quoting import fenced
 from comlrl.types import Score, Task
-from rewards.code import chat_prompts, prompts
+from rewards.code import chat_prompts, prompt_templates
 
 REVIEW = """\
 {problem}
@@ -23,7 +23,7 @@ async def play(task: Task, agents: Agents) -> Score:
     The reward reads the solver's code as a main without helpers: at most 2.1.
     """
     problem, name = task.fields["prompt"], task.fields["entry_point"]
-    (values,) = prompts.values(problem, prompts.signature(problem, name), name, 1)
+    (values,) = prompt_templates.values(problem, prompt_templates.signature(problem, name), name, 1)
     start = chat_prompts.PREFILL.format_map(values)
 
     async def solve(*conversation: str) -> str:

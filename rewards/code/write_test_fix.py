@@ -6,7 +6,7 @@ import asyncio
 
 from comlrl.programs.agents import Agents
 from comlrl.types import Score, Task
-from rewards.code.prompts import REVISION
+from rewards.code.prompt_templates import REVISION
 
 FEEDBACK = f"Feedback:\nNot all levels passed.\n{REVISION}"
 

@@ -25,7 +25,7 @@ from tests.support.made_runs import TASK, node
 from tests.support.preferences import candidates
 from tests.support.runs import ROOT, Zygote, metrics
 from tests.support.tiny_trainers import Recorder
-from trainers.launch.plans.command_line import parse_arguments, resolve
+from trainers.launch.commands.command_line import parse_arguments, resolve
 from trainers.marlhf import MARLHFTrainer, text_pairs
 
 CONFIG = str(ROOT / "configs/marlhf_quickstart.yaml")

@@ -32,7 +32,7 @@ from tests.support.fakes import (
     parts,
     task,
 )
-from trainers.launch.plans.command_line import parse_arguments, resolve
+from trainers.launch.commands.command_line import parse_arguments, resolve
 from trainers.launch.wiring.work import Work
 
 # The prisoner's dilemma: what each agent is paid for (first's choice, second's choice).

@@ -28,7 +28,7 @@ from comlrl.builtin.problems import (
 from comlrl.tasks.prompts import Prompts, plain_text
 from comlrl.types import Message, Task
 from rewards.code.domain import CODE
-from rewards.code.prompts import helper_names
+from rewards.code.prompt_templates import helper_names
 
 PROMPTS = Prompts(CODE)
 TEAM_SIZES = {1: 0.18, 2: 0.64, 3: 0.11, 4: 0.07}

@@ -16,7 +16,7 @@ from comlrl.builtin.problems import Problem
 from comlrl.tasks.history import Exchange, next_prompt
 from comlrl.tasks.prompts import plain_text
 from comlrl.types import Attempt, JointAction, Score, Task, Transition
-from rewards.code.prompts import helper_names
+from rewards.code.prompt_templates import helper_names
 from rewards.code.reward import greatest_reward
 from tools.tiny_coder.demonstrations import (
     PROMPTS,

@@ -13,7 +13,7 @@ import pytest
 from comlrl.errors import UserError
 from tests.support.runs import read_config
 from trainers.launch.checks.relations import validate
-from trainers.launch.plans.command_line import parse_arguments, resolve
+from trainers.launch.commands.command_line import parse_arguments, resolve
 from trainers.launch.wiring.vllm_urls import urls
 
 ROOT = Path(__file__).parents[3]

@@ -14,7 +14,7 @@ from comlrl.tasks.datasets import load_tasks
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, JointAction, Score, Task
 from rewards.writing.writing_domain import LARGEST_TEAM, WRITING
-from trainers.launch.plans.command_line import parse_arguments, resolve
+from trainers.launch.commands.command_line import parse_arguments, resolve
 
 TASK = Task("post", {"prompt": "TITLE: Shoes\n\nPOST: A fox took them {all}.\n\nTL;DR:\n"})
 TEXTS = ("a b c d e f g h", "but a b c d e f g h i j k l m n o")

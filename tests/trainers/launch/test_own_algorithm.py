@@ -14,7 +14,7 @@ from comlrl.config import algorithms as configs
 from comlrl.errors import UserError
 from tests.support.tiny_models import config
 from trainers.launch.commands import export
-from trainers.launch.plans.evaluation_plan import make_plan, parse_arguments
+from trainers.launch.commands.evaluation_plan import make_plan, parse_arguments
 from trainers.launch.wiring import init_from as initial
 from trainers.launch.wiring import own_algorithm
 

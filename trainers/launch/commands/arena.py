@@ -32,17 +32,17 @@ from comlrl.evaluation.scorecard import (
 )
 from comlrl.files import tolerant_terminal
 from comlrl.run_files import SUMMARY
-from trainers.launch.plans import arena_cells
-from trainers.launch.plans.arena_cells import ALGORITHMS, TASKS, Algorithm
-from trainers.launch.plans.child_runs import (
+from trainers.launch.checks.shipped import LAUNCH
+from trainers.launch.commands import arena_cells
+from trainers.launch.commands.arena_cells import ALGORITHMS, TASKS, Algorithm
+from trainers.launch.commands.child_runs import (
     INTERRUPTED,
     ChildRuns,
     environment,
     last_error,
     last_line,
 )
-from trainers.launch.plans.command_line import Parser, parse_arguments, resolve
-from trainers.launch.plans.shipped import LAUNCH
+from trainers.launch.commands.command_line import Parser, parse_arguments, resolve
 
 if TYPE_CHECKING:
     from comlrl.config.resolved import Config

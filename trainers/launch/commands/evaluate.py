@@ -18,9 +18,8 @@ from comlrl import files
 from comlrl.config.algorithms import SECTIONS
 from comlrl.errors import UserError, notice, report
 from comlrl.files import tolerant_terminal
-from trainers.launch.plans import replacements
-from trainers.launch.plans.evaluation_plan import Plan, make_plan, parse_arguments, place
-from trainers.launch.wiring import hub, weights
+from trainers.launch.commands.evaluation_plan import Plan, make_plan, parse_arguments, place
+from trainers.launch.wiring import hub, replacements, weights
 from trainers.launch.wiring import init_from as initial
 from trainers.launch.wiring.assembly import (
     build_player,

@@ -13,7 +13,7 @@ from comlrl.config.resolved import Config
 from comlrl.errors import UserError, report
 from comlrl.files import tolerant_terminal
 from comlrl.run_files import HETEROGENEOUS
-from trainers.launch.plans.command_line import Parser
+from trainers.launch.commands.command_line import Parser
 from trainers.launch.wiring import weights
 from trainers.launch.wiring.load import config_of
 from trainers.launch.wiring.weights import Trained

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from comlrl.errors import UserError, report
 from comlrl.files import tolerant_terminal
-from trainers.launch.plans.command_line import Parser
-from trainers.launch.plans.search import Point, Runner, Search, Sweep, read_sweep
+from trainers.launch.commands.command_line import Parser
+from trainers.launch.commands.search import Point, Runner, Search, Sweep, read_sweep
 
 DEFAULT_COUNT = 8  # points of a search that has no end of its own
 

@@ -26,8 +26,8 @@ from comlrl.loop.run_directory import check_free
 from comlrl.quoting import one_line
 from comlrl.run_files import FINAL_MODEL
 from trainers.launch.checks.installed import check_installed
-from trainers.launch.plans.command_line import parse_arguments, resolve
-from trainers.launch.plans.shipped import LAUNCH
+from trainers.launch.checks.shipped import LAUNCH
+from trainers.launch.commands.command_line import parse_arguments, resolve
 from trainers.launch.wiring import allocator as memory
 from trainers.launch.wiring import hub, own_algorithm
 from trainers.launch.wiring import init_from as initial

@@ -14,7 +14,7 @@ from comlrl.config.keys import keys_of
 from comlrl.config.sections import SECTIONS as SHARED
 from tests.support.runs import algorithm_of
 from trainers.launch.checks import unused
-from trainers.launch.plans.command_line import parse_arguments, resolve
+from trainers.launch.commands.command_line import parse_arguments, resolve
 
 ROOT = Path(__file__).parents[4]
 SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))

@@ -15,11 +15,10 @@ from pathlib import Path
 import pytest
 
 import train_magrpo
-from trainers.launch.commands import arena
+from trainers.launch.commands import arena, arena_cells
 from trainers.launch.commands.arena import asked, check, parse
+from trainers.launch.commands.arena_cells import ALGORITHMS, TASKS
 from trainers.launch.cost.tree_size import growth
-from trainers.launch.plans import arena_cells
-from trainers.launch.plans.arena_cells import ALGORITHMS, TASKS
 
 ROOT = Path(__file__).parents[4]
 OWN = """

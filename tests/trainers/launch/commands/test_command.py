@@ -11,8 +11,8 @@ import pytest
 
 from comlrl.errors import UserError
 from trainers.launch.__main__ import COMMANDS, main
-from trainers.launch.plans.search import read_sweep
-from trainers.launch.plans.shipped import CONFIGS, config_file
+from trainers.launch.checks.shipped import CONFIGS, config_file
+from trainers.launch.commands.search import read_sweep
 
 ROOT = Path(__file__).parents[4]
 

@@ -29,7 +29,7 @@ from tests.support.fakes import code_task
 from tests.support.made_runs import TASK, node, tree
 from tests.support.runs import state
 from trainers.launch.commands import evaluate as script
-from trainers.launch.plans import replacements
+from trainers.launch.wiring import replacements
 from trainers.launch.wiring.assembly import build_rewards, build_sampler
 from trainers.launch.wiring.weights import locate, run_algorithm
 

@@ -15,7 +15,7 @@ from comlrl.models.pretrained import build_team
 from comlrl.run_files import HETEROGENEOUS
 from tests.support.runs import ROOT
 from trainers.launch.commands import export
-from trainers.launch.plans.command_line import parse_arguments, resolve
+from trainers.launch.commands.command_line import parse_arguments, resolve
 
 IDS = torch.tensor([[5, 6, 7, 8, 9]])
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from comlrl.errors import UserError
+from trainers.launch.commands.command_line import parse_arguments, resolve
 from trainers.launch.commands.train import main
-from trainers.launch.plans.command_line import parse_arguments, resolve
 from trainers.launch.wiring import hub
 
 QUICK = Path(__file__).parents[4] / "configs" / "magrpo_quickstart.yaml"

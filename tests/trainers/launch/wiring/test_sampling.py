@@ -15,11 +15,11 @@ from tests.support.tiny_models import STOPS, config
 from tests.support.tiny_trainers import build, grown
 from trainers import madpo, ppo
 from trainers.launch.checks.relations import validate
+from trainers.launch.checks.shipped import CONFIGS
+from trainers.launch.commands.command_line import parse_arguments, resolve
+from trainers.launch.commands.evaluation_plan import parse_arguments as evaluation_arguments
+from trainers.launch.commands.evaluation_plan import resolve as resolve_evaluation
 from trainers.launch.cost import dry_run, roofline
-from trainers.launch.plans.command_line import parse_arguments, resolve
-from trainers.launch.plans.evaluation_plan import parse_arguments as evaluation_arguments
-from trainers.launch.plans.evaluation_plan import resolve as resolve_evaluation
-from trainers.launch.plans.shipped import CONFIGS
 from trainers.launch.wiring.sampling_settings import limits, longest, sampling
 
 APART = {"sampling__aux__max_new_tokens": 5, "sampling__aux__temperature": 0.7}

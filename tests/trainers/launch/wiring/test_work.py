@@ -18,8 +18,8 @@ from loggers.report.run_data import read_run
 from tests.support.documented import programs
 from tests.support.runs import Process, Zygote, metrics, newest_step
 from trainers.launch.commands import evaluate
+from trainers.launch.commands.command_line import parse_arguments, resolve
 from trainers.launch.commands.train import main
-from trainers.launch.plans.command_line import parse_arguments, resolve
 
 ROOT = Path(__file__).parents[4]
 SMALL = [

@@ -21,12 +21,11 @@ from comlrl.config.resolved import Config
 from comlrl.errors import UserError, notice
 from comlrl.run_files import CONFIG
 from trainers.launch.checks.relations import validate
-from trainers.launch.plans import replacements
-from trainers.launch.plans.command_line import Parser
-from trainers.launch.plans.replacements import Other
-from trainers.launch.plans.shipped import config_file
+from trainers.launch.checks.shipped import config_file
+from trainers.launch.commands.command_line import Parser
 from trainers.launch.wiring import init_from as initial
-from trainers.launch.wiring import own_algorithm, weights
+from trainers.launch.wiring import own_algorithm, replacements, weights
+from trainers.launch.wiring.replacements import Other
 from trainers.launch.wiring.weights import Trained
 from trainers.launch.wiring.work import Work
 

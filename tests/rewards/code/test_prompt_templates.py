@@ -11,7 +11,7 @@ import pytest
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Task
 from rewards.code.domain import CODE
-from rewards.code.prompts import helper_names, of_call, signature
+from rewards.code.prompt_templates import helper_names, of_call, signature
 from tests.support.fakes import code_task
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "prompts.txt"

@@ -8,7 +8,7 @@ from pathlib import Path
 from comlrl.config.algorithms import SECTIONS
 from comlrl.errors import UserError
 
-LAUNCH = __package__.removesuffix(".plans")  # `python -m` this is the command `comlrl`
+LAUNCH = __package__.removesuffix(".checks")  # `python -m` this is the command `comlrl`
 CONFIGS = (Path(__file__).parents[1] / "configs").resolve()  # in a checkout that is configs/
 
 

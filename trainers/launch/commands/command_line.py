@@ -11,8 +11,8 @@ from comlrl.config.loader import Loader, Setting, load_yaml, parse_override, par
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from trainers.launch.checks.relations import shift_notice, validate
+from trainers.launch.checks.shipped import CONFIGS, config_file
 from trainers.launch.checks.unused import without_effect
-from trainers.launch.plans.shipped import CONFIGS, config_file
 from trainers.launch.wiring.work import Work
 
 DEFAULT_CONFIGS = {name: CONFIGS / f"{name}_he_config.yaml" for name in ("ppo", "shppo")}

@@ -25,8 +25,8 @@ import yaml
 from comlrl import files
 from comlrl.errors import UserError
 from comlrl.run_files import CONFIG, METRICS, SUMMARY
-from trainers.launch.plans.child_runs import INTERRUPTED, ChildRuns, last_line
-from trainers.launch.plans.shipped import CONFIGS, config_file, train_command
+from trainers.launch.checks.shipped import CONFIGS, config_file, train_command
+from trainers.launch.commands.child_runs import INTERRUPTED, ChildRuns, last_line
 
 if TYPE_CHECKING:
     import optuna

@@ -14,9 +14,9 @@ from comlrl.builtin import TINY_CODER
 from comlrl.config.algorithms import SECTIONS, MAGRPOConfig
 from comlrl.update.minibatches import like_parts
 from tests.support.runs import algorithm_of, read_config
+from trainers.launch.commands.command_line import parse_arguments, resolve
 from trainers.launch.cost.dry_run import describe
 from trainers.launch.cost.tree_size import growth
-from trainers.launch.plans.command_line import parse_arguments, resolve
 from trainers.launch.wiring.sampling_settings import limits
 
 ROOT = Path(__file__).parents[4]
