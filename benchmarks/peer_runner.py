@@ -3,13 +3,14 @@
 Reads a JSON description on standard input, prints one JSON line with rewards and their times, when
 each generation and update began and ended, and the tokens of each completion, its end included. It
 must not import this project: both packages are called ``comlrl``. Rewards come from a function of
-``plain_reward``, in-process as in the peer's own scripts.
+``plain_reward``, in-process as in the peer's own scripts, or from the process ``reward_command``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -34,12 +35,14 @@ def main() -> None:
     torch.manual_seed(job["seed"])
     torch.set_num_threads(job["threads"])
     reward = getattr(plain_reward, job.get("reward", "reward"))
+    worker = asked(job["reward_command"]) if "reward_command" in job else None
     rewards: list[float] = []
     ended: list[float] = []
 
     def reward_func(*completions: list[str], batch_items: list[dict]) -> list[float]:
         item = batch_items[0]
-        scores = [reward(texts, item) for texts in zip(*completions, strict=True)]
+        texts_G = list(zip(*completions, strict=True))
+        scores = worker(item, texts_G) if worker else [reward(texts, item) for texts in texts_G]
         rewards.extend(scores)
         ended.append(time.monotonic())
         if ended[-1] - started > job.get("seconds", float("inf")):
@@ -54,8 +57,8 @@ def main() -> None:
         agent_learning_rate=job["learning_rate"],
         num_generations=job["num_generations"],
         max_new_tokens=job["max_new_tokens"],
-        temperature=1.0,
-        top_p=1.0,
+        temperature=job.get("temperature", 1.0),
+        top_p=job.get("top_p", 1.0),
         top_k=0,
         num_turns=1,
         eval_interval=0,
@@ -64,10 +67,12 @@ def main() -> None:
         early_termination_threshold=None,
     )
     dtype = getattr(torch, job["dtype"])
+    tokenizer = AutoTokenizer.from_pretrained(job["model"])
+    tokenizer.pad_token = job.get("pad_token", tokenizer.pad_token)
     trainer = MAGRPOTrainer(
         agent_model=job["model"],
         num_agents=agents,
-        tokenizer=AutoTokenizer.from_pretrained(job["model"]),
+        tokenizer=tokenizer,
         model_config={"torch_dtype": dtype},
         train_dataset=Dataset.from_list(job["tasks"]),
         reward_func=reward_func,
@@ -80,6 +85,10 @@ def main() -> None:
     with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(Enough):
         trainer.train()
     seconds = time.monotonic() - started
+    if "save" in job:
+        for index, agent in enumerate(trainer.agents):
+            agent.save_pretrained(Path(job["save"]) / str(index))
+            tokenizer.save_pretrained(Path(job["save"]) / str(index))
     memory = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else _rss()
     results = {
         "seconds": seconds,
@@ -90,6 +99,19 @@ def main() -> None:
         "peak_memory_mb": memory,
     }
     print(json.dumps(results))
+
+
+def asked(command: list[str]) -> Any:
+    """A reward by another process: one JSON line for a task's completions, one of rewards back."""
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def scores(item: dict, texts_G: list) -> list[float]:
+        assert worker.stdin is not None and worker.stdout is not None
+        line = json.dumps({"task": item["index"], "completions": texts_G})
+        print(line, file=worker.stdin, flush=True)
+        return json.loads(worker.stdout.readline())
+
+    return scores
 
 
 def observe(trainer: Any) -> tuple[list[int], list[tuple[str, float, float]]]:
