@@ -73,6 +73,7 @@ def main() -> None:
         "epochs": 1000,
         "seconds": options.seconds,
         "reward_command": [sys.executable, worker, str(CONFIG), *options.overrides],
+        "folder": str(Path.cwd()),
         "save": str(options.out.resolve()),
     }
     results = runner(PEER / "bin" / "python", "peer_runner.py", job)

@@ -35,7 +35,7 @@ def main() -> None:
     torch.manual_seed(job["seed"])
     torch.set_num_threads(job["threads"])
     reward = getattr(plain_reward, job.get("reward", "reward"))
-    worker = asked(job["reward_command"]) if "reward_command" in job else None
+    worker = asked(job["reward_command"], job["folder"]) if "reward_command" in job else None
     rewards: list[float] = []
     ended: list[float] = []
 
@@ -101,9 +101,11 @@ def main() -> None:
     print(json.dumps(results))
 
 
-def asked(command: list[str]) -> Any:
-    """A reward by another process: one JSON line for a task's completions, one of rewards back."""
-    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def asked(command: list[str], folder: str) -> Any:
+    """A reward by a process in ``folder``: a JSON line for a task's completions, one of rewards
+    back."""
+    pipe = subprocess.PIPE
+    worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=folder)
 
     def scores(item: dict, texts_G: list) -> list[float]:
         assert worker.stdin is not None and worker.stdout is not None
