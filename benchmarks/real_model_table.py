@@ -1,0 +1,97 @@
+"""What runs of SmolLM2's configurations learned: a table of their evaluations, and their curves.
+
+    python benchmarks/real_model_table.py NAME=RUN[:CPU_MINUTES] … [--figure FILE]
+
+One row for the first evaluation of each run and one for its last. The figure has the training
+reward, a mean over five updates, by sampled tokens, and by minutes where CPU_MINUTES gives a whole
+run's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from comlrl.files import read_lines
+from comlrl.run_files import METRICS
+from loggers.report.chart import Chart, Series, smoothed
+from loggers.report.pictures import write_curves
+from loggers.tables import table
+
+COLUMNS: Mapping[str, tuple[str, float]] = {  # heading → metric, and what it is multiplied by
+    "reward": ("reward_mean", 1),
+    "compiles": ("syntax_rate", 100),
+    "tests": ("test_fraction", 100),
+    "calls aux": ("aux_called_rate", 100),
+    "wrapper": ("wrapper_rate", 100),
+    "ignored": ("aux_ignored_rate", 100),
+    "cut": ("truncation_share", 100),
+    "tokens": ("completion_length_mean", 1),
+    "pass@1": ("pass@1", 100),
+    "pass@4": ("pass@4", 100),
+}
+WINDOW = 5  # updates
+
+
+def row(name: str, metrics: Mapping[str, Any]) -> list[str]:
+    """Absent metrics are empty."""
+    cells = [name]
+    for metric, times in COLUMNS.values():
+        value = metrics.get(metric)
+        cells.append(
+            "" if value is None else f"{times * value:.0f} %" if times > 1 else f"{value:.2f}"
+        )
+    return cells
+
+
+def curve(
+    name: str, number: int, steps: Sequence[Mapping[str, Any]], minutes: float | None
+) -> Series:
+    """The training reward by sampled tokens, in thousands, or by minutes of the whole run."""
+    if minutes is None:
+        costs = [step["tokens"] / 1000 for step in steps]
+    else:
+        whole = sum(step["step_seconds"] for step in steps)
+        costs = [minutes * step["step_seconds"] / whole for step in steps]
+    rewards = smoothed([step["reward_mean"] for step in steps], WINDOW)
+    return Series(name, list(itertools.accumulate(costs)), rewards, number)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="+", metavar="NAME=RUN[:CPU_MINUTES]")
+    parser.add_argument("--figure", type=Path)
+    options = parser.parse_args()
+    rows, by_tokens, by_minutes = [], [], []
+    for number, given in enumerate(options.runs):
+        name, _, place = given.partition("=")
+        folder, _, minutes = place.partition(":")
+        lines = list(read_lines(Path(folder) / METRICS))
+        found = [line["metrics"] for line in lines if line["phase"] == "eval"]
+        rows += [row(f"{name}, start", found[0]), row(f"{name}, end", found[-1])]
+        steps = [
+            line["metrics"]
+            for line in lines
+            if line["phase"] == "train" and "reward_mean" in line["metrics"]
+        ]
+        by_tokens.append(curve(name, number, steps, None))
+        if minutes:
+            by_minutes.append(curve(name, number, steps, float(minutes)))
+    print(table(["run", *COLUMNS], rows))
+    if options.figure:
+        charts = [Chart("Training reward", by_tokens, x_label="sampled tokens, thousands")]
+        if by_minutes:
+            charts.append(Chart("Training reward", by_minutes, x_label="CPU minutes of one core"))
+        write_curves(charts, options.figure)
+
+
+if __name__ == "__main__":
+    main()
