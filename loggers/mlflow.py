@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ LONGEST_PARAM = 500  # characters; some stores refuse longer ones
 
 class MlflowLogger:
     """Metrics as ``train/…`` and ``eval/…`` over environment steps; the configuration as params.
+    MLflow refuses some characters: ``pass@1`` is ``pass_at_1`` there.
 
     A continued run keeps its id. What an earlier process logged after the checkpoint stays in its
     history.
@@ -63,7 +65,9 @@ class MlflowLogger:
                 experiment or self._client.create_experiment(section.experiment),
                 run_name=section.name or run_dir.name,
             ).info.run_id
-            params = [Param(k, str(v)[:LONGEST_PARAM]) for k, v in flat(config.to_dict())]
+            params = [
+                Param(allowed(k), str(v)[:LONGEST_PARAM]) for k, v in flat(config.to_dict())
+            ]
             for i in range(0, len(params), PARAMS_AT_ONCE):
                 self._client.log_batch(run, params=params[i : i + PARAMS_AT_ONCE])
             id_file.write_text(json.dumps({"id": run}), encoding="utf-8")
@@ -75,7 +79,7 @@ class MlflowLogger:
     def log(self, record: LogRecord) -> None:
         now = int(time.time() * 1000)
         metrics = [
-            Metric(f"{record.phase}/{name}", float(value), now, record.step)
+            Metric(allowed(f"{record.phase}/{name}"), float(value), now, record.step)
             for name, value in record.metrics.items()
             if math.isfinite(value)
         ]
@@ -96,6 +100,11 @@ class MlflowLogger:
             self._run = ""
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             notice(f"MLflow: nothing more is logged there ({reason})")
+
+
+def allowed(name: str) -> str:
+    """A name with the characters that MLflow takes."""
+    return re.sub(r"[^\w\-. :/]", "_", name.replace("@", "_at_"))
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import secrets
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,7 +48,10 @@ class TrackioLogger:
                 auto_log_gpu=False,
                 auto_log_cpu=False,
             )
-        notice(f"Trackio: run {name}; `trackio show --project {section.project}` shows it")
+        show = shlex.join(["trackio", "show", "--project", section.project])
+        if section.dir:
+            show = f"TRACKIO_DIR={shlex.quote(section.dir)} {show}"
+        notice(f"Trackio: run {name}; `{show}` shows it")
 
     def begin(self, mark: LogMark) -> None:
         """Nothing: Trackio drops no metrics."""

@@ -326,7 +326,7 @@ def logged_twice(folder: Path, **sections: SimpleNamespace) -> None:
     for update, resume in ((1, False), (2, True)):
         run = loggers.build(asked, CODE, folder, Progress(), resume=resume)
         run.begin(LogMark(update - 1, 100, 100))
-        run.log(record(update, reward_mean=1.5 * update, kl=float("nan")))
+        run.log(record(update, reward_mean=1.5 * update, kl=float("nan"), **{"pass@1": 0.5}))
         run.close()
 
 
@@ -341,7 +341,8 @@ def test_mlflow_resumed_is_the_same_run(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "run" / "mlflow.json").read_text())["id"] == run.info.run_id
     assert (run.info.run_name, run.info.status) == ("run", "FINISHED")
     assert run.data.params == {"seed": "1", "magrpo.batch_size": "4"}
-    assert run.data.metrics == {"train/reward_mean": 3.0}  # NaN is left out
+    metrics = {"train/reward_mean": 3.0, "train/pass_at_1": 0.5}  # without NaN and "@"
+    assert run.data.metrics == metrics
     history = client.get_metric_history(run.info.run_id, "train/reward_mean")
     assert [(m.step, m.value) for m in history] == [(8, 1.5), (16, 3.0)]
 
@@ -388,6 +389,8 @@ def test_trackio_resumed_is_the_same_run(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "* " not in done.stdout  # its own lines
+    show = f"TRACKIO_DIR={tmp_path / 'store'} trackio show --project arena"
+    assert done.stderr.count(f"`{show}` shows it") == 2
     assert (tmp_path / "store" / "arena.db").exists()
 
 
