@@ -10,7 +10,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 SUPPORTED := import sys; (3, 10) <= sys.version_info[:2] <= (3, 13) or sys.exit("CoMLRL runs on \
 Python 3.10 to 3.13, and $(PYTHON) is %d.%d: make setup PYTHON=python3.12" % sys.version_info[:2])
 
-.PHONY: setup quickstart real-model test test-slow test-all check docs pins bench bench-gpu clean
+.PHONY: setup quickstart real-model test test-slow test-wheel test-all check docs pins bench bench-gpu clean
 
 setup: $(VENV)/.ready
 
@@ -32,6 +32,10 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile $(TESTS)
+
+# The wheel on every supported Python that is on the path; each takes some GB until it is done.
+test-wheel: setup
+	WHEEL_PYTHONS="3.10 3.11 3.12 3.13" $(BIN)/python -m pytest -m slow -rs tests/test_package.py
 
 # One after the other: side by side they would take twice the cores.
 test-all:

@@ -1,4 +1,7 @@
-"""The wheel, in an environment of its own and outside of the checkout."""
+"""The wheel, in an environment of its own and outside of the checkout.
+
+On the Python that runs the tests; ``make test-wheel`` takes every supported one that is there.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,44 +18,138 @@ from transformers import AutoModelForCausalLM
 
 from tests.support.runs import ROOT
 
+THIS = "{}.{}".format(*sys.version_info)
+PYTHONS = os.environ.get("WHEEL_PYTHONS", THIS).split()
 SMALL = ["magrpo.batch_size=1", "magrpo.num_generations=2", "magrpo.max_new_tokens=4"]
 SMALL += ["magrpo.eval_num_samples=1"]
+TRAIN = ["train", "magrpo", "--config", "magrpo_quickstart", "--override", *SMALL]
+TRAIN += ["magrpo.max_steps=2", "output.dir=run"]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(3600),  # most of it is pip
+]
 
 
-def _run(*words: str | Path, cwd: Path) -> str:
+def _run(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return done
+
+
+def _interpreter(version: str) -> str:
+    """The Python of a version such as 3.12; skips where there is none."""
+    if version == THIS:
+        return sys.executable
+    found = shutil.which(f"python{version}")
+    works = found and subprocess.run([found, "-c", "import venv, ensurepip"], capture_output=True)
+    if not found or not works or works.returncode:  # a pyenv shim of another version fails
+        pytest.skip(f"needs python{version} on the path")
+    return found
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The ``comlrl`` command of a fresh environment, pinned and without extras."""
-    folder = tmp_path_factory.mktemp("package")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
     left_out = shutil.ignore_patterns(".git", ".venv*", "outputs", "build", "*.egg-info", "wandb")
     shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=left_out)
-    pip = [folder / "env/bin/python", "-m", "pip"]
-    _run(sys.executable, "-m", "venv", folder / "env", cwd=folder)
-    _run(*pip, "wheel", "-q", "--no-deps", "-w", folder, folder / "source", cwd=folder)
+    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder]
+    _run(*pip, folder / "source", cwd=folder)
     shutil.rmtree(folder / "source")
-    (wheel,) = folder.glob("*.whl")
-    _run(*pip, "install", "-q", "-c", ROOT / "constraints.txt", wheel, cwd=folder)
-    return folder / "env/bin/comlrl"
+    (made,) = folder.glob("*.whl")
+    return made
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3600)  # most of it is pip
-def test_the_wheel_trains_evaluates_sweeps_and_exports(installed: Path, tmp_path: Path):
-    words = ["--config", "magrpo_quickstart", "--override", "output.dir=run", "magrpo.max_steps=3"]
-    _run(installed, "train", "magrpo", *words, *SMALL, cwd=tmp_path)
+@pytest.fixture(scope="module", params=PYTHONS)
+def bin(
+    request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """The commands of a fresh environment, pinned and without extras; deleted afterwards."""
+    python = _interpreter(request.param)
+    folder = tmp_path_factory.mktemp("package")
+    _run(python, "-m", "venv", folder / "env", cwd=folder)
+    _install(folder / "env/bin", str(wheel))
+    yield folder / "env/bin"
+    shutil.rmtree(folder / "env")
+
+
+def _install(bin: Path, wanted: str) -> None:
+    pip = [bin / "python", "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt"]
+    _run(*pip, wanted, cwd=bin)
+
+
+def test_the_wheel_trains_evaluates_sweeps_and_exports(bin: Path, tmp_path: Path):
+    comlrl = bin / "comlrl"
+    for command in ("train", "evaluate", "report", "export", "sweep", "arena"):
+        assert command in _run(comlrl, "--help", cwd=tmp_path).stdout
+    assert "parameters" in _run(comlrl, *TRAIN, "--dry-run", cwd=tmp_path).stdout
+    assert not list(tmp_path.iterdir())
+    _run(comlrl, *TRAIN, "magrpo.eval_interval=2", cwd=tmp_path)
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert summary["updates"] == 3 and (tmp_path / "run/report.html").is_file()
-    _run(installed, "evaluate", "--checkpoint", "run", "--override", *SMALL, cwd=tmp_path)
+    assert summary["updates"] == 2 and (tmp_path / "run/report.html").is_file()
+    _run(comlrl, "evaluate", "--checkpoint", "run", "--override", *SMALL, cwd=tmp_path)
     assert len(list((tmp_path / "run").glob("evaluation_final_model_*.json"))) == 1
     sweep = ["magrpo_learning_rate_generations", "--count", "1", "--override", *SMALL]
-    _run(installed, "sweep", *sweep, "magrpo.max_steps=1", cwd=tmp_path)
+    _run(comlrl, "sweep", *sweep, "magrpo.max_steps=1", cwd=tmp_path)
     assert "done" in (next(tmp_path.glob("outputs/sweeps/*")) / "results.csv").read_text()
-    _run(installed, "report", "run", cwd=tmp_path)
-    _run(installed, "export", "run", "--merge", cwd=tmp_path)
+    _run(comlrl, "report", "run", cwd=tmp_path)
+    _run(comlrl, "export", "run", "--merge", cwd=tmp_path)
     AutoModelForCausalLM.from_pretrained(tmp_path / "run/exported_model/agent_1")
+
+
+MINE = """
+import comlrl.rewards.code.reward
+from rewards.code.reward import CodeReward
+from comlrl.types import Reward, Score
+
+assert CodeReward is comlrl.rewards.code.reward.CodeReward
+
+class Short(Reward):
+    def score(self, actions):
+        return [Score(-float(sum(map(len, action.completions_N)))) for action in actions]
+"""
+
+
+def test_a_users_module_imports_by_both_names(bin: Path, tmp_path: Path):
+    (tmp_path / "mine.py").write_text(MINE)
+    shutil.copy(ROOT / "configs/magrpo_quickstart.yaml", tmp_path / "mine.yaml")
+    train = ["mine.yaml" if word == "magrpo_quickstart" else word for word in TRAIN]
+    done = _run(bin / "comlrl", *train, "reward.target=mine:Short", cwd=tmp_path)
+    assert done.stderr.count("notice: `rewards` is `comlrl.rewards`") == 1, done.stderr
+
+
+def test_the_decoding_step_is_compiled_from_the_wheel(bin: Path, tmp_path: Path):
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler")
+    code = f"import os; os.environ['XDG_CACHE_HOME'] = {str(tmp_path)!r}\n"
+    code += "from comlrl.models.fast.native_step import SOURCE, library\n"
+    code += "print(SOURCE); assert library(64, 3)"
+    done = _run(bin / "python", "-c", code, cwd=tmp_path)
+    assert Path(done.stdout.strip()).is_relative_to(bin.parent)
+    assert len(list(tmp_path.glob("comlrl/decoding_step_*.so"))) == 1
+
+
+LOGGED = """
+from mlflow.tracking import MlflowClient
+client = MlflowClient("sqlite:///run/mlflow/mlflow.db")
+(run,) = client.search_runs([client.get_experiment_by_name("team").experiment_id])
+assert run.info.status == "FINISHED" and run.data.params["magrpo.max_steps"] == "2"
+history = client.get_metric_history(run.info.run_id, "train/reward_mean")
+from trackio.sqlite_storage import SQLiteStorage
+(name,) = SQLiteStorage.get_runs("team")
+rows = [row for row in SQLiteStorage.get_logs("team", name) if "train/reward_mean" in row]
+print([(m.step, m.value) for m in history] == [(r["step"], r["train/reward_mean"]) for r in rows])
+print(len(rows))
+"""
+
+
+def test_mlflow_and_trackio_install_beside_the_pins_and_log(
+    bin: Path, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    _install(bin, f"{wheel}[mlflow,trackio]")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "store"))
+    _run(bin / "comlrl", *TRAIN, "mlflow.experiment=team", "trackio.project=team", cwd=tmp_path)
+    done = _run(bin / "python", "-c", LOGGED, cwd=tmp_path)
+    assert done.stdout.splitlines()[-2:] == ["True", "2"]
