@@ -65,9 +65,7 @@ class MlflowLogger:
                 experiment or self._client.create_experiment(section.experiment),
                 run_name=section.name or run_dir.name,
             ).info.run_id
-            params = [
-                Param(allowed(k), str(v)[:LONGEST_PARAM]) for k, v in flat(config.to_dict())
-            ]
+            params = [Param(allowed(k), str(v)[:LONGEST_PARAM]) for k, v in flat(config.to_dict())]
             for i in range(0, len(params), PARAMS_AT_ONCE):
                 self._client.log_batch(run, params=params[i : i + PARAMS_AT_ONCE])
             id_file.write_text(json.dumps({"id": run}), encoding="utf-8")

@@ -29,6 +29,13 @@ def test_every_place_says_the_same() -> None:
     assert tuple(minor for minor in minors if f"{minor}.1" in requires) == SUPPORTED
     assert tuple(re.findall(r"Python :: (3\.\d+)", PROJECT)) == SUPPORTED
     assert f"Python {SUPPORTED[0]} to {SUPPORTED[-1]}" in (ROOT / "README.md").read_text()
+    assert f'WHEEL_PYTHONS="{" ".join(SUPPORTED)}"' in (ROOT / "Makefile").read_text()
+
+
+def test_the_citation_has_the_version_of_the_package() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == re.findall(r'^version = "(.*)"', PROJECT, re.M)[0]
+    assert f"## {citation['version']} " in (ROOT / "CHANGELOG.md").read_text()
 
 
 @pytest.mark.parametrize("version", SUPPORTED)
