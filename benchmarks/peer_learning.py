@@ -37,9 +37,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=900.0)
+    parser.add_argument("--seconds", type=float, default=900.0, help="of its CPU time")
     parser.add_argument("--learning-rate", type=float, default=1e-5)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "peer")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     options = parser.parse_args()
@@ -72,6 +72,7 @@ def main() -> None:
         "tasks": tasks,
         "epochs": 1000,
         "seconds": options.seconds,
+        "clock": "process_time",
         "reward_command": [sys.executable, worker, str(CONFIG), *options.overrides],
         "folder": str(Path.cwd()),
         "save": str(options.out.resolve()),
