@@ -236,7 +236,7 @@ class Runner:
     def run(self, cells: Sequence[Cell]) -> dict[str, str]:
         """Every cell that is not finished; those that failed, by name, with the reason."""
         left = [cell for cell in cells if not cell.finished]
-        print(f"{len(cells)} cells, {len(cells) - len(left)} finished before", flush=True)
+        print(f"{len(cells)} cells, {len(cells) - len(left)} finished before", file=sys.stderr)
         failed: dict[str, str] = {}
         with concurrent.futures.ThreadPoolExecutor(self.arena.jobs) as pool:
             running = {pool.submit(self._run, cell): cell for cell in left}
@@ -247,7 +247,8 @@ class Runner:
                         raise KeyboardInterrupt  # it was stopped, and so are we
                     if code:
                         failed[cell.name] = f"exit code {code}: {last_line(cell.log)}"
-                    print(f"{done}/{len(left)} {cell.name} {failed.get(cell.name, '')}", flush=True)
+                    reason = failed.get(cell.name, "")
+                    print(f"{done}/{len(left)} {cell.name} {reason}", file=sys.stderr, flush=True)
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
                 self._children.end()

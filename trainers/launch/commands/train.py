@@ -78,7 +78,10 @@ def _main(
         config, work, notices = resolve(algorithm, arguments)
     except UserError as error:
         return _refuse(error)
-    if os.environ.get("RANK", "0") == "0":
+    first = os.environ.get("RANK", "0") == "0"
+    if arguments.dry_run and not first:
+        return 0  # one process checks and prints for all
+    if first:
         try:
             check_installed(config)
             check_free(config, arguments.resume)
@@ -88,7 +91,7 @@ def _main(
             if config.init_from is not None and not arguments.resume:
                 notices += initial.check(config, SECTIONS)
         except UserError as error:
-            return _refuse(error)
+            return report(error) if arguments.dry_run else _refuse(error)
         for text in notices + no_weights_notice(config):
             notice(text)
     if arguments.dry_run:
@@ -131,7 +134,7 @@ def _dry_run(config: Config, work: Work, hardware: str | None) -> int:
             lines.append(estimate(config, limits_N, hardware, prompt_tokens(config, work)))
         print("\n".join(lines))
     except UserError as error:
-        return _refuse(error)
+        return report(error)
     for line in unchecked:
         print(f"not checked: {line}")
     return 0
@@ -241,7 +244,7 @@ def _write_pages(config: Config, run_dir: Path, *, card: bool = False) -> bool:
 
             write_model_card(run_dir, config.section.paper)
     except Exception as error:
-        print(f"error: no model card: {_kind_and_text(error)}", file=sys.stderr)
+        print_error(f"no model card: {_kind_and_text(error)}")
     try:
         from loggers.report.write import write_report
 
@@ -249,7 +252,7 @@ def _write_pages(config: Config, run_dir: Path, *, card: bool = False) -> bool:
     except Exception as error:
         module = f"{LAUNCH.removesuffix('trainers.launch')}loggers.report"
         again = f"python -m {module} {shlex.quote(str(run_dir))}"
-        print(f"error: no report: {_kind_and_text(error)}; try again: {again}", file=sys.stderr)
+        print_error(f"no report: {_kind_and_text(error)}; try again: {again}")
         return False
     return True
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from comlrl.builtin import DATASETS
 from comlrl.config import algorithms as configs
 from comlrl.config.resolved import Config
-from comlrl.errors import UserError
+from comlrl.errors import UserError, notice
 from comlrl.loop.task_schedule import TaskSchedule
 from comlrl.preferences.pairs import tasks_at_once
 from comlrl.tasks.datasets import split_size
@@ -125,8 +125,8 @@ def _online(
             whole = _tasks_seen(steps or 0, size, tasks)
         lines.append(f"{label:<22}{_number(each):>18}{_number(whole):>26}")
     if not section.takes_ratios and parts > 1:
-        lines.append(
-            f"notice: up to {parts} updates from one sampling (train_batch_size="
+        notice(
+            f"up to {parts} updates from one sampling (train_batch_size="
             f"{section.train_batch_size}): not strictly on-policy"
         )
     return lines

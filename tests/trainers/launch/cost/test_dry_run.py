@@ -172,7 +172,7 @@ def test_a_model_in_the_hub_cache_is_counted(monkeypatch, tmp_path):
     assert size.cache == 2 * 4
 
 
-def test_the_counts_of_a_published_run():
+def test_the_counts_of_a_published_run(capsys):
     text = described(load(ROOT / "configs" / "magrpo_he_config.yaml"))
     numbers = {
         line.split("  ")[0]: [int(n.replace(",", "")) for n in line.split()[-2:]]
@@ -190,7 +190,7 @@ def test_the_counts_of_a_published_run():
     assert numbers["sampled tokens ≤"] == [10240, 7987200]
     assert numbers["optimizer updates ≤"] == [1, 780]
     assert numbers["generation calls"] == [2, 1560]  # both agents decode together, at two turns
-    assert "not strictly on-policy" not in text
+    assert "not strictly on-policy" not in capsys.readouterr().err
     assert "5.6 GiB" in text  # 3e9 parameters × 2 bytes / 2³⁰ = 5.59
 
 
@@ -262,6 +262,12 @@ def test_all_is_at_hand_in_the_quickstart_and_no_weights_are_loaded(capsys, monk
     monkeypatch.setattr(safetensors.torch, "load_file", lambda *a, **k: pytest.fail("loaded"))
     code, out, _ = dry_run(capsys)
     assert code == 0 and not_checked(out) == []
+
+
+def test_one_process_speaks_for_all(capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert dry_run(capsys, "sandbox.isolation=bubblewrap") == (0, "", "")
 
 
 def test_names_of_the_hub_are_reported_as_not_checked(capsys, monkeypatch, tmp_path):
