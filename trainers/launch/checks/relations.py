@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 
 from comlrl.config.algorithms import (
     ActorCriticConfig,
@@ -17,6 +17,7 @@ from comlrl.config.keys import check_ranges, keys_of
 from comlrl.config.resolved import Config
 from comlrl.config.sections import SECTIONS as SHARED
 from comlrl.errors import UserError
+from trainers.launch.cost.tree_size import growth
 from trainers.launch.wiring import sampling_settings
 from trainers.launch.wiring import vllm as engine
 from trainers.launch.wiring.vllm_urls import urls
@@ -83,7 +84,8 @@ def _relations(name: str, section: CommonConfig, config: Config) -> None:
         )
     if section.turn_order == "sequential":
         _sequential(name, section)
-    if section.handoff is not None and section.handoff_width > (most := _joint_actions(section)):
+    most = growth(replace(section, num_turns=1)).joint_actions
+    if section.handoff is not None and section.handoff_width > most:
         raise UserError(
             f"{name}.handoff_width: {section.handoff_width} of a turn's {most} joint actions; give "
             f"at most {most}, or handoff=null, which hands all of them on"
@@ -107,16 +109,6 @@ def _sequential(name: str, section: CommonConfig) -> None:
             f"{name}.num_generations_sequential: {section.num_generations_sequential} leaves no "
             "siblings to compare with; give at least 2, or advantage=raw"
         )
-
-
-def _joint_actions(section: CommonConfig) -> int:
-    """Of a turn, from one state on."""
-    shape = section.shape
-    own = [shape.generations(stage.start) for stage in shape.stages]
-    return math.prod(
-        shape.joint_actions(len(stage), count)
-        for stage, count in zip(shape.stages, own, strict=True)
-    )
 
 
 def _actor_critic(name: str, section: ActorCriticConfig, config: Config) -> None:

@@ -209,7 +209,7 @@ def _memory(config: Config, limits_N: Sequence[int]) -> list[str]:
     ]
     section = config.online
     prompt = config.agent_model.max_length - max(limits_N)
-    for label, size, why in held(config, prompt, section.batch_size):
+    for label, size, why in held(config, limits_N, prompt, section.batch_size):
         shown = "unknown"
         if size is not None:
             shown = f"{size / 2**20:.1f} MiB" if size < 2**30 else f"{size / 2**30:.1f} GiB"

@@ -22,11 +22,17 @@ class Held(NamedTuple):
 
 
 def held(
-    config: Config, prompt: float, tasks: int, width: float = 0, device: str = "cuda"
+    config: Config,
+    limits_N: Sequence[int],
+    prompt: float,
+    tasks: int,
+    width: float = 0,
+    device: str = "cuda",
 ) -> list[Held]:
     """What one process holds while it samples and trains.
 
     Args:
+        limits_N: ``max_new_tokens`` of each agent.
         prompt: tokens of a prompt at the widest level of a tree.
         tasks: whose trees this process grows at once.
         width: bytes of a weight; 0: as ``agent_model.torch_dtype`` says.
@@ -38,7 +44,8 @@ def held(
     each = [sizes[name] for name in (names[:1] if config.shares_base else names)]
     found = [_weights(config, each, width), *_trained(config, each, width)]
     if config.generation.backend == "builtin":
-        found.append(_cache(config, each, width, prompt, tasks))
+        most = slots(config, widest(config.online), limits_N, prompt, tasks)
+        found.append(_cache(config, each, width, most))
     found += _critics(config.online, config, width)
     found += _reward_model(config, names[-1], width)
     found.append(_activations(each, width, device))
@@ -62,6 +69,19 @@ def widest(section: CommonConfig) -> Level:
     return max(levels(section), key=lambda level: level.nodes)
 
 
+def prompts_at_once(config: Config, level: Level, tasks: int) -> int:
+    """Agents of one base are sampled together."""
+    return tasks * level.nodes * (len(level.stage) if config.shares_base else 1)
+
+
+def slots(
+    config: Config, level: Level, limits_N: Sequence[int], prompt: float, tasks: int
+) -> float:
+    """Key/value slots while a level is sampled: each prompt once, and its completions."""
+    longest = max(limits_N[agent] for agent in level.stage)
+    return prompts_at_once(config, level, tasks) * (prompt + level.own * longest)
+
+
 def _weights(config: Config, sizes: Sequence[ModelSize], width: float) -> Held:
     dtype = config.agent_model.torch_dtype.replace("auto", "bfloat16 (on most CPUs float32: twice)")
     return Held("weights", _times(_sum([s.parameters for s in sizes]), width), dtype)
@@ -78,17 +98,11 @@ def _trained(config: Config, sizes: Sequence[ModelSize], width: float) -> Iterat
     total = _sum([s.parameters for s in sizes])
     adds, what = training_adds(width)
     yield Held("training adds", _times(total, adds), what)
-    if config.section.kl_coef > 0:
+    if any(section.needs_reference for section in config.sections.values()):
         yield Held("reference adds", _times(total, width), "frozen copies")
 
 
-def _cache(
-    config: Config, sizes: Sequence[ModelSize], width: float, prompt: float, tasks: int
-) -> Held:
-    """Each prompt once, and its completions; agents of one base are sampled together."""
-    section, level = config.online, widest(config.online)
-    prompts = tasks * level.nodes * (len(level.stage) if config.shares_base else 1)
-    slots = prompts * (prompt + level.own * section.max_new_tokens)
+def _cache(config: Config, sizes: Sequence[ModelSize], width: float, slots: float) -> Held:
     slots = min(slots, config.generation.max_batch_tokens)
     cache = max((s.cache for s in sizes if s.cache), default=None)
     return Held("generation cache ≤", _times(cache, slots * width), f"{slots:,.0f} tokens at once")

@@ -196,10 +196,10 @@ def test_the_counts_of_a_published_run(capsys):
 
 def test_passes_multiply_the_updates(capsys):
     items = ["magrpo.update_epochs=3", "magrpo.train_batch_size=4"]
-    _, out, _ = dry_run(capsys, *items, config="magrpo_he_config")
+    _, out, err = dry_run(capsys, *items, config="magrpo_he_config")
     (line,) = [line for line in out.splitlines() if line.startswith("optimizer updates")]
     assert line.split()[-2:] == ["6", "4,680"]  # 5 nodes are 2 parts; 3 passes; 780 steps
-    assert "on-policy" not in out  # their ratio tells how far the policy has gone
+    assert "on-policy" not in err  # their ratio tells how far the policy has gone
 
 
 @pytest.mark.parametrize(("dtype", "weights", "adds"), [("bfloat16", 2, 16), ("float32", 4, 12)])
@@ -213,6 +213,16 @@ def test_the_memory_of_weights_that_are_trained(dtype, weights, adds):
     for label, each in (("weights", weights), ("training adds", adds)):
         (line,) = [line for line in lines if line.startswith(label + " ")]
         assert f" {2 * each * size / 2**20:.1f} MiB " in line  # of two agents
+
+
+def test_the_memory_of_a_reference():
+    """DPO's is held beside weights that are all trained, whatever kl_coef."""
+    config = load(ROOT / "configs" / "madpo_quickstart.yaml")
+    config = replace(config, lora=replace(config.lora, enabled=False))
+    assert config.section.dpo_reference == "round"
+    assert "reference adds" not in described(config)
+    start = replace(config.section, dpo_reference="start")
+    assert "reference adds" in described(replace(config, sections={"madpo": start}))
 
 
 def test_the_memory_of_language_model_critics():
