@@ -144,7 +144,7 @@ def _handed_on(
 
 def readers(config: Config) -> list[Callable[[Sequence[Message]], str]]:
     """What turns each agent's messages into the text that its model reads; loads no weights."""
-    names = config.agents or (config.agent_model.name,) * config.section.num_agents
+    names = config.agent_models
     found = {name: _reader(config, name) for name in dict.fromkeys(names)}
     return [found[name] for name in names]
 

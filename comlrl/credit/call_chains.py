@@ -17,7 +17,7 @@ from comlrl.credit.episodes import call_rows
 from comlrl.types import Call, EpisodeGroup, Row
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallChains:
     """A step's calls, numbered through all of its episodes: call k of agent i is k · N + i."""
 
@@ -115,4 +115,10 @@ def call_chains_of(groups: Sequence[EpisodeGroup]) -> CallChains:
                 made_N[call.agent] += 1
         tasks.append(tuple(range(first, len(episodes))))
     agents = groups[0].num_agents if groups else 1
-    return CallChains(agents, tuple(calls), tuple(episodes), tuple(tasks), tuple(rewards))
+    return CallChains(
+        num_agents=agents,
+        calls=tuple(calls),
+        episodes=tuple(episodes),
+        tasks_B=tuple(tasks),
+        reward_K=tuple(rewards),
+    )

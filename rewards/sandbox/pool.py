@@ -31,7 +31,7 @@ SPARE_SECONDS = 60.0  # beyond a program's time, after which a silent judge is g
 _ROOT = Path(__file__).parents[__package__.count(".") + 1]  # what modules are counted from
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A program and the tests to run against it."""
 

@@ -64,8 +64,8 @@ def test_the_page_shows_what_a_reader_looks_for(run_dir):
 def test_the_share_of_the_reward_without_all_tests_passed(tmp_path):
     """Of 2 · (2.0 + 0.5) + 6 · (0.0 + 1.0), 2 · 2.0 + 6 · 0.25 came without: 5.5 of 11."""
     run = Run(
-        tmp_path, {}, "", {}, {},
-        tuple(
+        path=tmp_path, config={}, config_text="", summary={}, environment={},
+        records=tuple(
             {"phase": phase, "step": 8, "update": 1, "metrics": metrics}
             for phase, metrics in (
                 ("train", {"joint_actions": 2.0, "reward/tests": 2.0, "reward/syntax": 0.5,
@@ -75,7 +75,7 @@ def test_the_share_of_the_reward_without_all_tests_passed(tmp_path):
                 ("eval", {"joint_actions": 9.0, "reward/tests": 1.0, "unsolved_reward_mean": 1.0}),
             )
         ),
-        (), (), {}, {}, {"domain": "code"},
+        samples=(), latents=(), preferences={}, modules={}, domain={"domain": "code"},
     )  # fmt: skip
     assert unsolved_share(run) == pytest.approx(0.5)
     html = render(run)

@@ -117,7 +117,7 @@ def _tasks(config: Config, work: Work, unchecked: list[str]) -> list[Task]:
 def agents_at_hand(config: Config, unchecked: list[str]) -> list[AtHand]:
     """What reads each agent's prompts; [] where a model is not at hand."""
     key = "agents" if config.agents else "agent_model.name"
-    names = config.agents or (config.agent_model.name,) * config.section.num_agents
+    names = config.agent_models
     found = {name: _agent(config, key, name, unchecked) for name in dict.fromkeys(names)}
     section, online = config.section, config.online
     if isinstance(section, MARLHFConfig) and section.reward_model_name is not None:

@@ -294,9 +294,6 @@ def _madpo(section: MADPOConfig, config: Config) -> None:
 def _shared(config: Config) -> None:
     _output(config)
     engine.refuse(config)
-    piece = config.external.sandbox_slice
-    if isinstance(piece, str) and piece != "all":
-        raise UserError(f"external.sandbox_slice: '{piece}'; give a whole number, null or 'all'")
     if config.agent_model.max_length <= config.section.max_new_tokens:
         raise UserError(
             f"agent_model.max_length: {config.agent_model.max_length} leaves no room for a prompt "

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 JOINT_ACTIONS = 6_400
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cell:
     """One run: an algorithm on a task with a seed."""
 
@@ -94,7 +94,7 @@ class Cell:
         )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Arena:
     """What is asked for, checked."""
 
@@ -110,7 +110,14 @@ class Arena:
         tree = arena_cells.configuration(
             self.algorithms[algorithm], TASKS[task], seed, self.joint_actions, run
         )
-        return Cell(algorithm, task, seed, self.out, tree, self.algorithms[algorithm].script)
+        return Cell(
+            algorithm=algorithm,
+            task=task,
+            seed=seed,
+            out=self.out,
+            tree=tree,
+            script=self.algorithms[algorithm].script,
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -183,7 +190,14 @@ def asked(given: argparse.Namespace) -> Arena:
     jobs = given.jobs or len(os.sched_getaffinity(0))
     tasks = arena_cells.chosen("--tasks", given.tasks, TASKS)
     seeds = range(1, given.seeds + 1)
-    return Arena(algorithms, tasks, seeds, given.joint_actions, Path(given.out).resolve(), jobs)
+    return Arena(
+        algorithms=algorithms,
+        tasks=tasks,
+        seeds=seeds,
+        joint_actions=given.joint_actions,
+        out=Path(given.out).resolve(),
+        jobs=jobs,
+    )
 
 
 def check(arena: Arena, name: str, task: str) -> Bounds | str:

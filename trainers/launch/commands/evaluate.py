@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return report(error)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Stage:
     """Everything loaded."""
 
@@ -239,7 +239,7 @@ def build(plan: Plan, *, caching: bool) -> Stage:
     asked: Any = CachingSampler(sampler, len(team)) if caching else sampler
     reward, evaluated = build_rewards(config, work)
     rollout = build_player(config, work, asked, reward if caching else evaluated)
-    return Stage(tasks, team, generator, sampled, rollout)
+    return Stage(tasks=tasks, team=team, generator=generator, sampling=sampled, rollout=rollout)
 
 
 @contextlib.contextmanager

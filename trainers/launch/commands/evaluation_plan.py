@@ -33,7 +33,7 @@ PAIRED = ("num_agents", "agents", "name", "enabled", "r")  # agree in teams that
 BASELINES = ("single", "naive_concat", "sequential", "discussion")  # of comlrl.evaluation.baselines
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """What is to be evaluated, checked."""
 
@@ -82,17 +82,17 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
             "--cross-play: the agents of these runs act by one policy; give runs of others"
         )
     return Plan(
-        config,
-        work,
-        str(file),
-        tuple(teams),
-        arguments.baseline,
-        ks,
-        samples,
-        arguments.greedy,
-        Path(arguments.out) if arguments.out else None,
-        Path(arguments.export_samples) if arguments.export_samples else None,
-        replaced,
+        config=config,
+        work=work,
+        config_file=str(file),
+        teams=tuple(teams),
+        baseline=arguments.baseline,
+        ks=ks,
+        samples=samples,
+        greedy=arguments.greedy,
+        out=Path(arguments.out) if arguments.out else None,
+        export_samples=Path(arguments.export_samples) if arguments.export_samples else None,
+        replaced=replaced,
     )
 
 
@@ -131,7 +131,7 @@ def place(plan: Plan, described: Mapping[str, Any]) -> Path:
         for agent, who in plan.replaced.items():
             what += f"_{agent}-{_label(who) if isinstance(who, Trained) else who}"
     else:
-        models = dict.fromkeys(plan.config.agents or [plan.config.agent_model.name])
+        models = dict.fromkeys(plan.config.agent_models)
         named = "_".join(Path(name.replace(":", "/")).name for name in models)
         what = f"{plan.baseline or 'untrained'}_{named}"
     name = f"evaluation_{what}_{data.short_name}_{data.eval_split}" + "_greedy" * plan.greedy

@@ -106,8 +106,7 @@ def _merge(config: Config, index: int, agent: Path) -> None:
 
     from comlrl.models.pretrained import load_model
 
-    name = config.agents[index] if config.agents else config.agent_model.name
-    base, tokenizer = load_model(config.agent_model, name, "cpu")
+    base, tokenizer = load_model(config.agent_model, config.agent_models[index], "cpu")
     merged = PeftModel.from_pretrained(base, str(agent)).merge_and_unload(safe_merge=True)
     shutil.rmtree(agent)
     merged.save_pretrained(agent)

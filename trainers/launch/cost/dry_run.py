@@ -19,7 +19,7 @@ from comlrl.errors import UserError, notice
 from comlrl.loop.task_schedule import TaskSchedule
 from comlrl.preferences.pairs import tasks_at_once
 from comlrl.tasks.datasets import split_size
-from trainers.launch.cost.memory import agent_models, held
+from trainers.launch.cost.memory import held
 from trainers.launch.cost.model_size import model_size
 from trainers.launch.cost.tree_size import growth, levels, scored, training_steps
 from trainers.launch.wiring.assembly import build_schedule
@@ -74,7 +74,7 @@ def count_tasks(name: str, split: str) -> tuple[int | None, str]:
 
 
 def _who(config: Config) -> list[str]:
-    count, names = config.section.num_agents, list(dict.fromkeys(agent_models(config)))
+    count, names = config.section.num_agents, list(dict.fromkeys(config.agent_models))
     what = f"LoRA r={config.lora.r}" if config.lora.enabled else "all weights trained"
     shared = config.shares_base and count > 1
     once = ", one base held once" if shared else ""
@@ -204,7 +204,7 @@ def _memory(config: Config, limits_N: Sequence[int]) -> list[str]:
     """Parameters, and an upper bound of what is held: prompts as long as they may be."""
     lines = [
         f"{'parameters':<22}{_short(size.parameters)}  {name}, {size.source}"
-        for name in dict.fromkeys(agent_models(config))
+        for name in dict.fromkeys(config.agent_models)
         for size in [model_size(name)]
     ]
     section = config.online

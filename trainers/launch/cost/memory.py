@@ -39,7 +39,7 @@ def held(
         device: ``cuda`` or ``cpu``, whose updates take micro-batches of different sizes.
     """
     width = width or BYTES[config.agent_model.torch_dtype]
-    names = agent_models(config)
+    names = config.model_names
     sizes = {name: model_size(name) for name in names}
     each = [sizes[name] for name in (names[:1] if config.shares_base else names)]
     found = [_weights(config, each, width), *_trained(config, each, width)]
@@ -50,11 +50,6 @@ def held(
     found += _reward_model(config, names[-1], width)
     found.append(_activations(each, width, device))
     return found
-
-
-def agent_models(config: Config) -> tuple[str, ...]:
-    """The model of each agent, by name."""
-    return config.agents or (config.agent_model.name,) * config.section.num_agents
 
 
 def training_adds(width: float) -> tuple[float, str]:

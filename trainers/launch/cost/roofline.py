@@ -21,7 +21,7 @@ from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from comlrl.preferences.pairs import tasks_at_once
 from trainers.launch.cost.dry_run import count_tasks, steps_of
-from trainers.launch.cost.memory import agent_models, held, prompts_at_once, slots, widest
+from trainers.launch.cost.memory import held, prompts_at_once, slots, widest
 from trainers.launch.cost.model_size import BYTES, Dims, ModelSize, model_size
 from trainers.launch.cost.tree_size import Level, growth, levels, scored
 from trainers.launch.wiring import allocator as memory
@@ -275,7 +275,7 @@ class StepCost:
 
 def _model(config: Config) -> ModelSize:
     """Of the agents' model. Raises UserError where its sizes are not known."""
-    name = agent_models(config)[0]
+    name = config.agent_models[0]
     size = model_size(name)
     if size.dims is None:
         raise UserError(

@@ -34,7 +34,7 @@ PLAIN: dict[str, Any] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Source:
     """Weights to start from, as they say of themselves."""
 
@@ -143,7 +143,15 @@ def _source(config: Config, algorithms: Algorithms) -> Source:
         )
     if (path / ADAPTER).is_file():
         adapter = _adapter(path, name)
-        return Source(name, path, True, (adapter[:2],), (adapter[2],), 1, None)
+        return Source(
+            name=name,
+            place=path,
+            lora=True,
+            ranks=(adapter[:2],),
+            bases=(adapter[2],),
+            agents=1,
+            sizes=None,
+        )
     if (path / "config.json").is_file():
         raise UserError(
             f"init_from: '{name}' is a whole model; give it as agent_model.name, or among agents"
@@ -162,7 +170,13 @@ def _source(config: Config, algorithms: Algorithms) -> Source:
     sizes = {key: facts[key] for key in weights.SIZES.values()} if facts["heterogeneous"] else None
     rank = (r, float(2 * r if alpha is None else alpha))
     return Source(
-        name, place, facts.get("lora.enabled", True), (rank,) * count, tuple(bases), count, sizes
+        name=name,
+        place=place,
+        lora=facts.get("lora.enabled", True),
+        ranks=(rank,) * count,
+        bases=tuple(bases),
+        agents=count,
+        sizes=sizes,
     )
 
 
@@ -174,12 +188,19 @@ def _of_folder(name: str, place: weights.Trained, folder: Path) -> Source:
         held = weights.read_json(file)
         sizes = {key: held[of_net] for of_net, key in weights.SIZES.items()}
     if not (agents[0] / ADAPTER).is_file():
-        return Source(name, place, False, (), (), len(agents), sizes)
+        return Source(
+            name=name, place=place, lora=False, ranks=(), bases=(), agents=len(agents), sizes=sizes
+        )
     adapters = [_adapter(agent, name) for agent in agents]
     return Source(
-        name, place, True, tuple(a[:2] for a in adapters), tuple(a[2] for a in adapters),
-        len(agents), sizes,
-    )  # fmt: skip
+        name=name,
+        place=place,
+        lora=True,
+        ranks=tuple(a[:2] for a in adapters),
+        bases=tuple(a[2] for a in adapters),
+        agents=len(agents),
+        sizes=sizes,
+    )
 
 
 def _adapter(folder: Path, name: str) -> tuple[int, float, str]:
@@ -202,7 +223,7 @@ def _check_source(config: Config, source: Source) -> list[str]:
         fix = f"set lora.enabled={str(source.lora).lower()}"
         more = "" if source.lora else ", or give these models as agents, and init_from=null"
         raise UserError(f"{where} holds {held}; {fix}{more}")
-    alpha = float(2 * lora.r if lora.alpha is None else lora.alpha)
+    alpha = lora.effective_alpha
     for rank, scale in source.ranks:
         if rank != lora.r:
             raise UserError(f"{where} has adapters of rank {rank}; set lora.r={rank}")
@@ -229,7 +250,7 @@ def _notices(config: Config, source: Source, wanted: int) -> list[str]:
         notices.append(f"{where} has one agent, from which all {wanted} start")
     if not config.section.heterogeneous and source.sizes is not None:
         notices.append(f"{where} is of SHPPO; its adapter is taken, its networks are not")
-    own = config.agents or (config.agent_model.name,)
+    own = config.agent_models
     for theirs in dict.fromkeys(source.bases):
         if _resolved(theirs) not in map(_resolved, own):
             notices.append(f"{where} was trained on '{theirs}', and this run's base is '{own[0]}'")

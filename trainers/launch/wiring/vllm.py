@@ -52,11 +52,6 @@ def refuse(config: Config) -> None:
             "checkpoint is not sampled beforehand; give save_steps above 1, or overlap 0"
         )
     backend = "generation.backend=vllm"
-    if generation.importance_cap < 1:
-        raise UserError(
-            f"generation.importance_cap: {generation.importance_cap} would cut a ratio of 1, where "
-            "server and trained policy agree; give at least 1"
-        )
     if section.heterogeneous:
         raise UserError(
             f"{backend} with {config.algorithm}, whose agents differ by a layer before the "

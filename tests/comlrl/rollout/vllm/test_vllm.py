@@ -114,7 +114,15 @@ def test_what_is_held_is_sampled_from_while_weights_move(server, tmp_path):
     sampled_N = held.sample(asked, SAMPLING)
     assert {body["model"] for body in server.asked} == set(old.values())
     turns = [AgentTurn((), asked[i][0].prompt_ids, groups[0]) for i, groups in enumerate(sampled_N)]
-    node = Node(1, -1, -1, tuple(turns), (), (), ())
+    node = Node(
+        turn=1,
+        parent=-1,
+        parent_action=-1,
+        agents_N=tuple(turns),
+        joint_actions_K=(),
+        scores_K=(),
+        rewards_K=(),
+    )
     corrected = ImportanceWeightedSampler(agents, sampler, cap=1e9)
     (tree,) = corrected.weigh([Tree(Task("t"), (node,), "align", None)], SAMPLING)
     for index, turn in enumerate(tree.nodes[0].agents_N):
