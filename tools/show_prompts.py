@@ -34,7 +34,7 @@ from comlrl.types import Attempt, JointAction, Message, Task
 from trainers.launch.checks.at_hand import agents_at_hand
 from trainers.launch.commands import evaluation_plan
 from trainers.launch.wiring import hub
-from trainers.launch.wiring.work import Work, find_mode
+from trainers.launch.wiring.resolved_work import Work, find_mode
 
 UNKNOWN = "(here stands what those before it will have written in this turn)\n"
 QUICKSTART = Path(__file__).parents[1] / "configs" / "magrpo_quickstart.yaml"

@@ -46,7 +46,7 @@ def run_dir(tmp_path_factory) -> Path:
     folder = make_haggling_run(tmp_path_factory.mktemp("runs") / "haggling_1")
     (folder / "environment.json").unlink()  # it has this test's command
     done = subprocess.run(
-        [sys.executable, "-m", "loggers.report", str(folder)],
+        [sys.executable, "-m", "trainers.launch", "report", str(folder)],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -33,7 +33,7 @@ from tests.support.fakes import (
     task,
 )
 from trainers.launch.commands.command_line import parse_arguments, resolve
-from trainers.launch.wiring.work import Work
+from trainers.launch.wiring.resolved_work import Work
 
 # The prisoner's dilemma: what each agent is paid for (first's choice, second's choice).
 PAYOFF = torch.tensor([[[3.0, 0.0], [5.0, 1.0]], [[3.0, 5.0], [0.0, 1.0]]], dtype=torch.float64)

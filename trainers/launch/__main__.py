@@ -78,7 +78,7 @@ def arena() -> int:
 
 
 def report() -> int:
-    from loggers.report.write import main
+    from trainers.launch.commands.report import main
 
     return main()
 

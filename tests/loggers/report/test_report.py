@@ -27,11 +27,12 @@ from loggers.report.pictures import draw
 from loggers.report.run_data import ReportError, Run, read_run
 from loggers.report.sample_episodes import episodes
 from loggers.report.svg import drawings, label, ticks
-from loggers.report.write import main, render, write_report
+from loggers.report.write import render, write_report
 from loggers.views.code import python
 from rewards.code.domain import CODE
 from tests.support.html_page import Page
 from tests.support.made_runs import logged, make_run, settings
+from trainers.launch.commands.report import main
 
 ROOT = Path(__file__).parents[3]
 
@@ -104,7 +105,7 @@ def test_the_command_makes_the_page_anew_from_the_directory_alone(run_dir, tmp_p
     before = (moved / "report.html").read_text()
     (moved / "report.html").unlink()
     done = subprocess.run(
-        [sys.executable, "-m", "loggers.report", str(moved)],
+        [sys.executable, "-m", "trainers.launch", "report", str(moved)],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -113,7 +114,7 @@ def test_the_command_makes_the_page_anew_from_the_directory_alone(run_dir, tmp_p
 
 def test_a_directory_without_a_run_is_one_line_and_exit_code_2(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "loggers.report", str(tmp_path)],
+        [sys.executable, "-m", "trainers.launch", "report", str(tmp_path)],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 2

@@ -17,9 +17,9 @@ from comlrl.tasks.json_rows import KINDS
 from comlrl.types import Message
 from trainers.launch.wiring.hub import model_folder
 from trainers.launch.wiring.labelling import build_judge
+from trainers.launch.wiring.resolved_work import Work
 from trainers.launch.wiring.sampling_settings import sampling
 from trainers.launch.wiring.task_splits import context_length, fitting, load_both_splits
-from trainers.launch.wiring.work import Work
 
 if TYPE_CHECKING:
     from comlrl.models.agent import PromptEncoder

@@ -18,10 +18,9 @@ from comlrl.config.resolved import Config
 from comlrl.config.sections import SECTIONS as SHARED
 from comlrl.errors import UserError
 from trainers.launch.cost.tree_size import growth
-from trainers.launch.wiring import sampling_settings
-from trainers.launch.wiring import vllm as engine
+from trainers.launch.wiring import sampling_settings, vllm
+from trainers.launch.wiring.resolved_work import Work, resolve_work
 from trainers.launch.wiring.vllm_urls import urls
-from trainers.launch.wiring.work import Work, resolve_work
 
 
 def validate(config: Config) -> Work:
@@ -293,7 +292,7 @@ def _madpo(section: MADPOConfig, config: Config) -> None:
 
 def _shared(config: Config) -> None:
     _output(config)
-    engine.refuse(config)
+    vllm.refuse(config)
     if config.agent_model.max_length <= config.section.max_new_tokens:
         raise UserError(
             f"agent_model.max_length: {config.agent_model.max_length} leaves no room for a prompt "

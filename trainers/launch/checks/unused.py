@@ -23,8 +23,8 @@ from comlrl.config.algorithms import (
 from comlrl.config.resolved import Config
 from comlrl.config.sections import SECTIONS as SHARED
 from comlrl.tasks.prompts import PREFILL, REVISION
+from trainers.launch.wiring.resolved_work import Work, find_mode
 from trainers.launch.wiring.sampling_settings import KEYS, sampling
-from trainers.launch.wiring.work import Work, find_mode
 
 # Keys, and why they have no effect. "<algo>" is a section that the run reads; a section's name
 # alone means all of its keys.

@@ -47,7 +47,7 @@ from trainers.launch.commands.command_line import Parser, parse_arguments, resol
 if TYPE_CHECKING:
     from comlrl.config.resolved import Config
     from rewards.arena.game import Bounds
-    from trainers.launch.wiring.work import Work
+    from trainers.launch.wiring.resolved_work import Work
 
 JOINT_ACTIONS = 6_400
 

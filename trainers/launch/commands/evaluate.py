@@ -19,8 +19,7 @@ from comlrl.config.algorithms import SECTIONS
 from comlrl.errors import UserError, notice, report
 from comlrl.files import tolerant_terminal
 from trainers.launch.commands.evaluation_plan import Plan, make_plan, parse_arguments, place
-from trainers.launch.wiring import hub, replacements, weights
-from trainers.launch.wiring import init_from as initial
+from trainers.launch.wiring import hub, init_from, replacements, weights
 from trainers.launch.wiring.assembly import (
     build_player,
     build_rewards,
@@ -78,7 +77,7 @@ def evaluate(plan: Plan) -> int:
         if plan.teams:
             weights.load_weights(plan.teams[0], stage.team, stage.rollout.sampler)
         elif plan.config.init_from is not None:
-            initial.begin(plan.config, SECTIONS, stage.team, stage.rollout.sampler)
+            init_from.begin(plan.config, SECTIONS, stage.team, stage.rollout.sampler)
         started = time.monotonic()
         with watched(plan, stage):
             trees = grower(plan, stage)()
@@ -210,7 +209,7 @@ def acting(plan: Plan, stage: Stage, agent: int, own: Any) -> dict[str, torch.Te
     if who == "silent":
         return None
     if plan.config.init_from is not None:
-        initial.begin(plan.config, SECTIONS, stage.team, stage.rollout.sampler)
+        init_from.begin(plan.config, SECTIONS, stage.team, stage.rollout.sampler)
     first = stage.team.agents[agent].state_tensors()
     return {name: tensor.clone() for name, tensor in first.items()}
 

@@ -23,11 +23,10 @@ from comlrl.run_files import CONFIG
 from trainers.launch.checks.relations import validate
 from trainers.launch.checks.shipped import config_file
 from trainers.launch.commands.command_line import Parser
-from trainers.launch.wiring import init_from as initial
-from trainers.launch.wiring import own_algorithm, replacements, weights
+from trainers.launch.wiring import init_from, own_algorithm, replacements, weights
 from trainers.launch.wiring.replacements import Other
+from trainers.launch.wiring.resolved_work import Work
 from trainers.launch.wiring.weights import Trained
-from trainers.launch.wiring.work import Work
 
 PAIRED = ("num_agents", "agents", "name", "enabled", "r")  # agree in teams that are crossed
 BASELINES = ("single", "naive_concat", "sequential", "discussion")  # of comlrl.evaluation.baselines
@@ -72,9 +71,9 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
     others = [who for who in asked.values() if isinstance(who, Trained)]
     config, work = resolve(str(file), [*teams, *others], arguments)
     replaced = replacements.check(asked, config, work.roles)
-    initial.check_models(config)
+    init_from.check_models(config)
     if config.init_from is not None and (not teams or "untrained" in replaced.values()):
-        initial.check(config, SECTIONS)
+        init_from.check(config, SECTIONS)
     if len(teams) > 1 and config.section.num_agents < 2:
         raise UserError("--cross-play: these runs have one agent each; give teams")
     if len(teams) > 1 and config.section.one_policy:

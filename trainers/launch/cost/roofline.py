@@ -24,7 +24,7 @@ from trainers.launch.cost.dry_run import count_tasks, steps_of
 from trainers.launch.cost.memory import held, prompts_at_once, slots, widest
 from trainers.launch.cost.model_size import BYTES, Dims, ModelSize, model_size
 from trainers.launch.cost.tree_size import Level, growth, levels, scored
-from trainers.launch.wiring import allocator as memory
+from trainers.launch.wiring import allocator
 
 # Operations of a layer: while decoding a token, and forward and backward in an update.
 DECODING, LEARNING = 40, 150
@@ -98,7 +98,7 @@ def measured(config: Config) -> Hardware:
 
     from comlrl.models.pretrained import dtype_of
 
-    memory.keep_freed()  # as a run does; else results of 128 KiB may be mapped anew each time
+    allocator.keep_freed()  # as a run does; else results of 128 KiB may be mapped anew each time
     dims = _model(config).dims
     assert dims is not None
     dtype = dtype_of(config.agent_model, "cpu")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from comlrl.types import Sampling
     from comlrl.update.importance import ImportanceWeightedSampler
     from external.expert_edits import Fallbacks
-    from trainers.launch.wiring.work import Work
+    from trainers.launch.wiring.resolved_work import Work
 
 
 def refuse(config: Config) -> None:

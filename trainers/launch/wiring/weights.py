@@ -28,6 +28,7 @@ WORK: dict[str, Any] = {  # what it was trained to do, and the defaults of older
     "domain": "code", "prompts": {}, "reward.target": None, "reward.arguments": {},
     "program.target": None, "program.command": None, "program.agents": [],
 }  # fmt: skip
+LORA = {"lora.r": "r", "lora.alpha": "lora_alpha", "lora.target_modules": "target_modules"}
 SIZES = {"latent_dim": "latent_dim", "hidden": "latent_hidden", "rank": "heterogeneous_rank"}
 
 
@@ -111,7 +112,7 @@ def settings(
     if trained.config_file is not None:
         facts |= of_run(load_yaml(trained.config_file), algorithms)
     if trained.final_model is not None:
-        facts |= _from_folder(trained.final_model) | {
+        facts |= of_folder(trained.final_model) | {
             key: facts[key] for key in ("num_agents",) if facts.get("shared_policy")
         }
     fitting = [name for name, section in algorithms.items() if _fits(facts, section)]
@@ -151,7 +152,8 @@ def of_run(tree: Mapping[str, Any], algorithms: Algorithms) -> dict[str, Any]:
     return facts | {"agents": tree.get("agents"), "heterogeneous": heterogeneous}
 
 
-def _from_folder(folder: Path) -> dict[str, Any]:
+def of_folder(folder: Path) -> dict[str, Any]:
+    """What a folder of agent_0/, agent_1/, … says of its weights, as ``of_run``."""
     sizes = folder / HETEROGENEOUS / "config.json"
     facts: dict[str, Any] = {"heterogeneous": sizes.is_file()}
     if sizes.is_file():
@@ -163,11 +165,16 @@ def _from_folder(folder: Path) -> dict[str, Any]:
     file = folder / "agent_0" / "adapter_config.json"
     if not file.is_file():
         return facts | {"lora.enabled": False}
+    adapter = adapter_settings(file)
+    return facts | {"lora.enabled": True} | {key: adapter[own] for key, own in LORA.items()}
+
+
+def adapter_settings(file: Path) -> dict[str, Any]:
+    """An adapter's, in PEFT's format. Raises UserError where one of ``LORA`` is missing."""
     adapter = read_json(file)
-    keys = {"lora.r": "r", "lora.alpha": "lora_alpha", "lora.target_modules": "target_modules"}
-    if missing := [key for key in keys.values() if key not in adapter]:
-        raise UserError(f"--checkpoint: '{file}' has no {missing[0]}; give a folder of PEFT's")
-    return facts | {"lora.enabled": True} | {key: adapter[own] for key, own in keys.items()}
+    if missing := [key for key in LORA.values() if key not in adapter]:
+        raise UserError(f"'{file}' has no {missing[0]}; give a folder of PEFT's")
+    return adapter
 
 
 def read_json(file: Path) -> dict[str, Any]:
