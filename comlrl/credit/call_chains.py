@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from comlrl.credit.chains import Group, T, View
+from comlrl.credit.chains import Group, T, View, number_of, origin_of
 from comlrl.credit.episodes import call_rows
 from comlrl.types import Call, EpisodeGroup, Row
 
@@ -38,11 +38,11 @@ class CallChains:
         return [(call.agent, call) for call in self.calls]
 
     def number(self, call: int) -> int:
-        return call * self.num_agents + self.calls[call].agent
+        return number_of(call, self.calls[call].agent, self.num_agents)
 
     def origin(self, number: T) -> tuple[T, T]:
         """Call and agent of a number, or of each of a tensor of them."""
-        return number // self.num_agents, number % self.num_agents
+        return origin_of(number, self.num_agents)
 
     def reward(self, number: int) -> float:
         """What a call's agent was paid with it, processed."""
