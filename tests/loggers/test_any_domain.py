@@ -133,7 +133,7 @@ def test_cross_play_is_of_the_last_agent_with_the_others(tmp_path):
     result = _result({}, runs=["a", "b"], matrices={"reward_mean": matrix}, summary=means)
     text = cross_play_table(result)
     assert "| first buyer, second buyer of 1 |" in text and "| seller of 2 |" in text
-    write_heat_map(tmp_path / "a.png", ["a", "b"], matrix, "Mean reward", sides(ROLES))
+    write_heat_map(tmp_path / "a.png", ["a", "b"], ["a", "b"], matrix, "Mean", sides=sides(ROLES))
     assert (tmp_path / "a.png").stat().st_size > 1000
 
 

@@ -9,6 +9,7 @@ import argparse
 import concurrent.futures
 import hashlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -24,6 +25,7 @@ import yaml
 from comlrl import files
 from comlrl.errors import UserError, report
 from comlrl.evaluation.scorecard import (
+    Entry,
     Outcome,
     cross_play_values,
     entries,
@@ -349,7 +351,7 @@ def _strangers(
 
 def write(arena: Arena, outcomes: Sequence[Outcome]) -> None:
     """``arena.json``, ``arena.md`` and ``arena.png``; table and heat map on the terminal."""
-    from loggers.report.score_map import write_score_map
+    from loggers.report.heat_map import write_heat_map
     from loggers.score_tables import score_shades, score_table
 
     found, names = entries(outcomes), list(arena.algorithms)
@@ -366,9 +368,15 @@ def write(arena: Arena, outcomes: Sequence[Outcome]) -> None:
     files.replace(arena.out / "arena.json", json.dumps(result, indent=1) + "\n")
     table = score_table(found, names, arena.tasks)
     files.replace(arena.out / "arena.md", table)
-    write_score_map(arena.out / "arena.png", found, names, arena.tasks)
+    means = [[_mean(found.get((name, task))) for task in arena.tasks] for name in names]
+    title = "Score: 0 is the floor, 1 the optimum"
+    write_heat_map(arena.out / "arena.png", names, arena.tasks, means, title, scale=(0.0, 1.0))
     print(f"\n{table}\n{score_shades(found, names, arena.tasks)}")
     for (name, task), entry in found.items():
         for reason in entry.reasons:
             print(f"— {name}, {task}: {reason.removeprefix('error: ')}")
     print(f"written: {arena.out}/arena.json, arena.md, arena.png")
+
+
+def _mean(entry: Entry | None) -> float:
+    return math.nan if entry is None or entry.mean is None else entry.mean

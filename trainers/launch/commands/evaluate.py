@@ -151,10 +151,12 @@ def cross_play(plan: Plan) -> int:
     }
     out = place(plan, what)
     write(out, result, cross_play_table(result))
-    names = [team.name for team in plan.teams]
+    names = [Path(team.name).name for team in plan.teams]
+    of_rows, of_columns = (f"{side} of" for side in sides(what["roles"]))
     write_heat_map(
-        out.with_suffix(".png"), names, matrices["reward_mean"], "Mean reward", sides(what["roles"])
-    )
+        out.with_suffix(".png"), names, names, matrices["reward_mean"], "Mean reward",
+        sides=(of_rows, of_columns),
+    )  # fmt: skip
     return 0
 
 

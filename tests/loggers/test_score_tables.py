@@ -1,9 +1,8 @@
-"""The scorecard's table, its shades and its picture."""
+"""The scorecard's table and its shades."""
 
 from __future__ import annotations
 
 from comlrl.evaluation.scorecard import Entry
-from loggers.report.score_map import write_score_map
 from loggers.score_tables import score_shades, score_table
 
 ENTRIES = {
@@ -43,8 +42,3 @@ def test_shades_grow_with_the_score():
         "high    1.00 ███████",
         "below  -2.00",
     ]
-
-
-def test_the_picture_is_written(tmp_path):
-    write_score_map(tmp_path / "x.png", ENTRIES, NAMES, TASKS)
-    assert (tmp_path / "x.png").stat().st_size > 5000
