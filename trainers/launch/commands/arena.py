@@ -25,7 +25,6 @@ import yaml
 from comlrl import files
 from comlrl.errors import UserError, report
 from comlrl.evaluation.scorecard import (
-    Entry,
     Outcome,
     cross_play_values,
     entries,
@@ -368,7 +367,8 @@ def write(arena: Arena, outcomes: Sequence[Outcome]) -> None:
     files.replace(arena.out / "arena.json", json.dumps(result, indent=1) + "\n")
     table = score_table(found, names, arena.tasks)
     files.replace(arena.out / "arena.md", table)
-    means = [[_mean(found.get((name, task))) for task in arena.tasks] for name in names]
+    scores = [[found[name, task].mean for task in arena.tasks] for name in names]
+    means = [[math.nan if mean is None else mean for mean in row] for row in scores]
     title = "Score: 0 is the floor, 1 the optimum"
     write_heat_map(arena.out / "arena.png", names, arena.tasks, means, title, scale=(0.0, 1.0))
     print(f"\n{table}\n{score_shades(found, names, arena.tasks)}")
@@ -376,7 +376,3 @@ def write(arena: Arena, outcomes: Sequence[Outcome]) -> None:
         for reason in entry.reasons:
             print(f"— {name}, {task}: {reason.removeprefix('error: ')}")
     print(f"written: {arena.out}/arena.json, arena.md, arena.png")
-
-
-def _mean(entry: Entry | None) -> float:
-    return math.nan if entry is None or entry.mean is None else entry.mean

@@ -152,10 +152,10 @@ def cross_play(plan: Plan) -> int:
     out = place(plan, what)
     write(out, result, cross_play_table(result))
     names = [Path(team.name).name for team in plan.teams]
-    of_rows, of_columns = (f"{side} of" for side in sides(what["roles"]))
+    others, last = sides(what["roles"])
     write_heat_map(
         out.with_suffix(".png"), names, names, matrices["reward_mean"], "Mean reward",
-        sides=(of_rows, of_columns),
+        sides=(f"{others} of", f"{last} of"),
     )  # fmt: skip
     return 0
 
