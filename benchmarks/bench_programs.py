@@ -64,7 +64,7 @@ def main() -> None:
     given = ["--config", str(ROOT / "configs" / "magrpo_quickstart.yaml")]
     config, work, _ = command_line.resolve("magrpo", command_line.parse_arguments("magrpo", given))
     _, sampler = build_sampler(config, build_team(config, reference=False, device="cpu"))
-    program = Program(Target("program.target", "bench:play", play, ()), work.roles)
+    program = Program(target=Target("program.target", "bench:play", play, ()), names_N=work.roles)
     tasks, shape = load_both_splits(config, work.domain)[0][:TASKS], Shape(2, 1, EPISODES)
     recording = Recording(sampler)
 

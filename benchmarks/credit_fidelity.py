@@ -273,7 +273,7 @@ class Setting:
 
 
 def simultaneous(mode: Any, generations: int) -> Callable[[int], Shape]:
-    return lambda holders: Shape(holders, 1, generations, mode)
+    return lambda holders: Shape(holders, 1, generations, joint_mode=mode)
 
 
 def sequential(first: int, later: int) -> Callable[[int], Shape]:
@@ -300,7 +300,7 @@ SETTINGS = [
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fidelity:
     scored: float  # joint actions of a tree
     difference: float
@@ -327,7 +327,13 @@ def fidelity(game: Game, setting: Setting, trees: int) -> Fidelity:
     found, *exact_C = zip(*pairs, strict=True)
     difference, shapley, advantage = (rank_correlation(found, each) for each in exact_C)
     count = statistics.fmean(sum(1 for _ in scored(tree)) for tree in grown)
-    return Fidelity(count, difference, shapley, advantage, statistics.fmean(cosines))
+    return Fidelity(
+        scored=count,
+        difference=difference,
+        shapley=shapley,
+        advantage=advantage,
+        cosine=statistics.fmean(cosines),
+    )
 
 
 def digits(tree: Tree, s: int, k: int) -> list[int]:

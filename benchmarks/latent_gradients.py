@@ -91,7 +91,7 @@ def gradient(value: torch.Tensor, parameters: Sequence[nn.Parameter]) -> torch.T
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """A step's tasks, what was drawn for them and its rewards."""
 
@@ -117,7 +117,18 @@ def sampled(players: Players, critic: TeamCritic) -> Batch:
     actions = torch.multinomial(old.exp().flatten(0, 1), SAMPLES, True).view(TASKS, 2, SAMPLES)
     paid = PAYOFF_KAA[kind[:, None], actions[:, 0], actions[:, 1]]
     gain = standardized((paid - critic(seen)[:, None]).flatten(), Processes()).view_as(paid)
-    return Batch(seen, kind, mu, sigma, epsilon, drawn, old, actions, paid, gain)
+    return Batch(
+        seen_SND=seen,
+        kind_S=kind,
+        mu_SNK=mu,
+        sigma_SNK=sigma,
+        epsilon_SNK=epsilon,
+        drawn_SNK=drawn,
+        old_SNA=old,
+        actions_SNG=actions,
+        paid_SG=paid,
+        gain_SG=gain,
+    )
 
 
 def objective(reads: str, players: Players, inference: InferenceNet, batch: Batch) -> torch.Tensor:

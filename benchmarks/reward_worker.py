@@ -20,8 +20,8 @@ from comlrl.config.resolved import Config
 from comlrl.types import JointAction
 from trainers.launch.checks.at_hand import agents_at_hand
 from trainers.launch.commands import command_line
+from trainers.launch.wiring.resolved_work import Work
 from trainers.launch.wiring.task_splits import load_both_splits
-from trainers.launch.wiring.work import Work
 
 
 def resolve(file: str, overrides: Sequence[str]) -> tuple[Config, Work]:

@@ -19,6 +19,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
+from comlrl.errors import notice
+
 _PACKAGES = ("rewards", "external", "loggers", "trainers")
 _IN_WHEEL = (Path(__file__).parent / _PACKAGES[0]).is_dir()
 
@@ -45,10 +47,9 @@ class _OtherName(MetaPathFinder, Loader):
         if _IN_WHEEL and fullname == top:
             if any(finder.find_spec(top, None) for finder in sys.meta_path if finder is not self):
                 return None
-            print(
-                f"notice: `{top}` is `comlrl.{top}` where CoMLRL is installed from a wheel; "
-                "2.1 will not find it by the short name",
-                file=sys.stderr,
+            notice(
+                f"`{top}` is `comlrl.{top}` where CoMLRL is installed from a wheel; "
+                "2.1 will not find it by the short name"
             )
         found = importlib.util.find_spec(real)
         return found and ModuleSpec(fullname, self, origin=found.origin)

@@ -30,7 +30,7 @@ GENERAL = ("plain", EXPERT)  # modes for every domain
 OF_EXPERT = ("expert_model", "expert_base_url", "on_error")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Mode:
     """An external mode, found and checked."""
 
@@ -97,7 +97,7 @@ def find(
         hint = near(name, (*own, *GENERAL), "there are {}")
         raise UserError(f"external.mode: {name!r} is not a mode; {hint}")
     keys = {*_given(cls, settings, None), *(OF_EXPERT if name == EXPERT else ())}
-    return Mode(name, settings, cls, target, frozenset(keys))
+    return Mode(name=name, settings=settings, cls=cls, target=target, keys_read=frozenset(keys))
 
 
 def _given(

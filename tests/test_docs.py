@@ -33,7 +33,7 @@ from comlrl.types import Domain, JointAction
 from tests.support.documented import programs
 from trainers.launch.commands import export
 from trainers.launch.commands.train import main as train_main
-from trainers.launch.wiring.work import NEEDED
+from trainers.launch.wiring.resolved_work import NEEDED
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -152,7 +152,9 @@ def script_of(words: list[str]) -> list[str]:
     """The script that is the same as a ``comlrl`` command, a shipped configuration by its name."""
     if words[0] == "train":
         return [f"train_{words[1]}.py", *words[2:]]
-    return {"report": ["-m", "loggers.report"]}.get(words[0], [f"{words[0]}.py"]) + words[1:]
+    return {"report": ["-m", "trainers.launch", "report"]}.get(
+        words[0], [f"{words[0]}.py"]
+    ) + words[1:]
 
 
 def torchrun(words: list[str]) -> list[str]:
@@ -190,11 +192,11 @@ def python(words: list[str], request: pytest.FixtureRequest) -> None:
         from trainers.launch.commands import arena
 
         arena.asked(arena.parse(arguments))
-    elif name == "loggers.report":
-        from loggers.report import write
+    elif name == "trainers.launch" and arguments[0] == "report":
+        from trainers.launch.commands import report
 
         request.getfixturevalue("small_runs")
-        assert write.main(arguments) in (0, None)
+        assert report.main(arguments[1:]) == 0
     elif name in ("comlrl.builtin.make_coopmini", "comlrl.builtin.make_posts"):
         as_program(name, arguments)
         assert Path(arguments[-1]).read_text().count("\n") == 20

@@ -73,10 +73,12 @@ def test_prompts_that_lost_old_turns_are_counted():
 
 
 def test_a_shortened_tree_says_so_in_its_metrics():
-    full = Grown(Shape(2, 3, 2, "align", "best")).trees
+    full = Grown(Shape(2, 3, 2, joint_mode="align", handoff="best")).trees
     assert tree_metrics(full, CODE)["history_dropped_share"] == 0.0
     longest = len(full[0].nodes[2].agents_N[0].prompt_ids)
-    cut = Grown(Shape(2, 3, 2, "align", "best"), max_length=longest + 7).trees  # one short
+    cut = Grown(
+        Shape(2, 3, 2, joint_mode="align", handoff="best"), max_length=longest + 7
+    ).trees  # one short
     assert tree_metrics(cut, CODE)["turn_2/history_dropped_share"] == 0.0
     assert tree_metrics(cut, CODE)["turn_3/history_dropped_share"] > 0.0
     # What was left out are old turns: the newest response is whole in every prompt.

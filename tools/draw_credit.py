@@ -42,7 +42,15 @@ def make_tree(mode: str) -> Tree:
 
     def node(turn: int, parent: int, action: int, rewards: list[float]) -> Node:
         scores = tuple(Score(r) for r in rewards)
-        return Node(turn, parent, action, agents, actions, scores, tuple(rewards))
+        return Node(
+            turn=turn,
+            parent=parent,
+            parent_action=action,
+            agents_N=agents,
+            joint_actions_K=actions,
+            scores_K=scores,
+            rewards_K=tuple(rewards),
+        )
 
     root, children = REWARDS[mode]
     nodes = [node(1, -1, -1, root)] + [node(2, 0, k, r) for k, r in enumerate(children)]
@@ -53,10 +61,31 @@ def make_turn_in_order() -> Tree:
     """One turn: aux writes two completions, main two below each, scored as ``BELOW`` says."""
     turns = (AgentTurn((), (), (Completion("", (), True),) * 2),)
     actions = ((0,), (1,))
-    nodes = [Node(1, -1, -1, turns, actions, (), ())]
+    nodes = [
+        Node(
+            turn=1,
+            parent=-1,
+            parent_action=-1,
+            agents_N=turns,
+            joint_actions_K=actions,
+            scores_K=(),
+            rewards_K=(),
+        )
+    ]
     for k, rewards in enumerate(BELOW):
         scores = tuple(map(Score, rewards))
-        nodes.append(Node(1, 0, k, turns, actions, scores, tuple(rewards), first_agent=1))
+        nodes.append(
+            Node(
+                turn=1,
+                parent=0,
+                parent_action=k,
+                agents_N=turns,
+                joint_actions_K=actions,
+                scores_K=scores,
+                rewards_K=tuple(rewards),
+                first_agent=1,
+            )
+        )
     return Tree(Task("", {}), tuple(nodes), "align", None)
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import external
 from comlrl.config.resolved import Config
 from comlrl.config.sections import DatasetConfig
 from comlrl.errors import UserError, report
@@ -34,7 +35,7 @@ from comlrl.types import Attempt, JointAction, Message, Task
 from trainers.launch.checks.at_hand import agents_at_hand
 from trainers.launch.commands import evaluation_plan
 from trainers.launch.wiring import hub
-from trainers.launch.wiring.work import Work, find_mode
+from trainers.launch.wiring.resolved_work import Work
 
 UNKNOWN = "(here stands what those before it will have written in this turn)\n"
 QUICKSTART = Path(__file__).parents[1] / "configs" / "magrpo_quickstart.yaml"
@@ -144,7 +145,7 @@ def _handed_on(
 
 def readers(config: Config) -> list[Callable[[Sequence[Message]], str]]:
     """What turns each agent's messages into the text that its model reads; loads no weights."""
-    names = config.agents or (config.agent_model.name,) * config.section.num_agents
+    names = config.agent_models
     found = {name: _reader(config, name) for name in dict.fromkeys(names)}
     return [found[name] for name in names]
 
@@ -192,9 +193,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"════ reward of turn {attempt.turn}: {attempt.score.value:.2f}")
         reader_N = readers(config)
         for name in options.mode or [work.mode.name]:
-            external = dataclasses.replace(config.external, mode=name)
-            moded = dataclasses.replace(config, external=external)
-            mode = find_mode(moded, work.domain, work.domain_target)
+            named = dataclasses.replace(config.external, mode=name)
+            mode = external.find(named, work.domain, config.folder, work.domain_target)
             work = dataclasses.replace(work, mode=mode)
             show(name, work.roles, prompts_by_turn(config, work, task, attempts), reader_N)
     except (UserError, OSError) as error:

@@ -28,7 +28,6 @@ may be split anywhere.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import groupby
@@ -85,9 +84,8 @@ class MADPOTrainer:
         self.moved = True  # since the round's start
 
     def train(self) -> None:
-        started, counters = time.monotonic(), self.loop.counters
-        self._begin(self.loop.schedule.round_of(counters.steps))
-        counters.train_seconds += time.monotonic() - started
+        with self.loop.stage():
+            self._begin(self.loop.schedule.round_of(self.loop.counters.steps))
         for step in self.loop.steps(self, lambda trees: self._measure()):
             self.step(step)
 

@@ -96,9 +96,9 @@ class MARLHFTrainer:
         self.best = BestRound(online.parts())
 
     def train(self) -> None:
-        started, counters, schedule = time.monotonic(), self.loop.counters, self.loop.schedule
-        self._begin(schedule.round_of(counters.steps))
-        counters.train_seconds += time.monotonic() - started
+        schedule = self.loop.schedule
+        with self.loop.stage():
+            self._begin(schedule.round_of(self.loop.counters.steps))
         for step in self.loop.steps(self, self.reward.of_evaluation):
             index = schedule.round_of(step.index - 1)
             if index != self.round:
@@ -267,7 +267,7 @@ class MARLHFTrainer:
         ``model`` fitted to them goes to the log and into the summary of the preferences."""
         candidates = sum(len(item.candidates.candidates_K) for item in labelled.tasks)
         if self.section.preferences is None:
-            self.loop.counters.env_steps += candidates
+            self.loop.count(env_steps=candidates)
         facts = None if model is None else model.facts
         gaps = [pair.gap for item in labelled.tasks for pair in item.pairs]
         measured = {}

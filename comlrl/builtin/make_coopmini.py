@@ -171,13 +171,15 @@ def make_rows(
     return rows
 
 
-MAKER = Maker("CoopMini problems", make_rows, "operations", SHIPPED, COOPMINI)
+MAKER = Maker(
+    what="CoopMini problems", rows=make_rows, column="operations", seeds=SHIPPED, paths=COOPMINI
+)
 LONG_MAKER = Maker(
-    "long CoopMini problems",
-    partial(make_rows, weights=LONG, family="CoopMiniLong"),
-    "operations",
-    SHIPPED_LONG,
-    COOPMINI_LONG,
+    what="long CoopMini problems",
+    rows=partial(make_rows, weights=LONG, family="CoopMiniLong"),
+    column="operations",
+    seeds=SHIPPED_LONG,
+    paths=COOPMINI_LONG,
 )
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ def make_rows(
     return rows
 
 
-MAKER = Maker("posts", make_rows, "situation", SHIPPED, POSTS)
+MAKER = Maker(what="posts", rows=make_rows, column="situation", seeds=SHIPPED, paths=POSTS)
 
 if __name__ == "__main__":
     MAKER.main()

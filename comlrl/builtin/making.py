@@ -12,7 +12,7 @@ from typing import Any
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Maker:
     """``rows``: (seed, number, what is left out, name in their task_id; None: the seed) → rows;
     raises ValueError where there are not that many."""

@@ -34,7 +34,7 @@ class Operation:
     gives: str = ""  # maps: the type of the result; reduction: the type of element it takes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Domain:
     """A kind of input: how its elements are named and walked through, and what is done to them."""
 

@@ -56,7 +56,7 @@ SHORT = {"filter_map_reduce": 6, "filter_map": 3, "filter_reduce": 3, "map_reduc
 LONG = {"filter_map_then_reduce": 6, "filter_map_then": 3, "map_then_reduce": 3}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """One combination of operations; two problems with equal ``key`` are the same problem."""
 
@@ -120,11 +120,11 @@ def draw_problem(rng: random.Random, weights: Mapping[str, int] = SHORT) -> Prob
     mapped = draw(rng, domain.maps) if "map" in stages else None
     kind = mapped.gives if mapped else domain.element_type
     return Problem(
-        domain,
-        draw(rng, domain.filters) if "filter" in stages else None,
-        mapped,
-        draw(rng, REDUCTIONS, kind) if "reduce" in stages else None,
-        draw(rng, THENS, kind) if "then" in stages else None,
+        domain=domain,
+        filter=draw(rng, domain.filters) if "filter" in stages else None,
+        map=mapped,
+        reduce=draw(rng, REDUCTIONS, kind) if "reduce" in stages else None,
+        then=draw(rng, THENS, kind) if "then" in stages else None,
     )
 
 

@@ -99,6 +99,7 @@ class CommonConfig:
     one_reward: ClassVar[str] = (
         ""  # why agents cannot learn from rewards of their own; "": they can
     )
+    may_share_policy: ClassVar[bool] = False  # by a key ``shared_policy``
     paper: ClassVar[str] = ""
 
     @property
@@ -108,13 +109,13 @@ class CommonConfig:
             self.num_agents,
             self.num_turns,
             self.num_generations,
-            self.joint_mode,
-            self.handoff,
-            self.early_termination_threshold,
-            1 if self.chains else None,
-            self.handoff_width,
-            self.turn_order,
-            1 if self.chains else self.num_generations_sequential,
+            joint_mode=self.joint_mode,
+            handoff=self.handoff,
+            early_termination_threshold=self.early_termination_threshold,
+            later_generations=1 if self.chains else None,
+            handoff_width=self.handoff_width,
+            turn_order=self.turn_order,
+            num_generations_sequential=1 if self.chains else self.num_generations_sequential,
         )
 
     @property

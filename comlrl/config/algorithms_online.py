@@ -99,6 +99,7 @@ class PPOConfig(ActorCriticConfig):
     """Proximal policy optimization; with several agents IPPO or MAPPO."""
 
     paper: ClassVar[str] = "PPO (arXiv 1707.06347)"
+    may_share_policy: ClassVar[bool] = True
     no_programs: ClassVar[str] = ""
 
     num_agents: int = key(1)

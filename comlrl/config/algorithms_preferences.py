@@ -74,7 +74,7 @@ class PreferenceConfig(CommonConfig):
             self.num_agents,
             1,
             self.preference_num_candidates,
-            self.joint_mode,
+            joint_mode=self.joint_mode,
             turn_order=self.turn_order,
             num_generations_sequential=1,
         )

@@ -57,7 +57,7 @@ def key(default: Any, description: str = "", **bounds: float) -> Any:
     return field(default=default, metadata=metadata)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
     """One key of a section."""
 
@@ -103,11 +103,11 @@ def keys_of(section: type[Any]) -> Mapping[str, Key]:
     hints = typing.get_type_hints(section)
     return {
         f.name: Key(
-            f.name,
-            hints[f.name],
-            f.default if f.default_factory is dataclasses.MISSING else f.default_factory(),
-            described[f.name].get("description", ""),
-            described[f.name].get("range"),
+            name=f.name,
+            annotation=hints[f.name],
+            default=f.default if f.default_factory is dataclasses.MISSING else f.default_factory(),
+            description=described[f.name].get("description", ""),
+            range=described[f.name].get("range"),
         )
         for f in dataclasses.fields(section)
     }

@@ -86,6 +86,11 @@ class Config:
         return self.agents is None and self.lora.enabled
 
     @property
+    def agent_models(self) -> tuple[str, ...]:
+        """The model of each agent."""
+        return self.agents or (self.agent_model.name,) * self.section.num_agents
+
+    @property
     def model_names(self) -> tuple[str, ...]:
         """The model of each policy that is trained."""
         return self.agents or (self.agent_model.name,) * self.section.policies

@@ -55,6 +55,11 @@ class LoraSection:
     dropout: float = key(0.0, "dropout of the adapters; 0 for PPO and SHPPO", at_least=0, below=1)
     target_modules: Any = key("all-linear", '"all-linear" or a list of module names')
 
+    @property
+    def effective_alpha(self) -> float:
+        """``alpha``, or what null stands for."""
+        return 2 * self.r if self.alpha is None else self.alpha
+
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetConfig:
@@ -102,7 +107,7 @@ class ExternalConfig:
         "(code: level_feedback, level_passed, passed) or module:Class; null: the domain's first "
         "mode, or plain if it has none or reward.target is set",
     )
-    sandbox_slice: int | str | None = key(
+    sandbox_slice: int | Literal["all"] | None = key(
         1, "tests that feedback may show; 0, null, all: all tests"
     )
     expert_model: str = key("deepseek-coder", "model of mode expert_edits")

@@ -12,12 +12,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from comlrl.credit.chains import Group, T, View
+from comlrl.credit.chains import Group, T, View, number_of, origin_of
 from comlrl.credit.episodes import call_rows
 from comlrl.types import Call, EpisodeGroup, Row
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallChains:
     """A step's calls, numbered through all of its episodes: call k of agent i is k · N + i."""
 
@@ -38,11 +38,11 @@ class CallChains:
         return [(call.agent, call) for call in self.calls]
 
     def number(self, call: int) -> int:
-        return call * self.num_agents + self.calls[call].agent
+        return number_of(call, self.calls[call].agent, self.num_agents)
 
     def origin(self, number: T) -> tuple[T, T]:
         """Call and agent of a number, or of each of a tensor of them."""
-        return number // self.num_agents, number % self.num_agents
+        return origin_of(number, self.num_agents)
 
     def reward(self, number: int) -> float:
         """What a call's agent was paid with it, processed."""
@@ -115,4 +115,10 @@ def call_chains_of(groups: Sequence[EpisodeGroup]) -> CallChains:
                 made_N[call.agent] += 1
         tasks.append(tuple(range(first, len(episodes))))
     agents = groups[0].num_agents if groups else 1
-    return CallChains(agents, tuple(calls), tuple(episodes), tuple(tasks), tuple(rewards))
+    return CallChains(
+        num_agents=agents,
+        calls=tuple(calls),
+        episodes=tuple(episodes),
+        tasks_B=tuple(tasks),
+        reward_K=tuple(rewards),
+    )

@@ -34,6 +34,16 @@ class View(NamedTuple):
     read: tuple[int, ...]  # places in ``prompts``
 
 
+def number_of(index: int, agent: int, num_agents: int) -> int:
+    """Numbers agent by agent: index · N + agent."""
+    return index * num_agents + agent
+
+
+def origin_of(number: T, num_agents: int) -> tuple[T, T]:
+    """Index and agent of such a number, or of each of a tensor of them."""
+    return number // num_agents, number % num_agents
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chains:
     """A step's states and joint actions, numbered through all of its trees."""
@@ -55,11 +65,11 @@ class Chains:
 
     def number(self, action: int, agent: int) -> int:
         """Of an agent's completion of a joint action: c · N + i."""
-        return action * self.num_agents + agent
+        return number_of(action, agent, self.num_agents)
 
     def origin(self, number: T) -> tuple[T, T]:
         """Joint action and agent of a completion's number, or of each of a tensor of them."""
-        return number // self.num_agents, number % self.num_agents
+        return origin_of(number, self.num_agents)
 
     def reward(self, number: int) -> float:
         """The processed reward of a completion by its number: its agent's own, or the team's."""
@@ -81,7 +91,7 @@ class Chains:
             [
                 View(
                     tuple(self.number(c, i) for c in actions for i in group.credited),
-                    tuple(s * self.num_agents + i for i in group.read),
+                    tuple(number_of(s, i, self.num_agents) for i in group.read),
                 )
                 for group in groups
             ]

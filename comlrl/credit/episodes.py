@@ -85,6 +85,6 @@ def _row(prompt_ids: tuple[int, ...], calls: Sequence[tuple[Call, float, int]]) 
         tuple(context + c.token_ids for context, c in zip(contexts, completions, strict=True)),
         tuple(w * c.importance for (_, w, _), c in zip(calls, completions, strict=True)),
         tuple(number for *_, number in calls),
-        tuple(c.support for c in completions if c.support is not None),
-        tuple(map(len, contexts)) if any(contexts) else (),
+        support=tuple(c.support for c in completions if c.support is not None),
+        contexts=tuple(map(len, contexts)) if any(contexts) else (),
     )

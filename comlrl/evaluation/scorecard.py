@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,7 @@ class Outcome:
     algorithm: str
     task: str
     seed: int
+    _: KW_ONLY
     value: float | None = None  # mean total reward of an evaluation episode
     floor: float | None = None  # of that value, and its optimum
     optimum: float | None = None
@@ -29,7 +30,7 @@ class Outcome:
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """An algorithm on a task, over seeds. Without a score, ``mean`` is None."""
 
@@ -77,9 +78,9 @@ def _entry(group: Sequence[Outcome]) -> Entry:
     noises = [outcome.noise for outcome in group if outcome.noise is not None]
     reasons = tuple(dict.fromkeys(outcome.reason for outcome in group if outcome.reason))
     return Entry(
-        statistics.fmean(scores) if scores else None,
-        statistics.stdev(scores) if len(scores) > 1 else None,
-        statistics.fmean(noises) if noises else None,
-        len(scores),
-        reasons,
+        mean=statistics.fmean(scores) if scores else None,
+        deviation=statistics.stdev(scores) if len(scores) > 1 else None,
+        noise=statistics.fmean(noises) if noises else None,
+        seeds=len(scores),
+        reasons=reasons,
     )

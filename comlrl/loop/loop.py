@@ -191,26 +191,37 @@ class Loop:
         self._end()
         self.progress.note(ENV_STEPS, gathered.env_steps)
         counters.steps, counters.epoch = step.index, step.epoch
-        counters.env_steps += gathered.env_steps
         counters.updates += updates
         counters.tasks_seen += len(step.tasks)
-        self.count(gathered.scored, gathered.tokens)
+        self.count(scored=gathered.scored, tokens=gathered.tokens, env_steps=gathered.env_steps)
         self.progress.ahead = self.ahead
         started = time.monotonic()
         due = step.index % self.section.logging_steps == 0 or self._over
         self.latest = self.log.step(counters, step, gathered, metrics, due=due)
         self._pause = time.monotonic() - started
 
-    def count(self, scored: int, tokens: int) -> None:
-        """Joint actions that were scored for training, and the tokens that were sampled for
-        them."""
+    def count(self, *, scored: int = 0, tokens: int = 0, env_steps: int = 0) -> None:
+        """Joint actions that were scored for training, the tokens that were sampled for them, and
+        those that are steps of the x-axis."""
         self.counters.scored_joint_actions += scored
         self.counters.sampled_tokens += tokens
+        self.counters.env_steps += env_steps
+
+    @contextlib.contextmanager
+    def stage(self) -> Iterator[None]:
+        """Training before the first step, whose time counts as that of the steps."""
+        started = time.monotonic()
+        yield
+        self.counters.train_seconds += time.monotonic() - started
 
     @property
-    def notes(self) -> dict[str, Any]:
+    def notes(self) -> Mapping[str, Any]:
         """What stages beside the training steps remember in checkpoints, by their names."""
         return self.counters.extra
+
+    def remember(self, name: str, value: Any) -> None:
+        """Put a note into the checkpoints from now on."""
+        self.counters.extra[name] = value
 
     def skip(self, steps: int) -> None:
         """Continue after training step ``steps``: those up to it are left out."""

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 
 TRAINING, EVALUATING, SAVING = "training", "evaluating", "saving"
@@ -26,6 +26,7 @@ class Ahead:
     steps: int
     total: int | None
     estimated: bool = False
+    _: KW_ONLY
     evaluations: int = 0
     saves: int = 0
 

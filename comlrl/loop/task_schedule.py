@@ -6,7 +6,7 @@ import hashlib
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from itertools import accumulate
 
@@ -30,6 +30,7 @@ class TaskSchedule:
     batch_size: int
     epochs: int | None  # passes over the tasks, of each round; None: others end the run
     seed: int
+    _: KW_ONLY
     rounds: int = 1
     round_tasks: int | None = None  # of a round; None: all tasks, divided among the rounds
     max_steps: int | None = None  # where ``epochs`` is None, what the rounds are parts of

@@ -103,7 +103,7 @@ def positions_of(config: Any) -> int:
     return int(getattr(config, "max_position_embeddings", 1 << 30))
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Agent:
     """One agent's view of its model."""
 

@@ -46,7 +46,7 @@ def build_team(
     device = device or default_device()
     elsewhere = config.init_from is not None
     torch.manual_seed(config.seed)  # LoRA's A matrices are drawn at random
-    if config.agents is not None or not config.lora.enabled:
+    if not config.shares_base:
         agents = [_alone(config, i, device, reference) for i in range(count)]
         full = not config.lora.enabled
         return Team(agents, shared_base=False, full=full, begun_elsewhere=elsewhere)
@@ -57,7 +57,16 @@ def build_team(
     fast = fast_decoder(model, router, count, _learns_fast(config))
     stop = tuple(config.agent_model.stop)
     agents = [
-        Agent(i, model, tokenizer, peft, router, fast, start_adapter=starts[i], stop=stop)
+        Agent(
+            index=i,
+            model=model,
+            tokenizer=tokenizer,
+            peft=peft,
+            router=router,
+            fast=fast,
+            start_adapter=starts[i],
+            stop=stop,
+        )
         for i in indices
     ]
     return Team(agents, shared_base=True, full=False, begun_elsewhere=elsewhere)
@@ -65,7 +74,7 @@ def build_team(
 
 def _alone(config: Config, index: int, device: str, reference: bool) -> Agent:
     """An agent with a separate model."""
-    name = config.agents[index] if config.agents else config.agent_model.name
+    name = config.agent_models[index]
     place = config.agent_devices[index] if config.agent_devices else device
     lora = config.lora.enabled
     model, tokenizer = load_model(config.agent_model, name, place)
@@ -75,10 +84,26 @@ def _alone(config: Config, index: int, device: str, reference: bool) -> Agent:
         router = add_router(model)
     elif reference:
         kept = copy.deepcopy(model).requires_grad_(False)
-        start = Agent(index, kept, tokenizer, None, fast=fast_decoder(kept, None, 0))
+        start = Agent(
+            index=index,
+            model=kept,
+            tokenizer=tokenizer,
+            peft=None,
+            fast=fast_decoder(kept, None, 0),
+        )
     fast = fast_decoder(model, router, int(lora), _learns_fast(config))
     stop = tuple(config.agent_model.stop)
-    return Agent(index, model, tokenizer, peft, router, fast, start, start_adapter, stop=stop)
+    return Agent(
+        index=index,
+        model=model,
+        tokenizer=tokenizer,
+        peft=peft,
+        router=router,
+        fast=fast,
+        start=start,
+        start_adapter=start_adapter,
+        stop=stop,
+    )
 
 
 def _learns_fast(config: Config) -> bool:
@@ -229,7 +254,7 @@ def _with_adapters(
     section = config.lora
     settings = LoraConfig(
         r=section.r,
-        lora_alpha=2 * section.r if section.alpha is None else section.alpha,  # type: ignore[arg-type]
+        lora_alpha=section.effective_alpha,  # type: ignore[arg-type]
         lora_dropout=section.dropout,
         target_modules=_modules(section.target_modules),
         task_type="CAUSAL_LM",

@@ -100,7 +100,14 @@ def pack(rows: Sequence[Row], pad_id: int) -> TokenBatch:
             chosen[r, at + (row.contexts[s] if row.contexts else 0) : at + len(ids)] = True
             at += len(ids)
     return TokenBatch(
-        token_ids, positions, segment, previous, chosen, weight, completion, _support(rows)
+        token_ids_RL=token_ids,
+        positions_RL=positions,
+        segment_RL=segment,
+        previous_RL=previous,
+        action_mask_RL=chosen,
+        weight_RL=weight,
+        completion_RL=completion,
+        support=_support(rows),
     )
 
 

@@ -60,7 +60,7 @@ class Verdicts:
     unreadable: int = 0  # of the ties: answers that could not be read
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateSet:
     """One task's scored joint candidates of one round."""
 
@@ -87,7 +87,12 @@ class CandidateSet:
                 candidates.append(JointCandidate(completions, score.value, read))
         if prompts_N is None:
             prompts_N = tuple(turn.prompt for turn in tree.nodes[0].agents_N)
-        return cls(tree.task.task_id, prompts_N, tuple(candidates), round_index)
+        return cls(
+            task_id=tree.task.task_id,
+            prompts_N=prompts_N,
+            candidates_K=tuple(candidates),
+            round=round_index,
+        )
 
     def read_by(self, agent: int, candidate: int) -> tuple[Message, ...]:
         """The prompt that an agent answered in a candidate."""
@@ -102,7 +107,13 @@ class CandidateSet:
             unreadable = self.verdicts.unreadable + other.verdicts.unreadable
             verdicts = Verdicts((*self.verdicts.pairs, *later), ties, unreadable)
         candidates = self.candidates_K + other.candidates_K
-        return CandidateSet(self.task_id, self.prompts_N, candidates, self.round, verdicts)
+        return CandidateSet(
+            task_id=self.task_id,
+            prompts_N=self.prompts_N,
+            candidates_K=candidates,
+            round=self.round,
+            verdicts=verdicts,
+        )
 
 
 def joint_text(
@@ -233,4 +244,10 @@ def _from_json(line: dict[str, Any]) -> CandidateSet:
         pairs = tuple(Pair(w, r, reward_K[w] - reward_K[r]) for w, r in line["pairs"])
         verdicts = Verdicts(pairs, int(line.get("ties", 0)), int(line.get("unreadable", 0)))
     round_index = int(line.get("round", 0))
-    return CandidateSet(str(line["task_id"]), prompts, tuple(candidates), round_index, verdicts)
+    return CandidateSet(
+        task_id=str(line["task_id"]),
+        prompts_N=prompts,
+        candidates_K=tuple(candidates),
+        round=round_index,
+        verdicts=verdicts,
+    )

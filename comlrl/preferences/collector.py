@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -55,9 +55,11 @@ class Stage(Protocol):
     def tasks(self) -> Sequence[Task]: ...
 
     @property
-    def notes(self) -> dict[str, Any]: ...
+    def notes(self) -> Mapping[str, Any]: ...
 
-    def count(self, scored: int, tokens: int) -> None: ...
+    def remember(self, name: str, value: Any) -> None: ...
+
+    def count(self, *, scored: int, tokens: int) -> None: ...
 
     def watch(self, work: str) -> AbstractContextManager[None]: ...
 
@@ -245,7 +247,7 @@ class Collector:
         tokens = sum(len(c.token_ids) for each in candidates for c in each.completions_N)
         cross = shape.joint_mode == "cross"  # each completion is in so many joint candidates
         often = shape.num_generations ** (shape.num_agents - 1) if cross else 1
-        self.loop.count(len(candidates), tokens // often)
+        self.loop.count(scored=len(candidates), tokens=tokens // often)
 
     def _remember(self, path: Path, index: int) -> None:
         """Checkpoints name what of the file the run has learned from; another is refused."""
@@ -253,11 +255,12 @@ class Collector:
             self._check(path)
             return
         content = path.read_bytes()
-        self.loop.notes["preferences"] = {
+        facts = {
             "rounds": index + 1,
             "bytes": len(content),
             "sha256": hashlib.sha256(content).hexdigest(),
         }
+        self.loop.remember("preferences", facts)
 
     def _check(self, path: Path) -> None:
         with path.open("rb") as file:

@@ -63,7 +63,11 @@ def load_program(section: ProgramConfig, num_agents: int, key: str, folder: Path
     _check_names(section.agents, num_agents, key)
     target = _command(section) if section.target is None else _function(section.target, folder)
     return Program(
-        target, tuple(section.agents), section.on_error, section.timeout, section.max_calls
+        target=target,
+        names_N=tuple(section.agents),
+        on_error=section.on_error,
+        timeout=section.timeout,
+        max_calls=section.max_calls,
     )
 
 

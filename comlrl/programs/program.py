@@ -12,7 +12,7 @@ from comlrl.types import Task
 Play = Callable[[Task, Any], Awaitable[Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """What ``program`` names, checked."""
 

@@ -62,9 +62,16 @@ class ProgramRollout:
         """``shape.num_generations`` episodes of each task, side by side. ``key`` (phase, training
         step) goes into every sample's key. Raises TargetError for what the program raises."""
         settings = RolloutSettings(
-            self.program, self.sampler, self.reward, self.prompts, sampling, self.seed, key,
-            self.process, self.own_rewards,
-        )  # fmt: skip
+            program=self.program,
+            sampler=self.sampler,
+            reward=self.reward,
+            prompts=self.prompts,
+            sampling=sampling,
+            seed=self.seed,
+            key=key,
+            process=self.process,
+            own_rewards=self.own_rewards,
+        )
         episodes_BG = EpisodeRunner(settings).play(tasks, shape.num_generations)
         if isinstance(self.sampler, ServedSampler):
             agents = len(self.program.names_N)

@@ -40,7 +40,12 @@ class EpisodeRunner:
         if present is not None:
             self.answers = Served(settings, present, self.loop, self._stop)
         self.context = RolloutContext(
-            settings, self.loop, self._fail, self._stop, self.endpoint.open, self.answers
+            settings=settings,
+            loop=self.loop,
+            fail=self._fail,
+            stop=self._stop,
+            address=self.endpoint.open,
+            answers=self.answers,
         )
         self._episodes: dict[RunningEpisode, Episode] = {}
         self._tasks: dict[RunningEpisode, asyncio.Task] = {}  # of those that have not ended

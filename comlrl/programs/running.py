@@ -32,7 +32,7 @@ from comlrl.types import (
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSettings:
     """What all episodes of a rollout have in common."""
 
@@ -47,7 +47,7 @@ class RolloutSettings:
     own_rewards: bool  # agents learn from ``Score.by_agent`` where a score has it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PendingCall:
     running: RunningEpisode
     slot: int  # in the episode's calls
@@ -70,7 +70,13 @@ class PendingCall:
 
     def record(self, completion: Completion) -> None:
         """Add the call to its episode."""
-        call = Call(self.agent, self.number, self.prompt, self.ids, completion)
+        call = Call(
+            agent=self.agent,
+            number=self.number,
+            prompt=self.prompt,
+            prompt_ids=self.ids,
+            completion=completion,
+        )
         self.running.calls[self.slot] = call
 
 
@@ -98,7 +104,7 @@ class Answers(Protocol):
         """Ends what is under way in other threads."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class RolloutContext:
     """What the episodes of a rollout share, and by whom they are answered and ended."""
 
@@ -176,7 +182,9 @@ class RunningEpisode:
                 f"no room for max_new_tokens={sampling.max_new_tokens}; shorten it, or raise "
                 "agent_model.max_length if the model allows it"
             )
-        call = PendingCall(self, len(self.calls), agent, number, prompt, ids)
+        call = PendingCall(
+            running=self, slot=len(self.calls), agent=agent, number=number, prompt=prompt, ids=ids
+        )
         self.calls.append(None)
         self.asked_N[agent] += 1
         return await self._answer(self.context.answers.ask(call))
@@ -231,7 +239,14 @@ class RunningEpisode:
             for i in agents
         )
         calls = tuple(call for call in self.calls if call is not None)
-        return Episode(calls, score, process(score.value), paid_N, action, error)
+        return Episode(
+            calls=calls,
+            score=score,
+            reward=process(score.value),
+            paid_N=paid_N,
+            joint_action=action,
+            error=error,
+        )
 
 
 def _by_name(given: Any, names_N: Sequence[str], where: str) -> Any:

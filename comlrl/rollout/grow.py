@@ -145,7 +145,17 @@ class Rollout:
         prompt_N = self.prompts.first(task, shape.num_agents)
         past: tuple[tuple[Exchange, ...], ...] = ((),) * shape.num_agents
         nobody = (None,) * shape.num_agents
-        state = State(index, task, 1, -1, -1, (), past, prompt_N, nobody)
+        state = State(
+            tree=index,
+            task=task,
+            turn=1,
+            parent=-1,
+            parent_action=-1,
+            path=(),
+            past_N=past,
+            prompt_N=prompt_N,
+            latent_N=nobody,
+        )
         return self._pending(state, shape, sampling)
 
     def _pending(self, state: State, shape: Shape, sampling: Sampling) -> _Pending:
@@ -213,16 +223,16 @@ class Rollout:
         threshold = shape.early_termination_threshold
         terminated = threshold is not None and bool(rewards) and mean(list(rewards)) > threshold
         return Node(
-            pending.state.turn,
-            pending.state.parent,
-            pending.state.parent_action,
-            turns,
-            joint,
-            tuple(scores),
-            rewards,
-            terminated,
-            pending.acting.start,
-            self._own_rewards(scores, shape.num_agents),
+            turn=pending.state.turn,
+            parent=pending.state.parent,
+            parent_action=pending.state.parent_action,
+            agents_N=turns,
+            joint_actions_K=joint,
+            scores_K=tuple(scores),
+            rewards_K=rewards,
+            terminated=terminated,
+            first_agent=pending.acting.start,
+            own_rewards_KN=self._own_rewards(scores, shape.num_agents),
         )
 
     def _own_rewards(self, scores: Sequence[Score], agents: int) -> tuple[tuple[float, ...], ...]:

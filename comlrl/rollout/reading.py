@@ -24,7 +24,7 @@ class History:
     previous_response: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     """Where a path of a tree stands: all that what is read next depends on."""
 
@@ -51,7 +51,7 @@ class State:
         return JointAction(self.task, texts(written), self.turn, self.history)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """What an agent reads at a node."""
 
@@ -96,7 +96,7 @@ class PromptBuilder:
                 written = tuple(_cut(text, limit) for text in whole)
                 continue
             read, prefill = self.prompts.whole(prompt, *place), self.prompts.prefill(*place)
-            return Reading(read, ids, dropped, shown, prefill)
+            return Reading(prompt=read, ids=ids, dropped=dropped, handed_on=shown, prefill=prefill)
 
     def _shown(self, state: State, agent: int, written: Sequence[str]) -> str:
         if not written:

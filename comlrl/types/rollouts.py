@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from comlrl.types.sampling import Completion, Message
@@ -28,6 +28,7 @@ class Shape:
     num_agents: int
     num_turns: int
     num_generations: int
+    _: KW_ONLY
     joint_mode: JointMode = "align"
     handoff: Literal["random", "best"] | None = None
     early_termination_threshold: float | None = None
@@ -100,6 +101,7 @@ class Score:
     parts: Mapping[str, float] = field(default_factory=dict)  # by name; they sum to ``task_value``
     passed: bool | None = None  # None: this reward has no notion of passing
     facts: Any = None  # what was found; only the domain that made them opens them
+    _: KW_ONLY
     task_reward: float | None = None  # the task's own reward, where ``value`` is a reward model's
     # each agent's own task reward, in their order; None: all share ``value``
     by_agent: tuple[float, ...] | None = None
@@ -110,7 +112,7 @@ class Score:
         return self.value if self.task_reward is None else self.task_reward
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """One state of one task's tree, with all that was sampled there.
 
@@ -224,7 +226,7 @@ def _without_support(turn: AgentTurn) -> AgentTurn:
     return replace(turn, completions_G=tuple(replace(c, support=None) for c in turn.completions_G))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """One completion that a program has asked an agent for."""
 
@@ -245,7 +247,7 @@ class Paid(NamedTuple):
     value: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
     """One run of a program for one task, read-only."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class Completion:
     # Up to rounding, which depends on the batch: not compared.
     logprob: float = field(default=math.nan, compare=False)
     # Its weight in its agent's gradient, where another than the trained policy has drawn it.
+    _: KW_ONLY
     importance: float = field(default=1.0, compare=False)
     # SHPPO: what the agent acted under (``comlrl.models.latents.Latent``), one for all siblings
     latent: Any = field(default=None, compare=False, repr=False)
@@ -61,6 +62,7 @@ class Sampling:
     max_new_tokens: int
     top_p: float | None = None
     top_k: int | None = None
+    _: KW_ONLY
     max_support: int | None = (
         None  # tokens of a set in ``Completion.support``; None: no sets are stored
     )
@@ -99,5 +101,6 @@ class Request:
     prompt_ids: tuple[int, ...]
     keys_G: tuple[tuple[Any, ...], ...]
     before: Any = None  # SHPPO: the agent's own ``Latent`` at the turn before
+    _: KW_ONLY
     latent_K: torch.Tensor | None = None  # SHPPO: what the siblings are sampled under
     task_id: str = ""  # of the task, whose prompts begin alike

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from comlrl.types.sampling import Completion, SamplingSupport
@@ -20,6 +20,7 @@ class Row:
     completions: tuple[tuple[int, ...], ...]  # token ids of each
     weights: tuple[float, ...]  # coefficient of each on each of its tokens
     indices: tuple[int, ...]  # the caller's number for each
+    _: KW_ONLY
     support: tuple[SamplingSupport, ...] = ()  # of each; empty: they were chosen from all tokens
     # Leading tokens of each that continue its prompt and were not chosen; empty: none
     contexts: tuple[int, ...] = ()
@@ -40,7 +41,7 @@ class Row:
         support = tuple(
             completion.support for completion in completions if completion.support is not None
         )
-        return cls(prompt_ids, ids, own, tuple(indices), support)
+        return cls(prompt_ids, ids, own, tuple(indices), support=support)
 
     @property
     def length(self) -> int:
@@ -59,11 +60,11 @@ class Row:
         span = slice(start, end)
         return Row(
             self.prompt_ids, self.completions[span], self.weights[span], self.indices[span],
-            self.support[span], self.contexts[span],
+            support=self.support[span], contexts=self.contexts[span],
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBatch:
     """Packed rows of one agent. A row is one node's prompt followed by its completions.
 

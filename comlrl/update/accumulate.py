@@ -86,12 +86,17 @@ def tokens_at_once(kind: str, activations: float) -> int:
 
 
 def _activation_bytes(agent: Agent) -> int:
-    """About what one token leaves for the backward pass: some 8 vectors of the hidden width and 3
-    of the intermediate one in a layer."""
+    """Bytes that one token leaves for the backward pass."""
     config: Any = agent.model.config
     width = config.hidden_size
     inner = getattr(config, "intermediate_size", None) or 4 * width
-    return int(config.num_hidden_layers * (8 * width + 3 * inner) * agent.model.dtype.itemsize)
+    return activations(config.num_hidden_layers, width, inner) * int(agent.model.dtype.itemsize)
+
+
+def activations(layers: int, width: int, inner: int) -> int:
+    """About how many numbers one token leaves for the backward pass: some 8 vectors of the hidden
+    width and 3 of the intermediate one in a layer."""
+    return layers * (8 * width + 3 * inner)
 
 
 def accumulate(

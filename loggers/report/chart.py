@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 COLOURS, DASHES = 8, 4  # further lines repeat the colours, dashed in so many ways
@@ -37,6 +37,7 @@ class Chart:
     title: str
     series: Sequence[Series]
     kind: Kind = "lines"
+    _: KW_ONLY
     y_range: tuple[float | None, float | None] = (None, None)
     percent: bool = False
     wide: bool = False

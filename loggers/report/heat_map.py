@@ -1,7 +1,8 @@
-"""A square matrix as a heat map."""
+"""A matrix as a heat map."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,27 +11,34 @@ from matplotlib.figure import Figure
 
 def write_heat_map(
     path: str | Path,
-    runs: Sequence[str],
+    rows: Sequence[str],
+    columns: Sequence[str],
     matrix: Sequence[Sequence[float]],
     title: str,
-    sides: tuple[str, str],
+    *,
+    sides: tuple[str, str] = ("", ""),
+    scale: tuple[float, float] | None = None,
 ) -> None:
-    """Write a picture: values in the cells. ``sides``: who is of the row's run, and who of the
-    column's."""
-    count = len(runs)
-    figure = Figure(figsize=(3.4 + 0.7 * count, 2.6 + 0.6 * count), layout="constrained")
+    """Write a picture: values in the cells, a dash where one is NaN.
+
+    ``sides``: titles of the rows and of the columns. ``scale``: the ends of the colours; None: the
+    least and the greatest value.
+    """
+    known = [value for values in matrix for value in values if not math.isnan(value)]
+    low, high = scale or (min(known), max(known))
+    size = (2.8 + 0.85 * len(columns), 2.0 + 0.5 * len(rows))
+    figure = Figure(figsize=size, layout="constrained")
     axis = figure.subplots()
-    image = axis.imshow(matrix, cmap="viridis")
-    middle = (min(map(min, matrix)) + max(map(max, matrix))) / 2
+    image = axis.imshow(matrix, cmap="viridis", vmin=low, vmax=high, aspect="auto")
     for row, values in enumerate(matrix):
         for column, value in enumerate(values):
-            ink = "white" if value < middle else "black"
-            axis.text(column, row, f"{value:.2f}", ha="center", va="center", color=ink, fontsize=9)
-    names = [Path(run).name for run in runs]
-    axis.set_xticks(range(count), names, rotation=30, ha="right", fontsize=8)
-    axis.set_yticks(range(count), names, fontsize=8)
-    axis.set_xlabel(f"{sides[1]} of")
-    axis.set_ylabel(f"{sides[0]} of")
+            ink = "white" if value < (low + high) / 2 else "black"
+            text = "—" if math.isnan(value) else f"{value:.2f}"
+            axis.text(column, row, text, ha="center", va="center", color=ink, fontsize=9)
+    axis.set_xticks(range(len(columns)), columns, rotation=30, ha="right", fontsize=8)
+    axis.set_yticks(range(len(rows)), rows, fontsize=8)
+    axis.set_ylabel(sides[0])
+    axis.set_xlabel(sides[1])
     axis.set_title(title, fontsize=10)
     axis.spines[:].set_visible(False)
     figure.colorbar(image, shrink=0.8)

@@ -31,6 +31,7 @@ PAPER: dict[Any, Any] = {
 
 def draw(axis: Axes, chart: Chart) -> None:
     """A chart of lines or of areas; where the range has an upper end, a dotted line there."""
+    assert chart.kind in ("lines", "stacked"), f"svg.py alone draws {chart.kind}"
     if chart.kind == "stacked":
         named = set()
         for part, base, edge in stacked(chart.series):

@@ -24,7 +24,7 @@ class ReportError(UserError):
     """A directory that is not a run's; one line says what is missing."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """What lies in a run directory; files that a run does not have are empty."""
 

@@ -23,7 +23,7 @@ EDGE = 4  # around the axes, so that dots on them are whole
 MAX_POINTS = 300  # of a line; more are averaged in bins
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
     """Data coordinates → pixels."""
 
@@ -102,7 +102,13 @@ def _frame(chart: Chart, series: Sequence[Series]) -> Frame:
     low, high = (lowest if low is None else low), (highest if high is None else high)
     if chart.percent:
         low, high = 0.0, 1.0
-    return Frame(x_low, x_high, low, high if high > low else low + 1.0, percent=chart.percent)
+    return Frame(
+        x_low=x_low,
+        x_high=x_high,
+        y_low=low,
+        y_high=high if high > low else low + 1.0,
+        percent=chart.percent,
+    )
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:

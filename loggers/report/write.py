@@ -1,19 +1,15 @@
-"""``python -m loggers.report RUN [RUN …]``: a run, or several compared, as one page to look at."""
+"""A run as one page to look at."""
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from comlrl.errors import report
-from comlrl.files import replace, tolerant_terminal
+from comlrl.files import replace
 from comlrl.run_files import REPORT
 from loggers.report.charts import figures, sections
 from loggers.report.lines import reward_ceiling, unsolved_share
 from loggers.report.page import page
-from loggers.report.run_data import ReportError, Run, read_run
+from loggers.report.run_data import Run, read_run
 from loggers.report.sample_episodes import episodes, yaml
 
 
@@ -101,53 +97,3 @@ def _clock(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    module = Path(sys.argv[0]).name == "__main__.py"
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {__package__}" if module else None,  # else `comlrl report`
-        description="Write a run, or several compared, as one page to look at.",
-    )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directories")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("comparison"),
-        help="where a comparison of several runs goes (default: ./comparison)",
-    )
-    parser.add_argument(
-        "--labels", nargs="+", metavar="NAME", help="names of the settings compared, in their order"
-    )
-    parser.add_argument(
-        "--figures", type=Path, metavar="DIR", help="also each figure by itself, as PDF and PNG"
-    )
-    options = parser.parse_args(arguments)
-    tolerant_terminal()
-    try:
-        if len(options.runs) == 1 and options.labels:
-            raise ReportError("--labels: names the settings of a comparison; give several runs")
-        if len(options.runs) == 1:
-            write_report(options.runs[0])
-            written = [options.runs[0] / REPORT, options.runs[0] / "curves.png"]
-        else:
-            from loggers.report.comparison import write_comparison
-
-            runs = [read_run(path) for path in options.runs]
-            written = write_comparison(runs, options.out, options.labels)
-        if options.figures:
-            written += _figures(options.runs, options.labels, options.figures)
-    except (ReportError, OSError) as error:
-        return report(error)
-    print("\n".join(map(str, written)))
-    return 0
-
-
-def _figures(paths: Sequence[Path], labels: Sequence[str] | None, folder: Path) -> list[Path]:
-    """For papers: of one run, or of the settings compared."""
-    from loggers.report.comparison import charts_of, grouped
-    from loggers.report.pictures import write_figures
-
-    runs = [read_run(path) for path in paths]
-    charts = figures(runs[0]) if len(runs) == 1 else charts_of(grouped(runs, labels))
-    return write_figures(charts, folder)

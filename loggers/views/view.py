@@ -38,7 +38,7 @@ def judged(sample: Mapping[str, Any]) -> str:
     return {True: "passed", False: "not passed"}.get(sample.get("passed"), "")  # type: ignore
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """What a domain's own words are. Where measures are None, all that a run has are shown."""
 

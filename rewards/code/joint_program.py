@@ -34,7 +34,7 @@ warnings.filterwarnings("ignore", module=re.escape(PROGRAM_NAME))  # of model-wr
 MAX_PROMPT = 1 << 20  # bytes; a prompt is the task's own text, not a model's
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
     """One agent's own definition, with all of its text that it needs."""
 
@@ -75,12 +75,12 @@ def contribution(text: str, name: str, team: Sequence[str]) -> Contribution | No
     left = [statement.without(others) for statement in extracted.imports]
     imports = [s for s in left if s is not None and _is_needed(s, names)]
     return Contribution(
-        function,
-        tuple(statement.source for statement in imports),
-        "\n\n\n".join(part.source for part in parts),
-        tuple(part.source for part in parts if part.node is None),
-        tuple(part for part in parts if part is not function),
-        frozenset().union(*(statement.binds for statement in imports)),
+        function=function,
+        imports=tuple(statement.source for statement in imports),
+        source="\n\n\n".join(part.source for part in parts),
+        broken=tuple(part.source for part in parts if part.node is None),
+        support=tuple(part for part in parts if part is not function),
+        imported=frozenset().union(*(statement.binds for statement in imports)),
     )
 
 

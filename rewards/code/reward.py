@@ -61,7 +61,7 @@ CACHED_CODE = 64 << 20  # bytes of programs, and again of outcomes
 CACHED = 4096  # outcomes, and prompts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Draft:
     """What is known of a joint action before its program runs."""
 
@@ -257,15 +257,20 @@ class CodeReward(Reward):
             for text, name in zip(action.completions_N, names, strict=True)
         )
         if parts[-1] is None or not parts[-1].function.returns:
-            return _Draft(names, parts)
+            return _Draft(names=names, parts=parts)
         prompt = self._preamble(task.fields["prompt"], task.fields["entry_point"])
         program = join(prompt, parts)
         broken = tuple(source for part in parts if part is not None for source in part.broken)
         code = bounded(self._compile(program, broken))
         if isinstance(code, SyntaxProblem):
-            return _Draft(names, parts, program, problem=code)
-        job = Job(code, join(prompt, ()), task.fields["test"], task.fields["entry_point"])
-        return _Draft(names, parts, program, given=prompt, job=job)
+            return _Draft(names=names, parts=parts, program=program, problem=code)
+        job = Job(
+            code=code,
+            preamble=join(prompt, ()),
+            test=task.fields["test"],
+            entry_point=task.fields["entry_point"],
+        )
+        return _Draft(names=names, parts=parts, program=program, given=prompt, job=job)
 
     def _breakdown(self, draft: _Draft, action: JointAction) -> RewardBreakdown:
         """The table's terms, from the draft and its program's outcomes."""

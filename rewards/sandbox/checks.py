@@ -19,7 +19,7 @@ class TestError(ValueError):
     __test__ = False  # not a pytest class
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
     """One statement of ``check``'s body, or of the module around it (then never a test)."""
 
@@ -100,7 +100,11 @@ def _classify(tree: ast.Module, check: ast.FunctionDef, under_test: set[str]) ->
         binds = _binds(nodes)
         if mentions and not is_test:
             under_test |= binds
-        statements.append(Statement(node, is_test, in_check, names, reads, binds))
+        statements.append(
+            Statement(
+                node=node, is_test=is_test, in_check=in_check, names=names, reads=reads, binds=binds
+            )
+        )
     return statements
 
 

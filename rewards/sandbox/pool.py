@@ -12,12 +12,12 @@ import socket
 import subprocess
 import sys
 import time
-import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from comlrl.errors import warning
 from rewards.sandbox import folders
 from rewards.sandbox.checks import split_check
 from rewards.sandbox.judge import LENGTH
@@ -31,7 +31,7 @@ SPARE_SECONDS = 60.0  # beyond a program's time, after which a silent judge is g
 _ROOT = Path(__file__).parents[__package__.count(".") + 1]  # what modules are counted from
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A program and the tests to run against it."""
 
@@ -253,21 +253,14 @@ def _sources(test: str, entry_point: str) -> tuple[str, ...]:
     return tuple(statement.source for statement in split_check(test, entry_point).tests)
 
 
-_warned = False
-
-
 def _warn_missing(asked: str, level: str) -> None:
-    global _warned
     lacking = list(missing(level))
     if asked == "auto" and level == "limits":
         reasons = "; ".join(filter(None, (failure("bubblewrap"), failure("unshare"))))
         reasons = reasons.replace("sandbox.isolation: ", "")
         lacking.insert(0, f"namespaces of its own ({reasons}; {INSTALL})")
-    if lacking and not _warned:
-        _warned = True
-        warnings.warn(
+    if lacking:
+        warning(
             f"model-written code runs without {', without '.join(lacking)}; see docs/sandbox.md, "
-            "and set sandbox.isolation: namespaces to refuse to run without namespaces",
-            RuntimeWarning,
-            stacklevel=3,
+            "and set sandbox.isolation: namespaces to refuse to run without namespaces"
         )

@@ -16,7 +16,7 @@ from rewards.sandbox.inside import wire
 ACTUAL, EXPECTED = "__actual__", "__expected__"  # names that a test leaves its values under
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """A statement, ready to run."""
 
@@ -44,7 +44,15 @@ def suite(preamble: str, test: str, entry_point: str) -> Suite:
     under_test = {check.parameter, "candidate", entry_point}
     steps = tuple(_step(statement, under_test) for statement in check.statements)
     code = compile(preamble, "<preamble>", "exec", dont_inherit=True)
-    first = Step(code, False, False, frozenset(), frozenset(), False, None)
+    first = Step(
+        code=code,
+        is_test=False,
+        in_check=False,
+        reads=frozenset(),
+        binds=frozenset(),
+        asks=False,
+        call=None,
+    )
     return Suite(first, check.parameter, steps, _calls_ahead(steps))
 
 
@@ -64,13 +72,13 @@ def _step(statement: Statement, under_test: set[str]) -> Step:
         call = _only_call(node, under_test)
         node = _Recorder(under_test).visit(node)
     return Step(
-        compile(ast.Module([node], type_ignores=[]), "<check>", "exec", dont_inherit=True),
-        statement.is_test,
-        statement.in_check,
-        statement.reads,
-        statement.binds,
-        statement.is_test or not statement.names.isdisjoint(under_test),
-        call,
+        code=compile(ast.Module([node], type_ignores=[]), "<check>", "exec", dont_inherit=True),
+        is_test=statement.is_test,
+        in_check=statement.in_check,
+        reads=statement.reads,
+        binds=statement.binds,
+        asks=statement.is_test or not statement.names.isdisjoint(under_test),
+        call=call,
     )
 
 

@@ -73,8 +73,18 @@ def tree(mode: str, less: int = 0) -> Tree:
     for n in range(1 + len(actions)):
         rewards = tuple(toy.reward(n, action) for action in actions)
         agents = tuple(turn(n, agent, G, less) for agent in range(2))
-        place = (2, 0, n - 1) if n else (1, -1, -1)
-        nodes.append(Node(*place, agents, actions, tuple(map(Score, rewards)), rewards))
+        turn_of, parent, action = (2, 0, n - 1) if n else (1, -1, -1)
+        nodes.append(
+            Node(
+                turn=turn_of,
+                parent=parent,
+                parent_action=action,
+                agents_N=agents,
+                joint_actions_K=actions,
+                scores_K=tuple(map(Score, rewards)),
+                rewards_K=rewards,
+            )
+        )
     return Tree(task(), tuple(nodes), mode, None)  # type: ignore[arg-type]
 
 
@@ -136,7 +146,15 @@ def test_the_gradient_of_one_policy_is_comlrls_joint_policys(tmp_path, normalize
     section = config(num_agents=1, num_generations=3, advantage_normalization=normalize).section
     rewards = tuple(toy.REWARDS[0])
     scores, actions = tuple(map(Score, rewards)), ((0,), (1,), (2,))
-    root = Node(1, -1, -1, (turn(0, 0, 3),), actions, scores, rewards)
+    root = Node(
+        turn=1,
+        parent=-1,
+        parent_action=-1,
+        agents_N=(turn(0, 0, 3),),
+        joint_actions_K=actions,
+        scores_K=scores,
+        rewards_K=rewards,
+    )
     ((ours,),) = fast(
         agents, section, [Tree(task(), (root,), "align", None)], sampling=Sampling(1.0, 8)
     )

@@ -46,7 +46,7 @@ def run_dir(tmp_path_factory) -> Path:
     folder = make_haggling_run(tmp_path_factory.mktemp("runs") / "haggling_1")
     (folder / "environment.json").unlink()  # it has this test's command
     done = subprocess.run(
-        [sys.executable, "-m", "loggers.report", str(folder)],
+        [sys.executable, "-m", "trainers.launch", "report", str(folder)],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -133,7 +133,7 @@ def test_cross_play_is_of_the_last_agent_with_the_others(tmp_path):
     result = _result({}, runs=["a", "b"], matrices={"reward_mean": matrix}, summary=means)
     text = cross_play_table(result)
     assert "| first buyer, second buyer of 1 |" in text and "| seller of 2 |" in text
-    write_heat_map(tmp_path / "a.png", ["a", "b"], matrix, "Mean reward", sides(ROLES))
+    write_heat_map(tmp_path / "a.png", ["a", "b"], ["a", "b"], matrix, "Mean", sides=sides(ROLES))
     assert (tmp_path / "a.png").stat().st_size > 1000
 
 

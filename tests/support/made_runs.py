@@ -224,14 +224,14 @@ def trainer_metrics(skill: float, rng: random.Random) -> dict[str, float]:
 
 def _under(later: Node, parent: int) -> Node:
     return Node(
-        later.turn,
-        parent,
-        0,
-        later.agents_N,
-        later.joint_actions_K,
-        later.scores_K,
-        later.rewards_K,
-        later.terminated,
+        turn=later.turn,
+        parent=parent,
+        parent_action=0,
+        agents_N=later.agents_N,
+        joint_actions_K=later.joint_actions_K,
+        scores_K=later.scores_K,
+        rewards_K=later.rewards_K,
+        terminated=later.terminated,
     )
 
 

@@ -69,7 +69,9 @@ class Serving(Keeping):
 
 
 def program(play: Callable, names: tuple[str, ...] = ("coder", "tester"), **limits: Any) -> Program:
-    return replace(Program(Target("program.target", "mine:play", play, ()), names), **limits)
+    return replace(
+        Program(target=Target("program.target", "mine:play", play, ()), names_N=names), **limits
+    )
 
 
 def rollout(
@@ -90,7 +92,7 @@ def played(play: Callable, count: int = 2, tasks=TASKS, **keys: Any) -> list[Epi
 def playing(trainer: Any, play: Callable, names: tuple[str, ...] = ("aux", "main")) -> Any:
     """The same trainer, whose rollouts are episodes."""
     trees = trainer.rollout
-    program = Program(Target("program.target", "mine:play", play, ()), names)
+    program = Program(target=Target("program.target", "mine:play", play, ()), names_N=names)
     trainer.rollout = ProgramRollout(
         program, trees.sampler, trees.reward, PROMPTS, seed=trees.seed, process=trees.process
     )

@@ -30,7 +30,7 @@ def candidates(name: str, rewards=(0.0, 1.0), agents: int = 2) -> CandidateSet:
         for k, r in enumerate(rewards)
     )
     prompts = tuple((Message("user", f"do {name} {a}"),) for a in range(agents))
-    return CandidateSet(name, prompts, made)
+    return CandidateSet(task_id=name, prompts_N=prompts, candidates_K=made)
 
 
 class Stopping(FakeSampler):

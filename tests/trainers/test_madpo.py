@@ -71,7 +71,7 @@ def task_pairs(name: str, texts: list[str], pairs: list[tuple[int, int]]) -> Tas
     )
     prompts = tuple((Message("user", f"{name} for {i}"),) for i in range(AGENTS))
     found = tuple(Pair(w, r, 1.0) for w, r in pairs)
-    return TaskPairs(CandidateSet(name, prompts, made), found, 0)
+    return TaskPairs(CandidateSet(task_id=name, prompts_N=prompts, candidates_K=made), found, 0)
 
 
 # The first task's winner is in two pairs; the second has one; the third takes several rows.
@@ -352,7 +352,7 @@ def test_completions_follow_the_prefill_that_they_were_given():
     begun = (asked, Message("assistant", "f("))
     with_it = replace(completion("ab"), text="f(ab")
     candidates = tuple(JointCandidate((each,), 0.0) for each in (with_it, completion("cd")))
-    made = CandidateSet("t", (begun,), candidates)
+    made = CandidateSet(task_id="t", prompts_N=(begun,), candidates_K=candidates)
     found, owner = distinct_completions(agent, [(made, 0), (made, 1)])
     assert owner == [0, 1]
     assert found[0].prompt_ids == tuple(agent.encode(begun))
@@ -373,7 +373,9 @@ def test_agents_learn_the_preference_and_it_holds_on_held_out_pairs(tmp_path):
             for t in texts
         )
         prompts = tuple((Message("user", "say"),) for _ in range(AGENTS))
-        return TaskPairs(CandidateSet(word, prompts, made), (Pair(0, 1, 1.0),), 0)
+        return TaskPairs(
+            CandidateSet(task_id=word, prompts_N=prompts, candidates_K=made), (Pair(0, 1, 1.0),), 0
+        )
 
     words = [a + b for a in "abcd" for b in "efgh"]
     made = trainer(

@@ -55,7 +55,15 @@ def play(actions_NG: torch.Tensor, payoff: Payoff) -> Tree:
     )
     joint = tuple((g,) * len(turns) for g in range(len(rewards)))
     scores = tuple(Score(r) for r in rewards)
-    node = Node(1, -1, -1, turns, joint, scores, rewards)
+    node = Node(
+        turn=1,
+        parent=-1,
+        parent_action=-1,
+        agents_N=turns,
+        joint_actions_K=joint,
+        scores_K=scores,
+        rewards_K=rewards,
+    )
     return Tree(Task("game"), (node,), "align", None)
 
 

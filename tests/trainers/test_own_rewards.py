@@ -33,7 +33,7 @@ from tests.support.fakes import (
     task,
 )
 from trainers.launch.commands.command_line import parse_arguments, resolve
-from trainers.launch.wiring.work import Work
+from trainers.launch.wiring.resolved_work import Work
 
 # The prisoner's dilemma: what each agent is paid for (first's choice, second's choice).
 PAYOFF = torch.tensor([[[3.0, 0.0], [5.0, 1.0]], [[3.0, 5.0], [0.0, 1.0]]], dtype=torch.float64)
@@ -63,7 +63,16 @@ def sampled(mode: str, tables: tuple[torch.Tensor, torch.Tensor]) -> Iterator[tu
         )
         scores = tuple(Score(sum(each) / 2, by_agent=each) for each in paid)
         rewards = tuple(score.value for score in scores)
-        root = Node(1, -1, -1, turns, joint, scores, rewards, own_rewards_KN=paid)
+        root = Node(
+            turn=1,
+            parent=-1,
+            parent_action=-1,
+            agents_N=turns,
+            joint_actions_K=joint,
+            scores_K=scores,
+            rewards_K=rewards,
+            own_rewards_KN=paid,
+        )
         weight = float(
             probabilities[0][list(own[0])].prod() * probabilities[1][list(own[1])].prod()
         )
@@ -182,7 +191,15 @@ def test_metrics_show_each_agents_beside_the_teams():
         scores = tuple(Score(sum(own) / 2, by_agent=own) for own in own_K)
         rewards = tuple(score.value for score in scores)
         joint = tuple((k, k) for k in range(len(own_K)))
-        return Node(turn, parent, 0 if parent >= 0 else -1, turns, joint, scores, rewards)
+        return Node(
+            turn=turn,
+            parent=parent,
+            parent_action=0 if parent >= 0 else -1,
+            agents_N=turns,
+            joint_actions_K=joint,
+            scores_K=scores,
+            rewards_K=rewards,
+        )
 
     nodes = (node(1, (3.0, 1.0), (5.0, 0.0)), node(2, (2.0, 6.0), (0.0, 2.0), parent=0))
     tree = Tree(task(), nodes, "align", "best")
@@ -198,7 +215,15 @@ def test_contributions_tell_whom_an_agent_helps():
     def rows(own):
         score = Score(sum(own) / 2, by_agent=own)
         turns = (AgentTurn((), (1,), (Completion("a", (1,), True),)),) * 2
-        node = Node(1, -1, -1, turns, ((0, 0),), (score,), (score.value,))
+        node = Node(
+            turn=1,
+            parent=-1,
+            parent_action=-1,
+            agents_N=turns,
+            joint_actions_K=((0, 0),),
+            scores_K=(score,),
+            rewards_K=(score.value,),
+        )
         return task_rows([Tree(task(), (node,), "align", None)], [1])
 
     paid = {(0, 1): (3.0, 3.0), (0,): (5.0, 0.0), (1,): (0.0, 5.0), (): (1.0, 1.0)}

@@ -106,7 +106,11 @@ def advantages(kind: str, episode: Episode) -> torch.Tensor:
     chains = call_chains_of([EpisodeGroup(task(), ("a", "b"), (episode,))])
     if kind == "all prompts":
         chains = AllPrompts(
-            chains.num_agents, chains.calls, chains.episodes, chains.tasks_B, chains.reward_K
+            num_agents=chains.num_agents,
+            calls=chains.calls,
+            episodes=chains.episodes,
+            tasks_B=chains.tasks_B,
+            reward_K=chains.reward_K,
         )
     torch.manual_seed(1)
     critic = TeamCritic(FEATURES, hidden=8, heads=2).double()

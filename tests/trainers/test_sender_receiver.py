@@ -42,7 +42,17 @@ def node(actions: Sequence[int], agent: int, parent: int, action: int, message: 
     joint = tuple((g,) for g in range(len(actions)))
     rewards = tuple(float(REWARD[message, a]) for a in actions) if agent else ()
     scores = tuple(map(Score, rewards))
-    return Node(1, parent, action, (turn,), joint, scores, rewards, False, agent)
+    return Node(
+        turn=1,
+        parent=parent,
+        parent_action=action,
+        agents_N=(turn,),
+        joint_actions_K=joint,
+        scores_K=scores,
+        rewards_K=rewards,
+        terminated=False,
+        first_agent=agent,
+    )
 
 
 def trees(sender: torch.Tensor, receiver: torch.Tensor) -> Iterator[tuple[Tree, float]]:
@@ -127,11 +137,18 @@ def chain(written: tuple[int, ...], own: bool) -> Tree:
         read = AgentTurn((), (*written[:place], 9), (Completion("", (wrote,), True),))
         nodes.append(
             Node(
-                turn, place - 1, 0 if place else -1, (read,), ((0,),), scores,
-                tuple(s.value for s in scores), False, agent,
-                tuple(s.by_agent for s in scores) if own else (),
+                turn=turn,
+                parent=place - 1,
+                parent_action=0 if place else -1,
+                agents_N=(read,),
+                joint_actions_K=((0,),),
+                scores_K=scores,
+                rewards_K=tuple(s.value for s in scores),
+                terminated=False,
+                first_agent=agent,
+                own_rewards_KN=tuple(s.by_agent for s in scores) if own else (),
             )
-        )  # fmt: skip
+        )
     return Tree(Task("game"), tuple(nodes), "align", None)
 
 

@@ -186,7 +186,15 @@ def by_magrpo(
     rewards = tuple(count * w for w in weights)
     turn = AgentTurn((), PROMPT, tuple(completions))
     scores = tuple(map(Score, rewards))
-    node = Node(1, -1, -1, (turn,), tuple((g,) for g in range(count)), scores, rewards)
+    node = Node(
+        turn=1,
+        parent=-1,
+        parent_action=-1,
+        agents_N=(turn,),
+        joint_actions_K=tuple((g,) for g in range(count)),
+        scores_K=scores,
+        rewards_K=rewards,
+    )
     tree = Tree(task("A"), (node,), "align", None)
     keys = {"num_generations": count, "advantage": "raw", "entropy_coef": entropy_coef}
     section = config("grpo", num_agents=1, **keys).section
@@ -306,7 +314,15 @@ def test_the_gradient_over_what_a_server_left(server, tmp_path, sampling):
             weight.add_(0.2 * noise)
     ((drawn_G,),) = held.sample(asked, sampling)
     sampler.close()
-    node = Node(1, -1, -1, (AgentTurn((), PROMPT, drawn_G),), (), (), ())
+    node = Node(
+        turn=1,
+        parent=-1,
+        parent_action=-1,
+        agents_N=(AgentTurn((), PROMPT, drawn_G),),
+        joint_actions_K=(),
+        scores_K=(),
+        rewards_K=(),
+    )
     (tree,) = corrected.weigh([Tree(Task("t"), (node,), "align", None)], sampling)
     completions = tree.nodes[0].agents_N[0].completions_G
     found = {completion.token_ids: completion for completion in completions}

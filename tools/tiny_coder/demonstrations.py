@@ -75,7 +75,7 @@ class Demonstration:
     answers: tuple[Answer, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What an agent sets out to write: a helper (``convention``) or main (``helpers``)."""
 
@@ -153,15 +153,19 @@ def draw_plan(
         problem = with_wrong_operation(rng, problem)
     names = helper_names(team)
     if agent < len(names):
-        return Plan(problem, names[agent], draw_convention(rng, problem, names[agent]))
+        return Plan(
+            problem=problem,
+            name=names[agent],
+            convention=draw_convention(rng, problem, names[agent]),
+        )
     luck = rng.random()
     if names and luck < IGNORES:
-        return Plan(problem, entry_point, style="ignores")
+        return Plan(problem=problem, name=entry_point, style="ignores")
     if names and luck < IGNORES + SOLO:
-        return Plan(problem, entry_point)
+        return Plan(problem=problem, name=entry_point)
     guesses = [(name, draw_convention(rng, problem, name)) for name in names]
     style: Literal["", "one return"] = "one return" if names and rng.random() < ONE_RETURN else ""
-    return Plan(problem, entry_point, helpers=usable_together(guesses), style=style)
+    return Plan(problem=problem, name=entry_point, helpers=usable_together(guesses), style=style)
 
 
 def draw_convention(rng: random.Random, problem: Problem, name: str = "aux") -> str:

@@ -47,7 +47,7 @@ _LONGEST_RESPONSE, _LONGEST_PROMPT = 160, 1500  # characters
 Scorer = Callable[[Sequence[JointAction]], list[Score]]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Episode:
     """One task's conversation so far: each agent's plan, answer and past."""
 
@@ -102,16 +102,16 @@ def _begin(
     if rng.random() < AGREEING:
         share = 0.0
         helpers = [replace(plan, problem=problem) for plan in plans[:-1]]
-        plans = [*helpers, Plan(problem, entry_point, helpers=_followed(helpers))]
+        plans = [*helpers, Plan(problem=problem, name=entry_point, helpers=_followed(helpers))]
     texts = [_cut(slip(rng, plan.source(), plan.name, share)) for plan in plans]
     return _Episode(
-        problem,
-        task,
-        plans,
-        texts,
-        rng.choices([mode for mode, _ in modes], [weight for _, weight in modes])[0],
-        rng.random() < LAST_ONLY,
-        rng.choices(list(TURNS), list(TURNS.values()))[0],
+        problem=problem,
+        task=task,
+        plans_N=plans,
+        texts_N=texts,
+        transition=rng.choices([mode for mode, _ in modes], [weight for _, weight in modes])[0],
+        last_only=rng.random() < LAST_ONLY,
+        turns=rng.choices(list(TURNS), list(TURNS.values()))[0],
         prompts_N=list(PROMPTS.first(task, team)),
         pasts_N=[[] for _ in range(team)],
     )
@@ -170,14 +170,14 @@ def _fixed(rng: random.Random, episode: _Episode, agent: int) -> Plan:
     if plan.convention:
         stays = rng.random() < HELPER_STAYS
         convention = plan.convention if stays else draw_convention(rng, problem, plan.name)
-        return Plan(problem, plan.name, convention)
+        return Plan(problem=problem, name=plan.name, convention=convention)
     luck, helpers = rng.random(), plan.helpers
     if luck < MAIN_SEES:
         helpers = _followed(episode.plans_N[:-1])
     elif luck > MAIN_SEES + MAIN_STAYS or not helpers:
         names = helper_names(len(episode.plans_N))
         helpers = usable_together([(name, draw_convention(rng, problem, name)) for name in names])
-    return Plan(problem, plan.name, helpers=helpers)
+    return Plan(problem=problem, name=plan.name, helpers=helpers)
 
 
 def _followed(helpers: Sequence[Plan]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from functools import partial
 from importlib.metadata import version
 
 from comlrl.config.algorithms import SECTIONS
+from comlrl.errors import print_error
 from comlrl.files import tolerant_terminal
 
 USAGE = f"""\
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command not in COMMANDS:
         near = get_close_matches(command, COMMANDS, 1)
         hint = f"did you mean `comlrl {near[0]}`?" if near else "see comlrl --help"
-        print(f"error: command line: there is no `comlrl {command}`; {hint}", file=sys.stderr)
+        print_error(f"command line: there is no `comlrl {command}`; {hint}")
         return 2
     sys.argv = [f"comlrl {command}", *words[count:]]  # as its usage and environment.json say it
     return COMMANDS[command]()
@@ -77,7 +78,7 @@ def arena() -> int:
 
 
 def report() -> int:
-    from loggers.report.write import main
+    from trainers.launch.commands.report import main
 
     return main()
 

@@ -25,7 +25,7 @@ PROJECT = Path(__file__).resolve().parents[3]
 MODULES = "modules.json"  # of a run: the user's own modules, file → SHA-256
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Source:
     """A file of a user's module, as it was read."""
 
@@ -191,7 +191,9 @@ def _reachable(
             file = _file(name, root) if name not in seen and wanted(name) else None
             seen.add(name)
             if file is not None:
-                read = Source(name, root, file, file.read_bytes(), beside)
+                read = Source(
+                    module=name, root=root, file=file, content=file.read_bytes(), beside=beside
+                )
                 found.append(known.get(name, read))
                 waiting += _imported(found[-1])
     return tuple(sorted(found, key=lambda source: source.name))

@@ -138,7 +138,7 @@ class Product:
         return torch.cat(down).t(), torch.block_diag(*up).t()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Layer:
     """A decoder layer, by the products and norms that a pass goes through."""
 

@@ -124,7 +124,7 @@ class Grid:
         return Seen((upto_CK & self.known_SK[:, None])[:, None])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Questions:
     """Some grids, and which tokens' answers are read."""
 
@@ -151,26 +151,26 @@ class Questions:
         unread = torch.ones_like(silent)
         unread[place_of_row] = False
         return cls(
-            [grid.shape for grid in grids],
-            [grid.seen() for grid in grids],
-            queries,
-            Shown.of(key, tokens, empty),
-            place_of_row,
-            row_of_place,
-            unread.nonzero()[:, 0],
-            rows,
+            shapes=[grid.shape for grid in grids],
+            seen=[grid.seen() for grid in grids],
+            queries=queries,
+            keys=Shown.of(key, tokens, empty),
+            place_of_row=place_of_row,
+            row_of_place=row_of_place,
+            unread=unread.nonzero()[:, 0],
+            rows=rows,
         )
 
     def to(self, device: torch.device) -> Questions:
         return Questions(
-            self.shapes,
-            [None if seen is None else seen.to(device) for seen in self.seen],
-            self.queries.to(device),
-            self.keys.to(device),
-            self.place_of_row.to(device),
-            self.row_of_place.to(device),
-            self.unread.to(device),
-            self.rows,
+            shapes=self.shapes,
+            seen=[None if seen is None else seen.to(device) for seen in self.seen],
+            queries=self.queries.to(device),
+            keys=self.keys.to(device),
+            place_of_row=self.place_of_row.to(device),
+            row_of_place=self.row_of_place.to(device),
+            unread=self.unread.to(device),
+            rows=self.rows,
         )
 
 

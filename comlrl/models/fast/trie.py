@@ -16,7 +16,7 @@ from torch import Tensor
 from comlrl.types import TokenBatch
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trie:
     """The distinct tokens of packed rows: all prompts' in the rows' order, then the others.
 
@@ -57,7 +57,13 @@ class Trie:
         lengths_S = real_SC.sum(1)
         whole = F.pad(same.sum(1), (0, 1))[: len(keys)] < lengths_S  # the next does not continue it
         count = prompts + int(new_SC.sum())
-        return cls(count, token_RL, token_SC[whole], lengths_S[whole], keys[whole, 0])
+        return cls(
+            count=count,
+            token_RL=token_RL,
+            path_SC=token_SC[whole],
+            lengths_S=lengths_S[whole],
+            row_S=keys[whole, 0],
+        )
 
 
 def _completions(batch: TokenBatch, spoken_RL: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,7 +11,7 @@ _COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class Scope:
     """What one function, class, lambda or comprehension binds."""
 
@@ -45,7 +45,7 @@ class Names:
         self.closures: set[ast.Name] = set()  # in a function within the one that has the variable
         self.definitions: dict[ast.stmt, Variable] = {}  # functions and classes
         self.parameters: dict[ast.arg, Variable] = {}
-        module = Scope(ast.Module([], []), None)
+        module = Scope(node=ast.Module([], []), parent=None)
         self._scopes: list[Scope] = []
         self._found: list[tuple[ast.Name, Scope]] = []
         self._defined: list[tuple[ast.stmt, Scope]] = []
@@ -95,7 +95,7 @@ class Names:
             self._visit(child, outer)
 
     def _enter(self, node: ast.AST, outer: Scope) -> None:
-        scope = Scope(node, outer)
+        scope = Scope(node=node, parent=outer)
         self._scopes.append(scope)
         if isinstance(node, Definition | ast.ClassDef):
             outer.bound.add(node.name)

@@ -27,8 +27,7 @@ import sys
 import types
 from typing import Any, NoReturn
 
-from rewards.sandbox.inside import confine, seccomp, wire
-from rewards.sandbox.inside import replaced_results as another
+from rewards.sandbox.inside import confine, replaced_results, seccomp, wire
 
 FORK, KILL, LOWER, READY = b"F", b"K", b"L", b"R"
 KILLED = struct.Struct("<i?")  # the program's status, and whether the scratch is worn
@@ -244,10 +243,10 @@ def serve_program(channel: _Channel) -> NoReturn:
     sys.modules["program"] = module
     try:
         if replacement:
-            module.__dict__[another.NAME] = another.REPLACEMENTS[replacement]
+            module.__dict__[replaced_results.NAME] = replaced_results.REPLACEMENTS[replacement]
         exec(marshal.loads(code), module.__dict__)
         function = module.__dict__[entry_point]
-        module.__dict__.pop(another.NAME, None)
+        module.__dict__.pop(replaced_results.NAME, None)
     except BaseException as error:
         channel.send(wire.LOAD, _describe(error))
         os._exit(0)

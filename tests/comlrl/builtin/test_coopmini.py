@@ -41,7 +41,9 @@ def problem_of(row: dict) -> Problem:
     kind = mapped.gives if mapped else domain.element_type
     then = find(THENS, codes[3], kind) if len(codes) == 4 else None
     reduced = find(REDUCTIONS, codes[2], kind)
-    return Problem(domain, find(domain.filters, codes[0]), mapped, reduced, then)
+    return Problem(
+        domain=domain, filter=find(domain.filters, codes[0]), map=mapped, reduce=reduced, then=then
+    )
 
 
 def passed(row: dict, helpers: str, main: str) -> list[bool]:
@@ -191,7 +193,7 @@ def test_prompts_are_short():
 def _everything_but(count: int) -> set[str]:
     """Keys of all problems of all domains, except a few."""
     keys = {
-        Problem(domain, kept, mapped, reduced).key
+        Problem(domain=domain, filter=kept, map=mapped, reduce=reduced).key
         for domain in DOMAINS
         for kept in [None, *(o for g in domain.filters for o in g)]
         for mapped in [None, *(o for g in domain.maps for o in g)]

@@ -20,7 +20,7 @@ REWARD = torch.tensor([[[1.0, 4.0], [-2.0, 0.5]], [[0.0, 3.0], [2.0, -1.0]]], dt
 
 def joint(agents: int, generations: int) -> tuple[tuple[int, ...], ...]:
     """The joint actions that a rollout scores."""
-    grown = Grown(Shape(agents, 1, generations, "counterfactual"))
+    grown = Grown(Shape(agents, 1, generations, joint_mode="counterfactual"))
     return grown.trees[0].nodes[0].joint_actions_K
 
 
@@ -28,7 +28,15 @@ def node(rewards: list[float], actions, answers_NG=((0, 1),) * 3) -> Node:
     turns = tuple(
         AgentTurn((), (), tuple(Completion("", (a,), True) for a in own)) for own in answers_NG
     )
-    return Node(1, -1, -1, turns, actions, tuple(map(Score, rewards)), tuple(rewards))
+    return Node(
+        turn=1,
+        parent=-1,
+        parent_action=-1,
+        agents_N=turns,
+        joint_actions_K=actions,
+        scores_K=tuple(map(Score, rewards)),
+        rewards_K=tuple(rewards),
+    )
 
 
 @pytest.mark.parametrize(
@@ -42,7 +50,9 @@ def test_joint_actions_are_the_aligned_ones_and_their_single_replacements(agents
         if any(sum(g != h for g in action) <= 1 for h in range(generations))
     ]
     assert list(found) == expected
-    count = Shape(agents, 1, generations, "counterfactual").joint_actions(agents, generations)
+    count = Shape(agents, 1, generations, joint_mode="counterfactual").joint_actions(
+        agents, generations
+    )
     assert count == len(expected)
 
 

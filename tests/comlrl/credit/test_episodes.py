@@ -18,12 +18,21 @@ TASK = task("game")
 
 
 def call(agent: int, number: int, prompt=(1,), ids=(5,)) -> Call:
-    return Call(agent, number, (), tuple(prompt), Completion("", tuple(ids), True))
+    return Call(
+        agent=agent,
+        number=number,
+        prompt=(),
+        prompt_ids=tuple(prompt),
+        completion=Completion("", tuple(ids), True),
+    )
 
 
 def episode(calls, *paid_N) -> Episode:
     return Episode(
-        tuple(calls), Score(0.0), 0.0, tuple(tuple(Paid(*p) for p in own) for own in paid_N)
+        calls=tuple(calls),
+        score=Score(0.0),
+        reward=0.0,
+        paid_N=tuple(tuple(Paid(*p) for p in own) for own in paid_N),
     )
 
 
@@ -62,7 +71,7 @@ def test_prompts_that_continue_another_share_its_row():
     first, second = call(0, 0, (1, 2), (3, 9)), call(0, 1, (1, 2, 3, 4), (7,))
     other = call(0, 0, (8,), (9,))
     assert call_rows([(first, 0.5, 0), (second, 0.25, 1), (other, 1.0, 2)]) == [
-        Row((1, 2), ((3, 9), (3, 4, 7)), (0.5, 0.25), (0, 1), (), (0, 2)),
+        Row((1, 2), ((3, 9), (3, 4, 7)), (0.5, 0.25), (0, 1), support=(), contexts=(0, 2)),
         Row((8,), ((9,),), (1.0,), (2,)),
     ]
 

@@ -35,14 +35,14 @@ def node(
     agent_turn = AgentTurn((Message("user", "p"),), (1,), (Completion("c", (1, 2), True),) * count)
     scores = tuple(Score(r) for r in rewards)
     return Node(
-        turn,
-        parent,
-        parent_action,
-        (agent_turn,) * agents,
-        joint,
-        scores,
-        tuple(rewards),
-        terminated,
+        turn=turn,
+        parent=parent,
+        parent_action=parent_action,
+        agents_N=(agent_turn,) * agents,
+        joint_actions_K=joint,
+        scores_K=scores,
+        rewards_K=tuple(rewards),
+        terminated=terminated,
     )
 
 
@@ -224,7 +224,17 @@ def act(
     agent_turn = AgentTurn((Message("user", "p"),), (1,), (Completion("c", (1, 2), True),) * count)
     scores = tuple(Score(r) for r in values)
     joint = tuple((g,) for g in range(count))
-    return Node(turn, parent, action, (agent_turn,), joint, scores, values, terminated, agent)
+    return Node(
+        turn=turn,
+        parent=parent,
+        parent_action=action,
+        agents_N=(agent_turn,),
+        joint_actions_K=joint,
+        scores_K=scores,
+        rewards_K=values,
+        terminated=terminated,
+        first_agent=agent,
+    )
 
 
 def advantages(grown: Tree, discount: float = 0.5) -> list[list[float]]:
@@ -388,9 +398,15 @@ def test_grown_trees_of_every_order_and_width_agree_with_the_definition(
         return rewards.setdefault(where, draw.uniform(-4, 4))
 
     shape = Shape(
-        agents, 2 if handoff is None else 3, 3 if order == "simultaneous" else 2, "align", handoff,
-        1.0, handoff_width=width, turn_order=order,
-    )  # fmt: skip
+        agents,
+        2 if handoff is None else 3,
+        3 if order == "simultaneous" else 2,
+        joint_mode="align",
+        handoff=handoff,
+        early_termination_threshold=1.0,
+        handoff_width=width,
+        turn_order=order,
+    )
     trees = Grown(shape, value, names="ABCDEF").trees
     assert (
         len({n.terminated for t in trees for n in t.nodes}) == 2
@@ -414,7 +430,9 @@ def test_grown_trees_agree_with_the_definition(mode, handoff, turns, agents):
     def value(*where):
         return rewards.setdefault(where, draw.uniform(-4, 4))
 
-    shape = Shape(agents, turns, 2, mode, handoff, early_termination_threshold=1.5)
+    shape = Shape(
+        agents, turns, 2, joint_mode=mode, handoff=handoff, early_termination_threshold=1.5
+    )
     for grown in Grown(shape, value, names="AB").trees:
         fast = joint_returns(grown, 0.9)
         for index, here in enumerate(grown.nodes):

@@ -36,7 +36,7 @@ def scored(found: RewardBreakdown, value: float | None = None) -> Score:
     """The score of a breakdown; ``value``: a reward model's, in its place."""
     earned = None if value is None else found.total
     value = found.total if value is None else value
-    return Score(value, found.parts, found.passed_all, found, earned)
+    return Score(value, found.parts, found.passed_all, found, task_reward=earned)
 
 
 IMPORTANCE = tuple(f"importance/{name}" for name in ("ratio_mean", "ratio_max", "truncated_share"))
@@ -94,7 +94,15 @@ def _in_order() -> Tree:
         joint = tuple((g,) for g in range(len(texts)))
         rewards = tuple(score.value - 1.0 for score in scored)
         return Node(
-            turn, parent, action, (agent_turn(texts),), joint, scored, rewards, terminated, agent
+            turn=turn,
+            parent=parent,
+            parent_action=action,
+            agents_N=(agent_turn(texts),),
+            joint_actions_K=joint,
+            scores_K=scored,
+            rewards_K=rewards,
+            terminated=terminated,
+            first_agent=agent,
         )
 
     return tree(

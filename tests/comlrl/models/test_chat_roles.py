@@ -25,7 +25,7 @@ def agent(template: str | None) -> Agent:
     words = tokenizer(chat=True)
     words.chat_template = template
     model: Any = SimpleNamespace()
-    return Agent(0, model, words, None)
+    return Agent(index=0, model=model, tokenizer=words, peft=None)
 
 
 def test_roles_that_a_template_has():

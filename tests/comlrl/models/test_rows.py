@@ -148,7 +148,7 @@ def test_what_truncation_left_goes_with_its_completion():
         return SamplingSupport(torch.tensor(counts), ids, torch.full((len(counts),), float(first)))
 
     row = Row((1, 2), ((3,), (4, 5), (6,)), (1.0,) * 3, (0, 1, 2),
-              (support([2], 10), support([0, 1], 20), support([1], 30)))  # fmt: skip
+              support=(support([2], 10), support([0, 1], 20), support([1], 30)))  # fmt: skip
     whole = pack([row], PAD).support
     assert whole.counts_L.tolist() == [2, 0, 1, 1]
     assert whole.ids_I.tolist() == [10, 11, 20, 30]

@@ -45,9 +45,9 @@ def held_out(count: int) -> list[TaskPairs]:
     return [
         TaskPairs(
             CandidateSet(
-                str(n),
-                ((Message("user", "p"),),),
-                tuple(JointCandidate((Completion(t, (), True),), 0.0) for t in texts),
+                task_id=str(n),
+                prompts_N=((Message("user", "p"),),),
+                candidates_K=tuple(JointCandidate((Completion(t, (), True),), 0.0) for t in texts),
             ),
             (Pair(0, 1, 1.0),),
             0,

@@ -88,7 +88,7 @@ def candidates(rewards, texts) -> CandidateSet:
         for t, r in zip(texts, rewards, strict=True)
     )
     prompts = tuple((Message("user", name),) for name in "pq")
-    return CandidateSet("t", prompts, made)
+    return CandidateSet(task_id="t", prompts_N=prompts, candidates_K=made)
 
 
 def test_another_than_the_task_reward_compares():

@@ -355,7 +355,7 @@ def test_a_training_step_makes_at_most_n_times_t_generation_calls(
     names = {} if shared else {"agents": [str(folder("qwen2"))] * agents}
     built = team(num_agents=agents, algorithm="grpo" if agents == 1 else "magrpo", **names)
     generator = Generator(built)
-    shape, written = Shape(agents, turns, 2, mode, handoff), []
+    shape, written = Shape(agents, turns, 2, joint_mode=mode, handoff=handoff), []
     generator.on_written = written.append
     trees = rollout(generator).grow(
         [task(n) for n in "ABCD"], shape, Sampling(1.0, 8), ("train", 1)

@@ -42,7 +42,7 @@ from tests.support.grown import KEY, Grown, places
     ],
 )
 def test_environment_steps_of_two_tasks(mode, handoff, expected):
-    grown = Grown(Shape(2, 2, 2, mode, handoff), names="AB")
+    grown = Grown(Shape(2, 2, 2, joint_mode=mode, handoff=handoff), names="AB")
     assert grown.reward.scored == expected
     assert sum(len(n.scores_K) for tree in grown.trees for n in tree.nodes) == expected
 
@@ -56,7 +56,7 @@ def test_one_sample_and_one_score_call_a_turn(agents, turns, mode, handoff):
     joint = generations if mode == "align" else generations**agents
     if handoff is None and joint ** (turns - 1) > 512:
         return  # cross with four agents and turns: 16³ leaves tell nothing that 8³ do not
-    grown = Grown(Shape(agents, turns, generations, mode, handoff), names="AB")
+    grown = Grown(Shape(agents, turns, generations, joint_mode=mode, handoff=handoff), names="AB")
     assert len(grown.sampler.calls) == turns  # each one generation call for each agent
     assert grown.reward.calls == turns
     assert len(grown.transition.calls) == turns - 1
@@ -73,7 +73,7 @@ def test_one_sample_and_one_score_call_a_turn(agents, turns, mode, handoff):
 def test_joint_actions():
     align = Grown(Shape(3, 1, 2)).trees[0].nodes[0]
     assert align.joint_actions_K == ((0, 0, 0), (1, 1, 1))
-    cross = Grown(Shape(2, 1, 3, "cross")).trees[0].nodes[0]
+    cross = Grown(Shape(2, 1, 3, joint_mode="cross")).trees[0].nodes[0]
     assert cross.joint_actions_K == tuple(itertools.product(range(3), repeat=2))
 
 
@@ -104,7 +104,7 @@ def test_rewards_stand_at_the_joint_actions_that_they_belong_to():
     def value(name, path, gs):
         return sum(10.0**i * g for i, g in enumerate(gs)) + 1000 * len(path) + 10000 * (name == "B")
 
-    for tree in Grown(Shape(2, 2, 2, "cross"), value, names="AB").trees:
+    for tree in Grown(Shape(2, 2, 2, joint_mode="cross"), value, names="AB").trees:
         for node in tree.nodes:
             base = 1000 * (node.turn - 1) + 10000 * (tree.task.task_id == "B")
             assert node.rewards_K == tuple(base + v for v in (0, 10, 1, 11))
@@ -121,7 +121,9 @@ def test_every_completion_has_a_key_of_its_own():
     sampler = FakeSampler()
     rollout = Rollout(sampler, FakeReward(lambda *_: 0.0), FakeTransition(), PROMPTS, seed=SEED)
     for step in (1, 2):
-        rollout.grow([task("A"), task("B")], Shape(2, 2, 2, "cross"), SAMPLING, ("train", step))
+        rollout.grow(
+            [task("A"), task("B")], Shape(2, 2, 2, joint_mode="cross"), SAMPLING, ("train", step)
+        )
     # 2 steps · 2 tasks · (1 + 4) nodes · 2 agents · 2 generations
     assert len(sampler.keys) == len(set(sampler.keys)) == 2 * 2 * 5 * 2 * 2
 
@@ -131,20 +133,24 @@ def test_every_completion_has_a_key_of_its_own():
 
 def test_best_hands_on_the_highest_reward_and_the_first_of_equals():
     rewards = {(): [1.0, 5.0, 5.0], (1,): [2.0, 2.0, 2.0], (1, 0): [0.0, 0.0, 1.0]}
-    grown = Grown(Shape(2, 3, 3, "align", "best"), lambda n, path, gs: rewards[path][gs[0]])
+    grown = Grown(
+        Shape(2, 3, 3, joint_mode="align", handoff="best"), lambda n, path, gs: rewards[path][gs[0]]
+    )
     assert places(grown.trees[0]) == [(1, -1, -1), (2, 0, 1), (3, 1, 0)]
 
 
 def test_best_judges_what_the_reward_processor_makes_of_it():
     grown = Grown(
-        Shape(1, 2, 2, "align", "best"), lambda n, p, gs: float(gs[0]), process=lambda r: -r
+        Shape(1, 2, 2, joint_mode="align", handoff="best"),
+        lambda n, p, gs: float(gs[0]),
+        process=lambda r: -r,
     )
     assert places(grown.trees[0]) == [(1, -1, -1), (2, 0, 0)]
 
 
 def test_random_draws_from_the_runs_keyed_numbers():
     names = string.ascii_uppercase
-    grown = Grown(Shape(2, 2, 2, "cross", "random"), names=names)
+    grown = Grown(Shape(2, 2, 2, joint_mode="cross", handoff="random"), names=names)
     drawn = [uniforms((SEED, *KEY, name, (), "handoff"), 1)[0] for name in names]
     handed = [tree.nodes[1].parent_action for tree in grown.trees]
     assert handed == [math.floor(4 * number) for number in drawn]  # K = 4
@@ -152,7 +158,9 @@ def test_random_draws_from_the_runs_keyed_numbers():
 
 
 def test_what_is_handed_on_is_what_the_agents_wrote():
-    grown = Grown(Shape(2, 2, 2, "cross", "best"), lambda n, p, gs: float(gs == (1, 0)))
+    grown = Grown(
+        Shape(2, 2, 2, joint_mode="cross", handoff="best"), lambda n, p, gs: float(gs == (1, 0))
+    )
     (attempt,) = grown.transition.calls[0]
     assert attempt.completions_N == ("A||0|1", "A||1|0")
     assert (attempt.turn, attempt.task.task_id) == (1, "A")

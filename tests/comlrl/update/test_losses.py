@@ -53,13 +53,13 @@ def tree(
     def node(turn: int, parent: int, action: int, values: list[float]) -> Node:
         completions_G = tuple(Completion("", tuple(range(tokens)), True) for _ in values)
         return Node(
-            turn,
-            parent,
-            action,
-            (AgentTurn((), (7, 8), completions_G),) * agents,
-            tuple((g,) * agents for g in range(len(values))),
-            tuple(Score(v) for v in values),
-            tuple(values),
+            turn=turn,
+            parent=parent,
+            parent_action=action,
+            agents_N=(AgentTurn((), (7, 8), completions_G),) * agents,
+            joint_actions_K=tuple((g,) * agents for g in range(len(values))),
+            scores_K=tuple(Score(v) for v in values),
+            rewards_K=tuple(values),
         )
 
     nodes = [node(1, -1, -1, rewards)]

@@ -27,11 +27,12 @@ from loggers.report.pictures import draw
 from loggers.report.run_data import ReportError, Run, read_run
 from loggers.report.sample_episodes import episodes
 from loggers.report.svg import drawings, label, ticks
-from loggers.report.write import main, render, write_report
+from loggers.report.write import render, write_report
 from loggers.views.code import python
 from rewards.code.domain import CODE
 from tests.support.html_page import Page
 from tests.support.made_runs import logged, make_run, settings
+from trainers.launch.commands.report import main
 
 ROOT = Path(__file__).parents[3]
 
@@ -64,8 +65,8 @@ def test_the_page_shows_what_a_reader_looks_for(run_dir):
 def test_the_share_of_the_reward_without_all_tests_passed(tmp_path):
     """Of 2 · (2.0 + 0.5) + 6 · (0.0 + 1.0), 2 · 2.0 + 6 · 0.25 came without: 5.5 of 11."""
     run = Run(
-        tmp_path, {}, "", {}, {},
-        tuple(
+        path=tmp_path, config={}, config_text="", summary={}, environment={},
+        records=tuple(
             {"phase": phase, "step": 8, "update": 1, "metrics": metrics}
             for phase, metrics in (
                 ("train", {"joint_actions": 2.0, "reward/tests": 2.0, "reward/syntax": 0.5,
@@ -75,7 +76,7 @@ def test_the_share_of_the_reward_without_all_tests_passed(tmp_path):
                 ("eval", {"joint_actions": 9.0, "reward/tests": 1.0, "unsolved_reward_mean": 1.0}),
             )
         ),
-        (), (), {}, {}, {"domain": "code"},
+        samples=(), latents=(), preferences={}, modules={}, domain={"domain": "code"},
     )  # fmt: skip
     assert unsolved_share(run) == pytest.approx(0.5)
     html = render(run)
@@ -104,7 +105,7 @@ def test_the_command_makes_the_page_anew_from_the_directory_alone(run_dir, tmp_p
     before = (moved / "report.html").read_text()
     (moved / "report.html").unlink()
     done = subprocess.run(
-        [sys.executable, "-m", "loggers.report", str(moved)],
+        [sys.executable, "-m", "trainers.launch", "report", str(moved)],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -113,7 +114,7 @@ def test_the_command_makes_the_page_anew_from_the_directory_alone(run_dir, tmp_p
 
 def test_a_directory_without_a_run_is_one_line_and_exit_code_2(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "loggers.report", str(tmp_path)],
+        [sys.executable, "-m", "trainers.launch", "report", str(tmp_path)],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 2

@@ -15,8 +15,7 @@ from comlrl.errors import UserError
 from tests.support.tiny_models import config
 from trainers.launch.commands import export
 from trainers.launch.commands.evaluation_plan import make_plan, parse_arguments
-from trainers.launch.wiring import init_from as initial
-from trainers.launch.wiring import own_algorithm
+from trainers.launch.wiring import init_from, own_algorithm
 
 
 @dataclass(frozen=True)
@@ -81,8 +80,8 @@ def test_a_run_of_one_is_crossed_replaced_exported_and_started_from(tmp_path):
         plan("--cross-play", str(first), str(second))
     shutil.copytree(first, tmp_path / "c")
     assert plan("--checkpoint", str(first), "--replace", f"0={tmp_path / 'c'}").replaced
-    assert export.check(export.parse_arguments([str(first)]))[0].run_dir == first
-    assert initial._source(config(init_from=str(first)), configs.SECTIONS).agents == 2
+    assert export.check(str(first), None, False, None)[0].run_dir == first
+    assert init_from._source(config(init_from=str(first)), configs.SECTIONS).agents == 2
 
 
 def test_facts_of_the_section_that_are_no_keys_are_kept(tmp_path):

@@ -17,9 +17,9 @@ from comlrl.tasks.json_rows import KINDS
 from comlrl.types import Message
 from trainers.launch.wiring.hub import model_folder
 from trainers.launch.wiring.labelling import build_judge
+from trainers.launch.wiring.resolved_work import Work
 from trainers.launch.wiring.sampling_settings import sampling
 from trainers.launch.wiring.task_splits import context_length, fitting, load_both_splits
-from trainers.launch.wiring.work import Work
 
 if TYPE_CHECKING:
     from comlrl.models.agent import PromptEncoder
@@ -117,7 +117,7 @@ def _tasks(config: Config, work: Work, unchecked: list[str]) -> list[Task]:
 def agents_at_hand(config: Config, unchecked: list[str]) -> list[AtHand]:
     """What reads each agent's prompts; [] where a model is not at hand."""
     key = "agents" if config.agents else "agent_model.name"
-    names = config.agents or (config.agent_model.name,) * config.section.num_agents
+    names = config.agent_models
     found = {name: _agent(config, key, name, unchecked) for name in dict.fromkeys(names)}
     section, online = config.section, config.online
     if isinstance(section, MARLHFConfig) and section.reward_model_name is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 
 from comlrl.config.algorithms import (
     ActorCriticConfig,
@@ -17,10 +17,10 @@ from comlrl.config.keys import check_ranges, keys_of
 from comlrl.config.resolved import Config
 from comlrl.config.sections import SECTIONS as SHARED
 from comlrl.errors import UserError
-from trainers.launch.wiring import sampling_settings
-from trainers.launch.wiring import vllm as engine
+from trainers.launch.cost.tree_size import growth
+from trainers.launch.wiring import sampling_settings, vllm
+from trainers.launch.wiring.resolved_work import Work, resolve_work
 from trainers.launch.wiring.vllm_urls import urls
-from trainers.launch.wiring.work import Work, resolve_work
 
 
 def validate(config: Config) -> Work:
@@ -83,7 +83,8 @@ def _relations(name: str, section: CommonConfig, config: Config) -> None:
         )
     if section.turn_order == "sequential":
         _sequential(name, section)
-    if section.handoff is not None and section.handoff_width > (most := _joint_actions(section)):
+    most = growth(replace(section, num_turns=1)).joint_actions
+    if section.handoff is not None and section.handoff_width > most:
         raise UserError(
             f"{name}.handoff_width: {section.handoff_width} of a turn's {most} joint actions; give "
             f"at most {most}, or handoff=null, which hands all of them on"
@@ -107,16 +108,6 @@ def _sequential(name: str, section: CommonConfig) -> None:
             f"{name}.num_generations_sequential: {section.num_generations_sequential} leaves no "
             "siblings to compare with; give at least 2, or advantage=raw"
         )
-
-
-def _joint_actions(section: CommonConfig) -> int:
-    """Of a turn, from one state on."""
-    shape = section.shape
-    own = [shape.generations(stage.start) for stage in shape.stages]
-    return math.prod(
-        shape.joint_actions(len(stage), count)
-        for stage, count in zip(shape.stages, own, strict=True)
-    )
 
 
 def _actor_critic(name: str, section: ActorCriticConfig, config: Config) -> None:
@@ -301,10 +292,7 @@ def _madpo(section: MADPOConfig, config: Config) -> None:
 
 def _shared(config: Config) -> None:
     _output(config)
-    engine.refuse(config)
-    piece = config.external.sandbox_slice
-    if isinstance(piece, str) and piece != "all":
-        raise UserError(f"external.sandbox_slice: '{piece}'; give a whole number, null or 'all'")
+    vllm.refuse(config)
     if config.agent_model.max_length <= config.section.max_new_tokens:
         raise UserError(
             f"agent_model.max_length: {config.agent_model.max_length} leaves no room for a prompt "

@@ -7,7 +7,7 @@ default. What contradicts something else is refused by ``validate`` instead.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 from comlrl.config.algorithms import (
@@ -23,8 +23,8 @@ from comlrl.config.algorithms import (
 from comlrl.config.resolved import Config
 from comlrl.config.sections import SECTIONS as SHARED
 from comlrl.tasks.prompts import PREFILL, REVISION
+from trainers.launch.wiring.resolved_work import Work
 from trainers.launch.wiring.sampling_settings import KEYS, sampling
-from trainers.launch.wiring.work import Work, find_mode
 
 # Keys, and why they have no effect. "<algo>" is a section that the run reads; a section's name
 # alone means all of its keys.
@@ -318,6 +318,5 @@ def _value(config: Config, key: str) -> Any:
 def _default(config: Config, work: Work, key: str) -> Any:
     head, _, name = key.partition(".")
     if key == "external.mode" and config.external.mode is not None:  # null means one of them
-        unset = replace(config, external=replace(config.external, mode=None))
-        return find_mode(unset, work.domain, work.domain_target).name
+        return work.default_mode
     return getattr(_class(head)(), name)

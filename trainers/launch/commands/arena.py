@@ -9,6 +9,7 @@ import argparse
 import concurrent.futures
 import hashlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -47,12 +48,12 @@ from trainers.launch.commands.command_line import Parser, parse_arguments, resol
 if TYPE_CHECKING:
     from comlrl.config.resolved import Config
     from rewards.arena.game import Bounds
-    from trainers.launch.wiring.work import Work
+    from trainers.launch.wiring.resolved_work import Work
 
 JOINT_ACTIONS = 6_400
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cell:
     """One run: an algorithm on a task with a seed."""
 
@@ -94,7 +95,7 @@ class Cell:
         )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Arena:
     """What is asked for, checked."""
 
@@ -110,7 +111,14 @@ class Arena:
         tree = arena_cells.configuration(
             self.algorithms[algorithm], TASKS[task], seed, self.joint_actions, run
         )
-        return Cell(algorithm, task, seed, self.out, tree, self.algorithms[algorithm].script)
+        return Cell(
+            algorithm=algorithm,
+            task=task,
+            seed=seed,
+            out=self.out,
+            tree=tree,
+            script=self.algorithms[algorithm].script,
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -183,7 +191,14 @@ def asked(given: argparse.Namespace) -> Arena:
     jobs = given.jobs or len(os.sched_getaffinity(0))
     tasks = arena_cells.chosen("--tasks", given.tasks, TASKS)
     seeds = range(1, given.seeds + 1)
-    return Arena(algorithms, tasks, seeds, given.joint_actions, Path(given.out).resolve(), jobs)
+    return Arena(
+        algorithms=algorithms,
+        tasks=tasks,
+        seeds=seeds,
+        joint_actions=given.joint_actions,
+        out=Path(given.out).resolve(),
+        jobs=jobs,
+    )
 
 
 def check(arena: Arena, name: str, task: str) -> Bounds | str:
@@ -236,7 +251,7 @@ class Runner:
     def run(self, cells: Sequence[Cell]) -> dict[str, str]:
         """Every cell that is not finished; those that failed, by name, with the reason."""
         left = [cell for cell in cells if not cell.finished]
-        print(f"{len(cells)} cells, {len(cells) - len(left)} finished before", flush=True)
+        print(f"{len(cells)} cells, {len(cells) - len(left)} finished before", file=sys.stderr)
         failed: dict[str, str] = {}
         with concurrent.futures.ThreadPoolExecutor(self.arena.jobs) as pool:
             running = {pool.submit(self._run, cell): cell for cell in left}
@@ -247,7 +262,8 @@ class Runner:
                         raise KeyboardInterrupt  # it was stopped, and so are we
                     if code:
                         failed[cell.name] = f"exit code {code}: {last_line(cell.log)}"
-                    print(f"{done}/{len(left)} {cell.name} {failed.get(cell.name, '')}", flush=True)
+                    reason = failed.get(cell.name, "")
+                    print(f"{done}/{len(left)} {cell.name} {reason}", file=sys.stderr, flush=True)
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
                 self._children.end()
@@ -334,7 +350,7 @@ def _strangers(
 
 def write(arena: Arena, outcomes: Sequence[Outcome]) -> None:
     """``arena.json``, ``arena.md`` and ``arena.png``; table and heat map on the terminal."""
-    from loggers.report.score_map import write_score_map
+    from loggers.report.heat_map import write_heat_map
     from loggers.score_tables import score_shades, score_table
 
     found, names = entries(outcomes), list(arena.algorithms)
@@ -351,7 +367,10 @@ def write(arena: Arena, outcomes: Sequence[Outcome]) -> None:
     files.replace(arena.out / "arena.json", json.dumps(result, indent=1) + "\n")
     table = score_table(found, names, arena.tasks)
     files.replace(arena.out / "arena.md", table)
-    write_score_map(arena.out / "arena.png", found, names, arena.tasks)
+    scores = [[found[name, task].mean for task in arena.tasks] for name in names]
+    means = [[math.nan if mean is None else mean for mean in row] for row in scores]
+    title = "Score: 0 is the floor, 1 the optimum"
+    write_heat_map(arena.out / "arena.png", names, arena.tasks, means, title, scale=(0.0, 1.0))
     print(f"\n{table}\n{score_shades(found, names, arena.tasks)}")
     for (name, task), entry in found.items():
         for reason in entry.reasons:

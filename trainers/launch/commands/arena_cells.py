@@ -13,7 +13,7 @@ import ast
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ class Algorithm:
     trained_by: str  # the algorithm's section and train command
     keys: Mapping[str, Any] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)  # other sections
+    _: KW_ONLY
     script: Path | None = None  # a user's own
     stages: int = 1  # how often a round's joint actions are scored: labels, then online learning
 
@@ -57,6 +58,7 @@ class ArenaTask:
     episodes: int  # rows of the evaluation split
     keys: Mapping[str, Any] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)  # other sections
+    _: KW_ONLY
     cross_play: bool = False  # its value is that of teams whose agents come from different seeds
 
 

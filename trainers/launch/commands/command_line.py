@@ -13,7 +13,7 @@ from comlrl.errors import UserError
 from trainers.launch.checks.relations import shift_notice, validate
 from trainers.launch.checks.shipped import CONFIGS, config_file
 from trainers.launch.checks.unused import without_effect
-from trainers.launch.wiring.work import Work
+from trainers.launch.wiring.resolved_work import Work
 
 DEFAULT_CONFIGS = {name: CONFIGS / f"{name}_he_config.yaml" for name in ("ppo", "shppo")}
 

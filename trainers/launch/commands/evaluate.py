@@ -19,8 +19,7 @@ from comlrl.config.algorithms import SECTIONS
 from comlrl.errors import UserError, notice, report
 from comlrl.files import tolerant_terminal
 from trainers.launch.commands.evaluation_plan import Plan, make_plan, parse_arguments, place
-from trainers.launch.wiring import hub, replacements, weights
-from trainers.launch.wiring import init_from as initial
+from trainers.launch.wiring import hub, init_from, replacements, weights
 from trainers.launch.wiring.assembly import (
     build_player,
     build_rewards,
@@ -57,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return report(error)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Stage:
     """Everything loaded."""
 
@@ -78,7 +77,7 @@ def evaluate(plan: Plan) -> int:
         if plan.teams:
             weights.load_weights(plan.teams[0], stage.team, stage.rollout.sampler)
         elif plan.config.init_from is not None:
-            initial.begin(plan.config, SECTIONS, stage.team, stage.rollout.sampler)
+            init_from.begin(plan.config, SECTIONS, stage.team, stage.rollout.sampler)
         started = time.monotonic()
         with watched(plan, stage):
             trees = grower(plan, stage)()
@@ -152,10 +151,12 @@ def cross_play(plan: Plan) -> int:
     }
     out = place(plan, what)
     write(out, result, cross_play_table(result))
-    names = [team.name for team in plan.teams]
+    names = [Path(team.name).name for team in plan.teams]
+    others, last = sides(what["roles"])
     write_heat_map(
-        out.with_suffix(".png"), names, matrices["reward_mean"], "Mean reward", sides(what["roles"])
-    )
+        out.with_suffix(".png"), names, names, matrices["reward_mean"], "Mean reward",
+        sides=(f"{others} of", f"{last} of"),
+    )  # fmt: skip
     return 0
 
 
@@ -210,7 +211,7 @@ def acting(plan: Plan, stage: Stage, agent: int, own: Any) -> dict[str, torch.Te
     if who == "silent":
         return None
     if plan.config.init_from is not None:
-        initial.begin(plan.config, SECTIONS, stage.team, stage.rollout.sampler)
+        init_from.begin(plan.config, SECTIONS, stage.team, stage.rollout.sampler)
     first = stage.team.agents[agent].state_tensors()
     return {name: tensor.clone() for name, tensor in first.items()}
 
@@ -239,7 +240,7 @@ def build(plan: Plan, *, caching: bool) -> Stage:
     asked: Any = CachingSampler(sampler, len(team)) if caching else sampler
     reward, evaluated = build_rewards(config, work)
     rollout = build_player(config, work, asked, reward if caching else evaluated)
-    return Stage(tasks, team, generator, sampled, rollout)
+    return Stage(tasks=tasks, team=team, generator=generator, sampling=sampled, rollout=rollout)
 
 
 @contextlib.contextmanager

@@ -23,17 +23,16 @@ from comlrl.run_files import CONFIG
 from trainers.launch.checks.relations import validate
 from trainers.launch.checks.shipped import config_file
 from trainers.launch.commands.command_line import Parser
-from trainers.launch.wiring import init_from as initial
-from trainers.launch.wiring import own_algorithm, replacements, weights
+from trainers.launch.wiring import init_from, own_algorithm, replacements, weights
 from trainers.launch.wiring.replacements import Other
+from trainers.launch.wiring.resolved_work import Work
 from trainers.launch.wiring.weights import Trained
-from trainers.launch.wiring.work import Work
 
 PAIRED = ("num_agents", "agents", "name", "enabled", "r")  # agree in teams that are crossed
 BASELINES = ("single", "naive_concat", "sequential", "discussion")  # of comlrl.evaluation.baselines
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """What is to be evaluated, checked."""
 
@@ -72,9 +71,9 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
     others = [who for who in asked.values() if isinstance(who, Trained)]
     config, work = resolve(str(file), [*teams, *others], arguments)
     replaced = replacements.check(asked, config, work.roles)
-    initial.check_models(config)
+    init_from.check_models(config)
     if config.init_from is not None and (not teams or "untrained" in replaced.values()):
-        initial.check(config, SECTIONS)
+        init_from.check(config, SECTIONS)
     if len(teams) > 1 and config.section.num_agents < 2:
         raise UserError("--cross-play: these runs have one agent each; give teams")
     if len(teams) > 1 and config.section.one_policy:
@@ -82,17 +81,17 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
             "--cross-play: the agents of these runs act by one policy; give runs of others"
         )
     return Plan(
-        config,
-        work,
-        str(file),
-        tuple(teams),
-        arguments.baseline,
-        ks,
-        samples,
-        arguments.greedy,
-        Path(arguments.out) if arguments.out else None,
-        Path(arguments.export_samples) if arguments.export_samples else None,
-        replaced,
+        config=config,
+        work=work,
+        config_file=str(file),
+        teams=tuple(teams),
+        baseline=arguments.baseline,
+        ks=ks,
+        samples=samples,
+        greedy=arguments.greedy,
+        out=Path(arguments.out) if arguments.out else None,
+        export_samples=Path(arguments.export_samples) if arguments.export_samples else None,
+        replaced=replaced,
     )
 
 
@@ -131,7 +130,7 @@ def place(plan: Plan, described: Mapping[str, Any]) -> Path:
         for agent, who in plan.replaced.items():
             what += f"_{agent}-{_label(who) if isinstance(who, Trained) else who}"
     else:
-        models = dict.fromkeys(plan.config.agents or [plan.config.agent_model.name])
+        models = dict.fromkeys(plan.config.agent_models)
         named = "_".join(Path(name.replace(":", "/")).name for name in models)
         what = f"{plan.baseline or 'untrained'}_{named}"
     name = f"evaluation_{what}_{data.short_name}_{data.eval_split}" + "_greedy" * plan.greedy

@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     tolerant_terminal()
     try:
         arguments = parse_arguments(argv)
-        run, out = check(arguments)
+        run, out = check(arguments.run, arguments.out, arguments.merge, arguments.push)
         config = config_of(run)
         export(run, config, out, merge=arguments.merge)
         print(f"written: {out}")
@@ -47,25 +47,27 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def check(arguments: argparse.Namespace) -> tuple[Trained, Path]:
+def check(
+    path: str, given: str | None, merge: bool, repository: str | None
+) -> tuple[Trained, Path]:
     """What is exported, and whereto. Raises UserError for what can be refused at once."""
-    run = weights.pinned(weights.locate(arguments.run, "RUN"), "RUN")
+    run = weights.pinned(weights.locate(path, "RUN"), "RUN")
     if run.run_dir is None:
         raise UserError(f"RUN: '{run.name}' is no run; give a run directory, or a folder in one")
-    out = Path(arguments.out) if arguments.out else run.run_dir / "exported_model"
+    out = Path(given) if given else run.run_dir / "exported_model"
     if out.exists():
         raise UserError(f"--out: '{out}' is there already; give another folder, or remove it")
     place = run.final_model or run.checkpoint
     assert place is not None
-    if arguments.merge and any(place.glob(f"{HETEROGENEOUS}*")):
+    if merge and any(place.glob(f"{HETEROGENEOUS}*")):
         raise UserError(
             f"--merge: the agents of '{run.name}' differ by networks beside their model, "
             "which no plain model can hold; leave --merge out"
         )
-    if arguments.merge and run.final_model and not (run.final_model / "agent_0" / ADAPTER).exists():
+    if merge and run.final_model and not (run.final_model / "agent_0" / ADAPTER).exists():
         raise UserError(f"--merge: '{run.name}' holds whole models already; leave --merge out")
-    if arguments.push and not re.fullmatch(r"[\w.-]+/[\w.-]+", arguments.push):
-        raise UserError(f"--push: {arguments.push!r} is no repository; give USER/NAME")
+    if repository and not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+        raise UserError(f"--push: {repository!r} is no repository; give USER/NAME")
     return run, out
 
 
@@ -106,8 +108,7 @@ def _merge(config: Config, index: int, agent: Path) -> None:
 
     from comlrl.models.pretrained import load_model
 
-    name = config.agents[index] if config.agents else config.agent_model.name
-    base, tokenizer = load_model(config.agent_model, name, "cpu")
+    base, tokenizer = load_model(config.agent_model, config.agent_models[index], "cpu")
     merged = PeftModel.from_pretrained(base, str(agent)).merge_and_unload(safe_merge=True)
     shutil.rmtree(agent)
     merged.save_pretrained(agent)

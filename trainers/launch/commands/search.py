@@ -43,7 +43,7 @@ RANGES = {  # distribution → (whole numbers, on a logarithmic scale)
 DEFAULT_COMMAND = ("${env}", "${interpreter}", "${program}", "--override", "${args_no_hyphens}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
     """One key that is swept: a choice of texts, or a range of numbers."""
 
@@ -146,14 +146,16 @@ def _parameter(name: str, given: Any) -> Parameter:
     if keys == {"value"} or keys == {"values"}:
         values = given["values"] if "values" in given else [given["value"]]
         if isinstance(values, list) and values:
-            return Parameter(name, tuple(map(str, values)))
+            return Parameter(name=name, choices=tuple(map(str, values)))
     low, high = given.get("min"), given.get("max")
     if {"min", "max"} <= keys <= {"min", "max", "q"} and all(map(_number, (low, high))):
         both_whole = isinstance(low, int) and isinstance(high, int)
         kind = kind or ("int_uniform" if both_whole else "uniform")
         if kind in RANGES and low <= high and (low > 0 or kind != "log_uniform_values"):
             whole, log = RANGES[kind]
-            return Parameter(name, (), low, high, whole, log, given.get("q"))
+            return Parameter(
+                name=name, choices=(), low=low, high=high, whole=whole, log=log, step=given.get("q")
+            )
     raise UserError(
         f"parameters.{name}: {given}; give `value`, `values`, or `min` and `max` with a "
         f"distribution of {_list(tuple(RANGES))}"
@@ -179,7 +181,7 @@ def _list(names: Sequence[str]) -> str:
     return ", ".join(names)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """One point of the search space and what became of it."""
 
@@ -221,7 +223,7 @@ class Search:
         values = self._grid_point(number) if grid else self._draw(number)
         if values is None:
             return None
-        return self._keep(Point(number, values))
+        return self._keep(Point(number=number, values=values))
 
     def tell(self, point: Point, metric: float | None, seconds: float, error: str | None) -> None:
         """Take a point's result; without a metric it has failed."""

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from comlrl.errors import UserError, report
+from comlrl.errors import UserError, print_error, report
 from comlrl.files import tolerant_terminal
 from trainers.launch.commands.command_line import Parser
 from trainers.launch.commands.search import Point, Runner, Search, Sweep, read_sweep
@@ -49,10 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"point {point.number} failed: {point.error}", file=sys.stderr)
     if len(failed) < len(search.points):
         return 0
-    print(
-        f"error: sweep file: '{arguments.file}': all {len(failed)} points failed; fix what they "
-        f"name, and remove {folder} to run them again",
-        file=sys.stderr,
+    print_error(
+        f"sweep file: '{arguments.file}': all {len(failed)} points failed; fix what they name, "
+        f"and remove {folder} to run them again"
     )
     return 1
 

@@ -28,15 +28,12 @@ from comlrl.run_files import FINAL_MODEL
 from trainers.launch.checks.installed import check_installed
 from trainers.launch.checks.shipped import LAUNCH
 from trainers.launch.commands.command_line import parse_arguments, resolve
-from trainers.launch.wiring import allocator as memory
-from trainers.launch.wiring import hub, own_algorithm
-from trainers.launch.wiring import init_from as initial
-from trainers.launch.wiring import vllm as engine
+from trainers.launch.wiring import allocator, hub, init_from, own_algorithm, vllm
 from trainers.launch.wiring.assembly import Run, assemble, heterogeneous_policy
 from trainers.launch.wiring.machine import check_devices, deterministic
+from trainers.launch.wiring.resolved_work import Work
 from trainers.launch.wiring.sampling_settings import limits
 from trainers.launch.wiring.task_splits import load_both_splits
-from trainers.launch.wiring.work import Work
 
 if TYPE_CHECKING:
     from comlrl.loop.loop import Loop
@@ -78,17 +75,20 @@ def _main(
         config, work, notices = resolve(algorithm, arguments)
     except UserError as error:
         return _refuse(error)
-    if os.environ.get("RANK", "0") == "0":
+    first = os.environ.get("RANK", "0") == "0"
+    if arguments.dry_run and not first:
+        return 0  # one process checks and prints for all
+    if first:
         try:
             check_installed(config)
             check_free(config, arguments.resume)
             hub.check_data(config)
-            initial.check_models(config)
-            initial.check_target_modules(config)
+            init_from.check_models(config)
+            init_from.check_target_modules(config)
             if config.init_from is not None and not arguments.resume:
-                notices += initial.check(config, SECTIONS)
+                notices += init_from.check(config, SECTIONS)
         except UserError as error:
-            return _refuse(error)
+            return report(error) if arguments.dry_run else _refuse(error)
         for text in notices + no_weights_notice(config):
             notice(text)
     if arguments.dry_run:
@@ -131,7 +131,7 @@ def _dry_run(config: Config, work: Work, hardware: str | None) -> int:
             lines.append(estimate(config, limits_N, hardware, prompt_tokens(config, work)))
         print("\n".join(lines))
     except UserError as error:
-        return _refuse(error)
+        return report(error)
     for line in unchecked:
         print(f"not checked: {line}")
     return 0
@@ -185,7 +185,7 @@ def execute(
             return failed.code
         except Exception as error:
             return _refuse(error)
-        memory.keep_loaded()
+        allocator.keep_loaded()
         try:
             trainer.train()
             _finish(run)
@@ -241,15 +241,14 @@ def _write_pages(config: Config, run_dir: Path, *, card: bool = False) -> bool:
 
             write_model_card(run_dir, config.section.paper)
     except Exception as error:
-        print(f"error: no model card: {_kind_and_text(error)}", file=sys.stderr)
+        print_error(f"no model card: {_kind_and_text(error)}")
     try:
         from loggers.report.write import write_report
 
         write_report(run_dir)
     except Exception as error:
-        module = f"{LAUNCH.removesuffix('trainers.launch')}loggers.report"
-        again = f"python -m {module} {shlex.quote(str(run_dir))}"
-        print(f"error: no report: {_kind_and_text(error)}; try again: {again}", file=sys.stderr)
+        again = f"python -m {LAUNCH} report {shlex.quote(str(run_dir))}"
+        print_error(f"no report: {_kind_and_text(error)}; try again: {again}")
         return False
     return True
 
@@ -314,11 +313,11 @@ def _open(
     from comlrl.rollout.overlap import OverlappedRollout
 
     distributed.check_gpus()
-    distributed.from_main(lambda: engine.check(start.config, work.roles))
+    distributed.from_main(lambda: vllm.check(start.config, work.roles))
     check_devices(start.config)
     sharding.check(start.config, start.config.section.fits_reward_model)
     deterministic()
-    memory.keep_freed()
+    allocator.keep_freed()
     found = None if start.checkpoint is None else checkpoint.read(start.checkpoint)
     tasks = distributed.from_main(lambda: load_both_splits(start.config, work.domain))
     run = assemble(start, work, signals, *tasks, resume=found is not None)

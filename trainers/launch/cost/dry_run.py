@@ -15,11 +15,11 @@ from pathlib import Path
 from comlrl.builtin import DATASETS
 from comlrl.config import algorithms as configs
 from comlrl.config.resolved import Config
-from comlrl.errors import UserError
+from comlrl.errors import UserError, notice
 from comlrl.loop.task_schedule import TaskSchedule
 from comlrl.preferences.pairs import tasks_at_once
 from comlrl.tasks.datasets import split_size
-from trainers.launch.cost.memory import agent_models, held
+from trainers.launch.cost.memory import held
 from trainers.launch.cost.model_size import model_size
 from trainers.launch.cost.tree_size import growth, levels, scored, training_steps
 from trainers.launch.wiring.assembly import build_schedule
@@ -74,7 +74,7 @@ def count_tasks(name: str, split: str) -> tuple[int | None, str]:
 
 
 def _who(config: Config) -> list[str]:
-    count, names = config.section.num_agents, list(dict.fromkeys(agent_models(config)))
+    count, names = config.section.num_agents, list(dict.fromkeys(config.agent_models))
     what = f"LoRA r={config.lora.r}" if config.lora.enabled else "all weights trained"
     shared = config.shares_base and count > 1
     once = ", one base held once" if shared else ""
@@ -125,8 +125,8 @@ def _online(
             whole = _tasks_seen(steps or 0, size, tasks)
         lines.append(f"{label:<22}{_number(each):>18}{_number(whole):>26}")
     if not section.takes_ratios and parts > 1:
-        lines.append(
-            f"notice: up to {parts} updates from one sampling (train_batch_size="
+        notice(
+            f"up to {parts} updates from one sampling (train_batch_size="
             f"{section.train_batch_size}): not strictly on-policy"
         )
     return lines
@@ -204,12 +204,12 @@ def _memory(config: Config, limits_N: Sequence[int]) -> list[str]:
     """Parameters, and an upper bound of what is held: prompts as long as they may be."""
     lines = [
         f"{'parameters':<22}{_short(size.parameters)}  {name}, {size.source}"
-        for name in dict.fromkeys(agent_models(config))
+        for name in dict.fromkeys(config.agent_models)
         for size in [model_size(name)]
     ]
     section = config.online
     prompt = config.agent_model.max_length - max(limits_N)
-    for label, size, why in held(config, prompt, section.batch_size):
+    for label, size, why in held(config, limits_N, prompt, section.batch_size):
         shown = "unknown"
         if size is not None:
             shown = f"{size / 2**20:.1f} MiB" if size < 2**30 else f"{size / 2**30:.1f} GiB"

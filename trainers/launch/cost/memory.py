@@ -22,32 +22,34 @@ class Held(NamedTuple):
 
 
 def held(
-    config: Config, prompt: float, tasks: int, width: float = 0, device: str = "cuda"
+    config: Config,
+    limits_N: Sequence[int],
+    prompt: float,
+    tasks: int,
+    width: float = 0,
+    device: str = "cuda",
 ) -> list[Held]:
     """What one process holds while it samples and trains.
 
     Args:
+        limits_N: ``max_new_tokens`` of each agent.
         prompt: tokens of a prompt at the widest level of a tree.
         tasks: whose trees this process grows at once.
         width: bytes of a weight; 0: as ``agent_model.torch_dtype`` says.
         device: ``cuda`` or ``cpu``, whose updates take micro-batches of different sizes.
     """
     width = width or BYTES[config.agent_model.torch_dtype]
-    names = agent_models(config)
+    names = config.model_names
     sizes = {name: model_size(name) for name in names}
     each = [sizes[name] for name in (names[:1] if config.shares_base else names)]
     found = [_weights(config, each, width), *_trained(config, each, width)]
     if config.generation.backend == "builtin":
-        found.append(_cache(config, each, width, prompt, tasks))
+        most = slots(config, widest(config.online), limits_N, prompt, tasks)
+        found.append(_cache(config, each, width, most))
     found += _critics(config.online, config, width)
     found += _reward_model(config, names[-1], width)
     found.append(_activations(each, width, device))
     return found
-
-
-def agent_models(config: Config) -> tuple[str, ...]:
-    """The model of each agent, by name."""
-    return config.agents or (config.agent_model.name,) * config.section.num_agents
 
 
 def training_adds(width: float) -> tuple[float, str]:
@@ -60,6 +62,19 @@ def training_adds(width: float) -> tuple[float, str]:
 def widest(section: CommonConfig) -> Level:
     """The level of a tree at which most nodes are sampled at once."""
     return max(levels(section), key=lambda level: level.nodes)
+
+
+def prompts_at_once(config: Config, level: Level, tasks: int) -> int:
+    """Agents of one base are sampled together."""
+    return tasks * level.nodes * (len(level.stage) if config.shares_base else 1)
+
+
+def slots(
+    config: Config, level: Level, limits_N: Sequence[int], prompt: float, tasks: int
+) -> float:
+    """Key/value slots while a level is sampled: each prompt once, and its completions."""
+    longest = max(limits_N[agent] for agent in level.stage)
+    return prompts_at_once(config, level, tasks) * (prompt + level.own * longest)
 
 
 def _weights(config: Config, sizes: Sequence[ModelSize], width: float) -> Held:
@@ -78,17 +93,11 @@ def _trained(config: Config, sizes: Sequence[ModelSize], width: float) -> Iterat
     total = _sum([s.parameters for s in sizes])
     adds, what = training_adds(width)
     yield Held("training adds", _times(total, adds), what)
-    if config.section.kl_coef > 0:
+    if any(section.needs_reference for section in config.sections.values()):
         yield Held("reference adds", _times(total, width), "frozen copies")
 
 
-def _cache(
-    config: Config, sizes: Sequence[ModelSize], width: float, prompt: float, tasks: int
-) -> Held:
-    """Each prompt once, and its completions; agents of one base are sampled together."""
-    section, level = config.online, widest(config.online)
-    prompts = tasks * level.nodes * (len(level.stage) if config.shares_base else 1)
-    slots = prompts * (prompt + level.own * section.max_new_tokens)
+def _cache(config: Config, sizes: Sequence[ModelSize], width: float, slots: float) -> Held:
     slots = min(slots, config.generation.max_batch_tokens)
     cache = max((s.cache for s in sizes if s.cache), default=None)
     return Held("generation cache ≤", _times(cache, slots * width), f"{slots:,.0f} tokens at once")

@@ -28,6 +28,7 @@ class Dims:
     heads: int  # numbers of all query heads of a token
     kv: int  # of all key heads
     vocabulary: int
+    gated: bool = True  # three matrices in the feed-forward part, not two
     tied: bool = True  # the embedding is the language-model head too
     guessed: bool = False  # from the size in a name
 
@@ -35,7 +36,7 @@ class Dims:
     def linear(self) -> int:
         """Weights that every token is multiplied with, without the language-model head."""
         attention = 2 * self.width * (self.heads + self.kv)
-        return self.layers * (attention + 3 * self.width * self.inner)
+        return self.layers * (attention + (3 if self.gated else 2) * self.width * self.inner)
 
     @property
     def head(self) -> int:
@@ -48,19 +49,26 @@ class Dims:
 
     @property
     def left(self) -> int:
-        """Numbers that a token leaves for the backward pass, as in ``update/accumulate.py``."""
-        return self.layers * (8 * self.width + 3 * self.inner)
+        """Numbers that a token leaves for the backward pass."""
+        from comlrl.update.accumulate import activations
+
+        return activations(self.layers, self.width, self.inner)
 
     @property
     def cache(self) -> int:
         """Numbers that a token has in the key/value cache."""
         return 2 * self.layers * self.kv
 
-    def adapter(self, rank: int) -> int:
-        """Parameters of one LoRA adapter on all linear layers."""
-        inputs_and_outputs = 4 * self.width + 2 * (self.heads + self.kv)
-        inputs_and_outputs += 3 * (self.width + self.inner)
-        return rank * self.layers * inputs_and_outputs
+    def adapter(self, lora: LoraSection) -> int | None:
+        """Parameters of one LoRA adapter; None: of modules whose sizes are not known."""
+        query, key = self.width + self.heads, self.width + self.kv  # inputs and outputs
+        up = self.width + self.inner
+        known = {"q_proj": query, "k_proj": key, "v_proj": key, "o_proj": query}
+        known |= {"up_proj": up, "down_proj": up} | ({"gate_proj": up} if self.gated else {})
+        names = known if lora.target_modules == "all-linear" else lora.target_modules
+        if not known.keys() >= set(names):
+            return None
+        return lora.r * self.layers * sum(known[name] for name in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +93,7 @@ class ModelSize:
         linear = [s for n, s in self.shapes.items() if len(s) == 2 and _has_adapter(n, lora)]
         if linear:
             return lora.r * sum(map(sum, linear))
-        every = lora.target_modules == "all-linear"
-        return self.dims.adapter(lora.r) if self.dims and every else None
+        return None if self.dims is None else self.dims.adapter(lora)
 
 
 def model_size(name: str) -> ModelSize:
@@ -146,12 +153,13 @@ def _dims(found: Mapping[str, Any]) -> Dims | None:
         return None
     each = found.get("head_dim") or width // heads
     kv = found.get("num_key_value_heads") or heads
-    inner = found.get("intermediate_size") or 4 * width * 2 // 3  # two matrices, as if three
+    given = found.get("intermediate_size")
     tied = bool(found.get("tie_word_embeddings", True))
     return Dims(
         layers=layers,
         width=width,
-        inner=inner,
+        inner=given or 4 * width,
+        gated=bool(given),
         heads=heads * each,
         kv=kv * each,
         vocabulary=found["vocab_size"],

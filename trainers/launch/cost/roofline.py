@@ -21,10 +21,10 @@ from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from comlrl.preferences.pairs import tasks_at_once
 from trainers.launch.cost.dry_run import count_tasks, steps_of
-from trainers.launch.cost.memory import agent_models, held, widest
-from trainers.launch.cost.model_size import BYTES, Dims, model_size
+from trainers.launch.cost.memory import held, prompts_at_once, slots, widest
+from trainers.launch.cost.model_size import BYTES, Dims, ModelSize, model_size
 from trainers.launch.cost.tree_size import Level, growth, levels, scored
-from trainers.launch.wiring import allocator as memory
+from trainers.launch.wiring import allocator
 
 # Operations of a layer: while decoding a token, and forward and backward in an update.
 DECODING, LEARNING = 40, 150
@@ -98,8 +98,9 @@ def measured(config: Config) -> Hardware:
 
     from comlrl.models.pretrained import dtype_of
 
-    memory.keep_freed()  # as a run does; else results of 128 KiB may be mapped anew each time
-    dims = _dims(config)
+    allocator.keep_freed()  # as a run does; else results of 128 KiB may be mapped anew each time
+    dims = _model(config).dims
+    assert dims is not None
     dtype = dtype_of(config.agent_model, "cpu")
     x, weight = torch.rand(2048, dims.width).to(dtype), torch.rand(dims.inner, dims.width).to(dtype)
     query = torch.rand(32, 4, 128, 64)  # float32, as attention is on a CPU
@@ -136,9 +137,14 @@ class StepCost:
     config: Config
     limits_N: Sequence[int]  # ``max_new_tokens`` of each agent
     section: CommonConfig  # the one that samples online
-    dims: Dims
+    model: ModelSize  # of each agent
     on: Hardware
     size: int  # tasks
+
+    @property
+    def dims(self) -> Dims:
+        assert self.model.dims is not None
+        return self.model.dims
 
     @property
     def tokens(self) -> float:
@@ -157,11 +163,6 @@ class StepCost:
         """Of a weight."""
         return self.on.word or BYTES[self.config.agent_model.torch_dtype]
 
-    @property
-    def shared(self) -> bool:
-        """Whether one base serves all agents."""
-        return self.config.shares_base
-
     def read(self, level: Level) -> float:
         """Tokens of a prompt: at later turns what was written before and what was answered."""
         before = level.turn - 1
@@ -174,11 +175,10 @@ class StepCost:
 
     def _sampled(self, level: Level) -> float:
         """Seconds of a level: prompts are read, then all rows grow a token at a time."""
-        agents = len(level.stage)
-        prompts = self.size * level.nodes * (agents if self.shared else 1)
+        prompts = prompts_at_once(self.config, level, self.size)
         rows, read = prompts * level.own, self.read(level)
         longest, tokens = self.longest(level.stage), self.written(level.stage)
-        held = prompts * read + rows * longest
+        held = slots(self.config, level, self.limits_N, read, self.size)
         chunks = math.ceil(held / self.config.generation.max_batch_tokens)
         dims, written = self.dims, rows * tokens
         products = 2 * (dims.linear + dims.head) * written
@@ -193,7 +193,7 @@ class StepCost:
             once += chunks * (longest + 1) * dims.layers * DECODING * self.on.launch
         once += 2 * dims.linear * prompts * read / self.on.flops
         once += self.attention(prompts * read, read / 2)
-        return once if self.shared else once * agents
+        return once if self.config.shares_base else once * len(level.stage)
 
     def attention(self, queries: float, keys: float) -> float:
         """Seconds, where each of so many tokens looks at so many."""
@@ -235,9 +235,11 @@ class StepCost:
     @property
     def trained(self) -> int:
         """Weights of all agents that are trained."""
-        if not self.config.lora.enabled:
-            return self.section.policies * self.dims.parameters
-        return self.section.policies * self.dims.adapter(self.config.lora.r)
+        each = self.model.parameters
+        if self.config.lora.enabled:
+            each = self.model.adapter(self.config.lora)
+        assert each is not None, "step_cost refuses others"
+        return self.section.policies * each
 
     def exchange(self) -> float:
         """Seconds of the all-reduce of gradients, in float32."""
@@ -267,34 +269,40 @@ class StepCost:
     def memory(self) -> dict[str, float]:
         """Bytes of a GPU, by what holds them, as far as that is known."""
         prompt = self.read(widest(self.section))
-        parts = held(self.config, prompt, self.size, self.bytes, self.device)
+        parts = held(self.config, self.limits_N, prompt, self.size, self.bytes, self.device)
         return {part.label: part.bytes for part in parts if part.bytes is not None}
 
 
-def _dims(config: Config) -> Dims:
-    """Of the agents' model. Raises UserError where they are not known."""
-    name = agent_models(config)[0]
+def _model(config: Config) -> ModelSize:
+    """Of the agents' model. Raises UserError where its sizes are not known."""
+    name = config.agent_models[0]
     size = model_size(name)
     if size.dims is None:
         raise UserError(
             f"--hardware: the sizes of '{name}' are not known here: it has no config.json at hand "
             "with sizes as known here, and no size in its name"
         )
-    return size.dims
+    if config.lora.enabled and size.adapter(config.lora) is None:
+        raise UserError(
+            f"lora.target_modules: {config.lora.target_modules} with --hardware: the sizes "
+            f"of these modules of '{name}' are not known here; download the model, or leave "
+            "--hardware out"
+        )
+    return size
 
 
 def step_cost(
     config: Config, limits_N: Sequence[int], on: Hardware, tasks: int | None = None
 ) -> StepCost:
     """A GPU's part of a step; ``tasks``: how many there are, where known. Raises UserError."""
-    section, dims = config.online, _dims(config)
+    section, model = config.online, _model(config)
     on = replace(on, prompt=on.prompt or PROMPT)
     size = section.batch_size if tasks is None else min(section.batch_size, tasks)
     return StepCost(
         config=config,
         limits_N=limits_N,
         section=section,
-        dims=dims,
+        model=model,
         on=on,
         size=math.ceil(size / on.cards),
     )

@@ -11,7 +11,7 @@ from comlrl.config.algorithms import CommonConfig
 from comlrl.loop.task_schedule import TaskSchedule
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
     """Upper bounds of one task's tree."""
 
@@ -49,14 +49,15 @@ def growth(section: CommonConfig) -> Growth:
     later agents' generations. Each is continued, or ``handoff`` width of them. Chains
     are G samples at turn 1, one afterwards.
     """
-    total = Growth(0, 0, 0, 0, 0)
+    total = Growth(nodes=0, joint_actions=0, completions=0, widest=0, turns=0)
     for level in levels(section):
         total = Growth(
-            total.nodes + level.nodes,
-            total.joint_actions + level.joint * (level.stage.stop == section.num_agents),
-            total.completions + level.nodes * level.own * len(level.stage),
-            max(total.widest, level.nodes),
-            total.turns + level.nodes * (level.stage.start == 0),
+            nodes=total.nodes + level.nodes,
+            joint_actions=total.joint_actions
+            + level.joint * (level.stage.stop == section.num_agents),
+            completions=total.completions + level.nodes * level.own * len(level.stage),
+            widest=max(total.widest, level.nodes),
+            turns=total.turns + level.nodes * (level.stage.start == 0),
         )
     return total
 

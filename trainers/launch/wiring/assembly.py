@@ -19,10 +19,10 @@ from comlrl.config.algorithms import (
 )
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
-from trainers.launch.wiring import vllm as engine
+from trainers.launch.wiring import vllm
+from trainers.launch.wiring.resolved_work import Work
 from trainers.launch.wiring.sampling_settings import sampling
 from trainers.launch.wiring.task_splits import context_length, fitting
-from trainers.launch.wiring.work import Work
 
 if TYPE_CHECKING:
     from comlrl.loop.best_model import BestModel
@@ -103,9 +103,9 @@ def assemble(
     held_out = fitting(held_out, *reading) if held_out else []
     (reward, measuring), fallbacks = build_rewards(config, work), build_fallbacks(config)
     length = sampler.max_length
-    server, corrected = engine.build(config, work.roles, team, run_dir, length, sampled)
+    server, corrected = vllm.build(config, work.roles, team, run_dir, length, sampled)
     rollout = build_player(config, work, corrected or server or sampler, reward, fallbacks)
-    ahead = engine.overlapped(config, rollout, server, corrected, work, fallbacks, team.processes)
+    ahead = vllm.overlapped(config, rollout, server, corrected, work, fallbacks, team.processes)
     learned = sampled.with_sets(config.generation.max_support)
     evaluated = build_player(config, work, server or sampler, measuring, fallbacks)
     progress, logger, save = Progress(), loggers.Loggers([]), saver(team, sampler)
@@ -126,7 +126,7 @@ def assemble(
         evaluations=evaluations,
         signals=signals,
         progress=progress,
-        prefetch=engine.prefetch(ahead, team.processes),
+        prefetch=vllm.prefetch(ahead, team.processes),
     )
     return Run(
         config=config,
@@ -147,7 +147,7 @@ def assemble(
 def build_agents(start: Start) -> tuple[Team, Generator, Generator | LatentSampler]:
     """The team with the weights that the run begins with, and what samples for it."""
     from comlrl.models.pretrained import build_team
-    from trainers.launch.wiring import init_from as initial
+    from trainers.launch.wiring import init_from
 
     config = start.config
     reference = any(s.needs_reference for s in config.sections.values())
@@ -156,7 +156,7 @@ def build_agents(start: Start) -> tuple[Team, Generator, Generator | LatentSampl
         team.split()
     generator, sampler = build_sampler(config, team)
     if config.init_from is not None and start.checkpoint is None:
-        initial.begin(config, SECTIONS, team, sampler)
+        init_from.begin(config, SECTIONS, team, sampler)
     return team, generator, sampler
 
 

@@ -17,6 +17,7 @@ from comlrl.config.loader import load_yaml
 from comlrl.config.paths import searched
 from comlrl.config.plugins.targets import near
 from comlrl.config.resolved import Config
+from comlrl.config.sections import LoraSection
 from comlrl.errors import UserError
 from comlrl.models.packed import check_packed, is_packed
 from comlrl.run_files import CONFIG, HETEROGENEOUS
@@ -34,7 +35,7 @@ PLAIN: dict[str, Any] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Source:
     """Weights to start from, as they say of themselves."""
 
@@ -142,8 +143,11 @@ def _source(config: Config, algorithms: Algorithms) -> Source:
             "folder of adapters"
         )
     if (path / ADAPTER).is_file():
-        adapter = _adapter(path, name)
-        return Source(name, path, True, (adapter[:2],), (adapter[2],), 1, None)
+        r, alpha, base = _adapter(path, name)
+        return Source(
+            name=name, place=path, lora=True, ranks=((r, alpha),), bases=(base,), agents=1,
+            sizes=None,
+        )  # fmt: skip
     if (path / "config.json").is_file():
         raise UserError(
             f"init_from: '{name}' is a whole model; give it as agent_model.name, or among agents"
@@ -154,37 +158,45 @@ def _source(config: Config, algorithms: Algorithms) -> Source:
     assert place.config_file is not None
     algorithms = {**own_algorithm.known(place.run_dir), **algorithms}
     facts = weights.of_run(load_yaml(place.config_file), algorithms)
-    r = facts.get("lora.r", 16)
-    alpha = facts.get("lora.alpha")
+    lora = LoraSection(r=facts.get("lora.r", 16), alpha=facts.get("lora.alpha"))
     one = facts["heterogeneous"] or facts.get("shared_policy")
     count = 1 if one else facts["num_agents"]
-    bases = facts["agents"] or [facts["agent_model.name"]] * count
-    sizes = {key: facts[key] for key in weights.SIZES.values()} if facts["heterogeneous"] else None
-    rank = (r, float(2 * r if alpha is None else alpha))
     return Source(
-        name, place, facts.get("lora.enabled", True), (rank,) * count, tuple(bases), count, sizes
+        name=name,
+        place=place,
+        lora=facts.get("lora.enabled", True),
+        ranks=((lora.r, lora.effective_alpha),) * count,
+        bases=tuple(facts["agents"] or [facts["agent_model.name"]] * count),
+        agents=count,
+        sizes=_sizes(facts),
     )
 
 
 def _of_folder(name: str, place: weights.Trained, folder: Path) -> Source:
     """Of a folder of agent_0/, agent_1/, …"""
-    agents = sorted(folder.glob("agent_*"))
-    sizes = None
-    if (file := folder / HETEROGENEOUS / "config.json").is_file():
-        held = weights.read_json(file)
-        sizes = {key: held[of_net] for of_net, key in weights.SIZES.items()}
-    if not (agents[0] / ADAPTER).is_file():
-        return Source(name, place, False, (), (), len(agents), sizes)
-    adapters = [_adapter(agent, name) for agent in agents]
+    facts, agents = weights.of_folder(folder), sorted(folder.glob("agent_*"))
+    adapters = [_adapter(agent, name) for agent in agents] if facts["lora.enabled"] else []
     return Source(
-        name, place, True, tuple(a[:2] for a in adapters), tuple(a[2] for a in adapters),
-        len(agents), sizes,
-    )  # fmt: skip
+        name=name,
+        place=place,
+        lora=facts["lora.enabled"],
+        ranks=tuple((r, alpha) for r, alpha, _ in adapters),
+        bases=tuple(base for _, _, base in adapters),
+        agents=len(agents),
+        sizes=_sizes(facts),
+    )
+
+
+def _sizes(facts: Mapping[str, Any]) -> dict[str, int] | None:
+    """Of SHPPO's networks, where there are any."""
+    if not facts["heterogeneous"]:
+        return None
+    return {key: facts[key] for key in weights.SIZES.values()}
 
 
 def _adapter(folder: Path, name: str) -> tuple[int, float, str]:
     """r, alpha and base of an adapter. Raises UserError for one that is no plain LoRA."""
-    adapter = weights.read_json(folder / ADAPTER)
+    adapter = weights.adapter_settings(folder / ADAPTER)
     for key, plain in PLAIN.items():
         if adapter.get(key, plain) not in (plain, None):
             raise UserError(
@@ -202,7 +214,7 @@ def _check_source(config: Config, source: Source) -> list[str]:
         fix = f"set lora.enabled={str(source.lora).lower()}"
         more = "" if source.lora else ", or give these models as agents, and init_from=null"
         raise UserError(f"{where} holds {held}; {fix}{more}")
-    alpha = float(2 * lora.r if lora.alpha is None else lora.alpha)
+    alpha = lora.effective_alpha
     for rank, scale in source.ranks:
         if rank != lora.r:
             raise UserError(f"{where} has adapters of rank {rank}; set lora.r={rank}")
@@ -229,7 +241,7 @@ def _notices(config: Config, source: Source, wanted: int) -> list[str]:
         notices.append(f"{where} has one agent, from which all {wanted} start")
     if not config.section.heterogeneous and source.sizes is not None:
         notices.append(f"{where} is of SHPPO; its adapter is taken, its networks are not")
-    own = config.agents or (config.agent_model.name,)
+    own = config.agent_models
     for theirs in dict.fromkeys(source.bases):
         if _resolved(theirs) not in map(_resolved, own):
             notices.append(f"{where} was trained on '{theirs}', and this run's base is '{own[0]}'")

@@ -18,7 +18,7 @@ def check_devices(config: Config) -> None:
     if config.agent_devices is None:
         return
     given = list(config.agent_devices)
-    if config.agents is None and config.lora.enabled:
+    if config.shares_base:
         raise UserError(
             f"agent_devices: {given} for agents that share one base; give each a model of its own "
             "with `agents`, or set agent_devices=null"

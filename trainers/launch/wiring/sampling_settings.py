@@ -48,7 +48,9 @@ def longest(config: Config) -> int:
 
 
 def _own(common: Sampling, given: RoleSampling | None) -> Sampling:
-    own: dict[str, Any] = {key: getattr(given, key, None) for key in KEYS}
+    if given is None:
+        return common
+    own: dict[str, Any] = {key: getattr(given, key) for key in KEYS}
     if common.temperature == 0:
         del own["temperature"]
     return replace(common, **{key: value for key, value in own.items() if value is not None})

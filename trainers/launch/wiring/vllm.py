@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from comlrl.types import Sampling
     from comlrl.update.importance import ImportanceWeightedSampler
     from external.expert_edits import Fallbacks
-    from trainers.launch.wiring.work import Work
+    from trainers.launch.wiring.resolved_work import Work
 
 
 def refuse(config: Config) -> None:
@@ -52,11 +52,6 @@ def refuse(config: Config) -> None:
             "checkpoint is not sampled beforehand; give save_steps above 1, or overlap 0"
         )
     backend = "generation.backend=vllm"
-    if generation.importance_cap < 1:
-        raise UserError(
-            f"generation.importance_cap: {generation.importance_cap} would cut a ratio of 1, where "
-            "server and trained policy agree; give at least 1"
-        )
     if section.heterogeneous:
         raise UserError(
             f"{backend} with {config.algorithm}, whose agents differ by a layer before the "

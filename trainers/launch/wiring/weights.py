@@ -28,10 +28,11 @@ WORK: dict[str, Any] = {  # what it was trained to do, and the defaults of older
     "domain": "code", "prompts": {}, "reward.target": None, "reward.arguments": {},
     "program.target": None, "program.command": None, "program.agents": [],
 }  # fmt: skip
+LORA = {"lora.r": "r", "lora.alpha": "lora_alpha", "lora.target_modules": "target_modules"}
 SIZES = {"latent_dim": "latent_dim", "hidden": "latent_hidden", "rank": "heterogeneous_rank"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
     """Where a team's weights lie: the first of these places that is set."""
 
@@ -62,22 +63,22 @@ def locate(path: str | Path, option: str = "--checkpoint") -> Trained:
     name, path = str(path), Path(path)
     if (path / "agent_0").is_dir():
         run = path.parent if (path.parent / CONFIG).is_file() else None
-        return Trained(name, final_model=path, run_dir=run)
+        return Trained(name=name, final_model=path, run_dir=run)
     if (path / STATE).is_file() and path.parent.name == CHECKPOINTS:
-        return Trained(name, checkpoint=path, run_dir=path.parent.parent)
+        return Trained(name=name, checkpoint=path, run_dir=path.parent.parent)
     if (path / CONFIG).is_file():
         if (path / FINAL_MODEL / "agent_0").is_dir():
-            return Trained(name, final_model=path / FINAL_MODEL, run_dir=path)
+            return Trained(name=name, final_model=path / FINAL_MODEL, run_dir=path)
         if any((path / CHECKPOINTS).glob("step_*")):
-            return Trained(name, run_dir=path)
+            return Trained(name=name, run_dir=path)
         if (path / BEST_MODEL / "agent_0").is_dir():
-            return Trained(name, final_model=path / BEST_MODEL, run_dir=path)
+            return Trained(name=name, final_model=path / BEST_MODEL, run_dir=path)
         raise UserError(
             f"{option}: '{name}' is a run without weights; train with output.save_final_model=true "
             "or <algorithm>.save_steps"
         )
     if (path / "config.json").is_file():
-        return Trained(name, model=path)
+        return Trained(name=name, model=path)
     if (path / "adapter_config.json").is_file():
         raise UserError(f"{option}: '{name}' holds one agent of a team; give the folder above it")
     what = "holds no run, final_model or checkpoint" if path.exists() else "does not exist"
@@ -111,7 +112,7 @@ def settings(
     if trained.config_file is not None:
         facts |= of_run(load_yaml(trained.config_file), algorithms)
     if trained.final_model is not None:
-        facts |= _from_folder(trained.final_model) | {
+        facts |= of_folder(trained.final_model) | {
             key: facts[key] for key in ("num_agents",) if facts.get("shared_policy")
         }
     fitting = [name for name, section in algorithms.items() if _fits(facts, section)]
@@ -122,7 +123,7 @@ def settings(
             f"that of {needed}; leave --config out, or give the run's own"
         )
     facts.pop("heterogeneous")
-    if not hasattr(algorithms[algorithm], "shared_policy"):
+    if not algorithms[algorithm].may_share_policy:
         facts.pop("shared_policy", None)
     own = ("num_agents", "shared_policy", "latents", *SIZES.values())
     return [Setting(f"{algorithm}.{k}" if k in own else k, v, source) for k, v in facts.items()]
@@ -132,7 +133,7 @@ def _fits(facts: Mapping[str, Any], section: type[CommonConfig]) -> bool:
     """Whether an algorithm's agents can act by weights with these facts."""
     if facts["heterogeneous"] or section.heterogeneous:
         return facts["heterogeneous"] == section.heterogeneous
-    return not facts.get("shared_policy") or hasattr(section, "shared_policy")
+    return not facts.get("shared_policy") or section.may_share_policy
 
 
 def of_run(tree: Mapping[str, Any], algorithms: Algorithms) -> dict[str, Any]:
@@ -151,7 +152,8 @@ def of_run(tree: Mapping[str, Any], algorithms: Algorithms) -> dict[str, Any]:
     return facts | {"agents": tree.get("agents"), "heterogeneous": heterogeneous}
 
 
-def _from_folder(folder: Path) -> dict[str, Any]:
+def of_folder(folder: Path) -> dict[str, Any]:
+    """What a folder of agent_0/, agent_1/, … says of its weights, as ``of_run``."""
     sizes = folder / HETEROGENEOUS / "config.json"
     facts: dict[str, Any] = {"heterogeneous": sizes.is_file()}
     if sizes.is_file():
@@ -163,11 +165,16 @@ def _from_folder(folder: Path) -> dict[str, Any]:
     file = folder / "agent_0" / "adapter_config.json"
     if not file.is_file():
         return facts | {"lora.enabled": False}
+    adapter = adapter_settings(file)
+    return facts | {"lora.enabled": True} | {key: adapter[own] for key, own in LORA.items()}
+
+
+def adapter_settings(file: Path) -> dict[str, Any]:
+    """An adapter's, in PEFT's format. Raises UserError where one of ``LORA`` is missing."""
     adapter = read_json(file)
-    keys = {"lora.r": "r", "lora.alpha": "lora_alpha", "lora.target_modules": "target_modules"}
-    if missing := [key for key in keys.values() if key not in adapter]:
-        raise UserError(f"--checkpoint: '{file}' has no {missing[0]}; give a folder of PEFT's")
-    return facts | {"lora.enabled": True} | {key: adapter[own] for key, own in keys.items()}
+    if missing := [key for key in LORA.values() if key not in adapter]:
+        raise UserError(f"'{file}' has no {missing[0]}; give a folder of PEFT's")
+    return adapter
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from comlrl.types import AgentTurn, Completion, Node, Request, Sampling, Task, T
 from comlrl.update.importance import ImportanceWeightedSampler
 from tests.support.fake_vllm import SAMPLING, FakeVLLM, client, kinds, move, requests
 from tests.support.tiny_models import STOPS, config, prompt, team
-from trainers.launch.wiring import vllm as engine
+from trainers.launch.wiring import vllm
 
 
 @pytest.fixture
@@ -114,7 +114,15 @@ def test_what_is_held_is_sampled_from_while_weights_move(server, tmp_path):
     sampled_N = held.sample(asked, SAMPLING)
     assert {body["model"] for body in server.asked} == set(old.values())
     turns = [AgentTurn((), asked[i][0].prompt_ids, groups[0]) for i, groups in enumerate(sampled_N)]
-    node = Node(1, -1, -1, tuple(turns), (), (), ())
+    node = Node(
+        turn=1,
+        parent=-1,
+        parent_action=-1,
+        agents_N=tuple(turns),
+        joint_actions_K=(),
+        scores_K=(),
+        rewards_K=(),
+    )
     corrected = ImportanceWeightedSampler(agents, sampler, cap=1e9)
     (tree,) = corrected.weigh([Tree(Task("t"), (node,), "align", None)], SAMPLING)
     for index, turn in enumerate(tree.nodes[0].agents_N):
@@ -313,15 +321,15 @@ def test_such_a_server_has_a_top_k_with_every_request(server, tmp_path):
 def test_a_server_that_cannot_replay_is_refused_at_the_start(server, settings, message):
     given = {"generation__backend": "vllm", "generation__vllm_url": server.url}
     vars(server).update(settings)
-    engine.check(config(**given, agent_model__top_p=1.0), ("aux", "main"))
+    vllm.check(config(**given, agent_model__top_p=1.0), ("aux", "main"))
     with pytest.raises(UserError, match=r"^top_p: 0\.9 with generation\.backend=vllm.* " + message):
-        engine.check(config(**given, agent_model__top_p=0.9), ("aux", "main"))
+        vllm.check(config(**given, agent_model__top_p=0.9), ("aux", "main"))
 
 
 def test_a_server_that_can_replay_is_not_refused(server):
     server.replays = True
     given = {"generation__backend": "vllm", "generation__vllm_url": server.url}
-    engine.check(config(**given, agent_model__top_p=0.9), ("aux", "main"))
+    vllm.check(config(**given, agent_model__top_p=0.9), ("aux", "main"))
 
 
 def test_a_server_of_another_agent_s_model_is_refused(server):
@@ -330,10 +338,10 @@ def test_a_server_of_another_agent_s_model_is_refused(server):
     given = {"generation__backend": "vllm", "agents": ["base", "mine"]}
     right = {"base": server.url, "mine": f"{second.url}/v1/"}
     try:
-        engine.check(config(**given, generation__vllm_url=right), ("aux", "main"))
+        vllm.check(config(**given, generation__vllm_url=right), ("aux", "main"))
         wrong = {"base": second.url, "mine": server.url}
         with pytest.raises(UserError, match="has the model 'mine', and is given for 'base'"):
-            engine.check(config(**given, generation__vllm_url=wrong), ("aux", "main"))
+            vllm.check(config(**given, generation__vllm_url=wrong), ("aux", "main"))
     finally:
         second.stop()
 
@@ -350,7 +358,7 @@ def test_a_server_of_a_model_with_another_name_is_noticed(server, capfd, trained
     """Its ratios may have a mean near 1 even so."""
     server.base = served
     given = {"generation__backend": "vllm", "generation__vllm_url": server.url}
-    engine.check(config(**given, agent_model__name=trained), ("aux", "main"))
+    vllm.check(config(**given, agent_model__name=trained), ("aux", "main"))
     text = f"has the model '{served}', and '{trained}' is trained"
     assert (text in capfd.readouterr().err) == noticed
 
@@ -386,4 +394,4 @@ def test_adapters_on_the_head_are_refused(server, tmp_path):
 
 def test_the_builtin_needs_no_engine(tmp_path):
     agents = team()
-    assert engine.build(config(), (), agents, tmp_path, 512, SAMPLING) == (None, None)
+    assert vllm.build(config(), (), agents, tmp_path, 512, SAMPLING) == (None, None)

@@ -152,8 +152,8 @@ def test_finished_cells_are_read_and_not_run_again(tmp_path, capsys, monkeypatch
     finish(plan, "magrpo", "dilemma", 2, 2.0)
     monkeypatch.setattr(subprocess, "Popen", None)  # nothing is started
     assert arena.main(["--out", str(tmp_path), *given]) == 0
-    text = capsys.readouterr().out
-    assert "2 cells, 2 finished before" in text
+    text, progress = capsys.readouterr()
+    assert "2 cells, 2 finished before" in progress
     assert "— madpo, dilemma: reward.by_agent" in text
     found = json.loads((tmp_path / "arena.json").read_text())
     magrpo, madpo = found["table"]
@@ -263,7 +263,7 @@ def test_real_cells_run_at_once_and_a_failed_one_is_run_again(quick, tmp_path, c
     before = (tmp_path / "runs" / "mappo_climbing_1" / "summary.json").stat().st_mtime_ns
     (tmp_path / "runs" / "magrpo_climbing_1" / "summary.json").unlink()
     assert arena.main(given) == 0
-    assert "2 cells, 1 finished before" in capsys.readouterr().out
+    assert "2 cells, 1 finished before" in capsys.readouterr().err
     after = (tmp_path / "runs" / "mappo_climbing_1" / "summary.json").stat().st_mtime_ns
     assert before == after
     assert json.loads((tmp_path / "arena.json").read_text())["table"] == found["table"]

@@ -172,7 +172,7 @@ def test_a_model_in_the_hub_cache_is_counted(monkeypatch, tmp_path):
     assert size.cache == 2 * 4
 
 
-def test_the_counts_of_a_published_run():
+def test_the_counts_of_a_published_run(capsys):
     text = described(load(ROOT / "configs" / "magrpo_he_config.yaml"))
     numbers = {
         line.split("  ")[0]: [int(n.replace(",", "")) for n in line.split()[-2:]]
@@ -190,16 +190,16 @@ def test_the_counts_of_a_published_run():
     assert numbers["sampled tokens ≤"] == [10240, 7987200]
     assert numbers["optimizer updates ≤"] == [1, 780]
     assert numbers["generation calls"] == [2, 1560]  # both agents decode together, at two turns
-    assert "not strictly on-policy" not in text
+    assert "not strictly on-policy" not in capsys.readouterr().err
     assert "5.6 GiB" in text  # 3e9 parameters × 2 bytes / 2³⁰ = 5.59
 
 
 def test_passes_multiply_the_updates(capsys):
     items = ["magrpo.update_epochs=3", "magrpo.train_batch_size=4"]
-    _, out, _ = dry_run(capsys, *items, config="magrpo_he_config")
+    _, out, err = dry_run(capsys, *items, config="magrpo_he_config")
     (line,) = [line for line in out.splitlines() if line.startswith("optimizer updates")]
     assert line.split()[-2:] == ["6", "4,680"]  # 5 nodes are 2 parts; 3 passes; 780 steps
-    assert "on-policy" not in out  # their ratio tells how far the policy has gone
+    assert "on-policy" not in err  # their ratio tells how far the policy has gone
 
 
 @pytest.mark.parametrize(("dtype", "weights", "adds"), [("bfloat16", 2, 16), ("float32", 4, 12)])
@@ -213,6 +213,16 @@ def test_the_memory_of_weights_that_are_trained(dtype, weights, adds):
     for label, each in (("weights", weights), ("training adds", adds)):
         (line,) = [line for line in lines if line.startswith(label + " ")]
         assert f" {2 * each * size / 2**20:.1f} MiB " in line  # of two agents
+
+
+def test_the_memory_of_a_reference():
+    """DPO's is held beside weights that are all trained, whatever kl_coef."""
+    config = load(ROOT / "configs" / "madpo_quickstart.yaml")
+    config = replace(config, lora=replace(config.lora, enabled=False))
+    assert config.section.dpo_reference == "round"
+    assert "reference adds" not in described(config)
+    start = replace(config.section, dpo_reference="start")
+    assert "reference adds" in described(replace(config, sections={"madpo": start}))
 
 
 def test_the_memory_of_language_model_critics():
@@ -262,6 +272,12 @@ def test_all_is_at_hand_in_the_quickstart_and_no_weights_are_loaded(capsys, monk
     monkeypatch.setattr(safetensors.torch, "load_file", lambda *a, **k: pytest.fail("loaded"))
     code, out, _ = dry_run(capsys)
     assert code == 0 and not_checked(out) == []
+
+
+def test_one_process_speaks_for_all(capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert dry_run(capsys, "sandbox.isolation=bubblewrap") == (0, "", "")
 
 
 def test_names_of_the_hub_are_reported_as_not_checked(capsys, monkeypatch, tmp_path):

@@ -14,7 +14,7 @@ from tests.support.runs import SHIPPED, load
 from tests.support.tiny_models import config
 from trainers.launch.checks.relations import validate
 from trainers.launch.commands.train import main
-from trainers.launch.cost.model_size import Dims, model_size
+from trainers.launch.cost.model_size import Dims, ModelSize, model_size
 from trainers.launch.cost.roofline import (
     DECODING,
     LEARNING,
@@ -28,6 +28,7 @@ from trainers.launch.wiring.sampling_settings import limits
 ROOT = Path(__file__).parents[4]
 # 10 · (2 · 10 + 2 · 5) + 3 · 10 · 20 = 900 weights a layer, 2 layers; a head of 10 · 100
 DIMS = Dims(layers=2, width=10, inner=20, heads=10, kv=5, vocabulary=100)
+MODEL = ModelSize(DIMS.parameters, "by hand", DIMS, {})
 # Products cost nothing, or memory does, or a single operation: one at a time.
 URL = "http://localhost:8000"
 FREE = Hardware(flops=1e30, bandwidth=1e30, memory=1e9, attention=1e30, launch=1e-30, prompt=30)
@@ -36,7 +37,7 @@ FREE = Hardware(flops=1e30, bandwidth=1e30, memory=1e9, attention=1e30, launch=1
 def step(on: Hardware, **keys) -> StepCost:
     built = config(num_generations=4, max_new_tokens=16, **keys)
     return StepCost(
-        config=built, limits_N=(16, 16), section=built.section, dims=DIMS, on=on, size=3
+        config=built, limits_N=(16, 16), section=built.section, model=MODEL, on=on, size=3
     )
 
 
@@ -47,6 +48,23 @@ def test_sizes():
     assert found.parameters == pytest.approx(counted.parameters, rel=0.01)  # norms and biases
     assert found.cache == counted.cache
     assert step(FREE).trained == 2 * counted_adapter(DIMS)
+
+
+def test_adapters_are_those_of_the_target_modules():
+    given = {"lora__target_modules": ["q_proj", "down_proj"]}
+    # r = 16 on 2 layers: q has 10 inputs and 10 outputs, down 20 and 10; 2 agents
+    assert step(FREE, **given).trained == 2 * 16 * 2 * (20 + 30)
+    other = config(agent_model__name="none/a-3B", lora__target_modules=["mixer"])
+    with pytest.raises(UserError, match=r"lora\.target_modules: \['mixer'\] with --hardware"):
+        estimate(other, (16, 16), "h100")
+
+
+def test_a_feed_forward_part_of_two_matrices(tmp_path):
+    """As GPT-2's: 4 · 10 · 10 + 2 · 10 · 40 = 1,200 weights a layer."""
+    sizes = {"n_embd": 10, "n_layer": 2, "n_head": 2, "vocab_size": 100}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    dims = model_size(str(tmp_path)).dims
+    assert (dims.linear, dims.left) == (2400, 2 * (8 * 10 + 3 * 40))
 
 
 def counted_adapter(dims: Dims) -> int:

@@ -27,7 +27,7 @@ from comlrl.types import Completion, Tree
 from comlrl.update.importance import ImportanceWeightedSampler
 from tests.support.tiny_models import config
 from tests.support.tiny_trainers import build, share_of_letters
-from trainers.launch.wiring import vllm as engine
+from trainers.launch.wiring import vllm
 from trainers.launch.wiring.assembly import build_evaluations
 
 
@@ -47,7 +47,7 @@ class Overlapped:
             rollout, self, rollout.reward, rollout.transition, weigh, processes=processes
         )
         self.trainer.rollout, self.trainer.loop.prefetch = self.ahead, self._begin
-        self._prefetch = engine.prefetch(self.ahead, processes)
+        self._prefetch = vllm.prefetch(self.ahead, processes)
 
     def _begin(self, step: Step | None) -> None:
         if step is not None:
@@ -221,8 +221,8 @@ def test_nothing_is_asked_ahead_where_a_signal_will_end_the_run(tmp_path):
 
 def test_nothing_is_asked_ahead_unless_wanted():
     assert (
-        engine.overlapped(config(), None, None, None, None, None, None)
-        is engine.prefetch(None, None)
+        vllm.overlapped(config(), None, None, None, None, None, None)
+        is vllm.prefetch(None, None)
         is None
     )
 
@@ -230,4 +230,4 @@ def test_nothing_is_asked_ahead_unless_wanted():
 def test_checkpoints_after_each_step_leave_nothing_to_overlap():
     given = {"generation__backend": "vllm", "generation__vllm_url": "http://localhost:8000"}
     with pytest.raises(UserError, match=r"overlap: 1 with magrpo\.save_steps=1: .*; give save_st"):
-        engine.refuse(config(**given, generation__overlap=1, save_steps=1))
+        vllm.refuse(config(**given, generation__overlap=1, save_steps=1))

@@ -1,15 +1,16 @@
-"""The scorecard's table, its shades and its picture."""
+"""The scorecard's table and its shades."""
 
 from __future__ import annotations
 
 from comlrl.evaluation.scorecard import Entry
-from loggers.report.score_map import write_score_map
 from loggers.score_tables import score_shades, score_table
 
 ENTRIES = {
-    ("first", "codes"): Entry(0.5, 0.25, 0.03, 3),
-    ("first", "levers"): Entry(None, None, None, 0, ("shares a policy",)),
-    ("second", "codes"): Entry(1.0, None, 0.01, 1),
+    ("first", "codes"): Entry(mean=0.5, deviation=0.25, noise=0.03, seeds=3),
+    ("first", "levers"): Entry(
+        mean=None, deviation=None, noise=None, seeds=0, reasons=("shares a policy",)
+    ),
+    ("second", "codes"): Entry(mean=1.0, deviation=None, noise=0.01, seeds=1),
 }
 NAMES, TASKS = ["first", "second"], ["codes", "levers"]
 
@@ -28,18 +29,16 @@ def test_shades_grow_with_the_score():
     lines = score_shades(ENTRIES, ["first", "second"], ["a task of the arena", "levers"])
     assert "—" in lines
     lines = score_shades(
-        {(name, "a long column"): Entry(mean, None, None, 1) for name, mean in
-         (("low", 0.0), ("middle", 0.5), ("high", 1.0), ("below", -2.0))},
-        ["low", "middle", "high", "below"], ["a long column"],
-    ).splitlines()  # fmt: skip
+        {
+            (name, "a long column"): Entry(mean=mean, deviation=None, noise=None, seeds=1)
+            for name, mean in (("low", 0.0), ("middle", 0.5), ("high", 1.0), ("below", -2.0))
+        },
+        ["low", "middle", "high", "below"],
+        ["a long column"],
+    ).splitlines()
     assert lines[1:] == [
         "low     0.00",
         "middle  0.50 ▒▒▒▒▒▒▒",
         "high    1.00 ███████",
         "below  -2.00",
     ]
-
-
-def test_the_picture_is_written(tmp_path):
-    write_score_map(tmp_path / "x.png", ENTRIES, NAMES, TASKS)
-    assert (tmp_path / "x.png").stat().st_size > 5000

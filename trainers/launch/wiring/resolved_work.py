@@ -39,6 +39,7 @@ class Work:
     rewards_each: bool  # whether the reward gives each agent its own, by what its class says
     own_rewards: bool  # whether agents learn from those
     mode: external.Mode
+    default_mode: str  # what ``external.mode: null`` stands for
     program: Program | None  # what plays the tasks' episodes; None: agents act in turns
     sources: tuple[Source, ...]  # the files of the user's own modules, by name
 
@@ -80,7 +81,9 @@ def resolve_work(config: Config) -> Work:
             domain.check_arguments(config.reward.arguments, agents)
         except ValueError as error:
             raise UserError(str(error)) from error
-    mode = find_mode(config, domain, domain_target)
+    default = _default_mode(config, domain)
+    section = dataclasses.replace(config.external, mode=config.external.mode or default)
+    mode = external.find(section, domain, config.folder, domain_target)
     _check_facts(config, mode, reward)
     played = None if program is None else program.target
     targets = (domain_target, reward_target, mode.target, played)
@@ -102,6 +105,7 @@ def resolve_work(config: Config) -> Work:
         rewards_each=rewards_each,
         own_rewards=own_rewards,
         mode=mode,
+        default_mode=default,
         program=program,
         sources=tuple(found[name] for name in sorted(found)),
     )
@@ -121,13 +125,10 @@ def _roles(config: Config, prompts: Prompts, program: Program | None) -> tuple[s
     return tuple(roles) if program is None else program.names_N
 
 
-def find_mode(config: Config, domain: Domain, domain_target: Target | None) -> external.Mode:
-    """The external mode. Null is the domain's first, which may read what its own reward alone
-    finds, so that with another reward it is ``plain``."""
-    section = config.external
-    if section.mode is None and config.reward.target is not None:
-        section = dataclasses.replace(section, mode="plain")
-    return external.find(section, domain, config.folder, domain_target)
+def _default_mode(config: Config, domain: Domain) -> str:
+    """The domain's first, which may read what its own reward alone finds, so that with another
+    reward it is ``plain``."""
+    return "plain" if config.reward.target is not None else next(iter(domain.modes()), "plain")
 
 
 def sandbox_workers(workers: int | None) -> int:

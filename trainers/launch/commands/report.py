@@ -1,0 +1,58 @@
+"""``comlrl report``: a run, or several compared, as one page to look at."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from comlrl import errors
+from comlrl.files import tolerant_terminal
+from comlrl.run_files import REPORT
+from loggers.report.run_data import ReportError, read_run
+from loggers.report.write import write_report
+from trainers.launch.commands.command_line import Parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    tolerant_terminal()
+    try:
+        options = parse_arguments(argv)
+        if len(options.runs) == 1 and options.labels:
+            raise ReportError("--labels: names the settings of a comparison; give several runs")
+        if len(options.runs) == 1:
+            write_report(options.runs[0])
+            written = [options.runs[0] / REPORT, options.runs[0] / "curves.png"]
+        else:
+            from loggers.report.comparison import write_comparison
+
+            runs = [read_run(path) for path in options.runs]
+            written = write_comparison(runs, options.out, options.labels)
+        if options.figures:
+            written += _figures(options.runs, options.labels, options.figures)
+    except Exception as error:
+        return errors.report(error)
+    print("\n".join(map(str, written)))
+    return 0
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(description="Write a run, or several, as one page.", allow_abbrev=False)
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUN", help="run directories")
+    add("--out", type=Path, default=Path("comparison"), help="of a comparison; else ./comparison")
+    add("--labels", nargs="+", metavar="NAME", help="names of the settings compared, in order")
+    add("--figures", type=Path, metavar="DIR", help="also each figure by itself, as PDF and PNG")
+    return parser.parse_args(argv)
+
+
+def _figures(paths: Sequence[Path], labels: Sequence[str] | None, folder: Path) -> list[Path]:
+    """For papers: of one run, or of the settings compared."""
+    from loggers.report.charts import figures
+    from loggers.report.comparison import charts_of, grouped
+    from loggers.report.pictures import write_figures
+
+    runs = [read_run(path) for path in paths]
+    charts = figures(runs[0]) if len(runs) == 1 else charts_of(grouped(runs, labels))
+    return write_figures(charts, folder)
