@@ -29,11 +29,11 @@ from loggers.tables import table  # noqa: E402
 
 @contextmanager
 def neighbor(busy: bool) -> Iterator[None]:
-    """A process of its own that keeps a core busy, or none."""
+    """A separate process that keeps a core busy, or none."""
     if not busy:
         yield
         return
-    # a session of its own: schedulers that share cores by session count it as another program
+    # its own session: schedulers that share cores by session count it as another program
     with subprocess.Popen(
         [sys.executable, "-c", "while True: pass"], start_new_session=True
     ) as process:

@@ -37,7 +37,7 @@ COMPARISONS: dict[str, dict[str, tuple[str, dict[str, object]]]] = {  # name →
         "sequential": ("magrpo_sequential_quickstart", {}),
     },
     "handoff_width": {  # tasks a step such that it scores as much: 8 · 16, 5 · 24, 3 · 40
-        f"{m} of 8 go on": (
+        f"{m} of 8 are continued": (
             "mt_magrpo_quickstart",
             {"magrpo.handoff_width": m, "magrpo.batch_size": tasks},
         )

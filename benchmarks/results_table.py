@@ -95,7 +95,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "results")
     parser.add_argument(
-        "--override", nargs="+", default=[], help="of every run; give it an --out of its own"
+        "--override", nargs="+", default=[], help="of every run; give it its own --out"
     )
     options = parser.parse_args()
     options.out = options.out.resolve()

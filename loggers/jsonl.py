@@ -38,7 +38,7 @@ class JsonlLogger:
         self._file.flush()
 
     def episodes(self, record: LogRecord, trees: Sequence[Rolled]) -> None:
-        """Nothing: episodes have files of their own."""
+        """Nothing: episodes have their own files."""
 
     def close(self) -> None:
         if self._file is not None:

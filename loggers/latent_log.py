@@ -25,7 +25,7 @@ class LatentLogger:
         files.keep(self._path, lambda _, line: line["step"] <= mark.env_steps)
 
     def log(self, record: LogRecord) -> None:
-        """Nothing: metrics have a file of their own."""
+        """Nothing: metrics have their own file."""
 
     def episodes(self, record: LogRecord, trees: Sequence[Rolled]) -> None:
         if record.phase != "train":

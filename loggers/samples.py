@@ -35,7 +35,7 @@ class SampleLogger:
         self._write()
 
     def log(self, record: LogRecord) -> None:
-        """Nothing: metrics have a file of their own."""
+        """Nothing: metrics have their own file."""
 
     def episodes(self, record: LogRecord, trees: Sequence[Rolled]) -> None:
         samples = [sample(record, tree, self._domain) for tree in trees[: MAX_TASKS[record.phase]]]

@@ -28,11 +28,11 @@ async def play(task, agents):
     """The first writes, the second reads it and, at random, asks for another."""
     text = await agents["writer"](task.fields["prompt"])
     for _ in range(2):
-        said = await agents["reader"](f"{text}")
-        if len(said) % 2:
+        reply = await agents["reader"](f"{text}")
+        if len(reply) % 2:
             break
-        text = await agents["writer"](f"{said} again")
-    return {"writer": float(len(text)), "reader": float(said.count("e"))}
+        text = await agents["writer"](f"{reply} again")
+    return {"writer": float(len(text)), "reader": float(reply.count("e"))}
 
 
 async def runs(task, agents):

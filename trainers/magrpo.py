@@ -6,7 +6,7 @@ Objective of agent i, over the nodes of an update, with its G completions y_ig a
     Â_ig = R_ig − mean_g R_ig,   R_ig = mean of R_k over the joint actions k that contain y_ig
     R_k(t) = r_k + γ · mean over the joint returns of k's child
 
-Where each agent has a reward of its own (``Score.by_agent``), r_k and R_k are agent i's.
+Where each agent has its own reward (``Score.by_agent``), r_k and R_k are agent i's.
 
 Its nodes are those at which it acts: with ``turn_order: simultaneous`` all of them. With
 ``sequential`` (the grouping of AT-GRPO, arXiv 2510.11062) siblings share agent, turn and what

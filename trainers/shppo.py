@@ -206,7 +206,7 @@ class SHPPOTrainer:
     def _inferred(
         self, samples: Samples, mu_SNK: torch.Tensor, sigma_SNK: torch.Tensor
     ) -> torch.Tensor:
-        """V_I of each stage, (S, V), with the gradient of the latents of its own agents alone."""
+        """V_I of each stage, (S, V), with the gradient of its own agents' latents alone."""
 
         def up_to(stage: range, latent_SNK: torch.Tensor) -> torch.Tensor:
             before = latent_SNK[:, : stage.start].detach()

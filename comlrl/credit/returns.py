@@ -2,7 +2,7 @@
 
     R_k(t) = r_k + γ · mean over the joint returns of the child that k led to (0 where it has none)
 
-Where each agent has a reward of its own (``Score.by_agent``), r_k and R_k are the agent's.
+Where each agent has its own reward (``Score.by_agent``), r_k and R_k are the agent's.
 
 In a sequential turn r_k is 0 until the last agent has acted, and γ counts between turns alone: an
 agent's return is the mean of what follows it within the turn.
@@ -32,7 +32,7 @@ from comlrl.types import Node, Tree
 def joint_returns(tree: Tree, discount: float, agent: int | None = None) -> list[list[float]]:
     """R_k for each node of the tree (its order) and each joint action, shape (nodes, K).
 
-    ``agent``: of its own rewards; None: of the team's.
+    ``agent``: whose rewards count; None: the team's.
     """
     rewards = [n.rewards_K if agent is None else n.rewards_of(agent) for n in tree.nodes]
     returns = [

@@ -78,7 +78,7 @@ class LanguageCritic:
     (LoRA, or all weights) and the head."""
 
     def __init__(self, agent: Agent, heads: int = 1) -> None:
-        """``agent``: of a team of critics. ``heads``: agents that have values of their own; 1: all
+        """``agent``: of a team of critics. ``heads``: agents that have their own values; 1: all
         have the same."""
         self.agent, self.heads = agent, heads
         self.head = zero(nn.Linear(hidden_width(agent), heads)).to(agent.device)

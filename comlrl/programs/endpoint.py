@@ -1,8 +1,8 @@
 """An OpenAI-compatible endpoint, by which a program written for a server is an episode.
 
-It serves chat completions on 127.0.0.1, in the event loop of the episodes. Each episode has a path
-and a key of its own, so that a request finds its episode and strangers do not. A request becomes
-the episode's calls: token ids and log-probabilities are the sampler's own, and no text is tokenized
+It serves chat completions on 127.0.0.1, in the event loop of the episodes. Each episode has its own
+path and key, so that a request finds its episode and strangers do not. A request becomes the
+episode's calls: token ids and log-probabilities are the sampler's own, and no text is tokenized
 again. What a request asks for is given, or refused by name with status 400.
 """
 

@@ -89,7 +89,7 @@ class Answers(Protocol):
     def ask_score(self, score: PendingScore) -> asyncio.Future[Score]: ...
 
     def when_idle(self, patience: float) -> float | None:
-        """Where no episode can go on by itself at present: 0 after something was answered, else
+        """Where no episode can continue by itself at present: 0 after something was answered, else
         the seconds until something will be; None: nothing waits for that.
 
         ``patience``: seconds that answers may wait for others' calls."""
@@ -206,7 +206,7 @@ class RunningEpisode:
                 self.deadline += time.monotonic() - self._waiting_since
 
     async def _open(self) -> None:
-        """Whoever goes on after the episode's end waits until it is cancelled."""
+        """Code that continues after the episode's end waits until it is cancelled."""
         if self.ended or self.context.closed:
             await self.context.loop.create_future()
 

@@ -25,7 +25,7 @@ class CheckedReward(Reward):
     """
 
     def __init__(self, reward: Any, target: Target, by_agent: bool = False) -> None:
-        """``by_agent``: its class says that it gives each agent a reward of its own."""
+        """``by_agent``: its class says that it gives each agent its own reward."""
         self.reward, self.target, self.by_agent = reward, target, by_agent
 
     def score(self, actions: Sequence[JointAction]) -> list[Score]:

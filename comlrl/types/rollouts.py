@@ -114,8 +114,9 @@ class Score:
 class Node:
     """One state of one task's tree, with all that was sampled there.
 
-    In a simultaneous turn all agents act at one node. In a sequential turn each acts at a node of
-    its own, below the completions that it has read; only the last agent's joint actions are scored.
+    In a simultaneous turn all agents act at one node. In a sequential turn each acts at its
+    own node, below the completions that it has read; only the last agent's joint actions are
+    scored.
     """
 
     turn: int  # 1-based

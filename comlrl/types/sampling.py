@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Message:
     """One message of an agent's own conversation; a prompt is a tuple of them.
 
-    ``tools``: no message of its own, but a list of tools in JSON, for the chat template to show.
+    ``tools``: not a message but a list of tools in JSON, for the chat template to show.
     """
 
     role: Literal["system", "user", "assistant", "tool", "tools"]

@@ -239,8 +239,8 @@ def test_the_actors_gradient_is_comlrls(tmp_path):
     ("name", "clip_range"), [("actor-critic", None), ("actor-critic, shared", 0.2)]
 )
 def test_the_critics_gradient_is_comlrls(name, clip_range):
-    """Their loss is 0.6 (its coefficient) times the square, ours half of the square. A critic of
-    its own is not clipped there. The gradient is that of a bias: the sum of the values' own."""
+    """Their loss is 0.6 (its coefficient) times the square, ours half of the square. Their
+    separate critic is not clipped. The gradient is that of a bias: the sum of the values' own."""
     golden = COMLRL[name]
     now = torch.tensor(golden["now"], dtype=torch.float64, requires_grad=True)
     old, target = torch.tensor(toy.CHAIN["values"]), torch.tensor(golden["targets"])

@@ -376,7 +376,7 @@ assert [(row["step"], row["train/reward_mean"]) for row in SQLiteStorage.get_log
 
 
 def test_trackio_resumed_is_the_same_run(tmp_path):
-    """In a process of its own: Trackio reads its folder once."""
+    """In its own process: Trackio reads its folder once."""
     if importlib.util.find_spec("trackio") is None:
         pytest.skip("needs trackio")
     kept = {k: v for k, v in os.environ.items() if not k.startswith("TRACKIO_")}

@@ -40,7 +40,7 @@ SHORT = episode([call(0, 0)], [(1, 2.0)], [(0, 2.0)])
 
 
 def test_returns_to_go_by_hand():
-    # γ = 1/2 for each call of its own; the final 16 comes with the third.
+    # γ = 1/2 for each of its calls; the final 16 comes with the third.
     assert [return_to_go(LONG, 0, j, 0.5) for j in (1, 2, 3, 4)] == [12.0, 16.0, 16.0, 16.0]
     assert [return_to_go(LONG, 0, j, 1.0) for j in (1, 2, 3)] == [28.0, 24.0, 16.0]
     assert return_to_go(LONG, 1, 1, 0.5) == 16.0

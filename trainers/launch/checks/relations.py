@@ -155,7 +155,7 @@ def _ppo(name: str, section: PPOConfig, config: Config) -> None:
     if section.shared_policy and name != config.algorithm:
         raise UserError(
             f"{name}.shared_policy: true with {config.algorithm}, whose candidates come from "
-            f"policies of their own; give false"
+            f"separate policies; give false"
         )
 
 

@@ -45,7 +45,7 @@ class Plan:
     ks: tuple[int, ...]
     samples: int
     greedy: bool
-    out: Path | None  # None: a name of its own, see ``place``
+    out: Path | None  # None: its own name, see ``place``
     export_samples: Path | None = None
     replaced: Mapping[int, Other] = field(default_factory=dict)  # place → who acts there instead
 

@@ -20,7 +20,7 @@ def check_devices(config: Config) -> None:
     given = list(config.agent_devices)
     if config.agents is None and config.lora.enabled:
         raise UserError(
-            f"agent_devices: {given} for agents that share one base; give each a model of its own "
+            f"agent_devices: {given} for agents that share one base; give each its own model "
             "with `agents`, or set agent_devices=null"
         )
     if distributed.local_world_size() > 1:

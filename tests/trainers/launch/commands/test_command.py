@@ -86,7 +86,7 @@ def test_a_shipped_sweep_runs_without_the_scripts():
 
 
 def test_a_dry_run_elsewhere():
-    """What a sweep starts, in a process of its own."""
+    """What a sweep starts, in its own process."""
     done = subprocess.run(
         [sys.executable, "-m", "trainers.launch", "train", "shppo", "--config",
          "configs/shppo_quickstart.yaml", "--dry-run"],
