@@ -39,7 +39,7 @@ def make_endless(folder: Path, width: int, layers: int) -> int:
     """Save a random model that cannot end a completion; returns its number of parameters.
 
     The embedded tokenizer gets a word for each further token of the vocabulary, so that every
-    sampled token has a text, and an end-of-sequence token that is none of them.
+    sampled token has a text, and an end-of-sequence token that is not among them.
     """
     parameters = make_model(folder, width, layers, vocab_size=VOCABULARY, eos_token_id=None)
     file, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"

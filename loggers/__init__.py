@@ -16,7 +16,7 @@ from comlrl.config.resolved import Config
 from comlrl.files import replace
 from comlrl.loop.records import Logger, LogMark, LogRecord
 from comlrl.run_files import EPISODES, LATENTS, METRICS, SAMPLES
-from comlrl.types import Domain, Rolled
+from comlrl.types import Domain, RolloutResult
 from loggers.console import ConsoleLogger
 from loggers.environment import write_environment
 from loggers.episode_log import EpisodeLogger
@@ -43,7 +43,7 @@ class Loggers:
         for logger in self._loggers:
             logger.log(record)
 
-    def episodes(self, record: LogRecord, trees: Sequence[Rolled]) -> None:
+    def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
         for logger in self._loggers:
             logger.episodes(record, trees)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from comlrl import files
 from comlrl.loop.records import LogMark, LogRecord
-from comlrl.types import Domain, Rolled, Tree
+from comlrl.types import Domain, RolloutResult, Tree
 
 
 class LatentLogger:
@@ -27,7 +27,7 @@ class LatentLogger:
     def log(self, record: LogRecord) -> None:
         """Nothing: metrics have their own file."""
 
-    def episodes(self, record: LogRecord, trees: Sequence[Rolled]) -> None:
+    def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
         if record.phase != "train":
             return
         lines = [

@@ -296,12 +296,20 @@ def test_the_examples_of_the_page_train(name, calls, zygote, tmp_path):
     [
         ("magrpo", "magrpo.num_agents=3", "program.agents: ['writer', 'reader'] has 2 names for m"),
         ("magrpo", "magrpo.num_turns=2", "magrpo.num_turns: 2 with program.target, which says who"),
-        ("magrpo", "program.target=my_team:plain", "program.target: 'my_team:plain' is no `async`"),
+        (
+            "magrpo",
+            "program.target=my_team:plain",
+            "program.target: 'my_team:plain' is not an `a",
+        ),
         ("magrpo", "program.target=my_team:paly", "program.target: 'my_team:paly': `my_team` has"),
         ("magrpo", "program.agents=[a,a]", "program.agents: ['a', 'a']; give names of letters, d"),
         ("magrpo", "program.max_calls=0", "program.max_calls: 0"),
         ("magrpo", "distributed.strategy=fsdp", "distributed.strategy: fsdp with program.target"),
-        ("magrpo", "sampling={aux: {top_k: 3}}", "sampling.aux: is for nobody; there are writer"),
+        (
+            "magrpo",
+            "sampling={aux: {top_k: 3}}",
+            "sampling.aux: no agent has this role; there are",
+        ),
         ("ppo", "ppo.turn_order=sequential", "ppo.turn_order: 'sequential' with program.target, w"),
         ("shppo", "seed=1", "program.target: 'my_team:play' with shppo, which cannot learn from a"),
         ("madpo", "seed=1", "program.target: 'my_team:play' with madpo, which cannot learn from a"),

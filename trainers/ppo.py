@@ -73,7 +73,7 @@ from comlrl.processes.distributed import Processes
 from comlrl.processes.statistics import Sums, agent_means, moments, standardized
 from comlrl.programs.rollout import ProgramRollout
 from comlrl.rollout.grow import Rollout
-from comlrl.types import EpisodeGroup, Rolled, Row, Sampling, TokenBatch, Tree
+from comlrl.types import EpisodeGroup, RolloutResult, Row, Sampling, TokenBatch, Tree
 from comlrl.update.clipped import ClippedPolicy, run_epochs
 from comlrl.update.kl_coefficient import KLCoefficient
 from comlrl.update.minibatches import Span, minibatches, passes
@@ -370,7 +370,7 @@ class PPOTrainer:
         return seen_PD
 
 
-def _credited(rolled: Sequence[Rolled]) -> Credited:
+def _credited(rolled: Sequence[RolloutResult]) -> Credited:
     """A step's rollouts, numbered. A process whose shard is empty has no chains."""
     groups = [group for group in rolled if isinstance(group, EpisodeGroup)]
     trees = [tree for tree in rolled if isinstance(tree, Tree)]

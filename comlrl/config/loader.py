@@ -98,7 +98,7 @@ class Loader:
         key = self._rename(setting)
         if key is None:
             return
-        is_text = key.partition(".")[0] == "prompts"  # an empty one is no missing value
+        is_text = key.partition(".")[0] == "prompts"  # an empty one is not a missing value
         value = setting.value if is_text else _normalise(setting.value)
         older = VALUE_ALIASES.get(key.rpartition(".")[2], {})
         if isinstance(value, str | bool | None) and value in older:
@@ -293,8 +293,8 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def _check_texts(value: Any, where: str) -> None:
-    """Raises UserError where a text in ``value`` has an interpolation that is no reference to
-    another key, or bytes of a command line that are none of the locale's."""
+    """Raises UserError if a text in ``value`` has an interpolation that is not a reference to
+    another key, or bytes of a command line that the locale cannot decode."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -312,7 +312,7 @@ def _check_texts(value: Any, where: str) -> None:
         rest, more = REFERENCE.subn("x", rest)
     if OPENING.search(rest):
         raise UserError(
-            f"{where}: {_shown(value)} has an interpolation that is no reference; of these only "
+            f"{where}: {_shown(value)} has an interpolation that is not a reference; only "
             "${section.key} is read: write the value itself"
         )
 

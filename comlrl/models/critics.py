@@ -136,7 +136,7 @@ def observations(agent: Agent, prompts: Sequence[tuple[int, ...]]) -> torch.Tens
 
 
 def _hidden(agent: Agent, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Hidden states of prompts, (R, L, width), and which of them are no padding, (R, L)."""
+    """Hidden states of prompts, (R, L, width), and the mask of padding, (R, L)."""
     real_RL = (batch.segment_RL >= 0).to(agent.device)
     if agent.fast is None:
         return agent.hidden(

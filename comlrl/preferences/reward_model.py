@@ -27,7 +27,7 @@ from comlrl.preferences.candidates import PreferenceError, joint_text, joint_tex
 from comlrl.preferences.pairs import Round, TaskPairs
 from comlrl.preferences.text_states import last_states, shared_rows
 from comlrl.tasks.prompts import Prompts
-from comlrl.types import JointAction, Reward, Rolled, Row, Score, Tree
+from comlrl.types import JointAction, Reward, RolloutResult, Row, Score, Tree
 
 FACTS = "reward_model.json"
 BATCH_TOKENS = 4096  # padded tokens scored at once
@@ -249,7 +249,7 @@ class ModelReward(Reward):
             for value, known in zip(self.model.scores(texts), checked, strict=True)
         ]
 
-    def of_evaluation(self, trees: Sequence[Rolled]) -> dict[str, float]:
+    def of_evaluation(self, trees: Sequence[RolloutResult]) -> dict[str, float]:
         """The model's mean score of evaluation trees, to stand beside their task reward."""
         actions = [
             tree.joint_action(index, action)

@@ -250,9 +250,9 @@ def _parsed(body: bytes) -> Mapping[str, Any]:
     try:
         found = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise BadRequest(HTTPStatus.BAD_REQUEST, "the body is no JSON") from error
+        raise BadRequest(HTTPStatus.BAD_REQUEST, "the body is not JSON") from error
     if not isinstance(found, Mapping):
-        raise BadRequest(HTTPStatus.BAD_REQUEST, "the body is no JSON object")
+        raise BadRequest(HTTPStatus.BAD_REQUEST, "the body is not a JSON object")
     return found
 
 

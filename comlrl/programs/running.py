@@ -16,12 +16,12 @@ from comlrl.programs.program import Address, EpisodeError, Program
 from comlrl.rollout.checked import checked_score
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import (
+    AgentReward,
     Call,
     Completion,
     Episode,
     JointAction,
     Message,
-    Paid,
     Reward,
     Sampler,
     Sampling,
@@ -222,11 +222,11 @@ class RunningEpisode:
         paid_N = tuple(
             (
                 *(
-                    Paid(sum(s < slot for s in made_N[i]), process(value) - process(0.0))
+                    AgentReward(sum(s < slot for s in made_N[i]), process(value) - process(0.0))
                     for agent, slot, value in self.paid
                     if agent == i
                 ),
-                Paid(len(made_N[i]), process(own[i] if own else score.value)),
+                AgentReward(len(made_N[i]), process(own[i] if own else score.value)),
             )
             for i in agents
         )

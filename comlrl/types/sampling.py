@@ -1,4 +1,4 @@
-"""What is sampled: prompts, completions, and how their tokens are drawn."""
+"""Prompts, completions, and how their tokens are drawn."""
 
 from __future__ import annotations
 

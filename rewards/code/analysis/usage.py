@@ -32,7 +32,7 @@ def main_use(
     support: Sequence[Function | Setup] = (),
     reads: frozenset[str] = frozenset(),
 ) -> MainUse:
-    """Uses of the helpers in main's definition. A name that main binds itself is no helper.
+    """Uses of the helpers in main's definition. A name that main binds itself is not a helper.
 
     ``support``: the parts of its text that main needs. ``reads``: names of the module that the
     rest of the program reads.

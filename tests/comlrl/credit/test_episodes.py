@@ -9,7 +9,17 @@ import pytest
 import torch
 
 from comlrl.credit.episodes import call_advantages, call_rows, return_to_go
-from comlrl.types import Call, Completion, Episode, EpisodeGroup, Paid, Row, Sampling, Score, Shape
+from comlrl.types import (
+    AgentReward,
+    Call,
+    Completion,
+    Episode,
+    EpisodeGroup,
+    Row,
+    Sampling,
+    Score,
+    Shape,
+)
 from comlrl.update.losses import policy_gradient
 from tests.support.fakes import FakeSampler, task
 from tests.support.played import rollout
@@ -23,7 +33,7 @@ def call(agent: int, number: int, prompt=(1,), ids=(5,)) -> Call:
 
 def episode(calls, *paid_N) -> Episode:
     return Episode(
-        tuple(calls), Score(0.0), 0.0, tuple(tuple(Paid(*p) for p in own) for own in paid_N)
+        tuple(calls), Score(0.0), 0.0, tuple(tuple(AgentReward(*p) for p in own) for own in paid_N)
     )
 
 

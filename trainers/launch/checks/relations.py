@@ -1,4 +1,4 @@
-"""What values and relations of keys cannot work, and what of them is worth a notice."""
+"""Refuses values and combinations of keys that cannot work; some others get a notice."""
 
 from __future__ import annotations
 

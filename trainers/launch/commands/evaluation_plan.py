@@ -1,4 +1,4 @@
-"""What ``evaluate.py`` is asked for: command line → one checked plan, before anything heavy loads.
+"""Command line of ``evaluate.py`` → one checked plan, before anything heavy loads.
 
 A part of the composition root, which knows the algorithms' sections.
 """
@@ -251,8 +251,8 @@ def _work_notices(
     config: Config,
     work: Work,
 ) -> list[str]:
-    """What a run is evaluated with that it was not trained with, and what of the file is not taken
-    for that."""
+    """Notices of differences between evaluation and training, and of settings of the file that are
+    not used."""
     notices = []
     used = digests(work.sources)
     for team in teams:

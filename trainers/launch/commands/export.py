@@ -48,10 +48,10 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def check(arguments: argparse.Namespace) -> tuple[Trained, Path]:
-    """What is exported, and whereto. Raises UserError for what can be refused at once."""
+    """The run to export, and the target folder. Raises UserError if that is known not to work."""
     run = weights.pinned(weights.locate(arguments.run, "RUN"), "RUN")
     if run.run_dir is None:
-        raise UserError(f"RUN: '{run.name}' is no run; give a run directory, or a folder in one")
+        raise UserError(f"RUN: '{run.name}' is not a run; give a run directory, or a folder in one")
     out = Path(arguments.out) if arguments.out else run.run_dir / "exported_model"
     if out.exists():
         raise UserError(f"--out: '{out}' is there already; give another folder, or remove it")
@@ -65,7 +65,7 @@ def check(arguments: argparse.Namespace) -> tuple[Trained, Path]:
     if arguments.merge and run.final_model and not (run.final_model / "agent_0" / ADAPTER).exists():
         raise UserError(f"--merge: '{run.name}' holds whole models already; leave --merge out")
     if arguments.push and not re.fullmatch(r"[\w.-]+/[\w.-]+", arguments.push):
-        raise UserError(f"--push: {arguments.push!r} is no repository; give USER/NAME")
+        raise UserError(f"--push: {arguments.push!r} is not a repository; give USER/NAME")
     return run, out
 
 

@@ -1,4 +1,4 @@
-"""What a run starts from: the models that are named, and the weights of ``init_from``.
+"""The models that a run starts from, and the weights of ``init_from``.
 
 Torch is imported where weights are read, not before: a wrong path is answered at once.
 """
@@ -56,8 +56,8 @@ def check(config: Config, algorithms: Algorithms) -> list[str]:
 
 
 def check_models(config: Config) -> None:
-    """Raises UserError where a model's name is the folder of an adapter or of a run, or leads
-    nowhere and is none that a hub has."""
+    """Raises UserError if a model's name is the folder of an adapter or of a run, or is neither a
+    folder nor a name of the hub."""
     for key, name in hub.named_models(config):
         if is_packed(name):
             check_packed(key, name)
@@ -93,7 +93,7 @@ def check_target_modules(config: Config) -> None:
         if missing:
             linear = sorted({n.split(".")[-2] for n, s in shapes.items() if len(s) == 2})
             raise UserError(
-                f"lora.target_modules: '{missing[0]}' is no layer of '{name}'; "
+                f"lora.target_modules: '{missing[0]}' is not a layer of '{name}'; "
                 + near(missing[0], linear, "it has {}")
             )
 
@@ -183,7 +183,7 @@ def _of_folder(name: str, place: weights.Trained, folder: Path) -> Source:
 
 
 def _adapter(folder: Path, name: str) -> tuple[int, float, str]:
-    """r, alpha and base of an adapter. Raises UserError for one that is no plain LoRA."""
+    """r, alpha and base of an adapter. Raises UserError if it is not a plain LoRA."""
     adapter = weights.read_json(folder / ADAPTER)
     for key, plain in PLAIN.items():
         if adapter.get(key, plain) not in (plain, None):

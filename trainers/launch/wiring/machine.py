@@ -32,7 +32,9 @@ def check_devices(config: Config) -> None:
         try:
             device = torch.device(name)
         except RuntimeError:
-            raise UserError(f"agent_devices: '{name}' is no device, e.g. cuda:1 or cpu") from None
+            raise UserError(
+                f"agent_devices: '{name}' is not a device; give e.g. cuda:1 or cpu"
+            ) from None
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise UserError(
                 f"agent_devices: '{name}'; this machine has {torch.cuda.device_count()} GPU(s)"
