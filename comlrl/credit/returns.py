@@ -80,14 +80,9 @@ def _handed_on(
     return {k: average + factor * (own.get(k, average) - average) for k in range(count)}
 
 
-def agent_returns(node: Node, joint_returns_K: list[float]) -> list[list[float]]:
-    """The return of each completion of each agent that acts here: the mean over the joint actions
-    that contain it; shape (N, G)."""
-    return [completion_returns(node, agent, joint_returns_K) for agent in node.acting]
-
-
 def completion_returns(node: Node, agent: int, joint_returns_K: list[float]) -> list[float]:
-    """The return of each completion of one agent that acts here, shape (G,).
+    """The return of each completion of one agent that acts here: the mean over the joint actions
+    that contain it; shape (G,).
 
     Where only some of the agent's joint actions compare its completions with the same partners
     (``joint_mode: counterfactual``), those alone count.

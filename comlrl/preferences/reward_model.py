@@ -26,6 +26,7 @@ from comlrl.models.rows import row_groups, split_rows
 from comlrl.preferences.candidates import PreferenceError, joint_text, joint_texts
 from comlrl.preferences.pairs import Round, TaskPairs
 from comlrl.preferences.text_states import last_states, shared_rows
+from comlrl.run_files import ADAPTER
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import JointAction, Reward, RolloutResult, Row, Score, Tree
 
@@ -182,7 +183,7 @@ def load(
     try:
         facts = Facts(**json.loads((folder / FACTS).read_text(encoding="utf-8")))
         tokenizer = AutoTokenizer.from_pretrained(folder, **TOKENIZER_SAFETY)
-        adapted = (folder / "adapter_config.json").exists()
+        adapted = (folder / ADAPTER).exists()
         model = classifier(facts.base if adapted else str(folder), dtype)
         model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
         model.score.float()  # as it was trained

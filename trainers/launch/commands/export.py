@@ -12,13 +12,11 @@ from pathlib import Path
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError, report
 from comlrl.files import tolerant_terminal
-from comlrl.run_files import HETEROGENEOUS
+from comlrl.run_files import ADAPTER, HETEROGENEOUS
 from trainers.launch.commands.command_line import Parser
 from trainers.launch.wiring import weights
 from trainers.launch.wiring.load import config_of
 from trainers.launch.wiring.weights import Trained
-
-ADAPTER = "adapter_config.json"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,14 +19,13 @@ from comlrl.config.plugins.targets import near
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from comlrl.models.packed import check_packed, is_packed
-from comlrl.run_files import CONFIG, HETEROGENEOUS
+from comlrl.run_files import ADAPTER, CONFIG, HETEROGENEOUS
 from trainers.launch.wiring import hub, own_algorithm, weights
 
 if TYPE_CHECKING:
     from comlrl.models.team import Team
     from comlrl.types import Sampler
 
-ADAPTER = "adapter_config.json"
 # Of PEFT's adapters: what ours are not, and what other value would change what they compute.
 PLAIN: dict[str, Any] = {
     "peft_type": "LORA", "use_dora": False, "use_rslora": False, "lora_bias": False,
