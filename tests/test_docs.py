@@ -412,7 +412,7 @@ def assert_yaml_is_known(body: str) -> None:
     algorithm = next((name for name in SECTIONS if name in tree), "magrpo")
     tree.pop("best", None)
     loader = Loader(algorithm, sections_of(algorithm))
-    for key, value in loader._leaves(tree):
+    for key, value in loader.leaves(tree):
         loader.set(Setting(key, value, "docs"))
 
 

@@ -87,7 +87,7 @@ class Loader:
     def read(self, path: str | Path) -> None:
         """Take every key of a YAML file."""
         self.folder = self.beside = Path(os.path.abspath(path)).parent
-        for key, value in self._leaves(load_yaml(path)):
+        for key, value in self.leaves(load_yaml(path)):
             self.set(Setting(key, value, str(path)))
 
     def set(self, setting: Setting) -> None:
@@ -171,12 +171,12 @@ class Loader:
     def _section(self, name: str) -> Any:
         return OmegaConf.to_object(self._values[name])
 
-    def _leaves(self, tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    def leaves(self, tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
         for name, value in tree.items():
             key = f"{prefix}{name}"
             is_section = key in self.sections or key == "model"
             if isinstance(value, dict) and (is_section or (not prefix and key not in self.keys)):
-                yield from self._leaves(value, f"{key}.")
+                yield from self.leaves(value, f"{key}.")
                 if key in OPTIONAL_SECTIONS and not value:
                     self._asked.add(key)
             elif not (value is None and is_section and key not in OPTIONAL_SECTIONS):

@@ -72,7 +72,7 @@ class Sandbox:
         }
         command = [os.path.realpath(sys.executable), "-s", "-S", "-B", "-c", _bootstrap(config)]
         if level == "bubblewrap":
-            command = [*_bubblewrap(), *command]
+            command = [*bubblewrap_command(), *command]
         try:
             with confine.fixed_addresses():
                 self.process = subprocess.Popen(
@@ -236,7 +236,7 @@ def _descendants(ancestor: int) -> list[int]:
     return found
 
 
-def _bubblewrap() -> list[str]:
+def bubblewrap_command() -> list[str]:
     executable = shutil.which("bwrap", path=f"{os.environ.get('PATH', '')}:{os.defpath}")
     if executable is None:
         raise SandboxError("sandbox.isolation: bubblewrap is not installed")

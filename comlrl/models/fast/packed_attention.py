@@ -209,7 +209,7 @@ class Packed:
         self.prompts = Grid.causal(token_PL, mask_PL)
         self.ends_P = starts_P + lengths_P - 1
         self.completions = []
-        for S in _alike(trie.lengths_S, len(column)):
+        for S in length_groups(trie.lengths_S, len(column)):
             width = int(trie.lengths_S[S].max())
             query_SC, prompt_S = trie.path_SC[S, :width], trie.row_S[S]
             mask_SC = torch.arange(width) < trie.lengths_S[S, None]
@@ -266,7 +266,7 @@ class Packed:
         )
 
 
-def _alike(lengths_S: Tensor, before: int) -> list[Tensor]:
+def length_groups(lengths_S: Tensor, before: int) -> list[Tensor]:
     """Completions in groups of like length, shorter ones first; one group where two would not
     save much of attention's work. ``before``: tokens of the longest prompt."""
     if not len(lengths_S):

@@ -167,9 +167,9 @@ def test_a_token_gathered_twice_has_both_gradients():
 
 def test_short_ones_stand_in_a_grid_of_their_own():
     def grids(*lengths: int, before: int = 0) -> list[list[int]]:
-        return [g.tolist() for g in packed_attention._alike(torch.tensor(lengths), before)]
+        return [g.tolist() for g in packed_attention.length_groups(torch.tensor(lengths), before)]
 
-    assert packed_attention._alike(torch.zeros(0, dtype=torch.long), 3) == []
+    assert packed_attention.length_groups(torch.zeros(0, dtype=torch.long), 3) == []
     # Queries × keys: 4 · 10 · 10 = 400 together; 3 · 2 · 2 + 100 = 112 in two.
     assert grids(10, 2, 1, 2) == [[2, 1, 3], [0]]
     # 2 · 10 · 10 = 200; 9 · 9 + 100 = 181 are not worth it, 8 · 8 + 100 = 164 are.
