@@ -4,7 +4,7 @@
 #     docker run --rm -v "$PWD/outputs:/comlrl/outputs" comlrl    # make quickstart
 #     docker run --rm comlrl make test
 #
-# Cards: `docker run --gpus all …`. Without the CUDA libraries, for CPUs:
+# GPUs: `docker run --gpus all …`. Without the CUDA libraries, for CPUs:
 # `docker build --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu -t comlrl .`
 FROM python:3.12-slim
 
@@ -17,7 +17,7 @@ RUN apt-get update \
 ENV PIP_NO_CACHE_DIR=1
 WORKDIR /comlrl
 
-# A layer of its own for what is largest and changes least; `make setup` keeps it.
+# Its own layer for what is largest and changes least; `make setup` keeps it.
 ARG TORCH_INDEX=https://pypi.org/simple
 COPY constraints.txt .
 RUN python3 -m venv .venv \

@@ -24,16 +24,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from comlrl.run_files import METRICS, SUMMARY  # noqa: E402
 from loggers.tables import table  # noqa: E402
 
 
 @contextmanager
 def neighbor(busy: bool) -> Iterator[None]:
-    """A process of its own that keeps a core busy, or none."""
+    """A separate process that keeps a core busy, or none."""
     if not busy:
         yield
         return
-    # a session of its own: schedulers that share cores by session count it as another program
+    # its own session: schedulers that share cores by session count it as another program
     with subprocess.Popen(
         [sys.executable, "-c", "while True: pass"], start_new_session=True
     ) as process:
@@ -58,8 +59,8 @@ def run(options: argparse.Namespace, spins: int) -> tuple[float, float]:
             cwd=ROOT, check=True, stdout=subprocess.DEVNULL,
             env=os.environ | {"GOMP_SPINCOUNT": str(spins)},
         )  # fmt: skip
-        lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
-        whole = json.loads((Path(folder) / "run" / "summary.json").read_text())["wall_seconds"]
+        lines = (Path(folder) / "run" / METRICS).read_text().splitlines()
+        whole = json.loads((Path(folder) / "run" / SUMMARY).read_text())["wall_seconds"]
     metrics = [line["metrics"] for line in map(json.loads, lines) if line["phase"] == "train"]
     seconds = [one["step_seconds"] for one in metrics]
     return statistics.median(seconds[1:]), (whole - sum(seconds)) / 2  # before and after

@@ -3,7 +3,7 @@
     make real-model
     python benchmarks/bench_real_model.py [--rounds 3] [--steps 2]
 
-Nothing else should run. The model's end token is moved behind the vocabulary, where no policy can
+Nothing else should run. The model's end token is moved past the vocabulary, where no policy can
 sample it, and its chat template is left out, so that all contenders read the same prompts and write
 64 tokens to each. Three tables:
 
@@ -15,7 +15,7 @@ sample it, and its chat template is left out, so that all contenders read the sa
 3. Whole steps of 4 tasks × G = 4 at a learning rate of 1e-5, the first of each run left out: two
    agents against the peer (comlrl 1.4.3, in ``.venv-peer``, which is made here if missing) in
    bfloat16, its faster precision, and one agent against TRL's GRPO with bfloat16 autocast, its
-   faster one. Each number comes from a process of its own; contenders alternate.
+   faster one. Each number comes from its own process; contenders alternate.
 
 Medians over rounds, with the span.
 """

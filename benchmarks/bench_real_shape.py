@@ -10,7 +10,7 @@ the texts: it costs nothing, and no group of completions has equal rewards, whic
 nothing to update. The learning rate is 1e-5. The peer (comlrl 1.4.3, in ``.venv-peer``, which is
 made here if missing) trains all weights, in float32 and in the bfloat16 of the model's file, which
 is its own default; ours all weights in float32, and all weights and LoRA in the machine's own
-precision. Every number comes from a process of its own; contenders alternate, and the table gives
+precision. Every number comes from its own process; contenders alternate, and the table gives
 medians over rounds of a mean step, the first of each run left out. "Update" is all of a step but
 generation.
 """
@@ -39,7 +39,7 @@ def make_endless(folder: Path, width: int, layers: int) -> int:
     """Save a random model that cannot end a completion; returns its number of parameters.
 
     The embedded tokenizer gets a word for each further token of the vocabulary, so that every
-    sampled token has a text, and an end-of-sequence token that is none of them.
+    sampled token has a text, and an end-of-sequence token that is not among them.
     """
     parameters = make_model(folder, width, layers, vocab_size=VOCABULARY, eos_token_id=None)
     file, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"

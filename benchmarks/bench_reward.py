@@ -37,6 +37,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from comlrl.run_files import METRICS
 from comlrl.types import JointAction, Task
 from rewards.code.joint_program import contribution, join, preamble
 from rewards.code.reward import CodeReward
@@ -154,7 +155,7 @@ def share_of_a_step(steps: int, isolation: str) -> None:
         config = str(ROOT / "configs" / "magrpo_quickstart.yaml")
         if execution.main("magrpo", build, ["--config", config, "--override", *overrides]):
             raise SystemExit("the quickstart did not run; its output stands above")
-        lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
+        lines = (Path(folder) / "run" / METRICS).read_text().splitlines()
     took = [json.loads(line)["metrics"]["step_seconds"] for line in lines]
     pairs = list(zip(spent, took, strict=True))[WARM:]
     shares = [100 * reward / step for reward, step in pairs]

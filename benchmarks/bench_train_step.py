@@ -3,7 +3,7 @@
     python benchmarks/bench_train_step.py [--rounds 2] [--tasks 192] [--device cpu]
     python benchmarks/bench_train_step.py --rounds 0 --learning [--patience 8]
 
-Every number comes from a process of its own; contenders alternate, and a table gives medians with
+Every number comes from its own process; contenders alternate, and a table gives medians with
 the span over rounds; ratios are of rates of one round. "Same work" is: the same start weights,
 tasks (each once), G, prompts, temperature 1 and at most 64 new tokens; one optimizer update for 32
 tasks, no KL. The learning rate is 1e-5 for all: every update is computed and no policy moves, so

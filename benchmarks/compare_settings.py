@@ -28,6 +28,7 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from comlrl.config.algorithms import SECTIONS
+from comlrl.run_files import METRICS, SUMMARY
 from loggers.tables import table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,7 +38,7 @@ COMPARISONS: dict[str, dict[str, tuple[str, dict[str, object]]]] = {  # name →
         "sequential": ("magrpo_sequential_quickstart", {}),
     },
     "handoff_width": {  # tasks a step such that it scores as much: 8 · 16, 5 · 24, 3 · 40
-        f"{m} of 8 go on": (
+        f"{m} of 8 are continued": (
             "mt_magrpo_quickstart",
             {"magrpo.handoff_width": m, "magrpo.batch_size": tasks},
         )
@@ -84,7 +85,7 @@ def trained(
 ) -> Path:
     """``folder`` with a run that has scored so many joint actions, the learning rate falling to 0
     with them; one that is finished is kept. Raises CalledProcessError where training fails."""
-    if (folder / "summary.json").exists():
+    if (folder / SUMMARY).exists():
         return folder
     own = algorithm(file)
     overrides = {
@@ -104,7 +105,7 @@ def trained(
 
 def read(folder: Path) -> Run:
     """The evaluations of a run, with what had been scored and sampled before each."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
     sampled = accumulate(
         line["metrics"]["tokens"] if line["phase"] == "train" else 0 for line in lines
     )

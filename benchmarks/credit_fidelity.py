@@ -44,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.exact_worth import Worth, rank_correlation, worth
 from comlrl.credit.advantages import sibling_advantages
 from comlrl.credit.chains import chains_of
-from comlrl.credit.returns import agent_returns, counterfactuals, joint_returns
+from comlrl.credit.returns import completion_returns, counterfactuals, joint_returns
 from comlrl.keyed import uniforms
 from comlrl.rollout.grow import Rollout
 from comlrl.tasks.prompts import Prompts
@@ -61,7 +61,7 @@ from comlrl.types import (
     Task,
     Tree,
 )
-from comlrl.update.per_token import advantages_of, by_number
+from comlrl.update.per_token import PerToken, advantages_of
 from loggers.tables import table
 
 DIGITS = 9
@@ -197,7 +197,8 @@ def sibling_credit(game: Game, tree: Tree, kind: str) -> Credit:
     """MAGRPO's advantages, as its trainer computes them."""
     returns, of_completion = joint_returns(tree, 1.0), {}
     for s, node in enumerate(tree.nodes):
-        for agent, returns_G in zip(node.acting, agent_returns(node, returns[s]), strict=True):
+        for agent in node.acting:
+            returns_G = completion_returns(node, agent, returns[s])
             for g, advantage in enumerate(sibling_advantages(returns_G, kind)):
                 of_completion[s, agent, g] = advantage
     compared = {
@@ -230,7 +231,8 @@ def critic_credit(game: Game, tree: Tree, kind: str) -> Credit:
     chains, credit = chains_of([tree]), {}
     row = tree.task.fields["numbers"]
     own_N = [game.value[row] if kind == "centralized" else v for v in own_values(game, row)]
-    values = by_number(torch.tensor([v for _ in chains.reward_C for v in own_N]))
+    values = PerToken()
+    values.of_completion.update(enumerate(torch.tensor(own_N * len(chains.reward_C)).split(1)))
     for agent in range(game.holders):
         found, _ = advantages_of(
             chains.numbered([agent]), chains.reward, values, None,

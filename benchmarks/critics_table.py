@@ -28,6 +28,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from comlrl.run_files import SUMMARY
 from loggers.tables import table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,14 +58,14 @@ def overrides(team: str, cell: str, env_steps: int) -> list[str]:
 def solved(team: str, cell: str, seed: int, env_steps: int, out: Path) -> float:
     """The share of held-out tasks whose tests all pass at the end of a run."""
     (algorithm, config), folder = TEAMS[team], out / f"{team.lower()}_{cell}_{env_steps}_{seed}"
-    if not (folder / "summary.json").exists():
+    if not (folder / SUMMARY).exists():
         command = [
             sys.executable, f"train_{algorithm}.py", "--config",
             f"configs/{config}_quickstart.yaml", "--override", f"seed={seed}",
             f"output.dir={folder}", "output.overwrite=true", *overrides(team, cell, env_steps),
         ]  # fmt: skip
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = json.loads((folder / SUMMARY).read_text())
     return summary["eval_end"]["pass_rate"]
 
 

@@ -25,6 +25,7 @@ from matplotlib import pyplot
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.results_table import QUICKSTARTS, ROOT, run
+from comlrl.run_files import METRICS
 
 SHOWN = {"reward_mean": "held-out reward", "convention_match_rate": "conventions match"}
 LABELLED = "preferences/labelled"
@@ -34,7 +35,7 @@ def curve(folder: Path, name: str) -> list[tuple[float, float]]:
     """(labelled joint actions, held-out value) of each evaluation that has it."""
     labelled: float | None = None
     points = []
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
+    for line in (folder / METRICS).read_text().splitlines():
         record = json.loads(line)
         metrics = record["metrics"]
         labelled = metrics.get(LABELLED, labelled)

@@ -22,6 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from comlrl.run_files import SUMMARY
 from loggers.tables import table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,7 +56,7 @@ def run(form: str, rate: float, seed: int, options: argparse.Namespace) -> dict[
         spent = resource.getrusage(resource.RUSAGE_CHILDREN)
         own = spent.ru_utime + spent.ru_stime - before.ru_utime - before.ru_stime
         (folder / "seconds").write_text(str(own))
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = json.loads((folder / SUMMARY).read_text())
     assert summary["env_steps"] >= options.env_steps, f"{folder} is of another --env-steps"
     return {
         "start": summary["eval_start"]["reward_mean"],

@@ -21,6 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from comlrl.run_files import METRICS, SUMMARY
 from loggers.tables import table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,7 +52,7 @@ def settings(mode: str, seed: int, options: argparse.Namespace) -> dict[str, obj
 def train(mode: str, seed: int, options: argparse.Namespace) -> Path:
     """The run's folder, finished. Raises CalledProcessError where training fails."""
     folder = options.out / f"{mode.replace(' ', '_')}_{seed}"
-    if (folder / "summary.json").exists():
+    if (folder / SUMMARY).exists():
         return folder
     overrides = settings(mode, seed, options) | {"output.dir": str(folder)}
     subprocess.run(
@@ -66,7 +67,7 @@ def train(mode: str, seed: int, options: argparse.Namespace) -> Path:
 
 def curve(folder: Path, name: str) -> dict[int, float]:
     """Training step → a held-out metric."""
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    lines = map(json.loads, (folder / METRICS).read_text().splitlines())
     evaluations = [line["metrics"] for line in lines if line["phase"] == "eval"]
     return {int(m["training_step"]): m[name] for m in evaluations}
 

@@ -29,6 +29,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from comlrl.run_files import SUMMARY
 from loggers.tables import table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,7 +65,7 @@ def run(name: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
             cwd=ROOT, check=True, stdout=subprocess.DEVNULL, env=os.environ | threads,
         )  # fmt: skip
         (folder / "seconds").write_text(str(time.monotonic() - started))
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = json.loads((folder / SUMMARY).read_text())
     rewards = {at: summary[f"eval_{at}"]["reward_mean"] for at in ("start", "end")}
     print(name, seed, json.dumps(rewards), file=sys.stderr, flush=True)
     return rewards | {"seconds": float((folder / "seconds").read_text())}
@@ -95,7 +96,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "results")
     parser.add_argument(
-        "--override", nargs="+", default=[], help="of every run; give it an --out of its own"
+        "--override", nargs="+", default=[], help="of every run; give it its own --out"
     )
     options = parser.parse_args()
     options.out = options.out.resolve()

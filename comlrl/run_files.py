@@ -9,11 +9,14 @@ SAMPLES = "samples.jsonl"
 LATENTS = "latents.jsonl"
 EPISODES = "episodes.jsonl"
 PREFERENCES = "preferences.jsonl"
+PREFERENCES_SUMMARY = "preferences_summary.json"
+ENVIRONMENT = "environment.json"
 REPORT = "report.html"
 CHECKPOINTS = "checkpoints"
 STATE = "state.json"  # of a checkpoint
 FINAL_MODEL = "final_model"
 BEST_MODEL = "best_model"
+ADAPTER = "adapter_config.json"  # PEFT's, of a model
 # SHPPO's networks, by which one policy acts for all agents: a folder of a model, and a part of a
 # checkpoint.
 HETEROGENEOUS = "heterogeneous"

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from comlrl.config.resolved import Config
 from comlrl.files import replace
 from comlrl.loop.records import Logger, LogMark, LogRecord
-from comlrl.run_files import EPISODES, LATENTS, METRICS, SAMPLES
-from comlrl.types import Domain, Rolled
+from comlrl.run_files import ENVIRONMENT, EPISODES, LATENTS, METRICS, SAMPLES
+from comlrl.types import Domain, RolloutResult
 from loggers.console import ConsoleLogger
 from loggers.environment import write_environment
 from loggers.episode_log import EpisodeLogger
@@ -43,7 +43,7 @@ class Loggers:
         for logger in self._loggers:
             logger.log(record)
 
-    def episodes(self, record: LogRecord, trees: Sequence[Rolled]) -> None:
+    def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
         for logger in self._loggers:
             logger.episodes(record, trees)
 
@@ -65,7 +65,7 @@ def build(
     """
     run_dir = Path(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
-    write_environment(run_dir / "environment.json")
+    write_environment(run_dir / ENVIRONMENT)
     write_domain(run_dir / "domain.json", config, domain)
     loggers: list[Logger] = [
         JsonlLogger(run_dir / METRICS),

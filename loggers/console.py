@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from comlrl.loop.records import LogMark, LogRecord
-from comlrl.types import Rolled
+from comlrl.types import RolloutResult
 
 if TYPE_CHECKING:
     from comlrl.loop.progress import Progress
@@ -63,7 +63,7 @@ class ConsoleLogger:
         else:
             self._print(self._line(record))
 
-    def episodes(self, record: LogRecord, trees: Sequence[Rolled]) -> None:
+    def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
         """Nothing: episodes are for files."""
 
     def close(self) -> None:
@@ -140,13 +140,13 @@ class _LiveView:
         return Group(self._head(), *([_table(shown, self._columns)] if shown else []))
 
     def _head(self) -> Table:
-        ahead = self._progress.ahead
+        remaining = self._progress.remaining
         left = None if self._closed else self._progress.seconds_left()
         line = Table.grid(padding=(0, 1))
         line.add_row(
             Text(self._title, style="bold", overflow="ellipsis", no_wrap=True),
-            ProgressBar(total=ahead.total, completed=ahead.steps, width=30),
-            Text(position(ahead.steps, self._progress), no_wrap=True),
+            ProgressBar(total=remaining.total, completed=remaining.steps, width=30),
+            Text(position(remaining.steps, self._progress), no_wrap=True),
             Text(clock(self._progress.elapsed), style="yellow", no_wrap=True),
             Text("" if left is None else f"left {clock(left)}", style="cyan", no_wrap=True),
             Text("" if self._closed else self._progress.doing, no_wrap=True),
@@ -170,10 +170,10 @@ def _table(shown: Sequence[LogRecord], columns: Columns) -> Table:
 
 def position(step: int, progress: Progress) -> str:
     """``3/10``; ``3/~10`` where environment steps end the run; ``3`` where nothing is known."""
-    ahead = progress.ahead
-    if ahead.total is None:
+    remaining = progress.remaining
+    if remaining.total is None:
         return str(step)
-    return f"{step}/{'~' if ahead.estimated else ''}{ahead.total}"
+    return f"{step}/{'~' if remaining.estimated else ''}{remaining.total}"
 
 
 def training_step(record: LogRecord) -> int:

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 from comlrl import files
 from comlrl.loop.records import LogMark, LogRecord
-from comlrl.types import Domain, EpisodeGroup, Rolled, Tree
+from comlrl.types import Domain, EpisodeGroup, RolloutResult, Tree
 from loggers.conversations import played
 from loggers.samples import episode
 
@@ -36,9 +36,9 @@ class EpisodeLogger:
         self._file = self._path.open("a", encoding="utf-8")
 
     def log(self, record: LogRecord) -> None:
-        """Nothing: metrics have a file of their own."""
+        """Nothing: metrics have their own file."""
 
-    def episodes(self, record: LogRecord, trees: Sequence[Rolled]) -> None:
+    def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
         assert self._file is not None, "begin comes first"
         for tree in trees:
             for line in _lines(record, tree, self._domain):
@@ -61,7 +61,7 @@ class EpisodeLogger:
         self._file = self._path.open("w", encoding="utf-8")
 
 
-def _lines(record: LogRecord, tree: Rolled, domain: Domain) -> Iterator[dict[str, Any]]:
+def _lines(record: LogRecord, tree: RolloutResult, domain: Domain) -> Iterator[dict[str, Any]]:
     head = {
         "step": record.step,
         "update": record.update,

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from comlrl import files
 from comlrl.loop.records import LogMark, LogRecord
-from comlrl.types import Rolled
+from comlrl.types import RolloutResult
 
 
 class JsonlLogger:
@@ -37,8 +37,8 @@ class JsonlLogger:
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
 
-    def episodes(self, record: LogRecord, trees: Sequence[Rolled]) -> None:
-        """Nothing: episodes have files of their own."""
+    def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
+        """Nothing: episodes have their own files."""
 
     def close(self) -> None:
         if self._file is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from comlrl import files
 from comlrl.loop.records import LogMark, LogRecord
-from comlrl.types import Domain, Rolled, Tree
+from comlrl.types import Domain, RolloutResult, Tree
 
 
 class LatentLogger:
@@ -25,9 +25,9 @@ class LatentLogger:
         files.keep(self._path, lambda _, line: line["step"] <= mark.env_steps)
 
     def log(self, record: LogRecord) -> None:
-        """Nothing: metrics have a file of their own."""
+        """Nothing: metrics have their own file."""
 
-    def episodes(self, record: LogRecord, trees: Sequence[Rolled]) -> None:
+    def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
         if record.phase != "train":
             return
         lines = [

@@ -28,7 +28,7 @@ from mlflow.tracking import MlflowClient
 from comlrl.config.resolved import Config
 from comlrl.errors import notice
 from comlrl.loop.records import LogMark, LogRecord
-from comlrl.types import Rolled
+from comlrl.types import RolloutResult
 
 PARAMS_AT_ONCE = 100  # of a request
 LONGEST_PARAM = 500  # characters; some stores refuse longer ones
@@ -84,7 +84,7 @@ class MlflowLogger:
         if self._run:
             self._reaching(lambda: self._client.log_batch(self._run, metrics=metrics))
 
-    def episodes(self, record: LogRecord, trees: Sequence[Rolled]) -> None:
+    def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
         """Nothing: MLflow shows numbers."""
 
     def close(self) -> None:

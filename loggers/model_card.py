@@ -41,7 +41,7 @@ answers = [completions_G[0].text for (completions_G,) in agents.sample(requests,
 LIMITS = """\
 Each agent was trained with the others of this team and may have learned habits that only they
 share; `python evaluate.py --cross-play RUN RUN` measures that. {caution}The data and the base model
-come with terms of their own."""
+have their own terms."""
 
 
 def write_model_card(run_dir: str | Path, method: str = "") -> Path:

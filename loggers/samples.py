@@ -14,7 +14,7 @@ from typing import Any
 from comlrl.evaluation.metrics import task_reward
 from comlrl.files import read_lines, replace
 from comlrl.loop.records import LogMark, LogRecord
-from comlrl.types import Domain, Rolled, Tree
+from comlrl.types import Domain, RolloutResult, Tree
 from loggers.conversations import MAX_TEXT, played, scored
 
 MAX_TASKS = {"eval": 200, "train": 16}  # of each kept pass
@@ -35,9 +35,9 @@ class SampleLogger:
         self._write()
 
     def log(self, record: LogRecord) -> None:
-        """Nothing: metrics have a file of their own."""
+        """Nothing: metrics have their own file."""
 
-    def episodes(self, record: LogRecord, trees: Sequence[Rolled]) -> None:
+    def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
         samples = [sample(record, tree, self._domain) for tree in trees[: MAX_TASKS[record.phase]]]
         self._first.setdefault(record.phase, samples)
         self._latest[record.phase] = samples
@@ -68,7 +68,7 @@ class SampleLogger:
         replace(self._path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
-def sample(record: LogRecord, tree: Rolled, domain: Domain) -> dict[str, Any]:
+def sample(record: LogRecord, tree: RolloutResult, domain: Domain) -> dict[str, Any]:
     """A task's episode: the first joint action of the last node on the first path; of a program,
     its first episode."""
     line = {

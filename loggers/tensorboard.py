@@ -12,7 +12,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from comlrl.loop.records import LogMark, LogRecord
-from comlrl.types import Rolled
+from comlrl.types import RolloutResult
 
 
 class TensorBoardLogger:
@@ -36,7 +36,7 @@ class TensorBoardLogger:
         start, step = SessionLog(status=SessionLog.START), mark.env_steps + 1
         self._writer.add_event(Event(wall_time=time.time(), step=step, session_log=start))
 
-    def episodes(self, record: LogRecord, trees: Sequence[Rolled]) -> None:
+    def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
         """Nothing: TensorBoard shows numbers."""
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from comlrl.config.resolved import Config
 from comlrl.errors import notice
 from comlrl.loop.records import LogMark, LogRecord
-from comlrl.types import Rolled
+from comlrl.types import RolloutResult
 
 
 class TrackioLogger:
@@ -64,7 +64,7 @@ class TrackioLogger:
         }
         self._run.log(metrics, step=record.step)
 
-    def episodes(self, record: LogRecord, trees: Sequence[Rolled]) -> None:
+    def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
         """Nothing: Trackio is given numbers."""
 
     def close(self) -> None:

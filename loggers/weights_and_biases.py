@@ -16,7 +16,7 @@ import wandb
 from comlrl.config.resolved import Config
 from comlrl.errors import notice
 from comlrl.loop.records import LogMark, LogRecord
-from comlrl.types import Domain, Rolled
+from comlrl.types import Domain, RolloutResult
 from loggers.samples import sample
 from loggers.views import view_of
 
@@ -100,7 +100,7 @@ class WandbLogger:
             }
         )
 
-    def episodes(self, record: LogRecord, trees: Sequence[Rolled]) -> None:
+    def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
         if record.phase != "eval":
             return
         samples = [sample(record, tree, self._domain) for tree in trees[:TABLE_ROWS]]

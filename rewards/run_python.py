@@ -91,7 +91,7 @@ def run_python(
         memory_mb: address space, MiB.
         isolation: as ``sandbox.isolation`` in the configuration.
 
-    It blocks; as many run at once as the machine has cores, in threads of their own. Raises
+    It blocks; as many run at once as the machine has cores, each in its own thread. Raises
     ValueError for more than ``MAX_SOURCE`` characters, and SandboxError where this machine has no
     such sandbox.
     """

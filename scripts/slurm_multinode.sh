@@ -1,5 +1,5 @@
 #!/bin/bash
-# One run over several machines, one process a card; survives preemption and time limits.
+# One run over several machines, one process a GPU; survives preemption and time limits.
 #
 #   sbatch --nodes=4 scripts/slurm_multinode.sh magrpo CONFIG RUN_DIR [override …]
 #

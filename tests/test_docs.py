@@ -268,8 +268,8 @@ def test_what_an_agent_must_not_see_stays_hidden_whatever_its_template_asks_for(
     assert guide == "secret: 2" and guesser == f"secret: {scope['HIDDEN']}"
     assert "2" not in domain.problem(task).replace("1, 2, 3", "")
     score = scope["Guess"]().score
-    told = [(" small", "2\n", 1.2), ("2", "2", 0.0), ("big", "3", 0.2)]
-    for hint, guess, value in told:
+    guesses = [(" small", "2\n", 1.2), ("2", "2", 0.0), ("big", "3", 0.2)]
+    for hint, guess, value in guesses:
         (found,) = score([JointAction(task, (hint, guess))])
         assert found.value == value == sum(found.parts.values())
         assert found.passed == (value > 1)
@@ -414,7 +414,7 @@ def assert_yaml_is_known(body: str) -> None:
     algorithm = next((name for name in SECTIONS if name in tree), "magrpo")
     tree.pop("best", None)
     loader = Loader(algorithm, sections_of(algorithm))
-    for key, value in loader._leaves(tree):
+    for key, value in loader.leaves(tree):
         loader.set(Setting(key, value, "docs"))
 
 

@@ -146,7 +146,7 @@ def test_model_without_eos_token(tmp_path: Path) -> None:
     ("keys", "message"),
     [
         ({"agent_devices": ["cpu", "cpu"]}, "share one base"),
-        ({"agent_devices": ["cpu", "tpu9"], "lora__enabled": False}, "'tpu9' is no device"),
+        ({"agent_devices": ["cpu", "tpu9"], "lora__enabled": False}, "'tpu9' is not a device"),
         ({"agent_devices": ["cuda:0", "cuda:64"], "lora__enabled": False}, "GPU"),
     ],
 )

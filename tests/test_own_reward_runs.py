@@ -1,4 +1,4 @@
-"""Runs of teams that act in order, and of agents with rewards of their own: one process, two, and
+"""Runs of teams that act in order, and of agents with their own rewards: one process, two, and
 resumed after a kill; then evaluated."""
 
 from __future__ import annotations

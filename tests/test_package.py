@@ -1,4 +1,4 @@
-"""The wheel, in an environment of its own and outside of the checkout.
+"""The wheel, in its own environment and outside of the checkout.
 
 On the Python that runs the tests; ``make test-wheel`` takes every supported one that is there.
 """

@@ -28,11 +28,11 @@ async def play(task, agents):
     """The first writes, the second reads it and, at random, asks for another."""
     text = await agents["writer"](task.fields["prompt"])
     for _ in range(2):
-        said = await agents["reader"](f"{text}")
-        if len(said) % 2:
+        reply = await agents["reader"](f"{text}")
+        if len(reply) % 2:
             break
-        text = await agents["writer"](f"{said} again")
-    return {"writer": float(len(text)), "reader": float(said.count("e"))}
+        text = await agents["writer"](f"{reply} again")
+    return {"writer": float(len(text)), "reader": float(reply.count("e"))}
 
 
 async def runs(task, agents):
@@ -296,12 +296,20 @@ def test_the_examples_of_the_page_train(name, calls, zygote, tmp_path):
     [
         ("magrpo", "magrpo.num_agents=3", "program.agents: ['writer', 'reader'] has 2 names for m"),
         ("magrpo", "magrpo.num_turns=2", "magrpo.num_turns: 2 with program.target, which says who"),
-        ("magrpo", "program.target=my_team:plain", "program.target: 'my_team:plain' is no `async`"),
+        (
+            "magrpo",
+            "program.target=my_team:plain",
+            "program.target: 'my_team:plain' is not an `a",
+        ),
         ("magrpo", "program.target=my_team:paly", "program.target: 'my_team:paly': `my_team` has"),
         ("magrpo", "program.agents=[a,a]", "program.agents: ['a', 'a']; give names of letters, d"),
         ("magrpo", "program.max_calls=0", "program.max_calls: 0"),
         ("magrpo", "distributed.strategy=fsdp", "distributed.strategy: fsdp with program.target"),
-        ("magrpo", "sampling={aux: {top_k: 3}}", "sampling.aux: is for nobody; there are writer"),
+        (
+            "magrpo",
+            "sampling={aux: {top_k: 3}}",
+            "sampling.aux: no agent has this role; there are",
+        ),
         ("ppo", "ppo.turn_order=sequential", "ppo.turn_order: 'sequential' with program.target, w"),
         ("shppo", "seed=1", "program.target: 'my_team:play' with shppo, which cannot learn from a"),
         ("madpo", "seed=1", "program.target: 'my_team:play' with madpo, which cannot learn from a"),

@@ -130,7 +130,7 @@ def test_processes_share_the_adapters(zygote: Zygote, server: FakeVLLM, tmp_path
 def test_a_server_lost_in_the_middle(
     zygote: Zygote, server: FakeVLLM, tmp_path: Path, program: str
 ) -> None:
-    """It is no error of an episode; the run saves what it has done, and goes on from there."""
+    """It is no error of an episode; the run saves what it has done, and continues from there."""
     keys = {"eval_interval": 0, "patience": 5}
     given = [*arguments(tmp_path, server.url, program, max_steps=1000, **keys)]
     folder, reached = tmp_path / "run", threading.Event()

@@ -41,7 +41,7 @@ def is_past(run: Process, run_dir: Path, step: int) -> bool:
 
 
 def with_delay(run: Process, seconds: float) -> None:
-    """Let a run go on for a while."""
+    """Let a run continue for a while."""
     limit = time.monotonic() + seconds
     while time.monotonic() < limit and run.code() is None:
         time.sleep(0.01)
@@ -59,7 +59,7 @@ def undisturbed(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def test_killed_at_any_moment(zygote: Zygote, tmp_path: Path, undisturbed: Path) -> None:
-    """SIGKILL at random moments, each in the attempt that goes on from the one before."""
+    """SIGKILL at random moments, each in the attempt that continues the one before."""
     folder, moments = tmp_path / "run", random.Random()
     arguments = [*small("magrpo", folder), BEST]
     for kill in range(3):

@@ -76,7 +76,7 @@ def test_a_step_may_be_grown_while_the_one_before_updates(
     """A step's first requests are answered once the step before is through, and all its turns are
     by the adapters from before. The weights after the last step are not sent."""
     folder, numbers, over = tmp_path / "run", itertools.count(), threading.Event()
-    a_step = A_STEP + (turns - 1) * A_STEP  # later turns go on from one joint action
+    a_step = A_STEP + (turns - 1) * A_STEP  # later turns continue one joint action
 
     def before(body: dict) -> None:
         if body["model"] != "base":
@@ -169,7 +169,7 @@ def the_same(one: Path, other: Path) -> None:
 def test_a_signal_while_a_step_is_grown_saves_the_step_before(
     zygote: Zygote, server: FakeVLLM, tmp_path: Path
 ) -> None:
-    """The run goes on as one does that saved at that step: with trees of the newest weights."""
+    """The run continues as one does that saved at that step: with trees of the newest weights."""
     server.repeats = True
     numbers, growing, over = itertools.count(), threading.Event(), threading.Event()
 
@@ -252,7 +252,7 @@ def test_calls_of_a_step_that_is_grown_ahead_are_not_yet_counted(
 def test_what_goes_wrong_while_a_step_updates_stops_the_run_behind_it(
     zygote: Zygote, server: FakeVLLM, tmp_path: Path
 ) -> None:
-    """The run then goes on with a step that is sampled anew."""
+    """The run then continues with a step that is sampled anew."""
     folder, numbers = tmp_path / "run", itertools.count()
 
     def before(body: dict) -> None:
@@ -291,7 +291,7 @@ def test_a_server_that_is_not_there_is_reported_at_once(zygote: Zygote, tmp_path
 
 @pytest.mark.slow
 def test_a_server_lost_in_the_middle(zygote: Zygote, server: FakeVLLM, tmp_path: Path) -> None:
-    """The run saves what it has done, though no checkpoint was due, and goes on from there."""
+    """The run saves what it has done, though no checkpoint was due, and continues from there."""
     folder = tmp_path / "run"
     keys = {"save_steps": 0, "eval_interval": 0, "patience": 5}
     run = zygote.run("magrpo", asked("magrpo", folder, server.url, max_steps=1000, **keys))
@@ -316,7 +316,7 @@ def test_a_server_lost_in_the_middle(zygote: Zygote, server: FakeVLLM, tmp_path:
 
 @pytest.mark.slow
 def test_several_servers_of_several_models(zygote: Zygote, tmp_path: Path) -> None:
-    """One of an agent's two servers dies in the middle, and the run goes on; top-p truncates, and
+    """One of an agent's two servers dies in the middle, and the run continues; top-p truncates, and
     all weigh 1."""
     folder = tmp_path / "run"
     fakes = [fake_server() for _ in range(3)]

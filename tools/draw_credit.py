@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from comlrl.credit.advantages import sibling_advantages  # noqa: E402
-from comlrl.credit.returns import agent_returns, joint_returns, mean  # noqa: E402
+from comlrl.credit.returns import completion_returns, joint_returns, mean  # noqa: E402
 from comlrl.types import AgentTurn, Completion, Node, Score, Task, Tree  # noqa: E402
 
 FILE = ROOT / "docs" / "credit.svg"
@@ -168,7 +168,8 @@ def credit(tree: Tree, x: float, y: float) -> list[str]:
     x += 330
     parts += [text(x, y, "completion", fill=SOFT), text(x + 95, y, "its mean R", fill=SOFT)]
     parts.append(text(x + 190, y, "advantage Â", fill=SOFT))
-    for agent, returns_G in enumerate(agent_returns(root, returns[0])):
+    for agent in root.acting:
+        returns_G = completion_returns(root, agent, returns[0])
         for g, advantage in enumerate(sibling_advantages(returns_G, "mean")):
             line = y + 24 * (2 * agent + g + 1)
             parts.append(text(x, line, name(agent, g)))
@@ -184,7 +185,7 @@ def credit_in_order(tree: Tree, x: float, y: float) -> list[str]:
     parts = [text(x + at, y, words, fill=SOFT) for at, words in heads.items()]
     line = y
     for index, node in enumerate(tree.nodes):
-        (own,) = agent_returns(node, returns[index])
+        own = completion_returns(node, node.first_agent, returns[index])
         for g, advantage in enumerate(sibling_advantages(own, "mean")):
             line += 24
             below = f" below {name(0, node.parent_action)}" if node.first_agent else ""

@@ -6,7 +6,7 @@ Objective of agent i, over the nodes of an update, with its G completions y_ig a
     Â_ig = R_ig − mean_g R_ig,   R_ig = mean of R_k over the joint actions k that contain y_ig
     R_k(t) = r_k + γ · mean over the joint returns of k's child
 
-Where each agent has a reward of its own (``Score.by_agent``), r_k and R_k are agent i's.
+Where each agent has its own reward (``Score.by_agent``), r_k and R_k are agent i's.
 
 Its nodes are those at which it acts: with ``turn_order: simultaneous`` all of them. With
 ``sequential`` (the grouping of AT-GRPO, arXiv 2510.11062) siblings share agent, turn and what
@@ -23,8 +23,8 @@ truncation) from which each token was drawn, summed over a completion's tokens a
 
     L_i −= c_H (1/|nodes|) Σ_nodes (1/G) Σ_g Σ_tokens H(π_i(· | …))
 
-H is differentiated where it was reached; that an action leads to states of more entropy is no part
-of its advantage. For completions of one token this is the gradient of c_H · H exactly.
+H is differentiated where it was reached; its advantage does not count that an action leads to
+states of more entropy. For completions of one token this is the gradient of c_H · H exactly.
 
 Departures from the paper: no division by the siblings' standard deviation unless asked for; no
 importance ratio and no clip where each sample is used once (strictly on-policy); with ``handoff``
@@ -65,7 +65,7 @@ from comlrl.types import (
     Completion,
     Episode,
     EpisodeGroup,
-    Rolled,
+    RolloutResult,
     Row,
     Sampling,
     TokenBatch,
@@ -173,7 +173,7 @@ class MAGRPOTrainer:
             metrics_N.append(metrics | {"gradient_norm": max(norms_U)})
         return agent_means(metrics_N) | {"learning_rate": self.optimizers[0].learning_rate}
 
-    def _grow(self, step: Step) -> tuple[Sequence[Rolled], Greedy | GreedyEpisodes | None]:
+    def _grow(self, step: Step) -> tuple[Sequence[RolloutResult], Greedy | GreedyEpisodes | None]:
         tasks, key = self.team.processes.shard(step.tasks), step.key
         if self.section.advantage != "greedy":
             return self.rollout.grow(tasks, self.section.shape, self.sampling, key), None
@@ -183,7 +183,7 @@ class MAGRPOTrainer:
 
     def _credit(
         self,
-        trees: Sequence[Rolled],
+        trees: Sequence[RolloutResult],
         greedy: Greedy | GreedyEpisodes | None,
         sums_N: Sequence[Sums],
     ) -> list[list[Unit]]:

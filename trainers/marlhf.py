@@ -47,7 +47,7 @@ from comlrl.loop.loop import Loop
 from comlrl.loop.parts import Part
 from comlrl.loop.steps import Step
 from comlrl.preferences.candidates import PreferenceError, joint_texts
-from comlrl.preferences.collector import SUMMARY, Collector
+from comlrl.preferences.collector import Collector
 from comlrl.preferences.pairs import Round, TaskPairs
 from comlrl.preferences.reward_model import (
     FACTS,
@@ -58,6 +58,7 @@ from comlrl.preferences.reward_model import (
 )
 from comlrl.preferences.reward_training import Fit, RewardBase, TextPair, begin, train
 from comlrl.processes import distributed
+from comlrl.run_files import PREFERENCES_SUMMARY
 from comlrl.types import Task
 
 FOLDER = "reward_model"
@@ -285,7 +286,7 @@ class MARLHFTrainer:
         )
         if not distributed.is_main() or facts is None:
             return
-        path = self.loop.run_dir / SUMMARY
+        path = self.loop.run_dir / PREFERENCES_SUMMARY
         summary = json.loads(path.read_text(encoding="utf-8"))
         summary["reward_model_accuracy"] = facts.accuracy
         summary["reward_model"] = {

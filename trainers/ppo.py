@@ -17,19 +17,19 @@ Three choices, each a key:
   token, summed up where values are of turns, and over all agents where they are centralized; or as
   a k3 term in the ``loss``.
 
-Where each agent has a reward of its own (``Score.by_agent``), R and Â are of that, a centralized V
+Where each agent has its own reward (``Score.by_agent``), R and Â are of that, a centralized V
 has a head for each agent, and each pays for its own KL alone.
 
 V is a small head on the policy's hidden states (of the token, or their mean over a turn's prompts),
-or with ``critic_model`` a language model with an adapter of its own and a scalar head, which reads
+or with ``critic_model`` a language model with its own adapter and a scalar head, which reads
 the histories themselves. With ``shared_policy`` all agents act by one policy, which learns from the
 samples of all, and an independent critic is one for all; their prompts tell them apart.
 
-With ``turn_order: sequential`` each agent's turns are a chain of its own, and its V reads what it
+With ``turn_order: sequential`` each agent's turns are one chain, and its V reads what it
 has read of this turn too. A centralized V of agent i reads the prompts of the agents up to i: those
 of later agents hold what i is about to write, and Â would no longer tell what that is worth.
 
-With a program each call is a turn. An agent's calls in an episode are a chain of its own, and its
+With a program each call is a turn. An agent's calls in an episode are one chain, and its
 rewards are its own (``agents.reward``, ``discount`` counts its calls): a centralized V has a head
 for each agent, and each agent pays for its own KL. V of a call reads each agent's latest prompt up
 to the call and none that was asked later. A minibatch's states are tasks with all their episodes.
@@ -73,7 +73,7 @@ from comlrl.processes.distributed import Processes
 from comlrl.processes.statistics import Sums, agent_means, moments, standardized
 from comlrl.programs.rollout import ProgramRollout
 from comlrl.rollout.grow import Rollout
-from comlrl.types import EpisodeGroup, Rolled, Row, Sampling, TokenBatch, Tree
+from comlrl.types import EpisodeGroup, RolloutResult, Row, Sampling, TokenBatch, Tree
 from comlrl.update.clipped import ClippedPolicy, run_epochs
 from comlrl.update.kl_coefficient import KLCoefficient
 from comlrl.update.minibatches import Span, minibatches, passes
@@ -198,7 +198,7 @@ class PPOTrainer:
 
     @property
     def _own_rewards(self) -> bool:
-        """Whether each agent has a return of its own; an episode's calls always give it one."""
+        """Whether each agent has its own return; an episode's calls always give it one."""
         return isinstance(self.rollout, ProgramRollout) or self.rollout.own_rewards
 
     @property
@@ -215,7 +215,7 @@ class PPOTrainer:
         return range(self.section.num_agents) if self._centralized else self._acting(index)
 
     def _values(self, chains: Credited) -> list[StepValues]:
-        """Each critic's values of the step, and what it reads where it has passes of its own."""
+        """Each critic's values of the step, and what it reads where it has its own passes."""
         seen_PD = None
         if self.section.granularity == "turn" and self.critic_team is None:
             seen_PD = self._observations(chains)
@@ -233,7 +233,7 @@ class PPOTrainer:
     def _reader(
         self, index: int, chains: Credited, seen_PD: torch.Tensor | None
     ) -> PooledReader | LanguageReader | None:
-        """What a critic with passes of its own reads; None: it is a head in the policy's passes."""
+        """What a critic with its own passes reads; None: it is a head in the policy's passes."""
         critic, agents = self.critics[index], self._valued(index)
         groups = [Group([agent], [agent]) for agent in agents]
         if self._centralized:
@@ -370,7 +370,7 @@ class PPOTrainer:
         return seen_PD
 
 
-def _credited(rolled: Sequence[Rolled]) -> Credited:
+def _credited(rolled: Sequence[RolloutResult]) -> Credited:
     """A step's rollouts, numbered. A process whose shard is empty has no chains."""
     groups = [group for group in rolled if isinstance(group, EpisodeGroup)]
     trees = [tree for tree in rolled if isinstance(tree, Tree)]

@@ -206,7 +206,7 @@ class SHPPOTrainer:
     def _inferred(
         self, samples: Samples, mu_SNK: torch.Tensor, sigma_SNK: torch.Tensor
     ) -> torch.Tensor:
-        """V_I of each stage, (S, V), with the gradient of the latents of its own agents alone."""
+        """V_I of each stage, (S, V), with the gradient of its own agents' latents alone."""
 
         def up_to(stage: range, latent_SNK: torch.Tensor) -> torch.Tensor:
             before = latent_SNK[:, : stage.start].detach()
@@ -264,11 +264,11 @@ class SHPPOTrainer:
         def after(one: Pass) -> dict[str, float]:
             if section.latents != "learned":
                 return {}
-            encoder_metrics = self._update_encoder(samples, one.progress)
+            encoder_metrics = self.update_encoder(samples, one.progress)
             if section.latent_gradient == "policy":
                 return encoder_metrics
             return encoder_metrics | {
-                "inference_loss": self._update_inference(samples, one.progress)
+                "inference_loss": self.update_inference(samples, one.progress)
             }
 
         epochs = passes(states, size, section.ppo_epochs, key, span, self.team.processes)
@@ -315,7 +315,7 @@ class SHPPOTrainer:
             metrics["latent/cosine_distance"] = moments(distances, self.team.processes)[1]
         return metrics
 
-    def _update_encoder(self, samples: Samples, progress: float) -> dict[str, float]:
+    def update_encoder(self, samples: Samples, progress: float) -> dict[str, float]:
         """One step of L_latent, through μ and σ, into the encoder alone."""
         section = self.section
         mu_SNK, sigma_SNK = self.policy.encoder.along_chains(
@@ -353,7 +353,7 @@ class SHPPOTrainer:
         )
         return loss_CN.mean(1)
 
-    def _update_inference(self, samples: Samples, progress: float) -> float:
+    def update_inference(self, samples: Samples, progress: float) -> float:
         """One step of V_I on the returns of the rollout's μ and σ; the mean loss."""
         value_SV = self._inferred(samples, samples.mu_SNK, samples.sigma_SNK)
         loss_CV = (value_SV[samples.state_C] - samples.return_CV) ** 2

@@ -1,4 +1,4 @@
-"""What is built in: problems, posts, the arena's rows and the tiny models, and where they lie."""
+"""Built-in problems, posts, arena rows and tiny models, and their paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the makers of builtin data share: the shipped splits, and the command line."""
+"""The shipped splits and the command line of the programs that make builtin data."""
 
 from __future__ import annotations
 

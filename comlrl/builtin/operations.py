@@ -1,4 +1,4 @@
-"""What CoopMini problems are made of: kinds of input, and filters, maps and reductions on them.
+"""The parts of CoopMini problems: kinds of input, and filters, maps and reductions on them.
 
 A problem reads a collection and applies, in this order, a filter, a map and a reduction; one of
 the three may be missing. A long one maps once more what the map gave. Operations come in groups

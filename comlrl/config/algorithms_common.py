@@ -96,9 +96,7 @@ class CommonConfig:
     no_programs: ClassVar[str] = (
         "its trainer reads trees of turns"  # why it cannot learn from a program; empty: it can
     )
-    one_reward: ClassVar[str] = (
-        ""  # why agents cannot learn from rewards of their own; "": they can
-    )
+    one_reward: ClassVar[str] = ""  # why agents cannot learn from their own rewards; "": they can
     may_share_policy: ClassVar[bool] = False  # by a key ``shared_policy``
     paper: ClassVar[str] = ""
 

@@ -87,7 +87,7 @@ class Loader:
     def read(self, path: str | Path) -> None:
         """Take every key of a YAML file."""
         self.folder = self.beside = Path(os.path.abspath(path)).parent
-        for key, value in self._leaves(load_yaml(path)):
+        for key, value in self.leaves(load_yaml(path)):
             self.set(Setting(key, value, str(path)))
 
     def set(self, setting: Setting) -> None:
@@ -98,7 +98,7 @@ class Loader:
         key = self._rename(setting)
         if key is None:
             return
-        is_text = key.partition(".")[0] == "prompts"  # an empty one is no missing value
+        is_text = key.partition(".")[0] == "prompts"  # an empty one is not a missing value
         value = setting.value if is_text else _normalise(setting.value)
         older = VALUE_ALIASES.get(key.rpartition(".")[2], {})
         if isinstance(value, str | bool | None) and value in older:
@@ -171,12 +171,12 @@ class Loader:
     def _section(self, name: str) -> Any:
         return OmegaConf.to_object(self._values[name])
 
-    def _leaves(self, tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    def leaves(self, tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
         for name, value in tree.items():
             key = f"{prefix}{name}"
             is_section = key in self.sections or key == "model"
             if isinstance(value, dict) and (is_section or (not prefix and key not in self.keys)):
-                yield from self._leaves(value, f"{key}.")
+                yield from self.leaves(value, f"{key}.")
                 if key in OPTIONAL_SECTIONS and not value:
                     self._asked.add(key)
             elif not (value is None and is_section and key not in OPTIONAL_SECTIONS):
@@ -293,8 +293,8 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def _check_texts(value: Any, where: str) -> None:
-    """Raises UserError where a text in ``value`` has an interpolation that is no reference to
-    another key, or bytes of a command line that are none of the locale's."""
+    """Raises UserError if a text in ``value`` has an interpolation that is not a reference to
+    another key, or bytes of a command line that the locale cannot decode."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -312,7 +312,7 @@ def _check_texts(value: Any, where: str) -> None:
         rest, more = REFERENCE.subn("x", rest)
     if OPENING.search(rest):
         raise UserError(
-            f"{where}: {_shown(value)} has an interpolation that is no reference; of these only "
+            f"{where}: {_shown(value)} has an interpolation that is not a reference; only "
             "${section.key} is read: write the value itself"
         )
 

@@ -1,6 +1,6 @@
 """Episodes of programs, numbered: the form in which PPO credits the calls of a step.
 
-An agent's calls in an episode are a chain of its own, in the order in which they were made. A
+An agent's calls in an episode are one chain, in the order in which they were made. A
 reward comes with the last call that the agent had made by then; one that is paid before its first
 call follows from none of its choices and counts for none. A state is a task, with all of its
 episodes: they are never divided among minibatches.

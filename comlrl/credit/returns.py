@@ -2,7 +2,7 @@
 
     R_k(t) = r_k + γ · mean over the joint returns of the child that k led to (0 where it has none)
 
-Where each agent has a reward of its own (``Score.by_agent``), r_k and R_k are the agent's.
+Where each agent has its own reward (``Score.by_agent``), r_k and R_k are the agent's.
 
 In a sequential turn r_k is 0 until the last agent has acted, and γ counts between turns alone: an
 agent's return is the mean of what follows it within the turn.
@@ -32,7 +32,7 @@ from comlrl.types import Node, Tree
 def joint_returns(tree: Tree, discount: float, agent: int | None = None) -> list[list[float]]:
     """R_k for each node of the tree (its order) and each joint action, shape (nodes, K).
 
-    ``agent``: of its own rewards; None: of the team's.
+    ``agent``: whose rewards count; None: the team's.
     """
     rewards = [n.rewards_K if agent is None else n.rewards_of(agent) for n in tree.nodes]
     returns = [
@@ -80,14 +80,9 @@ def _handed_on(
     return {k: average + factor * (own.get(k, average) - average) for k in range(count)}
 
 
-def agent_returns(node: Node, joint_returns_K: list[float]) -> list[list[float]]:
-    """The return of each completion of each agent that acts here: the mean over the joint actions
-    that contain it; shape (N, G)."""
-    return [completion_returns(node, agent, joint_returns_K) for agent in node.acting]
-
-
 def completion_returns(node: Node, agent: int, joint_returns_K: list[float]) -> list[float]:
-    """The return of each completion of one agent that acts here, shape (G,).
+    """The return of each completion of one agent that acts here: the mean over the joint actions
+    that contain it; shape (G,).
 
     Where only some of the agent's joint actions compare its completions with the same partners
     (``joint_mode: counterfactual``), those alone count.

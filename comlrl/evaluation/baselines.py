@@ -59,7 +59,7 @@ def build(name: str, rollout: Rollout, num_agents: int, sampling: Sampling) -> G
             )  # fmt: skip
             shape = Shape(num_agents, 2, 1)
             return lambda tasks, key: talk.grow(tasks, shape, sampling, key)
-    raise ValueError(f"{name!r} is no baseline; use one of {', '.join(NAMES)}")
+    raise ValueError(f"{name!r} is not a baseline; use one of {', '.join(NAMES)}")
 
 
 def discuss(prompts: Prompts, attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:

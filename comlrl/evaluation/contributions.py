@@ -17,7 +17,7 @@ import numpy as np
 
 from comlrl.evaluation.cross_play import CachingSampler, Weights
 from comlrl.evaluation.intervals import bootstrap_interval
-from comlrl.types import Rolled
+from comlrl.types import RolloutResult
 
 if TYPE_CHECKING:
     import torch
@@ -39,8 +39,8 @@ def play(
     sampler: CachingSampler,
     own: Weights,
     absent: Mapping[int, dict[str, torch.Tensor] | None],
-    grow: Callable[[], list[Rolled]],
-) -> dict[Coalition, list[Rolled]]:
+    grow: Callable[[], list[RolloutResult]],
+) -> dict[Coalition, list[RolloutResult]]:
     """Trees of every coalition of the agents in ``absent``, which has what acts in the place of
     each: weights, or None for silence. The team is left changed."""
     trees = {}

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from comlrl.models.team import Team
-from comlrl.types import EpisodeGroup, Rolled
+from comlrl.types import EpisodeGroup, RolloutResult
 
 
 def weights_of(team: Team, agent: int) -> int:
@@ -26,7 +26,7 @@ def weights_of(team: Team, agent: int) -> int:
     return count + (0 if own.peft is None else sum(p.numel() for p in own.parameters()))
 
 
-def cost(trees: Sequence[Rolled], weights_N: Sequence[int]) -> dict[str, float]:
+def cost(trees: Sequence[RolloutResult], weights_N: Sequence[int]) -> dict[str, float]:
     """Calls of a model (a prompt, completed), tokens read and written, and floating-point
     operations: 2 for each weight and token (Kaplan et al. 2020, without attention over the
     context). A silent agent is not called. ``weights_N``: of ``weights_of``."""
@@ -45,7 +45,7 @@ def cost(trees: Sequence[Rolled], weights_N: Sequence[int]) -> dict[str, float]:
     }
 
 
-def _asked(tree: Rolled) -> Iterator[tuple[int, int, int]]:
+def _asked(tree: RolloutResult) -> Iterator[tuple[int, int, int]]:
     """Who was asked; tokens of the prompt, and those written."""
     if isinstance(tree, EpisodeGroup):
         for call in (call for episode in tree.episodes_G for call in episode.calls):

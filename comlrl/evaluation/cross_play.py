@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from comlrl.types import Completion, Request, Rolled, Sampler, Sampling
+from comlrl.types import Completion, Request, RolloutResult, Sampler, Sampling
 
 if TYPE_CHECKING:
     import torch
@@ -63,8 +63,8 @@ def play(
     team: Team,
     sampler: CachingSampler,
     weights_R: Sequence[Weights],
-    grow: Callable[[], list[Rolled]],
-) -> list[list[list[Rolled]]]:
+    grow: Callable[[], list[RolloutResult]],
+) -> list[list[list[RolloutResult]]]:
     """Trees of each pairing: ``[run of the others][run of the last]``; the team is left changed."""
     last = len(team) - 1
     rows = []

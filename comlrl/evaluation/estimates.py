@@ -18,11 +18,12 @@ from comlrl.evaluation.metrics import tree_metrics
 from comlrl.processes.distributed import Processes
 from comlrl.programs.rollout import ProgramRollout
 from comlrl.rollout.grow import Rollout
-from comlrl.types import Domain, EpisodeGroup, Rolled, Sampling, Shape, Task
+from comlrl.types import Domain, EpisodeGroup, RolloutResult, Sampling, Shape, Task
 
 # Of each chain's joint action at a turn; None: at the last turn that it reached.
 _Measured = defaultdict[int | None, list[Mapping[str, float]]]
-Grow = Callable[[Sequence[Task], tuple], Sequence[Rolled]]  # (tasks, key) → one tree for each task
+# (tasks, key) → one tree for each task
+Grow = Callable[[Sequence[Task], tuple], Sequence[RolloutResult]]
 
 
 def evaluate(
@@ -34,13 +35,13 @@ def evaluate(
     key: tuple = ("eval",),
     *,
     processes: Processes,
-) -> list[Rolled]:
+) -> list[RolloutResult]:
     """``samples`` independent chains for each task, each one tree; sample by sample.
 
     The keys are the same at every evaluation, so that two evaluations differ by the policy alone.
     """
 
-    def grow(own: Sequence[Task], each: tuple) -> Sequence[Rolled]:
+    def grow(own: Sequence[Task], each: tuple) -> Sequence[RolloutResult]:
         return rollout.grow(own, shape.chain, sampling, each)
 
     return repeat(grow, tasks, samples, key, processes=processes)
@@ -53,7 +54,7 @@ def repeat(
     key: tuple = ("eval",),
     *,
     processes: Processes,
-) -> list[Rolled]:
+) -> list[RolloutResult]:
     """``samples`` trees for each task, however ``grow`` makes them; sample by sample."""
     own = processes.shard(tasks)
     grown = [grow(own, (*key, s)) for s in range(samples)]
@@ -72,7 +73,7 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     return 1.0 - math.prod((samples - passed - i) / (samples - i) for i in range(k))
 
 
-def pass_rates(trees: Sequence[Rolled], ks: Sequence[int]) -> dict[str, float]:
+def pass_rates(trees: Sequence[RolloutResult], ks: Sequence[int]) -> dict[str, float]:
     """pass@k for each k, averaged over tasks, from chains of ``evaluate``; empty where the reward
     has no notion of passing."""
     tasks = [counts for chains in by_task(trees).values() if (counts := _counts(chains))]
@@ -81,15 +82,15 @@ def pass_rates(trees: Sequence[Rolled], ks: Sequence[int]) -> dict[str, float]:
     return {f"pass@{k}": sum(pass_at_k(*c, k) for c in tasks) / len(tasks) for k in ks}
 
 
-def by_task(trees: Sequence[Rolled]) -> dict[str, list[Rolled]]:
+def by_task(trees: Sequence[RolloutResult]) -> dict[str, list[RolloutResult]]:
     """A task's name → its chains, in the order in which they were sampled."""
-    groups: dict[str, list[Rolled]] = {}
+    groups: dict[str, list[RolloutResult]] = {}
     for tree in trees:
         groups.setdefault(tree.task.task_id, []).append(tree)
     return groups
 
 
-def task_rows(trees: Sequence[Rolled], ks: Sequence[int]) -> list[dict[str, Any]]:
+def task_rows(trees: Sequence[RolloutResult], ks: Sequence[int]) -> list[dict[str, Any]]:
     """For each task: samples, mean raw reward of the last turn and, where there is such a thing,
     how many passed and pass@k."""
     rows = []
@@ -106,7 +107,7 @@ def task_rows(trees: Sequence[Rolled], ks: Sequence[int]) -> list[dict[str, Any]
 
 
 def estimates(
-    trees: Sequence[Rolled], domain: Domain, ks: Sequence[int], seed: int = 0
+    trees: Sequence[RolloutResult], domain: Domain, ks: Sequence[int], seed: int = 0
 ) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
     """(metrics of all trees with pass@k, the 95% interval of each that is a mean over tasks).
 
@@ -129,7 +130,7 @@ def estimates(
     return point, intervals
 
 
-def _counts(chains: Sequence[Rolled]) -> tuple[int, int] | None:
+def _counts(chains: Sequence[RolloutResult]) -> tuple[int, int] | None:
     """(samples, how many passed at the last turn that they reached) of a task; None where nothing
     is passed."""
     passed = [p for tree in chains if (p := tree.final_score.passed) is not None]
@@ -152,7 +153,7 @@ def _known(name: str, measured: _Measured) -> int:
     return sum((name if turn is None else plain) in each for each in found) or len(found)
 
 
-def _measured(chains: Sequence[Rolled], domain: Domain) -> _Measured:
+def _measured(chains: Sequence[RolloutResult], domain: Domain) -> _Measured:
     """What the domain measures of a task's chains. An episode is one turn."""
     found: _Measured = defaultdict(list)
     for tree in chains:

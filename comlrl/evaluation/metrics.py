@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from comlrl.evaluation.episode_metrics import episode_metrics, mean_reward, weighted_mean
-from comlrl.types import AgentTurn, Domain, EpisodeGroup, JointAction, Node, Rolled, Tree
+from comlrl.types import AgentTurn, Domain, EpisodeGroup, JointAction, Node, RolloutResult, Tree
 
 OF_TURN = re.compile(r"^turn_\d+/(.+)$")
 OF_AGENT = re.compile(r"^agent_\d+/")
@@ -48,7 +48,7 @@ class _Weighted:
         return self.tree.nodes[self.index]
 
 
-def tree_metrics(trees: Sequence[Rolled], domain: Domain) -> dict[str, float]:
+def tree_metrics(trees: Sequence[RolloutResult], domain: Domain) -> dict[str, float]:
     """Metrics of scored trees: of each turn under ``turn_T/…``, and bare of the last turn reached.
 
     The last turn reached is made of the scored nodes that nothing follows: those of the final turn
@@ -104,7 +104,7 @@ def order_agreement(trees: Sequence[Tree]) -> dict[str, float]:
     return {"reward_model/order_agreement": right / count} if count else {}
 
 
-def task_reward(tree: Rolled) -> float:
+def task_reward(tree: RolloutResult) -> float:
     """A task's mean raw reward at the last turn reached."""
     if isinstance(tree, EpisodeGroup):
         return mean_reward(tree)

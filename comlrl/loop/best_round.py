@@ -64,7 +64,7 @@ def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def reward_of(labelled: Round) -> tuple[float, float]:
     """Mean task reward of a round's candidates, and its standard error: over tasks, whose
-    candidates are no independent draws; infinite where there are too few to tell."""
+    candidates are not independent draws; infinite where there are too few to tell."""
     means = [fmean(c.reward for c in t.candidates.candidates_K) for t in labelled.tasks]
     if len(means) < FEWEST:
         return fmean(means), math.inf

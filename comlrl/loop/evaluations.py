@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from comlrl.loop.best_model import BestModel
 from comlrl.loop.cadence import Cadence
 from comlrl.loop.steps import Counters
-from comlrl.types import Rolled
+from comlrl.types import RolloutResult
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Evaluations:
     """Trees and metrics of the present policy on held-out tasks; ``best`` is offered the weights of
     each."""
 
-    evaluate: Callable[[], tuple[list[Rolled], dict[str, float]]]
+    evaluate: Callable[[], tuple[list[RolloutResult], dict[str, float]]]
     cadence: Cadence
     best: BestModel | None = None
 

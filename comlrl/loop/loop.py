@@ -1,4 +1,4 @@
-"""What all training loops share. A trainer takes its steps from here and does the rest itself.
+"""The loop that all trainers share. A trainer takes its steps from here and does the rest itself.
 
 The order of events:
 
@@ -31,7 +31,7 @@ from comlrl.loop.checkpoint import Checkpoint, Checkpoints, short
 from comlrl.loop.evaluations import Evaluations
 from comlrl.loop.interrupts import Interrupted, Signals
 from comlrl.loop.parts import Trainer
-from comlrl.loop.progress import EVALUATING, SAVING, TRAINING, Ahead, Progress
+from comlrl.loop.progress import EVALUATING, SAVING, TRAINING, Progress, Remaining
 from comlrl.loop.records import Logger, LogMark
 from comlrl.loop.run_log import RunLog
 from comlrl.loop.steps import Counters, Gathered, Step, seed_generators
@@ -40,12 +40,13 @@ from comlrl.processes import distributed
 from comlrl.processes.distributed import Processes
 from comlrl.programs.rollout import GreedyEpisodes
 from comlrl.rollout.grow import Greedy
-from comlrl.types import Rolled, Task
+from comlrl.types import RolloutResult, Task
 from comlrl.update.minibatches import Span
 
 ENV_STEPS = "environment steps"  # of a training step
 
-Beside = Callable[[Sequence[Rolled]], Mapping[str, float]]  # trees of an evaluation → more metrics
+# Trees of an evaluation → more metrics.
+ExtraMetrics = Callable[[Sequence[RolloutResult]], Mapping[str, float]]
 
 
 class Loop:
@@ -138,14 +139,14 @@ class Loop:
         if self.evaluations is not None and self.evaluations.best is not None:
             self.evaluations.best.resume()
 
-    def steps(self, trainer: Trainer, beside: Beside | None = None) -> Iterator[Step]:
+    def steps(self, trainer: Trainer, extra_metrics: ExtraMetrics | None = None) -> Iterator[Step]:
         """Training steps until the first of the run's ends; evaluates before and after.
 
         ``beside``: what the trainer tells of an evaluation beside the metrics of its trees.
         """
         self.checkpoints.begin(trainer.parts())
         self.signals.defer()
-        self._evaluate_if_due(beside)
+        self._evaluate_if_due(extra_metrics)
         while not self._over:
             index = self.counters.steps
             epoch, tasks = self.schedule.at(index)
@@ -154,12 +155,12 @@ class Loop:
             self._begin(TRAINING)
             yield Step(index + 1, epoch, tasks)
             self.counters.train_seconds += time.monotonic() - started - self._pause
-            self._after(beside)
+            self._after(extra_metrics)
 
     def gather(
         self,
         step: Step,
-        trees: Sequence[Rolled],
+        trees: Sequence[RolloutResult],
         greedy: Greedy | GreedyEpisodes | None = None,
     ) -> Gathered:
         """What all processes have grown in a step; ends the rollout's time. A collective call."""
@@ -194,7 +195,7 @@ class Loop:
         counters.updates += updates
         counters.tasks_seen += len(step.tasks)
         self.count(scored=gathered.scored, tokens=gathered.tokens, env_steps=gathered.env_steps)
-        self.progress.ahead = self.ahead
+        self.progress.remaining = self.remaining
         started = time.monotonic()
         due = step.index % self.section.logging_steps == 0 or self._over
         self.latest = self.log.step(counters, step, gathered, metrics, due=due)
@@ -280,28 +281,28 @@ class Loop:
             raise Interrupted(number, self.save() if self.counters.steps else saved)
 
     def _begin(self, work: str) -> None:
-        self.progress.ahead = self.ahead
+        self.progress.remaining = self.remaining
         self.progress.begin(work)
 
     def _end(self) -> None:
         self.progress.end()
-        self.progress.ahead = self.ahead
+        self.progress.remaining = self.remaining
 
     @property
-    def ahead(self) -> Ahead:
+    def remaining(self) -> Remaining:
         """How far the run is; where environment steps end it, as far as the latest steps tell."""
         done, total, most = self.counters.steps, self.ends.steps, self.ends.env_steps
         each, estimated = self.progress.typical(ENV_STEPS), False
         if most is not None:
             if not each:
-                return Ahead(done, None)
+                return Remaining(done, None)
             end = done + max(math.ceil((most - self.counters.env_steps) / each), 0)
             estimated = total is None or end < total
             total = end if estimated else total
         if total is None:
-            return Ahead(done, None)
+            return Remaining(done, None)
         checkpoints, evaluations = self.checkpoints, self.evaluations
-        return Ahead(
+        return Remaining(
             done,
             total,
             estimated,
@@ -313,10 +314,10 @@ class Loop:
     def _over(self) -> bool:
         return self.ends.over(self.counters)
 
-    def _after(self, beside: Beside | None) -> None:
+    def _after(self, extra_metrics: ExtraMetrics | None) -> None:
         """What is due after a step. Evaluation comes before saving, so that it is not repeated."""
         self._leave_if_asked()
-        self._evaluate_if_due(beside)
+        self._evaluate_if_due(extra_metrics)
         self._leave_if_asked()
         checkpoints = self.checkpoints
         if checkpoints.cadence.due(checkpoints.steps, self.counters.steps, self._over):
@@ -332,19 +333,19 @@ class Loop:
         if number is not None:
             raise Interrupted(number, self.save())
 
-    def _evaluate_if_due(self, beside: Beside | None) -> None:
+    def _evaluate_if_due(self, extra_metrics: ExtraMetrics | None) -> None:
         if self.evaluations is not None and self.evaluations.due(self.counters, self._over):
-            self._evaluate(self.evaluations, beside)
+            self._evaluate(self.evaluations, extra_metrics)
 
-    def _evaluate(self, evaluations: Evaluations, beside: Beside | None) -> None:
+    def _evaluate(self, evaluations: Evaluations, extra_metrics: ExtraMetrics | None) -> None:
         # Several processes evaluate together: there one cannot leave in the middle.
         alone = distributed.world_size() == 1
         self._begin(EVALUATING)
         try:
             with self.signals.abandoning() if alone else contextlib.nullcontext():
                 trees, metrics = evaluations.evaluate()
-                if beside is not None:
-                    metrics |= beside(trees)
+                if extra_metrics is not None:
+                    metrics |= extra_metrics(trees)
         except Interrupted as interrupted:
             raise Interrupted(interrupted.number, self.save()) from None
         self.counters.evaluated = self.counters.steps
@@ -356,7 +357,7 @@ class Loop:
         """The signal that any process has received, or None."""
         return max(distributed.all_gather(self.signals.received or 0)) or None
 
-    def _gathered(self, trees: Sequence[Rolled]) -> list[Rolled]:
+    def _gathered(self, trees: Sequence[RolloutResult]) -> list[RolloutResult]:
         """Those of all processes. A completion's sampling support stays where it is learned
         from."""
         if distributed.world_size() == 1:

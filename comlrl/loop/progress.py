@@ -16,7 +16,7 @@ RECENT = 20  # durations of each work that the estimate rests on
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class Remaining:
     """How far a run is, and how often each work is still to be done, the present one included.
 
     ``steps``: training steps done; ``total``: of the whole run, None where not known yet;
@@ -40,7 +40,7 @@ class Progress:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self.ahead = Ahead(0, None)  # kept up to date by the loop
+        self.remaining = Remaining(0, None)  # kept up to date by the loop
         self.work = ""
         self.share = 0.0  # of the present work, as far as it says
         self.listeners: list[Callable[[str], None]] = []  # called with each work that begins
@@ -95,13 +95,13 @@ class Progress:
 
     def seconds_left(self) -> float | None:
         """None while nothing is known: before the first training step, or of a run without end."""
-        ahead = self.ahead
-        if ahead.total is None:
+        remaining = self.remaining
+        if remaining.total is None:
             return None
-        steps = max(ahead.total - ahead.steps, 0)
+        steps = max(remaining.total - remaining.steps, 0)
         if steps and self.typical(TRAINING) is None:
             return None
-        counts = {TRAINING: steps, EVALUATING: ahead.evaluations, SAVING: ahead.saves}
+        counts = {TRAINING: steps, EVALUATING: remaining.evaluations, SAVING: remaining.saves}
         return math.fsum(self._seconds(work, count) for work, count in counts.items())
 
     def _seconds(self, work: str, count: int) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from comlrl.types import Rolled
+from comlrl.types import RolloutResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,6 @@ class Logger(Protocol):
 
     def log(self, record: LogRecord) -> None: ...
 
-    def episodes(self, record: LogRecord, trees: Sequence[Rolled]) -> None: ...
+    def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None: ...
 
     def close(self) -> None: ...

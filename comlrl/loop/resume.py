@@ -22,7 +22,7 @@ from comlrl.loop.run_directory import (
     make_writable,
     move_aside,
 )
-from comlrl.loop.traces import Before
+from comlrl.loop.traces import FolderSnapshot
 from comlrl.run_files import CHECKPOINTS, CONFIG, SUMMARY
 
 HARMLESS_SECTIONS = ("output", "wandb", "mlflow", "trackio", "distributed", "agent_devices")
@@ -42,7 +42,7 @@ class Start:
     checkpoint: Path | None  # to continue from; None: a fresh start
     continuing: bool  # what an earlier process left in ``run_dir`` is this run's own
     sources: Sequence[Source] = ()  # the user's own modules
-    before: Before | None = None  # of a fresh start
+    before: FolderSnapshot | None = None  # of a fresh start
 
 
 def prepare(config: Config, resume: bool, force: bool, sources: Sequence[Source] = ()) -> Start:
@@ -56,7 +56,7 @@ def prepare(config: Config, resume: bool, force: bool, sources: Sequence[Source]
     found = checkpoint.newest(folder) if resume and folder.exists() else None
     if found is None and holds_run(folder):
         _make_room(folder, config, resume)
-    before = Before.of(folder)
+    before = FolderSnapshot.of(folder)
     make_writable(folder)
     config = replace(config, output=replace(config.output, dir=str(folder), overwrite=False))
     changed = _changes(folder, config, sources)

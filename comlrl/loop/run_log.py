@@ -1,4 +1,4 @@
-"""What a run logs of its steps, evaluations and other stages, and when."""
+"""Logs a run's steps, evaluations and other stages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from comlrl.evaluation.metrics import tree_metrics
 from comlrl.loop.alarm import CollapseAlarm
 from comlrl.loop.records import Logger, LogRecord
 from comlrl.loop.steps import Counters, Gathered, Step, peak_memory_mb
-from comlrl.types import Domain, Rolled
+from comlrl.types import Domain, RolloutResult
 
 
 class Sampled(Protocol):
@@ -68,7 +68,7 @@ class RunLog:
         return metrics
 
     def evaluation(
-        self, counters: Counters, metrics: Mapping[str, float], trees: Sequence[Rolled]
+        self, counters: Counters, metrics: Mapping[str, float], trees: Sequence[RolloutResult]
     ) -> None:
         self._write(counters, "eval", metrics, trees)
 
@@ -82,7 +82,7 @@ class RunLog:
         counters: Counters,
         phase: Literal["train", "eval"],
         metrics: Mapping[str, float],
-        trees: Sequence[Rolled],
+        trees: Sequence[RolloutResult],
     ) -> None:
         counters.logged += 1
         metrics = {**metrics, **self.standing(), "training_step": float(counters.steps)}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from comlrl.types import Rolled, Task
+from comlrl.types import RolloutResult, Task
 from comlrl.update.minibatches import Span
 
 
@@ -56,11 +56,11 @@ class Step:
 class Gathered:
     """What a training step learns from, over all processes."""
 
-    trees: Sequence[Rolled]
+    trees: Sequence[RolloutResult]
     env_steps: int
     scored: int  # joint actions
     tokens: int  # sampled
-    span: Span  # the step's part of the run
+    span: Span
 
 
 @dataclass(kw_only=True)

@@ -20,7 +20,7 @@ RESULTS = (
 
 
 @dataclass(frozen=True)
-class Before:
+class FolderSnapshot:
     """What stood in a run's folder before the run began."""
 
     folder: Path
@@ -28,7 +28,7 @@ class Before:
     missing: tuple[Path, ...]  # the folder and those above it that were not there, innermost first
 
     @classmethod
-    def of(cls, folder: Path) -> Before:
+    def of(cls, folder: Path) -> FolderSnapshot:
         names = (
             frozenset(path.name for path in folder.iterdir()) if folder.is_dir() else frozenset()
         )

@@ -78,7 +78,7 @@ class LanguageCritic:
     (LoRA, or all weights) and the head."""
 
     def __init__(self, agent: Agent, heads: int = 1) -> None:
-        """``agent``: of a team of critics. ``heads``: agents that have values of their own; 1: all
+        """``agent``: of a team of critics. ``heads``: agents that have their own values; 1: all
         have the same."""
         self.agent, self.heads = agent, heads
         self.head = zero(nn.Linear(hidden_width(agent), heads)).to(agent.device)
@@ -136,7 +136,7 @@ def observations(agent: Agent, prompts: Sequence[tuple[int, ...]]) -> torch.Tens
 
 
 def _hidden(agent: Agent, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Hidden states of prompts, (R, L, width), and which of them are no padding, (R, L)."""
+    """Hidden states of prompts, (R, L, width), and the mask of padding, (R, L)."""
     real_RL = (batch.segment_RL >= 0).to(agent.device)
     if agent.fast is None:
         return agent.hidden(

@@ -1,4 +1,4 @@
-"""What SHPPO keeps of an agent from the rollout to the update."""
+"""An agent's latents, which SHPPO keeps from the rollout to the update."""
 
 from __future__ import annotations
 

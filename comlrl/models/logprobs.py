@@ -64,7 +64,7 @@ def action_states(agent: Agent, batch: TokenBatch) -> tuple[torch.Tensor, torch.
     """The last hidden states in which the A actions of a batch are chosen, and the actions."""
     if agent.fast is not None and agent.fast.learning:
         packed = Packed(batch, agent.device, agent.fast.step)
-        return agent.fast.packed(packed, packed.chooser_A), packed.targets_A
+        return agent.fast.packed(packed, packed.predictor_A), packed.targets_A
     device = agent.device
     if packable(agent):
         visible = attention_mask(batch.segment_RL.to(device))
@@ -114,7 +114,7 @@ def _head(
             logits = logits / temperature
         if support is not None:
             left = survivors(logits.detach(), targets, support)
-            # A finite number, as 0 · ∞ is none: these have probability 0 and no gradient.
+            # A finite number, because 0 · ∞ is NaN: these have probability 0 and no gradient.
             logits = logits.masked_fill(~left, torch.finfo(logits.dtype).min)
         if not entropy:  # the fused way
             return -F.cross_entropy(logits, targets, reduction="none"), None

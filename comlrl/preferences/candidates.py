@@ -176,7 +176,7 @@ def read_sets(path: Path, num_agents: int) -> list[CandidateSet]:
             item = _from_json(json.loads(line))
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise PreferenceError(
-                f"preferences: line {number} of '{path}' is no candidate set "
+                f"preferences: line {number} of '{path}' is not a candidate set "
                 f"({type(error).__name__}: {error})"
             ) from error
         sizes = {len(item.prompts_N), *(len(c.completions_N) for c in item.candidates_K)}

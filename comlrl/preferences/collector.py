@@ -39,10 +39,8 @@ from comlrl.preferences.replay import replay_weights
 from comlrl.processes import distributed
 from comlrl.processes.distributed import Processes
 from comlrl.rollout.grow import Rollout
-from comlrl.run_files import PREFERENCES
+from comlrl.run_files import PREFERENCES, PREFERENCES_SUMMARY
 from comlrl.types import Message, Sampling, Task
-
-SUMMARY = "preferences_summary.json"
 
 
 class Stage(Protocol):
@@ -134,7 +132,7 @@ class Collector:
     def _sum_up(self, rounds: Sequence[Round]) -> None:
         every = [item for made in rounds for item in made.tasks]
         summary = summarize(every, [item for made in rounds for item in made.held_out])
-        files.replace(self.loop.run_dir / SUMMARY, json.dumps(summary, indent=1) + "\n")
+        files.replace(self.loop.run_dir / PREFERENCES_SUMMARY, json.dumps(summary, indent=1) + "\n")
         last = summarize(rounds[-1].tasks, rounds[-1].held_out)
         which = f"round {len(rounds)}: " if self.section.num_iterations > 1 else ""
         say(

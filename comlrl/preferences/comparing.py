@@ -1,4 +1,4 @@
-"""Who says which of two joint texts is better, where that is not the task reward."""
+"""Comparators: which of two joint texts is better, when the task reward does not decide."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def compared(
     return replace(candidates, verdicts=Verdicts(pairs, len(chosen) - len(pairs), unreadable))
 
 
-class Earlier:
-    """Who beats more of an earlier team's answers to the task, by the task reward; a tie with one
-    counts half."""
+class EarlierTeam:
+    """A comparator by an earlier team's answers to the task: the better text beats more of them, by
+    the task reward; a tie with one counts half."""
 
     def __init__(self, rollout: Rollout, sampling: Sampling, shape: Shape) -> None:
         """``rollout``: of the earlier team. ``shape``: how many answers of it to a task."""

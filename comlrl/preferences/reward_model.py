@@ -26,8 +26,9 @@ from comlrl.models.rows import row_groups, split_rows
 from comlrl.preferences.candidates import PreferenceError, joint_text, joint_texts
 from comlrl.preferences.pairs import Round, TaskPairs
 from comlrl.preferences.text_states import last_states, shared_rows
+from comlrl.run_files import ADAPTER
 from comlrl.tasks.prompts import Prompts
-from comlrl.types import JointAction, Reward, Rolled, Row, Score, Tree
+from comlrl.types import JointAction, Reward, RolloutResult, Row, Score, Tree
 
 FACTS = "reward_model.json"
 BATCH_TOKENS = 4096  # padded tokens scored at once
@@ -182,7 +183,7 @@ def load(
     try:
         facts = Facts(**json.loads((folder / FACTS).read_text(encoding="utf-8")))
         tokenizer = AutoTokenizer.from_pretrained(folder, **TOKENIZER_SAFETY)
-        adapted = (folder / "adapter_config.json").exists()
+        adapted = (folder / ADAPTER).exists()
         model = classifier(facts.base if adapted else str(folder), dtype)
         model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
         model.score.float()  # as it was trained
@@ -249,7 +250,7 @@ class ModelReward(Reward):
             for value, known in zip(self.model.scores(texts), checked, strict=True)
         ]
 
-    def of_evaluation(self, trees: Sequence[Rolled]) -> dict[str, float]:
+    def of_evaluation(self, trees: Sequence[RolloutResult]) -> dict[str, float]:
         """The model's mean score of evaluation trees, to stand beside their task reward."""
         actions = [
             tree.joint_action(index, action)

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from torch import nn
 from transformers import AutoTokenizer
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from comlrl.errors import UserError
-from comlrl.models.fast.decoder import fast_decoder
+from comlrl.models.fast.decoder import FastDecoder, fast_decoder
 from comlrl.models.fast.lora_routing import add_router
 from comlrl.models.pretrained import TOKENIZER_SAFETY, load_failure, pretrained
 from comlrl.preferences.candidates import PreferenceError
@@ -172,9 +173,15 @@ def _fit(
     from transformers import PrinterCallback
     from trl import RewardConfig, RewardTrainer
 
+    class OneDevice(RewardConfig):
+        @property
+        def n_gpu(self) -> int:
+            """At most one: TRL would split each batch over all GPUs that this process sees."""
+            return min(1, super().n_gpu)
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of a key's new name in the next release
-        arguments = RewardConfig(
+        arguments = OneDevice(
             output_dir=str(work_dir),
             learning_rate=fit.learning_rate,
             num_train_epochs=fit.epochs,
@@ -193,50 +200,49 @@ def _fit(
             use_cpu=base.device == "cpu",
             dataloader_pin_memory=base.device != "cpu",
         )
-    arguments._n_gpu = min(1, arguments.n_gpu)  # one process trains on one device
     trainer = RewardTrainer(
-        model=reward.model,
+        model=_fast_reader(reward.model, reward.tokenizer.pad_token_id),
         args=arguments,
         processing_class=reward.tokenizer,
         train_dataset=Dataset.from_list([dict(row) for row in rows]),
         callbacks=[_progress(say)],
     )
     trainer.remove_callback(PrinterCallback)
-    with _fast_reading(reward.model, reward.tokenizer.pad_token_id):
-        trainer.train()
+    trainer.train()
 
 
-@contextlib.contextmanager
-def _fast_reading(model: Any, pad_id: int) -> Iterator[None]:
-    """Within, a classifier that can be read the fast way reads so: winners and losers, as TRL's
-    trainer hands them over, without their padding, and nothing twice: neither a text that is in
-    several pairs nor what texts have in common."""
+def _fast_reader(model: Any, pad_id: int) -> Any:
+    """The classifier in a form that reads fast; itself if the fast decoder does not serve it."""
     adapted = isinstance(model, PeftModel)
     inner: Any = model.get_base_model() if adapted else model
     fast = fast_decoder(inner, add_router(inner), 1) if adapted else fast_decoder(inner, None, 0)
+    return model if fast is None else FastReader(model, inner.score, fast, pad_id)
+
+
+class FastReader(nn.Module):
+    """A classifier that reads winners and losers, as TRL's trainer gives them, without their
+    padding, and nothing twice: neither a text that is in several pairs nor a common prefix."""
+
+    def __init__(self, model: Any, score: nn.Module, fast: FastDecoder, pad_id: int) -> None:
+        super().__init__()
+        self.model, self.config = model, model.config
+        self.score, self.fast, self.pad_id = score, fast, pad_id
+
+    def add_model_tags(self, tags: Sequence[str]) -> None:
+        """Called by the trainer, for a model card that is never written."""
 
     def forward(
-        input_ids: torch.Tensor, attention_mask: torch.Tensor, **_: Any
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **_: Any
     ) -> SequenceClassifierOutput:
-        assert fast is not None
         texts = [tuple(i[m > 0].tolist()) for i, m in zip(input_ids, attention_mask, strict=True)]
         place = {text: number for number, text in enumerate(dict.fromkeys(texts))}
         rows = shared_rows([list(text) for text in place])
         with torch.autocast(input_ids.device.type, enabled=False):
-            states_RD = last_states(fast, rows, pad_id, input_ids.device)
-            logits = inner.score(states_RD.float())
+            states_RD = last_states(self.fast, rows, self.pad_id, input_ids.device)
+            logits = self.score(states_RD.float())
         rank = torch.tensor([index for row in rows for index in row.indices]).argsort()
         order = rank[[place[text] for text in texts]]
         return SequenceClassifierOutput(logits=logits[order.to(logits.device)])
-
-    if fast is None:
-        yield
-        return
-    inner.forward = forward
-    try:
-        yield
-    finally:
-        del inner.forward
 
 
 def _progress(say: Callable[[str], None]) -> Any:

@@ -1,4 +1,4 @@
-"""What a program is given: the agents of its episode."""
+"""The agents of an episode, the argument of a program."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ async def _last_line(process: asyncio.subprocess.Process) -> str:
 
 
 def _reward(line: str) -> float | dict[str, float]:
-    """Raises EpisodeError for a line that is none."""
+    """Raises EpisodeError for a line that is not a reward."""
     try:
         found = json.loads(line)
     except ValueError:

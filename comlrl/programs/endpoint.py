@@ -1,8 +1,8 @@
 """An OpenAI-compatible endpoint, by which a program written for a server is an episode.
 
-It serves chat completions on 127.0.0.1, in the event loop of the episodes. Each episode has a path
-and a key of its own, so that a request finds its episode and strangers do not. A request becomes
-the episode's calls: token ids and log-probabilities are the sampler's own, and no text is tokenized
+It serves chat completions on 127.0.0.1, in the event loop of the episodes. Each episode has its own
+path and key, so that a request finds its episode and strangers do not. A request becomes the
+episode's calls: token ids and log-probabilities are the sampler's own, and no text is tokenized
 again. What a request asks for is given, or refused by name with status 400.
 """
 
@@ -250,9 +250,9 @@ def _parsed(body: bytes) -> Mapping[str, Any]:
     try:
         found = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise BadRequest(HTTPStatus.BAD_REQUEST, "the body is no JSON") from error
+        raise BadRequest(HTTPStatus.BAD_REQUEST, "the body is not JSON") from error
     if not isinstance(found, Mapping):
-        raise BadRequest(HTTPStatus.BAD_REQUEST, "the body is no JSON object")
+        raise BadRequest(HTTPStatus.BAD_REQUEST, "the body is not a JSON object")
     return found
 
 

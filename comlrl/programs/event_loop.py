@@ -1,4 +1,4 @@
-"""An asyncio event loop that says when nothing in it can go on by itself."""
+"""An asyncio event loop that reports when nothing in it can continue by itself."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _function(name: str, folder: Path) -> Target:
     target = load("program.target", name, folder)
     if not inspect.iscoroutinefunction(target.found):
         raise UserError(
-            f"{target} is no `async` function; write one that is called as play(task, agents)"
+            f"{target} is not an `async` function; write one that is called as play(task, agents)"
         )
     try:
         inspect.signature(target.found).bind("task", "agents")

@@ -14,7 +14,7 @@ Prompt = str | Sequence[Message | Mapping[str, str]]
 
 
 def messages(prompt: Sequence[Any]) -> tuple[Message, ...]:
-    """A conversation as messages. Raises ValueError for what is none."""
+    """A conversation as messages. Raises ValueError for a malformed one."""
     found = tuple(map(_message, prompt))
     if not found:
         raise ValueError("a prompt has no message")

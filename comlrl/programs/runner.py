@@ -28,7 +28,7 @@ PATIENCE = 1.0  # seconds that a wave waits for other episodes, and the end for 
 
 
 class EpisodeRunner:
-    """The episodes of one rollout, on an event loop of their own."""
+    """The episodes of one rollout, on their own event loop."""
 
     def __init__(self, settings: RolloutSettings) -> None:
         sampler, self.settings = settings.sampler, settings
@@ -145,7 +145,7 @@ class EpisodeRunner:
         due = self.answers.when_idle(self._patience(busy, outside))
         if due == 0:
             took = time.monotonic() - began
-            for one in busy:  # nothing else goes on while calls are answered in a wave
+            for one in busy:  # nothing else runs while calls are answered in a wave
                 one.deadline += took
             return 0
         if len(busy) == len(self._tasks) > 0 and not outside and not self.loop.in_threads:

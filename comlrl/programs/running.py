@@ -16,12 +16,12 @@ from comlrl.programs.program import Address, EpisodeError, Program
 from comlrl.rollout.checked import checked_score
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import (
+    AgentReward,
     Call,
     Completion,
     Episode,
     JointAction,
     Message,
-    Paid,
     Reward,
     Sampler,
     Sampling,
@@ -95,7 +95,7 @@ class Answers(Protocol):
     def ask_score(self, score: PendingScore) -> asyncio.Future[Score]: ...
 
     def when_idle(self, patience: float) -> float | None:
-        """Where no episode can go on by itself at present: 0 after something was answered, else
+        """Where no episode can continue by itself at present: 0 after something was answered, else
         the seconds until something will be; None: nothing waits for that.
 
         ``patience``: seconds that answers may wait for others' calls."""
@@ -214,7 +214,7 @@ class RunningEpisode:
                 self.deadline += time.monotonic() - self._waiting_since
 
     async def _open(self) -> None:
-        """Whoever goes on after the episode's end waits until it is cancelled."""
+        """Code that continues after the episode's end waits until it is cancelled."""
         if self.ended or self.context.closed:
             await self.context.loop.create_future()
 
@@ -230,11 +230,11 @@ class RunningEpisode:
         paid_N = tuple(
             (
                 *(
-                    Paid(sum(s < slot for s in made_N[i]), process(value) - process(0.0))
+                    AgentReward(sum(s < slot for s in made_N[i]), process(value) - process(0.0))
                     for agent, slot, value in self.paid
                     if agent == i
                 ),
-                Paid(len(made_N[i]), process(own[i] if own else score.value)),
+                AgentReward(len(made_N[i]), process(own[i] if own else score.value)),
             )
             for i in agents
         )

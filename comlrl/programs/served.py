@@ -36,7 +36,7 @@ class Served:
         loop: asyncio.AbstractEventLoop,
         stop: Callable[[BaseException], None],
     ) -> None:
-        """``stop``: ends the run, for errors that are no episode's."""
+        """``stop``: ends the run, for errors that belong to no episode."""
         self.settings, self.sampler, self.loop, self.stop = settings, sampler, loop, stop
         self._scores: list[tuple[PendingScore, asyncio.Future[Score]]] = []
         self._scorer: asyncio.Task[None] | None = None

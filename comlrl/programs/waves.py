@@ -1,6 +1,6 @@
 """Answers waiting calls in waves: all that wait, in one call of the sampler.
 
-A wave starts when no episode can go on by itself: nothing in the event loop is ready, no thread
+A wave starts when no episode can continue by itself: nothing in the event loop is ready, no thread
 runs, and every episode waits for a completion.
 """
 

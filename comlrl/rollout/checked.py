@@ -1,5 +1,5 @@
-"""What a user's own domain, reward and external mode give back, checked before anything learns
-from it; what they raise is reported in a line."""
+"""Checks the results of a user's domain, reward and external mode before anything learns from
+them, and reports their exceptions in one line."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class CheckedReward(Reward):
     """A user's reward, which may give plain numbers, and need not have ``close`` or
     ``for_evaluation``.
 
-    Raises TargetError where it raises, or gives what are no scores.
+    Raises TargetError if it raises, or returns anything but scores.
     """
 
     def __init__(self, reward: Any, target: Target, by_agent: bool = False) -> None:
-        """``by_agent``: its class says that it gives each agent a reward of its own."""
+        """``by_agent``: its class says that it gives each agent its own reward."""
         self.reward, self.target, self.by_agent = reward, target, by_agent
 
     def score(self, actions: Sequence[JointAction]) -> list[Score]:
@@ -64,7 +64,7 @@ class CheckedReward(Reward):
 
 
 class CheckedTransition:
-    """A user's external mode. Raises TargetError where it raises, or gives what are no texts."""
+    """A user's external mode. Raises TargetError if it raises, or returns anything but texts."""
 
     def __init__(self, transition: Transition, target: Target) -> None:
         self.transition, self.target = transition, target

@@ -211,7 +211,7 @@ class _Draw:
         if sampling.temperature != 1:
             logits = logits / sampling.temperature
         probabilities = torch.softmax(logits, dim=-1)
-        self.broken |= ~probabilities[:, 0].isfinite().all()  # one that is none makes all so
+        self.broken |= ~probabilities[:, 0].isfinite().all()  # one that is NaN makes all NaN
         if sampling.truncates:
             whole, probabilities = probabilities, truncated(probabilities, sampling)
             if self.survivors is not None:

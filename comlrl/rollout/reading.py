@@ -1,4 +1,4 @@
-"""Where a rollout stands, and what an agent reads there."""
+"""The state of a rollout, and the prompt that an agent reads in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEFT_OUT = "\n(the rest is left out)"
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What of an agent's own past stands in its later prompts (``comlrl.tasks.history``)."""
+    """Which part of an agent's past its later prompts hold (``comlrl.tasks.history``)."""
 
     history: Literal["full", "last"] = "full"
     original_prompt: bool = False
@@ -26,7 +26,7 @@ class History:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Where a path of a tree stands: all that what is read next depends on."""
+    """The end of a path in a tree: everything that the next prompts depend on."""
 
     tree: int
     task: Task

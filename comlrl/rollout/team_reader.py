@@ -1,4 +1,4 @@
-"""What samplers of a team have in common: how its agents read."""
+"""How agents read their prompts, for every sampler of a team."""
 
 from __future__ import annotations
 

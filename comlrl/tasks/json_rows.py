@@ -59,4 +59,4 @@ def _parsed(text: str, name: str, line: int = 1) -> Any:
 def _object(value: Any, name: str, where: str) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
-    raise UserError(f"dataset.name: '{name}' {where} is no JSON object; write {{…}}")
+    raise UserError(f"dataset.name: '{name}' {where} is not a JSON object; write {{…}}")

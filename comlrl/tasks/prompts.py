@@ -105,7 +105,7 @@ def check_templates(prompts: Prompts, roles: Sequence[str], num_agents: int) -> 
     for key, template in prompts.own.items():
         if key not in keys:
             hint = near(key, keys, "there are {}")
-            raise UserError(f"prompts.{key}: {_start(template)} is for nobody; {hint}")
+            raise UserError(f"prompts.{key}: {_start(template)} is for no agent; {hint}")
     own = {f"prompts.{key}": text for key, text in prompts.own.items() if key != SYSTEM}
     for key, template in own.items():
         _check_fields(key, template, domain.fields)

@@ -15,6 +15,7 @@ from comlrl.types.protocols import (
     Transition,
 )
 from comlrl.types.rollouts import (
+    AgentReward,
     AgentTurn,
     Attempt,
     Call,
@@ -23,8 +24,7 @@ from comlrl.types.rollouts import (
     JointAction,
     JointMode,
     Node,
-    Paid,
-    Rolled,
+    RolloutResult,
     Score,
     Shape,
     Task,
@@ -34,6 +34,7 @@ from comlrl.types.sampling import Completion, Message, Request, Sampling, Sampli
 from comlrl.types.token_rows import Row, TokenBatch
 
 __all__ = [
+    "AgentReward",
     "AgentTurn",
     "AsyncSampler",
     "Attempt",
@@ -47,10 +48,9 @@ __all__ = [
     "JointMode",
     "Message",
     "Node",
-    "Paid",
     "Request",
     "Reward",
-    "Rolled",
+    "RolloutResult",
     "Row",
     "Sampler",
     "Sampling",

@@ -116,8 +116,9 @@ class Score:
 class Node:
     """One state of one task's tree, with all that was sampled there.
 
-    In a simultaneous turn all agents act at one node. In a sequential turn each acts at a node of
-    its own, below the completions that it has read; only the last agent's joint actions are scored.
+    In a simultaneous turn all agents act at one node. In a sequential turn each acts at its
+    own node, below the completions that it has read; only the last agent's joint actions are
+    scored.
     """
 
     turn: int  # 1-based
@@ -240,7 +241,7 @@ class Call:
         return replace(self, completion=replace(self.completion, support=None))
 
 
-class Paid(NamedTuple):
+class AgentReward(NamedTuple):
     """A reward of one agent in an episode, after reward_processor."""
 
     calls: int  # that the agent had made by then
@@ -254,7 +255,7 @@ class Episode:
     calls: tuple[Call, ...]  # in the order in which they were made
     score: Score  # raw
     reward: float  # ``score.value`` after reward_processor
-    paid_N: tuple[tuple[Paid, ...], ...]  # what each agent was paid; the last is the final score's
+    paid_N: tuple[tuple[AgentReward, ...], ...]  # each agent's; the last is the final score's
     joint_action: JointAction | None = None  # whose score it is, where the run's reward scored it
     error: str | None = None  # why it ended early, where ``program.on_error`` is zero
 
@@ -306,7 +307,7 @@ class EpisodeGroup:
         )
 
 
-Rolled = Tree | EpisodeGroup  # what a rollout makes of a task
+RolloutResult = Tree | EpisodeGroup  # what a rollout makes of a task
 
 
 @dataclass(frozen=True, slots=True)

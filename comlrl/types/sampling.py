@@ -1,4 +1,4 @@
-"""What is sampled: prompts, completions, and how their tokens are drawn."""
+"""Prompts, completions, and how their tokens are drawn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Message:
     """One message of an agent's own conversation; a prompt is a tuple of them.
 
-    ``tools``: no message of its own, but a list of tools in JSON, for the chat template to show.
+    ``tools``: not a message but a list of tools in JSON, for the chat template to show.
     """
 
     role: Literal["system", "user", "assistant", "tool", "tools"]

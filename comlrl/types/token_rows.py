@@ -1,4 +1,4 @@
-"""What an update reads: rows of token ids with their weights, and packed batches of them."""
+"""The input of an update: rows of token ids with their weights, and packed batches of them."""
 
 from __future__ import annotations
 

@@ -56,13 +56,6 @@ def completions(batch: TokenBatch) -> list[int]:
     return torch.unique_consecutive(batch.completion_RL[batch.action_mask_RL]).tolist()
 
 
-def by_number(value_C: torch.Tensor) -> PerToken:
-    """One number for all tokens of completion c = 0 … C − 1."""
-    numbers = PerToken()
-    numbers.of_completion.update(enumerate(value_C.split(1)))
-    return numbers
-
-
 def advantages_of(
     chains: Sequence[Sequence[int]],
     reward: Callable[[int], float],

@@ -123,8 +123,8 @@ def _passed(groups: Sequence[Group]) -> Metric:
 def grouped(runs: Sequence[Run], labels: Sequence[str] | None = None) -> list[Group]:
     """Seeds of one setting together, in the order given; ``labels`` name the settings.
 
-    Seeds of one setting are runs of one algorithm, configuration and held-out data, each with a
-    seed of its own. A run without ``config.yaml`` stands alone: nobody knows its setting. A group
+    Seeds of one setting are runs of one algorithm, configuration and held-out data, each with its
+    own seed. A run without ``config.yaml`` stands alone: nobody knows its setting. A group
     is named after its algorithm and the settings that tell it from others of it. Raises
     ReportError where there are not as many labels as settings.
     """

@@ -13,7 +13,15 @@ import yaml
 from comlrl.config.plugins.modules import MODULES
 from comlrl.errors import UserError
 from comlrl.files import read_lines
-from comlrl.run_files import CONFIG, LATENTS, METRICS, SAMPLES, SUMMARY
+from comlrl.run_files import (
+    CONFIG,
+    ENVIRONMENT,
+    LATENTS,
+    METRICS,
+    PREFERENCES_SUMMARY,
+    SAMPLES,
+    SUMMARY,
+)
 from loggers.views import view_of
 from loggers.views.view import View
 
@@ -133,11 +141,11 @@ def _read(path: Path) -> Run:
         config=yaml.safe_load(config_text) or {},
         config_text=config_text,
         summary=_json(path / SUMMARY),
-        environment=_json(path / "environment.json"),
+        environment=_json(path / ENVIRONMENT),
         records=tuple(read_lines(path / METRICS)),
         samples=_lines(path / SAMPLES),
         latents=_lines(path / LATENTS),
-        preferences=_json(path / "preferences_summary.json"),
+        preferences=_json(path / PREFERENCES_SUMMARY),
         domain=_json(path / "domain.json"),
         modules=_json(path / MODULES),
     )

@@ -64,7 +64,7 @@ def yaml(text: str) -> Markup:
 
 
 def code_css(selectors: Sequence[str], style: str) -> Markup:
-    """The colours of ``style`` under each selector; what is no code is not framed in red."""
+    """The colours of ``style`` under each selector; what is not code is not framed in red."""
     formatter = HtmlFormatter(style=style)
     lines = formatter.get_token_style_defs(list(selectors))
     return Markup("\n".join(line for line in lines if ".err " not in line))

@@ -1,7 +1,7 @@
 """``domain: arena-chores``: who can break symmetry?
 
 Four agents read the same prompt and each chooses one of four chores. The reward is the number of
-different chores over four. Agents with policies of their own can reach 1. Agents that share one
+different chores over four. Agents with their own policies can reach 1. Agents that share one
 policy choose independently from one distribution, which gets at most 1 − (3/4)⁴ = 0.684, and
 0.25 where it is deterministic. With ``numbered: true`` in the row each prompt begins with the
 agent's number, and a shared policy can reach 1 as well.

@@ -1,4 +1,4 @@
-"""What a program may cost the trainer: the size of its code, and the memory of what is known."""
+"""Limits on a program's cost to the trainer: the size of its code, and memory for known results."""
 
 from __future__ import annotations
 

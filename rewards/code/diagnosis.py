@@ -31,7 +31,7 @@ class Levels:
     definitions: bool  # of every agent's function
     syntax: bool | None
     tests: tuple[int, int] | None  # passed, of those surfaced
-    use: bool | None  # main calls every helper, reads its result, and does work of its own
+    use: bool | None  # main calls every helper, reads its result, and does its own work
 
     @property
     def all_passed(self) -> bool:

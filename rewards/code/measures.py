@@ -1,4 +1,4 @@
-"""What is to be known of a joint program beyond its reward."""
+"""Measures of a joint program besides its reward."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Starts the sandboxed process at one of three levels.
 
-``bubblewrap`` and ``unshare`` give it namespaces of its own; ``limits`` does not. Standard
+``bubblewrap`` and ``unshare`` give it its own namespaces; ``limits`` does not. Standard
 library only: the process that runs the tests loads this file too.
 """
 
@@ -72,7 +72,7 @@ class Sandbox:
         }
         command = [os.path.realpath(sys.executable), "-s", "-S", "-B", "-c", _bootstrap(config)]
         if level == "bubblewrap":
-            command = [*_bubblewrap(), *command]
+            command = [*bubblewrap_command(), *command]
         try:
             with confine.fixed_addresses():
                 self.process = subprocess.Popen(
@@ -236,7 +236,7 @@ def _descendants(ancestor: int) -> list[int]:
     return found
 
 
-def _bubblewrap() -> list[str]:
+def bubblewrap_command() -> list[str]:
     executable = shutil.which("bwrap", path=f"{os.environ.get('PATH', '')}:{os.defpath}")
     if executable is None:
         raise SandboxError("sandbox.isolation: bubblewrap is not installed")
@@ -245,7 +245,7 @@ def _bubblewrap() -> list[str]:
     if os.getuid() == 0:  # to take another user's id inside
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     if os.getuid() == 0 or not os.stat(executable).st_mode & stat.S_ISUID:
-        command += ["--cap-add", "CAP_SYS_ADMIN"]  # to mount a scratch of its own, given up then
+        command += ["--cap-add", "CAP_SYS_ADMIN"]  # to mount its own scratch, given up then
     shown = visible_paths()
     parents = {parent for path in (*shown, *_DEVICES) for parent in Path(path).parents[:-1]}
     for parent in sorted(parents):

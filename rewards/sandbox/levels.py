@@ -48,7 +48,7 @@ def missing(level: str) -> tuple[str, ...]:
 def choose(isolation: str) -> str:
     """The level to use. Raises SandboxError for one that is unknown or not offered here."""
     if isolation not in CHOICES:
-        raise SandboxError(f"sandbox.isolation: {isolation!r} is none of {', '.join(CHOICES)}")
+        raise SandboxError(f"sandbox.isolation: {isolation!r}; give one of {', '.join(CHOICES)}")
     wanted = {"auto": LEVELS, "namespaces": LEVELS[:2]}.get(isolation, (isolation,))
     for level in wanted:
         if failure(level) is None:

@@ -1,4 +1,4 @@
-"""What came of one test, as the program's process tells it."""
+"""The outcome of one test, as the program's process reports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trainer's side: judges that run side by side, each with a sandbox of its own."""
+"""The trainer's side: judges that run in parallel, each with its own sandbox."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def _warn_missing(asked: str, level: str) -> None:
     if asked == "auto" and level == "limits":
         reasons = "; ".join(filter(None, (failure("bubblewrap"), failure("unshare"))))
         reasons = reasons.replace("sandbox.isolation: ", "")
-        lacking.insert(0, f"namespaces of its own ({reasons}; {INSTALL})")
+        lacking.insert(0, f"namespaces ({reasons}; {INSTALL})")
     if lacking:
         warning(
             f"model-written code runs without {', without '.join(lacking)}; see docs/sandbox.md, "

@@ -27,14 +27,14 @@ CHAT = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{{ '<|im_start|>assistant\n' }}"
 )
-SAID = ("[aux]\n", "Sort `xs` first.\n", "[top]\n", "Take the last of them.")
+REPLY = ("[aux]\n", "Sort `xs` first.\n", "[top]\n", "Take the last of them.")
 
 
 def make_tiny_model(folder: Path) -> None:
-    """A one-layer Qwen2 over bytes that answers every chat with the words of SAID.
+    """A one-layer Qwen2 over bytes that answers every chat with the words of REPLY.
 
     Embeddings are one-hot and the layer adds nothing, so the next token depends on the last one
-    alone: the head maps the line break that ends a prompt to SAID[0], each of SAID to the next,
+    alone: the head maps the line break that ends a prompt to REPLY[0], each of REPLY to the next,
     and the last to the end.
     """
     import torch
@@ -46,7 +46,7 @@ def make_tiny_model(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    tokenizer.add_tokens([AddedToken(words, normalized=False) for words in SAID])
+    tokenizer.add_tokens([AddedToken(words, normalized=False) for words in REPLY])
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|im_end|>",
         chat_template=CHAT,
@@ -66,7 +66,7 @@ def make_tiny_model(folder: Path) -> None:
             max_position_embeddings=4096,
         )
     )
-    spoken = [tokenizer.token_to_id(words) for words in SAID]
+    spoken = [tokenizer.token_to_id(words) for words in REPLY]
     chain = [tokenizer.token_to_id("\u010a"), *spoken, end]  # U+010A stands for the line break
     with torch.no_grad():
         model.model.embed_tokens.weight.copy_(torch.eye(*model.model.embed_tokens.weight.shape))

@@ -1,5 +1,5 @@
-"""Golden numbers of comlrl 1.4.3 (OpenMLRL, BSD-3-Clause), which is called as ours is: run it in an
-environment of its own, from this folder, where the repository is not on the path.
+"""Golden numbers of comlrl 1.4.3 (OpenMLRL, BSD-3-Clause), which is called as ours is: run it in a
+separate environment, from this folder, where the repository is not on the path.
 
     python3 -m venv env
     env/bin/pip install comlrl==1.4.3 torch transformers

@@ -1,5 +1,5 @@
 """Golden numbers of TRL 1.16.0 (Hugging Face, Apache-2.0), which has no ReMax and no GAE any more:
-run it in an environment of its own, from this folder.
+run it in its own environment, from this folder.
 
     python3 -m venv env
     env/bin/pip install trl==1.16.0 torch

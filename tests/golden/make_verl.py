@@ -1,4 +1,4 @@
-"""Golden numbers of verl 0.9.1 (ByteDance, Apache-2.0): run it in an environment of its own, from
+"""Golden numbers of verl 0.9.1 (ByteDance, Apache-2.0): run it in its own environment, from
 this folder.
 
     python3 -m venv env

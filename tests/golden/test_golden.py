@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from comlrl.credit.advantages import gae, sibling_advantages
-from comlrl.credit.returns import agent_returns, joint_returns
+from comlrl.credit.returns import joint_returns
 from comlrl.models.logprobs import action_logprobs
 from comlrl.models.pretrained import build_team
 from comlrl.models.team import Team
@@ -28,11 +28,13 @@ from comlrl.processes.statistics import Sums, standardized
 from comlrl.types import AgentTurn, Completion, Message, Node, Row, Sampling, Score, Tree
 from comlrl.update.clipped import ClippedPolicy
 from comlrl.update.losses import clipped_value, joint_dpo
-from comlrl.update.per_token import advantages_of, by_number
+from comlrl.update.per_token import advantages_of
 from tests.golden import toy
+from tests.support.agent_returns import agent_returns
 from tests.support.fakes import task
 from tests.support.gradients import fast, flat
 from tests.support.tiny_models import config, tokenizer
+from tests.support.turn_credit import by_number
 
 COMLRL, TRL, VERL = (
     json.loads((Path(__file__).parent / f"{name}.json").read_text())
@@ -257,8 +259,8 @@ def test_the_actors_gradient_is_comlrls(tmp_path):
     ("name", "clip_range"), [("actor-critic", None), ("actor-critic, shared", 0.2)]
 )
 def test_the_critics_gradient_is_comlrls(name, clip_range):
-    """Their loss is 0.6 (its coefficient) times the square, ours half of the square. A critic of
-    its own is not clipped there. The gradient is that of a bias: the sum of the values' own."""
+    """Their loss is 0.6 (its coefficient) times the square, ours half of the square. Their
+    separate critic is not clipped. The gradient is that of a bias: the sum of the values' own."""
     golden = COMLRL[name]
     now = torch.tensor(golden["now"], dtype=torch.float64, requires_grad=True)
     old, target = torch.tensor(toy.CHAIN["values"]), torch.tensor(golden["targets"])

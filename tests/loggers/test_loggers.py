@@ -17,7 +17,7 @@ from rich.console import Console
 
 import loggers
 from comlrl.files import read_lines
-from comlrl.loop.progress import Ahead, Progress
+from comlrl.loop.progress import Progress, Remaining
 from comlrl.loop.records import Logger, LogMark, LogRecord
 from loggers.console import ConsoleLogger, clock, shown
 from loggers.episode_log import EpisodeLogger
@@ -159,7 +159,7 @@ def test_episodes_hold_everything_and_rotate(tmp_path):
 def ten_steps(clock: Clock, steps: int = 0) -> Progress:
     """A run of ten training steps, an evaluation at both ends; a step 40 s, an evaluation 60 s."""
     progress = Progress(clock)
-    progress.ahead = Ahead(steps, 10, evaluations=1)
+    progress.remaining = Remaining(steps, 10, evaluations=1)
     for work, seconds in (("evaluating", 60), ("training", 40)):
         progress.begin(work)
         clock.now += seconds
@@ -235,7 +235,7 @@ def test_tensorboard_scalars(tmp_path):
 
 def test_build_gives_what_the_configuration_asks_for(tmp_path, capsys):
     progress = Progress()
-    progress.ahead = Ahead(0, 3)
+    progress.remaining = Remaining(0, 3)
     asked = settings(output=SimpleNamespace(verbose=True))
     built = begun(loggers.build(asked, CODE, tmp_path / "run", progress))
     built.log(record(1))
@@ -377,7 +377,7 @@ assert [(row["step"], row["train/reward_mean"]) for row in SQLiteStorage.get_log
 
 
 def test_trackio_resumed_is_the_same_run(tmp_path):
-    """In a process of its own: Trackio reads its folder once."""
+    """In its own process: Trackio reads its folder once."""
     if importlib.util.find_spec("trackio") is None:
         pytest.skip("needs trackio")
     kept = {k: v for k, v in os.environ.items() if not k.startswith("TRACKIO_")}

@@ -141,7 +141,7 @@ def test_the_snippet_loads_what_was_trained(kind: str, tmp_path: Path) -> None:
 
 
 def _run(code: str, alone: bool) -> str:
-    """What it prints; ``alone``: in a process of its own."""
+    """What it prints; ``alone``: in its own process."""
     if not alone:
         with contextlib.redirect_stdout(io.StringIO()) as printed, torch.no_grad():
             exec(code, {})

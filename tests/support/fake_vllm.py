@@ -83,8 +83,8 @@ class FakeVLLM:
         return app
 
     def _models(self) -> Any:
-        cards = [{"id": self.base, "max_model_len": self.max_model_len}]
-        return {"data": cards + [{"id": name, "parent": self.base} for name in self.adapters]}
+        entries = [{"id": self.base, "max_model_len": self.max_model_len}]
+        return {"data": entries + [{"id": name, "parent": self.base} for name in self.adapters]}
 
     def _load(self, body: dict[str, Any]) -> Response:
         name, path = body["lora_name"], Path(body["lora_path"])

@@ -104,7 +104,7 @@ class FakeReward(Reward):
 
 
 class FakeTransition:
-    """Tells each agent which attempt of its own it is about."""
+    """Tells each agent which of its attempts it is about."""
 
     def __init__(self) -> None:
         self.calls: list[list[Attempt]] = []

@@ -29,7 +29,7 @@ def fast(
     found: list[list[torch.Tensor]] = [[] for _ in agents.agents]
 
     class Loop:
-        def steps(self, trainer, beside=None) -> Iterator[Step]:
+        def steps(self, trainer, extra_metrics=None) -> Iterator[Step]:
             yield Step(1, 0, [tree.task for tree in trees])
 
         def gather(self, step: Step, trees: Sequence[Tree], greedy) -> Gathered:

@@ -1,4 +1,4 @@
-"""Real runs in processes of their own, for tests of resuming, faults and several processes."""
+"""Real runs in their own processes, for tests of resuming, faults and several processes."""
 
 from __future__ import annotations
 

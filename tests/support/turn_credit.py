@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 
 from comlrl.credit.chains import Chains
-from comlrl.update.per_token import advantages_of, by_number
+from comlrl.update.per_token import PerToken, advantages_of
+
+
+def by_number(value_C: torch.Tensor) -> PerToken:
+    """One number for all tokens of completion c = 0 … C − 1."""
+    numbers = PerToken()
+    numbers.of_completion.update(enumerate(value_C.split(1)))
+    return numbers
 
 
 def turn_credit(

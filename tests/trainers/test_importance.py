@@ -269,7 +269,7 @@ class Weighted(Reward):
 
 
 def expected_of_turns(agents: Team, chance_T, before_NT, index: int) -> torch.Tensor:
-    """−∇ of MAGRPO's loss where μ acts at both turns: each completion has π / μ of its own, states
+    """−∇ of MAGRPO's loss where μ acts at both turns: each completion has its own π / μ, states
     and futures are μ's."""
     first, later = chance_T
     own_T = [[logprob(agents, index, (t,), p) for t in range(SIZE)] for p in (PROMPT, LATER)]

@@ -15,7 +15,7 @@ from torch import nn
 
 from comlrl.credit.advantages import sibling_advantages
 from comlrl.credit.chains import chains_of
-from comlrl.credit.returns import agent_returns, joint_returns
+from comlrl.credit.returns import joint_returns
 from comlrl.models.critics import TeamCritic
 from comlrl.models.latent_networks import HeterogeneousPolicy, InferenceNet, frozen
 from comlrl.processes.distributed import Processes
@@ -31,6 +31,7 @@ from comlrl.update.losses import (
     latent_loss,
     policy_gradient,
 )
+from tests.support.agent_returns import agent_returns
 from tests.support.turn_credit import turn_credit
 
 Payoff = Sequence[Sequence[float]]

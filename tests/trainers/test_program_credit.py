@@ -93,7 +93,7 @@ async def solo(task, agents):
 
 
 async def pair(task, agents):
-    """The second reads the first; it has a reward of its own, and one in the middle."""
+    """The second reads the first; it has its own reward, and one in the middle."""
     first = (await agents["aux"]("go")).token_ids[0]
     if first % 2:
         return {"aux": first % 3, "main": 1}

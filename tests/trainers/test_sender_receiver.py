@@ -16,12 +16,13 @@ import torch
 
 from comlrl.credit.advantages import sibling_advantages
 from comlrl.credit.chains import Chains, Group, chains_of
-from comlrl.credit.returns import agent_returns, joint_returns
+from comlrl.credit.returns import joint_returns
 from comlrl.models.critics import TeamCritic
 from comlrl.processes.distributed import Processes
 from comlrl.types import AgentTurn, Completion, Node, Score, Shape, Task, Tree
 from comlrl.update.losses import joint_dpo, policy_gradient
 from comlrl.update.values import PooledReader, StepValues
+from tests.support.agent_returns import agent_returns
 
 # Rewards of (message, action): the sender must mean something, the receiver must heed it.
 REWARD = torch.tensor([[1.0, -2.0], [0.5, 4.0], [-1.0, 3.0]], dtype=torch.float64)

@@ -88,7 +88,7 @@ def test_ratios_use_the_stored_latents_whatever_becomes_of_the_encoder(tmp_path)
     samples = samples_of(trainer)
     policy, rows = measured(trainer, samples)
     for _ in range(3):
-        trainer._update_encoder(samples, 0.0)
+        trainer.update_encoder(samples, 0.0)
     again = samples_of(trainer)
     assert not torch.allclose(again.latent_SNK, samples.latent_SNK, atol=0.1)
     old = policy.old.policy.flat()
@@ -105,8 +105,8 @@ def test_each_loss_teaches_its_own_networks(tmp_path):
     updates = {
         ("lora", "layer"): lambda: policy.update(rows, actor, Sums(), 0.0),
         ("critic",): lambda: samples.values.descend(trainer.optimizers["critic"], [0, 1], 0.0),
-        ("encoder",): lambda: trainer._update_encoder(samples, 0.0),
-        ("inference",): lambda: trainer._update_inference(samples, 0.0),
+        ("encoder",): lambda: trainer.update_encoder(samples, 0.0),
+        ("inference",): lambda: trainer.update_inference(samples, 0.0),
     }
     for networks, update in updates.items():
         assert trained_by(trainer, update) == set(networks)
@@ -120,7 +120,7 @@ def test_the_latent_loss_is_its_equation(tmp_path):
     with torch.no_grad():
         mu, sigma = trainer.policy.encoder.along_chains(samples.observation_SND, (-1, -1, -1))
         value = trainer.inference(samples.observation_SND, mu, sigma)
-    metrics = trainer._update_encoder(samples, 0.0)
+    metrics = trainer.update_encoder(samples, 0.0)
     latents = (mu + sigma * samples.epsilon_SNK).tolist()
     distances = []
     for first, second in latents:
@@ -153,9 +153,9 @@ def test_the_policy_gradient_of_latents_is_its_equation(turn_order, tmp_path):
     trainer.optimizers["encoder"].step = lambda progress: entered.update(
         (name, p.grad.clone()) for name, p in encoder.named_parameters()
     )
-    moved = trained_by(trainer, lambda: trainer._update_encoder(samples, 0.0))
+    moved = trained_by(trainer, lambda: trainer.update_encoder(samples, 0.0))
     assert moved == {"encoder"}
-    metrics = trainer._update_encoder(samples, 0.0)
+    metrics = trainer.update_encoder(samples, 0.0)
     assert "latent/value" not in metrics
 
     for parameter in encoder.parameters():
@@ -199,13 +199,13 @@ def test_drawn_latents_move_towards_what_earns_and_no_further_than_the_clip(tmp_
 
     before = likelihoods()
     for _ in range(40):
-        trainer._update_encoder(samples, 0.0)
+        trainer.update_encoder(samples, 0.0)
     gained = likelihoods() - before
     assert (gained > math.log(1.2)).all()  # each agent's passes the clip, and then has no gradient
     for parameter in trainer.policy.encoder.parameters():
         parameter.grad = None
     trainer.optimizers["encoder"].step = lambda progress: None
-    trainer._update_encoder(samples, 0.0)
+    trainer.update_encoder(samples, 0.0)
     assert all(p.grad is None or not p.grad.any() for p in trainer.policy.encoder.parameters())
 
 

@@ -107,9 +107,9 @@ def _imported(given: str, name: str, folder: Path, sources: Iterable[Source]) ->
 
 
 def check_class(target: Target, protocol: type, methods: Iterable[str]) -> None:
-    """``check_methods`` of a class. Raises UserError where it is none."""
+    """``check_methods`` of a class. Raises UserError if it is not a class."""
     if not isinstance(target.found, type):
-        raise UserError(f"{target} is no class; give one")
+        raise UserError(f"{target} is not a class; give one")
     check_methods(target, protocol, methods)
 
 

@@ -1,4 +1,4 @@
-"""Attention as each device is fast at it."""
+"""Attention in the form that is fastest on each device."""
 
 from __future__ import annotations
 
@@ -10,44 +10,46 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-FEW_KEYS = 256  # whose weights are small beside what else is kept for the backward pass
+FEW_KEYS = 256  # their attention weights are small beside what else the backward pass needs
 
 
 def wide(x: Tensor) -> Tensor:
-    """What torch's attention computes in: float32 on a CPU, whose kernels for bfloat16 are slower,
-    in the backward pass several times."""
+    """In the precision for torch's attention: float32 on a CPU, whose kernels for bfloat16 are
+    slower, in the backward pass several times."""
     return x.float() if x.device.type == "cpu" and x.dtype == torch.bfloat16 else x
 
 
 @dataclass(frozen=True)
-class Seen:
-    """Which keys a query sees: bool, (S, 1, C, K)."""
+class AttentionMask:
+    """Which keys each query attends to: bool, (S, 1, C, K)."""
 
     mask: Tensor
 
     @cached_property
     def bias(self) -> Tensor:
-        """What is added to scores: −∞ where nothing is to be seen."""
+        """The mask as a term of the scores: −∞ where it is False."""
         return torch.zeros(self.mask.shape).masked_fill_(~self.mask, -torch.inf)
 
-    def to(self, device: torch.device) -> Seen:
-        return Seen(self.mask.to(device))
+    def to(self, device: torch.device) -> AttentionMask:
+        return AttentionMask(self.mask.to(device))
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, seen: Seen | None, scaling: float) -> Tensor:
-    """Queries (S, heads, C, W) to the keys (S, kv heads, K, W) that they see; None: those up to
-    oneself."""
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask | None, scaling: float
+) -> Tensor:
+    """Queries (S, heads, C, W) and keys (S, kv heads, K, W); ``mask`` None: causal."""
     heads, kv_heads = query.shape[1], key.shape[1]
     if wide(query) is not query and key.shape[2] <= FEW_KEYS:
         C = query.shape[2]
-        seen = Seen(torch.ones(1, 1, C, C, dtype=torch.bool).tril()) if seen is None else seen
-        return ByProducts.apply(query, key, value, seen.bias, scaling)
+        if mask is None:
+            mask = AttentionMask(torch.ones(1, 1, C, C, dtype=torch.bool).tril())
+        return ByProducts.apply(query, key, value, mask.bias, scaling)
     out = F.scaled_dot_product_attention(
         wide(query),
         wide(key),
         wide(value),
-        None if seen is None else seen.mask,
-        is_causal=seen is None,
+        None if mask is None else mask.mask,
+        is_causal=mask is None,
         scale=scaling,
         enable_gqa=heads != kv_heads,
     )

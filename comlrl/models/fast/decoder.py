@@ -24,12 +24,12 @@ from comlrl.models.fast import prepacked
 from comlrl.models.fast.autograd_functions import rms_norm, rotate, swiglu
 from comlrl.models.fast.lora_routing import Router
 from comlrl.models.fast.packed_attention import (
+    AttentionPlan,
+    Gather,
     Packed,
-    Questions,
-    Shown,
+    gather,
     rounded,
     shape_step,
-    show,
 )
 from comlrl.models.fast.prefix_cache import full_attention
 
@@ -241,18 +241,18 @@ class FastDecoder:
         attend = self.attention(batch, batch.read(wanted_W, len(rows_W)))
         device = batch.ids_T.device
         hidden_WD = self.hidden(batch.ids_T, rotations, attend, acting, rows_W.to(device))
-        return show(hidden_WD, Shown.of(of_A, len(rows_W)).to(device))
+        return gather(hidden_WD, Gather.of(of_A, len(rows_W)).to(device))
 
     def attention(
-        self, batch: Packed, last: Questions, keep: Callable[..., object] | None = None
+        self, batch: Packed, last: AttentionPlan, keep: Callable[..., object] | None = None
     ) -> Attend:
-        """Among packed rows; ``last``: what the last layer is asked; ``keep``: handed each layer's
-        keys and values of prompts."""
+        """Among packed rows; ``last``: the plan of the last layer; ``keep``: called with each
+        layer's keys and values of prompts."""
 
         def attend(layer: int, qkv_THW: Tensor) -> Tensor:
-            asked = last if layer == len(self.layers) - 1 else batch.all_tokens
+            plan = last if layer == len(self.layers) - 1 else batch.all_tokens
             kept = None if keep is None else partial(keep, layer=layer)
-            return batch.attention(qkv_THW, self.heads, self.kv_heads, self.scaling, asked, kept)
+            return batch.attention(qkv_THW, self.heads, self.kv_heads, self.scaling, plan, kept)
 
         return attend
 

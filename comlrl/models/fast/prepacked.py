@@ -32,8 +32,8 @@ def available() -> bool:
 
 
 def give_back() -> None:
-    """To the system, what such copies have left: an update's threads have memory of their own, and
-    could not use it."""
+    """Return to the system the memory that such copies have left: an update's threads have their
+    own, and could not use it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:  # other C libraries have none
         trim(0)

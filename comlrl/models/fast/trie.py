@@ -1,8 +1,8 @@
-"""What is computed for packed rows: common beginnings of siblings once, unread states never.
+"""The distinct tokens of packed rows: a common prefix of siblings is computed once.
 
-A token's hidden state depends on its prompt and on what stands before it, so the completions of a
-row are a tree below their prompt's last token. Completions of trained
-policies are often the same. In the state of a completion's last token nothing is chosen.
+A token's hidden state depends on its prompt and on the tokens before it, so the completions of a
+row are a tree below their prompt's last token. Completions of trained policies are often the same.
+A completion's last token predicts nothing, so its state is computed only on request.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from comlrl.types import TokenBatch
 class Trie:
     """The distinct tokens of packed rows: all prompts' in the rows' order, then the others.
 
-    S: completions that are neither a copy nor a beginning of a sibling, which hold all the tokens;
-    C: the longest's. A completion's last token is one of them where it is asked for, or stands in a
-    sibling's middle.
+    S: completions that are neither a copy nor a prefix of a sibling; they hold all the tokens.
+    C: tokens of the longest. A completion's last token is among them if it is requested, or if a
+    sibling continues after it.
     """
 
     count: int
-    token_RL: Tensor  # which one stands at a place; −1 in padding, and where none is computed
-    path_SC: Tensor  # those of a completion; 0 after its end
+    token_RL: Tensor  # index of each column's token; −1 in padding, and where none is computed
+    path_SC: Tensor  # indices of a completion's tokens; 0 in padding
     lengths_S: Tensor
     row_S: Tensor
 
     @classmethod
     def of(cls, batch: TokenBatch, last_tokens: bool) -> Trie:
-        """Completions in lexicographic order: what one has in common with any before it, it has
+        """Completions are sorted: the longest prefix that one shares with any before it, it shares
         with the one just before it."""
-        spoken_RL = batch.segment_RL > 0
+        computed_RL = batch.segment_RL > 0
         if not last_tokens:
-            spoken_RL &= F.pad(batch.segment_RL[:, 1:], (0, 1), value=-1) == batch.segment_RL
-        row_S, ids_SC, own_SC = _completions(batch, spoken_RL)
+            computed_RL &= F.pad(batch.segment_RL[:, 1:], (0, 1), value=-1) == batch.segment_RL
+        row_S, ids_SC, mask_SC = _completions(batch, computed_RL)
         keys, number = torch.cat([row_S[:, None], ids_SC], 1), torch.zeros(0, dtype=torch.long)
         if len(keys):
             keys, number = keys.unique(dim=0, return_inverse=True)
         real_SC = keys[:, 1:] >= 0
-        same = (keys[1:] == keys[:-1]).long().cumprod(1)[:, 1:]  # 1 up to where they part
+        same = (keys[1:] == keys[:-1]).long().cumprod(1)[:, 1:]  # 1 in the common prefix
         new_SC = real_SC & (F.pad(same, (0, 0, 1, 0))[: len(keys)] == 0)
 
         in_prompt_RL = batch.segment_RL == 0
@@ -52,29 +52,29 @@ class Trie:
         token_SC = first.where(new_SC, 0).cummax(0).values.where(real_SC, 0)
         token_RL = torch.full_like(batch.segment_RL, -1)
         token_RL[in_prompt_RL] = torch.arange(prompts)
-        token_RL[spoken_RL] = token_SC[number][own_SC]
+        token_RL[computed_RL] = token_SC[number][mask_SC]
 
         lengths_S = real_SC.sum(1)
-        whole = F.pad(same.sum(1), (0, 1))[: len(keys)] < lengths_S  # the next does not continue it
+        leaf = F.pad(same.sum(1), (0, 1))[: len(keys)] < lengths_S  # the next does not continue it
         count = prompts + int(new_SC.sum())
         return cls(
             count=count,
             token_RL=token_RL,
-            path_SC=token_SC[whole],
-            lengths_S=lengths_S[whole],
-            row_S=keys[whole, 0],
+            path_SC=token_SC[leaf],
+            lengths_S=lengths_S[leaf],
+            row_S=keys[leaf, 0],
         )
 
 
-def _completions(batch: TokenBatch, spoken_RL: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of what is spoken, each one's row, (S,), and its tokens, (S, C), −1 after its end; and where
-    these are."""
+def _completions(batch: TokenBatch, computed_RL: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the completions' computed tokens: each one's row, (S,), its token ids, (S, C), with −1 in
+    padding, and the padding mask, (S, C)."""
     segment_RL = batch.segment_RL
     of_row = segment_RL + (int(segment_RL.max()) + 1) * torch.arange(len(segment_RL))[:, None]
     rows_RL = torch.arange(len(segment_RL))[:, None].expand_as(segment_RL)
-    _, counts = of_row[spoken_RL].unique_consecutive(return_counts=True)
-    row_S = rows_RL[spoken_RL][counts.cumsum(0) - counts]
-    own_SC = torch.arange(int(counts.max()) if len(counts) else 0) < counts[:, None]
-    ids_SC = torch.full(own_SC.shape, -1)
-    ids_SC[own_SC] = batch.token_ids_RL[spoken_RL]
-    return row_S, ids_SC, own_SC
+    _, counts = of_row[computed_RL].unique_consecutive(return_counts=True)
+    row_S = rows_RL[computed_RL][counts.cumsum(0) - counts]
+    mask_SC = torch.arange(int(counts.max()) if len(counts) else 0) < counts[:, None]
+    ids_SC = torch.full(mask_SC.shape, -1)
+    ids_SC[mask_SC] = batch.token_ids_RL[computed_RL]
+    return row_S, ids_SC, mask_SC

@@ -48,7 +48,7 @@ def base_model(url: str, reply: Any) -> tuple[str, int | None]:
         model = _models(url, reply)[0]
         length = model.get("max_model_len")
         if length is not None and (type(length) is not int or length < 1):
-            raise BadReply(url, f"max_model_len={_shown(length)}, which is no length")
+            raise BadReply(url, f"max_model_len={_shown(length)}, which is not a length")
     except BadReply as error:
         raise UserError(str(error)) from error
     return model["id"], length

@@ -258,7 +258,7 @@ def _scan(lines: list[str]) -> list[Part]:
             elif "'''" in line or '"""' in line:
                 block = _Block(lines, index)
                 read += block.size
-                if parse(block.source):  # else the string is no string
+                if parse(block.source):  # else it is not a string
                     end = block.end
             enclosing.append((indent, nested or _is_header(line)))
         index = end

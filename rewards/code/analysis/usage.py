@@ -32,10 +32,10 @@ def main_use(
     support: Sequence[Function | Setup] = (),
     reads: frozenset[str] = frozenset(),
 ) -> MainUse:
-    """Uses of the helpers in main's definition. A name that main binds itself is no helper.
+    """Uses of the helpers in main's definition. A name that main binds itself is not a helper.
 
-    ``support``: what main needs of its own text. ``reads``: names of the module that the rest of
-    the program reads.
+    ``support``: the parts of its text that main needs. ``reads``: names of the module that the
+    rest of the program reads.
     """
     if main.node is None:
         return MainUse()
@@ -105,8 +105,8 @@ class _Program:
         return set(self._followed(self.main.called(), lambda use: use.called()))
 
     def is_wrapper(self) -> bool:
-        """Main only hands on what a helper gives, or what a function of its own does that only
-        hands it on."""
+        """Main only hands on what a helper gives, or calls another of its functions that only
+        does so."""
         return any(self._followed(self.main.handed_on(), lambda use: use.handed_on()))
 
     def ignored(self) -> set[str]:

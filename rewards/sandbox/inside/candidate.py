@@ -176,7 +176,7 @@ class _Zygote:
         return status
 
     def _wipe(self) -> None:
-        """In a process of its own, whose memory is nobody's. If a file cannot be removed, this
+        """In its own process, whose memory nobody shares. If a file cannot be removed, this
         process ends too, and with it the scratch."""
         janitor = os.fork()
         if not janitor:

@@ -1,6 +1,6 @@
 """What the sandboxed process gives up, by direct system calls. Standard library only.
 
-Three layers, each used where the kernel has it: namespaces of its own (``enter_namespaces``, what
+Three layers, each used where the kernel has it: its own namespaces (``enter_namespaces``, what
 bubblewrap does where that is installed), Landlock rules on files, and a seccomp filter on system
 calls (``seccomp.py``). Resource limits and an identity without rights are there everywhere.
 """

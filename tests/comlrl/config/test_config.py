@@ -276,11 +276,11 @@ REFUSED = [  # overrides → what the line must name
         for given, *words in (
             ("[]", "[]", "address, or a list"),
             ("[http://a,b:1]", "'b:1'", "http://"),
-            ("[http://a,3]", "3 is no address"),
-            ("[http://a,http://b,http://a/]", "'http://a' is there twice"),
-            ("{aux: http://a, mian: http://b}", "'mian' is no agent's role", "'aux', 'main'"),
+            ("[http://a,3]", "3 is not an address"),
+            ("[http://a,http://b,http://a/]", "'http://a' appears twice"),
+            ("{aux: http://a, mian: http://b}", "'mian' is not an agent's role", "'aux', 'main'"),
             ("{aux: http://a}", "no server for 'builtin:tiny-coder'", "URL"),
-            ("{aux: http://a, main: [http://b, 5]}", ".main: 5 is no address"),
+            ("{aux: http://a, main: [http://b, 5]}", ".main: 5 is not an address"),
         )
     ),
     *(
@@ -289,7 +289,7 @@ REFUSED = [  # overrides → what the line must name
             ("http://x", "'http://x' is for 'a' and 'b'", "one model", "{MODEL: URL"),
             ("{a: http://x, b: [http://y, http://x/]}", "'http://x' is for 'a' and 'b'"),
             ("{a: http://x}", "no server for 'b'", "{b: URL}"),
-            ("{a: http://x, c: http://y}", "'c' is no", "'aux', 'main', 'a', 'b'"),
+            ("{a: http://x, c: http://y}", "'c' is not", "'aux', 'main', 'a', 'b'"),
         )
     ),
     (
@@ -607,17 +607,17 @@ def test_a_file_does_not_read_the_environment(tmp_path, monkeypatch, text):
     monkeypatch.setenv("COMLRL_SECRET", "s3cret")
     quickstart = Path(QUICKSTART).read_text()
     file = write(tmp_path, f"{quickstart}\nwandb:\n  project: '{text}'\n")
-    assert "no reference" in refused(file)
+    assert "is not a reference" in refused(file)
     file = write(tmp_path, f"{quickstart}\nagents: [a, '{text}']\n")
-    assert "no reference" in refused(file)
+    assert "is not a reference" in refused(file)
 
 
 def test_an_override_does_not_read_the_environment(monkeypatch):
     monkeypatch.setenv("COMLRL_SECRET", "s3cret")
     for key in ("output.dir", "prompts.aux", "agent_model.model_kwargs.a"):
-        assert "no reference" in refused(QUICKSTART, "--override", f"{key}={RESOLVERS[0]}")
+        assert "is not a reference" in refused(QUICKSTART, "--override", f"{key}={RESOLVERS[0]}")
     line = "agent_model.model_kwargs={a: {b: ['${oc.env:COMLRL_SECRET}']}}"
-    assert "no reference" in refused(QUICKSTART, "--override", line)
+    assert "is not a reference" in refused(QUICKSTART, "--override", line)
     assert "'nothing'" in refused(QUICKSTART, "--override", "agents=['${nothing}',b]")
 
 

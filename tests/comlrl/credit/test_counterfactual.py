@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from comlrl.credit.advantages import sibling_advantages
-from comlrl.credit.returns import agent_returns, counterfactuals
+from comlrl.credit.returns import counterfactuals
 from comlrl.types import AgentTurn, Completion, Node, Score, Shape
 from comlrl.update.losses import policy_gradient
+from tests.support.agent_returns import agent_returns
 from tests.support.grown import Grown
 
 # Of three agents with two answers each: the first two have to agree, and the third matters then.

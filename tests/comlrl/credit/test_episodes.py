@@ -9,7 +9,17 @@ import pytest
 import torch
 
 from comlrl.credit.episodes import call_advantages, call_rows, return_to_go
-from comlrl.types import Call, Completion, Episode, EpisodeGroup, Paid, Row, Sampling, Score, Shape
+from comlrl.types import (
+    AgentReward,
+    Call,
+    Completion,
+    Episode,
+    EpisodeGroup,
+    Row,
+    Sampling,
+    Score,
+    Shape,
+)
 from comlrl.update.losses import policy_gradient
 from tests.support.fakes import FakeSampler, task
 from tests.support.played import rollout
@@ -32,7 +42,7 @@ def episode(calls, *paid_N) -> Episode:
         calls=tuple(calls),
         score=Score(0.0),
         reward=0.0,
-        paid_N=tuple(tuple(Paid(*p) for p in own) for own in paid_N),
+        paid_N=tuple(tuple(AgentReward(*p) for p in own) for own in paid_N),
     )
 
 
@@ -49,7 +59,7 @@ SHORT = episode([call(0, 0)], [(1, 2.0)], [(0, 2.0)])
 
 
 def test_returns_to_go_by_hand():
-    # γ = 1/2 for each call of its own; the final 16 comes with the third.
+    # γ = 1/2 for each of its calls; the final 16 comes with the third.
     assert [return_to_go(LONG, 0, j, 0.5) for j in (1, 2, 3, 4)] == [12.0, 16.0, 16.0, 16.0]
     assert [return_to_go(LONG, 0, j, 1.0) for j in (1, 2, 3)] == [28.0, 24.0, 16.0]
     assert return_to_go(LONG, 1, 1, 0.5) == 16.0

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from comlrl.credit.advantages import sibling_advantages
-from comlrl.credit.returns import agent_returns, joint_returns
+from comlrl.credit.returns import joint_returns
 from comlrl.types import AgentTurn, Completion, Message, Node, Score, Shape, Tree
+from tests.support.agent_returns import agent_returns
 from tests.support.fakes import task
 from tests.support.grown import Grown
 

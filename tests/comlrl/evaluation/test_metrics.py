@@ -34,9 +34,9 @@ def tree_metrics(trees):
 
 def scored(found: RewardBreakdown, value: float | None = None) -> Score:
     """The score of a breakdown; ``value``: a reward model's, in its place."""
-    earned = None if value is None else found.total
+    task_reward = None if value is None else found.total
     value = found.total if value is None else value
-    return Score(value, found.parts, found.passed_all, found, task_reward=earned)
+    return Score(value, found.parts, found.passed_all, found, task_reward=task_reward)
 
 
 IMPORTANCE = tuple(f"importance/{name}" for name in ("ratio_mean", "ratio_max", "truncated_share"))

@@ -10,7 +10,7 @@ import pytest
 
 from comlrl.loop import checkpoint
 from comlrl.loop.loop import ENV_STEPS, Loop
-from comlrl.loop.progress import EVALUATING, TRAINING, Ahead, Progress, Written
+from comlrl.loop.progress import EVALUATING, TRAINING, Progress, Remaining, Written
 from comlrl.loop.steps import Gathered
 from comlrl.types import Task
 from loggers import Loggers
@@ -27,7 +27,7 @@ def does(progress: Progress, clock: Clock, work: str, seconds: float) -> None:
 def test_steps_evaluations_and_saves_at_their_own_pace():
     clock = Clock()
     progress = Progress(clock)
-    progress.ahead = Ahead(2, 10, evaluations=2, saves=3)
+    progress.remaining = Remaining(2, 10, evaluations=2, saves=3)
     assert progress.seconds_left() is None  # nothing is known of a training step
     does(progress, clock, "evaluating", 50)
     assert progress.seconds_left() is None
@@ -45,10 +45,10 @@ def test_steps_evaluations_and_saves_at_their_own_pace():
 def test_the_last_evaluation_is_time_left():
     clock = Clock()
     progress = Progress(clock)
-    progress.ahead = Ahead(9, 10, evaluations=1)
+    progress.remaining = Remaining(9, 10, evaluations=1)
     does(progress, clock, "evaluating", 50)
     does(progress, clock, "training", 5)
-    progress.ahead = Ahead(10, 10, evaluations=1)
+    progress.remaining = Remaining(10, 10, evaluations=1)
     progress.begin("evaluating")
     clock.now += 20
     assert (progress.work, progress.seconds_left()) == ("evaluating", 30)
@@ -57,14 +57,14 @@ def test_the_last_evaluation_is_time_left():
 def test_what_was_broken_off_is_not_measured():
     clock = Clock()
     progress = Progress(clock)
-    progress.ahead = Ahead(1, 3, evaluations=1)
+    progress.remaining = Remaining(1, 3, evaluations=1)
     does(progress, clock, "training", 10)
     progress.begin("evaluating")
     clock.now += 1
     progress.begin("saving")
     assert progress.typical("evaluating") is None
     resumed = Progress(clock)
-    resumed.ahead = progress.ahead
+    resumed.remaining = progress.remaining
     resumed.load(progress.state())
     assert resumed.seconds_left() == 20  # known before its first step
 
@@ -87,30 +87,30 @@ def loop(run_dir: Path = Path(), **section: Any) -> Loop:
 def test_evaluations_to_come(steps, evaluated, evaluations):
     made = loop()
     made.counters.steps, made.counters.evaluated = steps, evaluated
-    assert made.ahead == Ahead(steps, 6, evaluations=evaluations)
+    assert made.remaining == Remaining(steps, 6, evaluations=evaluations)
 
 
 def test_checkpoints_to_come():
     made = loop(save_steps=2, eval_interval=0)
-    assert made.ahead == Ahead(0, 6, saves=3)
+    assert made.remaining == Remaining(0, 6, saves=3)
     made.checkpoints.newest, made.counters.steps = (4, Path()), 5
-    assert made.ahead == Ahead(5, 6, saves=1)
+    assert made.remaining == Remaining(5, 6, saves=1)
 
 
 def test_environment_steps_alone_end_the_run():
     made = loop(num_train_epochs=None, max_env_steps=1100, eval_interval=0)
-    assert made.ahead == Ahead(0, None)
+    assert made.remaining == Remaining(0, None)
     made.counters.steps, made.counters.env_steps = 3, 1024  # 1000 of them before the first step
     made.progress.note(ENV_STEPS, 8)
     # 76 environment steps are left, 8 a training step: 10 more, the last of them not full
-    assert made.ahead == Ahead(3, 13, estimated=True)
+    assert made.remaining == Remaining(3, 13, estimated=True)
 
 
 def test_the_nearer_of_two_ends_counts():
     made = loop(max_env_steps=1000, eval_interval=0)
-    assert made.ahead == Ahead(0, None)  # which one it is, the first step tells
+    assert made.remaining == Remaining(0, None)  # which one it is, the first step tells
     made.progress.note(ENV_STEPS, 8)
-    assert made.ahead == Ahead(0, 6)
+    assert made.remaining == Remaining(0, 6)
 
 
 def test_a_loop_tells_what_it_does_and_measures_each(tmp_path):
@@ -139,7 +139,7 @@ def test_a_loop_tells_what_it_does_and_measures_each(tmp_path):
 def test_a_work_that_says_how_far_it_is_is_reported_once_a_minute():
     clock, lines = Clock(), []
     progress = Progress(clock)
-    progress.ahead = Ahead(0, 2, evaluations=2)
+    progress.remaining = Remaining(0, 2, evaluations=2)
     progress.minutely.append(lines.append)
     for work, seconds in ((TRAINING, 40.0), (EVALUATING, 100.0)):
         progress.begin(work)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from comlrl.loop.traces import Before
+from comlrl.loop.traces import FolderSnapshot
 from tests.support.runs import Zygote, small
 
 
 def test_only_what_the_run_wrote_is_removed(tmp_path):
     folder = tmp_path / "outputs" / "run"
-    before = Before.of(folder)
+    before = FolderSnapshot.of(folder)
     (folder / "samples").mkdir(parents=True)
     (folder / "config.yaml").touch()
     before.restore()
     assert list(tmp_path.iterdir()) == []
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("the user's")
-    before = Before.of(folder)
+    before = FolderSnapshot.of(folder)
     (folder / "config.yaml").touch()
     before.restore()
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
@@ -33,7 +33,7 @@ def test_a_training_step_or_a_result_is_left(tmp_path):
         ("non_finite_batch.safetensors", "", True),
     ]:
         folder = tmp_path / "run"
-        before = Before.of(folder)
+        before = FolderSnapshot.of(folder)
         folder.mkdir(exist_ok=True)
         (folder / name).write_text(text + "\n")
         before.restore()

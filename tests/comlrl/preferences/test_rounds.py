@@ -8,7 +8,7 @@ import pytest
 
 from comlrl.loop.task_schedule import TaskSchedule
 from comlrl.preferences.candidates import CandidateSet, JointCandidate, Pair, read_sets
-from comlrl.preferences.comparing import Earlier, compared
+from comlrl.preferences.comparing import EarlierTeam, compared
 from comlrl.preferences.replay import replay_weights
 from comlrl.types import Completion, Message, Score, Shape
 from tests.support.fakes import SAMPLING, task
@@ -126,7 +126,7 @@ def test_an_earlier_team_is_what_both_are_held_against(tmp_path):
         return [Score(worth[action.completions_N]) for action in actions]
 
     made.rollout.reward.score = scored
-    earlier = Earlier(made.rollout, SAMPLING, Shape(2, 1, 5))
+    earlier = EarlierTeam(made.rollout, SAMPLING, Shape(2, 1, 5))
     two, three, one, again = worth
     asked = [(two, three), (two, one), (two, again)]
     assert earlier(task("A"), asked) == [-1, 1, 0]

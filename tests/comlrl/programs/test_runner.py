@@ -11,7 +11,7 @@ import pytest
 
 from comlrl.config.plugins.targets import TargetError
 from comlrl.errors import UserError
-from comlrl.types import JointAction, Paid, Score, Shape
+from comlrl.types import AgentReward, JointAction, Score, Shape
 from tests.support.fakes import SAMPLING, SEED, parts
 from tests.support.played import TASKS, Keeping, Serving, played, rollout
 
@@ -84,8 +84,11 @@ def test_rewards_of_each_agent_in_the_middle_and_at_the_end():
     (group,) = player.grow(TASKS[:1], Shape(2, 1, 1), SAMPLING, ("train", 1))
     (episode,) = group.episodes_G
     assert episode.score == Score(2.0, by_agent=(3.0, 1.0)) and episode.reward == 14.0
-    # What is added to every score is no part of a reward in the middle.
-    assert episode.paid_N == ((Paid(1, 10.0), Paid(2, 16.0)), (Paid(1, -2.0), Paid(1, 12.0)))
+    # A reward in the middle does not contain what is added to every score.
+    assert episode.paid_N == (
+        (AgentReward(1, 10.0), AgentReward(2, 16.0)),
+        (AgentReward(1, -2.0), AgentReward(1, 12.0)),
+    )
 
 
 def test_a_wave_waits_for_threads():

@@ -414,7 +414,7 @@ BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 def browse(profile: Path, page: Path, width: int, *options: str) -> str:
-    """What the browser prints about a page that it has opened in a profile of its own."""
+    """What the browser prints about a page that it has opened in its own profile."""
     done = subprocess.run(
         [
             BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",

@@ -1,1 +1,1 @@
-"""What a configuration cannot mean, what of it has no effect, and what is at hand."""
+"""Checks of a configuration: contradictions, keys without effect, and what is at hand."""

@@ -1,5 +1,5 @@
-"""What ``--dry-run`` checks: all that a run needs and that is at hand here. No weights are loaded
-and no network is used; what that leaves unchecked is reported, a line each.
+"""The checks of ``--dry-run``: everything that a run needs and that is on this machine. No weights
+are loaded and no network is used; each thing left unchecked is reported in a line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What values and relations of keys cannot work, and what of them is worth a notice."""
+"""Refuses values and combinations of keys that cannot work; some others get a notice."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _ppo(name: str, section: PPOConfig, config: Config) -> None:
     if section.shared_policy and name != config.algorithm:
         raise UserError(
             f"{name}.shared_policy: true with {config.algorithm}, whose candidates come from "
-            f"policies of their own; give false"
+            f"separate policies; give false"
         )
 
 

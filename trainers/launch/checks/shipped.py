@@ -1,4 +1,4 @@
-"""What ships with the package and is asked for by name: configurations, sweeps, train scripts."""
+"""Configurations, sweeps and train scripts that ship with the package and are found by name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def config_file(given: str | Path, option: str = "--config", folder: Path = CONF
         return path  # whoever reads it says that it is not there
     near = get_close_matches(path.name, [file.stem for file in folder.glob("*.yaml")], 1)
     hint = f"did you mean {near[0]}?" if near else "give a YAML file, or see docs/configuration.md"
-    raise UserError(f"{option}: '{given}' is no file and no shipped configuration; {hint}")
+    raise UserError(f"{option}: '{given}' is neither a file nor a shipped configuration; {hint}")
 
 
 def train_command(script: str) -> list[str] | None:

@@ -171,7 +171,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     add("--out", default="outputs/arena", metavar="DIR", help="left out: outputs/arena")
     add("--jobs", type=int, metavar="N", help="cells at the same time; left out: the cores")
-    add("--check", metavar="FILE", help="a train script of your own, as a further algorithm")
+    add("--check", metavar="FILE", help="your own train script, as a further algorithm")
     return parser.parse_args(argv)
 
 

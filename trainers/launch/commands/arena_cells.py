@@ -126,7 +126,7 @@ def own_algorithm(script: Path) -> tuple[str, Algorithm]:
                 if name not in SECTIONS:
                     return name, Algorithm(name, script=script.resolve())
     raise UserError(
-        f"--check: '{script}' has no main(\"NAME\", …) with the name of an algorithm of your own; "
+        f"--check: '{script}' has no main(\"NAME\", …) with the name of your own algorithm; "
         "write it as docs/tutorial/algorithm.md does"
     )
 

@@ -1,4 +1,4 @@
-"""Runs that a command starts as processes of their own."""
+"""Runs that a command starts, each as its own process."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from comlrl.programs.rollout import ProgramRollout
     from comlrl.rollout.generation import Generator
     from comlrl.rollout.grow import Rollout
-    from comlrl.types import Domain, Rolled, Sampling, Task
+    from comlrl.types import Domain, RolloutResult, Sampling, Task
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,7 +99,7 @@ def evaluate(plan: Plan) -> int:
     return 0
 
 
-def export_samples(file: Path, trees: Sequence[Rolled], domain: Domain) -> None:
+def export_samples(file: Path, trees: Sequence[RolloutResult], domain: Domain) -> None:
     """What each answer's last turn came to, in EvalPlus's form: ``task_id`` and ``solution``."""
     rows = [(tree.task.task_id, domain.solution(tree.final_score)) for tree in trees]
     if any(solution is None for _, solution in rows):
@@ -262,7 +262,7 @@ def watched(plan: Plan, stage: Stage, teams: int = 1) -> Iterator[None]:
         yield
 
 
-def grower(plan: Plan, stage: Stage) -> Callable[[], list[Rolled]]:
+def grower(plan: Plan, stage: Stage) -> Callable[[], list[RolloutResult]]:
     """What samples all tasks: the team in its turns or its program, or a baseline."""
     from comlrl.evaluation import baselines, estimates
     from comlrl.processes.distributed import Processes
@@ -315,7 +315,9 @@ def described(plan: Plan, stage: Stage) -> dict[str, Any]:
     }
 
 
-def budget(generator: Generator, trees: Sequence[Rolled], seconds: float) -> dict[str, float]:
+def budget(
+    generator: Generator, trees: Sequence[RolloutResult], seconds: float
+) -> dict[str, float]:
     """What it cost: generated tokens and wall seconds, sampling and scoring together."""
     return {
         "tokens_generated": generator.tokens,
@@ -327,7 +329,7 @@ def budget(generator: Generator, trees: Sequence[Rolled], seconds: float) -> dic
     }
 
 
-def costs(plan: Plan, stage: Stage, trees: Sequence[Rolled]) -> dict[str, float]:
+def costs(plan: Plan, stage: Stage, trees: Sequence[RolloutResult]) -> dict[str, float]:
     """What these answers cost in calls, tokens and operations, whatever was remembered."""
     from comlrl.evaluation.cost import cost, weights_of
 

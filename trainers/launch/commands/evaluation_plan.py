@@ -1,4 +1,4 @@
-"""What ``evaluate.py`` is asked for: command line → one checked plan, before anything heavy loads.
+"""Command line of ``evaluate.py`` → one checked plan, before anything heavy loads.
 
 A part of the composition root, which knows the algorithms' sections.
 """
@@ -44,7 +44,7 @@ class Plan:
     ks: tuple[int, ...]
     samples: int
     greedy: bool
-    out: Path | None  # None: a name of its own, see ``place``
+    out: Path | None  # None: its own name, see ``place``
     export_samples: Path | None = None
     replaced: Mapping[int, Other] = field(default_factory=dict)  # place → who acts there instead
 
@@ -250,8 +250,8 @@ def _work_notices(
     config: Config,
     work: Work,
 ) -> list[str]:
-    """What a run is evaluated with that it was not trained with, and what of the file is not taken
-    for that."""
+    """Notices of differences between evaluation and training, and of settings of the file that are
+    not used."""
     notices = []
     used = digests(work.sources)
     for team in teams:

@@ -12,13 +12,11 @@ from pathlib import Path
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError, report
 from comlrl.files import tolerant_terminal
-from comlrl.run_files import HETEROGENEOUS
+from comlrl.run_files import ADAPTER, HETEROGENEOUS
 from trainers.launch.commands.command_line import Parser
 from trainers.launch.wiring import weights
 from trainers.launch.wiring.load import config_of
 from trainers.launch.wiring.weights import Trained
-
-ADAPTER = "adapter_config.json"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,10 +48,10 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def check(
     path: str, given: str | None, merge: bool, repository: str | None
 ) -> tuple[Trained, Path]:
-    """What is exported, and whereto. Raises UserError for what can be refused at once."""
+    """The run to export, and the target folder. Raises UserError if that is known not to work."""
     run = weights.pinned(weights.locate(path, "RUN"), "RUN")
     if run.run_dir is None:
-        raise UserError(f"RUN: '{run.name}' is no run; give a run directory, or a folder in one")
+        raise UserError(f"RUN: '{run.name}' is not a run; give a run directory, or a folder in one")
     out = Path(given) if given else run.run_dir / "exported_model"
     if out.exists():
         raise UserError(f"--out: '{out}' is there already; give another folder, or remove it")
@@ -67,7 +65,7 @@ def check(
     if merge and run.final_model and not (run.final_model / "agent_0" / ADAPTER).exists():
         raise UserError(f"--merge: '{run.name}' holds whole models already; leave --merge out")
     if repository and not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
-        raise UserError(f"--push: {repository!r} is no repository; give USER/NAME")
+        raise UserError(f"--push: {repository!r} is not a repository; give USER/NAME")
     return run, out
 
 

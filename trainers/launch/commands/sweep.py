@@ -17,7 +17,7 @@ from comlrl.files import tolerant_terminal
 from trainers.launch.commands.command_line import Parser
 from trainers.launch.commands.search import Point, Runner, Search, Sweep, read_sweep
 
-DEFAULT_COUNT = 8  # points of a search that has no end of its own
+DEFAULT_COUNT = 8  # points of a search that has no end
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -24,7 +24,7 @@ from comlrl.loop.interrupts import Interrupted, Signals
 from comlrl.loop.parts import Trainer
 from comlrl.loop.run_directory import check_free
 from comlrl.quoting import one_line
-from comlrl.run_files import FINAL_MODEL
+from comlrl.run_files import FINAL_MODEL, REPORT
 from trainers.launch.checks.installed import check_installed
 from trainers.launch.checks.shipped import LAUNCH
 from trainers.launch.commands.command_line import parse_arguments, resolve
@@ -205,7 +205,7 @@ def execute(
                 distributed.all_gather("interrupted")  # nobody leaves while the main one saves
                 opened.close()  # the loggers: what they hold belongs into the report
                 if distributed.is_main() and _write_pages(config, run.run_dir):
-                    print(f"report: {run.run_dir}/report.html")
+                    print(f"report: {run.run_dir / REPORT}")
             raise
         except Exception as error:
             return _stopped(error, run.loop)
@@ -214,7 +214,7 @@ def execute(
         written = _write_pages(config, run.run_dir, card=weights)
         for text in no_weights_notice(config):
             notice(text)
-        print(f"done: {run.run_dir}{'/report.html' if written else ''}")
+        print(f"done: {run.run_dir / REPORT if written else run.run_dir}")
     return 0
 
 

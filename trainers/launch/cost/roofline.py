@@ -48,7 +48,7 @@ class Hardware:
     few: float = 0  # ``flops`` of products of few rows, while decoding; 0: the same
     link: float = NETWORK  # bytes a second between the GPUs of a node
     launch: float = 1e-5  # seconds of an operation, however small
-    cards: float = 1
+    gpus: float = 1
     workers: float = 16  # sandbox workers a GPU
     rewards: float = 250  # joint actions that a worker scores in a second
     prompt: float = 0  # tokens of a first prompt; 0: those of the data, where it is at hand
@@ -69,13 +69,14 @@ def hardware(text: str, config: Config) -> Hardware:
     """``[8x]KIND[,name=number,…]`` or numbers alone. Raises UserError naming what is wrong."""
     first, *rest = text.split(",")
     count, kind = re.fullmatch(r"(?:(\d+)x)?(.*)", first).groups()  # type: ignore[union-attr]
-    given: dict[str, Any] = {"cards": float(count)} if count else {}
+    given: dict[str, Any] = {"gpus": float(count)} if count else {}
     if "=" in kind:
         kind, rest = "", [first, *rest]
     elif kind not in (*KINDS, "cpu"):
         raise UserError(f"--hardware: '{kind}'; give {', '.join(KINDS)}, cpu or NAME=NUMBER,…")
     for item in rest:
         name, _, value = item.partition("=")
+        name = "gpus" if name == "cards" else name  # its older name
         try:
             given[name] = float(value)
         except ValueError:
@@ -243,9 +244,9 @@ class StepCost:
 
     def exchange(self) -> float:
         """Seconds of the all-reduce of gradients, in float32."""
-        cards = self.on.cards
-        link = self.on.link if cards <= GPUS_A_NODE else min(self.on.link, NETWORK)
-        return 2 * (cards - 1) / cards * 4 * self.trained / link
+        gpus = self.on.gpus
+        link = self.on.link if gpus <= GPUS_A_NODE else min(self.on.link, NETWORK)
+        return 2 * (gpus - 1) / gpus * 4 * self.trained / link
 
     def _parts(self, prompt: float, own: int, longest: int) -> int:
         """In how many rows a prompt's completions are, each of which reads it again."""
@@ -304,7 +305,7 @@ def step_cost(
         section=section,
         model=model,
         on=on,
-        size=math.ceil(size / on.cards),
+        size=math.ceil(size / on.gpus),
     )
 
 
@@ -335,7 +336,7 @@ def estimate(
             step = replace(step, section=_pairs(config.section))
     parts |= {"update": step.update(), "all-reduce": step.exchange()}
     parts["together"] = sum(parts.values())
-    named = f"{on.cards:g} × {on.flops / 1e12:.3g} TFLOP/s, {on.bandwidth / 1e9:.4g} GB/s"
+    named = f"{on.gpus:g} × {on.flops / 1e12:.3g} TFLOP/s, {on.bandwidth / 1e9:.4g} GB/s"
     lines = ["", f"{'estimated for ' + named:<44}{'a training step':>16}{'the run':>12}"]
     for label, seconds in parts.items():
         whole = None if steps is None else steps * seconds + before * (label == "together")
@@ -370,7 +371,7 @@ def _collecting(step: StepCost, section: PreferenceConfig, tasks: int) -> float:
     each = replace(
         step,
         section=replace(section, num_generations=own, num_turns=1),
-        size=math.ceil(size / step.on.cards),
+        size=math.ceil(size / step.on.gpus),
     )
     return math.ceil(tasks / size) * (each.generation() + each.reward()) if tasks else 0.0
 

@@ -1,4 +1,4 @@
-"""Memory that a run has freed, and what it has loaded: both are kept."""
+"""Keeps the memory that a run has freed, and the objects that it has loaded."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def keep_freed() -> None:
 
 
 def keep_loaded() -> None:
-    """What is there stays: to walk it all, the collector would stop a step for a third of a
-    second."""
+    """Keep the objects that exist: to walk them all, the collector would stop a step for a third of
+    a second."""
     gc.freeze()

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from comlrl.rollout.latent_sampler import LatentSampler
     from comlrl.rollout.overlap import OverlappedRollout
     from comlrl.rollout.vllm.sampler import VLLMSampler
-    from comlrl.types import Reward, Rolled, Sampler, Sampling, Task
+    from comlrl.types import Reward, RolloutResult, Sampler, Sampling, Task
     from external.expert_edits import Fallbacks
 
 
@@ -372,7 +372,7 @@ def build_evaluations(
     own = len(processes.shard(tasks))
     completions = own * section.eval_answers * section.num_turns * section.num_agents
 
-    def run() -> tuple[list[Rolled], dict[str, float]]:
+    def run() -> tuple[list[RolloutResult], dict[str, float]]:
         if ahead is not None:
             ahead.wait()
         before, generator.on_written = generator.on_written, Written(progress, completions)

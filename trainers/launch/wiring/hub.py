@@ -87,8 +87,8 @@ def check_reachable(config: Config, models: list[tuple[str, str]]) -> None:
     for (key, wanted), here in found.items():
         if not here:
             raise UserError(
-                f"{key}: '{wanted}' is no folder here ({searched(config.beside)}) and not in the "
-                f"hub's cache, and {why}; give a folder, or a name that is in the cache"
+                f"{key}: '{wanted}' is not a folder here ({searched(config.beside)}) and not in "
+                f"the hub's cache, and {why}; give a folder, or a name that is in the cache"
             )
     os.environ[OFFLINE] = "1"
 
@@ -114,7 +114,7 @@ def tensor_shapes(folder: Path | None) -> dict[str, Sequence[int]]:
 
 
 def _check_builtin(key: str, name: str, known: Mapping[str, object]) -> None:
-    """Raises UserError for a name with a colon that is none of ours."""
+    """Raises UserError for a name with a colon that is not a builtin one."""
     if ":" in name and name not in known and not Path(name).exists():
         hint = near(name, known, "the builtin are {}")
         raise UserError(f"{key}: '{name}' does not exist; {hint}")

@@ -1,4 +1,4 @@
-"""What a run starts from: the models that are named, and the weights of ``init_from``.
+"""The models that a run starts from, and the weights of ``init_from``.
 
 Torch is imported where weights are read, not before: a wrong path is answered at once.
 """
@@ -20,14 +20,13 @@ from comlrl.config.resolved import Config
 from comlrl.config.sections import LoraSection
 from comlrl.errors import UserError
 from comlrl.models.packed import check_packed, is_packed
-from comlrl.run_files import CONFIG, HETEROGENEOUS
+from comlrl.run_files import ADAPTER, CONFIG, HETEROGENEOUS
 from trainers.launch.wiring import hub, own_algorithm, weights
 
 if TYPE_CHECKING:
     from comlrl.models.team import Team
     from comlrl.types import Sampler
 
-ADAPTER = "adapter_config.json"
 # Of PEFT's adapters: what ours are not, and what other value would change what they compute.
 PLAIN: dict[str, Any] = {
     "peft_type": "LORA", "use_dora": False, "use_rslora": False, "lora_bias": False,
@@ -57,8 +56,8 @@ def check(config: Config, algorithms: Algorithms) -> list[str]:
 
 
 def check_models(config: Config) -> None:
-    """Raises UserError where a model's name is the folder of an adapter or of a run, or leads
-    nowhere and is none that a hub has."""
+    """Raises UserError if a model's name is the folder of an adapter or of a run, or is neither a
+    folder nor a name of the hub."""
     for key, name in hub.named_models(config):
         if is_packed(name):
             check_packed(key, name)
@@ -94,7 +93,7 @@ def check_target_modules(config: Config) -> None:
         if missing:
             linear = sorted({n.split(".")[-2] for n, s in shapes.items() if len(s) == 2})
             raise UserError(
-                f"lora.target_modules: '{missing[0]}' is no layer of '{name}'; "
+                f"lora.target_modules: '{missing[0]}' is not a layer of '{name}'; "
                 + near(missing[0], linear, "it has {}")
             )
 
@@ -195,7 +194,7 @@ def _sizes(facts: Mapping[str, Any]) -> dict[str, int] | None:
 
 
 def _adapter(folder: Path, name: str) -> tuple[int, float, str]:
-    """r, alpha and base of an adapter. Raises UserError for one that is no plain LoRA."""
+    """r, alpha and base of an adapter. Raises UserError if it is not a plain LoRA."""
     adapter = weights.adapter_settings(folder / ADAPTER)
     for key, plain in PLAIN.items():
         if adapter.get(key, plain) not in (plain, None):

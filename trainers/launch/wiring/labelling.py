@@ -1,4 +1,4 @@
-"""Wires up who labels: the collector of a run's preferences, and the comparator that it asks."""
+"""Builds the collector of a run's preferences, and the comparator that labels them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def build_judge(config: Config, prompts: Prompts) -> Judge:
 
 
 def _earlier(run: Run[PreferenceConfig], folder: str) -> Comparator:
-    from comlrl.preferences.comparing import Earlier
+    from comlrl.preferences.comparing import EarlierTeam
     from trainers.launch.wiring.assembly import build_rollout
     from trainers.launch.wiring.load import load_sampler
 
@@ -73,4 +73,6 @@ def _earlier(run: Run[PreferenceConfig], folder: str) -> Comparator:
             error
         )
     rollout = build_rollout(run.config, run.work, sampler, run.rollout.reward)
-    return Earlier(rollout, run.sampling, replace(run.section.candidate_shape, joint_mode="align"))
+    return EarlierTeam(
+        rollout, run.sampling, replace(run.section.candidate_shape, joint_mode="align")
+    )

@@ -20,7 +20,7 @@ def check_devices(config: Config) -> None:
     given = list(config.agent_devices)
     if config.shares_base:
         raise UserError(
-            f"agent_devices: {given} for agents that share one base; give each a model of its own "
+            f"agent_devices: {given} for agents that share one base; give each its own model "
             "with `agents`, or set agent_devices=null"
         )
     if distributed.local_world_size() > 1:
@@ -32,7 +32,9 @@ def check_devices(config: Config) -> None:
         try:
             device = torch.device(name)
         except RuntimeError:
-            raise UserError(f"agent_devices: '{name}' is no device, e.g. cuda:1 or cpu") from None
+            raise UserError(
+                f"agent_devices: '{name}' is not a device; give e.g. cuda:1 or cpu"
+            ) from None
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise UserError(
                 f"agent_devices: '{name}'; this machine has {torch.cuda.device_count()} GPU(s)"

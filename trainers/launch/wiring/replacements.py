@@ -18,7 +18,7 @@ MOST = 5  # agents: every subset of them is evaluated
 
 
 def parse(items: Sequence[str], teams: Sequence[Trained]) -> dict[str, Other]:
-    """Place, as it was written → who acts there; a text that is no path may be a role. Raises
+    """Place, as it was written → who acts there; a text that is not a path may be a role. Raises
     UserError."""
     if items and (len(teams) != 1 or teams[0].model is not None):
         raise UserError("--replace: agents of what? give the run of a team with --checkpoint")
@@ -81,7 +81,7 @@ def _place(text: str, roles: Sequence[str]) -> int:
     if text.isdecimal() or text in roles:
         return int(text) if text.isdecimal() else roles.index(text)
     hint = near(text, roles, "there are {}")
-    raise UserError(f"--replace: '{text}' is none of this team's agents; {hint}")
+    raise UserError(f"--replace: '{text}' is not an agent of this team; {hint}")
 
 
 def _who(given: Other, roles: Sequence[str]) -> Other:

@@ -22,7 +22,7 @@ from comlrl.types import Domain, Reward
 from rewards.arena.games import ARENA
 
 BUILTIN = ("code", "writing", *ARENA)
-OPTIONAL = ("for_evaluation", "close")  # of a reward
+OPTIONAL = ("for_evaluation", "close")  # checked in a user's reward if it has them
 NEEDED = ("task", "roles", "templates", "values", "problem")  # of a domain; it inherits the others
 
 
@@ -182,7 +182,7 @@ def _domain_target(config: Config) -> Target:
     """A user's own domain, checked."""
     if ":" not in config.domain:
         hint = near(config.domain, BUILTIN, "there are {}")
-        raise UserError(f"domain: '{config.domain}' is none; {hint} Or give module:NAME")
+        raise UserError(f"domain: unknown domain '{config.domain}'; {hint} Or give module:NAME")
     target = load("domain", config.domain, config.folder)
     check_methods(target, Domain, NEEDED)
     for name in (*Domain.__annotations__, *METHODS):

@@ -61,7 +61,7 @@ def check(config: Config, roles: Sequence[str]) -> None:
     for role, own in config.sampling.items():
         key = f"sampling.{role}"
         if role not in roles:
-            raise UserError(f"{key}: is for nobody; {near(role, roles, 'there are {}')}")
+            raise UserError(f"{key}: no agent has this role; {near(role, roles, 'there are {}')}")
         check_ranges(key, own)
         room = config.agent_model.max_length
         if own.max_new_tokens is not None and own.max_new_tokens >= room:

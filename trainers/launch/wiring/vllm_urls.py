@@ -12,7 +12,7 @@ from comlrl.rollout.vllm.replies import KEY
 
 def urls(config: Config, roles: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """Addresses of the servers of each policy, in their order. ``roles``: the agents'. Raises
-    UserError for what is no address, for a policy without a server, and for a server of two
+    UserError for an invalid address, for a policy without a server, and for a server of two
     models."""
     given, models = config.generation.vllm_url, config.model_names
     if isinstance(given, Mapping):
@@ -38,7 +38,7 @@ def _of_mapping(
     for name in given:
         if name not in names:
             raise UserError(
-                f"{KEY}: '{name}' is no agent's role or model; there are {_list(names)}"
+                f"{KEY}: '{name}' is not an agent's role or model; there are {_list(names)}"
             )
     found = []
     for index, model in enumerate(models):
@@ -58,13 +58,13 @@ def _addresses(key: str, given: Any) -> tuple[str, ...]:
         )
     for url in found:
         if not isinstance(url, str):
-            raise UserError(f"{key}: {url!r} is no address; give e.g. http://localhost:8000")
+            raise UserError(f"{key}: {url!r} is not an address; give e.g. http://localhost:8000")
         if not url.startswith(("http://", "https://")):
             raise UserError(f"{key}: '{url}'; give it with http:// before it")
     plain = [url.rstrip("/").removesuffix("/v1") for url in found]
     twice = [url for url in plain if plain.count(url) > 1]
     if twice:
-        raise UserError(f"{key}: '{twice[0]}' is there twice; give each server once")
+        raise UserError(f"{key}: '{twice[0]}' appears twice; give each server once")
     return tuple(plain)
 
 

@@ -15,7 +15,15 @@ from comlrl.config.algorithms import Algorithms, CommonConfig, sections_of
 from comlrl.config.loader import Setting, load_yaml
 from comlrl.errors import UserError
 from comlrl.quoting import one_line
-from comlrl.run_files import BEST_MODEL, CHECKPOINTS, CONFIG, FINAL_MODEL, HETEROGENEOUS, STATE
+from comlrl.run_files import (
+    ADAPTER,
+    BEST_MODEL,
+    CHECKPOINTS,
+    CONFIG,
+    FINAL_MODEL,
+    HETEROGENEOUS,
+    STATE,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +87,7 @@ def locate(path: str | Path, option: str = "--checkpoint") -> Trained:
         )
     if (path / "config.json").is_file():
         return Trained(name=name, model=path)
-    if (path / "adapter_config.json").is_file():
+    if (path / ADAPTER).is_file():
         raise UserError(f"{option}: '{name}' holds one agent of a team; give the folder above it")
     what = "holds no run, final_model or checkpoint" if path.exists() else "does not exist"
     raise UserError(f"{option}: '{name}' {what}; give a run directory or a model folder")
@@ -162,7 +170,7 @@ def of_folder(folder: Path) -> dict[str, Any]:
         facts["latents"] = held.get("latents", "learned")
     else:
         facts["num_agents"] = len(list(folder.glob("agent_*")))
-    file = folder / "agent_0" / "adapter_config.json"
+    file = folder / "agent_0" / ADAPTER
     if not file.is_file():
         return facts | {"lora.enabled": False}
     adapter = adapter_settings(file)

@@ -1,4 +1,4 @@
-"""A server that is no vLLM: what it replies is refused in one line, and its time and size end."""
+"""A server that is not vLLM: what it replies is refused in one line, and its time and size end."""
 
 from __future__ import annotations
 

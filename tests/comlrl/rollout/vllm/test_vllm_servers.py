@@ -268,7 +268,7 @@ def test_nothing_is_lost_or_counted_twice(three, tmp_path):
 
 
 def test_each_agent_has_its_own_servers(three, tmp_path):
-    """Two models with tokens of their own: the other's server would give other ratios."""
+    """Two models with their own tokens: the other's server would give other ratios."""
     paths = [str(model_folder("qwen2")), str(model_folder("llama", seed=3))]
     agents = team(agents=paths, num_agents=2)
     second = FakeVLLM(team(num_agents=1, agent_model__name=paths[1])).start()

@@ -48,7 +48,7 @@ print(type(code).__name__, int(peak.split()[1]) >> 10)
 
 
 def read(text: str) -> tuple[str, int]:
-    """What comes of a text in a process of its own, and the most memory of that in MiB."""
+    """What comes of a text in its own process, and the most memory of that in MiB."""
     done = subprocess.run(
         [sys.executable, "-c", READ], input=text, capture_output=True, text=True, cwd=ROOT,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30)),

@@ -47,8 +47,8 @@ def test_usage(words, capsys):
         (["train", "magrpo", "--config", "magrpo_quikstart"], "did you mean magrpo_quickstart?"),
         (["train", "magrpo", "--config", "other/magrpo_quickstart.yaml"], "does not exist"),
         (["train", "grpo", "--config", "magrpo_quickstart"], "train with magrpo"),
-        (["evaluate", "--config", "nothing_like_it"], "is no file and no shipped configuration"),
-        (["sweep", "madpo_beta"], "sweep file: 'madpo_beta' is no file"),
+        (["evaluate", "--config", "nothing_like_it"], "is neither a file nor a shipped conf"),
+        (["sweep", "madpo_beta"], "sweep file: 'madpo_beta' is neither a file nor"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line(words, message, capsys):
@@ -86,7 +86,7 @@ def test_a_shipped_sweep_runs_without_the_scripts():
 
 
 def test_a_dry_run_elsewhere():
-    """What a sweep starts, in a process of its own."""
+    """What a sweep starts, in its own process."""
     done = subprocess.run(
         [sys.executable, "-m", "trainers.launch", "train", "shppo", "--config",
          "configs/shppo_quickstart.yaml", "--dry-run"],

@@ -351,7 +351,7 @@ def test_shppos_weights_need_its_section(shppo_run, capsys):
         (["--checkpoint", "RUN", "--replace", "aux"], "--replace: 'aux'; give"),
         (
             ["--checkpoint", "RUN", "--replace", "auxx=silent"],
-            "'auxx' is none of this team's agents; did you mean `aux`?",
+            "'auxx' is not an agent of this team; did you mean `aux`?",
         ),
         (
             ["--checkpoint", "RUN", "--replace", "aux=mian"],

@@ -276,7 +276,7 @@ def test_first_point_of_every_sweep_really_trains(file, tmp_path):
 
 @pytest.mark.slow
 def test_sweep_files_satisfy_wandbs_own_schema(tmp_path):
-    """W&B's ``sweeps`` package, in an environment of its own: it needs an older NumPy."""
+    """W&B's ``sweeps`` package, in its own environment: it needs an older NumPy."""
     python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     install = [python, "-m", "pip", "install", "--quiet", "sweeps==0.3.0"]

@@ -94,7 +94,7 @@ def test_generation_by_hand():
     keys = 16 * (6 * 30 + 24 * 8) * 2 * 2 * 5
     left = 2 * (8 * 10 + 3 * 20) * 24 * 16
     assert memory.generation() == 2 * (16 * 2800 + keys + left) + 24 * 100 * 24 * 16
-    # Agents with bases of their own decode one after the other: 12 rows each.
+    # Agents with their own bases decode one after the other: 12 rows each.
     alone = step(replace(FREE, launch=1.0), lora__enabled=False)
     assert alone.generation() == pytest.approx(2 * 17 * 2 * DECODING)
 
@@ -123,7 +123,7 @@ def test_products_of_few_rows_have_a_rate_of_their_own():
     assert step(on).generation() == 2 * 2 * 2800 * 24 * 16 + 2 * 1800 * 6 * 30
 
 
-def test_more_turns_read_more_and_cards_exchange_gradients():
+def test_more_turns_read_more_and_gpus_exchange_gradients():
     on = replace(FREE, flops=1.0)
     one, two = step(on).generation(), step(on, num_turns=2).generation()
     # Turn 2 has 4 nodes a task, whose prompts hold turn 1's answer and the feedback.
@@ -131,7 +131,7 @@ def test_more_turns_read_more_and_cards_exchange_gradients():
     assert two == one + later
     alone = step(replace(FREE, link=1.0))
     assert alone.exchange() == 0
-    assert replace(alone, on=replace(alone.on, cards=8)).exchange() == pytest.approx(
+    assert replace(alone, on=replace(alone.on, gpus=8)).exchange() == pytest.approx(
         2 * 7 / 8 * 4 * alone.trained
     )
 
@@ -154,7 +154,8 @@ def test_hardware_that_is_not_understood_is_refused(text, words):
 
 
 def test_hardware_by_kind_by_hand_and_measured():
-    assert hardware("8xh100,tokens=90", config()).cards == 8
+    assert hardware("8xh100,tokens=90", config()).gpus == 8
+    assert hardware("h100,cards=8", config()).gpus == 8  # the older name
     assert hardware("h200", config()).memory > hardware("h100", config()).memory
     assert hardware("flops=2e12,bandwidth=3e9,memory=4e9", config()) == Hardware(
         flops=2e12, bandwidth=3e9, memory=4e9

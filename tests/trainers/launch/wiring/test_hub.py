@@ -38,7 +38,7 @@ def test_a_hub_out_of_reach_refuses_at_once(item, capsys, monkeypatch, tmp_path)
     assert main("magrpo", None, arguments(item, "output.dir=out")) == 2
     error = capsys.readouterr().err
     key, _, name = item.partition("=")
-    assert error.startswith(f"error: {key}: '{name}' is no folder here (looked in ")
+    assert error.startswith(f"error: {key}: '{name}' is not a folder here (looked in ")
     assert "http://127.0.0.1:9 does not answer" in error and error.count("\n") == 1
     assert not Path("out").exists()
 
@@ -71,9 +71,12 @@ def test_a_builtin_with_a_slip(key):
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ("[q_proj,v_prj]", "'v_prj' is no layer of 'builtin:tiny-coder'; did you mean `v_proj`?"),
+        (
+            "[q_proj,v_prj]",
+            "'v_prj' is not a layer of 'builtin:tiny-coder'; did you mean `v_proj`",
+        ),
         ("[nothing]", "it has down_proj, "),
-        ("model.*q_prj", "'model.*q_prj' is no layer"),
+        ("model.*q_prj", "'model.*q_prj' is not a layer"),
     ],
 )
 def test_target_modules_that_match_nothing_are_refused_in_the_dry_run(given, named, capsys):

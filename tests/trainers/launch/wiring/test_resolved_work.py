@@ -236,7 +236,10 @@ BAD = {
             r"domain: 'shares:SHARING': there is no module `shares` .*`share`\?",
         ),
         ("domain=share:Nothing", r"domain: 'share:Nothing': `share` has no `Nothing`; "),
-        ("domain=cooking", r"domain: 'cooking' is none; there are code.* Or give module:NAME"),
+        (
+            "domain=cooking",
+            r"domain: unknown domain 'cooking'; there are code.* Or give module:",
+        ),
         ("domain=lacks:LACKS", r"domain: 'lacks:LACKS' has no method `task\(name, row\)`"),
         ("domain=half:HALF", r"domain: 'half:HALF' has no method `roles\(num_agents\)`"),
         ("domain=bare:BARE", r"domain: 'bare:BARE' has no `prefill`; name comlrl.types.Domain as"),
@@ -246,7 +249,7 @@ BAD = {
         ("domain=one:One", r"domain: its `templates` for 3 agents are \['a'\]; give one for each"),
         ("domain=pair:PAIR", r"magrpo.num_agents: 3; this work is for two"),
         ("reward.target=share:Deel", r"reward.target: 'share:Deel': .* did you mean `Deal`\?"),
-        ("reward.target=share:SHARING", r"reward.target: 'share:SHARING' is no class; give one"),
+        ("reward.target=share:SHARING", r"reward.target: 'share:SHARING' is not a class; give one"),
         ("reward.target=share:Table", r"reward.target: 'share:Table' has no method `score\(act"),
         ("reward.arguments.ofer=1", r"reward.arguments.ofer: unknown .* did you mean `offer`\?"),
         ("reward.arguments.offer=much", r"reward.arguments.offer: 'much' is not valid; give a n"),
@@ -254,7 +257,10 @@ BAD = {
         ("external.mode=share:Deal", r"external.mode: 'share:Deal' has no method `__call__\(att"),
         ("external.mode=plain:Plain", r"external.mode.model: missing, and Plain cannot be made"),
         ("external.mode=plain:None_", r"external.mode: 'plain:None_' has no method `__call__"),
-        ("prompts.player_4=x", r"prompts.player_4: 'x' is for nobody; did you mean `player_\d`\?"),
+        (
+            "prompts.player_4=x",
+            r"prompts.player_4: 'x' is for no agent; did you mean `player_\d`\?",
+        ),
         (
             "prompts.player_1={coin}",
             r"prompts.player_1: .* unknown field \{coin\}; did you mean `c",

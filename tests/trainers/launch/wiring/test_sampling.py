@@ -57,7 +57,7 @@ def test_a_configuration_that_is_written_reads_back(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ("sampling.axu.temperature=1", "sampling.axu: is for nobody; did you mean `aux`?"),
+        ("sampling.axu.temperature=1", "sampling.axu: no agent has this role; did you mean `aux`?"),
         ("sampling.aux.max_tokens=5", "sampling.aux.max_tokens: .* did you mean `max_new_tokens`?"),
         ("sampling.aux.max_new_tokens=0", "max_new_tokens: 0; give a number at least 1"),
         ("sampling.aux.max_new_tokens=2.5", "sampling.aux.max_new_tokens: 2.5 .* a whole number"),

@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from comlrl.models.fast import packed_attention
-from comlrl.models.fast.packed_attention import Answers, Grid, Packed, Questions, Shown, show
+from comlrl.models.fast.packed_attention import (
+    AttentionPlan,
+    Gather,
+    Grid,
+    Packed,
+    ReadOutputs,
+    gather,
+)
 from comlrl.models.fast.trie import Trie
 from comlrl.models.logprobs import action_logprobs
 from comlrl.models.rows import computed, pack, unpacked
@@ -77,19 +84,19 @@ def test_tokens_by_hand():
     assert packed.ids_T.tolist() == ids("p:qabc.dab")
     assert packed.positions_T.tolist() == [0, 1, 0, 2, 3, 4, 5, 4, 1, 2]
     # First tokens are chosen by the prompts' last ones.
-    assert packed.chooser_A.tolist() == [1, 3, 4, 5, 1, 3, 1, 3, 4, 2, 8, 2, 8]
+    assert packed.predictor_A.tolist() == [1, 3, 4, 5, 1, 3, 1, 3, 4, 2, 8, 2, 8]
     assert packed.token_A.tolist() == [3, 4, 5, 6, 3, 4, 3, 4, 7, 8, 9, 8, 9]
     # Queries × keys after 2 of the prompt: 3 · 4 · 6 = 72 in one grid; 2 · 3 · 5 + 24 = 54 in two.
     # Places 0 to 3: prompts, one padded; 4 to 9: 8 9 –, 3 4 7; 10 to 13: 3 4 5 6, of which 3 and 4
     # have been.
     all_tokens = packed.all_tokens
     assert all_tokens.shapes == [(2, 2, 2), (2, 3, 5), (1, 4, 6)]
-    assert all_tokens.place_of_row.tolist() == [0, 1, 2, 7, 8, 12, 13, 9, 4, 5]
+    assert all_tokens.slot_of_row.tolist() == [0, 1, 2, 7, 8, 12, 13, 9, 4, 5]
     assert all_tokens.unread.tolist() == [3, 6, 10, 11]
     assert len(Packed(pack(BY_HAND, PAD), HERE, 256).ids_T) == 256
 
 
-def test_last_tokens_are_not_computed_where_nobody_goes_on():
+def test_last_tokens_are_not_computed_where_no_sibling_continues():
     #  2 tokens and a b c, of which "a" and "ab" are beginnings; 1 and a
     trie = Trie.of(pack(BY_HAND, PAD), last_tokens=False)
     assert trie.count == 2 + 3 + 1 + 1 == sum(map(computed, BY_HAND))
@@ -100,44 +107,44 @@ def test_last_tokens_are_not_computed_where_nobody_goes_on():
     assert trie.path_SC.tolist() == [[3, 4, 5], [6, 0, 0]]
     packed = Packed(pack(BY_HAND, PAD), HERE, 1)
     assert packed.ids_T.tolist() == ids("p:qabca")
-    assert packed.chooser_A.tolist() == [1, 3, 4, 5, 1, 3, 1, 3, 4, 2, 6, 2, 6]
+    assert packed.predictor_A.tolist() == [1, 3, 4, 5, 1, 3, 1, 3, 4, 2, 6, 2, 6]
     assert packed.targets_A.tolist() == ids("abc.ababdabab")  # all are chosen still
     alone = pack([row("p:", ".", "a")], PAD)  # of one token: the prompt chooses, that is all
     assert Trie.of(alone, last_tokens=False).count == 2
-    assert Packed(alone, HERE, 1).chooser_A.tolist() == [1, 1]
+    assert Packed(alone, HERE, 1).predictor_A.tolist() == [1, 1]
 
 
-def test_the_last_layer_is_asked_what_is_read():
+def test_the_last_layer_computes_only_what_is_read():
     packed = Packed(pack(BY_HAND, PAD), HERE, 1)
     assert packed.all_tokens.shapes == [(2, 2, 2), (1, 1, 3), (1, 3, 5)]
-    # Of prompts the last tokens, 1 and 2, at places 0 and 1; 6 at place 2; 3 4 5 after it.
+    # Of prompts the last tokens, 1 and 2, at slots 0 and 1; 6 at slot 2; 3 4 5 after it.
     read = packed.read(torch.tensor([1, 2, 3, 5, 6]), 8)
     assert read.shapes == [(2, 1, 2), (1, 1, 3), (1, 3, 5)]
-    assert read.place_of_row.tolist() == [0, 1, 3, 5, 2]
+    assert read.slot_of_row.tolist() == [0, 1, 3, 5, 2]
     assert read.unread.tolist() == [4]
     assert read.rows == 8
     with pytest.raises(AssertionError, match="inside prompts"):
         packed.read(torch.tensor([0]), 1)
 
 
-def test_who_sees_whom_in_a_grid():
+def test_the_mask_of_a_grid():
     # A prompt of one token, where others have two, and two that follow.
-    token_SK, known_SK = torch.tensor([[0, 0, 1, 2]]), torch.tensor([[True, False, True, True]])
-    grid = Grid(token_SK[:, 2:], known_SK[:, 2:], token_SK, known_SK)
-    assert grid.seen().mask.long().tolist() == [[[[1, 0, 1, 0], [1, 0, 1, 1]]]]
-    assert Grid.causal(token_SK, known_SK).seen() is None
+    token_SK, key_mask_SK = torch.tensor([[0, 0, 1, 2]]), torch.tensor([[True, False, True, True]])
+    grid = Grid(token_SK[:, 2:], key_mask_SK[:, 2:], token_SK, key_mask_SK)
+    assert grid.mask().mask.long().tolist() == [[[[1, 0, 1, 0], [1, 0, 1, 1]]]]
+    assert Grid.causal(token_SK, key_mask_SK).mask() is None
 
 
-def test_answers_are_read_at_one_place_each():
-    # Token 1 stands at places 0 and 2, 0 at place 1; place 3 is padding; token 2 stands nowhere.
+def test_outputs_are_read_at_one_slot_each():
+    # Token 1 fills slots 0 and 2, 0 fills slot 1; slot 3 is padding; token 2 fills none.
     token_SC, real_SC = torch.tensor([[1, 0], [1, 0]]), torch.tensor([[True, True], [True, False]])
-    asked = Questions.of([Grid.causal(token_SC, real_SC)], 3, torch.tensor([0, 1]), 3)
-    at_places = torch.tensor([[1.0], [2.0], [4.0], [8.0]], requires_grad=True)
-    where = asked.place_of_row, asked.row_of_place, asked.unread, asked.rows
-    rows = Answers.apply(at_places, *where)
+    plan = AttentionPlan.of([Grid.causal(token_SC, real_SC)], 3, torch.tensor([0, 1]), 3)
+    at_slots = torch.tensor([[1.0], [2.0], [4.0], [8.0]], requires_grad=True)
+    where = plan.slot_of_row, plan.row_of_slot, plan.unread, plan.rows
+    rows = ReadOutputs.apply(at_slots, *where)
     assert rows.tolist() == [[2.0], [1.0], [0.0]]
     (rows * torch.tensor([[10.0], [100.0], [1000.0]])).sum().backward()
-    assert at_places.grad.tolist() == [[100.0], [10.0], [0.0], [0.0]]
+    assert at_slots.grad.tolist() == [[100.0], [10.0], [0.0], [0.0]]
 
 
 def test_prompts_alone_stay_in_their_order():
@@ -147,12 +154,12 @@ def test_prompts_alone_stay_in_their_order():
     assert packed.completions == []
 
 
-def test_a_token_shown_twice_has_both_gradients():
+def test_a_token_gathered_twice_has_both_gradients():
     # Rows 2, 0, 2 and, as padding, 1: only the first three count.
     rows, padding = torch.tensor([2, 0, 2, 1]), torch.tensor([False, False, False, True])
-    shown = Shown.of(rows, 4, padding)
+    index = Gather.of(rows, 4, padding)
     x = torch.arange(4.0, dtype=torch.float64)[:, None].requires_grad_()
-    out = show(x, shown)
+    out = gather(x, index)
     assert out[:, 0].tolist() == [2, 0, 2, 1]
     (out[:, 0] * torch.tensor([1.0, 10.0, 100.0, 1000.0])).sum().backward()
     assert x.grad[:, 0].tolist() == [10, 0, 101, 0]
@@ -160,9 +167,9 @@ def test_a_token_shown_twice_has_both_gradients():
 
 def test_short_ones_stand_in_a_grid_of_their_own():
     def grids(*lengths: int, before: int = 0) -> list[list[int]]:
-        return [g.tolist() for g in packed_attention._alike(torch.tensor(lengths), before)]
+        return [g.tolist() for g in packed_attention.length_groups(torch.tensor(lengths), before)]
 
-    assert packed_attention._alike(torch.zeros(0, dtype=torch.long), 3) == []
+    assert packed_attention.length_groups(torch.zeros(0, dtype=torch.long), 3) == []
     # Queries × keys: 4 · 10 · 10 = 400 together; 3 · 2 · 2 + 100 = 112 in two.
     assert grids(10, 2, 1, 2) == [[2, 1, 3], [0]]
     # 2 · 10 · 10 = 200; 9 · 9 + 100 = 181 are not worth it, 8 · 8 + 100 = 164 are.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from comlrl.models.fast import attention
-from comlrl.models.fast.attention import FEW_KEYS, Seen, attend
+from comlrl.models.fast.attention import FEW_KEYS, AttentionMask, attend
 
 
 def plain(query, key, value, seen, scaling):
@@ -31,15 +31,15 @@ def off(found: torch.Tensor, exact: torch.Tensor) -> float:
 @pytest.mark.parametrize("causal", [True, False])
 def test_it_is_the_plain_formula_and_its_gradients(causal):
     queries, keys = (11, 11) if causal else (5, 12)
-    asked = sample(queries, keys)
-    exact = [x.detach().double().requires_grad_() for x in asked]
+    plan = sample(queries, keys)
+    exact = [x.detach().double().requires_grad_() for x in plan]
     seen = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries).expand(3, 1, -1, -1)
     if not causal:  # each of the batch sees other keys
         seen = seen & (torch.arange(keys) != torch.arange(3)[:, None])[:, None, None]
     wanted = plain(*exact, seen, 0.25)
-    found = attend(*asked, None if causal else Seen(seen), 0.25)
+    found = attend(*plan, None if causal else AttentionMask(seen), 0.25)
     upstream = torch.randn(found.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
-    gradients = torch.autograd.grad(found, asked, upstream)
+    gradients = torch.autograd.grad(found, plan, upstream)
     of_exact = torch.autograd.grad(wanted, exact, upstream.double())
     # One rounding to bfloat16 is off by 2⁻⁹ = 0.002 at most: here there are two, then three.
     assert off(found, wanted) < 0.004
@@ -51,7 +51,7 @@ def test_many_keys_and_other_precisions_go_through_torchs_own(monkeypatch):
         raise AssertionError("weights of many keys would be kept")
 
     monkeypatch.setattr(attention.ByProducts, "apply", refuse)
-    attend(*sample(2, FEW_KEYS + 1), Seen(torch.ones(3, 1, 2, FEW_KEYS + 1).bool()), 0.25)
+    attend(*sample(2, FEW_KEYS + 1), AttentionMask(torch.ones(3, 1, 2, FEW_KEYS + 1).bool()), 0.25)
     attend(*(x.float() for x in sample(4, 4)), None, 0.25)
     with pytest.raises(AssertionError, match="many keys"):
         attend(*sample(4, 4), None, 0.25)

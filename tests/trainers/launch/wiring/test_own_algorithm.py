@@ -20,7 +20,7 @@ from trainers.launch.wiring import init_from, own_algorithm
 
 @dataclass(frozen=True)
 class OwnConfig(configs.PPOConfig):
-    """A critic of one's own, with other defaults."""
+    """A custom critic, with other defaults."""
 
     temperature: float | None = 0.6
     shared_policy: bool = True
@@ -74,8 +74,9 @@ def test_a_run_of_one_is_crossed_replaced_exported_and_started_from(tmp_path):
 
     first = run_of(tmp_path / "a", "best", Best())
     second = run_of(tmp_path / "b", "best", Best(turn_order="sequential"))
-    told = plan("--cross-play", str(first), str(second), "--override", "best.turn_order=sequential")
-    assert [team.run_dir for team in told.teams] == [first, second]
+    sequential = ("--override", "best.turn_order=sequential")
+    crossed = plan("--cross-play", str(first), str(second), *sequential)
+    assert [team.run_dir for team in crossed.teams] == [first, second]
     with pytest.raises(UserError, match="simultaneously"):
         plan("--cross-play", str(first), str(second))
     shutil.copytree(first, tmp_path / "c")
@@ -97,7 +98,7 @@ def test_runs_of_shipped_algorithms_keep_nothing_more(tmp_path):
     assert own_algorithm.known(tmp_path, None) == configs.SECTIONS
 
 
-def test_mistakes_are_told(tmp_path):
+def test_mistakes_are_reported(tmp_path):
     with pytest.raises(ValueError, match="`ppo` ships"):
         own_algorithm.add("ppo", OwnConfig)
     with pytest.raises(TypeError, match="CommonConfig"):
