@@ -142,7 +142,7 @@ class Loop:
     def steps(self, trainer: Trainer, extra_metrics: ExtraMetrics | None = None) -> Iterator[Step]:
         """Training steps until the first of the run's ends; evaluates before and after.
 
-        ``beside``: what the trainer tells of an evaluation beside the metrics of its trees.
+        ``extra_metrics``: of an evaluation, added to the metrics of its trees.
         """
         self.checkpoints.begin(trainer.parts())
         self.signals.defer()
