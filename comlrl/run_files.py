@@ -11,6 +11,7 @@ EPISODES = "episodes.jsonl"
 PREFERENCES = "preferences.jsonl"
 PREFERENCES_SUMMARY = "preferences_summary.json"
 ENVIRONMENT = "environment.json"
+DOMAIN = "domain.json"
 REPORT = "report.html"
 CHECKPOINTS = "checkpoints"
 STATE = "state.json"  # of a checkpoint

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from comlrl.config.resolved import Config
 from comlrl.files import replace
 from comlrl.loop.records import Logger, LogMark, LogRecord
-from comlrl.run_files import ENVIRONMENT, EPISODES, LATENTS, METRICS, SAMPLES
+from comlrl.run_files import DOMAIN, ENVIRONMENT, EPISODES, LATENTS, METRICS, SAMPLES
 from comlrl.types import Domain, RolloutResult
 from loggers.console import ConsoleLogger
 from loggers.environment import write_environment
@@ -66,7 +66,7 @@ def build(
     run_dir = Path(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     write_environment(run_dir / ENVIRONMENT)
-    write_domain(run_dir / "domain.json", config, domain)
+    write_domain(run_dir / DOMAIN, config, domain)
     loggers: list[Logger] = [
         JsonlLogger(run_dir / METRICS),
         SampleLogger(run_dir / SAMPLES, domain),

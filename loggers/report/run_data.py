@@ -15,6 +15,7 @@ from comlrl.errors import UserError
 from comlrl.files import read_lines
 from comlrl.run_files import (
     CONFIG,
+    DOMAIN,
     ENVIRONMENT,
     LATENTS,
     METRICS,
@@ -146,7 +147,7 @@ def _read(path: Path) -> Run:
         samples=_lines(path / SAMPLES),
         latents=_lines(path / LATENTS),
         preferences=_json(path / PREFERENCES_SUMMARY),
-        domain=_json(path / "domain.json"),
+        domain=_json(path / DOMAIN),
         modules=_json(path / MODULES),
     )
 

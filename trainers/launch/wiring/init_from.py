@@ -158,7 +158,7 @@ def _source(config: Config, algorithms: Algorithms) -> Source:
     algorithms = {**own_algorithm.known(place.run_dir), **algorithms}
     facts = weights.of_run(load_yaml(place.config_file), algorithms)
     lora = LoraSection(r=facts.get("lora.r", 16), alpha=facts.get("lora.alpha"))
-    one = facts["heterogeneous"] or facts.get("shared_policy")
+    one = facts[HETEROGENEOUS] or facts.get("shared_policy")
     count = 1 if one else facts["num_agents"]
     return Source(
         name=name,
@@ -188,7 +188,7 @@ def _of_folder(name: str, place: weights.Trained, folder: Path) -> Source:
 
 def _sizes(facts: Mapping[str, Any]) -> dict[str, int] | None:
     """Of SHPPO's networks, where there are any."""
-    if not facts["heterogeneous"]:
+    if not facts[HETEROGENEOUS]:
         return None
     return {key: facts[key] for key in weights.SIZES.values()}
 

@@ -130,7 +130,7 @@ def settings(
             f"--config: its section is `{algorithm}`, and the weights of '{trained.name}' need "
             f"that of {needed}; leave --config out, or give the run's own"
         )
-    facts.pop("heterogeneous")
+    facts.pop(HETEROGENEOUS)
     if not algorithms[algorithm].may_share_policy:
         facts.pop("shared_policy", None)
     own = ("num_agents", "shared_policy", "latents", *SIZES.values())
@@ -139,8 +139,8 @@ def settings(
 
 def _fits(facts: Mapping[str, Any], section: type[CommonConfig]) -> bool:
     """Whether an algorithm's agents can act by weights with these facts."""
-    if facts["heterogeneous"] or section.heterogeneous:
-        return facts["heterogeneous"] == section.heterogeneous
+    if facts[HETEROGENEOUS] or section.heterogeneous:
+        return facts[HETEROGENEOUS] == section.heterogeneous
     return not facts.get("shared_policy") or section.may_share_policy
 
 
@@ -157,13 +157,13 @@ def of_run(tree: Mapping[str, Any], algorithms: Algorithms) -> dict[str, Any]:
     section, heterogeneous = tree[algorithm], algorithms[algorithm].heterogeneous
     own = ("num_agents", "shared_policy", *(("latents", *SIZES.values()) if heterogeneous else ()))
     facts |= {key: section[key] for key in own if key in section}
-    return facts | {"agents": tree.get("agents"), "heterogeneous": heterogeneous}
+    return facts | {"agents": tree.get("agents"), HETEROGENEOUS: heterogeneous}
 
 
 def of_folder(folder: Path) -> dict[str, Any]:
     """What a folder of agent_0/, agent_1/, … says of its weights, as ``of_run``."""
     sizes = folder / HETEROGENEOUS / "config.json"
-    facts: dict[str, Any] = {"heterogeneous": sizes.is_file()}
+    facts: dict[str, Any] = {HETEROGENEOUS: sizes.is_file()}
     if sizes.is_file():
         held = read_json(sizes)
         facts |= {key: held[name] for name, key in SIZES.items()}
