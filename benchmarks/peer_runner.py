@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,6 @@ def main() -> None:
     job = json.load(sys.stdin)
     import plain_reward
     import torch
-    from comlrl.trainers.reinforce import MAGRPOConfig, MAGRPOTrainer
-    from datasets import Dataset
-    from transformers import AutoTokenizer
 
     torch.manual_seed(job["seed"])
     torch.set_num_threads(job["threads"])
@@ -49,6 +47,35 @@ def main() -> None:
         if clock() - began > job.get("seconds", float("inf")):
             raise Enough
         return scores
+
+    trainer = made(job, reward_func)
+    lengths, spans = observe(trainer)
+    started, began = time.monotonic(), clock()
+    with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(Enough):
+        trainer.train()
+    seconds = time.monotonic() - started
+    if "save" in job:
+        for index, agent in enumerate(trainer.agents):
+            agent.save_pretrained(Path(job["save"]) / str(index))
+            trainer.tokenizers[index].save_pretrained(Path(job["save"]) / str(index))
+    memory = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else _rss()
+    results = {
+        "seconds": seconds,
+        "rewards": rewards,
+        "times": [t - started for t in ended],
+        "spans": spans,
+        "lengths": lengths,
+        "peak_memory_mb": memory,
+    }
+    print(json.dumps(results))
+
+
+def made(job: dict, reward_func: Callable[..., list[float]]) -> Any:
+    """The peer's trainer of two agents or one."""
+    import torch
+    from comlrl.trainers.reinforce import MAGRPOConfig, MAGRPOTrainer
+    from datasets import Dataset
+    from transformers import AutoTokenizer
 
     agents = len(job["tasks"][0]["prompts"])
     formatters = [lambda item, i=i: item["prompts"][i] for i in range(agents)]
@@ -81,25 +108,7 @@ def main() -> None:
         args=settings,
     )
     assert all(agent.dtype == dtype for agent in trainer.agents)  # and not what the file has
-    lengths, spans = observe(trainer)
-    started, began = time.monotonic(), clock()
-    with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(Enough):
-        trainer.train()
-    seconds = time.monotonic() - started
-    if "save" in job:
-        for index, agent in enumerate(trainer.agents):
-            agent.save_pretrained(Path(job["save"]) / str(index))
-            tokenizer.save_pretrained(Path(job["save"]) / str(index))
-    memory = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else _rss()
-    results = {
-        "seconds": seconds,
-        "rewards": rewards,
-        "times": [t - started for t in ended],
-        "spans": spans,
-        "lengths": lengths,
-        "peak_memory_mb": memory,
-    }
-    print(json.dumps(results))
+    return trainer
 
 
 def asked(command: list[str], folder: str) -> Any:
