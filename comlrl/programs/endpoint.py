@@ -14,22 +14,21 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from http import HTTPStatus
 from typing import Any
 
 import h11
 
 from comlrl.errors import UserError
+from comlrl.programs.connection import BadRequest, Connection
 from comlrl.programs.messages import messages, offered
 from comlrl.programs.program import Address, EpisodeError, UnknownAgent
 from comlrl.programs.running import RunningEpisode
 from comlrl.types import Completion, Message, Sampling
 
-MAX_BODY = 4_000_000  # bytes of a request
 MAX_CONNECTIONS = 4096
 MAX_CHOICES = 128
-PATIENCE = 60.0  # seconds for a whole request to arrive, and for the next on a connection
 # Parameters that do not change the policy that samples.
 WITHOUT_EFFECT = frozenset({
     "model", "messages", "user", "metadata", "store", "safety_identifier", "prompt_cache_key",
@@ -43,14 +42,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # the values of others that ask for 
     "stream_options": (), "modalities": (["text"],), "reasoning_effort": (), "prediction": (),
     "audio": (), "verbosity": (), "web_search_options": (),
 }  # fmt: skip
-
-
-class BadRequest(Exception):
-    """A request that is not answered, with the status that says so."""
-
-    def __init__(self, status: HTTPStatus, text: str) -> None:
-        super().__init__(text)
-        self.status = status
 
 
 class Endpoint:
@@ -91,7 +82,7 @@ class Endpoint:
         """One connection; whatever happens on it concerns nobody else."""
         self._connections.add(writer)
         try:
-            connection = _Connection(reader, writer)
+            connection = Connection(reader, writer)
             if len(self._connections) > MAX_CONNECTIONS:
                 await connection.send(
                     HTTPStatus.SERVICE_UNAVAILABLE, _error("too many connections")
@@ -107,7 +98,7 @@ class Endpoint:
             self._connections.discard(writer)
             writer.close()
 
-    async def _exchange(self, connection: _Connection) -> bool:
+    async def _exchange(self, connection: Connection) -> bool:
         """A request and its reply; whether another may follow on the connection."""
         try:
             request, body = await connection.receive()
@@ -258,78 +249,3 @@ def _parsed(body: bytes) -> Mapping[str, Any]:
 
 def _error(text: str) -> dict[str, Any]:
     return {"error": {"message": text, "type": "invalid_request_error", "code": None}}
-
-
-class _Connection:
-    """HTTP/1.1 on a stream."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-        self._protocol = h11.Connection(h11.SERVER)
-
-    async def receive(self) -> tuple[h11.Request, bytes]:
-        """The next request and its body. Raises BadRequest, ConnectionError and TimeoutError."""
-        request = await asyncio.wait_for(self._event(), PATIENCE)
-        if not isinstance(request, h11.Request):
-            raise ConnectionResetError("the client has closed the connection")
-        return request, await asyncio.wait_for(self._body(), PATIENCE)
-
-    async def _body(self) -> bytes:
-        body = bytearray()
-        while isinstance(event := await self._event(), h11.Data):
-            body += event.data
-            if len(body) > MAX_BODY:
-                raise BadRequest(
-                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request has at most {MAX_BODY} bytes"
-                )
-        return bytes(body)
-
-    async def _event(self) -> Any:
-        while (event := self._protocol.next_event()) is h11.NEED_DATA:
-            if self._protocol.they_are_waiting_for_100_continue:
-                await self._write(
-                    h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
-                )
-            self._protocol.receive_data(await self._reader.read(65536))
-        return event
-
-    async def unless_gone(self, reply: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-        """The reply, given up where the client leaves before it is there."""
-        answering = asyncio.ensure_future(reply)
-        reading = asyncio.ensure_future(self._reader.read(65536))
-        try:
-            await asyncio.wait({answering, reading}, return_when=asyncio.FIRST_COMPLETED)
-            if reading.done():
-                if not (early := reading.result()):
-                    raise ConnectionResetError("the client has left")
-                self._protocol.receive_data(early)  # of its next request
-            return await answering
-        finally:
-            answering.cancel()
-            reading.cancel()
-            await asyncio.wait({reading})
-
-    async def send(self, status: HTTPStatus, reply: Mapping[str, Any]) -> bool:
-        """Whether the connection stays open."""
-        body = json.dumps(reply).encode()
-        headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
-        whole = self._protocol.our_state is h11.SEND_RESPONSE and self._protocol.their_state in (
-            h11.DONE,
-            h11.MUST_CLOSE,
-        )
-        if not whole:
-            headers.append(("connection", "close"))
-        await self._write(
-            h11.Response(status_code=int(status), headers=headers, reason=status.phrase),
-            h11.Data(data=body),
-            h11.EndOfMessage(),
-        )
-        if self._protocol.our_state is not h11.DONE or self._protocol.their_state is not h11.DONE:
-            return False
-        self._protocol.start_next_cycle()
-        return True
-
-    async def _write(self, *events: Any) -> None:
-        for event in events:
-            self._writer.write(self._protocol.send(event) or b"")
-        await self._writer.drain()
