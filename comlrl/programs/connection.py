@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Mapping
 from http import HTTPStatus
@@ -12,6 +13,8 @@ import h11
 
 MAX_BODY = 4_000_000  # bytes of a request
 PATIENCE = 60.0  # seconds for a whole request to arrive, and for the next on a connection
+MAX_UNREAD = 16_000_000  # bytes of a refused request that are read before its connection is closed
+LINGER = 5.0  # seconds for them
 
 
 class BadRequest(Exception):
@@ -28,13 +31,20 @@ class Connection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._protocol = h11.Connection(h11.SERVER)
+        self._method = b""  # of the latest request
 
-    async def receive(self) -> tuple[h11.Request, bytes]:
-        """The next request and its body. Raises BadRequest, ConnectionError and TimeoutError."""
+    async def head(self) -> h11.Request:
+        """The next request, whose body is not read yet. Raises ConnectionError and
+        TimeoutError."""
         request = await asyncio.wait_for(self._event(), PATIENCE)
         if not isinstance(request, h11.Request):
             raise ConnectionResetError("the client has closed the connection")
-        return request, await asyncio.wait_for(self._body(), PATIENCE)
+        self._method = request.method
+        return request
+
+    async def body(self) -> bytes:
+        """The request's body. Raises BadRequest, ConnectionError and TimeoutError."""
+        return await asyncio.wait_for(self._body(), PATIENCE)
 
     async def _body(self) -> bytes:
         body = bytearray()
@@ -75,21 +85,31 @@ class Connection:
         """Whether the connection stays open."""
         body = json.dumps(reply).encode()
         headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
-        whole = self._protocol.our_state is h11.SEND_RESPONSE and self._protocol.their_state in (
-            h11.DONE,
-            h11.MUST_CLOSE,
-        )
-        if not whole:
+        if self._protocol.their_state not in (h11.DONE, h11.MUST_CLOSE):
             headers.append(("connection", "close"))
         await self._write(
             h11.Response(status_code=int(status), headers=headers, reason=status.phrase),
-            h11.Data(data=body),
+            *([] if self._method == b"HEAD" else [h11.Data(data=body)]),
             h11.EndOfMessage(),
         )
         if self._protocol.our_state is not h11.DONE or self._protocol.their_state is not h11.DONE:
             return False
         self._protocol.start_next_cycle()
         return True
+
+    async def discard(self) -> None:
+        """Read what the client still sends, within limits. A connection that is closed with input
+        unread is reset, and the client may never see the reply."""
+        if self._protocol.their_state in (h11.DONE, h11.MUST_CLOSE, h11.CLOSED):
+            return
+        self._writer.write_eof()
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._read_to_end(), LINGER)
+
+    async def _read_to_end(self) -> None:
+        left = MAX_UNREAD
+        while left > 0 and (part := await self._reader.read(65536)):
+            left -= len(part)
 
     async def _write(self, *events: Any) -> None:
         for event in events:
