@@ -6,6 +6,7 @@ export PYTHON=python
 [[ -x .venv/bin/python ]] && PYTHON=$PWD/.venv/bin/python
 
 # torchrun gives its processes this long to finish their step and save (its default: 30).
+# They wait 120 of them for vLLM servers that are silent (LAST_WAIT in rollout/vllm/servers.py).
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-280}
 
 export HF_HUB_DISABLE_TELEMETRY=1

@@ -315,6 +315,28 @@ def test_a_server_lost_in_the_middle(zygote: Zygote, server: FakeVLLM, tmp_path:
 
 
 @pytest.mark.slow
+def test_a_signal_while_the_server_is_away(
+    zygote: Zygote, server: FakeVLLM, tmp_path: Path
+) -> None:
+    """The run saves at once: who has sent the signal would kill it before the server is given
+    up."""
+    folder = tmp_path / "run"
+    keys = {"save_steps": 0, "eval_interval": 0, "patience": 3600}
+    run = zygote.run("magrpo", asked("magrpo", folder, server.url, max_steps=1000, **keys))
+    run.until(has_trained(folder))
+    server.stop()
+    step = -1
+    while len(lines(folder)) != step:  # until it waits for the server
+        step = len(lines(folder))
+        threading.Event().wait(5)
+    run.send(signal.SIGTERM)
+    assert run.wait(200) == 1, run.output
+    assert "Traceback" not in run.output and "and the run was asked to end" in run.output
+    assert "interrupted: saved " in run.output
+    assert newest_step(folder) == len(lines(folder)) == step
+
+
+@pytest.mark.slow
 def test_several_servers_of_several_models(zygote: Zygote, tmp_path: Path) -> None:
     """One of an agent's two servers dies in the middle, and the run continues; top-p truncates, and
     all weigh 1."""

@@ -53,6 +53,10 @@ class Unanswered(Exception):
     """No connection, or none to the end of the answer."""
 
 
+class Late(Unanswered):
+    """The time for the answer is over."""
+
+
 class Server:
     """One server, which is asked once for each call; may be used by several threads."""
 
@@ -60,6 +64,11 @@ class Server:
         """``url``: without ``/v1`` or a slash at its end."""
         self.url = url
         self._cuts: set[Callable[[], None]] = set()  # of the connections that are open
+
+    @property
+    def busy(self) -> bool:
+        """Whether anybody waits for an answer."""
+        return bool(self._cuts)
 
     def check(self) -> tuple[str, int | None]:
         """Name of the base model, and the tokens that the server holds, where it says so. Raises
@@ -200,7 +209,7 @@ def _connected(
         timer.cancel()
         cuts.discard(cut)
     if passed.is_set():
-        raise Unanswered(f"no whole answer within {seconds:g} s")
+        raise Late(f"no whole answer within {seconds:g} s")
 
 
 def _short(error: Unanswered | Refused | BadReply) -> str:

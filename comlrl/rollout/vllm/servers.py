@@ -7,6 +7,9 @@ over (bounded loads, Mirrokni et al. 2018).
 
 A server that does not answer is left out, and its requests are sampled by the others. A thread
 asks for it until it answers again; its adapters are brought up to date before it gets requests.
+
+A run that was asked to end by a signal waits for no server that is away, and not long for one that
+is silent: whoever sent the signal kills it after some minutes, and it has still to save.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import hashlib
 import math
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any
@@ -25,10 +28,12 @@ from comlrl.errors import notice
 from comlrl.files import raise_open_limit
 from comlrl.rollout import daemon_threads
 from comlrl.rollout.vllm.replies import KEY, MAX_REPLY, ServerError
-from comlrl.rollout.vllm.server import SHORT, Refused, Server, Unanswered
+from comlrl.rollout.vllm.server import SHORT, Late, Refused, Server, Unanswered
 
 LOAD = 1.25  # requests under way that a server may have, as a multiple of the mean
 LONGEST_WAIT = 30.0  # seconds between two looks at a server that is away
+LAST_WAIT = 120.0  # seconds without an answer, for a run that was asked to end
+PAUSE = 1.0  # seconds between two looks at whether the run was asked to end
 RELOADS = 3  # of an adapter that a restarted server does not have
 
 
@@ -53,15 +58,22 @@ class _Member(Server):
 class Servers:
     """Servers of one model; may be used by several threads."""
 
-    def __init__(self, urls: Sequence[str], patience: float, first_wait: float = 1.0) -> None:
-        """``patience``: seconds that an answer may take, and after which servers that are all
-        away are given up. ``first_wait``: seconds before a server that is away is first asked for
-        again; doubled each time."""
-        self.patience, self.first_wait = patience, first_wait
+    def __init__(
+        self,
+        urls: Sequence[str],
+        patience: float,
+        first_wait: float = 1.0,
+        ending: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """``patience``: seconds without an answer, and after which servers that are all away are
+        given up. ``first_wait``: seconds before a server that is away is first asked for again;
+        doubled each time. ``ending``: whether the run was asked to end."""
+        self.patience, self.first_wait, self.ending = patience, first_wait, ending
         self.members = tuple(_Member(url, first_wait) for url in urls)
         self._adapters: dict[str, str] = {}  # name → folder, of those that all shall have
         self._failure = ""  # the latest
-        self._left = False
+        self._answered = 0.0  # when a request was last answered
+        self._left = ""  # why nothing is waited for any more
         self._changed = threading.Condition()  # guards all of these and the members' fields
 
     def __len__(self) -> int:
@@ -71,6 +83,8 @@ class Servers:
         """Load the first adapters on all servers. Raises ServerError where one does not take
         them."""
         raise_open_limit()  # each request has a connection
+        if self.members:
+            threading.Thread(target=self._watch, daemon=True).start()
         self._adapters |= adapters
         daemon_threads.run([partial(self._load_first, m, adapters) for m in self.members])
 
@@ -96,18 +110,23 @@ class Servers:
     ) -> tuple[str, Any]:
         """Who has answered a request, and the answer. ``prefix``: what its prompt has in common
         with others. ``body["model"]`` names an adapter that was loaded. Raises ServerError where
-        no server has answered from the first failure on for ``patience`` seconds, Refused and
-        BadReply."""
+        the servers are given up, Refused and BadReply."""
         failed: set[_Member] = set()
-        deadline = math.inf
+        began, deadline = time.monotonic(), math.inf
         while True:
             member, returns = self._take(prefix, failed, deadline)
+            seconds = self.patience
+            if member in failed:
+                seconds = min(seconds, max(SHORT, deadline - time.monotonic()))
+            since = None  # when the time without an answer began
             try:
-                reply = self._answer(member, path, body, most)
+                reply = self._answer(member, path, body, seconds, most)
                 self._has_answered(member)
                 return member.url, reply
             except Unanswered as error:
                 failure = f"{KEY}: '{member.url}': {error}"
+                if isinstance(error, Late):  # it was silent all the while
+                    since = max(began, self._answered)
             except Refused as error:
                 if not error.may_pass:
                     raise
@@ -115,19 +134,28 @@ class Servers:
             finally:
                 with self._changed:
                     member.under_way -= 1
-            deadline = min(deadline, time.monotonic() + self.patience)
+            since = time.monotonic() if since is None else since
+            deadline = min(deadline, since + self.patience)
             failed.add(member)
             self._lose(member, returns, failure)
 
-    def leave(self) -> None:
-        """Nothing is waited for any more; requests that are under way raise ServerError."""
+    def leave(self, why: str = "") -> None:
+        """Nothing is waited for any more; requests that are under way raise ServerError, which says
+        ``why``."""
         with self._changed:
+            if not self.members:
+                return
             if self._left:  # the adapters may be being unloaded, which is not to be cut
                 return
-            self._left = True
+            self._left = why or f"{KEY}: '{self._url}' is not asked any more"
             self._changed.notify_all()
         for member in self.members:
             member.cut()
+
+    @property
+    def _url(self) -> str:
+        """The server that somebody waits for, or the first."""
+        return next((m.url for m in self.members if m.busy), self.members[0].url)
 
     def _here(self) -> list[_Member]:
         return [member for member in self.members if not member.away]
@@ -136,26 +164,46 @@ class Servers:
         self, prefix: str, failed: AbstractSet[_Member], deadline: float
     ) -> tuple[_Member, int]:
         """Who gets a request, which the servers ``failed`` have not answered, and its ``returns``.
-        Waits for one that is there. Raises ServerError."""
+        Waits for one that is there. Raises ServerError, and others that wait do so too."""
         with self._changed:
             while not self._left:
-                here = self._here()
-                over = time.monotonic() >= deadline
+                here, ending = self._here(), self.ending()
+                over = ending or time.monotonic() >= deadline
                 if here and not (over and failed >= set(here)):
                     member = _choice(here, prefix)
                     member.under_way += 1
                     return member, member.returns
                 if over:
-                    raise ServerError(f"{self._failure}, and no better for {self.patience:g} s")
+                    late = f"no better for {self.patience:g} s"
+                    why = "the run was asked to end" if ending else late
+                    self.leave(f"{self._failure}, and {why}")
+                    break
                 deadline = min(deadline, time.monotonic() + self.patience)
-                self._changed.wait(deadline - time.monotonic())
-            raise ServerError(f"{KEY}: '{self.members[0].url}' is not asked any more")
+                self._changed.wait(min(PAUSE, deadline - time.monotonic()))
+            raise ServerError(self._left)
 
-    def _answer(self, member: _Member, path: str, body: Mapping[str, Any], most: int) -> Any:
+    def _watch(self) -> None:
+        """Give up servers that are silent once the run was asked to end."""
+        since = time.monotonic()
+        while True:
+            with self._changed:
+                if self._changed.wait_for(lambda: self._left, PAUSE):
+                    return
+            if self.ending() and any(member.busy for member in self.members):
+                since = max(since, self._answered)
+            else:
+                since = time.monotonic()
+            if time.monotonic() - since >= LAST_WAIT:
+                silent = f"no answer for {LAST_WAIT:g} s since the run was asked to end"
+                self.leave(f"{KEY}: '{self._url}': {silent}")
+
+    def _answer(
+        self, member: _Member, path: str, body: Mapping[str, Any], seconds: float, most: int
+    ) -> Any:
         name = body["model"]
         for _ in range(RELOADS):
             try:
-                return member.ask(path, body, SHORT if self._left else self.patience, most)
+                return member.ask(path, body, SHORT if self._left else seconds, most)
             except Refused as error:
                 folder = self._adapters.get(name)
                 if error.status != 404 or self._left or folder is None:
@@ -199,6 +247,7 @@ class Servers:
 
     def _has_answered(self, member: _Member) -> None:
         with self._changed:
+            self._answered = time.monotonic()
             member.wait = self.first_wait
             again, member.reported = member.reported, False
         if len(self) > 1 and again:

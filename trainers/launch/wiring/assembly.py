@@ -103,7 +103,9 @@ def assemble(
     held_out = fitting(held_out, *reading) if held_out else []
     (reward, measuring), fallbacks = build_rewards(config, work), build_fallbacks(config)
     length = sampler.max_length
-    server, corrected = vllm.build(config, work.roles, team, run_dir, length, sampled)
+    server, corrected = vllm.build(
+        config, work.roles, team, run_dir, length, sampled, lambda: signals.received is not None
+    )
     rollout = build_player(config, work, corrected or server or sampler, reward, fallbacks)
     ahead = vllm.overlapped(config, rollout, server, corrected, work, fallbacks, team.processes)
     learned = sampled.with_sets(config.generation.max_support)

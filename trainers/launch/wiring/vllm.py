@@ -119,9 +119,11 @@ def build(
     run_dir: Path,
     max_length: int,
     sampled: Sampling,
+    ending: Callable[[], bool],
 ) -> tuple[VLLMSampler | None, ImportanceWeightedSampler | None]:
     """The client of the servers that sample in the generator's place, and, where the samples'
-    policy is trained, the same with what corrects for it."""
+    policy is trained, the same with what corrects for it. ``ending``: whether the run was asked to
+    end, which then does not wait long for a server."""
     if config.generation.backend == "builtin":
         return None, None
     from comlrl.processes import distributed
@@ -129,7 +131,7 @@ def build(
     from comlrl.rollout.vllm.servers import Servers
     from comlrl.update.importance import ImportanceWeightedSampler
 
-    own_N = servers(config, roles)
+    own_N = servers(config, roles, ending)
     if team.processes.lock_step and not distributed.is_main():  # the first process asks for all
         own_N = (Servers((), config.generation.vllm_patience),) * len(own_N)
     engine = VLLMSampler(team, own_N, run_dir / "vllm", max_length, sampled)
@@ -194,12 +196,14 @@ def prefetch(
     return begin
 
 
-def servers(config: Config, roles: Sequence[str]) -> tuple[Servers, ...]:
+def servers(
+    config: Config, roles: Sequence[str], ending: Callable[[], bool] = lambda: False
+) -> tuple[Servers, ...]:
     """Of each policy; one object for policies with the same servers."""
     from comlrl.rollout.vllm.servers import Servers
 
     given = urls(config, roles)
     made: dict[tuple[str, ...], Servers] = {}
     for own in given:
-        made.setdefault(own, Servers(own, config.generation.vllm_patience))
+        made.setdefault(own, Servers(own, config.generation.vllm_patience, ending=ending))
     return tuple(made[own] for own in given)

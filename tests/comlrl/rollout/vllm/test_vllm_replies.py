@@ -127,6 +127,15 @@ def test_an_answer_that_trickles_is_left(raw, start):
     assert server.gone.wait(60)
 
 
+def test_a_server_that_accepts_and_never_answers_is_asked_once(raw):
+    """The time without an answer began when it was asked, not when it was found silent."""
+    silent = threading.Event()
+    server = raw(lambda write: silent.wait(60))
+    assert "no better for 0.5 s" in str(asked(server.url, patience=0.5))
+    silent.set()
+    assert len(server.asked) == 1
+
+
 def test_nested_without_end(raw):
     server = raw(lambda write: write(reply(b"[" * 200_000)))
     assert "nested too deep" in str(asked(server.url))

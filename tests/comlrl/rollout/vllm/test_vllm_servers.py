@@ -6,16 +6,18 @@ from __future__ import annotations
 import errno
 import http.client
 import random
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from fastapi import HTTPException
 
 from comlrl.rollout.vllm.replies import ServerError
 from comlrl.rollout.vllm.sampler import VLLMSampler
-from comlrl.rollout.vllm.servers import Servers, _choice, _Member
+from comlrl.rollout.vllm.servers import LAST_WAIT, Servers, _choice, _Member
 from comlrl.types import Request, Sampling
 from comlrl.update.importance import ImportanceWeightedSampler
 from tests.support.fake_vllm import FakeVLLM, client, kinds, move, requests
@@ -181,6 +183,83 @@ def test_all_dead(three, tmp_path):
     with pytest.raises(ServerError, match=r"generation.vllm_url: 'http.* no better for 0.3 s"):
         sampler.sample([requests(0), requests(1)], SHORT)
     sampler.close()
+
+
+# A run that was asked to end
+
+NEVER = 3600.0  # seconds; a test that waited for them would fail
+
+
+def ending_soon(fake: FakeVLLM, folder: Path) -> tuple[VLLMSampler, threading.Event, list[str]]:
+    """A sampler in a thread, what asks its run to end, and the errors that end it."""
+    asked_to_end, errors = threading.Event(), []
+    own = Servers([fake.url], NEVER, first_wait=0.01, ending=asked_to_end.is_set)
+    sampler = VLLMSampler(team(), [own] * 2, folder / "vllm", 512, SHORT)
+
+    def sample() -> None:
+        with pytest.raises(ServerError) as raised:
+            sampler.sample([requests(0, 2), []], SHORT)
+        errors.append(str(raised.value))
+
+    threading.Thread(target=sample, daemon=True).start()
+    return sampler, asked_to_end, errors
+
+
+def test_a_run_that_was_asked_to_end_waits_for_no_server_that_is_away(three, tmp_path):
+    (dead, *_), torn = three, threading.Event()
+    dead.before = lambda body: body["model"] != "base" and torn.wait(60)
+    sampler, asked_to_end, errors = ending_soon(dead, tmp_path)
+    wait_for(lambda: len(asked(dead)) == 2)
+    stopping = threading.Thread(target=dead.stop)
+    stopping.start()
+    wait_for(lambda: sampler.servers[0].members[0].away)
+    assert not errors
+    asked_to_end.set()
+    wait_for(lambda: errors)
+    torn.set()
+    stopping.join()
+    assert errors[0].startswith("generation.vllm_url: ")
+    assert errors[0].endswith(", and the run was asked to end")
+
+
+def test_a_run_that_was_asked_to_end_waits_not_long_for_a_silent_server(
+    three, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("comlrl.rollout.vllm.servers.LAST_WAIT", 0.3)
+    monkeypatch.setattr("comlrl.rollout.vllm.servers.PAUSE", 0.05)
+    (silent, *_), over = three, threading.Event()
+    silent.before = lambda body: body["model"] != "base" and over.wait(60)
+    sampler, asked_to_end, errors = ending_soon(silent, tmp_path)
+    wait_for(lambda: len(asked(silent)) == 2)
+    threading.Event().wait(0.6)
+    assert not errors
+    asked_to_end.set()
+    wait_for(lambda: errors)
+    over.set()
+    assert errors == [
+        f"generation.vllm_url: '{silent.url}': no answer for 0.3 s since the run was asked to end"
+    ]
+    sampler.close()
+    assert silent.adapters == {}
+
+
+def test_a_run_that_was_asked_to_end_finishes_its_step_where_servers_answer(
+    three, tmp_path, monkeypatch
+):
+    """It may ask nothing for longer than it would wait: it updates meanwhile."""
+    monkeypatch.setattr("comlrl.rollout.vllm.servers.LAST_WAIT", 0.3)
+    monkeypatch.setattr("comlrl.rollout.vllm.servers.PAUSE", 0.05)
+    own = Servers([three[0].url], NEVER, first_wait=0.01, ending=lambda: True)
+    sampler = VLLMSampler(team(), [own] * 2, tmp_path / "vllm", 512, SHORT)
+    threading.Event().wait(0.6)
+    assert len(sampler.sample([requests(0, 2), []], SHORT)[0]) == 2
+
+
+def test_what_slurm_kills_has_had_time_to_save():
+    """torchrun kills after this time: more than half of it is left to save in."""
+    common = (Path(__file__).parents[4] / "scripts/slurm_common.sh").read_text()
+    (seconds,) = re.findall(r"TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-(\d+)\}", common)
+    assert int(seconds) / 2 > LAST_WAIT
 
 
 def test_an_error_of_the_request_itself_is_not_another_server_s_business(three, tmp_path):
