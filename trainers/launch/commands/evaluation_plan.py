@@ -25,7 +25,7 @@ from trainers.launch.checks.shipped import config_file
 from trainers.launch.commands.command_line import Parser
 from trainers.launch.wiring import init_from, own_algorithm, replacements, weights
 from trainers.launch.wiring.replacements import Other
-from trainers.launch.wiring.resolved_work import Work
+from trainers.launch.wiring.resolved_work import Work, check_baseline
 from trainers.launch.wiring.weights import Trained
 
 PAIRED = ("num_agents", "agents", "name", "enabled", "r")  # agree in teams that are crossed
@@ -71,6 +71,8 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
     others = [who for who in asked.values() if isinstance(who, Trained)]
     config, work = resolve(str(file), [*teams, *others], arguments)
     replaced = replacements.check(asked, config, work.roles)
+    if arguments.baseline:
+        check_baseline(arguments.baseline, config, work.domain)
     init_from.check_models(config)
     if config.init_from is not None and (not teams or "untrained" in replaced.values()):
         init_from.check(config, SECTIONS)
