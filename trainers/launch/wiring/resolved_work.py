@@ -126,8 +126,8 @@ def _roles(config: Config, prompts: Prompts, program: Program | None) -> tuple[s
 
 
 def check_baseline(name: str, config: Config, domain: Domain) -> None:
-    """Raises UserError if the domain has no such team. Baselines act by the domain's prompts under
-    its roles, even where the run has a program with agents of its own."""
+    """Raises UserError if the domain has no such team. Baselines act by the domain's prompts and
+    roles, and not by a program, even if the run has one."""
     size = 1 if name == "single" else config.section.num_agents
     try:
         roles = domain.roles(size)
