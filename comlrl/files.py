@@ -1,15 +1,31 @@
-"""Files that a kill or a full disk leaves whole: atomic writes, JSON lines; and the terminal."""
+"""Files that a kill or a full disk leaves whole: atomic writes, JSON lines; the terminal, and how
+many files may be open."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
+import resource
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+MAX_OPEN = 16_384  # files and sockets, where the system's hard limit allows it
+
+
+def raise_open_limit() -> None:
+    """Allow this process more open files and sockets than the usual 1,024, which hundreds of
+    episodes and requests need at once."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    wanted = MAX_OPEN if hard == unlimited else min(MAX_OPEN, hard)
+    if soft != unlimited and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):  # macOS has a maximum below its hard limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def replace(path: str | Path, content: str | bytes) -> None:

@@ -5,8 +5,8 @@
 #
 # SERVERS is how many GPUs serve (default: half of them), VLLM the server's command (default: vllm),
 # and VLLM_ARGUMENTS what to add to it, e.g. "--max-model-len 2048". MAX_LORAS (default: 4) must be
-# at least twice the agents of a server. Ports begin at 8000 + job number modulo 1000. Training
-# starts when all servers answer.
+# at least twice the agents of a server. FIRST_PORT is the first server's (default: each job number
+# modulo 1000 has 16 ports, from 8000 to 23999). Training starts when all servers answer.
 #SBATCH --job-name=comlrl_vllm
 #SBATCH --nodes=1
 #SBATCH --ntasks=1
@@ -40,11 +40,16 @@ if [[ $servers -lt 1 || $training -lt 1 ]]; then
 fi
 
 pids=()
-trap 'kill "${pids[@]}" 2>/dev/null' EXIT
+trap 'kill "${pids[@]}" 2>/dev/null || true' EXIT
 urls=()
 read -r -a extra <<< "${VLLM_ARGUMENTS:-}"
+first_port=${FIRST_PORT:-$((8000 + SLURM_JOB_ID % 1000 * 16))}
 for ((i = 0; i < servers; i++)); do
-    port=$((8000 + SLURM_JOB_ID % 1000 + i))
+    port=$((first_port + i))
+    if (: < "/dev/tcp/127.0.0.1/$port") 2>/dev/null; then # its server would answer in ours' place
+        echo "error: port $port is taken; set FIRST_PORT to the first of $servers free ones" >&2
+        exit 1
+    fi
     CUDA_VISIBLE_DEVICES=${gpus[training + i]} VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 \
         "${VLLM:-vllm}" serve "$model" --port "$port" --host 127.0.0.1 --enable-lora \
         --max-loras "${MAX_LORAS:-4}" --max-lora-rank "${MAX_LORA_RANK:-64}" \
@@ -54,14 +59,18 @@ for ((i = 0; i < servers; i++)); do
     urls+=("http://127.0.0.1:$port")
 done
 
+require_alive() { # INDEX: of a server
+    if ! kill -0 "${pids[$1]}" 2>/dev/null; then
+        echo "error: the server at ${urls[$1]} has ended; its messages are above" >&2
+        exit 1
+    fi
+}
 for ((i = 0; i < servers; i++)); do
     until curl --silent --fail --output /dev/null "${urls[i]}/health"; do
-        if ! kill -0 "${pids[i]}" 2>/dev/null; then
-            echo "error: the server at ${urls[i]} has ended; its messages are above" >&2
-            exit 1
-        fi
+        require_alive "$i"
         sleep 2
     done
+    require_alive "$i" # or another program answers at its port
 done
 
 CUDA_VISIBLE_DEVICES=$(IFS=,; echo "${gpus[*]:0:training}")

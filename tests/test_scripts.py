@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -84,6 +85,7 @@ def test_several_machines(cluster: Path) -> None:
 
 
 VLLM = """#!/bin/bash
+echo $$ > servers.pid
 echo "$CUDA_VISIBLE_DEVICES: $*" >> servers
 trap 'echo "$CUDA_VISIBLE_DEVICES ends" >> servers; exit 0' TERM
 [[ -n "${SERVER_FAILS:-}" ]] && exit 1
@@ -103,11 +105,11 @@ def test_servers_on_some_gpus_and_training_on_the_others(cluster: Path) -> None:
     assert heard(cluster) == [
         "-m torch.distributed.run --standalone --nproc_per_node 2 train_magrpo.py --config c.yaml "
         "--resume --override output.dir=runs/a generation.backend=vllm "
-        "generation.vllm_url=[http://127.0.0.1:8077,http://127.0.0.1:8078] seed=7"
+        "generation.vllm_url=[http://127.0.0.1:9232,http://127.0.0.1:9233] seed=7"
     ]
     lines = _until_ended(cluster / "servers", 4)
     assert [line.split(" --host")[0] for line in sorted(lines[:2])] == [
-        "6: serve Qwen/M --port 8077", "7: serve Qwen/M --port 8078",
+        "6: serve Qwen/M --port 9232", "7: serve Qwen/M --port 9233",  # 8000 + 16 · 77
     ]  # fmt: skip
     assert all(
         line.endswith(
@@ -127,8 +129,56 @@ def test_a_server_that_ends_ends_the_job(cluster: Path) -> None:
         CUDA_VISIBLE_DEVICES="0,1", SERVER_FAILS="1",
     )  # fmt: skip
     output, _ = run.communicate(timeout=300)
-    assert run.returncode == 1 and "http://127.0.0.1:8077 has ended" in output
+    assert run.returncode == 1 and "http://127.0.0.1:9232 has ended" in output
     assert not (cluster / "arguments").exists()
+
+
+def test_another_jobs_server_is_not_taken_for_an_own_one(cluster: Path) -> None:
+    """It answers where the job's own server has ended."""
+    _tool(cluster, "bin/vllm", VLLM)
+    ended = '[[ -s servers.pid ]] && ! kill -0 "$(<servers.pid)"'
+    _tool(cluster, "bin/curl", f"#!/bin/bash\nuntil {ended}; do sleep 0.1; done\n")
+    run = start(
+        cluster, "slurm_vllm.sh", "Qwen/M", "magrpo", "c.yaml", "runs/a",
+        CUDA_VISIBLE_DEVICES="0,1", SERVER_FAILS="1",
+    )  # fmt: skip
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 1 and "http://127.0.0.1:9232 has ended" in output
+    assert not (cluster / "arguments").exists()
+
+
+def test_a_port_that_is_taken_is_reported_before_a_server_starts(cluster: Path) -> None:
+    _tool(cluster, "bin/vllm", VLLM)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        run = start(
+            cluster, "slurm_vllm.sh", "Qwen/M", "magrpo", "c.yaml", "runs/a",
+            CUDA_VISIBLE_DEVICES="0,1", FIRST_PORT=port,
+        )  # fmt: skip
+        output, _ = run.communicate(timeout=300)
+    assert run.returncode == 1
+    assert f"error: port {port} is taken; set FIRST_PORT to the first of 1 free ones" in output
+    assert not (cluster / "servers").exists() and not (cluster / "arguments").exists()
+
+
+@pytest.mark.parametrize("job", ["77", "999"])
+def test_jobs_of_neighboring_numbers_share_no_port(cluster: Path, job: str) -> None:
+    """Up to 16 servers each, below the ports that the system gives to clients (from 32768)."""
+    _tool(cluster, "bin/vllm", VLLM)
+    _tool(cluster, "bin/curl", "#!/bin/bash\n[[ $(wc -l < servers) -ge 16 ]]\n")
+    ports = []
+    for number in (int(job), int(job) + 1):
+        (cluster / "servers").unlink(missing_ok=True)
+        run = start(
+            cluster, "slurm_vllm.sh", "Qwen/M", "magrpo", "c.yaml", "runs/a",
+            CUDA_VISIBLE_DEVICES=",".join(map(str, range(17))), SERVERS="16",
+            SLURM_JOB_ID=str(number),
+        )  # fmt: skip
+        output, _ = run.communicate(timeout=300)
+        assert run.returncode == 0, output
+        lines = _until_ended(cluster / "servers", 32)
+        ports += [int(line.split("--port ")[1].split()[0]) for line in lines if "--port" in line]
+    assert len(set(ports)) == len(ports) == 32 and 8000 <= min(ports) and max(ports) < 24000
 
 
 def test_servers_need_gpus_beside_the_training(cluster: Path) -> None:

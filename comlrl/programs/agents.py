@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from comlrl.programs.messages import Prompt, messages, offered
@@ -92,3 +93,8 @@ class Agents(Mapping[str, Agent]):
         if isinstance(value, str) or not math.isfinite(value):
             raise ValueError(f"agents.reward takes a finite number, not {value!r}")
         self._running.pay(self._running.program.index(name), float(value))
+
+
+def room_for_process(agents: Agents) -> AbstractAsyncContextManager[None]:
+    """Waits until the episode may have a process."""
+    return agents._running.process()

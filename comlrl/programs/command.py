@@ -17,7 +17,7 @@ from asyncio.subprocess import PIPE
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from comlrl.programs.agents import Agents
+from comlrl.programs.agents import Agents, room_for_process
 from comlrl.programs.program import EpisodeError
 from comlrl.types import Task
 
@@ -26,20 +26,26 @@ MAX_LINE = 65536  # bytes of output that the last line may have
 
 async def play_command(argv: Sequence[str], task: Task, agents: Agents) -> Any:
     """An episode: one run of the command, which no shell sees. Raises EpisodeError."""
+    async with room_for_process(agents):
+        last, status = await _run(argv, task, agents)
+    if status:
+        raise EpisodeError(f"the command ended with status {status}")
+    return _reward(last)
+
+
+async def _run(argv: Sequence[str], task: Task, agents: Agents) -> tuple[str, int]:
+    """The command's last line and its status."""
     process = await asyncio.create_subprocess_exec(
         *argv, stdin=PIPE, stdout=PIPE, env=_environment(agents), start_new_session=True
     )
     try:
         row = json.dumps({"task_id": task.task_id, **task.fields}, default=str)
         last, _ = await asyncio.gather(_last_line(process), _send(process, row))
-        status = await process.wait()
+        return last, await process.wait()
     finally:
         with contextlib.suppress(ProcessLookupError):  # with what it has started
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
-    if status:
-        raise EpisodeError(f"the command ended with status {status}")
-    return _reward(last)
 
 
 def _environment(agents: Agents) -> Mapping[str, str]:

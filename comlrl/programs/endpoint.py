@@ -14,22 +14,24 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 import h11
 
 from comlrl.errors import UserError
+from comlrl.programs.connection import BadRequest, Connection
 from comlrl.programs.messages import messages, offered
 from comlrl.programs.program import Address, EpisodeError, UnknownAgent
 from comlrl.programs.running import RunningEpisode
+from comlrl.quoting import one_line
 from comlrl.types import Completion, Message, Sampling
 
-MAX_BODY = 4_000_000  # bytes of a request
 MAX_CONNECTIONS = 4096
+BACKLOG = 1024  # connections that wait while a wave is sampled
 MAX_CHOICES = 128
-PATIENCE = 60.0  # seconds for a whole request to arrive, and for the next on a connection
 # Parameters that do not change the policy that samples.
 WITHOUT_EFFECT = frozenset({
     "model", "messages", "user", "metadata", "store", "safety_identifier", "prompt_cache_key",
@@ -44,13 +46,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # the values of others that ask for 
     "audio": (), "verbosity": (), "web_search_options": (),
 }  # fmt: skip
 
-
-class BadRequest(Exception):
-    """A request that is not answered, with the status that says so."""
-
-    def __init__(self, status: HTTPStatus, text: str) -> None:
-        super().__init__(text)
-        self.status = status
+_Route = Callable[[bytes], Awaitable[dict[str, Any]]]  # a request's body → its reply
 
 
 class Endpoint:
@@ -69,14 +65,16 @@ class Endpoint:
         """A path and a key for an episode."""
         with self._lock:
             if self._socket is None:
-                self._socket = socket.create_server(("127.0.0.1", 0), backlog=1024)
+                self._socket = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
                 self._loop.call_soon_threadsafe(self._start, self._socket)
         path, key = secrets.token_hex(8), secrets.token_hex(16)
         self._episodes[path] = (key, running)
         return Address(f"http://127.0.0.1:{self._socket.getsockname()[1]}/{path}/v1", key)
 
     def _start(self, listening: socket.socket) -> None:
-        self._server = self._loop.create_task(asyncio.start_server(self._serve, sock=listening))
+        # asyncio calls listen() again, where nothing else is given with a backlog of 100.
+        serving = asyncio.start_server(self._serve, sock=listening, backlog=BACKLOG)
+        self._server = self._loop.create_task(serving)
 
     def close(self) -> None:
         """Ends all connections, in the next round of the event loop, and takes no more."""
@@ -91,14 +89,14 @@ class Endpoint:
         """One connection; whatever happens on it concerns nobody else."""
         self._connections.add(writer)
         try:
-            connection = _Connection(reader, writer)
+            connection = Connection(reader, writer)
             if len(self._connections) > MAX_CONNECTIONS:
-                await connection.send(
-                    HTTPStatus.SERVICE_UNAVAILABLE, _error("too many connections")
-                )
-                return
-            while await self._exchange(connection):
-                pass
+                busy = HTTPStatus.SERVICE_UNAVAILABLE
+                await connection.send(busy, _error(busy, "too many connections"))
+            else:
+                while await self._exchange(connection):
+                    pass
+            await connection.discard()
         except (ConnectionError, TimeoutError, asyncio.TimeoutError, h11.RemoteProtocolError):
             pass  # the client is gone, or speaks something else
         except asyncio.CancelledError:
@@ -107,29 +105,40 @@ class Endpoint:
             self._connections.discard(writer)
             writer.close()
 
-    async def _exchange(self, connection: _Connection) -> bool:
+    async def _exchange(self, connection: Connection) -> bool:
         """A request and its reply; whether another may follow on the connection."""
         try:
-            request, body = await connection.receive()
-            reply = await connection.unless_gone(self._reply(request, body))
+            route = self._route(await connection.head())  # strangers are refused before their body
+            body = await connection.body()
+            reply = await connection.unless_gone(self._reply(route, body))
             status = HTTPStatus.OK
         except BadRequest as error:
-            status, reply = error.status, _error(str(error))
+            status, reply = error.status, _error(error.status, str(error))
         return await connection.send(status, reply)
 
-    async def _reply(self, request: h11.Request, body: bytes) -> dict[str, Any]:
+    async def _reply(self, route: _Route, body: bytes) -> dict[str, Any]:
+        try:
+            return await route(body)
+        except BadRequest:
+            raise
+        except Exception as error:  # ours: the client gets one line of it
+            self._loop.call_exception_handler(
+                {"message": "the endpoint cannot answer a request", "exception": error}
+            )
+            why = one_line(f"{type(error).__name__}: {error}")
+            raise BadRequest(HTTPStatus.INTERNAL_SERVER_ERROR, why) from error
+
+    def _route(self, request: h11.Request) -> _Route:
+        """What answers a request, given its body. Raises BadRequest."""
         path = request.target.decode("ascii", "replace").split("?")[0].strip("/")
         episode, _, resource = path.partition("/")
         running = self._episode(episode, dict(request.headers).get(b"authorization", b""))
-        asked = (request.method, resource)
-        if asked == (b"GET", "v1/models"):
-            names = running.program.names_N
-            return {"object": "list", "data": [{"id": n, "object": "model"} for n in names]}
-        if asked == (b"POST", "v1/chat/completions"):
-            return await _chat(running, _parsed(body))
-        raise BadRequest(
-            HTTPStatus.NOT_FOUND, "there are POST chat/completions and GET models here"
-        )
+        route = ROUTES.get((request.method, resource))
+        if route is None:
+            raise BadRequest(
+                HTTPStatus.NOT_FOUND, "there are POST chat/completions and GET models here"
+            )
+        return partial(route, running)
 
     def _episode(self, path: str, authorization: bytes) -> RunningEpisode:
         key, running = self._episodes.get(path, ("", None))
@@ -138,8 +147,14 @@ class Endpoint:
         return running
 
 
-async def _chat(running: RunningEpisode, asked: Mapping[str, Any]) -> dict[str, Any]:
+async def _models(running: RunningEpisode, body: bytes) -> dict[str, Any]:
+    names = running.program.names_N
+    return {"object": "list", "data": [{"id": name, "object": "model"} for name in names]}
+
+
+async def _chat(running: RunningEpisode, body: bytes) -> dict[str, Any]:
     """A chat completion: each choice is a call of the episode."""
+    asked = _parsed(body)
     try:
         agent = running.program.index(asked.get("model", ""))
         _check_sampling(asked, running.settings.sampling.of(agent))
@@ -162,6 +177,12 @@ async def _chat(running: RunningEpisode, asked: Mapping[str, Any]) -> dict[str, 
             "prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written,
         },
     }  # fmt: skip
+
+
+ROUTES: Mapping[tuple[bytes, str], Callable[[RunningEpisode, bytes], Awaitable[dict[str, Any]]]] = {
+    (b"GET", "v1/models"): _models,
+    (b"POST", "v1/chat/completions"): _chat,
+}
 
 
 async def _all(*calls: Coroutine[Any, Any, Completion]) -> list[Completion]:
@@ -211,8 +232,10 @@ def _check_sampling(asked: Mapping[str, Any], sampling: Sampling) -> None:
 
 def _count(asked: Mapping[str, Any]) -> int:
     """How many completions are asked for. Raises ValueError."""
-    count = asked.get("n") or 1
-    if not isinstance(count, int) or not 1 <= count <= MAX_CHOICES:
+    count = asked.get("n")
+    if count is None:
+        return 1
+    if type(count) is not int or not 1 <= count <= MAX_CHOICES:
         raise ValueError(f"n: {count!r}; give 1 to {MAX_CHOICES}")
     return count
 
@@ -256,80 +279,6 @@ def _parsed(body: bytes) -> Mapping[str, Any]:
     return found
 
 
-def _error(text: str) -> dict[str, Any]:
-    return {"error": {"message": text, "type": "invalid_request_error", "code": None}}
-
-
-class _Connection:
-    """HTTP/1.1 on a stream."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-        self._protocol = h11.Connection(h11.SERVER)
-
-    async def receive(self) -> tuple[h11.Request, bytes]:
-        """The next request and its body. Raises BadRequest, ConnectionError and TimeoutError."""
-        request = await asyncio.wait_for(self._event(), PATIENCE)
-        if not isinstance(request, h11.Request):
-            raise ConnectionResetError("the client has closed the connection")
-        return request, await asyncio.wait_for(self._body(), PATIENCE)
-
-    async def _body(self) -> bytes:
-        body = bytearray()
-        while isinstance(event := await self._event(), h11.Data):
-            body += event.data
-            if len(body) > MAX_BODY:
-                raise BadRequest(
-                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request has at most {MAX_BODY} bytes"
-                )
-        return bytes(body)
-
-    async def _event(self) -> Any:
-        while (event := self._protocol.next_event()) is h11.NEED_DATA:
-            if self._protocol.they_are_waiting_for_100_continue:
-                await self._write(
-                    h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
-                )
-            self._protocol.receive_data(await self._reader.read(65536))
-        return event
-
-    async def unless_gone(self, reply: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-        """The reply, given up where the client leaves before it is there."""
-        answering = asyncio.ensure_future(reply)
-        reading = asyncio.ensure_future(self._reader.read(65536))
-        try:
-            await asyncio.wait({answering, reading}, return_when=asyncio.FIRST_COMPLETED)
-            if reading.done():
-                if not (early := reading.result()):
-                    raise ConnectionResetError("the client has left")
-                self._protocol.receive_data(early)  # of its next request
-            return await answering
-        finally:
-            answering.cancel()
-            reading.cancel()
-            await asyncio.wait({reading})
-
-    async def send(self, status: HTTPStatus, reply: Mapping[str, Any]) -> bool:
-        """Whether the connection stays open."""
-        body = json.dumps(reply).encode()
-        headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
-        whole = self._protocol.our_state is h11.SEND_RESPONSE and self._protocol.their_state in (
-            h11.DONE,
-            h11.MUST_CLOSE,
-        )
-        if not whole:
-            headers.append(("connection", "close"))
-        await self._write(
-            h11.Response(status_code=int(status), headers=headers, reason=status.phrase),
-            h11.Data(data=body),
-            h11.EndOfMessage(),
-        )
-        if self._protocol.our_state is not h11.DONE or self._protocol.their_state is not h11.DONE:
-            return False
-        self._protocol.start_next_cycle()
-        return True
-
-    async def _write(self, *events: Any) -> None:
-        for event in events:
-            self._writer.write(self._protocol.send(event) or b"")
-        await self._writer.drain()
+def _error(status: HTTPStatus, text: str) -> dict[str, Any]:
+    kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+    return {"error": {"message": text, "type": kind, "code": None}}

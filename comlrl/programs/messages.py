@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from comlrl.quoting import without_surrogates
 from comlrl.types import Message
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -14,7 +15,8 @@ Prompt = str | Sequence[Message | Mapping[str, str]]
 
 
 def messages(prompt: Sequence[Any]) -> tuple[Message, ...]:
-    """A conversation as messages. Raises ValueError for a malformed one."""
+    """A conversation as messages, of texts that a tokenizer takes. Raises ValueError for a
+    malformed one."""
     found = tuple(map(_message, prompt))
     if not found:
         raise ValueError("a prompt has no message")
@@ -29,7 +31,7 @@ def offered(tools: Any) -> tuple[Message, ...]:
         raise ValueError(
             'tools: give a list of functions, {"type": "function", "function": {"name": …}}'
         )
-    return (Message("tools", json.dumps(list(tools))),)
+    return (Message("tools", without_surrogates(json.dumps(list(tools), ensure_ascii=False))),)
 
 
 def _is_function(tool: Any) -> bool:
@@ -52,4 +54,4 @@ def _message(given: Any) -> Message:
         raise ValueError(f"a message's role is {given.role!r}; give one of {', '.join(ROLES)}")
     if not isinstance(given.content, str):
         raise ValueError(f"a message's content is {given.content!r}; give a text")
-    return Message(given.role, str(given.content))
+    return Message(given.role, without_surrogates(given.content))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from comlrl.files import raise_open_limit
 from comlrl.programs.program import Program
 from comlrl.programs.runner import EpisodeRunner
 from comlrl.programs.running import RolloutSettings
@@ -53,6 +54,7 @@ class ProgramRollout:
         """``reward`` and ``prompts``: what ``agents.score`` and ``agents.prompts`` give.
         ``process``: the reward processor. ``own_rewards``: agents learn from ``Score.by_agent``
         where a score has it, instead of from the team's value."""
+        raise_open_limit()  # episodes have sockets and processes
         self.program, self.sampler, self.reward, self.prompts = program, sampler, reward, prompts
         self.seed, self.process, self.own_rewards = seed, process, own_rewards
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
@@ -30,6 +31,8 @@ from comlrl.types import (
 )
 
 T = TypeVar("T")
+
+MAX_PROCESSES = 128  # at once, of a rollout's commands; each has some five files and sockets open
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +119,7 @@ class RolloutContext:
     answers: Answers
     closed: bool = False  # nothing is answered any more
     encoded: dict[tuple[int, tuple[Message, ...]], tuple[int, ...]] = field(default_factory=dict)
+    processes: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_PROCESSES))
 
     def encode(self, agent: int, prompt: tuple[Message, ...]) -> tuple[int, ...]:
         """Token ids of a prompt, which episodes of one task often share.
@@ -200,6 +204,16 @@ class RunningEpisode:
     def pay(self, agent: int, value: float) -> None:
         """A reward in the middle, for the agent's calls so far."""
         self.paid.append((agent, len(self.calls), value))
+
+    @contextlib.asynccontextmanager
+    async def process(self) -> AsyncIterator[None]:
+        """Room for a process, once there are fewer than ``MAX_PROCESSES``. The time until then is
+        not the episode's own."""
+        await self._answer(asyncio.ensure_future(self.context.processes.acquire()))
+        try:
+            yield
+        finally:
+            self.context.processes.release()
 
     async def _answer(self, answer: asyncio.Future[T]) -> T:
         """An answer. The time until it is there is not the episode's own."""

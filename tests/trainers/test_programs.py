@@ -96,8 +96,17 @@ def test_a_sequential_turn_as_a_program_without_a_baseline_is_magrpo(tmp_path, m
     for agent in (0, 1):
         own, other = (_completions(each[agent]) for each in (own_rows, rows))
         assert own == other
+        # Over the nodes that a loss is averaged over: a task's two first answers are of one node
+        # of a tree, each of weight Â/2, and the second ones of two, each of weight Â/1.
+        own_C, weights_C = (_weights(each[agent]) for each in (own_rows, rows))
+        assert own_C == pytest.approx([w / (1 + agent) for w in weights_C])
+        assert len(set(own_C)) == 4
     for own, other in zip(own_weights, weights, strict=True):
         torch.testing.assert_close(own, other, rtol=0, atol=1e-6)
+
+
+def _weights(rows):
+    return [weight for r in rows for weight in r.weights]
 
 
 def _completions(rows):

@@ -6,6 +6,7 @@ It must have been started with ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`` (docs/scal
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
 import json
 import os
@@ -120,7 +121,8 @@ class Server:
     ) -> Any:
         """The answer to a GET, or with a body to a POST. The whole answer has ``seconds``, and at
         most ``most`` bytes. No redirect is followed, as the key would go with it; no proxy of the
-        environment's is asked, as it leads outside. Raises Unanswered, Refused and BadReply."""
+        environment's is asked, as it leads outside. Raises Unanswered, Refused and BadReply, and
+        ServerError where this process has too many files open."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get("VLLM_API_KEY"):
@@ -137,6 +139,10 @@ class Server:
                 with connection.getresponse() as answer:
                     text = answer.read(most + 1)
         except (OSError, http.client.HTTPException, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                raise ServerError(  # no fault of the server's, which is not to be left out for it
+                    f"{KEY}: '{self.url}': no connection, {error.strerror}; raise `ulimit -n`"
+                ) from error
             raise Unanswered(one_line(f"{type(error).__name__}: {error}")) from error
         if answer.status >= 300:
             where = answer.getheader("Location") if answer.status < 400 else None

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 from comlrl.errors import notice
+from comlrl.files import raise_open_limit
 from comlrl.rollout import daemon_threads
 from comlrl.rollout.vllm.replies import KEY, MAX_REPLY, ServerError
 from comlrl.rollout.vllm.server import SHORT, Refused, Server, Unanswered
@@ -69,6 +70,7 @@ class Servers:
     def begin(self, adapters: Mapping[str, str]) -> None:
         """Load the first adapters on all servers. Raises ServerError where one does not take
         them."""
+        raise_open_limit()  # each request has a connection
         self._adapters |= adapters
         daemon_threads.run([partial(self._load_first, m, adapters) for m in self.members])
 

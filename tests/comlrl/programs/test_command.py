@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from functools import partial
@@ -74,6 +75,51 @@ time.sleep(600)
     while any(map(_alive, children)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(_alive, children))
+
+
+LIMITED = """
+import resource, socket, sys
+from functools import partial
+from urllib.parse import urlsplit
+
+import comlrl.programs.running as running
+from comlrl.programs.command import play_command
+from tests.support.played import TASKS, played
+
+soft, hard, at_once, what = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+running.MAX_PROCESSES = at_once
+
+async def connect(task, agents):
+    address = urlsplit(agents.base_url)
+    held = [socket.create_connection((address.hostname, address.port)) for _ in range(100)]
+    return len(held)
+
+play = connect if what == "connect" else partial(play_command, ["sh", "-c", "sleep 0.2; echo 1"])
+(group,) = played(play, 1 if what == "connect" else 60, tasks=TASKS[:1], timeout=3.0)
+print(sum(episode.score.value for episode in group.episodes_G))
+"""
+
+
+def limited(soft: int, hard: int, at_once: int, what: str) -> float:
+    """The sum of the rewards of episodes in a process that may have so many files open."""
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(soft), str(hard), str(at_once), what],
+        cwd=root, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(root)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return float(done.stdout)
+
+
+def test_more_episodes_than_the_process_may_have_files_for():
+    """60 commands need more than 64 files, and two at once do not. All of them take longer than one
+    episode may: waiting for room does not count."""
+    assert limited(64, 64, 2, "command") == 60
+
+
+def test_a_rollout_raises_the_soft_limit_of_open_files():
+    assert limited(64, 1024, 8, "connect") == 100
 
 
 def _alive(pid: int) -> bool:

@@ -74,6 +74,17 @@ def test_several_choices_are_as_many_calls():
     assert [call.number for call in group.episodes_G[0].calls] == [0, 1, 2]
 
 
+def test_n_that_is_null_is_one_choice():
+    async def play(task, agents):
+        body = {"model": "coder", "messages": user("write"), "n": None}
+        status, reply = await asyncio.to_thread(post, agents, body)
+        assert status == 200
+        return len(reply["choices"])
+
+    (group,) = played(play, 1, tasks=TASKS[:1])
+    assert group.episodes_G[0].score.value == 1
+
+
 TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 ]
@@ -105,6 +116,8 @@ def test_tools_are_the_beginning_of_the_prompt():
         ({"stream": True}, 400, "stream: 'True'"),
         ({"seed": 3}, 400, "seed: '3'"),
         ({"n": 0.5}, 400, "n: 0.5; give 1 to 128"),
+        ({"n": 0}, 400, "n: 0; give 1 to 128"),
+        ({"n": True}, 400, "n: True; give 1 to 128"),
         ({"tools": [{"type": "function"}]}, 400, "tools: give a list of functions"),
         ({"tools": TOOLS, "tool_choice": "required"}, 400, "tool_choice: 'required'"),
         ({"model": "codr"}, 404, "did you mean `coder`?"),
@@ -123,6 +136,54 @@ def test_what_cannot_be_given_is_refused_by_name(asked, status, named):
 
     (group,) = played(play, 1, tasks=TASKS[:1])
     assert group.episodes_G[0].calls == ()
+
+
+BROKEN = "found \ud800"  # half of a character, as a tool may cut it; no tokenizer takes it
+
+
+def test_half_characters_are_replaced_wherever_a_prompt_comes_from():
+    tools = [{"type": "function", "function": {"name": "add", "description": BROKEN}}]
+
+    async def play(task, agents):
+        body = {"model": "coder", "messages": user(BROKEN), "tools": tools}
+        assert (await asyncio.to_thread(post, agents, body))[0] == 200
+        await agents["coder"](user(BROKEN), tools=tools)
+        await agents["coder"](BROKEN)
+        return 1
+
+    (group,) = played(play, 1, tasks=TASKS[:1])
+    outside, inside, text = group.episodes_G[0].calls
+    assert outside.prompt == inside.prompt
+    assert json.loads(inside.prompt[0].content)[0]["function"]["description"] == "found ?"
+    assert inside.prompt[1].content == text.prompt[-1].content == "found ?"
+
+
+class Puzzled(Keeping):
+    def encode(self, agent, prompt):
+        raise TypeError("not what\na tokenizer takes")
+
+
+def test_what_nobody_expects_is_a_reply_of_one_line_and_is_reported(caplog):
+    async def play(task, agents):
+        body = {"model": "coder", "messages": user("write")}
+        status, reply = await asyncio.to_thread(post, agents, body)
+        assert reply["error"]["message"] == "TypeError: not what a tokenizer takes"
+        assert reply["error"]["type"] == "server_error"
+        return status
+
+    (group,) = played(play, 1, tasks=TASKS[:1], sampler=Puzzled())
+    assert group.episodes_G[0].score.value == 500
+    (record,) = [r for r in caplog.records if r.name == "asyncio"]
+    assert record.exc_info and record.exc_info[0] is TypeError
+
+
+def test_a_head_request_has_no_body(caplog):
+    async def play(task, agents):
+        return (await asyncio.to_thread(post, agents, {}, method="HEAD"))[0]
+
+    (group,) = played(play, 1, tasks=TASKS[:1])
+    assert group.episodes_G[0].score.value == 404
+    assert not [r for r in caplog.records if r.name == "asyncio"]
 
 
 class WithoutTools(Keeping):
@@ -198,6 +259,27 @@ def test_strangers_find_no_episode():
     assert first.episodes_G[0].calls == ()
 
 
+def test_strangers_are_refused_before_their_body_is_read():
+    """Neither a wrong key nor a wrong path has 4 MB buffered for it: here the body never comes."""
+
+    def ask(agents: Any, path: str, key: str) -> bytes:
+        address = urlsplit(agents.base_url)
+        with socket.create_connection((address.hostname, address.port), timeout=20) as connection:
+            connection.sendall(
+                f"POST {address.path}{path} HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n"
+                f"Authorization: Bearer {key}\r\n\r\n".encode()
+            )
+            return connection.recv(100)
+
+    async def play(task, agents):
+        stranger = await asyncio.to_thread(ask, agents, "/chat/completions", "wrong")
+        lost = await asyncio.to_thread(ask, agents, "/completions", agents.api_key)
+        assert stranger.startswith(b"HTTP/1.1 401 ") and lost.startswith(b"HTTP/1.1 404 ")
+        return 1
+
+    played(play, 1, tasks=TASKS[:1])
+
+
 def test_an_episodes_key_opens_no_other():
     keys: list[tuple[str, str]] = []
 
@@ -218,16 +300,19 @@ def test_an_episodes_key_opens_no_other():
 def test_noise_and_clients_that_die_harm_nothing_else():
     async def play(task, agents):
         address = urlsplit(agents.base_url)
-        await asyncio.to_thread(_noise, address.hostname, address.port, agents)
+        silent = await asyncio.to_thread(_noise, address.hostname, address.port, agents)
         async with client(agents) as own:
             reply = await own.chat.completions.create(model="coder", messages=user("write"))
+        for connection in silent:
+            connection.close()
         return len(reply.choices[0].message.content)
 
     (group,) = played(play, 2, tasks=TASKS[:1])
     assert all(len(episode.calls) == 1 for episode in group.episodes_G)  # the dead one's is gone
 
 
-def _noise(host: str, port: int, agents: Any) -> None:
+def _noise(host: str, port: int, agents: Any) -> list[socket.socket]:
+    """All that may come; returns connections that stay open and send nothing."""
     path = urlsplit(agents.base_url).path
     body = json.dumps({"model": "coder", "messages": user("nobody")}).encode()
     head = f"POST {path}/chat/completions HTTP/1.1\r\nHost: x\r\n"
@@ -243,36 +328,54 @@ def _noise(host: str, port: int, agents: Any) -> None:
         ):
             connection.sendall(noise)
     flood = [socket.create_connection((host, port)) for _ in range(100)]
-    for connection in flood:
+    for connection in flood[:50]:
         connection.close()
+    return flood[50:]
 
 
-def test_a_request_of_ten_megabytes_is_refused():
+def test_more_clients_than_asyncio_would_let_wait_connect_while_nobody_answers():
+    """As while a wave is sampled. A connection above the backlog is tried again after a second."""
+
+    async def play(task, agents):
+        address = urlsplit(agents.base_url)
+        await asyncio.to_thread(post, agents, {})  # it listens
+        waiting = [
+            socket.create_connection((address.hostname, address.port), timeout=0.5)
+            for _ in range(200)
+        ]
+        for connection in waiting:
+            connection.close()
+        return 1
+
+    played(play, 1, tasks=TASKS[:1])
+
+
+def test_a_request_of_ten_megabytes_is_refused_by_a_reply():
+    """It is not reset while the client still sends."""
+
     async def play(task, agents):
         body = {"model": "coder", "messages": user("x" * 10_000_000)}
-        try:
-            found, _ = await asyncio.to_thread(post, agents, body)
-        except ConnectionError:  # it was refused while it was sent
-            return 413
-        return found
+        return (await asyncio.to_thread(post, agents, body))[0]
 
     (group,) = played(play, 1, tasks=TASKS[:1])
     assert group.episodes_G[0].score.value == 413
 
 
-def post(agents: Any, body: dict[str, Any], key: str | None = None) -> tuple[int, Any]:
-    """Status and JSON of a request."""
+def post(
+    agents: Any, body: dict[str, Any], key: str | None = None, method: str = "POST"
+) -> tuple[int, Any]:
+    """Status and JSON of a request, None without one."""
     address = urlsplit(agents.base_url)
     connection = http.client.HTTPConnection(address.hostname, address.port, timeout=20)
     authorization = f"Bearer {agents.api_key}" if key is None else key
     try:
         connection.request(
-            "POST",
+            method,
             f"{address.path}/chat/completions",
             json.dumps(body),
             {"Authorization": authorization.encode().decode("latin-1")},
         )
         reply = connection.getresponse()
-        return reply.status, json.loads(reply.read())
+        return reply.status, json.loads(reply.read() or "null")
     finally:
         connection.close()

@@ -3,6 +3,8 @@ which adapters."""
 
 from __future__ import annotations
 
+import errno
+import http.client
 import random
 import threading
 from collections import Counter
@@ -194,6 +196,19 @@ def test_an_error_of_the_request_itself_is_not_another_server_s_business(three, 
     with pytest.raises(ServerError, match=r"answers HTTP 400: .*no such thing"):
         sampler.sample([requests(0, 1), []], SHORT)
     assert len(refused) == 1
+
+
+def test_too_many_open_files_are_no_fault_of_a_server(three, tmp_path, monkeypatch):
+    sampler = client(team(), three, tmp_path)
+
+    def connect(connection: http.client.HTTPConnection) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(http.client.HTTPConnection, "connect", connect)
+        with pytest.raises(ServerError, match=r"no connection, Too many open files; raise `ulimit"):
+            sampler.sample([requests(0, 1), []], SHORT)
+    assert not any(member.away for member in sampler.servers[0].members)
 
 
 class Killer:
