@@ -178,7 +178,7 @@ def test_jobs_of_neighboring_numbers_share_no_port(cluster: Path, job: str) -> N
         assert run.returncode == 0, output
         lines = _until_ended(cluster / "servers", 32)
         ports += [int(line.split("--port ")[1].split()[0]) for line in lines if "--port" in line]
-    assert len(set(ports)) == len(ports) == 32 and 8000 <= min(ports) and max(ports) < 24000
+    assert len(set(ports)) == len(ports) == 32 and min(ports) >= 8000 and max(ports) < 24000
 
 
 def test_servers_need_gpus_beside_the_training(cluster: Path) -> None:

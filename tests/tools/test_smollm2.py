@@ -82,7 +82,7 @@ def test_the_folder_answers_as_the_gguf_does(fetched):
 def test_a_real_model_trains(fetched, tmp_path, config):
     """The commands of docs/real_model.md, with two steps; then the run is evaluated."""
     row = {
-        "prompt": "def double(x):\n    \"\"\"Twice x.\"\"\"\n",
+        "prompt": 'def double(x):\n    """Twice x."""\n',
         "test": "def check(candidate):\n    assert candidate(2) == 4\n",
         "entry_point": "double",
     }
