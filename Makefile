@@ -65,7 +65,7 @@ pins: setup
 	sed -E -i '/^(cuda|nvidia|triton)/d' constraints.txt
 
 bench: setup
-	$(BIN)/python benchmarks/bench_reward.py
+	$(BIN)/python benchmarks/bench_reward.py $(if $(DATA),--data $(DATA))
 	$(BIN)/python benchmarks/bench_train_step.py --rounds 1 --tasks 96
 	$(BIN)/python benchmarks/bench_scaling.py --steps 2
 	$(BIN)/python benchmarks/bench_memory.py

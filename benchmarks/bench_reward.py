@@ -1,6 +1,7 @@
 """Programs scored per second in the sandbox, against plain `exec` in one process with an alarm.
 
     python benchmarks/bench_reward.py [--rounds 5] [--isolation auto] [--steps 12] [--loops 1000]
+        [--data HumanEval.jsonl]
 
 The programs are HumanEval's canonical solutions; every round changes a constant in each, so that
 no outcome is remembered. The plain side does for each program what the published implementation
@@ -36,6 +37,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+
+import human_eval
 
 from comlrl.run_files import METRICS
 from comlrl.types import JointAction, Task
@@ -43,17 +47,15 @@ from rewards.code.joint_program import contribution, join, preamble
 from rewards.code.reward import CodeReward
 
 ROOT = Path(__file__).parents[1]
-DATA = ROOT.parent / "shared" / "data" / "HumanEval.jsonl"
 HEAVY = {"HumanEval/75", "HumanEval/147", "HumanEval/32", "HumanEval/36"}
 VARIANTS = count()
 WARM = 2  # first steps of a run, which start workers and compile, are left out
 ENDLESS = "def loop(x):\n    while True:\n        x += {number}\n    return x\n"
 
 
-def load(path: Path) -> tuple[list[Task], list[str]]:
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    tasks = [Task(r["task_id"], r) for r in rows]
-    return tasks, [r["prompt"] + r["canonical_solution"] for r in rows]
+def solved(rows: list[dict[str, Any]]) -> list[tuple[Task, str]]:
+    """Tasks and their canonical solutions."""
+    return [(Task(r["task_id"], r), r["prompt"] + r["canonical_solution"]) for r in rows]
 
 
 def made(entry_point: str, tests: str) -> Task:
@@ -164,9 +166,7 @@ def share_of_a_step(steps: int, isolation: str) -> None:
     print(f"{statistics.median(shares):.1f} % of a step ({min(shares):.1f} to {max(shares):.1f} %)")
 
 
-def compare(rounds: int, isolation: str) -> None:
-    tasks, solutions = load(DATA)
-    pairs = list(zip(tasks, solutions, strict=True))
+def compare(pairs: list[tuple[Task, str]], rounds: int, isolation: str) -> None:
     with CodeReward(isolation=isolation) as reward:
         print(f"{os.cpu_count()} cores, {reward.workers} workers, isolation: {reward.isolation}")
         measure("all", pairs, rounds, reward)
@@ -213,13 +213,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12, help="of the quickstart; 0: none")
     parser.add_argument("--loops", type=int, default=0, help="how many endless programs; 0: none")
     parser.add_argument("--timeout", type=float, default=0.1, help="seconds, for --loops")
+    human_eval.add_option(parser)
     options = parser.parse_args()
-    if not DATA.exists():
-        raise SystemExit(f"{DATA} is missing: the benchmark runs HumanEval's solutions")
+    pairs = solved(human_eval.rows(options.data))
     cost(options.isolation)
     if options.steps:
         share_of_a_step(options.steps, options.isolation)
-    compare(options.rounds, options.isolation)
+    compare(pairs, options.rounds, options.isolation)
     if options.loops:
         loop_forever(options.loops, options.timeout, options.isolation)
 

@@ -5,7 +5,8 @@
 Qwen2.5-Coder of 1.5B to 14B, 2 to 8 agents, 1 to 64 GPUs, by ``trainers/launch/cost/roofline.py``:
 nothing is run and nothing downloaded. A Markdown table goes to standard output: seconds of a step =
 generation + reward + update (in brackets the share of the generation that its operations take
-however small they are), and the memory of a GPU.
+however small they are), and the memory of a GPU. Nobody has measured these: each is given to one
+digit.
 """
 
 from __future__ import annotations
@@ -48,6 +49,11 @@ def step(model: str, agents: int, gpus: int, options: argparse.Namespace) -> roo
     return roofline.step_cost(config, limits(config, work.roles), on)
 
 
+def rough(value: float) -> str:
+    """To one digit."""
+    return f"{float(f'{value:.0e}'):g}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -69,12 +75,11 @@ def main() -> None:
                     parts = one.generation(), one.reward(), one.update()
                     fixed = replace(one, on=replace(one.on, launch=0.0)).generation()
                     share = 1 - fixed / parts[0]
-                    spent = " + ".join(f"{seconds:.1f}" for seconds in parts)
-                    row.append(f"{sum(parts):.0f} = {spent} ({share:.0%})")
+                    spent = " + ".join(map(rough, parts))
+                    row.append(f"{rough(sum(parts))} = {spent} ({rough(100 * share)} %)")
                 held = sum(one.memory().values())
-                push = 1e3 * one.exchange()
-                rows.append([*row, f"{push:.1f}", f"{held / 1e9:.0f}"])
-    heads = ["1 GPU", "8 GPUs", "64 GPUs", "all-reduce of 64, ms", "GB of one of 64"]
+                rows.append([*row, rough(1e3 * one.exchange()), rough(held / 1e9)])
+    heads = ["1 GPU, s", "8 GPUs, s", "64 GPUs, s", "all-reduce of 64, ms", "GB of one of 64"]
     print(table(["model", "agents", *heads], rows))
 
 

@@ -4,22 +4,24 @@
 
 One row for the first evaluation of each run and one for its last. The figure has the training
 reward, a mean over five updates, by sampled tokens, and by minutes where CPU_MINUTES gives a whole
-run's.
+run's. Runs of MADPO and MARLHF have a point a round: the task reward of its labelled candidates.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from comlrl.files import read_lines
-from comlrl.run_files import METRICS
+from comlrl.run_files import METRICS, PREFERENCES
 from loggers.report.chart import Chart, Series, smoothed
 from loggers.report.pictures import write_curves
 from loggers.tables import table
@@ -50,16 +52,47 @@ def row(name: str, metrics: Mapping[str, Any]) -> list[str]:
     return cells
 
 
-def curve(
-    name: str, number: int, steps: Sequence[Mapping[str, Any]], minutes: float | None
-) -> Series:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A training step, or a round of preferences."""
+
+    reward: float
+    tokens: int  # sampled for it
+    seconds: float
+
+
+def points(folder: Path, train: Sequence[Mapping[str, Any]]) -> list[Point]:
+    """``train``: the metrics of the run's training steps."""
+    if not (folder / PREFERENCES).exists():
+        return [
+            Point(reward=m["reward_mean"], tokens=m["tokens"], seconds=m["step_seconds"])
+            for m in train
+        ]
+    labels = itertools.groupby(read_lines(folder / PREFERENCES), key=lambda line: line["round"])
+    rounds = [[c for line in lines for c in line["candidates"]] for _, lines in labels]
+    per_round = len(train) // len(rounds)
+    found = []
+    for index, candidates in enumerate(rounds):
+        steps = train[index * per_round : (index + 1) * per_round]
+        labelled = sum(len(ids) for candidate in candidates for ids in candidate["token_ids"])
+        found.append(
+            Point(
+                reward=statistics.fmean(candidate["reward"] for candidate in candidates),
+                tokens=labelled + sum(m.get("tokens", 0) for m in steps),
+                seconds=sum(m["step_seconds"] for m in steps),
+            )
+        )
+    return found
+
+
+def curve(name: str, number: int, found: Sequence[Point], minutes: float | None) -> Series:
     """The training reward by sampled tokens, in thousands, or by minutes of the whole run."""
     if minutes is None:
-        costs = [step["tokens"] / 1000 for step in steps]
+        costs = [point.tokens / 1000 for point in found]
     else:
-        whole = sum(step["step_seconds"] for step in steps)
-        costs = [minutes * step["step_seconds"] / whole for step in steps]
-    rewards = smoothed([step["reward_mean"] for step in steps], WINDOW)
+        whole = sum(point.seconds for point in found)
+        costs = [minutes * point.seconds / whole for point in found]
+    rewards = smoothed([point.reward for point in found], WINDOW)
     return Series(name, list(itertools.accumulate(costs)), rewards, number)
 
 
@@ -77,14 +110,15 @@ def main() -> None:
         lines = list(read_lines(Path(folder) / METRICS))
         found = [line["metrics"] for line in lines if line["phase"] == "eval"]
         rows += [row(f"{name}, start", found[0]), row(f"{name}, end", found[-1])]
-        steps = [
+        train = [
             line["metrics"]
             for line in lines
-            if line["phase"] == "train" and "reward_mean" in line["metrics"]
+            if line["phase"] == "train" and "step_seconds" in line["metrics"]
         ]
-        by_tokens.append(curve(name, number, steps, None))
+        trained = points(Path(folder), train)
+        by_tokens.append(curve(name, number, trained, None))
         if minutes:
-            by_minutes.append(curve(name, number, steps, float(minutes)))
+            by_minutes.append(curve(name, number, trained, float(minutes)))
     print(table(["run", *COLUMNS], rows))
     if options.figure:
         charts = [Chart("Training reward", by_tokens, x_label="sampled tokens, thousands")]

@@ -1,6 +1,6 @@
 """What the code domain's reward pays for show: mains that solve nothing, over HumanEval.
 
-    python benchmarks/show_table.py
+    python benchmarks/show_table.py [--data HumanEval.jsonl]
 
 In each, main calls a helper that hands its arguments on (`if aux(a): pass`) and has no use for it:
 it returns one constant or one of its arguments, or looks the docstring's examples up in a table;
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -21,11 +20,13 @@ from pathlib import Path
 from statistics import mean
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+
+import human_eval
 
 from comlrl.types import JointAction, Score, Task
 from rewards.code.reward import CodeReward
 
-DATA = Path(__file__).parents[1].parent / "shared" / "data" / "HumanEval.jsonl"
 AUX = "def aux(*values):\n    return values\n"
 BODIES = (
     "True", "False", "None", "0", "1", "-1", "2", "0.0", "''", "[]", "dict()", "()", "'0'", "[0]",
@@ -104,11 +105,8 @@ def line(name: str, scores: Sequence[list[Score]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", type=Path, default=DATA, help="HumanEval, one task a line")
-    options = parser.parse_args()
-    if not options.data.exists():
-        raise SystemExit(f"{options.data} is missing; --data names HumanEval's file of JSON lines")
-    problems = [Problem(json.loads(row)) for row in options.data.read_text().splitlines()]
+    human_eval.add_option(parser)
+    problems = [Problem(row) for row in human_eval.rows(parser.parse_args().data)]
     print("| main | as published | `bonus: share` | `need_bonus` | solved |")
     print("|---|---|---|---|---|")
     with CodeReward() as reward:

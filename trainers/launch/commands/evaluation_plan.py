@@ -25,7 +25,7 @@ from trainers.launch.checks.shipped import config_file
 from trainers.launch.commands.command_line import Parser
 from trainers.launch.wiring import init_from, own_algorithm, replacements, weights
 from trainers.launch.wiring.replacements import Other
-from trainers.launch.wiring.resolved_work import Work
+from trainers.launch.wiring.resolved_work import Work, check_baseline
 from trainers.launch.wiring.weights import Trained
 
 PAIRED = ("num_agents", "agents", "name", "enabled", "r")  # agree in teams that are crossed
@@ -71,6 +71,8 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
     others = [who for who in asked.values() if isinstance(who, Trained)]
     config, work = resolve(str(file), [*teams, *others], arguments)
     replaced = replacements.check(asked, config, work.roles)
+    if arguments.baseline:
+        check_baseline(arguments.baseline, config, work.domain)
     init_from.check_models(config)
     if config.init_from is not None and (not teams or "untrained" in replaced.values()):
         init_from.check(config, SECTIONS)
@@ -311,11 +313,11 @@ def _order(tree: Mapping[str, Any], algorithms: Algorithms) -> str:
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(description="Evaluate runs, models and baselines.", allow_abbrev=False)
     add = parser.add_argument
-    add("--config", metavar="FILE", help="YAML file, or a shipped one by name; left out: the run's")
+    add("--config", metavar="FILE", help="YAML file, or a shipped one by name; default: the run's")
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--checkpoint", metavar="RUN_OR_MODEL_DIR",
-        help="a run, its final_model, one of its checkpoints, or a model; left out: untrained",
+        help="a run, its final_model, one of its checkpoints, or a model; default: untrained",
     )  # fmt: skip
     what.add_argument("--baseline", choices=BASELINES, help="a team without training")
     what.add_argument(
@@ -328,12 +330,12 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     add("--num-agents", type=int, metavar="M", help="agents, of an untrained team or of one policy")
     add("--k", default="1", metavar="1,3,5,10", help="pass@k for these k")
-    add("--samples", type=int, metavar="N", help="answers to each task; left out: the largest k")
+    add("--samples", type=int, metavar="N", help="answers to each task; default: the largest k")
     add("--greedy", action="store_true", help="the likeliest tokens instead of samples")
     add(
         "--override", nargs="*", action="extend", default=[], metavar="KEY=VALUE",
         help="dotted keys, e.g. dataset.eval_split=train magrpo.eval_num_samples=16",
     )  # fmt: skip
     add("--export-samples", metavar="FILE", help="the answers, as JSONL that EvalPlus reads")
-    add("--out", metavar="FILE", help="JSON file; left out: a name that tells what was evaluated")
+    add("--out", metavar="FILE", help="JSON file; default: a name that tells what was evaluated")
     return parser.parse_args(argv)

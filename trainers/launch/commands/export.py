@@ -40,7 +40,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("run", metavar="RUN", help="a run, its final_model or best_model, or a checkpoint of it")
     add("--merge", action="store_true", help="a whole model for each agent, without PEFT")
-    add("--out", metavar="DIR", help="left out: exported_model in the run")
+    add("--out", metavar="DIR", help="default: exported_model in the run")
     add("--push", metavar="USER/NAME", help="also to this repository of the hub, new ones private")
     return parser.parse_args(argv)
 

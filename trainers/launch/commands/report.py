@@ -41,7 +41,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(description="Write a run, or several, as one page.", allow_abbrev=False)
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="run directories")
-    add("--out", type=Path, default=Path("comparison"), help="of a comparison; else ./comparison")
+    add("--out", type=Path, default=Path("comparison"), help="folder of the comparison")
     add("--labels", nargs="+", metavar="NAME", help="names of the settings compared, in order")
     add("--figures", type=Path, metavar="DIR", help="also each figure by itself, as PDF and PNG")
     return parser.parse_args(argv)

@@ -60,9 +60,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(description="Run a sweep without an account.", allow_abbrev=False)
     add = parser.add_argument
     add("file", metavar="FILE", help="a sweep in W&B's form, or a shipped one by name")
-    add("--count", type=int, metavar="N", help="points in all; left out: the grid, or 8")
+    add("--count", type=int, metavar="N", help="points in all; default: the grid, or 8")
     add("--jobs", type=int, default=1, metavar="N", help="points that run at the same time")
-    add("--dir", metavar="DIR", help="left out: outputs/sweeps/NAME")
+    add("--dir", metavar="DIR", help="default: outputs/sweeps/NAME")
     add("--seed", type=int, default=0, metavar="N", help="of the search")
     add(
         "--override", nargs="*", action="extend", default=[], metavar="KEY=VALUE",

@@ -13,7 +13,7 @@ from comlrl.config.plugins.arguments import keywords
 from comlrl.config.plugins.modules import Source
 from comlrl.config.plugins.targets import Target, check_class, check_methods, load, near
 from comlrl.config.resolved import Config
-from comlrl.errors import UserError
+from comlrl.errors import UserError, notice
 from comlrl.programs.loading import check_program, load_program
 from comlrl.programs.program import Program
 from comlrl.rollout.checked import METHODS, CheckedDomain, CheckedReward
@@ -123,6 +123,21 @@ def _roles(config: Config, prompts: Prompts, program: Program | None) -> tuple[s
         raise UserError(f"{config.algorithm}.num_agents: {agents}; {error}") from error
     check_templates(prompts, roles, agents)
     return tuple(roles) if program is None else program.names_N
+
+
+def check_baseline(name: str, config: Config, domain: Domain) -> None:
+    """Raises UserError if the domain has no such team. Baselines act by the domain's prompts and
+    roles, and not by a program, even if the run has one."""
+    size = 1 if name == "single" else config.section.num_agents
+    try:
+        roles = domain.roles(size)
+    except ValueError as error:
+        least = "" if name == "single" else ", or another num_agents"
+        raise UserError(
+            f"--baseline: '{name}' of {size} agents, but {error}; give another baseline{least}"
+        ) from error
+    if unused := [role for role in config.sampling if role not in roles]:
+        notice(f"sampling.{unused[0]}: not used, no agent of --baseline {name} has this role")
 
 
 def _default_mode(config: Config, domain: Domain) -> str:

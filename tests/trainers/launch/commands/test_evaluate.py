@@ -272,6 +272,19 @@ def test_greedy_and_a_baseline_need_no_weights(tmp_path):
     assert single["budget"]["tokens_generated"] < concat["budget"]["tokens_generated"]
 
 
+def test_a_baseline_of_a_program_acts_by_the_domains_roles(tmp_path, capsys):
+    config = str(ROOT / "configs" / "magrpo_program_quickstart.yaml")
+    few = [*FEW, "sampling.helper.max_new_tokens=4"]
+    concat = _evaluate(tmp_path / "p.json", "--config", config, *few, "--baseline", "naive_concat")
+    assert concat["roles"] == ["aux", "main"]
+    assert concat["metrics"]["agent_0/completion_length_mean"] > 4
+    notices = capsys.readouterr().err
+    assert (
+        "notice: sampling.helper: not used, no agent of --baseline naive_concat has this role"
+        in notices
+    )
+
+
 def test_an_untrained_team_may_have_any_size(tmp_path):
     found = _evaluate(tmp_path / "a.json", "--config", QUICK, *FEW, "--num-agents", "3")
     assert found["num_agents"] == 3 and "agent_2/completion_length_mean" in found["metrics"]
