@@ -133,7 +133,8 @@ def test_a_server_that_accepts_and_never_answers_is_asked_once(raw):
     server = raw(lambda write: silent.wait(60))
     assert "no better for 0.5 s" in str(asked(server.url, patience=0.5))
     silent.set()
-    assert len(server.asked) == 1
+    # The thread that looks whether it is back may have asked for its models.
+    assert len([head for head in server.asked if head.startswith(b"POST")]) == 1
 
 
 def test_nested_without_end(raw):
