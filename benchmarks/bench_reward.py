@@ -53,11 +53,6 @@ WARM = 2  # first steps of a run, which start workers and compile, are left out
 ENDLESS = "def loop(x):\n    while True:\n        x += {number}\n    return x\n"
 
 
-def solved(rows: list[dict[str, Any]]) -> list[tuple[Task, str]]:
-    """Tasks and their canonical solutions."""
-    return [(Task(r["task_id"], r), r["prompt"] + r["canonical_solution"]) for r in rows]
-
-
 def made(entry_point: str, tests: str) -> Task:
     """A task without words; ``tests`` call the function ``f``."""
     fields = {"prompt": "", "test": f"def check(f):\n{tests}", "entry_point": entry_point}
@@ -215,7 +210,7 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=0.1, help="seconds, for --loops")
     human_eval.add_option(parser)
     options = parser.parse_args()
-    pairs = solved(human_eval.rows(options.data))
+    pairs = [(task, human_eval.solution(task)) for task in human_eval.tasks(options.data)]
     cost(options.isolation)
     if options.steps:
         share_of_a_step(options.steps, options.isolation)

@@ -1,33 +1,33 @@
-"""HumanEval's rows, for the benchmarks that run its solutions."""
+"""HumanEval's tasks, for the benchmarks that run its solutions."""
 
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
-from typing import Any
+import sys
 
-HUB = "openai/openai_humaneval"
+from comlrl.config.sections import DatasetConfig
+from comlrl.errors import UserError, report
+from comlrl.tasks.datasets import load_tasks
+from comlrl.types import Task
+from rewards.code.domain import CODE
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--data", type=Path, metavar="FILE", help="HumanEval as JSON lines (default: the hub's)"
-    )
+        "--data", default="openai/openai_humaneval", metavar="NAME",
+        help="HumanEval: a hub name, or a file of JSON lines (default: %(default)s)",
+    )  # fmt: skip
 
 
-def rows(data: Path | None) -> list[dict[str, Any]]:
-    """One for each task, in order. Exits with one line where they cannot be had."""
-    if data is not None:
-        if not data.is_file():
-            raise SystemExit(f"--data: '{data}' is no file; give HumanEval as JSON lines")
-        return [json.loads(line) for line in data.read_text().splitlines()]
-    from datasets import load_dataset
-
+def tasks(data: str) -> list[Task]:
+    """In their order; with ``canonical_solution`` among their fields. Exits with code 2 and one
+    line where they cannot be read."""
     try:
-        return [dict(row) for row in load_dataset(HUB, split="test")]
-    except Exception as error:  # the hub's many kinds
-        raise SystemExit(
-            f"--data: left out, and '{HUB}' cannot be read from the hub ({type(error).__name__}); "
-            "give HumanEval as a file of JSON lines"
-        ) from error
+        return load_tasks(DatasetConfig(name=data), "test", CODE)
+    except UserError as error:
+        sys.exit(report(error))
+
+
+def solution(task: Task) -> str:
+    """The whole canonical program."""
+    return task.fields["prompt"] + task.fields["canonical_solution"]

@@ -54,7 +54,7 @@ def row(name: str, metrics: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A training step, or a round of preferences."""
+    """A training step, whose reward is a mean over its neighbors too, or a round of preferences."""
 
     reward: float
     tokens: int  # sampled for it
@@ -64,9 +64,10 @@ class Point:
 def points(folder: Path, train: Sequence[Mapping[str, Any]]) -> list[Point]:
     """``train``: the metrics of the run's training steps."""
     if not (folder / PREFERENCES).exists():
+        rewards = smoothed([m["reward_mean"] for m in train], WINDOW)
         return [
-            Point(reward=m["reward_mean"], tokens=m["tokens"], seconds=m["step_seconds"])
-            for m in train
+            Point(reward=reward, tokens=m["tokens"], seconds=m["step_seconds"])
+            for reward, m in zip(rewards, train, strict=True)
         ]
     labels = itertools.groupby(read_lines(folder / PREFERENCES), key=lambda line: line["round"])
     rounds = [[c for line in lines for c in line["candidates"]] for _, lines in labels]
@@ -92,8 +93,7 @@ def curve(name: str, number: int, found: Sequence[Point], minutes: float | None)
     else:
         whole = sum(point.seconds for point in found)
         costs = [minutes * point.seconds / whole for point in found]
-    rewards = smoothed([point.reward for point in found], WINDOW)
-    return Series(name, list(itertools.accumulate(costs)), rewards, number)
+    return Series(name, list(itertools.accumulate(costs)), [p.reward for p in found], number)
 
 
 def main() -> None:

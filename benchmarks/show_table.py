@@ -37,9 +37,9 @@ EXAMPLE = r"{}\((?P<call>.*?)\)\s*(?:==|=>|->|➞|=|returns?|\n)\s*(?P<answer>[^
 
 
 class Problem:
-    def __init__(self, row: dict[str, str]) -> None:
-        self.task, self.name = Task(row["task_id"], row), row["entry_point"]
-        self.prompt, self.solution = row["prompt"], row["prompt"] + row["canonical_solution"]
+    def __init__(self, task: Task) -> None:
+        self.task, self.name = task, task.fields["entry_point"]
+        self.prompt, self.solution = task.fields["prompt"], human_eval.solution(task)
         functions = [n for n in ast.parse(self.solution).body if isinstance(n, ast.FunctionDef)]
         self.function = next(n for n in functions if n.name == self.name)
         self.parameters = [argument.arg for argument in self.function.args.args]
@@ -106,7 +106,7 @@ def line(name: str, scores: Sequence[list[Score]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     human_eval.add_option(parser)
-    problems = [Problem(row) for row in human_eval.rows(parser.parse_args().data)]
+    problems = [Problem(task) for task in human_eval.tasks(parser.parse_args().data)]
     print("| main | as published | `bonus: share` | `need_bonus` | solved |")
     print("|---|---|---|---|---|")
     with CodeReward() as reward:

@@ -137,3 +137,13 @@ def test_baselines(baseline, tmp_path):
     asked = ["--config", str(CONFIG), "--baseline", baseline, "--out", str(out)]
     assert evaluate.main([*asked, "--override", *settings]) == 0
     assert 0 <= json.loads(out.read_text())["metrics"]["reward_mean"] <= GREATEST
+
+
+def test_a_baseline_of_a_size_that_the_domain_lacks_is_refused(capsys):
+    import evaluate
+
+    assert evaluate.main(["--config", str(CONFIG), "--baseline", "single"]) == 2
+    assert capsys.readouterr().err == (
+        "error: --baseline: 'single' has a team of 1, but summaries that add to each other need 2 "
+        "to 8 agents; give another baseline\n"
+    )

@@ -134,7 +134,7 @@ def check_baseline(name: str, config: Config, domain: Domain) -> None:
     except ValueError as error:
         least = "" if name == "single" else ", or another num_agents"
         raise UserError(
-            f"--baseline: '{name}' of {size} agents, but {error}; give another baseline{least}"
+            f"--baseline: '{name}' has a team of {size}, but {error}; give another baseline{least}"
         ) from error
     if unused := [role for role in config.sampling if role not in roles]:
         notice(f"sampling.{unused[0]}: not used, no agent of --baseline {name} has this role")
