@@ -1,6 +1,8 @@
 """Episodes of a program, played side by side, against their calls as one batch, and in six.
 
     python benchmarks/bench_programs.py [--rounds 7]
+    python benchmarks/bench_programs.py --config configs/smollm2_magrpo_che.yaml --rounds 1 \\
+        --override agent_model.name=models/smollm2-135m-instruct
 
 25 tasks with 8 episodes each, in which two agents are called 6 times in turn. Every call's prompt
 is known beforehand, so that the sampler can also be given all 1,200 calls at once, with the same
@@ -35,7 +37,6 @@ from trainers.launch.wiring.assembly import build_sampler  # noqa: E402
 from trainers.launch.wiring.task_splits import load_both_splits  # noqa: E402
 
 TASKS, EPISODES, CALLS = 25, 8, 6
-SAMPLING = Sampling(1.0, 48, top_p=0.95)
 
 
 async def play(task: Any, agents: Any) -> float:
@@ -59,9 +60,13 @@ class Recording:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    rounds = parser.parse_args().rounds
-    given = ["--config", str(ROOT / "configs" / "magrpo_quickstart.yaml")]
+    parser.add_argument("--config", default=str(ROOT / "configs" / "magrpo_quickstart.yaml"))
+    parser.add_argument("--override", nargs="*", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--rounds", type=int, default=7, help="after a first one that warms up")
+    parser.add_argument("--tokens", type=int, default=48, help="of a call, at most")
+    arguments = parser.parse_args()
+    rounds, sampling = arguments.rounds, Sampling(1.0, arguments.tokens, top_p=0.95)
+    given = ["--config", arguments.config, "--override", *arguments.override]
     config, work, _ = command_line.resolve("magrpo", command_line.parse_arguments("magrpo", given))
     _, sampler = build_sampler(config, build_team(config, reference=False, device="cpu"))
     program = Program(target=Target("program.target", "bench:play", play, ()), names_N=work.roles)
@@ -72,7 +77,7 @@ def main() -> None:
 
     def played(through: Any, number: int) -> Any:
         rollout = ProgramRollout(program, through, reward, work.prompts, seed=number)
-        return rollout.grow(tasks, shape, SAMPLING, ("train", 1))
+        return rollout.grow(tasks, shape, sampling, ("train", 1))
 
     ways = ("episodes", "one batch", "six batches")
     ratios: dict[str, list[float]] = {}
@@ -89,10 +94,10 @@ def main() -> None:
             if way == "episodes":
                 played(sampler, number)
             elif way == "one batch":
-                sampled_N = sampler.sample(whole, SAMPLING)
+                sampled_N = sampler.sample(whole, sampling)
             else:
                 for wave in waves:
-                    sampler.sample(wave, SAMPLING)
+                    sampler.sample(wave, sampling)
             took[way] = time.perf_counter() - began, time.process_time() - cpu_began
         tokens = sum(group.tokens for group in groups)
         calls = sum(len(own) for own_N in sampled_N for own in own_N)

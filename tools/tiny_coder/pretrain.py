@@ -24,6 +24,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from comlrl.builtin import TINY_CODER
 from comlrl.builtin.make_coopmini import LONG_MAKER, MAKER
+from comlrl.models.pretrained import multiplies_bfloat16_fast
 from external.plain import Plain
 from rewards.code.modes import LevelFeedback, LevelPassed, Passed
 from rewards.code.reward import CodeReward
@@ -240,11 +241,12 @@ def train(
     """Trains in place; the weights end as they will be saved, rounded to bfloat16."""
     optimizers = new_optimizers(model)
     peaks = [phase.rate * optimizer.param_groups[0]["lr"] for optimizer in optimizers]
+    bfloat16 = multiplies_bfloat16_fast(torch.cpu.get_capabilities())
     begun, recent = time.monotonic(), []
     for step, rows in enumerate(itertools.islice(batches, phase.steps)):
         for optimizer, peak in zip(optimizers, peaks, strict=True):
             optimizer.param_groups[0]["lr"] = peak * schedule(step, phase.steps)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
             loss = batch_loss(model, make_batch(rows, tokenizer))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
