@@ -1,8 +1,6 @@
 """Episodes of a program, played side by side, against their calls as one batch, and in six.
 
-    python benchmarks/bench_programs.py [--rounds 7]
-    python benchmarks/bench_programs.py --config configs/smollm2_magrpo_che.yaml --rounds 1 \\
-        --override agent_model.name=models/smollm2-135m-instruct
+    python benchmarks/bench_programs.py [--rounds 7] [--tokens 48] [--config FILE --override K=V …]
 
 25 tasks with 8 episodes each, in which two agents are called 6 times in turn. Every call's prompt
 is known beforehand, so that the sampler can also be given all 1,200 calls at once, with the same

@@ -142,8 +142,8 @@ def _ended_with_its_server(cluster: Path) -> bool:
         CUDA_VISIBLE_DEVICES="0,1", SERVER_FAILS="1",
     )  # fmt: skip
     output, _ = run.communicate(timeout=300)
-    said_so = run.returncode == 1 and "http://127.0.0.1:9232 has ended" in output
-    return said_so and not (cluster / "arguments").exists()
+    reported = run.returncode == 1 and "http://127.0.0.1:9232 has ended" in output
+    return reported and not (cluster / "arguments").exists()
 
 
 def test_a_port_that_is_taken_is_reported_before_a_server_starts(cluster: Path) -> None:
