@@ -6,7 +6,7 @@
 ``sequential``    each agent sees what those before it wrote; the last sees everything
 ``discussion``    all draft, then each reads the others' drafts once and revises its own
 
-Every one is a function (tasks, key) → trees, so that it is sampled, scored and counted like a
+Every one is a function (tasks, keys) → trees, so that it is sampled, scored and counted like a
 trained team. Departure: roles are those of the domain, also without coordination.
 """
 
@@ -51,14 +51,14 @@ def build(name: str, rollout: Rollout, num_agents: int, sampling: Sampling) -> G
     match name:
         case "single" | "naive_concat" | "sequential":
             shape = Shape(team_size(name, num_agents), 1, 1, turn_order=order(name)).chain
-            return lambda tasks, key: rollout.grow(tasks, shape, sampling, key)
+            return lambda tasks, keys: rollout.grow_each(tasks, shape, sampling, keys)
         case "discussion":
             talk = Rollout(
                 rollout.sampler, rollout.reward, partial(discuss, rollout.prompts), rollout.prompts,
                 seed=rollout.seed, process=rollout.process,
             )  # fmt: skip
             shape = Shape(num_agents, 2, 1)
-            return lambda tasks, key: talk.grow(tasks, shape, sampling, key)
+            return lambda tasks, keys: talk.grow_each(tasks, shape, sampling, keys)
     raise ValueError(f"{name!r} is not a baseline; use one of {', '.join(NAMES)}")
 
 

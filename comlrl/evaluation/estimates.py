@@ -22,8 +22,10 @@ from comlrl.types import Domain, EpisodeGroup, RolloutResult, Sampling, Shape, T
 
 # Of each chain's joint action at a turn; None: at the last turn that it reached.
 _Measured = defaultdict[int | None, list[Mapping[str, float]]]
-# (tasks, key) → one tree for each task
-Grow = Callable[[Sequence[Task], tuple], Sequence[RolloutResult]]
+# (tasks, keys) → one tree for each task and its key; a task may stand there several times
+Grow = Callable[[Sequence[Task], Sequence[tuple]], Sequence[RolloutResult]]
+
+AT_ONCE = 256  # trees; with more the memory grows and the speed hardly does
 
 
 def evaluate(
@@ -41,8 +43,8 @@ def evaluate(
     The keys are the same at every evaluation, so that two evaluations differ by the policy alone.
     """
 
-    def grow(own: Sequence[Task], each: tuple) -> Sequence[RolloutResult]:
-        return rollout.grow(own, shape.chain, sampling, each)
+    def grow(own: Sequence[Task], keys: Sequence[tuple]) -> Sequence[RolloutResult]:
+        return rollout.grow_each(own, shape.chain, sampling, keys)
 
     return repeat(grow, tasks, samples, key, processes=processes)
 
@@ -57,8 +59,14 @@ def repeat(
 ) -> list[RolloutResult]:
     """``samples`` trees for each task, however ``grow`` makes them; sample by sample."""
     own = processes.shard(tasks)
-    grown = [grow(own, (*key, s)) for s in range(samples)]
-    return [tree for trees in grown for tree in processes.gather(trees)]
+    together = max(1, AT_ONCE // max(1, *processes.of_shards(len(own))))  # alike for all processes
+    grown: list[RolloutResult] = []
+    for first in range(0, samples, together):
+        numbers = range(first, min(first + together, samples))
+        keys = [(*key, number) for number in numbers for _ in own]
+        grown += grow(list(own) * len(numbers), keys)
+    of_sample = [grown[s * len(own) : (s + 1) * len(own)] for s in range(samples)]
+    return [tree for trees in of_sample for tree in processes.gather(trees)]
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:

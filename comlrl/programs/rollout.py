@@ -63,6 +63,12 @@ class ProgramRollout:
     ) -> list[EpisodeGroup]:
         """``shape.num_generations`` episodes of each task, side by side. ``key`` (phase, training
         step) goes into every sample's key. Raises TargetError for what the program raises."""
+        return self.grow_each(tasks, shape, sampling, [key] * len(tasks))
+
+    def grow_each(
+        self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, keys: Sequence[tuple]
+    ) -> list[EpisodeGroup]:
+        """The same with a key for each group, so that one task may have several."""
         settings = RolloutSettings(
             program=self.program,
             sampler=self.sampler,
@@ -70,11 +76,10 @@ class ProgramRollout:
             prompts=self.prompts,
             sampling=sampling,
             seed=self.seed,
-            key=key,
             process=self.process,
             own_rewards=self.own_rewards,
         )
-        episodes_BG = EpisodeRunner(settings).play(tasks, shape.num_generations)
+        episodes_BG = EpisodeRunner(settings).play(tasks, keys, shape.num_generations)
         if isinstance(self.sampler, ServedSampler):
             agents = len(self.program.names_N)
             episodes_BG = weighted(self.sampler, episodes_BG, sampling, agents)

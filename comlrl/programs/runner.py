@@ -51,11 +51,12 @@ class EpisodeRunner:
         self._tasks: dict[RunningEpisode, asyncio.Task] = {}  # of those that have not ended
         self._next_end = math.inf  # no episode's time is over before
 
-    def play(self, tasks: Sequence[Task], count: int) -> list[list[Episode]]:
-        """``count`` episodes of each task. Raises TargetError for the first that fails."""
+    def play(self, tasks: Sequence[Task], keys: Sequence[tuple], count: int) -> list[list[Episode]]:
+        """``count`` episodes of each task and its key. Raises TargetError for the first that
+        fails."""
         running = [
-            [RunningEpisode(self.context, t, i, g) for g in range(count)]
-            for i, t in enumerate(tasks)
+            [RunningEpisode(self.context, task, key, i, g) for g in range(count)]
+            for i, (task, key) in enumerate(zip(tasks, keys, strict=True))
         ]
         try:
             self.loop.run_until_complete(self._play([one for own in running for one in own]))

@@ -45,7 +45,6 @@ class RolloutSettings:
     prompts: Prompts
     sampling: Sampling
     seed: int
-    key: tuple  # phase, training step
     process: Callable[[float], float]  # the reward processor
     own_rewards: bool  # agents learn from ``Score.by_agent`` where a score has it
 
@@ -64,7 +63,7 @@ class PendingCall:
         """Of its randomness. An agent's first call has the key of a tree's first turn."""
         settings, running = self.running.settings, self.running
         path = (self.number,) if self.number else ()
-        return (settings.seed, *settings.key, running.task.task_id, path, self.agent, running.g)
+        return (settings.seed, *running.key, running.task.task_id, path, self.agent, running.g)
 
     @property
     def place(self) -> tuple[int, ...]:
@@ -138,10 +137,11 @@ class RolloutContext:
 class RunningEpisode:
     """One episode that is being played. Whoever plays it, calls are answered through here."""
 
-    def __init__(self, context: RolloutContext, task: Task, place: int, g: int) -> None:
+    def __init__(self, context: RolloutContext, task: Task, key: tuple, place: int, g: int) -> None:
+        """``key`` (phase, training step) goes into every sample's key. ``place``: of the task."""
         self.context, self.settings = context, context.settings
         self.program = context.settings.program
-        self.task, self.place, self.g = task, (place, g), g
+        self.task, self.key, self.place, self.g = task, key, (place, g), g
         self.calls: list[Call | None] = []  # None: not answered yet, or withdrawn
         self.asked_N = [0] * len(self.program.names_N)
         self.paid: list[tuple[int, int, float]] = []  # agent, slot of the next call, value

@@ -1,7 +1,7 @@
 """Many (prompt, keys) requests of one agent → completions, in as few model calls as possible.
 
-A prompt is prefilled once and its key/value cache is shared by all its siblings; rows that have
-finished leave the batch (``models/fast/prefix_cache.py``).
+A prompt is prefilled once and its key/value cache is shared by all rows that begin with it; rows
+that have finished leave the batch (``models/fast/prefix_cache.py``).
 
 Sampling is keyed: a completion's randomness is a stream of uniforms drawn from a counter-based
 generator whose key is a hash of what identifies the completion, turned into tokens by inverse
@@ -84,7 +84,9 @@ class Generator(TeamReader):
         without_gradients = torch.no_grad if self.team.sharded else torch.inference_mode
         with prefix_cache.used_by(model) as shared, without_gradients():
             for chunk in chunks:
-                chunk.sort(key=lambda i: flat[i][0])  # each agent's rows stand together
+                prompts = {p: n for n, p in enumerate(_prompts([flat[i] for i in chunk]))}
+                # Each agent's rows stand together, and among them those of one prompt.
+                chunk.sort(key=lambda i: (flat[i][0], prompts[flat[i][0], flat[i][1].prompt_ids]))
                 completions = self._complete([flat[i] for i in chunk], sampling, shared)
                 results.update(zip(chunk, completions, strict=True))
         self.tokens += sum(len(c.token_ids) for group in results.values() for c in group)
@@ -96,12 +98,19 @@ class Generator(TeamReader):
     ) -> list[tuple[Completion, ...]]:
         agent = self.team.of(owned[0][0])
         requests = [request for _, request in owned]
-        prompts = [request.prompt_ids for request in requests]
-        prompt_of_row = torch.tensor([p for p, r in enumerate(requests) for _ in r.keys_G])
-        prompt_of_row = prompt_of_row.to(agent.device)
+        owned_prompts = _prompts(owned)
+        number = {prompt: n for n, prompt in enumerate(owned_prompts)}
+        prompt_of_row = torch.tensor(
+            [number[owner, request.prompt_ids] for owner, request in owned for _ in request.keys_G],
+            device=agent.device,
+        )
+        request_of_row = torch.tensor(
+            [i for i, request in enumerate(requests) for _ in request.keys_G], device=agent.device
+        )
         each = [sampling.of(owner) for owner, _ in owned]
-        draw = _Draw(agent, requests, each, self.head, prompt_of_row, self.on_written)
-        adapters = [self.team.of(owner).adapter for owner, _ in owned]
+        draw = _Draw(agent, requests, each, self.head, request_of_row, self.on_written)
+        prompts = [prompt_ids for _, prompt_ids in owned_prompts]
+        adapters = [self.team.of(owner).adapter for owner, _ in owned_prompts]
         lengths = torch.tensor([len(p) for p in prompts], device=agent.device)
         fast, router = agent.fast, agent.router
         native = fast is not None and native_step.serves(fast)
@@ -141,6 +150,11 @@ class Generator(TeamReader):
             yield chunk
 
 
+def _prompts(owned: Sequence[tuple[int, Request]]) -> list[tuple[int, tuple[int, ...]]]:
+    """(agent, its prompt) of all these requests, each once."""
+    return list(dict.fromkeys((owner, request.prompt_ids) for owner, request in owned))
+
+
 class _Draw:
     """Hidden states → tokens, by the rows' own uniforms."""
 
@@ -150,7 +164,7 @@ class _Draw:
         requests: Sequence[Request],
         sampling_of_request: Sequence[Sampling],
         head: Head | None,
-        prompt_of_row: torch.Tensor,
+        request_of_row: torch.Tensor,
         on_written: Callable[[float], None],
     ) -> None:
         self.agent, self.head = agent, head
@@ -158,15 +172,15 @@ class _Draw:
         self.ways = list(dict.fromkeys(sampling_of_request))  # of agents in one batch
         self.steps = max(way.max_new_tokens for way in self.ways)
         number = [self.ways.index(way) for way in sampling_of_request]
-        self.way = torch.tensor(number, device=agent.device)[prompt_of_row]  # of each row
+        self.way = torch.tensor(number, device=agent.device)[request_of_row]  # of each row
         limit = torch.tensor([way.max_new_tokens for way in self.ways], device=agent.device)
         self.limit = limit[self.way]
         self.stop = torch.tensor(agent.stop_ids, device=agent.device)
         if head is not None:
             latents = torch.stack([r.latent_K for r in requests])  # type: ignore[misc]
-            self.latents = latents.to(agent.device)[prompt_of_row]
+            self.latents = latents.to(agent.device)[request_of_row]
         self.broken = torch.zeros((), dtype=torch.bool, device=agent.device)
-        shape = (len(prompt_of_row), self.steps)
+        shape = (len(request_of_row), self.steps)
         self.logprobs = torch.full(shape, torch.nan, device=agent.device)
         if any(way.temperature > 0 for way in self.ways):
             streams = [uniforms(key, self.steps) for r in requests for key in r.keys_G]

@@ -92,7 +92,13 @@ class Rollout:
         self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, key: tuple
     ) -> list[Tree]:
         """One tree for each task. ``key`` (phase, training step) goes into every sample's key."""
-        return [tree for tree, _ in self._grow(tasks, shape, sampling, key)]
+        return self.grow_each(tasks, shape, sampling, [key] * len(tasks))
+
+    def grow_each(
+        self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, keys: Sequence[tuple]
+    ) -> list[Tree]:
+        """The same with a key for each tree, so that one task may have several."""
+        return [tree for tree, _ in self._grow(tasks, shape, sampling, keys)]
 
     def by(
         self, sampler: Sampler, reward: Reward | None = None, transition: Transition | None = None
@@ -108,10 +114,9 @@ class Rollout:
         self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, key: tuple, discount: float
     ) -> tuple[list[Tree], Greedy]:
         """Trees, and the greedy rollouts from each node's state (ReMax)."""
-        grown = self._grow(tasks, shape, sampling, key)
-        starts = [pending for _, pendings in grown for pending in pendings]
-        key = (*key, "greedy")
-        returns, nodes = self._chains(starts, shape.chain, sampling.greedy, key, discount)
+        grown = self._grow(tasks, shape, sampling, [key] * len(tasks))
+        starts = [_greedy(pending) for _, pendings in grown for pending in pendings]
+        returns, nodes = self._chains(starts, shape.chain, sampling.greedy, discount)
         values = iter(returns)
         return [tree for tree, _ in grown], Greedy(
             [[next(values) for _ in pendings] for _, pendings in grown],
@@ -120,34 +125,42 @@ class Rollout:
         )
 
     def _grow(
-        self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, key: tuple
+        self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, keys: Sequence[tuple]
     ) -> list[tuple[Tree, list[_Pending]]]:
         nodes: list[list[Node]] = [[] for _ in tasks]
         states: list[list[_Pending]] = [[] for _ in tasks]
-        frontier = self._roots(tasks, shape, sampling)
+        frontier = self._roots(tasks, shape, sampling, keys)
         while frontier:
-            level = self._expand(frontier, shape, sampling, key)
+            level = self._expand(frontier, shape, sampling)
             indices = []
             for pending, node in zip(frontier, level, strict=True):
                 indices.append(len(nodes[pending.state.tree]))
                 nodes[pending.state.tree].append(node)
                 states[pending.state.tree].append(pending)
-            frontier = self._children(frontier, level, indices, shape, sampling, key)
+            frontier = self._children(frontier, level, indices, shape, sampling)
         return [
             (Tree(task, tuple(nodes[i]), shape.joint_mode, shape.handoff), states[i])
             for i, task in enumerate(tasks)
         ]
 
-    def _roots(self, tasks: Sequence[Task], shape: Shape, sampling: Sampling) -> list[_Pending]:
-        return [self._root(index, task, shape, sampling) for index, task in enumerate(tasks)]
+    def _roots(
+        self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, keys: Sequence[tuple]
+    ) -> list[_Pending]:
+        return [
+            self._root(index, task, key, shape, sampling)
+            for index, (task, key) in enumerate(zip(tasks, keys, strict=True))
+        ]
 
-    def _root(self, index: int, task: Task, shape: Shape, sampling: Sampling) -> _Pending:
+    def _root(
+        self, index: int, task: Task, key: tuple, shape: Shape, sampling: Sampling
+    ) -> _Pending:
         prompt_N = self.prompts.first(task, shape.num_agents)
         past: tuple[tuple[Exchange, ...], ...] = ((),) * shape.num_agents
         nobody = (None,) * shape.num_agents
         state = State(
             tree=index,
             task=task,
+            key=key,
             turn=1,
             parent=-1,
             parent_action=-1,
@@ -163,13 +176,11 @@ class Rollout:
         readings = tuple(self.builder.read(state, agent, sampling.of(agent)) for agent in acting)
         return _Pending(state, acting, readings)
 
-    def _expand(
-        self, frontier: Sequence[_Pending], shape: Shape, sampling: Sampling, key: tuple
-    ) -> list[Node]:
+    def _expand(self, frontier: Sequence[_Pending], shape: Shape, sampling: Sampling) -> list[Node]:
         """Sample and score every pending node, which are all of one turn and stage."""
         acting = frontier[0].acting
         count = shape.generations(acting.start, frontier[0].state.turn)
-        sampled_N = self.sampler.sample(self._requests(frontier, shape, key), sampling)
+        sampled_N = self.sampler.sample(self._requests(frontier, shape), sampling)
         turns = [
             tuple(
                 _turn(reading, sampled_N[agent][index])
@@ -190,22 +201,21 @@ class Rollout:
             for pending, own in zip(frontier, turns, strict=True)
         ]
 
-    def _requests(
-        self, frontier: Sequence[_Pending], shape: Shape, key: tuple
-    ) -> list[list[Request]]:
+    def _requests(self, frontier: Sequence[_Pending], shape: Shape) -> list[list[Request]]:
         """Each agent's; none of one that does not act."""
         return [
-            [self._request(p, agent, shape, key) for p in frontier if agent in p.acting]
+            [self._request(p, agent, shape) for p in frontier if agent in p.acting]
             for agent in range(shape.num_agents)
         ]
 
-    def _request(self, pending: _Pending, agent: int, shape: Shape, key: tuple) -> Request:
+    def _request(self, pending: _Pending, agent: int, shape: Shape) -> Request:
         state = pending.state
         count = shape.generations(pending.acting.start, state.turn)
         return Request(
             pending.readings[agent - pending.acting.start].ids,
             tuple(
-                (self.seed, *key, state.task.task_id, state.path, agent, g) for g in range(count)
+                (self.seed, *state.key, state.task.task_id, state.path, agent, g)
+                for g in range(count)
             ),
             state.latent_N[agent],
             task_id=state.task.task_id,
@@ -250,7 +260,6 @@ class Rollout:
         indices: Sequence[int],
         shape: Shape,
         sampling: Sampling,
-        key: tuple,
     ) -> list[_Pending]:
         """The next level: the turn's next stage, or what follows the turn."""
         actions = [
@@ -261,17 +270,17 @@ class Rollout:
         if frontier[0].acting.stop < shape.num_agents:
             states = [_within_turn(action) for action in actions]
         else:
-            states = self._next_turn(actions, shape, key)
+            states = self._next_turn(actions, shape)
         return [self._pending(state, shape, sampling) for state in states]
 
-    def _next_turn(self, actions: Sequence[_Action], shape: Shape, key: tuple) -> list[State]:
+    def _next_turn(self, actions: Sequence[_Action], shape: Shape) -> list[State]:
         """The states after every joint action that is continued, with feedback on each."""
         turns: dict[tuple, list[_Action]] = {}  # by where they began
         for action in actions:
             if action.node.turn < shape.num_turns and not action.node.terminated:
                 state = action.pending.state
                 turns.setdefault((state.tree, state.start), []).append(action)
-        chosen = [a for own in turns.values() for a in self._handed_on(own, shape, key)]
+        chosen = [a for own in turns.values() for a in self._handed_on(own, shape)]
         if not chosen:
             return []
         attempts = [
@@ -281,7 +290,7 @@ class Rollout:
         feedback = self.transition(attempts)
         return [_after_turn(a, feedback_N) for a, feedback_N in zip(chosen, feedback, strict=True)]
 
-    def _handed_on(self, actions: Sequence[_Action], shape: Shape, key: tuple) -> Sequence[_Action]:
+    def _handed_on(self, actions: Sequence[_Action], shape: Shape) -> Sequence[_Action]:
         """Which joint actions of a turn are continued."""
         if shape.handoff is None:
             return actions
@@ -292,7 +301,9 @@ class Rollout:
             chosen = sorted(left, key=lambda i: (-rewards[i], i))[:count]
         else:
             state = actions[0].pending.state
-            drawn = uniforms((self.seed, *key, state.task.task_id, state.start, "handoff"), count)
+            drawn = uniforms(
+                (self.seed, *state.key, state.task.task_id, state.start, "handoff"), count
+            )
             chosen = [left.pop(int(number * len(left))) for number in drawn]
         return [actions[i] for i in sorted(chosen)]
 
@@ -301,7 +312,6 @@ class Rollout:
         starts: Sequence[_Pending],
         chain: Shape,
         sampling: Sampling,
-        key: tuple,
         discount: float,
     ) -> tuple[list[list[float]], list[Node]]:
         """Each agent's discounted processed reward of one greedy joint action a turn, from each
@@ -312,7 +322,7 @@ class Rollout:
             at = [i for i, p in enumerate(starts) if (p.state.turn, p.acting) == (turn, stage)]
             frontier = [starts[i] for i in at]
             while frontier:
-                level = self._expand(frontier, chain, sampling, key)
+                level = self._expand(frontier, chain, sampling)
                 nodes += level
                 weight = discount ** (level[0].turn - turn)
                 for i, node in zip(at, level, strict=True):
@@ -320,8 +330,14 @@ class Rollout:
                         returns[i][agent] += weight * sum(node.rewards_of(agent))
                 ended = level[0].turn == chain.num_turns and bool(level[0].scores_K)
                 at = [i for i, n in zip(at, level, strict=True) if not (n.terminated or ended)]
-                frontier = self._children(frontier, level, range(len(level)), chain, sampling, key)
+                frontier = self._children(frontier, level, range(len(level)), chain, sampling)
         return returns, nodes
+
+
+def _greedy(pending: _Pending) -> _Pending:
+    """The same node, from where a greedy rollout begins."""
+    state = replace(pending.state, key=(*pending.state.key, "greedy"))
+    return replace(pending, state=state)
 
 
 def _turn(reading: Reading, sampled_G: tuple[Completion, ...]) -> AgentTurn:

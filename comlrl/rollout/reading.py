@@ -30,6 +30,7 @@ class State:
 
     tree: int
     task: Task
+    key: tuple  # of the tree; goes into every sample's key
     turn: int
     parent: int
     parent_action: int

@@ -79,7 +79,8 @@ def test_sequential_scores_one_joint_action_and_processes_its_reward():
 
 def test_sequential_draws_the_same_whatever_stands_beside_a_task():
     grow = baselines.build("sequential", _rollout(), 2, SAMPLING)
-    assert grow(TASKS, ("eval", 0))[1] == grow(TASKS[1:], ("eval", 0))[0]
+    key = ("eval", 0)
+    assert grow(TASKS, [key] * len(TASKS))[1] == grow(TASKS[1:], [key])[0]
 
 
 def test_discussion_shows_the_drafts_of_the_others_once():

@@ -135,6 +135,26 @@ def test_sharing_prompts_changes_nothing(kind, monkeypatch):
             assert Generator(agents).sample([requests(), []], sampling) == shared
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2", "mistral"])
+def test_a_prompt_of_several_requests_is_read_once(kind, monkeypatch):
+    """As a task's is that an evaluation answers several times; other prompts stand between."""
+    agents, read, prefill = team(kind), [], decoding.ByFastDecoder.prefill
+
+    def noted(self, prompts):
+        read.append(len(prompts))
+        return prefill(self, prompts)
+
+    monkeypatch.setattr(decoding.ByFastDecoder, "prefill", noted)
+    whole = [requests(siblings=4, agent=agent) for agent in range(2)]
+    apart = [[replace(r, keys_G=(r.keys_G[g],)) for g in range(4) for r in own] for own in whole]
+    found = Generator(agents).sample(apart, Sampling(1.0, 12))
+    assert read == ([len(TEXTS) * 2] if kind in FAST else [])  # the others share no prompts
+    expected = Generator(agents).sample(whole, Sampling(1.0, 12))
+    for agent in range(2):
+        again = [group[g].token_ids for g in range(4) for group in expected[agent]]
+        assert [group[0].token_ids for group in found[agent]] == again
+
+
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "mistral"])
 def test_a_completion_brings_its_log_probability_along(kind):
     """Under what drew it: at the temperature, over the tokens that were left."""
