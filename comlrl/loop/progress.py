@@ -12,6 +12,7 @@ from datetime import timedelta
 
 TRAINING, EVALUATING, SAVING = "training", "evaluating", "saving"
 MINUTE = 60.0
+LITTLE = 0.02  # of a work; the pace so far says nothing: prompts are read before the first token
 RECENT = 20  # durations of each work that the estimate rests on
 
 
@@ -73,6 +74,8 @@ class Progress:
         """The present work, how much of it is done and how long the rest will take."""
         if not self.share:
             return self.work
+        if self.share < LITTLE:
+            return f"{self.work} {self.share:.0%}"
         left = timedelta(seconds=round(self._rest()))
         return f"{self.work} {self.share:.0%}, {left} to go"
 
@@ -108,7 +111,7 @@ class Progress:
         each = self.typical(work) or 0.0
         if work != self.work or not count:
             return count * each
-        if self.share:
+        if self.share >= LITTLE:
             return (count - 1) * each + self._rest()
         return (count - 1) * each + max(each - (self._clock() - self._since), 0.0)
 

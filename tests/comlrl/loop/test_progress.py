@@ -159,3 +159,16 @@ def test_a_work_that_says_how_far_it_is_is_reported_once_a_minute():
     assert progress.share == 1.0
     progress.end()
     assert progress.doing == ""
+
+
+def test_the_first_token_is_no_pace():
+    """Reading the prompts took a minute, and the text's 1,000 tokens will not."""
+    clock = Clock()
+    progress, lines = Progress(clock), []
+    progress.minutely.append(lines.append)
+    progress.remaining = Remaining(0, 0, evaluations=1)
+    does(progress, clock, "evaluating", 100)
+    progress.begin("evaluating")
+    clock.now += 60
+    progress.part(0.001)
+    assert lines == ["evaluating 0%"] and progress.seconds_left() == 40
