@@ -364,9 +364,7 @@ class PPOTrainer:
                 for i in self._acting(index):
                     places = [place for place, (reader, _) in enumerate(prompts) if reader == i]
                     read = [prompts[place][1].prompt_ids for place in places]
-                    known = {ids: k for k, ids in enumerate(dict.fromkeys(read))}
-                    seen_KD = observations(agent, list(known)).to(self.team.device)
-                    seen_PD[places] = seen_KD[[known[ids] for ids in read]]
+                    seen_PD[places] = observations(agent, read).to(self.team.device)
         return seen_PD
 
 

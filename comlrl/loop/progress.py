@@ -12,7 +12,7 @@ from datetime import timedelta
 
 TRAINING, EVALUATING, SAVING = "training", "evaluating", "saving"
 MINUTE = 60.0
-LITTLE = 0.02  # of a work; the pace so far says nothing: prompts are read before the first token
+LITTLE = 0.05  # of a work; the pace so far says nothing: prompts are read before the first token
 RECENT = 20  # durations of each work that the estimate rests on
 
 

@@ -122,8 +122,10 @@ def hidden_width(agent: Agent) -> int:
 
 @torch.no_grad()
 def observations(agent: Agent, prompts: Sequence[tuple[int, ...]]) -> torch.Tensor:
-    """Masked mean of the policy's last hidden states over each prompt; float32 (P, width)."""
-    rows = [Row(prompt, (), (), (number,)) for number, prompt in enumerate(prompts)]
+    """Masked mean of the policy's last hidden states over each prompt; float32 (P, width). Like
+    prompts are read once."""
+    number_of = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
+    rows = [Row(prompt, (), (), (number,)) for prompt, number in number_of.items()]
     means: dict[int, torch.Tensor] = {}
     for group in row_groups(rows, OBSERVED_TOKENS):
         hidden_RLD, mask_RL = _hidden(agent, pack(group, agent.tokenizer.pad_token_id))
@@ -132,7 +134,7 @@ def observations(agent: Agent, prompts: Sequence[tuple[int, ...]]) -> torch.Tens
         means.update((row.indices[0], mean) for row, mean in zip(group, mean_RD, strict=True))
     if not prompts:  # a process whose shard is empty
         return torch.zeros(0, hidden_width(agent), device=agent.device)
-    return torch.stack([means[number] for number in range(len(prompts))])
+    return torch.stack([means[number_of[prompt]] for prompt in prompts])
 
 
 def _hidden(agent: Agent, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:

@@ -130,7 +130,7 @@ def test_a_team_critic_takes_any_number_of_agents_in_any_order():
 
 def test_observations_are_masked_means_whatever_the_batch():
     agent = team("qwen2", dtype="float64").agents[0]
-    prompts = [prompt("ab"), prompt("a longer prompt than that"), prompt("xyz")]
+    prompts = [prompt(text) for text in ("ab", "a longer prompt than that", "xyz", "ab")]
     found = observations(agent, prompts)
     for index, ids in enumerate(prompts):
         with torch.no_grad():
