@@ -166,20 +166,26 @@ def the_same(one: Path, other: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("strategy", [None, "replicate", "fsdp"])
 def test_a_signal_while_a_step_is_grown_saves_the_step_before(
-    zygote: Zygote, server: FakeVLLM, tmp_path: Path
+    zygote: Zygote, server: FakeVLLM, tmp_path: Path, strategy: str | None
 ) -> None:
-    """The run continues as one does that saved at that step: with trees of the newest weights."""
+    """The run continues as one does that saved at that step: with trees of the newest weights.
+    Of two processes the second is sent the signal; the first alone asks for split models."""
     server.repeats = True
     numbers, growing, over = itertools.count(), threading.Event(), threading.Event()
 
-    def run(name: str, save_steps: int, *more: str) -> Process:
+    def run(name: str, save_steps: int, *more: str) -> list[Process]:
         keys = OVERLAPPED | {"max_steps": 4, "save_steps": save_steps}
         arguments = asked("magrpo", tmp_path / name, server.url, **keys)
-        return zygote.run("magrpo", [*arguments, "generation.overlap=1", *more])
+        arguments.append("generation.overlap=1")
+        if strategy is None:
+            return [zygote.run("magrpo", [*arguments, *more])]
+        arguments.append(f"distributed.strategy={strategy}")
+        return zygote.team(2, {"run": ["magrpo", [*arguments, *more]]})
 
     whole = run("whole", 2)
-    assert whole.wait() == 0, whole.output
+    assert not any(ended(whole)), whole[0].output
 
     def before(body: dict) -> None:
         if body["model"] != "base" and next(numbers) >= 2 * 2 * A_STEP:  # of the third step
@@ -189,17 +195,19 @@ def test_a_signal_while_a_step_is_grown_saves_the_step_before(
     server.before = before
     stopped = run("stopped", 0)
     try:
-        stopped.until(growing.is_set)
-        stopped.send(signal.SIGTERM)
+        stopped[0].until(growing.is_set)
+        stopped[-1].send(signal.SIGTERM)
         # Nobody waits for the third step's trees.
-        assert stopped.wait(200) == 128 + signal.SIGTERM, stopped.output
+        codes = [process.wait(200) for process in stopped]
     finally:
         over.set()
-    assert "Traceback" not in stopped.output and "error: " not in stopped.output
+    output = "".join(process.output for process in stopped)
+    assert set(codes) == {128 + signal.SIGTERM}, output
+    assert "Traceback" not in output and "error: " not in output
     assert newest_step(tmp_path / "stopped") == len(lines(tmp_path / "stopped")) == 2
     server.before = lambda body: None
     again = run("stopped", 0, "--resume")
-    assert again.wait() == 0, again.output
+    assert not any(ended(again)), again[0].output
     the_same(tmp_path / "whole", tmp_path / "stopped")
 
 
