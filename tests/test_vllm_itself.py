@@ -146,19 +146,23 @@ def test_vllm_is_killed_and_started_again_beside_another(
 def test_two_vllms_are_killed_twenty_times(
     zygote: Zygote, vllm: VLLM, second: VLLM, tmp_path: Path
 ) -> None:
-    """One or the other, at random moments; again once the killed one has answered requests. Each
-    step has what a step of an undisturbed run has."""
-    folder, drawn = tmp_path / "run", random.Random(1)
+    """One, the other or both, at random moments; again once the killed have answered requests.
+    Each step has what a step of an undisturbed run has."""
+    folder, drawn, kills = tmp_path / "run", random.Random(1), 0
     keys = LEARNING | {"max_steps": 100_000, "save_steps": 0}
     run = zygote.run("magrpo", asked("magrpo", folder, f"[{vllm.url},{second.url}]", 600, **keys))
     run.until(lambda: has_logged(folder, 1), 600)
-    for _ in range(KILLS):
-        killed = drawn.choice([vllm, second])
+    while kills < KILLS:
+        killed = drawn.sample([vllm, second], drawn.choice([1, 2]))
+        kills += len(killed)
         time.sleep(3 * drawn.random())
-        killed.kill()
-        answered = killed.answered("/v1/completions")
-        killed.start()
-        run.until(lambda k=killed, n=answered: k.answered("/v1/completions") > n, 600)
+        for server in killed:
+            server.kill()
+        answered = {server: server.answered("/v1/completions") for server in killed}
+        for server in killed:
+            server.start()
+        for server, before in answered.items():
+            run.until(lambda s=server, n=before: s.answered("/v1/completions") > n, 600)
     run.send(signal.SIGTERM)
     assert run.wait(600) == 143, run.output
     found = lines(folder)

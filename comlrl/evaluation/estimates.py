@@ -28,6 +28,11 @@ Grow = Callable[[Sequence[Task], Sequence[tuple]], Sequence[RolloutResult]]
 AT_ONCE = 256  # trees; with more the memory grows and the speed hardly does
 
 
+def at_once(tasks: int) -> int:
+    """Of how many samples the trees of so many tasks grow together."""
+    return max(1, AT_ONCE // max(1, tasks))
+
+
 def evaluate(
     rollout: Rollout | ProgramRollout,
     tasks: Sequence[Task],
@@ -59,7 +64,7 @@ def repeat(
 ) -> list[RolloutResult]:
     """``samples`` trees for each task, however ``grow`` makes them; sample by sample."""
     own = processes.shard(tasks)
-    together = max(1, AT_ONCE // max(1, *processes.of_shards(len(own))))  # alike for all processes
+    together = at_once(max(processes.of_shards(len(own))))  # alike for all processes
     grown: list[RolloutResult] = []
     for first in range(0, samples, together):
         numbers = range(first, min(first + together, samples))

@@ -16,6 +16,7 @@ from comlrl.builtin import DATASETS
 from comlrl.config import algorithms as configs
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError, notice
+from comlrl.evaluation.estimates import AT_ONCE, at_once
 from comlrl.loop.task_schedule import TaskSchedule
 from comlrl.preferences.pairs import tasks_at_once
 from comlrl.tasks.datasets import split_size
@@ -194,7 +195,8 @@ def _evaluations(config: Config, tasks: int | None) -> list[str]:
     if steps is not None and config.section.trained_online:
         passes = 1 + math.ceil(steps / section.eval_interval)
     deep = section.num_turns * len(section.shape.stages)
-    calls = f"{_decoders(config) * deep * section.eval_answers} generation calls each"
+    batches = math.ceil(section.eval_answers / at_once(AT_ONCE if each is None else each))
+    calls = f"{_decoders(config) * deep * batches} generation calls each"
     if config.program.given:
         calls = "whose calls are known once they are played"
     return ["", f"{'evaluations':<22}{_number(passes)}  of {_number(each)} tasks, {calls}"]
