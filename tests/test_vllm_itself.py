@@ -43,7 +43,9 @@ class VLLM:
         self.wait()
 
     def start(self) -> None:
-        environment = os.environ | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+        # The CPU build binds each server to the same cores: two would share one.
+        environment = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"} | os.environ
+        environment |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
                 self.command, env=environment, stdout=log, stderr=log, start_new_session=True

@@ -77,16 +77,14 @@ class Generator(TeamReader):
             return [[] for _ in requests_N]
         model = self.team.of(agents[0]).model
         results: dict[int, tuple[Completion, ...]] = {}
-        chunks = list(self._chunks([request for _, request in flat], sampling))
+        chunks = list(self._chunks(flat, sampling))
         self.calls += len(chunks)
         # FSDP keeps the tensors that it gathers weights into, and an update saves them for
         # backward, which tensors made in inference mode cannot be.
         without_gradients = torch.no_grad if self.team.sharded else torch.inference_mode
         with prefix_cache.used_by(model) as shared, without_gradients():
             for chunk in chunks:
-                prompts = {p: n for n, p in enumerate(_prompts([flat[i] for i in chunk]))}
-                # Each agent's rows stand together, and among them those of one prompt.
-                chunk.sort(key=lambda i: (flat[i][0], prompts[flat[i][0], flat[i][1].prompt_ids]))
+                chunk.sort(key=lambda i: flat[i][0])  # each agent's rows stand together
                 completions = self._complete([flat[i] for i in chunk], sampling, shared)
                 results.update(zip(chunk, completions, strict=True))
         self.tokens += sum(len(c.token_ids) for group in results.values() for c in group)
@@ -98,8 +96,7 @@ class Generator(TeamReader):
     ) -> list[tuple[Completion, ...]]:
         agent = self.team.of(owned[0][0])
         requests = [request for _, request in owned]
-        owned_prompts = _prompts(owned)
-        number = {prompt: n for n, prompt in enumerate(owned_prompts)}
+        number = _prompts(owned)
         prompt_of_row = torch.tensor(
             [number[owner, request.prompt_ids] for owner, request in owned for _ in request.keys_G],
             device=agent.device,
@@ -109,8 +106,8 @@ class Generator(TeamReader):
         )
         each = [sampling.of(owner) for owner, _ in owned]
         draw = _Draw(agent, requests, each, self.head, request_of_row, self.on_written)
-        prompts = [prompt_ids for _, prompt_ids in owned_prompts]
-        adapters = [self.team.of(owner).adapter for owner, _ in owned_prompts]
+        prompts = [prompt_ids for _, prompt_ids in number]
+        adapters = [self.team.of(owner).adapter for owner, _ in number]
         lengths = torch.tensor([len(p) for p in prompts], device=agent.device)
         fast, router = agent.fast, agent.router
         native = fast is not None and native_step.serves(fast)
@@ -134,25 +131,35 @@ class Generator(TeamReader):
         rows = iter(_to_completions(agent, tokens, draw))
         return [tuple(next(rows) for _ in request.keys_G) for request in requests]
 
-    def _chunks(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[list[int]]:
-        """Indices of requests of like length, at most ``max_batch_tokens`` cache slots each."""
+    def _chunks(
+        self, owned: Sequence[tuple[int, Request]], sampling: Sampling
+    ) -> Iterator[list[int]]:
+        """Indices of requests of like length, those of one prompt side by side; at most
+        ``max_batch_tokens`` cache slots each."""
+        number = _prompts(owned)
+        prompt = [(owner, request.prompt_ids) for owner, request in owned]
         chunk: list[int] = []
+        prompts: set[tuple[int, tuple[int, ...]]] = set()
         rows = 0
-        for i in sorted(range(len(requests)), key=lambda i: len(requests[i].prompt_ids)):
-            siblings, longest = len(requests[i].keys_G), len(requests[i].prompt_ids)
-            slots = (len(chunk) + 1) * longest + (rows + siblings) * sampling.longest
+
+        for i in sorted(range(len(owned)), key=lambda i: (len(prompt[i][1]), number[prompt[i]])):
+            siblings, longest = len(owned[i][1].keys_G), len(prompt[i][1])
+            distinct = len(prompts) + (prompt[i] not in prompts)
+            slots = distinct * longest + (rows + siblings) * sampling.longest
             if chunk and slots > self.max_batch_tokens:
                 yield chunk
-                chunk, rows = [], 0
+                chunk, prompts, rows = [], set(), 0
             chunk.append(i)
+            prompts.add(prompt[i])
             rows += siblings
         if chunk:
             yield chunk
 
 
-def _prompts(owned: Sequence[tuple[int, Request]]) -> list[tuple[int, tuple[int, ...]]]:
-    """(agent, its prompt) of all these requests, each once."""
-    return list(dict.fromkeys((owner, request.prompt_ids) for owner, request in owned))
+def _prompts(owned: Sequence[tuple[int, Request]]) -> dict[tuple[int, tuple[int, ...]], int]:
+    """(agent, its prompt) of all these requests, each once → its number."""
+    found = dict.fromkeys((owner, request.prompt_ids) for owner, request in owned)
+    return {prompt: number for number, prompt in enumerate(found)}
 
 
 class _Draw:
