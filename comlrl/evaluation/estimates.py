@@ -29,7 +29,7 @@ AT_ONCE = 256  # trees; with more the memory grows and the speed hardly does
 
 
 def at_once(tasks: int) -> int:
-    """Of how many samples the trees of so many tasks grow together."""
+    """How many samples of so many tasks are grown together."""
     return max(1, AT_ONCE // max(1, tasks))
 
 

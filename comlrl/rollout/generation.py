@@ -141,7 +141,6 @@ class Generator(TeamReader):
         chunk: list[int] = []
         prompts: set[tuple[int, tuple[int, ...]]] = set()
         rows = 0
-
         for i in sorted(range(len(owned)), key=lambda i: (len(prompt[i][1]), number[prompt[i]])):
             siblings, longest = len(owned[i][1].keys_G), len(prompt[i][1])
             distinct = len(prompts) + (prompt[i] not in prompts)
