@@ -94,26 +94,46 @@ def test_test_all_runs_the_default_suite_and_then_the_slow_one() -> None:
     ]
 
 
-WORKFLOW = ROOT / ".github/workflows/ci.yml"
+GITHUB, GITLAB = ROOT / ".github/workflows/ci.yml", ROOT / ".gitlab-ci.yml"
 
 
-def commands(job: dict[str, Any]) -> str:
-    return "\n".join(step.get("run", "") for step in job["steps"])
+def github() -> tuple[dict[str, str], dict[str, Any]]:
+    """What each job runs, and its Pythons."""
+    jobs = yaml.safe_load(GITHUB.read_text())["jobs"]
+    actions = [step["uses"] for job in jobs.values() for step in job["steps"] if "uses" in step]
+    assert all((ROOT / one / "action.yml").exists() for one in actions if one.startswith("./"))
+    runs = {
+        name: "\n".join(step.get("run", "") for step in job["steps"]) for name, job in jobs.items()
+    }
+    return runs, {
+        n: job["strategy"]["matrix"]["python"] for n, job in jobs.items() if "strategy" in job
+    }
 
 
-def test_the_workflow_does_what_ci_does_on_every_python() -> None:
-    jobs = yaml.safe_load(WORKFLOW.read_text())["jobs"]
-    for name in ("test", "wheel"):
-        assert tuple(jobs[name]["strategy"]["matrix"]["python"]) == SUPPORTED
-    called = {name: re.findall(r"\bmake ([\w-]+)", commands(job)) for name, job in jobs.items()}
-    targets = {target for found in called.values() for target in found}
+def gitlab() -> tuple[dict[str, str], dict[str, Any]]:
+    """The same of GitLab's."""
+    parts = yaml.safe_load(GITLAB.read_text())
+    jobs = {name: job for name, job in parts.items() if "script" in job}
+    (pythons,) = parts[".pythons"]["parallel"]["matrix"]
+    runs = {
+        name: "\n".join([job["script"]] if isinstance(job["script"], str) else job["script"])
+        for name, job in jobs.items()
+    }
+    return runs, {n: pythons["PYTHON"] for n, job in jobs.items() if ".pythons" in job["extends"]}
+
+
+@pytest.mark.parametrize("host", [github, gitlab])
+def test_a_workflow_does_what_ci_does_on_every_python(host) -> None:
+    runs, pythons = host()
+    assert {name: tuple(own) for name, own in pythons.items()} == dict.fromkeys(
+        ("test", "wheel"), SUPPORTED
+    )
+    targets = {target for run in runs.values() for target in re.findall(r"\bmake ([\w-]+)", run)}
     assert targets == {"check", *re.findall(r"\bmake ([\w-]+)", CI)}
     for target in targets:
         subprocess.run(["make", "-n", target], cwd=ROOT, check=True, capture_output=True)
     tests = re.search(r"^sandbox=\((.*)\)$", CI, re.M)
-    assert tests and f'TESTS="{tests[1]}"' in commands(jobs["sandbox"])
-    actions = [step["uses"] for job in jobs.values() for step in job["steps"] if "uses" in step]
-    assert all((ROOT / one / "action.yml").exists() for one in actions if one.startswith("./"))
+    assert tests and f'TESTS="{tests[1]}"' in runs["sandbox"]
 
 
 DOCKERFILE = ROOT / "Dockerfile"
