@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from comlrl.evaluation.batches import at_once
 from comlrl.evaluation.intervals import bootstrap_interval
 from comlrl.evaluation.metrics import tree_metrics
 from comlrl.processes.distributed import Processes
@@ -24,13 +25,6 @@ from comlrl.types import Domain, EpisodeGroup, RolloutResult, Sampling, Shape, T
 _Measured = defaultdict[int | None, list[Mapping[str, float]]]
 # (tasks, keys) → one tree for each task and its key; a task may stand there several times
 Grow = Callable[[Sequence[Task], Sequence[tuple]], Sequence[RolloutResult]]
-
-AT_ONCE = 256  # trees; with more the memory grows and the speed hardly does
-
-
-def at_once(tasks: int) -> int:
-    """How many samples of so many tasks are grown together."""
-    return max(1, AT_ONCE // max(1, tasks))
 
 
 def evaluate(

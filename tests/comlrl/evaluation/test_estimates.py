@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from comlrl.evaluation import estimates
+from comlrl.evaluation import batches
 from comlrl.evaluation.estimates import evaluate
 from comlrl.processes.distributed import Processes
 from comlrl.rollout.generation import Generator
@@ -45,7 +45,7 @@ def rollout() -> Counting:
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize(("at_once", "grown"), [(256, [15]), (7, [6, 6, 3]), (1, [3] * 5)])
 def test_answers_that_grow_together_are_those_that_grow_alone(name, at_once, grown, monkeypatch):
-    monkeypatch.setattr(estimates, "AT_ONCE", at_once)
+    monkeypatch.setattr(batches, "AT_ONCE", at_once)
     shape, own = SHAPES[name], rollout()
     trees = evaluate(own, TASKS, shape, SAMPLING, 5, processes=ALONE)
     assert own.grown == grown

@@ -16,7 +16,7 @@ from comlrl.builtin import DATASETS
 from comlrl.config import algorithms as configs
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError, notice
-from comlrl.evaluation.estimates import AT_ONCE, at_once
+from comlrl.evaluation.batches import AT_ONCE, at_once
 from comlrl.loop.task_schedule import TaskSchedule
 from comlrl.preferences.pairs import tasks_at_once
 from comlrl.tasks.datasets import split_size
