@@ -63,7 +63,7 @@ def repeat(
     for first in range(0, samples, together):
         numbers = range(first, min(first + together, samples))
         keys = [(*key, number) for number in numbers for _ in own]
-        grown += grow(list(own) * len(numbers), keys)
+        grown += grow(own * len(numbers), keys)
     of_sample = [grown[s * len(own) : (s + 1) * len(own)] for s in range(samples)]
     return [tree for trees in of_sample for tree in processes.gather(trees)]
 

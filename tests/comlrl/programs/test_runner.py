@@ -53,6 +53,16 @@ def test_an_episode_does_not_depend_on_what_runs_beside_it():
     assert [len(e.calls) for e in alone[0].episodes_G] == [1, 2, 3]
 
 
+def test_a_task_s_episodes_under_several_keys_are_those_of_each_key():
+    """As an evaluation plays them: all answers side by side."""
+    keys, sampler, alone = [("eval", s) for s in range(2)], Keeping(), Keeping()
+    shape, each = Shape(2, 1, 1), [key for key in keys for _ in TASKS]
+    together = rollout(_scoring, sampler=sampler).grow_each(TASKS * 2, shape, SAMPLING, each)
+    player = rollout(_scoring, sampler=alone)
+    assert together == [g for key in keys for g in player.grow(TASKS, shape, SAMPLING, key)]
+    assert sorted(sampler.keys) == sorted(alone.keys) and len(set(sampler.keys)) == 8
+
+
 def test_scores_are_asked_together():
     player = rollout(_scoring)
     (first, _) = player.grow(TASKS, Shape(2, 1, 2), SAMPLING, ("train", 1))
