@@ -187,9 +187,7 @@ def _evaluations(config: Config, tasks: int | None) -> list[str]:
     section = config.online
     if not section.eval_interval:
         return ["", f"{'evaluations':<22}none"]
-    rows, _ = count_tasks(config.dataset.name, config.dataset.eval_split)
-    limits = [n for n in (rows, section.eval_num_samples) if n is not None]
-    each = min(limits) if limits else None
+    each = held_out_tasks(config)
     steps = steps_of(config, tasks)
     passes = None
     if steps is not None and config.section.trained_online:
@@ -202,6 +200,13 @@ def _evaluations(config: Config, tasks: int | None) -> list[str]:
     return ["", f"{'evaluations':<22}{_number(passes)}  of {_number(each)} tasks, {calls}"]
 
 
+def held_out_tasks(config: Config) -> int | None:
+    """Of an evaluation."""
+    rows, _ = count_tasks(config.dataset.name, config.dataset.eval_split)
+    limits = [n for n in (rows, config.online.eval_num_samples) if n is not None]
+    return min(limits) if limits else None
+
+
 def _memory(config: Config, limits_N: Sequence[int]) -> list[str]:
     """Parameters, and an upper bound of what is held: prompts as long as they may be."""
     lines = [
@@ -211,7 +216,9 @@ def _memory(config: Config, limits_N: Sequence[int]) -> list[str]:
     ]
     section = config.online
     prompt = config.agent_model.max_length - max(limits_N)
-    for label, size, why in held(config, limits_N, prompt, section.batch_size):
+    for label, size, why in held(
+        config, limits_N, prompt, section.batch_size, held_out_tasks(config)
+    ):
         shown = "unknown"
         if size is not None:
             shown = f"{size / 2**20:.1f} MiB" if size < 2**30 else f"{size / 2**30:.1f} GiB"

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from comlrl.config.algorithms import CommonConfig, MARLHFConfig, PPOConfig
 from comlrl.config.resolved import Config
+from comlrl.evaluation.batches import AT_ONCE, at_once
 from trainers.launch.cost.model_size import BYTES, ModelSize, model_size
 from trainers.launch.cost.tree_size import Level, levels
 
@@ -26,15 +27,17 @@ def held(
     limits_N: Sequence[int],
     prompt: float,
     tasks: int,
+    held_out: int | None,
     width: float = 0,
     device: str = "cuda",
 ) -> list[Held]:
-    """What one process holds while it samples and trains.
+    """What one process holds while it samples, trains and evaluates.
 
     Args:
         limits_N: ``max_new_tokens`` of each agent.
         prompt: tokens of a prompt at the widest level of a tree.
         tasks: whose trees this process grows at once.
+        held_out: tasks of an evaluation that are this process's; None: unknown.
         width: bytes of a weight; 0: as ``agent_model.torch_dtype`` says.
         device: ``cuda`` or ``cpu``, whose updates take micro-batches of different sizes.
     """
@@ -44,8 +47,9 @@ def held(
     each = [sizes[name] for name in (names[:1] if config.shares_base else names)]
     found = [_weights(config, each, width), *_trained(config, each, width)]
     if config.generation.backend == "builtin":
-        most = slots(config, widest(config.online), limits_N, prompt, tasks)
-        found.append(_cache(config, each, width, most))
+        trained = slots(config, widest(config.online), limits_N, prompt, tasks)
+        evaluated = _evaluated(config, limits_N, prompt, held_out)
+        found.append(_cache(config, each, width, trained, evaluated))
     found += _critics(config.online, config, width)
     found += _reward_model(config, names[-1], width)
     found.append(_activations(each, width, device))
@@ -77,6 +81,25 @@ def slots(
     return prompts_at_once(config, level, tasks) * (prompt + level.own * longest)
 
 
+def _evaluated(
+    config: Config, limits_N: Sequence[int], prompt: float, held_out: int | None
+) -> float:
+    """Key/value slots of an evaluation's widest level. All answers read a task's prompt once; at
+    later turns, and where agents act in order, each reads its own."""
+    section = config.online
+    if not section.eval_interval:
+        return 0
+    tasks = AT_ONCE if held_out is None else held_out
+    answers = min(section.eval_answers, at_once(tasks))
+    most = 0.0
+    for level in levels(section):
+        first = level.turn == 1 and level.stage.start == 0
+        nodes, own = (1, answers) if first else (answers, 1)
+        chains = level._replace(nodes=nodes, own=own)
+        most = max(most, slots(config, chains, limits_N, prompt, tasks))
+    return most
+
+
 def _weights(config: Config, sizes: Sequence[ModelSize], width: float) -> Held:
     dtype = config.agent_model.torch_dtype.replace("auto", "bfloat16 (on most CPUs float32: twice)")
     return Held("weights", _times(_sum([s.parameters for s in sizes]), width), dtype)
@@ -97,10 +120,14 @@ def _trained(config: Config, sizes: Sequence[ModelSize], width: float) -> Iterat
         yield Held("reference adds", _times(total, width), "frozen copies")
 
 
-def _cache(config: Config, sizes: Sequence[ModelSize], width: float, slots: float) -> Held:
-    slots = min(slots, config.generation.max_batch_tokens)
+def _cache(
+    config: Config, sizes: Sequence[ModelSize], width: float, trained: float, evaluated: float
+) -> Held:
+    slots = min(max(trained, evaluated), config.generation.max_batch_tokens)
     cache = max((s.cache for s in sizes if s.cache), default=None)
-    return Held("generation cache ≤", _times(cache, slots * width), f"{slots:,.0f} tokens at once")
+    where = ", in evaluations" if evaluated > min(trained, slots) else ""
+    why = f"{slots:,.0f} tokens at once{where}"
+    return Held("generation cache ≤", _times(cache, slots * width), why)
 
 
 def _critics(section: CommonConfig, config: Config, width: float) -> Iterator[Held]:

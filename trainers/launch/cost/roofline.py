@@ -20,7 +20,7 @@ from comlrl.config.algorithms import CommonConfig, PreferenceConfig
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from comlrl.preferences.pairs import tasks_at_once
-from trainers.launch.cost.dry_run import count_tasks, steps_of
+from trainers.launch.cost.dry_run import count_tasks, held_out_tasks, steps_of
 from trainers.launch.cost.memory import held, prompts_at_once, slots, widest
 from trainers.launch.cost.model_size import BYTES, Dims, ModelSize, model_size
 from trainers.launch.cost.tree_size import Level, growth, levels, scored
@@ -270,7 +270,12 @@ class StepCost:
     def memory(self) -> dict[str, float]:
         """Bytes of a GPU, by what holds them, as far as that is known."""
         prompt = self.read(widest(self.section))
-        parts = held(self.config, self.limits_N, prompt, self.size, self.bytes, self.device)
+        held_out = held_out_tasks(self.config)
+        if held_out is not None:
+            held_out = math.ceil(held_out / self.on.gpus)
+        parts = held(
+            self.config, self.limits_N, prompt, self.size, held_out, self.bytes, self.device
+        )
         return {part.label: part.bytes for part in parts if part.bytes is not None}
 
 

@@ -215,6 +215,29 @@ def test_the_memory_of_weights_that_are_trained(dtype, weights, adds):
         assert f" {2 * each * size / 2**20:.1f} MiB " in line  # of two agents
 
 
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [  # two agents' prompts of 200 tokens, and 50 new ones
+        ({"eval_answers": 3}, f"{2 * 2 * (200 + 3 * 50):,} tokens at once, in evaluations"),
+        (
+            {"eval_answers": 3, "num_turns": 2, "num_generations": 2},
+            f"{2 * 3 * 2 * (200 + 50):,} tokens at once, in",
+        ),
+        ({"eval_answers": 500}, f"{2 * 2 * (200 + 128 * 50):,} tokens at once, in evaluations"),
+        ({"eval_answers": 3, "eval_num_samples": 1}, f"{2 * (200 + 4 * 50):,} tokens at once\n"),
+        ({"eval_answers": 3, "eval_interval": 0}, f"{2 * (200 + 4 * 50):,} tokens at once\n"),
+    ],
+)
+def test_evaluations_count_for_the_memory(keys, expected):
+    """All answers read a prompt once, at later turns each its own; at most 256 at once."""
+    config = load(ROOT / "configs" / "magrpo_quickstart.yaml")
+    few = {"batch_size": 1, "num_generations": 4, "eval_num_samples": 2, "max_new_tokens": 50}
+    magrpo = replace(config.section, **few | keys)
+    model = replace(config.agent_model, max_length=250)
+    text = described(replace(config, sections={"magrpo": magrpo}, agent_model=model))
+    assert expected in text
+
+
 def test_the_memory_of_a_reference():
     """DPO's is held beside weights that are all trained, whatever kl_coef."""
     config = load(ROOT / "configs" / "madpo_quickstart.yaml")
