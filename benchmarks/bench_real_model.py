@@ -8,16 +8,16 @@ sample it, and its chat template is left out, so that all contenders read the sa
 64 tokens to each. Three tables:
 
 1. Generation of 32 rows (8 prompts of 200 tokens with 4 completions of 48 tokens each, two LoRA
-   agents on one base in ours) against transformers' ``generate``, both in bfloat16, in turn.
+   agents on one base in ours) against transformers' ``generate``, in turn.
 2. The parts of a step of 4 tasks × G = 4 for two LoRA agents, and the update's share of the limit:
    two operations for each weight outside the embedding, token and pass (forward, and back to the
    activations), at the rate of one large product.
 3. Whole steps of 4 tasks × G = 4 at a learning rate of 1e-5, the first of each run left out: two
-   agents against the peer (comlrl 1.4.3, in ``.venv-peer``, which is made here if missing) in
-   bfloat16, its faster precision, and one agent against TRL's GRPO with bfloat16 autocast, its
-   faster one. Each number comes from its own process; contenders alternate.
+   agents against the peer (comlrl 1.4.3, in ``.venv-peer``, which is made here if missing), and
+   one agent against TRL's GRPO. Each number comes from its own process; contenders alternate.
 
-Medians over rounds, with the span.
+All compute in this CPU's faster precision: bfloat16 where it has instructions for it (TRL by
+autocast), else float32. Medians over rounds, with the span.
 """
 
 from __future__ import annotations
@@ -40,9 +40,12 @@ from bench_parts import measure
 from bench_real_shape import ours, peer, show
 from bench_train_step import GENERATIONS, make_peer, peer_job, runner, trained
 
+from comlrl.models.pretrained import multiplies_bfloat16_fast
 from loggers.tables import table
 
 TASKS, ROWS, PROMPT, NEW = 4, 32, 200, 48
+FAST = multiplies_bfloat16_fast(torch.cpu.get_capabilities())
+PRECISION = "bfloat16" if FAST else "float32"
 NEVER = "<|never|>"
 
 
@@ -75,14 +78,14 @@ def generation(folder: str, rounds: int) -> list[list[str]]:
     from trainers.launch.wiring.assembly import build_sampler
 
     given = ["--config", "configs/magrpo_quickstart.yaml"]
-    given += ["--override", f"agent_model.name={folder}", "agent_model.torch_dtype=bfloat16"]
+    given += ["--override", f"agent_model.name={folder}", f"agent_model.torch_dtype={PRECISION}"]
     config, _, _ = command_line.resolve("magrpo", command_line.parse_arguments("magrpo", given))
     _, sampler = build_sampler(config, build_team(config, reference=False, device="cpu"))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tasks = peer_job(argparse.Namespace(device="cpu"), ROWS)["tasks"]
     text = tokenizer("\n".join(prompt for task in tasks for prompt in task["prompts"])).input_ids
     prompts = torch.tensor(text[: ROWS // 4 * PROMPT]).view(ROWS // 4, PROMPT)
-    plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=PRECISION)
 
     def sampled(top_p: float | None) -> None:
         requests = [
@@ -122,7 +125,7 @@ def generation(folder: str, rounds: int) -> list[list[str]]:
 
 def trl(folder: str, options: argparse.Namespace) -> dict[str, float]:
     job = peer_job(options, options.tasks * (options.steps + 1), "float32")
-    job |= {"bf16": True, "model": folder, "batch_size": options.tasks}
+    job |= {"bf16": FAST, "model": folder, "batch_size": options.tasks}
     results = runner(sys.executable, "trl_runner.py", job)
     lengths, times = results["lengths"][options.tasks * GENERATIONS :], results["step_times"]
     return one_agent(sum(lengths), times[-1] - times[0], len(lengths), results["peak_memory_mb"])
@@ -147,12 +150,12 @@ def whole_steps(folder: str, options: argparse.Namespace) -> None:
     full = "lora.enabled=false"
     groups: list[dict[str, Callable[[], dict[str, float]]]] = [
         {
-            "peer, 2 agents, all weights, bfloat16": lambda: peer(folder, options, "bfloat16"),
+            f"peer, 2 agents, all weights, {PRECISION}": lambda: peer(folder, options, PRECISION),
             "ours, 2 agents, all weights": lambda: ours(folder, options, full),
             "ours, 2 agents, LoRA": lambda: ours(folder, options),
         },
         {
-            "TRL GRPO, 1 agent, bfloat16": lambda: trl(folder, options),
+            f"TRL GRPO, 1 agent, {PRECISION}": lambda: trl(folder, options),
             "ours GRPO, 1 agent, all weights": lambda: ours_grpo(folder, options, full),
             "ours GRPO, 1 agent, LoRA": lambda: ours_grpo(folder, options),
         },

@@ -194,7 +194,8 @@ def _evaluations(config: Config, tasks: int | None) -> list[str]:
         passes = 1 + math.ceil(steps / section.eval_interval)
     deep = section.num_turns * len(section.shape.stages)
     batches = math.ceil(section.eval_answers / at_once(AT_ONCE if each is None else each))
-    calls = f"{_decoders(config) * deep * batches} generation calls each"
+    number = _decoders(config) * deep * batches
+    calls = f"{number} generation call{'' if number == 1 else 's'} each"
     if config.program.given:
         calls = "whose calls are known once they are played"
     return ["", f"{'evaluations':<22}{_number(passes)}  of {_number(each)} tasks, {calls}"]
