@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
@@ -23,6 +23,7 @@ Columns = Sequence[tuple[str, str, str]]
 BEFORE: Columns = (
     ("tasks", "tasks_seen", "{:,.0f}"),
     ("reward", "reward_mean", "{:.2f}"),
+    ("score", "model_score_mean", "{:.2f}"),
     ("pass", "pass_rate", "{:.0%}"),
 )
 AFTER: Columns = (
@@ -80,11 +81,12 @@ class ConsoleLogger:
 
     def _line(self, record: LogRecord) -> str:
         where = position(training_step(record), self._progress)
+        metrics = _shown(record)
         words = [f"{record.phase:<5} {where}  env steps {record.step}  epoch {record.epoch}"]
         words += [
-            f"{heading} {form.format(record.metrics[name])}"
+            f"{heading} {form.format(metrics[name])}"
             for heading, name, form in self._columns
-            if name in record.metrics
+            if name in metrics
         ]
         return "  ".join([*words, *self._left()])
 
@@ -156,16 +158,26 @@ class _LiveView:
 
 def _table(shown: Sequence[LogRecord], columns: Columns) -> Table:
     table = Table(box=None, pad_edge=False)
-    columns = [c for c in columns if any(c[1] in r.metrics for r in shown)]
+    metrics_S = [_shown(record) for record in shown]
+    columns = [c for c in columns if any(c[1] in metrics for metrics in metrics_S)]
     for heading in ("", "step", "env steps", *(c[0] for c in columns)):
         table.add_column(heading, justify="right" if heading else "left")
-    for record in shown:
+    for record, metrics in zip(shown, metrics_S, strict=True):
         cells = [
-            form.format(record.metrics[name]) if name in record.metrics else "–"
-            for _, name, form in columns
+            form.format(metrics[name]) if name in metrics else "–" for _, name, form in columns
         ]
         table.add_row(record.phase, str(training_step(record)), f"{record.step:,}", *cells)
     return table
+
+
+def _shown(record: LogRecord) -> Mapping[str, float]:
+    """A training that maximizes a reward model's score shows the task's reward as its reward, as
+    evaluations do, and the score beside it."""
+    metrics = record.metrics
+    if "task_reward_mean" not in metrics:
+        return metrics
+    score, reward = metrics["reward_mean"], metrics["task_reward_mean"]
+    return {**metrics, "reward_mean": reward, "model_score_mean": score}
 
 
 def position(step: int, progress: Progress) -> str:

@@ -207,6 +207,24 @@ def test_console_table_on_a_terminal():
     assert "\x1b[?25h" in text  # the cursor is shown again
 
 
+def test_console_shows_the_task_s_reward_of_a_training_that_maximizes_a_score():
+    """So that it can be compared with what evaluations show."""
+    trained = record(1, reward_mean=-0.05, task_reward_mean=1.5)
+    evaluated = record(0, "eval", reward_mean=1.77, model_score_mean=0.06)
+    for terminal, expected in (
+        (False, ("reward 1.77  score 0.06", "reward 1.50  score -0.05")),
+        (True, ("1.77   0.06", "1.50  -0.05")),
+    ):
+        out = io.StringIO()
+        console = Console(file=out, force_terminal=terminal, width=99, color_system=None)
+        logger = ConsoleLogger(ten_steps(Clock(), steps=1), console=console)
+        for one in (evaluated, trained):
+            logger.log(one)
+        logger.close()
+        for words in expected:
+            assert words in out.getvalue()
+
+
 def test_clock():
     assert [clock(s) for s in (5, 65, 3725)] == ["0:00:05", "0:01:05", "1:02:05"]
 
