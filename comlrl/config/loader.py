@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import copy
 import dataclasses
 import difflib
+import functools
 import json
 import math
 import os
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from comlrl.config import paths
@@ -62,6 +64,15 @@ class Setting:
     source: str
 
 
+@functools.cache
+def _defaults(sections: tuple[tuple[str, type], ...]) -> DictConfig:
+    """Of all sections, by name. Kept, as making them anew takes longer than all the rest."""
+    values = OmegaConf.create({name: OmegaConf.structured(cls) for name, cls in sections})
+    for name, _ in sections:
+        OmegaConf.set_readonly(values[name], False)
+    return values
+
+
 class Loader:
     """Collects settings of one algorithm in order and turns them into a Config."""
 
@@ -74,12 +85,8 @@ class Loader:
         self.beside = self.folder  # where its paths are looked for
         self.notices: list[str] = []
         self.given: dict[str, str] = {}  # key → source, of every key that was set
-        self._values = OmegaConf.create(
-            {name: OmegaConf.structured(cls) for name, cls in self.sections.items()}
-        )
+        self._values = copy.deepcopy(_defaults(tuple(self.sections.items())))
         self._root = OmegaConf.structured(Root)
-        for name in self.sections:
-            OmegaConf.set_readonly(self._values[name], False)
         self._asked: set[str] = set()  # of OPTIONAL_SECTIONS
         self.keys = [f"{s}.{name}" for s, cls in self.sections.items() for name in keys_of(cls)]
         self.keys += keys_of(Root)
