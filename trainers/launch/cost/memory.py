@@ -125,7 +125,7 @@ def _cache(
 ) -> Held:
     slots = min(max(trained, evaluated), config.generation.max_batch_tokens)
     cache = max((s.cache for s in sizes if s.cache), default=None)
-    where = ", in evaluations" if evaluated > min(trained, slots) else ""
+    where = ", in evaluations" if slots > trained else ""
     why = f"{slots:,.0f} tokens at once{where}"
     return Held("generation cache ≤", _times(cache, slots * width), why)
 
