@@ -25,6 +25,7 @@ def write_environment(path: str | Path) -> None:
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpu_cores": os.cpu_count(),
+        "cpu_threads": _threads(),
         "gpu": _gpu(),
         "packages": ", ".join(f"{name} {_version(name)}" for name in PACKAGES),
         "commit": _commit(),
@@ -38,6 +39,12 @@ def _version(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "(absent)"
+
+
+def _threads() -> int | None:
+    """Those that torch computes with, where the run has loaded it."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else torch.get_num_threads()
 
 
 def _gpu() -> str | None:

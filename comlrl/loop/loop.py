@@ -36,7 +36,7 @@ from comlrl.loop.records import Logger, LogMark
 from comlrl.loop.run_log import RunLog
 from comlrl.loop.steps import Counters, Gathered, Step, seed_generators
 from comlrl.loop.task_schedule import TaskSchedule
-from comlrl.processes import distributed
+from comlrl.processes import cpu_threads, distributed
 from comlrl.processes.distributed import Processes
 from comlrl.programs.rollout import GreedyEpisodes
 from comlrl.rollout.grow import Greedy
@@ -262,7 +262,7 @@ class Loop:
             "progress": self.progress.state(),
             "sampled": {} if self.log.sampled is None else self.log.sampled.state(),
             "tasks": self.schedule.fingerprint,
-        }
+        } | cpu_threads.state()
 
     @contextlib.contextmanager
     def watch(self, work: str) -> Iterator[None]:

@@ -221,8 +221,10 @@ def build(plan: Plan, *, caching: bool) -> Stage:
     nothing of need: answers are sampled once, and need is not measured."""
     from comlrl.evaluation.cross_play import CachingSampler
     from comlrl.models.pretrained import build_team
+    from comlrl.processes.cpu_threads import LoadWatch
     from comlrl.tasks.datasets import load_tasks
 
+    load = LoadWatch()
     deterministic()
     config, section = plan.config, plan.config.section
     if config.generation.backend != "builtin":
@@ -230,6 +232,7 @@ def build(plan: Plan, *, caching: bool) -> Stage:
     hub.check_data(config)
     hub.check_reachable(config, hub.agents_models(config))
     tasks = load_tasks(config.dataset, config.dataset.eval_split, plan.work.domain)
+    load.set_threads()
     team = build_team(config)
     generator, sampler = build_sampler(config, team)
     sampled = sampling(config, plan.work.roles, plan.greedy)

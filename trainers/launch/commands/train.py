@@ -309,9 +309,10 @@ def _open(
     """The assembled run and its trainer, resumed where it is to be; ``opened`` closes it all."""
     from comlrl.loop import checkpoint
     from comlrl.loop.resume import write_config
-    from comlrl.processes import distributed, sharding
+    from comlrl.processes import cpu_threads, distributed, sharding
     from comlrl.rollout.overlap import OverlappedRollout
 
+    load = cpu_threads.LoadWatch()
     distributed.check_gpus()
     distributed.from_main(lambda: vllm.check(start.config, work.roles))
     check_devices(start.config)
@@ -320,6 +321,7 @@ def _open(
     allocator.keep_freed()
     found = None if start.checkpoint is None else checkpoint.read(start.checkpoint)
     tasks = distributed.from_main(lambda: load_both_splits(start.config, work.domain))
+    load.set_threads(None if found is None else found.state)
     run = assemble(start, work, signals, *tasks, resume=found is not None)
     opened.callback(_closing(run.reward))
     if run.server is not None:

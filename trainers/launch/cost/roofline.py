@@ -47,7 +47,7 @@ class Hardware:
     attention: float = 0  # its floating-point operations a second; 0: a quarter of ``flops``
     few: float = 0  # ``flops`` of products of few rows, while decoding; 0: the same
     link: float = NETWORK  # bytes a second between the GPUs of a node
-    launch: float = 1e-5  # seconds of an operation, however small
+    launch: float = 4e-5  # seconds of an operation, however small: as decoding took on an H200
     gpus: float = 1
     workers: float = 16  # sandbox workers a GPU
     rewards: float = 250  # joint actions that a worker scores in a second
