@@ -1,18 +1,16 @@
 """Training beside a process that keeps one core busy, against training alone.
 
     python benchmarks/bench_busy_neighbor.py [--config configs/magrpo_quickstart.yaml] \\
-        [--override a.b=c] [--steps 8] [--rounds 2] [--spins 300000 1000]
+        [--override a.b=c] [--steps 8] [--rounds 2]
 
-For each number of spins (GOMP_SPINCOUNT; 300000 is libgomp's own) a short MAGRPO run alone and one
-beside a busy loop, in turn. The table has the median seconds of a training step, the seconds of an
-evaluation, and their ratios to the quiet run with the first number.
+A short MAGRPO run alone and one beside a busy loop, in turn. The table has the median seconds of a
+training step (the first of a run left out), those of an evaluation, and their ratios.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -44,7 +42,7 @@ def neighbor(busy: bool) -> Iterator[None]:
             process.kill()
 
 
-def run(options: argparse.Namespace, spins: int) -> tuple[float, float]:
+def run(options: argparse.Namespace) -> tuple[float, float]:
     """Seconds of a step (the median; the first is left out) and of an evaluation."""
     with tempfile.TemporaryDirectory() as folder:
         settings = [
@@ -57,7 +55,6 @@ def run(options: argparse.Namespace, spins: int) -> tuple[float, float]:
                 "--override", *settings,
             ],
             cwd=ROOT, check=True, stdout=subprocess.DEVNULL,
-            env=os.environ | {"GOMP_SPINCOUNT": str(spins)},
         )  # fmt: skip
         lines = (Path(folder) / "run" / METRICS).read_text().splitlines()
         whole = json.loads((Path(folder) / "run" / SUMMARY).read_text())["wall_seconds"]
@@ -72,28 +69,21 @@ def main() -> None:
     parser.add_argument("--override", nargs="+", default=[])
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--spins", type=int, nargs="+", default=[300_000])
     options = parser.parse_args()
-    found: dict[tuple[int, bool], list[tuple[float, float]]] = {}
+    found: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
     for _ in range(options.rounds):
-        for spins in options.spins:
-            for busy in (False, True):
-                with neighbor(busy):
-                    found.setdefault((spins, busy), []).append(run(options, spins))
-                print(spins, busy, found[spins, busy][-1], file=sys.stderr, flush=True)
-    medians = {
-        key: [statistics.median(part) for part in zip(*runs, strict=True)]
-        for key, runs in found.items()
-    }
-    step, evaluation = medians[options.spins[0], False]
+        for busy, runs in found.items():
+            with neighbor(busy):
+                runs.append(run(options))
+            print("busy" if busy else "quiet", runs[-1], file=sys.stderr, flush=True)
+    quiet, beside = (
+        [statistics.median(part) for part in zip(*runs, strict=True)] for runs in found.values()
+    )
     rows = [
-        [
-            spins, "busy" if busy else "quiet",
-            f"{own[0]:.2f}", f"{own[0] / step:.2f}", f"{own[1]:.1f}", f"{own[1] / evaluation:.2f}",
-        ]
-        for (spins, busy), own in medians.items()
-    ]  # fmt: skip
-    print(table(["spins", "other core", "step, s", "ratio", "evaluation, s", "ratio"], rows))
+        [name, f"{alone:.2f}", f"{other:.2f}", f"{other / alone:.2f}"]
+        for name, alone, other in zip(("a step", "an evaluation"), quiet, beside, strict=True)
+    ]
+    print(table(["seconds of", "quiet", "busy", "ratio"], rows))
 
 
 if __name__ == "__main__":

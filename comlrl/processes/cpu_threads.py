@@ -65,7 +65,7 @@ class LoadWatch:
 
 
 def idle_cores(threads: int, cores: int, busy: float) -> int:
-    """Of ``threads``, those that find a core of their own, at least one."""
+    """Of ``threads``, as many as find an idle core, at least one."""
     return max(1, min(threads, cores - round(busy)))
 
 

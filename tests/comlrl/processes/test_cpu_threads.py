@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import torch
 
 from comlrl.processes import cpu_threads
 from comlrl.processes.cpu_threads import STATE, LoadWatch, idle_cores
+from comlrl.run_files import ENVIRONMENT
+from tests.support.runs import ROOT, small
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -124,3 +127,19 @@ def test_a_number_that_was_given_stays(monkeypatch: pytest.MonkeyPatch, variable
     with busy(2 * CORES):
         LoadWatch().set_threads({STATE: [1, CORES]})
     assert torch.get_num_threads() == CORES
+
+
+@pytest.mark.slow
+def test_a_resumed_run_computes_with_its_threads(tmp_path: Path) -> None:
+    """Begun with one thread because others were busy, continued when they are not."""
+    run = tmp_path / "run"
+
+    def threads(*more: str, **environment: str) -> int:
+        given = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+        command = [sys.executable, "train_magrpo.py", *small("magrpo", run), *more]
+        subprocess.run(command, cwd=ROOT, env=given | environment, check=True, timeout=120)
+        return json.loads((run / ENVIRONMENT).read_text())["cpu_threads"]
+
+    assert threads("magrpo.max_steps=1", OMP_NUM_THREADS="1") == 1
+    assert threads("magrpo.max_steps=2", "--resume") == 1
+    assert threads("magrpo.max_steps=3", "--resume", OMP_NUM_THREADS="2") == 2

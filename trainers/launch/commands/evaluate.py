@@ -110,8 +110,7 @@ def export_samples(file: Path, trees: Sequence[RolloutResult], domain: Domain) -
 
 
 def cross_play(plan: Plan) -> int:
-    """The last agent of every run with the others of every run → matrices, JSON, Markdown, heat
-    map."""
+    """The last agent of every run with the others of every run → matrices and a heat map."""
     from comlrl.evaluation import cross_play as pairs
     from comlrl.evaluation.estimates import estimates
     from loggers.report.heat_map import write_heat_map
@@ -212,8 +211,7 @@ def acting(plan: Plan, stage: Stage, agent: int, own: Any) -> dict[str, torch.Te
         return None
     if plan.config.init_from is not None:
         init_from.begin(plan.config, SECTIONS, stage.team, stage.rollout.sampler)
-    first = stage.team.agents[agent].state_tensors()
-    return {name: tensor.clone() for name, tensor in first.items()}
+    return {name: t.clone() for name, t in stage.team.agents[agent].state_tensors().items()}
 
 
 def build(plan: Plan, *, caching: bool) -> Stage:
@@ -259,8 +257,7 @@ def watched(plan: Plan, stage: Stage, teams: int = 1) -> Iterator[None]:
     else:
         each = section.num_turns * section.num_agents
     progress = Progress()
-    total = len(stage.tasks) * plan.samples * each * teams
-    stage.generator.on_written = Written(progress, total)
+    stage.generator.on_written = Written(progress, len(stage.tasks) * plan.samples * each * teams)
     with shown(progress, "evaluating"):
         yield
 
