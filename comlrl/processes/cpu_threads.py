@@ -1,8 +1,8 @@
 """How many threads torch computes with: one for each core that other programs leave idle.
 
 The threads of an operation wait for each other at its end. Where one of them shares its core with
-another program, every small operation can take a whole time slice: steps on SmolLM2 took 17 to 25
-times as long beside one busy loop with two threads on two cores, and 1.2 times with one.
+another program, every small operation can take a whole time slice: beside one busy loop on two
+cores, decoding with SmolLM2 took 17 and 25 times as long with two threads, and 1.2 with one.
 """
 
 from __future__ import annotations
@@ -21,38 +21,42 @@ from comlrl.processes import distributed
 
 STAT = Path("/proc/stat")
 WINDOW = 0.5  # seconds that the load is watched at least: 50 ticks of the kernel's count
-STATE = "cpu_threads"  # of a checkpoint's state: threads, and cores of the machine
+STATE = "cpu_threads"  # of a checkpoint's state: threads, cores, processes
 
 
 class LoadWatch:
-    """Counts from its making what other programs compute."""
+    """What other programs compute from now on."""
 
     def __init__(self) -> None:
         self._time = time.monotonic()
         self._others = _others_seconds()
 
     def set_threads(self, state: Mapping[str, Any] | None = None) -> None:
-        """Choose the number of threads for this process, where nobody has: not the user
-        (``OMP_NUM_THREADS``), not torchrun, and no GPU computes.
+        """Choose the number of threads of this process, unless ``OMP_NUM_THREADS`` does, it is one
+        of several, it is bound to some of the cores that torch counts, or it has a GPU.
 
-        ``state``: of the checkpoint that is continued, whose number is taken on a machine of as
-        many cores, since the order of floating-point sums depends on it.
+        ``state``: of the checkpoint that is continued. Its number is taken where it was made by a
+        single process on as many cores: the order of floating-point sums depends on it.
         """
         alone = distributed.world_size() == 1
-        if "OMP_NUM_THREADS" in os.environ or not alone or torch.cuda.is_available():
-            return
-        threads, cores = (state or {}).get(STATE, (0, 0))
-        if cores == _cores():
-            torch.set_num_threads(threads)
+        default, cores = torch.get_num_threads(), _cores()
+        given = "OMP_NUM_THREADS" in os.environ or cores < default
+        if given or not alone or torch.cuda.is_available():
             return
         busy = self._busy_cores()
-        threads = idle_cores(torch.get_num_threads(), _cores(), busy)
-        if threads < torch.get_num_threads():
+        idle = idle_cores(default, cores, busy)
+        kept, *machine = (state or {}).get(STATE, (0,))
+        as_before = machine == [cores, 1]
+        threads = kept if as_before else idle
+        reasons = ["as before"] * as_before
+        if idle < default:
+            reasons.append(f"other programs keep {busy:.1f} of {cores} cores busy")
+        if threads != default or idle < threads:
             notice(
-                f"other programs keep {busy:.1f} of {_cores()} cores busy: computing with "
-                f"{threads} thread{'s' * (threads > 1)} (OMP_NUM_THREADS sets another number)"
+                f"computing with {threads} thread{'s' * (threads > 1)}: {'; '.join(reasons)} "
+                "(OMP_NUM_THREADS sets another number)"
             )
-            torch.set_num_threads(threads)
+        torch.set_num_threads(threads)
 
     def _busy_cores(self) -> float:
         """What others compute with on average; 0 where the system does not tell."""
@@ -60,8 +64,7 @@ class LoadWatch:
             return 0.0
         time.sleep(max(0.0, self._time + WINDOW - time.monotonic()))
         now = _others_seconds()
-        assert now is not None
-        return max(0.0, now - self._others) / (time.monotonic() - self._time)
+        return max(0.0, (now or self._others) - self._others) / (time.monotonic() - self._time)
 
 
 def idle_cores(threads: int, cores: int, busy: float) -> int:
@@ -69,9 +72,9 @@ def idle_cores(threads: int, cores: int, busy: float) -> int:
     return max(1, min(threads, cores - round(busy)))
 
 
-def state() -> dict[str, tuple[int, int]]:
+def state() -> dict[str, list[int]]:
     """What a checkpoint keeps."""
-    return {STATE: (torch.get_num_threads(), _cores())}
+    return {STATE: [torch.get_num_threads(), _cores(), distributed.world_size()]}
 
 
 def _cores() -> int:
@@ -84,13 +87,12 @@ def _allowed() -> set[int]:
 
 
 def _others_seconds() -> float | None:
-    """CPU seconds of all other processes on these cores, since some time; None where the system
-    does not tell."""
+    """CPU seconds that all other processes have had on these cores; None where the system does not
+    tell."""
     try:
-        text = STAT.read_text(encoding="ascii")
-    except OSError:
+        return busy_seconds(STAT.read_text(encoding="ascii"), _allowed()) - own_seconds()
+    except (OSError, ValueError):  # no such file, or of another form
         return None
-    return busy_seconds(text, _allowed()) - own_seconds()
 
 
 def busy_seconds(stat: str, cores: Collection[int]) -> float:

@@ -68,7 +68,8 @@ def test_every_core_busy_with_others_leaves_one_thread(capsys: pytest.CaptureFix
         watch = LoadWatch()
         watch.set_threads()
     assert torch.get_num_threads() == 1
-    assert f"of {CORES} cores busy: computing with 1 thread (OMP_NUM" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.startswith("notice: computing with 1 thread: other programs keep")
 
 
 STAT = """cpu  900 900 900 900 900 900 900 900 0 0
@@ -83,7 +84,7 @@ def test_seconds_are_those_of_the_cores_given() -> None:
     # idle, waiting for the disk, and taken by the host are nobody's work
     assert cpu_threads.busy_seconds(STAT.format(user=300), {0}) == pytest.approx(333 * tick)
     assert cpu_threads.busy_seconds(STAT.format(user=300), {0, 1}) == pytest.approx(433 * tick)
-    assert cpu_threads.busy_seconds("", {0}) == 0  # as gVisor
+    assert cpu_threads.busy_seconds("cpu0 0 0 0 0 0 0 0 0 0 0\n", {0}) == 0  # as gVisor
 
 
 @pytest.mark.usefixtures("free")
@@ -107,17 +108,53 @@ def test_own_work_is_not_that_of_others(
 
 @pytest.mark.usefixtures("free")
 @pytest.mark.parametrize(("state", "expected"), [
-    ({STATE: [1, CORES]}, 1),  # as the run that is continued
-    ({STATE: [1, CORES + 1]}, CORES),  # another machine
-    ({}, CORES),  # of an earlier version
+    ({STATE: [3, 4, 1]}, 3),  # as the run that is continued
+    ({STATE: [3, 8, 1]}, 4),  # another machine
+    ({STATE: [1, 4, 2]}, 4),  # by torchrun, which gives each process one
+    ({}, 4),  # of an earlier version
 ])  # fmt: skip
 def test_a_continued_run_takes_its_number_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: dict[str, Any], expected: int
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    state: dict[str, Any],
+    expected: int,
 ) -> None:
-    monkeypatch.setattr(cpu_threads, "STAT", tmp_path / "none")  # macOS: nothing tells the load
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
+    monkeypatch.setattr(cpu_threads, "STAT", tmp_path / "none")  # nothing tells the load
+    torch.set_num_threads(4)
     LoadWatch().set_threads(state)
     assert torch.get_num_threads() == expected
-    assert cpu_threads.state() == {STATE: (expected, CORES)}
+    assert cpu_threads.state() == {STATE: [expected, 4, 1]}
+    assert ("computing with 3 threads: as before" in capsys.readouterr().err) == (expected == 3)
+
+
+@pytest.mark.usefixtures("free")
+@pytest.mark.skipif(CORES < 2, reason="one core")
+def test_a_continued_run_tells_that_others_compute(capsys: pytest.CaptureFixture[str]) -> None:
+    with busy(2 * CORES):
+        LoadWatch().set_threads({STATE: [CORES, CORES, 1]})
+    assert torch.get_num_threads() == CORES
+    error = capsys.readouterr().err
+    assert f"computing with {CORES} threads: as before; other programs keep" in error
+
+
+@pytest.mark.usefixtures("free")
+def test_a_bound_thread_keeps_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OMP_PROC_BIND binds the first thread to one core, and the others to the others."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    torch.set_num_threads(2)
+    LoadWatch().set_threads()
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("free")
+def test_a_load_of_another_form_is_no_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    monkeypatch.setattr(cpu_threads, "STAT", stat)
+    stat.write_text("cpu0 1 2 3\n")
+    LoadWatch().set_threads()
+    assert torch.get_num_threads() == CORES
 
 
 @pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "WORLD_SIZE"])
@@ -125,21 +162,32 @@ def test_a_continued_run_takes_its_number_again(
 def test_a_number_that_was_given_stays(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "2")
     with busy(2 * CORES):
-        LoadWatch().set_threads({STATE: [1, CORES]})
+        LoadWatch().set_threads({STATE: [1, CORES, 1]})
     assert torch.get_num_threads() == CORES
 
 
 @pytest.mark.slow
-def test_a_resumed_run_computes_with_its_threads(tmp_path: Path) -> None:
-    """Begun with one thread because others were busy, continued when they are not."""
+@pytest.mark.skipif(CORES < 2, reason="one core")
+def test_runs_look_at_the_load_when_they_start(tmp_path: Path) -> None:
+    """Begun beside others with one thread, continued with it when they have left; an evaluation
+    looks for itself."""
     run = tmp_path / "run"
 
-    def threads(*more: str, **environment: str) -> int:
+    def started(script: str, *arguments: str, **environment: str) -> str:
         given = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
-        command = [sys.executable, "train_magrpo.py", *small("magrpo", run), *more]
-        subprocess.run(command, cwd=ROOT, env=given | environment, check=True, timeout=120)
+        done = subprocess.run(
+            [sys.executable, script, *arguments], cwd=ROOT, env=given | environment,
+            check=True, timeout=300, capture_output=True, text=True,
+        )  # fmt: skip
+        return done.stderr
+
+    def trained(*more: str, **environment: str) -> int:
+        started("train_magrpo.py", *small("magrpo", run), *more, **environment)
         return json.loads((run / ENVIRONMENT).read_text())["cpu_threads"]
 
-    assert threads("magrpo.max_steps=1", OMP_NUM_THREADS="1") == 1
-    assert threads("magrpo.max_steps=2", "--resume") == 1
-    assert threads("magrpo.max_steps=3", "--resume", OMP_NUM_THREADS="2") == 2
+    with busy(2 * CORES):
+        assert trained("magrpo.max_steps=1") == 1
+        output = started("evaluate.py", "--checkpoint", str(run))
+        assert "computing with 1 thread: other programs" in output
+    assert trained("magrpo.max_steps=2", "--resume") == 1
+    assert trained("magrpo.max_steps=3", "--resume", OMP_NUM_THREADS="2") == 2

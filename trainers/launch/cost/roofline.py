@@ -226,12 +226,12 @@ class StepCost:
         moved = PASSES * dims.left * (read + written) * epochs * self.bytes
         moved += PASSES * 4 * dims.vocabulary * written * epochs  # logits and their gradients
         batches = math.ceil((read + written) / self.micro_batch) * epochs * dims.layers
-        return (
-            max(products / self.on.flops, moved / self.on.bandwidth)
-            + seen * (epochs * (ATTENTION + again) + before)
-            + batches * LEARNING * self.on.launch
-            + self.trained * 4 * 8 / self.on.bandwidth  # Adam reads and writes
-        )
+        computing = max(products / self.on.flops, moved / self.on.bandwidth)
+        computing += seen * (epochs * (ATTENTION + again) + before)
+        starting = batches * LEARNING * self.on.launch
+        # A GPU computes while the next operations are started.
+        both = computing + starting if self.device == "cpu" else max(computing, starting)
+        return both + self.trained * 4 * 8 / self.on.bandwidth  # Adam reads and writes
 
     @property
     def trained(self) -> int:
