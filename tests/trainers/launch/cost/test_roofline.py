@@ -112,6 +112,10 @@ def test_update_by_hand():
     passes = step(on, update_epochs=3)  # three of both, and the old log-probabilities
     assert passes.update() == 2 * 1800 * tokens * 7 + 2 * 1000 * written * 7
     assert step(replace(FREE, launch=1.0)).update() == pytest.approx(2 * LEARNING)
+    # A GPU computes while operations are started, a CPU after it has started each.
+    both = {"launch": 1.0, "flops": step(on).update() / (5 * LEARNING)}
+    assert step(replace(FREE, **both)).update() == pytest.approx(5 * LEARNING)
+    assert step(replace(FREE, **both, word=2)).update() == pytest.approx(7 * LEARNING)
     # On a CPU a row may have 2 · 3,072 tokens: of the four completions, two fit beside this prompt.
     parts = step(replace(on, word=2, prompt=6100))
     assert parts.update() == 2 * 1800 * 6 * (2 * 6100 + 64) * 2 + 2 * 1000 * written * 2
