@@ -64,7 +64,8 @@ class LoadWatch:
             return 0.0
         time.sleep(max(0.0, self._time + WINDOW - time.monotonic()))
         now = _others_seconds()
-        return max(0.0, (now or self._others) - self._others) / (time.monotonic() - self._time)
+        assert now is not None, f"{STAT} could be read before"
+        return max(0.0, now - self._others) / (time.monotonic() - self._time)
 
 
 def idle_cores(threads: int, cores: int, busy: float) -> int:
@@ -79,18 +80,16 @@ def state() -> dict[str, list[int]]:
 
 def _cores() -> int:
     """Those that this process may use."""
-    return len(_allowed()) or os.cpu_count() or 1
-
-
-def _allowed() -> set[int]:
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    return len(os.sched_getaffinity(0))
 
 
 def _others_seconds() -> float | None:
     """CPU seconds that all other processes have had on these cores; None where the system does not
     tell."""
     try:
-        return busy_seconds(STAT.read_text(encoding="ascii"), _allowed()) - own_seconds()
+        return (
+            busy_seconds(STAT.read_text(encoding="ascii"), os.sched_getaffinity(0)) - own_seconds()
+        )
     except (OSError, ValueError):  # no such file, or of another form
         return None
 
