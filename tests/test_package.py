@@ -119,17 +119,6 @@ def test_a_users_module_imports_by_both_names(bin: Path, tmp_path: Path):
     assert done.stderr.count("notice: `rewards` is `comlrl.rewards`") == 1, done.stderr
 
 
-def test_the_decoding_step_is_compiled_from_the_wheel(bin: Path, tmp_path: Path):
-    if shutil.which("cc") is None:
-        pytest.skip("needs a C compiler")
-    code = f"import os; os.environ['XDG_CACHE_HOME'] = {str(tmp_path)!r}\n"
-    code += "from comlrl.models.fast.native_step import SOURCE, library\n"
-    code += "print(SOURCE); assert library(64, 3)"
-    done = _run(bin / "python", "-c", code, cwd=tmp_path)
-    assert Path(done.stdout.strip()).is_relative_to(bin.parent)
-    assert len(list(tmp_path.glob("comlrl/decoding_step_*.so"))) == 1
-
-
 LOGGED = """
 from mlflow.tracking import MlflowClient
 client = MlflowClient("sqlite:///run/mlflow/mlflow.db")

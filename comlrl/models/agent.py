@@ -170,7 +170,7 @@ class Agent:
         head = self.model.get_output_embeddings()
         config = self.model.config
         hidden = hidden.to(head.weight.dtype)
-        logits = head(hidden) if self.fast is None else self.fast.words(head, hidden)
+        logits = head(hidden)
         if (scale := getattr(config, "logit_scale", None)) is not None:
             logits = logits * scale
         if (divisor := getattr(config, "logits_scaling", None)) is not None:

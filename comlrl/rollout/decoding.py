@@ -17,7 +17,6 @@ from comlrl.models.agent import Agent
 from comlrl.models.fast import prefix_cache
 from comlrl.models.fast.attention import wide
 from comlrl.models.fast.decoder import FastDecoder, Routes
-from comlrl.models.fast.native_step import NativeCache, NativeStep
 from comlrl.models.fast.packed_attention import Packed, rounded
 from comlrl.models.rows import pack
 from comlrl.types import Row
@@ -93,7 +92,6 @@ class ByFastDecoder:
         adapters: Sequence[str | None],
     ) -> None:
         self.fast, self.cache, self.adapters = fast, cache, adapters
-        self.native = NativeStep(fast, cache) if isinstance(cache, NativeCache) else None
         longest = int(cache.lengths_P.max())
         positions = torch.arange(longest + cache.max_new_tokens, device=cache.lengths_P.device)
         self.cos, self.sin = fast.rotations(positions)
@@ -128,8 +126,6 @@ class ByFastDecoder:
     def step(self, tokens_R: Tensor) -> Tensor:
         positions_R = self.cache.positions_R
         rotations = self.cos[positions_R], self.sin[positions_R]
-        if self.native is not None:
-            return self.native(tokens_R, rotations, self.routes)
         return self.fast.hidden(tokens_R, rotations, self._attend_step, self.routes)
 
     def _attend_step(self, layer: int, qkv_RHW: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from transformers import DynamicCache
 from comlrl.errors import NonFiniteError
 from comlrl.keyed import uniforms
 from comlrl.models.agent import Agent
-from comlrl.models.fast import native_step, prefix_cache
+from comlrl.models.fast import prefix_cache
 from comlrl.models.fast.packed_attention import rounded
 from comlrl.models.team import Team
 from comlrl.rollout.decoding import ROWS_STEP, ByFastDecoder, ByModules, Decoding, routes
@@ -110,11 +110,9 @@ class Generator(TeamReader):
         adapters = [self.team.of(owner).adapter for owner, _ in number]
         lengths = torch.tensor([len(p) for p in prompts], device=agent.device)
         fast, router = agent.fast, agent.router
-        native = fast is not None and native_step.serves(fast)
-        kind = native_step.NativeCache if native else prefix_cache.SharedPrefixCache
-        cache = kind(lengths, draw.steps)
+        cache = prefix_cache.SharedPrefixCache(lengths, draw.steps)
         phase = contextlib.nullcontext() if router is None else router.sampling()
-        with fast.sampling(draw.steps) if fast is not None else phase:
+        with fast.sampling() if fast is not None else phase:
             if fast is not None:
                 by: Decoding = ByFastDecoder(fast, cache, adapters)
                 tokens = _decode_shared(by, prompts, prompt_of_row, draw)

@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from comlrl.models.fast import prepacked
 from comlrl.models.fast.autograd_functions import rms_norm, rotate, swiglu
 from comlrl.models.fast.lora_routing import Router
 from comlrl.models.fast.packed_attention import (
@@ -59,10 +58,6 @@ class HeadNorms:
         return torch.cat([rms_norm(normed, weight, eps), values], 1)
 
 
-# The base's product; A's and B's of all agents, where there are adapters.
-Sampled = tuple[prepacked.Linear, tuple[prepacked.Linear, prepacked.Linear] | None]
-
-
 class Product:
     """Linear layers of one input as one: [W₁; W₂; …] x + b, and each one's own LoRA."""
 
@@ -99,15 +94,6 @@ class Product:
         assert len(found) == len(names), "the base alone never shares a batch with adapters"
         downs, ups = zip(*found, strict=True)
         return torch.cat(downs, 1).contiguous(), torch.cat(ups)
-
-    def sampled(self, names: Sequence[str | None], dtype: torch.dtype, packed: bool) -> Sampled:
-        """The base's product, and the adapters' side by side."""
-        base = prepacked.Linear(*self.merged(None), packed)
-        sides = self.adapters(names, dtype)
-        if sides is None:
-            return base, None
-        down, up = (prepacked.Linear(side.t(), None, packed) for side in sides)
-        return base, (down, up)
 
     def merged(self, name: str | None) -> tuple[Tensor, Tensor | None]:
         """(W + s B A, b) of one agent, or of the base alone."""
@@ -188,7 +174,6 @@ class FastDecoder:
         small = max(1, adapters) * self.bytes <= MERGED_BYTES
         self.merging = exact and small  # lower precisions round adapters away
         self._kept: dict[Any, Any] | None = None
-        self._packed = False
 
     def hidden(
         self,
@@ -270,19 +255,13 @@ class FastDecoder:
         return [(None if self.router is None else self.router.adapter, slice(None))]
 
     @contextlib.contextmanager
-    def sampling(self, steps: int = 0) -> Iterator[None]:
-        """Within, weights stay as they are: what is computed from them alone is kept.
-
-        ``steps``: tokens that rows will be given, one at a time.
-        """
+    def sampling(self) -> Iterator[None]:
+        """Keep what is computed from the weights alone; they must not change inside."""
         self._kept = {}
-        self._packed = prepacked.worth_it(self.bytes, steps, self.embedding.weight)
         try:
             yield
         finally:
             self._kept = None
-            if self._packed:
-                prepacked.give_back()
 
     def product(self, product: Product, x: Tensor, routes: Routes) -> Tensor:
         if self._kept is not None and not torch.is_grad_enabled():
@@ -292,35 +271,26 @@ class FastDecoder:
         adapter = None if name is None else product.adapter(name, x.dtype)
         return y if adapter is None else y.addmm_(x @ adapter[0], adapter[1])
 
-    def words(self, head: Any, x: Tensor) -> Tensor:
-        """``head(x)``, an ordinary linear layer's."""
-        if self._kept is None or not self._packed or torch.is_grad_enabled():
-            return head(x)
-        if head not in self._kept:
-            self._kept[head] = prepacked.Linear(head.weight, head.bias, True)
-        return self._kept[head](x)
-
     def _sampled(self, product: Product, x: Tensor, routes: Routes, kept: dict[Any, Any]) -> Tensor:
         """Through each agent's own W + s B A where that is exact and small; else W x + B A x."""
         if self.merging:
             for name, _ in routes:
                 if (product, name) not in kept:
-                    merged = prepacked.Linear(*product.merged(name), self._packed)
-                    kept[product, name] = merged
-            parts = [kept[product, name](x[rows]) for name, rows in routes]
+                    kept[product, name] = product.merged(name)
+            parts = [F.linear(x[rows], *kept[product, name]) for name, rows in routes]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
         # All agents' A x, then B of each row's own: few products of all rows, not many of parts.
         names = tuple(name for name, _ in routes)
         if (product, names) not in kept:
-            kept[product, names] = product.sampled(names, x.dtype, self._packed)
+            kept[product, names] = product.merged(None), product.adapters(names, x.dtype)
         base, sides = kept[product, names]
-        y = base(x)
+        y = F.linear(x, *base)
         if sides is None:
             return y
-        low = sides[0](x)
+        low = x @ sides[0]
         if len(names) > 1:
             low.mul_(self._owners(routes, low, kept))
-        return sides[1].added(low, y)
+        return y.addmm_(low, sides[1])
 
     def _owners(self, routes: Routes, low: Tensor, kept: dict[Any, Any]) -> Tensor:
         """1 where a row goes through the adapter of a column, else 0."""
