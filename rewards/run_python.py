@@ -21,6 +21,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from comlrl.quoting import without_surrogates
 from rewards.sandbox import folders
 from rewards.sandbox.inside import wire
 from rewards.sandbox.launch import Limits, Sandbox, SandboxError
@@ -28,6 +29,7 @@ from rewards.sandbox.levels import choose
 
 MAX_SOURCE = 1 << 20  # characters of code and of input
 MAX_OUTPUT = 1 << 16  # characters of what is printed
+MAX_ERROR = 2000  # characters
 _RUNNER = compile(
     f"""
 def run(source, given):
@@ -47,7 +49,7 @@ def run(source, given):
             if trace.tb_frame.f_code.co_filename == "<code>":
                 line = trace.tb_lineno
             trace = trace.tb_next
-    return [written.getvalue()[:{MAX_OUTPUT}], error and error[:2000], line]
+    return [written.getvalue()[:{MAX_OUTPUT}], error and error[:{MAX_ERROR}], line]
 """,
     "<runner>",
     "exec",
@@ -128,13 +130,11 @@ class _Cell:
                 channel.settimeout(timeout)
                 channel.sendall(wire.frame(wire.LOAD, program) + wire.frame(1, request))
                 _receive(channel, wire.LOAD, deadline)
-                status, body, _ = _receive(channel, 1, deadline)
-            output, error, line = body if status == "v" else ("", "it gave no plain result", None)
-            result = PythonResult(str(output), error, line)
+                result = _result(_receive(channel, 1, deadline))
         except TimeoutError:
             text = f"TimeoutError: it took more than {timeout:g} s"
             result = PythonResult("", text, timed_out=True)
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError):
             result = PythonResult("", "ProcessEnded: the code ended its process")
         self.sandbox.kill()
         self.usable = self.sandbox.wait_killed() is not None and not self.sandbox.worn
@@ -147,6 +147,21 @@ class _Cell:
     def _leave(self) -> None:
         folders.remove_tree(self.folder)
         os.close(self.lock)
+
+
+def _result(reply: Any) -> PythonResult:
+    """Read what the code's process sent, which may be the code's own writing. Raises ValueError
+    for anything but the runner's three values."""
+    match reply:
+        case ["v", [str() as output, None | str() as error, None | int() as line], _]:
+            if isinstance(line, bool) or not 0 < (line or 0) <= MAX_SOURCE:
+                line = None
+            return PythonResult(
+                without_surrogates(output[:MAX_OUTPUT]),
+                None if error is None else without_surrogates(error[:MAX_ERROR]),
+                line,
+            )
+    raise ValueError("not a result")
 
 
 def _receive(channel: socket.socket, wanted: int, deadline: float) -> Any:

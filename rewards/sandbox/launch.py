@@ -29,7 +29,7 @@ from rewards.sandbox.shown_paths import hidden_paths, readable_paths, visible_pa
 START_SECONDS = 30.0
 KILL_SECONDS = 10.0  # for the end of a program's processes and files
 _KILLED = struct.Struct("<i?")  # ``candidate.KILLED``, which does not run here
-_DEVICES = ["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"]
+_DEVICES = ["/dev/null", "/dev/zero"]
 _MODULES = ("wire", "confine", "seccomp", "replaced_results", "candidate")  # handed over as source
 
 
@@ -72,7 +72,9 @@ class Sandbox:
         }
         command = [os.path.realpath(sys.executable), "-s", "-S", "-B", "-c", _bootstrap(config)]
         if level == "bubblewrap":
-            command = [*bubblewrap_command(), *command]
+            random_bytes = f"{self.directory}/random"
+            confine.write_random_bytes(random_bytes)
+            command = [*bubblewrap_command(random_bytes), *command]
         try:
             with confine.fixed_addresses():
                 self.process = subprocess.Popen(
@@ -236,7 +238,8 @@ def _descendants(ancestor: int) -> list[int]:
     return found
 
 
-def bubblewrap_command() -> list[str]:
+def bubblewrap_command(random_bytes: str) -> list[str]:
+    """``random_bytes``: a file that stands for the devices of random bytes."""
     executable = shutil.which("bwrap", path=f"{os.environ.get('PATH', '')}:{os.defpath}")
     if executable is None:
         raise SandboxError("sandbox.isolation: bubblewrap is not installed")
@@ -259,6 +262,8 @@ def bubblewrap_command() -> list[str]:
         command += ["--tmpfs", path, "--remount-ro", path]
     for path in _DEVICES:
         command += ["--dev-bind", path, path]
+    for path in confine.RANDOM_DEVICES:
+        command += ["--ro-bind", random_bytes, path]
     command += ["--perms", "1777", "--size", str(16 << 20), "--tmpfs", "/tmp"]
     return [*command, "--remount-ro", "/", "--chdir", "/tmp", "--"]
 

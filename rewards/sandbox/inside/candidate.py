@@ -47,7 +47,7 @@ def main(config: dict[str, Any]) -> NoReturn:
         if not confine.has_fixed_addresses():
             _start_again(slot)
     control, channels = os.dup(0), os.dup(1)
-    _preload()
+    _preload(level)
     visible, hidden, devices = config["visible"], config["hidden"], config["devices"]
     if level == "unshare":
         confine.enter_namespaces(config["root"], visible, hidden, devices)
@@ -76,7 +76,7 @@ def _start_again(slot: int) -> None:
             os.execv(sys.executable, sys.orig_argv)
 
 
-def _preload() -> None:
+def _preload(level: str) -> None:
     """Imports, and what is drawn at random the same for all programs."""
     register, os.register_at_fork = os.register_at_fork, lambda **_: None
     for name in PRELOADED:
@@ -85,6 +85,11 @@ def _preload() -> None:
     with contextlib.suppress(ImportError):
         __import__("_none_of_this_name")  # every folder of modules is listed, and known from now on
     _seed_everything(sys.modules["random"])
+    # What draws from the kernel by itself is not there: OpenSSL mixes in the clock, and SQLite
+    # falls back to it where ``/dev/urandom`` cannot be a file of fixed bytes.
+    refused = ["_ssl", "_sqlite3"] if level == "limits" else ["_ssl"]
+    sys.modules.update(dict.fromkeys(refused))  # type: ignore[arg-type]
+    confine.forget_random_bytes()
 
 
 def _seed_everything(module: Any) -> None:
@@ -96,7 +101,10 @@ def _seed_everything(module: Any) -> None:
 
     module.Random.seed = seed
     module.seed = module._inst.seed
-    os.urandom = module._urandom = generator.randbytes
+    module._random.Random = module.Random
+    system = sys.modules["posix"]
+    os.urandom = module._urandom = system.urandom = generator.randbytes  # type: ignore[attr-defined]
+    os.getrandom = system.getrandom = lambda size, flags=0: generator.randbytes(size)  # type: ignore[attr-defined]
     module.seed(0)
 
 

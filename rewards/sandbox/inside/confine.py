@@ -17,6 +17,8 @@ from collections.abc import Iterator
 SCRATCH_BYTES = 16 << 20  # of files in the scratch directory
 SCRATCH_FILES = 4096  # in it, with namespaces
 FILE_BYTES = 8 << 20  # of one file
+RANDOM_DEVICES = ("/dev/random", "/dev/urandom")
+RANDOM_BYTES = 1 << 16  # in the file that stands for each
 MAX_FILES = 64  # open at a time
 MAX_TIMERS = 64  # of POSIX, each of which the kernel keeps a signal for
 _RLIMIT_SIGPENDING = 11  # not in ``resource``
@@ -141,6 +143,16 @@ def has_fixed_addresses() -> bool:
     return persona >= 0 and bool(persona & _ADDR_NO_RANDOMIZE)
 
 
+_AT_RANDOM = 25
+
+
+def forget_random_bytes() -> None:
+    """Clears the 16 bytes that the kernel hands to each new process."""
+    _libc.getauxval.restype = ctypes.c_void_p
+    if address := _libc.getauxval(ctypes.c_ulong(_AT_RANDOM)):
+        ctypes.memset(address, 0, 16)
+
+
 # --- namespaces, where bubblewrap is not installed ---------------------------------------------
 
 _NEW_USER, _NEW_NS, _NEW_PID, _NEW_NET = 0x10000000, 0x00020000, 0x20000000, 0x40000000
@@ -151,12 +163,21 @@ _SYS_MOUNT_SETATTR = 442
 _READ_ONLY_NOSUID_NODEV = 1 | 2 | 4  # mount attributes
 
 
+def write_random_bytes(path: str) -> None:
+    """A file of fixed bytes, shown as ``/dev/urandom``: what draws its seed there repeats."""
+    import random  # not before ``candidate`` keeps it from being seeded anew in each fork
+
+    with open(path, "wb") as file:
+        file.write(random.Random(0).randbytes(RANDOM_BYTES))
+    os.chmod(path, 0o444)
+
+
 def enter_namespaces(root: str, visible: list[str], hidden: list[str], devices: list[str]) -> None:
     """New user (if not root), mount, network, IPC and host-name namespaces; PID for children.
 
-    Afterwards ``/`` is read-only and holds ``visible``, with ``hidden`` in it empty, and
-    ``devices``; ``/tmp`` is an empty scratch directory. ``root`` is
-    an empty directory to build on. Raises OSError where the kernel refuses.
+    Afterwards ``/`` is read-only and holds ``visible``, with ``hidden`` in it empty, ``devices``
+    and files for ``RANDOM_DEVICES``; ``/tmp`` is an empty scratch directory. ``root`` is an empty
+    directory to build on. Raises OSError where the kernel refuses.
     """
     uid, gid = os.getuid(), os.getgid()
     flags = _NEW_NS | _NEW_PID | _NEW_NET | _NEW_IPC | _NEW_UTS
@@ -177,6 +198,8 @@ def enter_namespaces(root: str, visible: list[str], hidden: list[str], devices: 
         _mount("tmpfs", root + path, "tmpfs", _NOSUID_NODEV | _READ_ONLY, "size=4k")
     for path in devices:
         _show(path, root + path, read_only=False)
+    for path in RANDOM_DEVICES:
+        write_random_bytes(root + path)
     os.makedirs(f"{root}/tmp", exist_ok=True)
     _mount_scratch(f"{root}/tmp")
     os.chdir(root)

@@ -117,6 +117,11 @@ _DENIED_TO_PROGRAMS: Numbers = {
     "bind": (49, 200),
     "sendmsg": (46, 211),  # whose address stands in memory, out of a filter's sight
     "sendmmsg": (307, 269),
+    "setsockopt": (54, 208),  # SO_PASSCRED adds the sender's process number to messages
+    # what differs from run to run: random bytes of the kernel, this sandbox's user
+    "getrandom": (318, 278),
+    "getresuid": (118, 148),
+    "getresgid": (120, 150),
     # locks and wake-ups that processes of other sandboxes would notice, on files that all can read
     "flock": (73, 32),
     "futex_waitv": (449, 449),
@@ -147,10 +152,14 @@ _IDENTITY: Numbers = {
 _PRLIMIT64, _CLONE, _CLONE3 = (302, 261), (56, 220), (435, 435)
 _FCNTL, _IOCTL, _FUTEX = (72, 25), (16, 29), (202, 98)
 _FUTEX_PRIVATE = 128
-_SOCKETPAIR, _SENDTO = (53, 199), (44, 206)
+_SOCKETPAIR, _SENDTO, _GETSOCKOPT = (53, 199), (44, 206), (55, 209)
+_AF_UNIX = _SOL_SOCKET = 1
 # Of pairs of sockets: connected streams, which asyncio uses; with SOCK_NONBLOCK, SOCK_CLOEXEC.
 # Datagrams could be sent to an address.
 _PAIRS_ALLOWED = (1, 0x801, 0x80001, 0x80801)
+# Of a socket's options: type, error, sizes of buffers, whether it listens, protocol, domain. Not:
+# whose the other end is (SO_PEERCRED and its like).
+_OPTIONS_ALLOWED = (3, 4, 7, 8, 30, 38, 39)
 _OPEN, _OPENAT, _O_WRITES, _O_TRUNC = (2, None), (257, 56), 3, 0x200
 _NEW_ANY = 0x7E020080  # clone flags that make a namespace
 _SET_FLAGS, _O_ASYNC = 4, 0x2000
@@ -161,6 +170,7 @@ _FCNTL_ALLOWED = (0, 1, 2, 3, 4, 1030)
 _IOCTL_ALLOWED = (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_FIRST, _SECOND, _THIRD = 16, 24, 32  # where a call's arguments stand
 _EPERM, _EAGAIN, _ENOSYS = 1, 11, 38
 
 
@@ -238,7 +248,10 @@ def _program_rules(column: int) -> list[bytes]:
         *_refuse(_DENIED_TO_PROGRAMS, column, _EPERM),
         *_refuse(_TASKS, column, _EAGAIN),
         *_only(_IOCTL[column], _IOCTL_ALLOWED),
+        *_only(_SOCKETPAIR[column], (_AF_UNIX,), _FIRST),
         *_only(_SOCKETPAIR[column], _PAIRS_ALLOWED),
+        *_only(_GETSOCKOPT[column], (_SOL_SOCKET,)),
+        *_only(_GETSOCKOPT[column], _OPTIONS_ALLOWED, _THIRD),
         # sendto: to the other end alone; an address is a pointer, read in two halves
         _step(_EQUAL, _SENDTO[column], 0, 6),
         _step(_LOAD, 48),
@@ -282,12 +295,12 @@ def _refuse_to_empty(call: int | None, flags: int) -> list[bytes]:
     ]
 
 
-def _only(call: int, allowed: tuple[int, ...]) -> list[bytes]:
-    """Of a call, by its second argument, only these; the number of the call stays loaded."""
+def _only(call: int, allowed: tuple[int, ...], argument: int = _SECOND) -> list[bytes]:
+    """Of a call, by an argument, only these; the number of the call stays loaded."""
     count = len(allowed)
     return [
         _step(_EQUAL, call, 0, count + 3),
-        _step(_LOAD, 24),
+        _step(_LOAD, argument),
         *(_step(_EQUAL, value, count - i, 0) for i, value in enumerate(allowed)),
         _step(_RETURN, _ERRNO | _EPERM),
         _step(_LOAD, 0),

@@ -6,6 +6,8 @@ attack could not work at all.
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from comlrl.types import JointAction, Task
@@ -140,6 +142,77 @@ def test_scores_repeat_in_fresh_pools(level):
             found = breakdowns(reward, task, *order)[:: -1 if pool % 2 else 1]
             seen.append([[(o.passed, o.error_type, o.actual) for o in b.outcomes] for b in found])
     assert [run == seen[0] for run in seen] == [True] * 5
+
+
+# What the kernel draws, and what names this process, by every way that a program has to it.
+DRAWS = """
+import ctypes, importlib, os, socket
+libc = ctypes.CDLL(None)
+libc.getauxval.restype = ctypes.c_void_p
+def device(name):
+    with open(name, "rb") as file: return file.read(8)
+def filled(call, *more):
+    data = ctypes.create_string_buffer(8)
+    return call(data, 8, *more), data.raw
+def passed():
+    a, b = socket.socketpair()
+    a.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    b.send(b"x")
+    return a.recvmsg(9, 99)
+def peer(option):
+    return socket.socketpair()[0].getsockopt(socket.SOL_SOCKET, option, 12)
+def sql():
+    connection = importlib.import_module("sqlite3").connect(":memory:")
+    return connection.execute("select random(), hex(randomblob(8))").fetchone()
+DRAW = [
+    lambda: device("/dev/urandom"), lambda: device("/dev/random"),
+    lambda: os.getrandom(8), lambda: os.getrandom(8, os.GRND_NONBLOCK), lambda: os.urandom(8),
+    lambda: importlib.import_module("posix").urandom(8),
+    lambda: filled(libc.getrandom, 0), lambda: filled(libc.getentropy),
+    lambda: filled(lambda data, size: libc.syscall(318, data, size, 0)),
+    lambda: ctypes.string_at(libc.getauxval(25), 16),
+    lambda: importlib.import_module("ssl").RAND_bytes(8), sql,
+    lambda: importlib.import_module("_random").Random().random(),
+    lambda: peer(socket.SO_PEERCRED), lambda: peer(77), passed,
+    os.getresuid, os.getresgid,
+]
+def f(x):
+    return repr(DRAW[x]())
+"""
+NUM_DRAWS = 18
+
+
+def test_what_the_kernel_draws_repeats_or_is_refused(level):
+    """Two programs of one pool and one of another; the control names what differs."""
+    lines = "".join(f"    assert candidate({n}) == ''\n" for n in range(NUM_DRAWS))
+    task, seen = code_task("t", "", "def check(candidate):\n" + lines, "f"), []
+    for texts in ([DRAWS, DRAWS + "#"], [DRAWS]):
+        with CodeReward(1, 5.0, 512, level) as reward:
+            for found in breakdowns(reward, task, *texts):
+                seen.append([(o.error_type, o.message, o.actual) for o in found.outcomes])
+    assert len(seen[0]) == NUM_DRAWS
+    assert seen[0] == seen[1] == seen[2]
+    assert seen[0][4][0] == "AssertionError"  # os.urandom: its value was read
+
+
+PAIRS = """
+import socket
+def f(x):
+    made = []
+    for family in range(1, 46):
+        try: socket.socketpair(family, socket.SOCK_STREAM)
+        except PermissionError: continue
+        except OSError as error: made.append((family, error.errno))
+        else: made.append(family)
+    return made
+"""
+
+
+def test_pairs_of_sockets_are_unix_ones_alone(level):
+    test = f"def check(candidate):\n    assert candidate(0) == [{int(socket.AF_UNIX)}]\n"
+    with CodeReward(1, 5.0, 512, level) as reward:
+        (found,) = breakdowns(reward, code_task("t", "", test, "f"), PAIRS)
+    assert found.tests == 1.0, found.outcomes
 
 
 @pytest.mark.parametrize("level", some_slow(LEVELS, "unshare", "limits"), indirect=True)

@@ -88,11 +88,11 @@ def test_bubblewrap_without_the_right_to_mount_says_what_is_missing(monkeypatch,
     """As it is where bwrap is installed setuid and another user than root starts it."""
     if failure("bubblewrap") is not None:
         pytest.skip(f"not offered here: {failure('bubblewrap')}")
-    command = launch.bubblewrap_command()
+    command = launch.bubblewrap_command("/dev/null")
     position = command.index("CAP_SYS_ADMIN")
     with_bound = Sandbox("bubblewrap", Limits(1.0, 256), str(tmp_path))
     monkeypatch.setattr(
-        launch, "bubblewrap_command", lambda: command[: position - 1] + command[position + 1 :]
+        launch, "bubblewrap_command", lambda _: command[: position - 1] + command[position + 1 :]
     )
     without = Sandbox("bubblewrap", Limits(1.0, 256), str(tmp_path))
     with_bound.close()
@@ -109,9 +109,9 @@ def test_a_setuid_bubblewrap_of_a_plain_user_is_not_asked_for_rights(monkeypatch
     monkeypatch.setenv("PATH", str(tmp_path))
     for user, asked in ((0, True), (1000, False)):
         monkeypatch.setattr(os, "getuid", lambda user=user: user)
-        assert ("CAP_SYS_ADMIN" in launch.bubblewrap_command()) == asked
+        assert ("CAP_SYS_ADMIN" in launch.bubblewrap_command("/dev/null")) == asked
     bwrap.chmod(0o755)
-    assert "CAP_SYS_ADMIN" in launch.bubblewrap_command()
+    assert "CAP_SYS_ADMIN" in launch.bubblewrap_command("/dev/null")
 
 
 # --- sockets -----------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rewards.run_python import MAX_OUTPUT, MAX_SOURCE, PythonResult, run_python
+from rewards.run_python import MAX_ERROR, MAX_OUTPUT, MAX_SOURCE, PythonResult, run_python
 
 
 def test_output_and_input():
@@ -54,6 +54,42 @@ def test_long_output_is_cut_and_long_code_refused():
     assert len(run_python(f"print('x' * {2 * MAX_OUTPUT})").output) == MAX_OUTPUT
     with pytest.raises(ValueError, match="at most"):
         run_python("#" * (MAX_SOURCE + 1))
+
+
+FORGE = """
+import json, os, socket, struct
+reply = json.dumps({reply}).encode()
+for descriptor in range(3, 64):
+    try: channel = socket.socket(fileno=os.dup(descriptor))
+    except OSError: continue
+    channel.sendall(struct.pack("<II", len(reply), 1) + reply)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        ["v", [{"t": [1]}, 7, "x"], None],
+        ["v", {"i": [["a", None, None], "more"]}, None],
+        {"i": [["v"], "more"]},
+        ["v", ["a", None, None, 1], None],
+        ["v", ["a", ["b"], None], None],
+        ["e", [], None],
+        "abc",
+        {"n": "0x" + "f" * 9000},
+    ],
+)
+def test_a_forged_reply_is_the_end_of_the_process(reply):
+    result = run_python(FORGE.format(reply=reply))
+    assert result == PythonResult("", "ProcessEnded: the code ended its process")
+
+
+def test_what_a_forged_reply_may_say_is_text_of_bounded_length():
+    reply = ["v", ["\ud800" * 2 * MAX_OUTPUT, "e" * 9999, True], None]
+    result = run_python(FORGE.format(reply=reply))
+    assert result == PythonResult("?" * MAX_OUTPUT, "e" * MAX_ERROR)
+    assert run_python("print('\\ud800')").output == "?\n"
 
 
 def test_several_at_once():
