@@ -67,20 +67,6 @@ def check(config: Config, work: Work) -> list[str]:
     return unchecked
 
 
-def prompt_tokens(config: Config, work: Work) -> float | None:
-    """Mean of the agents' first prompts; None where the tasks or a tokenizer are not at hand."""
-    tasks, agents = _tasks(config, work, []), agents_at_hand(config, [])
-    if work.program is not None or not tasks or not agents:
-        return None
-    prompts = work.read_by([agent.encoder.chats for agent in agents]).prompts
-    lengths = [
-        len(agent.encoder.encode(read))
-        for task in tasks[:64]
-        for agent, read in zip(agents, prompts.first_N(task, len(agents)), strict=True)
-    ]
-    return sum(lengths) / len(lengths)
-
-
 def _output(config: Config) -> None:
     folder = path = Path(config.output.dir or config.output.base_dir).absolute()
     while not path.exists():

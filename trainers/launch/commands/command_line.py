@@ -70,19 +70,24 @@ def parse_arguments(algorithm: str, argv: Sequence[str] | None = None) -> argpar
         help="check all that is at hand, print the cost, load no weights",
     )
     parser.add_argument(
-        "--hardware",
-        metavar="KIND",
-        help="with --dry-run: estimate seconds on [8x]h100, h200, a100, cpu or "
-        "flops=…,bandwidth=…,memory=… (docs/scaling.md)",
+        "--measure",
+        action="store_true",
+        help="with --dry-run: also make two training steps here, and multiply them to the run",
     )
+    parser.add_argument("--hardware", nargs="?", const="", help=argparse.SUPPRESS)
     older = parser.add_argument_group("older flags, each a key of the configuration")
     for flag, key in FLAGS.items():
         count = "+" if flag == "turn_gradient_weights" else None
         shown = key.replace("<algo>", algorithm)
         older.add_argument(f"--{flag}", nargs=count, metavar="VALUE", help=shown)
     arguments = parser.parse_args(argv)
-    if arguments.hardware is not None and not arguments.dry_run:
-        raise UserError(f"--hardware: '{arguments.hardware}' is for --dry-run; give both")
+    if arguments.hardware is not None:
+        raise UserError(
+            f"--hardware: '{arguments.hardware}' is no longer estimated for; give --dry-run "
+            "--measure on the machine itself"
+        )
+    if arguments.measure and not arguments.dry_run:
+        raise UserError("--measure: is for --dry-run; give both")
     arguments.config = config_file(arguments.config)
     return arguments
 

@@ -6,11 +6,13 @@ answered at once.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import shlex
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,7 +78,8 @@ def _main(
     except UserError as error:
         return _refuse(error)
     first = os.environ.get("RANK", "0") == "0"
-    if arguments.dry_run and not first:
+    only_checks = arguments.dry_run and not arguments.measure
+    if only_checks and not first:
         return 0  # one process checks and prints for all
     if first:
         try:
@@ -88,15 +91,22 @@ def _main(
             if config.init_from is not None and not arguments.resume:
                 notices += init_from.check(config, SECTIONS)
         except UserError as error:
-            return report(error) if arguments.dry_run else _refuse(error)
+            return report(error) if only_checks else _refuse(error)
         for text in notices + no_weights_notice(config):
             notice(text)
-    if arguments.dry_run:
-        return _dry_run(config, work, arguments.hardware)
+    if arguments.dry_run and first:
+        try:
+            _dry_run(config, work)
+        except UserError as error:
+            return report(error) if only_checks else _refuse(error)
+    if only_checks:
+        return 0
     try:
         hub.check_reachable(config, hub.named_models(config))
     except UserError as error:
         return _refuse(error)
+    if arguments.measure:
+        return _measure(algorithm, arguments, config, build, signals)
     return execute(config, work, build, signals, arguments.resume, arguments.resume_force)
 
 
@@ -111,30 +121,40 @@ def no_weights_notice(config: Config) -> list[str]:
     return [f"this run leaves no weights: {why}; set output.save_final_model=true to keep them"]
 
 
-def _dry_run(config: Config, work: Work, hardware: str | None) -> int:
-    """Check what is at hand, then tell the cost and what was left unchecked."""
-    from trainers.launch.checks.at_hand import check, prompt_tokens
+def _dry_run(config: Config, work: Work) -> None:
+    """Check what is at hand, then print the cost and what was left unchecked. Raises UserError."""
+    from trainers.launch.checks.at_hand import check
     from trainers.launch.cost.dry_run import describe
 
-    try:
-        unchecked = check(config, work)
-        limits_N = limits(config, work.roles)
-        lines = [describe(config, limits_N)]
-        if hardware is not None and work.program is not None:
-            raise UserError(
-                f"--hardware: '{hardware}' with program.target, whose calls are not known before "
-                "it is played; leave it out"
-            )
-        if hardware is not None:
-            from trainers.launch.cost.roofline import estimate
-
-            lines.append(estimate(config, limits_N, hardware, prompt_tokens(config, work)))
-        print("\n".join(lines))
-    except UserError as error:
-        return report(error)
+    unchecked = check(config, work)
+    print(describe(config, limits(config, work.roles)))
     for line in unchecked:
         print(f"not checked: {line}")
-    return 0
+
+
+def _measure(
+    algorithm: str,
+    arguments: argparse.Namespace,
+    config: Config,
+    build: Build,
+    signals: Signals,
+) -> int:
+    """Train for some steps in a temporary folder, and print what the run would take by them;
+    returns the exit code."""
+    from trainers.launch.cost.measured import describe_measured, overrides
+
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder) / "run"
+        arguments.override += overrides(config, run_dir)
+        measured, work, _ = resolve(algorithm, arguments)
+        code = execute(measured, work, build, signals, pages=False)
+        if code == 0 and os.environ.get("RANK", "0") == "0":
+            train, _ = load_both_splits(config, work.domain)
+            try:
+                print(describe_measured(config, measured, run_dir, len(train)))
+            except UserError as error:
+                return report(error)
+    return code
 
 
 def _refuse(error: Exception) -> int:
@@ -165,8 +185,12 @@ def execute(
     signals: Signals,
     resume: bool = False,
     force: bool = False,
+    pages: bool = True,
 ) -> int:
-    """Build everything, train, and leave the run directory; returns the exit code."""
+    """Build everything, train, and leave the run directory; returns the exit code.
+
+    ``pages``: write the report and the model card.
+    """
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from comlrl.loop.checkpoint import CheckpointError
     from comlrl.processes import distributed
@@ -209,7 +233,7 @@ def execute(
             raise
         except Exception as error:
             return _stopped(error, run.loop)
-    if distributed.is_main():
+    if distributed.is_main() and pages:
         weights = config.keeps_final_model or config.output.save_best
         written = _write_pages(config, run.run_dir, card=weights)
         for text in no_weights_notice(config):

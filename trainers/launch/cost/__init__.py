@@ -1,1 +1,1 @@
-"""What a run costs: trees, tokens, parameters, memory and seconds, each counted once."""
+"""What a run costs: trees, tokens, parameters and memory, counted; seconds, measured."""

@@ -1,4 +1,4 @@
-"""What a run holds in memory, counted once for ``--dry-run`` and for its estimate."""
+"""What a run holds in memory, for ``--dry-run``."""
 
 from __future__ import annotations
 
@@ -28,31 +28,28 @@ def held(
     prompt: float,
     tasks: int,
     held_out: int | None,
-    width: float = 0,
-    device: str = "cuda",
 ) -> list[Held]:
-    """What one process holds while it samples, trains and evaluates.
+    """Return what one process holds while it samples, trains and evaluates.
 
     Args:
         limits_N: ``max_new_tokens`` of each agent.
         prompt: tokens of a prompt at the widest level of a tree.
         tasks: whose trees this process grows at once.
         held_out: tasks of an evaluation that are this process's; None: unknown.
-        width: bytes of a weight; 0: as ``agent_model.torch_dtype`` says.
-        device: ``cuda`` or ``cpu``, whose updates take micro-batches of different sizes.
     """
-    width = width or BYTES[config.agent_model.torch_dtype]
+    width = BYTES[config.agent_model.torch_dtype]
     names = config.model_names
     sizes = {name: model_size(name) for name in names}
     each = [sizes[name] for name in (names[:1] if config.shares_base else names)]
     found = [_weights(config, each, width), *_trained(config, each, width)]
     if config.generation.backend == "builtin":
-        trained = slots(config, widest(config.online), limits_N, prompt, tasks)
+        widest = max(levels(config.online), key=lambda level: level.nodes)
+        trained = _slots(config, widest, limits_N, prompt, tasks)
         evaluated = _evaluated(config, limits_N, prompt, held_out)
         found.append(_cache(config, each, width, trained, evaluated))
     found += _critics(config.online, config, width)
     found += _reward_model(config, names[-1], width)
-    found.append(_activations(each, width, device))
+    found.append(_activations(each, width))
     return found
 
 
@@ -63,22 +60,14 @@ def training_adds(width: float) -> tuple[float, str]:
     return 3 * width, "gradients, Adam's moments"
 
 
-def widest(section: CommonConfig) -> Level:
-    """The level of a tree at which most nodes are sampled at once."""
-    return max(levels(section), key=lambda level: level.nodes)
-
-
-def prompts_at_once(config: Config, level: Level, tasks: int) -> int:
-    """Agents of one base are sampled together."""
-    return tasks * level.nodes * (len(level.stage) if config.shares_base else 1)
-
-
-def slots(
+def _slots(
     config: Config, level: Level, limits_N: Sequence[int], prompt: float, tasks: int
 ) -> float:
-    """Key/value slots while a level is sampled: each prompt once, and its completions."""
+    """Return key/value slots while a level is sampled: each prompt once, and its completions.
+    Agents of one base are sampled together."""
     longest = max(limits_N[agent] for agent in level.stage)
-    return prompts_at_once(config, level, tasks) * (prompt + level.own * longest)
+    prompts = tasks * level.nodes * (len(level.stage) if config.shares_base else 1)
+    return prompts * (prompt + level.own * longest)
 
 
 def _evaluated(
@@ -96,7 +85,7 @@ def _evaluated(
         first = level.turn == 1 and level.stage.start == 0
         nodes, own = (1, answers) if first else (answers, 1)
         chains = level._replace(nodes=nodes, own=own)
-        most = max(most, slots(config, chains, limits_N, prompt, tasks))
+        most = max(most, _slots(config, chains, limits_N, prompt, tasks))
     return most
 
 
@@ -155,13 +144,13 @@ def _reward_model(config: Config, agents_model: str, width: float) -> Iterator[H
         yield Held("reward model ≤", _times(parameters, share * width), "while trained")
 
 
-def _activations(sizes: Sequence[ModelSize], width: float, device: str) -> Held:
-    """Of the update's micro-batch, which is made to fit."""
+def _activations(sizes: Sequence[ModelSize], width: float) -> Held:
+    """Return those of the update's micro-batch, which is made to fit, on a GPU."""
     from comlrl.update.accumulate import ACTIVATION_BYTES, ALONE, MICRO_BATCH_TOKENS
 
     left = max((s.dims.left for s in sizes if s.dims), default=None)
-    tokens = MICRO_BATCH_TOKENS[device]
-    held = ALONE[device] * ACTIVATION_BYTES[device]
+    tokens = MICRO_BATCH_TOKENS["cuda"]
+    held = ALONE["cuda"] * ACTIVATION_BYTES["cuda"]
     most = None if left is None else min(held, tokens * left * width)
     return Held("activations ≤", most, f"of a micro-batch of {tokens:,} tokens in the update")
 

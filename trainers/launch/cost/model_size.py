@@ -30,7 +30,6 @@ class Dims:
     vocabulary: int
     gated: bool = True  # three matrices in the feed-forward part, not two
     tied: bool = True  # the embedding is the language-model head too
-    guessed: bool = False  # from the size in a name
 
     @property
     def linear(self) -> int:
@@ -107,10 +106,7 @@ def model_size(name: str) -> ModelSize:
     sizes = re.findall(r"(\d+(?:\.\d+)?)([BbMm])(?![A-Za-z0-9])", name)
     if sizes:
         parameters = int(float(sizes[-1][0]) * (1e9 if sizes[-1][1] in "Bb" else 1e6))
-        if dims is not None:
-            return ModelSize(parameters, "from its name", dims, {})
-        usual = _usual(parameters)
-        return ModelSize(parameters, "from its name, as a usual decoder of that size", usual, {})
+        return ModelSize(parameters, "from its name", dims, {})
     if dims is not None:
         return ModelSize(dims.parameters, "from its config.json", dims, {})
     return ModelSize(None, "unknown: not at hand, and its name gives no size", None, {})
@@ -164,19 +160,4 @@ def _dims(found: Mapping[str, Any]) -> Dims | None:
         kv=kv * each,
         vocabulary=found["vocab_size"],
         tied=tied,
-    )
-
-
-def _usual(parameters: int) -> Dims:
-    """A usual decoder of so many parameters: 12 · layers · width² of them, width = 80 · layers."""
-    layers = round((parameters / 76800) ** (1 / 3))
-    width = 80 * layers
-    return Dims(
-        layers=layers,
-        width=width,
-        inner=3 * width,
-        heads=width,
-        kv=width // 6,
-        vocabulary=151_936,
-        guessed=True,
     )

@@ -1,0 +1,104 @@
+"""``--dry-run --measure``: training steps on the machine at hand, multiplied to the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from comlrl.config.algorithms import MARLHFConfig, PreferenceConfig
+from comlrl.config.resolved import Config
+from comlrl.errors import UserError
+from comlrl.run_files import METRICS, SUMMARY
+from trainers.launch.cost.dry_run import steps_of
+from trainers.launch.wiring.assembly import build_schedule
+
+STEPS = 2
+
+
+def overrides(config: Config, folder: Path) -> Iterator[str]:
+    """Yield the settings that make a run a measurement of its first steps.
+
+    Rounds of preferences are cut to the tasks of these steps.
+    """
+    online = config.online_name
+    yield from (f"output.dir={folder}", "output.save_final_model=false", "output.save_best=false")
+    yield from ("wandb=null", "trackio=null", f"{online}.logging_steps=1")
+    yield from (f"{online}.max_steps={STEPS}", f"{online}.max_env_steps=null")
+    yield from (f"{online}.eval_interval=0", f"{online}.save_steps=0")
+    section = config.section
+    if isinstance(section, PreferenceConfig):
+        tasks = STEPS * section.batch_size
+        if section.round_tasks is not None:
+            tasks = min(tasks, section.round_tasks)
+        yield f"{config.algorithm}.round_tasks={tasks}"
+        yield f"{online}.num_train_epochs={STEPS}"
+    if isinstance(section, MARLHFConfig):
+        yield f"{config.algorithm}.reward_min_accuracy=0"  # few pairs say little
+
+
+def describe_measured(config: Config, measured: Config, folder: Path, tasks: int) -> str:
+    """Return the seconds of the steps in ``folder``, and of the run that they are multiplied to.
+
+    Args:
+        config: the run's.
+        measured: the same with ``overrides``.
+        tasks: how many training tasks there are.
+
+    Raises UserError if no step was made.
+    """
+    lines = (folder / METRICS).read_text(encoding="utf-8").splitlines()
+    metrics = [json.loads(line)["metrics"] for line in lines]
+    steps = [step for step in metrics if "step_seconds" in step]
+    if not steps:
+        raise UserError("--measure: no training step was made; see the messages above")
+    last = steps[-1]
+    count = steps_of(config, tasks)
+    heads = [f"step {i}" for i in range(1, len(steps) + 1)]
+    run = "the run" if count is None else f"the run, {count:,} steps"
+    rows = [["measured on this machine", *heads, run]]
+    names = [key[len("time/") : -len("_share")] for key in last if key.startswith("time/")]
+    for name in [*names, "a training step"]:
+        each = [step["step_seconds"] * step.get(f"time/{name}_share", 1.0) for step in steps]
+        whole = None if count is None else each[0] + (count - 1) * each[-1]
+        rows.append([name, *map(duration, each), duration(whole)])
+    if isinstance(config.section, PreferenceConfig):
+        before, multiple = _preferences(config, measured, folder, steps, tasks)
+        empty = [""] * (len(steps) - 1)
+        rows.append(["preferences", duration(before), *empty, duration(before * multiple)])
+        rows.append(["together", "", *empty, duration(whole and whole + before * multiple)])
+    memory = f"{last['peak_memory_mb']:,.0f} MB"
+    widths = (26, *(14 for _ in heads), 24)
+    table = [
+        "".join(f"{cell:<{w}}" if not i else f"{cell:>{w}}" for i, (cell, w) in enumerate(cells))
+        for cells in (list(zip(row, widths, strict=True)) for row in rows)
+    ]
+    notes = (
+        f"peak memory of a process: {memory}",
+        "The run is the first step once and the last one for each of the others. Steps vary, above",
+        "all with the length of completions. Loading, evaluations and saving are not included.",
+    )
+    return "\n".join(["", *table, *notes])
+
+
+def _preferences(
+    config: Config, measured: Config, folder: Path, steps: list[dict[str, Any]], tasks: int
+) -> tuple[float, float]:
+    """Return the seconds before the first step (labelling, and fitting a reward model), and how
+    many times as many tasks the run labels."""
+    trained = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["train"]["seconds"]
+    before = max(trained - sum(step["step_seconds"] for step in steps), 0.0)
+    labelled = build_schedule(measured, range(tasks)).length_of(0)
+    schedule = build_schedule(config, range(tasks))
+    whole = sum(schedule.length_of(index) for index in range(config.section.num_iterations))
+    return before, whole / labelled
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration in s, min or h with three digits."""
+    if seconds is None:
+        return "unknown"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
