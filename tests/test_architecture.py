@@ -59,7 +59,6 @@ LAUNCH = (
     "trainers.launch.checks",
     "trainers.launch.commands",
 )
-LARGEST_ROOM = 2500  # lines
 # What tests import of each other.
 HELPERS = (*(ROOT / "tests/support").glob("*.py"), ROOT / "tests/golden/toy.py")
 # Trainers are siblings; the declared special case.
@@ -148,14 +147,6 @@ def test_a_files_name_is_its_own():
     names = Counter(file.name for module, file in MODULES.items() if _floor(module) < 6)
     names -= Counter({"__init__.py": 99, "__main__.py": 9})
     assert [name for name, count in names.items() if count > 1] == []
-
-
-def test_no_room_is_too_large_to_know():
-    sizes: Counter[Path] = Counter()
-    for module, file in MODULES.items():
-        if _floor(module) < FLOORS["benchmarks"]:
-            sizes[file.parent] += len(file.read_text().splitlines())
-    assert {room: size for room, size in sizes.items() if size > LARGEST_ROOM} == {}
 
 
 def _circles(graph: dict[str, set[str]]) -> list[str]:

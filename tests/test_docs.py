@@ -175,7 +175,8 @@ def python(words: list[str], request: pytest.FixtureRequest) -> None:
         assert Path(name).exists()  # it is run below
     elif match := re.fullmatch(r"train_(\w+)\.py", name):
         assert (ROOT / name).exists()
-        arguments = [*arguments, "--dry-run"]
+        # What --measure trains is run in tests/trainers/launch/cost/test_measured.py.
+        arguments = [word for word in arguments if word != "--measure"] + ["--dry-run"]
         if any(word.startswith("init_from=") for word in arguments):
             request.getfixturevalue("small_runs")
         if any(word.startswith("output.dir=") for word in arguments):  # its run may lie there
