@@ -5,7 +5,7 @@
 In each, main calls a helper that hands its arguments on (`if aux(a): pass`) and has no use for it:
 it returns one constant or one of its arguments, or looks the docstring's examples up in a table;
 the last one solves the task by itself. For each: the mean reward of the definition as published,
-with `bonus: share` and with `need_bonus`, and how many tasks it solves.
+with `bonus: share` and with `bonus: team`, and how many tasks it solves.
 """
 
 from __future__ import annotations
@@ -83,13 +83,12 @@ class Problem:
 def scored(
     reward: CodeReward, problems: Sequence[Problem], main: Callable[[Problem], str]
 ) -> list[list[Score]]:
-    """The scores as published, with `bonus: share` and with `need_bonus`."""
+    """Return the scores as published, with `bonus: share` and with `bonus: team`."""
     actions = [JointAction(p.task, (AUX, main(p))) for p in problems]
-    found = []
-    for bonus, need_bonus in (("any_test", False), ("share", False), ("any_test", True)):
-        reward.bonus, reward.need_bonus = bonus, need_bonus  # type: ignore[assignment]
-        found.append(reward.score(actions))
-    return found
+    scores = []
+    for reward.bonus in ("any_test", "share", "team"):
+        scores.append(reward.score(actions))
+    return scores
 
 
 def best(scores: Sequence[list[Score]]) -> list[Score]:
@@ -107,7 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     human_eval.add_option(parser)
     problems = [Problem(task) for task in human_eval.tasks(parser.parse_args().data)]
-    print("| main | as published | `bonus: share` | `need_bonus` | solved |")
+    print("| main | as published | `bonus: share` | `bonus: team` | solved |")
     print("|---|---|---|---|---|")
     with CodeReward() as reward:
         each = [scored(reward, problems, methodcaller("returning", b)) for b in BODIES]

@@ -46,6 +46,9 @@ def tests_passed(sample: Mapping[str, Any]) -> str:
     return f"tests {sum(o['passed'] for o in outcomes)}/{len(outcomes)}"
 
 
+# Of the solved programs, those that fail without an agent's part; agents in their order, main last.
+NEEDED = tuple(Metric(f"agent {i} needed", f"agent_{i}/needed_rate") for i in range(6))
+
 CODE = View(
     passed="all tests pass",
     outcome="tests",
@@ -62,14 +65,17 @@ CODE = View(
             "How main uses aux",
             (
                 Metric("called by main", "aux_called_rate"),
-                Metric("needed", "aux_needed_rate"),
                 Metric("thin wrapper", "wrapper_rate"),
                 Metric("result ignored", "aux_ignored_rate"),
             ),
         ),
         Lines(
-            "Helpers that solved programs need, held-out tasks",
-            (Metric("needed", "aux_needed_rate"),),
+            "Teamwork, held-out tasks",
+            (
+                Metric("all tests pass", "pass_rate"),
+                Metric("all tests pass, every agent needed", "teamwork_rate"),
+                *NEEDED,
+            ),
             phase="eval",
         ),
         Lines(
@@ -99,20 +105,21 @@ CODE = View(
             Metric("all tests pass", "pass_rate"),
             Metric("compiles", "syntax_rate"),
             Metric("aux called", "aux_called_rate"),
-            Metric("aux needed", "aux_needed_rate"),
+            Metric("every agent needed", "teamwork_rate"),
             Metric("thin wrapper", "wrapper_rate"),
         ),
     ),
     compared=(
         Metric("Main calls aux", "aux_called_rate"),
-        Metric("Main needs aux", "aux_needed_rate"),
+        Metric("Teamwork", "teamwork_rate"),
         Metric("Thin wrappers", "wrapper_rate"),
     ),
     tables=(
         "test_fraction",
         "syntax_rate",
         "aux_called_rate",
-        "aux_needed_rate",
+        "teamwork_rate",
+        *(metric.name for metric in NEEDED),
         "wrapper_rate",
         "aux_ignored_rate",
     ),

@@ -50,7 +50,8 @@ class RewardBreakdown:
     called: tuple[str, ...] = ()  # helpers that main calls
     ignored: tuple[str, ...] = ()  # helpers that main calls somewhere without reading the result
     wrapper: bool = False  # main only hands on aux's result
-    # helpers without whose results a test fails; None: not measured, or not all tests passed
+    # helpers and entry point without whose part a test fails, () if one fails anyway; None: not
+    # measured
     needed: tuple[str, ...] | None = None
     syntax_error: SyntaxProblem | None = None
     outcomes: tuple[TestOutcome, ...] = ()  # empty where scoring stopped before the tests

@@ -165,8 +165,10 @@ def join(prompt: tuple[tuple[str, ...], str], contributions: Iterable[Contributi
     return "\n\n\n".join(block for block in blocks if block) + "\n"
 
 
-def compile_program(program: str, broken: tuple[str, ...] = ()) -> bytes | SyntaxProblem:
-    """The program's marshalled code, or why it does not compile.
+def compile_program(
+    program: str, broken: tuple[str, ...] = (), asserts: bool = True
+) -> bytes | SyntaxProblem:
+    """The program's marshalled code, with or without its asserts, or why it does not compile.
 
     ``broken``: functions in it that do not parse by themselves, or are excessive. Such a program
     never compiles: an open string or bracket of one part could otherwise take in the next, and what
@@ -178,7 +180,9 @@ def compile_program(program: str, broken: tuple[str, ...] = ()) -> bytes | Synta
             message = "a function that is not complete, or nested beyond measure"
             return SyntaxProblem(message, None, None, broken[0][:200])
         check_names(program)
-        return marshal.dumps(compile(program, PROGRAM_NAME, "exec", dont_inherit=True))
+        optimize = 0 if asserts else 1
+        code = compile(program, PROGRAM_NAME, "exec", dont_inherit=True, optimize=optimize)
+        return marshal.dumps(code)
     except SyntaxError as error:
         text = error.text.rstrip("\n")[:200] if error.text else None
         return SyntaxProblem(error.msg or "invalid syntax", error.lineno, error.offset, text)

@@ -27,7 +27,12 @@ def measures(found: RewardBreakdown, entry_point: str) -> dict[str, float]:
     if not found.helpers:
         return values
     if found.needed is not None:
-        values["aux_needed_rate"] = _share(found, found.needed)
+        names = (*found.helpers, entry_point)
+        values["teamwork_rate"] = float(set(found.needed) == set(names))
+        if found.passed_all:
+            values |= {
+                f"agent_{i}/needed_rate": float(n in found.needed) for i, n in enumerate(names)
+            }
     return values | {
         "aux_defined_rate": _share(found, found.defined),
         "aux_called_rate": _share(found, found.called),
@@ -55,10 +60,19 @@ def described(found: RewardBreakdown) -> dict[str, Any]:
         "called": list(found.called),
         "ignored": list(found.ignored),
         "wrapper": found.wrapper,
+        "lazy": _lazy(found),
         "syntax_error": problem and f"line {problem.line}: {problem.message}",
         "outcomes": [_outcome(outcome) for outcome in found.outcomes],
         "program": found.program[:MAX_TEXT],
     }
+
+
+def _lazy(found: RewardBreakdown) -> list[str] | None:
+    """Return the roles without whose part the program passes as well; None where not measured."""
+    if found.needed is None or not found.passed_all:
+        return None
+    lazy = [name for name in found.helpers if name not in found.needed]
+    return lazy if set(found.needed) - set(found.helpers) else [*lazy, "main"]
 
 
 def _outcome(outcome: TestOutcome) -> dict[str, Any]:

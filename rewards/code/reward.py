@@ -12,8 +12,8 @@ aux result ignored          −0.5   as above, and main calls aux for nothing
 
 With several helpers the 0.4 is split equally and the 0.5 is given by the share called.
 
-``bonus="share"`` multiplies the last three by the share of tests passed. ``need_bonus`` gives them
-to programs alone that pass all tests and no longer do when a helper's results are replaced.
+``bonus="share"`` multiplies the last three by the share of tests passed. ``bonus="team"`` replaces
+them by +0.5 and +1.0 for a program that passes all tests and needs every agent (``_needed``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from comlrl.types import JointAction, Reward, Score, Task
 from rewards.code.analysis.extraction import extract
@@ -41,8 +41,8 @@ from rewards.code.joint_program import (
 )
 from rewards.code.prompt_templates import helper_names
 from rewards.sandbox.checks import TestError, split_check
+from rewards.sandbox.inside.replaced_results import HANDED_ON, replacements
 from rewards.sandbox.inside.replaced_results import NAME as REPLACE
-from rewards.sandbox.inside.replaced_results import replacements
 from rewards.sandbox.outcome import TestOutcome
 from rewards.sandbox.pool import Job, Pool
 
@@ -101,16 +101,17 @@ class CodeReward(Reward):
         memory_mb: address space of the process under test, in MiB.
         isolation: ``auto``, ``namespaces``, ``bubblewrap``, ``unshare`` or ``limits``.
         bonus: what the terms of main's use of aux are multiplied by: ``any_test`` 1, ``share`` the
-            share of tests passed.
-        measure_need: whether programs that pass all tests are run again with each helper's results
-            replaced, for ``RewardBreakdown.needed``.
-        need_bonus: helpers that are not needed earn nothing for their use; measures always.
+            share of tests passed. ``team`` gives +0.5 and +1.0 to a program that passes all tests
+            and needs every agent, and nothing to any other; it always measures need.
+        measure_need: whether programs that pass all tests are run again without each agent's part,
+            for ``RewardBreakdown.needed``.
 
     Raises:
         SandboxError: isolation that this machine does not offer.
     """
 
     facts = RewardBreakdown  # of its scores
+    removed_arguments: ClassVar = {"need_bonus": "use bonus=team, which asks for every agent"}
 
     def __init__(
         self,
@@ -119,11 +120,10 @@ class CodeReward(Reward):
         memory_mb: int = 512,
         isolation: str = "auto",
         *,
-        bonus: Literal["any_test", "share"] = "any_test",
+        bonus: Literal["any_test", "share", "team"] = "any_test",
         measure_need: bool = False,
-        need_bonus: bool = False,
     ) -> None:
-        self.bonus, self.measure_need, self.need_bonus = bonus, measure_need, need_bonus
+        self.bonus, self.measure_need = bonus, measure_need
         self.pool = Pool(workers, timeout, memory_mb, isolation)
         self._lock = threading.Lock()
         self._contribution = Memo(contribution, _text_weight, CACHED_TEXT)
@@ -169,16 +169,20 @@ class CodeReward(Reward):
             ordered = [actions[i] for i in order]
             outcomes = self.pool.run(self._fresh_jobs(ordered, drafts, fresh))
             self._remember(dict(zip(fresh, outcomes, strict=True)), drafts)
-            if self.measure_need or self.need_bonus:
-                self._run_without_helpers(drafts)
+            if self._measures_need:
+                self._run_without_parts(drafts)
             breakdowns = [self._breakdown(*pair) for pair in zip(drafts, ordered, strict=True)]
         scores = [Score(b.total, b.parts, b.passed_all, b) for b in breakdowns]
         return [score for _, score in sorted(zip(order, scores, strict=True), key=itemgetter(0))]
 
-    def _run_without_helpers(self, drafts: Sequence[_Draft]) -> None:
-        """Runs what passed all tests with each helper's results replaced."""
+    @property
+    def _measures_need(self) -> bool:
+        return self.measure_need or self.bonus == "team"
+
+    def _run_without_parts(self, drafts: Sequence[_Draft]) -> None:
+        """Run each program that passed all tests without each agent's part."""
         solved = [draft for draft in dict.fromkeys(drafts) if self._is_solved(draft)]
-        jobs = {j: None for d in solved for pair in self._replaced(d).values() for j in pair}
+        jobs = {job: None for d in solved for each in self._without(d).values() for job in each}
         fresh = [job for job in jobs if job not in self._outcomes]
         self._outcomes.update(zip(fresh, self.pool.run(fresh), strict=True))
 
@@ -186,37 +190,48 @@ class CodeReward(Reward):
         outcomes = self._outcomes[draft.job] if draft.job is not None else ()
         return bool(outcomes) and all(outcome.passed for outcome in outcomes)
 
-    def _replaced(self, draft: _Draft) -> dict[str, list[Job]]:
-        """Each helper that is there, with the programs in which its results are replaced."""
-        assert draft.job is not None
-        found = {}
-        ways = replacements(len(self._outcomes[draft.job]))
-        for name in draft.helpers:
-            if name in draft.defined:
-                program = self._replacing(draft, name)
-                found[name] = [replace(draft.job, code=program, replacement=way) for way in ways]
-        return found
+    def _without(self, draft: _Draft) -> dict[str, list[Job]]:
+        """Return, for each agent whose function is there, the programs without its part.
 
-    def _replacing(self, draft: _Draft, helper: str) -> bytes:
+        A helper's results are replaced by others. The entry point is replaced by each helper, so
+        that it only hands on what that helper returns for the same arguments.
+        """
+        assert draft.job is not None
+        helpers = [name for name in draft.helpers if name in draft.defined]
+        ways = replacements(len(self._outcomes[draft.job]))
+        programs = {name: self._replacing(draft, name, name, ways) for name in helpers}
+        main = draft.names[-1]
+        handed_on = [self._replacing(draft, main, name, [HANDED_ON])[0] for name in helpers]
+        return programs | {main: handed_on}
+
+    def _replacing(
+        self, draft: _Draft, name: str, replaced_by: str, ways: Sequence[str]
+    ) -> list[Job]:
+        """Return the programs, one a way, in which another function takes ``name``'s place."""
+        assert draft.job is not None
         parts = [
-            replace(part, source=f"{part.source}\n\n\n{helper} = {REPLACE}({helper})")
-            if part is not None and name == helper
+            replace(part, source=f"{part.source}\n\n\n{name} = {REPLACE}({replaced_by})")
+            if part is not None and name == owner
             else part
-            for name, part in zip(draft.names, draft.parts, strict=True)
+            for owner, part in zip(draft.names, draft.parts, strict=True)
         ]
-        code = self._compile(join(draft.given, parts))
+        # Without asserts: main may solve the task alone, and only check what a helper returns.
+        code = self._compile(join(draft.given, parts), (), False)
         assert isinstance(code, bytes)
-        return code
+        return [replace(draft.job, code=code, replacement=way) for way in ways]
 
     def _needed(self, draft: _Draft) -> tuple[str, ...] | None:
-        """Helpers whose replaced results make the program fail, whatever replaces them."""
-        if not draft.helpers or not self._is_solved(draft):
+        """Return the functions without which the solved program fails, however they are replaced.
+
+        Empty where a test fails; None where need is not measured, or there is no helper.
+        """
+        if not draft.helpers or not self._measures_need:
             return None
-        if not (self.measure_need or self.need_bonus):
-            return None
+        if not self._is_solved(draft):
+            return ()
         return tuple(
             name
-            for name, jobs in self._replaced(draft).items()
+            for name, jobs in self._without(draft).items()
             if not any(all(o.passed for o in self._outcomes[job]) for job in jobs)
         )
 
@@ -281,17 +296,19 @@ class CodeReward(Reward):
         outcomes = self._outcomes[draft.job] if draft.job is not None else ()
         passed = sum(outcome.passed for outcome in outcomes)
         needed = self._needed(draft)
-        used = [name for name in use.called if not self.need_bonus or name in (needed or ())]
-        earns_use = passed > 0 and bool(used)
-        scale = passed / len(outcomes) if self.bonus == "share" and outcomes else 1.0
+        bonuses = self._bonuses(use, passed, len(outcomes), len(helpers))
+        if self.bonus == "team":
+            is_team = needed is not None and set(needed) == set(draft.names)
+            bonuses = (USES_AUX, NOT_WRAPPER, 0.0) if is_team else (0.0, 0.0, 0.0)
+        uses_aux, not_wrapper, aux_ignored = bonuses
         return RewardBreakdown(
             aux_defined=AUX_DEFINED * len(there) / len(helpers) if helpers else 0.0,
             main_defined=MAIN_DEFINED if has_main else 0.0,
             syntax=SYNTAX if draft.job is not None else 0.0,
             tests=TESTS * passed / len(outcomes) if outcomes else 0.0,
-            uses_aux=scale * USES_AUX * len(used) / len(helpers) if earns_use else 0.0,
-            not_wrapper=scale * NOT_WRAPPER if earns_use and not use.wrapper else 0.0,
-            aux_ignored=scale * AUX_IGNORED if earns_use and use.ignored else 0.0,
+            uses_aux=uses_aux,
+            not_wrapper=not_wrapper,
+            aux_ignored=aux_ignored,
             helpers=helpers,
             defined=defined,
             instead=tuple(
@@ -307,6 +324,19 @@ class CodeReward(Reward):
             program=draft.program,
             isolation=self.isolation,
             seconds=sum(outcome.seconds for outcome in outcomes),
+        )
+
+    def _bonuses(
+        self, use: MainUse, passed: int, tests: int, helpers: int
+    ) -> tuple[float, float, float]:
+        """Return the table's last three terms, which are paid once a test passes."""
+        if not passed or not use.called:
+            return 0.0, 0.0, 0.0
+        scale = passed / tests if self.bonus == "share" else 1.0
+        return (
+            scale * USES_AUX * len(use.called) / helpers,
+            scale * NOT_WRAPPER if not use.wrapper else 0.0,
+            scale * AUX_IGNORED if use.ignored else 0.0,
         )
 
     def close(self) -> None:

@@ -35,6 +35,8 @@ def keywords(
     for name, value in arguments.items():
         if name in named:
             raise UserError(f"{key}.{name}: {value!r} is taken from {section}; set it there")
+        if replacement := getattr(cls, "removed_arguments", {}).get(name):
+            raise UserError(f"{key}.{name}: {value!r}; this argument was removed: {replacement}")
         if name not in parameters:
             known = [n for n in parameters if n not in named]
             hint = near(name, known, "there are {}")

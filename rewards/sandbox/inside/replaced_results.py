@@ -4,7 +4,8 @@ A program that passes all its tests is run again with each helper's result repla
 value of its type, by None, by one constant among its own answers, and by its own argument (the
 first, or all of them where its answer has as many items; then the last). It needs the helper if
 none of the runs passes. The constant is its first answer; where there is one test only, which that
-one may pass by itself, its answer to other arguments.
+one may pass by itself, its answer to other arguments. To see whether it needs the entry point, each
+helper takes the entry point's place as it is (``HANDED_ON``).
 
 Standard library only: this is loaded in the sandbox, beside the program. It measures; it does not
 guard: a program that looks at how its helper was made can tell that it is replaced.
@@ -19,6 +20,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+HANDED_ON = "handed_on"
 NAME = "__another__"  # under which a program's text finds the replacement, while it is loaded
 DEPTH = 20  # of nested values
 MAX_ITEMS = 10_000  # of an iterator that is given again
@@ -177,6 +179,7 @@ REPLACEMENTS = {
     "constant_elsewhere": lambda helper: _constantly(_elsewhere(helper)),
     "argument": _replacing(lambda: _argument),
     "last_argument": _replacing(lambda: _last_argument),
+    HANDED_ON: lambda helper: helper,
 }
 
 

@@ -560,9 +560,9 @@ def test_notices_go_to_stderr(tmp_path):
     ("item", "message"),
     [
         ("reward.arguments.bonos=share", "did you mean `bonus`"),
-        ("reward.arguments.colour=red", "there are bonus, measure_need, need_bonus"),
-        ("reward.arguments.bonus=half", "give any_test or share"),
-        ("reward.arguments.need_bonus=1", "give true or false"),
+        ("reward.arguments.colour=red", "there are bonus, measure_need"),
+        ("reward.arguments.bonus=half", "give any_test, share or team"),
+        ("reward.arguments.need_bonus=1", "bonus=team"),
         ("reward.arguments.measure_need=yes please", "give true or false"),
         ("reward.argument.bonus=share", "did you mean `reward.arguments`"),
         ("reward.arguments=3", "reward.arguments: 3"),
@@ -574,11 +574,10 @@ def test_arguments_of_the_reward_are_strict(item, message):
 
 
 def test_arguments_of_the_reward():
-    overrides = ["reward.arguments.bonus=share", "reward.arguments.need_bonus=true"]
+    overrides = ["reward.arguments.bonus=share", "reward.arguments.measure_need=true"]
     config, _ = parse("--override", *overrides)
     with validate(config).build_reward() as found:
-        assert (found.bonus, found.measure_need, found.need_bonus) == ("share", False, True)
-        assert found.for_evaluation().measure_need and not found.measure_need
+        assert (found.bonus, found.measure_need) == ("share", True)
     grpo = QUICKSTART.replace("magrpo", "grpo")
     with pytest.raises(UserError, match="'share' has no effect on an agent without helpers"):
         parse("--override", *overrides, algorithm="grpo", file=grpo)

@@ -206,12 +206,18 @@ def test_helpers_are_counted_singly():
 
 def test_need_is_of_solved_programs():
     team = {"helpers": ("aux", "aux2")}
-    both = RewardBreakdown(**team, needed=("aux", "aux2"))
-    one, none = RewardBreakdown(**team, needed=("aux2",)), RewardBreakdown(**team, needed=())
-    unsolved = RewardBreakdown(**team)
-    metrics = tree_metrics([tree(node([scored(b, 0.0) for b in (both, one, none, unsolved)]))])
-    assert metrics["aux_needed_rate"] == pytest.approx((1 + 0.5 + 0) / 3)
-    assert "aux_needed_rate" not in tree_metrics([tree(node([scored(unsolved, 0.0)]))])
+    solved = team | {"outcomes": (_outcome(True),)}
+    everyone = RewardBreakdown(**solved, needed=("aux", "aux2", "f"))
+    main_is_lazy = RewardBreakdown(**solved, needed=("aux2",))
+    main_alone = RewardBreakdown(**solved, needed=("f",))
+    unsolved = RewardBreakdown(**team, needed=())
+    breakdowns = (everyone, main_is_lazy, main_alone, unsolved)
+    metrics = tree_metrics([tree(node([scored(b, 0.0) for b in breakdowns]))])
+    assert metrics["agent_0/needed_rate"] == pytest.approx(1 / 3)
+    assert metrics["agent_1/needed_rate"] == metrics["agent_2/needed_rate"] == pytest.approx(2 / 3)
+    assert metrics["teamwork_rate"] == metrics["turn_1/teamwork_rate"] == pytest.approx(1 / 4)
+    nobody = tree_metrics([tree(node([scored(unsolved, 0.0)]))])
+    assert nobody["teamwork_rate"] == 0.0 and "agent_0/needed_rate" not in nobody
 
 
 def test_a_lone_agent_has_no_aux_metrics():
@@ -401,10 +407,10 @@ def test_what_is_documented_is_logged(real_runs, algorithm):
 
 def test_what_trees_say_is_logged(real_runs):
     """By one run or another; ``expert_fallbacks`` needs an expert (tests/test_multi_turn.py),
-    ``aux_needed_rate`` a program that passes all tests (tests/rewards/test_reward_need.py), and
+    ``needed_rate`` a program that passes all tests (tests/rewards/code/test_reward_need.py), and
     ``importance/…`` a server (tests/test_vllm_runs.py); ``agent_I/reward_mean`` a reward for each
     agent (tests/trainers/test_own_rewards.py)."""
-    rare = ("expert_fallbacks", "aux_needed_rate", "agent_I/reward_mean", *IMPORTANCE)
+    rare = ("expert_fallbacks", "agent_I/needed_rate", "agent_I/reward_mean", *IMPORTANCE)
     names = set.union(*map(_names, real_runs.values()))
     rows = [row for row in documented() if row.who is None and row.name not in rare]
     for row in rows:

@@ -9,6 +9,7 @@ from fractions import Fraction
 import pytest
 
 from comlrl.types import JointAction
+from rewards.code.domain import CODE
 from rewards.code.reward import CodeReward
 from rewards.sandbox.inside.replaced_results import another
 from tests.support.benchmark_rows import Problem
@@ -57,12 +58,12 @@ def test_all_of_humaneval(problems):
         needed = [score.facts.needed for score in scores]
         free = [p.name for p, n in zip(problems, needed[:164], strict=True) if n != ("aux",)]
         assert free == []
-        assert set(needed[164:]) == {()}
+        lone = [p.name for p, n in zip(problems, needed[164:], strict=True) if n != (p.name,)]
+        assert lone == []
         assert [s.value for s in scores[164:]] == [pytest.approx(4.0)] * 164
-        reward.need_bonus = True
+        reward.bonus = "team"
         values = [score.value for score in reward.score([*thin, *show])]
-    # 0.4 + 0.6 + 0.5 + 1.0, and 0.5 for a use that matters
-    assert values == [pytest.approx(3.0)] * 164 + [pytest.approx(2.5)] * 164
+    assert values == [pytest.approx(2.5)] * 328  # 0.4 + 0.6 + 0.5 + 1.0
 
 
 TEST = "def check(candidate):\n" + "".join(
@@ -98,7 +99,7 @@ def test_needed(main, needed):
     """A helper is needed where nothing else will do in place of its results."""
     seconds = 1.0 if "while" in main else 10.0  # without the helper it may not end
     breakdown = scored(SQUARE, f"def f(x):\n    {main}\n", measure_need=True, timeout=seconds)
-    assert breakdown.passed_all and breakdown.needed == (("aux",) if needed else ())
+    assert breakdown.passed_all and breakdown.needed == (("aux", "f") if needed else ("f",))
 
 
 @pytest.mark.parametrize(
@@ -122,9 +123,9 @@ def test_what_a_constant_or_its_argument_can_do_needs_no_helper(aux, expression,
     aux = f"def aux(x, y=None):\n    {aux}\n"
     main = f"def f(x):\n    y = {expression}\n    return y\n"
     task = code_task("t", "", "\n".join(TEST.split("\n")[: tests + 1]), "f")
-    with CodeReward(workers=1, need_bonus=True) as reward:
+    with CodeReward(workers=1, bonus="team") as reward:
         score = reward.score([JointAction(task, (aux, main))])[0]
-    assert score.facts.passed_all and score.facts.needed == ()
+    assert score.facts.passed_all and score.facts.needed == ("f",)
     assert score.value == pytest.approx(2.5)
 
 
@@ -136,32 +137,30 @@ def test_a_list_that_is_sorted_in_place_is_no_argument():
     main = "def f(x):\n    y = aux(list(x))\n    return y[0]\n"
     with CodeReward(workers=1, measure_need=True) as reward:
         score = reward.score([JointAction(code_task("t", "", test, "f"), (aux, main))])[0]
-    assert score.facts.needed == ("aux",)
+    assert score.facts.needed == ("aux", "f")
 
 
 def test_a_helper_that_calls_itself_is_replaced_once():
     aux = "def aux(x):\n    return 0 if x == 0 else aux(x - 1) + 2 * x - 1\n"
     breakdown = scored(aux, "def f(x):\n    y = aux(x)\n    return y + 1\n", measure_need=True)
-    assert breakdown.needed == ("aux",)
+    assert breakdown.needed == ("aux", "f")
 
 
 def test_of_several_helpers_each_by_itself():
     aux2 = "def aux2(x):\n    return x\n"
     main = "def f(x):\n    y, z = aux(x), aux2(x)\n    return y + 1 + 0 * z\n"
-    settings = {"measure_need": True, "need_bonus": True}
-    breakdown = scored((SQUARE, aux2), main, **settings)
+    breakdown = scored((SQUARE, aux2), main, bonus="team")
     # what `aux2` gives is multiplied by 0; None would raise, another value does not
-    assert breakdown.needed == ("aux",)
-    assert breakdown.uses_aux == pytest.approx(0.25)  # 0.5 · one of two helpers
-    assert breakdown.not_wrapper == pytest.approx(1.0)
+    assert breakdown.needed == ("aux", "f")
+    assert breakdown.uses_aux == breakdown.not_wrapper == 0.0
 
 
 def test_need_is_not_measured_where_nobody_asks_or_a_test_fails():
     main = "def f(x):\n    y = aux(x)\n    return y + 1\n"
     assert scored(SQUARE, main).needed is None
     half = main.replace("y + 1", "y + (x < 4)")
-    breakdown = scored(SQUARE, half, need_bonus=True)
-    assert breakdown.needed is None and breakdown.tests == pytest.approx(0.5)
+    breakdown = scored(SQUARE, half, bonus="team")
+    assert breakdown.needed == () and breakdown.tests == pytest.approx(0.5)
     assert breakdown.uses_aux == breakdown.not_wrapper == 0.0
 
 
@@ -177,4 +176,85 @@ def test_the_share_of_tests_scales_the_bonuses():
 def test_the_replacement_leaves_no_name_behind():
     main = "def f(x):\n    y = aux(x)\n    return y + 1 + ('__another__' in globals())\n"
     assert ast.parse(main)
-    assert scored(SQUARE, main, measure_need=True).needed == ("aux",)
+    assert scored(SQUARE, main, measure_need=True).needed == ("aux", "f")
+
+
+# A problem that two can share, [3, 1, 2, 2] → the even numbers' squares in order, and the teams
+# that solve it: the texts of the helpers and of main, and who is needed.
+LISTS = [[3, 1, 2, 4], [2, 4, 1], [8, 4, 6, 5], [1, 2]]
+SHARED = "def check(candidate):\n" + "".join(
+    f"    assert candidate({xs}) == {sorted(x * x for x in xs if x % 2 == 0)}\n" for xs in LISTS
+)
+EVEN = "def aux(xs):\n    return [x for x in xs if x % 2 == 0]\n"
+SQUARES = "def aux2(xs):\n    return [x * x for x in xs]\n"
+ALL = "def aux(xs):\n    return sorted(x * x for x in xs if x % 2 == 0)\n"
+ALONE = "sorted(x * x for x in xs if x % 2 == 0)"
+TEAMS = {
+    "team": (EVEN, "part = aux(xs)\n    return sorted(x * x for x in part)", ("aux", "f")),
+    "main_in_two_steps": (EVEN, "ys = [y * y for y in aux(xs)]\n    ys.sort()\n    return ys",
+                          ("aux", "f")),
+    "aux_twice": (EVEN, "return sorted(aux([x * x for x in aux(xs)]))", ("aux", "f")),
+    "wrapper": (ALL, "return aux(xs)", ("aux",)),
+    "named_wrapper": (ALL, "part = aux(xs)\n    return part", ("aux",)),
+    "wrapper_list": (ALL, "part = aux(xs)\n    return list(part)", ("aux",)),
+    "wrapper_sorted": (ALL, "return sorted(aux(xs))", ("aux",)),
+    "wrapper_comprehension": (ALL, "part = aux(xs)\n    return [x for x in part]", ("aux",)),
+    "wrapper_idle_filter": (ALL, "return [x for x in aux(xs) if x % 2 == 0]", ("aux",)),
+    "wrapper_branches": (ALL, "part = aux(xs)\n    return part if part else []", ("aux",)),
+    "wrapper_loop": (ALL, "ys = []\n    for y in aux(xs):\n        ys.append(y)\n    return ys",
+                     ("aux",)),
+    "wrapper_abs": (ALL, "return list(map(abs, aux(xs)))", ("aux",)),
+    "wrapper_try": (ALL, "try:\n        return aux(xs)\n    except Exception:\n        return []",
+                    ("aux",)),
+    "wrapper_copy": (ALL, "return aux(list(xs))", ("aux",)),
+    "constant": ("def aux(xs):\n    return 2\n",
+                 "k = aux(xs)\n    return sorted(x ** 2 for x in xs if x % k == 0)", ("f",)),
+    "argument": ("def aux(xs):\n    return xs\n",
+                 "return sorted(x * x for x in aux(xs) if x % 2 == 0)", ("f",)),
+    "dead_call": (EVEN, f"part = aux(xs)\n    return {ALONE}", ("f",)),
+    "dead_branch": (EVEN, f"if aux(xs) is None:\n        return 0\n    return {ALONE}", ("f",)),
+    "check_by_assert": (EVEN, f"assert aux(xs) == [x for x in xs if not x % 2]\n    return {ALONE}",
+                        ("f",)),
+    "assert_that_binds": (EVEN, "assert (ys := aux(xs)) is not None\n    return sorted("
+                          "y * y for y in ys)", ("aux", "f")),
+    "missing_aux": ("no function", f"return {ALONE}", ("f",)),
+    "three": ((EVEN, SQUARES), "return sorted(aux2(aux(xs)))", ("aux", "aux2", "f")),
+    "three_lazy_aux2": ((EVEN, SQUARES), "return sorted(x * x for x in aux(xs))", ("aux", "f")),
+    "three_lazy_main": ((EVEN, SQUARES.replace("[x * x for x in xs]", "sorted(x * x for x in "
+                         "aux(xs))")), "return aux2(xs)", ("aux", "aux2")),
+    "three_hidden_wrapper": ((EVEN, SQUARES.replace("[x * x for x in xs]", ALONE)),
+                             "part = aux(xs)\n    return list(aux2(xs))", ("aux2",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TEAMS)
+def test_both_sides_are_measured(name):
+    """Who is needed, the metrics that say so, and what ``bonus=team`` pays."""
+    helpers, main, needed = TEAMS[name]
+    helpers = (helpers,) if isinstance(helpers, str) else helpers
+    texts = (*helpers, f"def f(xs):\n    {main}\n")
+    action = JointAction(code_task("t", "", SHARED, "f"), texts)
+    with CodeReward(workers=1, bonus="team") as reward:
+        (score,) = reward.score([action])
+    assert score.facts.passed_all and score.facts.needed == needed
+    roles = (*("aux", "aux2")[: len(helpers)], "f")
+    is_team = set(needed) == set(roles)
+    metrics = CODE.measures(action, score)
+    assert metrics["teamwork_rate"] == is_team
+    assert [metrics[f"agent_{i}/needed_rate"] for i in range(len(roles))] == [
+        role in needed for role in roles
+    ]
+    bonuses = [score.parts[part] for part in ("uses_aux", "not_wrapper", "aux_ignored")]
+    assert bonuses == ([0.5, 1.0, 0.0] if is_team else [0.0, 0.0, 0.0])
+
+
+def test_an_unsolved_program_counts_against_teamwork_alone():
+    action = JointAction(
+        code_task("t", "", SHARED, "f"), (EVEN, "def f(xs):\n    return aux(xs)\n")
+    )
+    with CodeReward(workers=1) as reward:
+        unmeasured = CODE.measures(action, reward.score([action])[0])
+        measured = CODE.measures(action, reward.for_evaluation().score([action])[0])
+    assert not [name for name in unmeasured if "needed" in name or "teamwork" in name]
+    assert measured["teamwork_rate"] == 0.0
+    assert not [name for name in measured if "needed" in name]

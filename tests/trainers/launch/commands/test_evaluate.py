@@ -25,6 +25,7 @@ from comlrl.models.pretrained import build_team
 from comlrl.types import JointAction, Reward, Score
 from rewards.code.breakdown import RewardBreakdown
 from rewards.code.domain import CODE
+from rewards.sandbox.outcome import TestOutcome
 from tests.support.fakes import code_task
 from tests.support.made_runs import TASK, node, tree
 from tests.support.runs import state
@@ -523,16 +524,20 @@ def test_estimates_weigh_a_turn_by_the_chains_that_reached_it():
 
 
 def test_estimates_weigh_need_by_solved_chains():
-    def chain(task_id: str, needed: tuple[str, ...] | None):
-        breakdown = RewardBreakdown(helpers=("aux",), needed=needed)
+    passed = TestOutcome(source="assert f(1)", passed=True)
+
+    def chain(task_id: str, needed: tuple[str, ...]):
+        outcomes = (passed,) if needed else ()
+        breakdown = RewardBreakdown(helpers=("aux",), needed=needed, outcomes=outcomes)
         task = dataclasses.replace(TASK, task_id=task_id)
         return tree(node([Score(0.0, facts=breakdown)]), task=task)
 
-    trees = [chain("a", ("aux",)), chain("a", None), chain("b", None), chain("b", None)]
+    trees = [chain("a", ("aux", "f")), chain("a", ()), chain("b", ()), chain("b", ())]
     metrics, intervals = estimates(trees, CODE, (1,))
     # one solved chain in all; tasks drawn without it say nothing
-    assert metrics["aux_needed_rate"] == 1.0
-    assert intervals["aux_needed_rate"] == intervals["turn_1/aux_needed_rate"] == (1.0, 1.0)
+    name = "agent_0/needed_rate"
+    assert metrics[name] == 1.0 and metrics["teamwork_rate"] == 0.25
+    assert intervals[name] == intervals[f"turn_1/{name}"] == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("strategy", ["replicate", "fsdp"])
@@ -564,7 +569,7 @@ class Constant(Reward):
 def test_a_reward_of_ones_own_is_evaluated(tmp_path, monkeypatch):
     monkeypatch.setattr(script, "build_rewards", lambda config, work: (Constant(), Constant()))
     found = _evaluate(tmp_path / "a.json", "--config", QUICK, *FEW)
-    assert found["metrics"]["reward_mean"] == 0.5 and "aux_needed_rate" not in found["metrics"]
+    assert found["metrics"]["reward_mean"] == 0.5 and "teamwork_rate" not in found["metrics"]
 
 
 def test_bootstrap_interval_against_a_plain_loop():
