@@ -207,11 +207,11 @@ def test_helpers_are_counted_singly():
 def test_need_is_of_solved_programs():
     team = {"helpers": ("aux", "aux2")}
     solved = team | {"outcomes": (_outcome(True),)}
-    everyone = RewardBreakdown(**solved, needed=("aux", "aux2", "f"))
+    whole_team = RewardBreakdown(**solved, needed=("aux", "aux2", "f"))
     main_is_lazy = RewardBreakdown(**solved, needed=("aux2",))
     main_alone = RewardBreakdown(**solved, needed=("f",))
     unsolved = RewardBreakdown(**team, needed=())
-    breakdowns = (everyone, main_is_lazy, main_alone, unsolved)
+    breakdowns = (whole_team, main_is_lazy, main_alone, unsolved)
     metrics = tree_metrics([tree(node([scored(b, 0.0) for b in breakdowns]))])
     assert metrics["agent_0/needed_rate"] == pytest.approx(1 / 3)
     assert metrics["agent_1/needed_rate"] == metrics["agent_2/needed_rate"] == pytest.approx(2 / 3)
