@@ -123,11 +123,6 @@ def read_sweep(path: str | Path) -> Sweep:
         raise UserError(
             f"metric: {metric}; give a name such as eval/reward_mean, and goal maximize or minimize"
         )
-    if metric["name"].endswith("aux_needed_rate"):
-        raise UserError(
-            f"metric.name: '{metric['name']}' was removed: use eval/teamwork_rate, or "
-            "eval/agent_0/needed_rate for the first agent"
-        )
     parameters = tuple(_parameter(n, p) for n, p in (tree.get("parameters") or {}).items())
     if not parameters:
         raise UserError("parameters: none are given; write `parameters: {key: {values: […]}}`")
