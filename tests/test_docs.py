@@ -198,7 +198,7 @@ def python(words: list[str], request: pytest.FixtureRequest) -> None:
 
         request.getfixturevalue("small_runs")
         assert report.main(arguments[1:]) == 0
-    elif name in ("comlrl.builtin.make_coopmini", "comlrl.builtin.make_posts"):
+    elif name in ("tools/make_coopmini.py", "tools/make_posts.py"):
         as_program(name, arguments)
         assert Path(arguments[-1]).read_text().count("\n") == 20
     elif name == "tools/show_prompts.py":

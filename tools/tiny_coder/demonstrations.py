@@ -13,9 +13,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from comlrl.builtin.make_coopmini import ENTRY_POINTS, check_text, find_cases, prompt_text
-from comlrl.builtin.operations import REDUCTIONS, THENS
-from comlrl.builtin.problems import (
+from comlrl.tasks.prompts import Prompts, plain_text
+from comlrl.types import Message, Task
+from rewards.code.domain import CODE
+from rewards.code.prompt_templates import helper_names
+from tools.coopmini.operations import REDUCTIONS, THENS
+from tools.coopmini.problems import (
     LONG,
     SHORT,
     Problem,
@@ -25,10 +28,7 @@ from comlrl.builtin.problems import (
     main_source,
     stand_together,
 )
-from comlrl.tasks.prompts import Prompts, plain_text
-from comlrl.types import Message, Task
-from rewards.code.domain import CODE
-from rewards.code.prompt_templates import helper_names
+from tools.make_coopmini import ENTRY_POINTS, check_text, find_cases, prompt_text
 
 PROMPTS = Prompts(CODE)
 TEAM_SIZES = {1: 0.18, 2: 0.64, 3: 0.11, 4: 0.07}

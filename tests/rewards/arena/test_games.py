@@ -9,7 +9,6 @@ from statistics import fmean
 import pytest
 
 from comlrl.builtin import DATASETS
-from comlrl.builtin.make_arena import rows
 from comlrl.config.sections import DatasetConfig
 from comlrl.errors import UserError
 from comlrl.tasks.datasets import load_tasks
@@ -18,6 +17,7 @@ from comlrl.types import Attempt, JointAction, Score, Task
 from rewards.arena import chores, climbing, codebook, dilemma, levers, lock, shards
 from rewards.arena.game import Bounds, PartnersAnswer, first_legal
 from rewards.arena.games import ARENA
+from tools.make_arena import rows
 
 
 def made(game: str, num: int, **fields) -> list[Task]:

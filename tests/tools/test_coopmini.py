@@ -11,12 +11,13 @@ import sys
 import pytest
 
 from comlrl.builtin import COOPMINI, COOPMINI_LONG
-from comlrl.builtin.make_coopmini import LONG_MAKER, MAKER, make_rows
-from comlrl.builtin.operations import DOMAINS, REDUCTIONS, THENS, Operation
-from comlrl.builtin.problems import LONG, SHORT, Problem, helper_source, main_source
 from comlrl.tasks.prompts import Prompts
 from rewards.code.conventions import convention, expected_convention
 from rewards.code.domain import CODE
+from tests.support.runs import ROOT
+from tools.coopmini.operations import DOMAINS, REDUCTIONS, THENS, Operation
+from tools.coopmini.problems import LONG, SHORT, Problem, helper_source, main_source
+from tools.make_coopmini import LONG_MAKER, MAKER, make_rows
 from tools.tiny_coder.demonstrations import demonstrations, draw_task
 
 
@@ -159,7 +160,7 @@ def test_conventions_in_untidy_text():
 def test_fresh_problems_are_new_and_reproducible(tmp_path):
     files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     for file in files:
-        command = [sys.executable, "-m", "comlrl.builtin.make_coopmini"]
+        command = [sys.executable, ROOT / "tools/make_coopmini.py"]
         command += ["--seed", "7", "--num", "30", "--out", str(file)]
         subprocess.run(command, check=True)
     assert files[0].read_bytes() == files[1].read_bytes()

@@ -9,14 +9,15 @@ import sys
 import pytest
 
 from comlrl.builtin import POSTS
-from comlrl.builtin.make_posts import (
+from rewards.writing.writing_reward import WORDS
+from tests.support.runs import ROOT
+from tools.make_posts import (
     MAKER,
     PEOPLE,
     TRIED,
     TROUBLES,
     make_rows,
 )
-from rewards.writing.writing_reward import WORDS
 
 
 def read(split: str) -> list[dict]:
@@ -48,7 +49,7 @@ def test_rows(split):
 def test_fresh_posts(tmp_path):
     out = tmp_path / "fresh.jsonl"
     done = subprocess.run(
-        [sys.executable, "-m", "comlrl.builtin.make_posts", "--seed", "7", "--num", "5",
+        [sys.executable, ROOT / "tools/make_posts.py", "--seed", "7", "--num", "5",
          "--out", str(out)],
         capture_output=True, text=True,
     )  # fmt: skip
@@ -62,7 +63,7 @@ def test_all_the_posts_there_are(tmp_path):
     most = len(PEOPLE) * len(TROUBLES) * len(TRIED)
     assert len(make_rows(0, most)) == most
     done = subprocess.run(
-        [sys.executable, "-m", "comlrl.builtin.make_posts", "--num", str(most), "--out",
+        [sys.executable, ROOT / "tools/make_posts.py", "--num", str(most), "--out",
          str(tmp_path / "none.jsonl")],
         capture_output=True, text=True,
     )  # fmt: skip

@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
-from comlrl.builtin.operations import (
+from tools.coopmini.operations import (
     DICTIONARIES,
     DOMAINS,
     INTEGERS,

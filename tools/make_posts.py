@@ -1,6 +1,6 @@
 """Makes small forum posts, to be summarized.
 
-    python -m comlrl.builtin.make_posts --seed 7 --num 100 --out FILE
+    python tools/make_posts.py --seed 7 --num 100 --out FILE
 
 Rows are in the format of `trl-lib/tldr`: ``prompt`` (title and post, "TL;DR:" at the end) and
 ``completion``, a summary in one sentence; with ``situation``, what identifies the post. All of it
@@ -11,11 +11,15 @@ byte.
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any, NamedTuple
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from comlrl.builtin import POSTS
-from comlrl.builtin.making import Maker
+from tools.making import Maker
 
 SHIPPED = {"train": (0, 256), "eval": (1, 64)}  # split → seed, posts
 

@@ -1,8 +1,8 @@
 """Makes rows for the games of the arena.
 
-    python -m comlrl.builtin.make_arena codebook --symbols 4 --letters 1 --num 16 --out FILE
-    python -m comlrl.builtin.make_arena shards --question median --num 64 --out FILE
-    python -m comlrl.builtin.make_arena chores --numbered --num 16 --out FILE
+    python tools/make_arena.py codebook --symbols 4 --letters 1 --num 16 --out FILE
+    python tools/make_arena.py shards --question median --num 64 --out FILE
+    python tools/make_arena.py chores --numbered --num 16 --out FILE
 
 A row has ``task_id``, ``game`` and the fields that its game reads. Some games have nothing to
 vary, and their rows are equal: a batch needs several. Evaluation rows of shards are not among its
@@ -16,11 +16,14 @@ import argparse
 import itertools
 import json
 import random
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from comlrl.builtin import DATASETS
-from comlrl.builtin.making import Row
+from tools.making import Row
 
 # fmt: off
 SYMBOLS = (

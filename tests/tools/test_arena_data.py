@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from comlrl.builtin import DATASETS
-from comlrl.builtin.make_arena import SHIPPED, rows, write_shipped
+from tests.support.runs import ROOT
+from tools.make_arena import SHIPPED, rows, write_shipped
 
 NAMES = [f"builtin:arena-{game}" for game in SHIPPED]
 
@@ -51,7 +52,7 @@ def test_rows_of_pairs_are_half_and_half(evaluation):
 
 def test_fresh_rows(tmp_path):
     out = tmp_path / "rows.jsonl"
-    command = [sys.executable, "-m", "comlrl.builtin.make_arena"]
+    command = [sys.executable, ROOT / "tools/make_arena.py"]
     options = ["codebook", "--symbols", "4", "--letters", "1", "--num", "6", "--out", str(out)]
     done = subprocess.run([*command, *options], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The shipped splits and the command line of the programs that make builtin data."""
+"""The shipped splits and the command line of the tools that make builtin data."""
 
 from __future__ import annotations
 

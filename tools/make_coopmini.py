@@ -1,6 +1,6 @@
 """Makes CoopMini problems.
 
-    python -m comlrl.builtin.make_coopmini [--long] --seed 7 --num 100 --out FILE
+    python tools/make_coopmini.py [--long] --seed 7 --num 100 --out FILE
 
 Rows are in HumanEval's format (task_id, prompt, test, entry_point, canonical_solution) with
 ``family`` (kind of input), ``stages``, ``conventions`` (the ways to share the problem) and
@@ -15,15 +15,18 @@ another convention than main relies on it for.
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from itertools import product
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from comlrl.builtin import COOPMINI, COOPMINI_LONG
-from comlrl.builtin.making import Maker
-from comlrl.builtin.problems import (
+from tools.coopmini.problems import (
     LONG,
     SHORT,
     Problem,
@@ -31,6 +34,7 @@ from comlrl.builtin.problems import (
     helper_source,
     main_source,
 )
+from tools.making import Maker
 
 # fmt: off
 ENTRY_POINTS = (
