@@ -42,10 +42,12 @@ from comlrl.loop.steps import Gathered, Step
 from comlrl.models.agent import Agent
 from comlrl.models.logprobs import action_logprobs
 from comlrl.models.team import Team
+from comlrl.preferences.candidates import CandidateSet
 from comlrl.preferences.collector import Collector
 from comlrl.preferences.pair_batches import (
     PairBatch,
     ReferenceValues,
+    TokenizedCompletion,
     Weighted,
     all_candidates,
     distinct_completions,
@@ -106,15 +108,21 @@ class MADPOTrainer:
             self.reference.take(index, self._reference_values(tasks))
         agents = self.team.agents
         self.reference.name(
-            [distinct_completions(agent, all_candidates(tasks))[0] for agent in agents]
+            [self._completions(agent, all_candidates(tasks))[0] for agent in agents]
         )
+
+    def _completions(
+        self, agent: Agent, candidates_C: Sequence[tuple[CandidateSet, int]]
+    ) -> tuple[list[TokenizedCompletion], list[int]]:
+        sampled_here = self.section.preferences is None
+        return distinct_completions(agent, candidates_C, sampled_here)
 
     def _reference_values(self, tasks: Sequence[TaskPairs]) -> list[torch.Tensor]:
         """log π_ref of each agent's different completions of the tasks, in their order."""
         first = self.section.dpo_reference == "start"
         values_N = []
         for index, agent in enumerate(self.team.agents):
-            completions_U, _ = distinct_completions(agent, all_candidates(tasks))
+            completions_U, _ = self._completions(agent, all_candidates(tasks))
             groups = [
                 list(group) for _, group in groupby(completions_U, key=lambda s: s.prompt_ids)
             ]
@@ -215,7 +223,7 @@ class MADPOTrainer:
         others_P = delta_NP.sum(0) - delta_NP[index]
         loss_P = joint_dpo(own_P, others_P, self.section.dpo_beta, self.section.label_smoothing)
         (weight_P,) = torch.autograd.grad((batch.weight_P * loss_P).sum() / whole, own_P)
-        completions_U, owner_C = distinct_completions(self.team.agents[index], batch.candidates_C)
+        completions_U, owner_C = self._completions(self.team.agents[index], batch.candidates_C)
         # policy_gradient is −Σ w log π: the coefficient of log π is −w.
         weight_U = torch.zeros(len(completions_U), dtype=weight_P.dtype)
         weight_U.index_add_(
@@ -245,7 +253,7 @@ class MADPOTrainer:
         if self.section.dpo_reference == "round" and not self.moved:
             # The policy is still the reference itself.
             return torch.zeros(len(batch.weights), dtype=torch.float64)
-        completions_U, owner_C = distinct_completions(self.team.agents[index], batch.candidates_C)
+        completions_U, owner_C = self._completions(self.team.agents[index], batch.candidates_C)
         with self.team.acting(index) as agent:
             value_U = logprobs(agent, completions_U, self._temperature(index))
         if self.section.dpo_reference != "none":

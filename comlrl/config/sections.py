@@ -38,8 +38,8 @@ class AgentModelConfig:
     top_k: int | None = key(None, "null: no truncation", at_least=1)
     stop: list[str] = key(
         [],
-        "texts that end a completion beside the model's own end: it ends with the first token that "
-        "holds one of them",
+        "texts that end a completion beside the model's own end, whatever tokens they fall into; "
+        "the completion's text ends before the first of them, and its tokens are trained up to it",
     )
     max_length: int = key(2048, "maximum tokens of prompt and completion together")
     gradient_checkpointing: bool = key(False, "less memory in the update, about a third slower")
@@ -279,6 +279,7 @@ class RoleSampling:
     temperature: float | None = key(None, "of its tokens", above=0)
     top_p: float | None = key(None, "nucleus", above=0, at_most=1)
     top_k: int | None = key(None, "tokens at most", at_least=1)
+    stop: list[str] | None = key(None, "texts that end it, in place of agent_model.stop")
 
 
 SECTIONS: dict[str, type] = {
@@ -313,8 +314,8 @@ class Root:
     )
     sampling: dict[str, Any] = key(
         {},
-        "max_new_tokens, temperature, top_p and top_k of single agents, by role; default: the "
-        "algorithm's section",
+        "max_new_tokens, temperature, top_p, top_k and stop of single agents, by role; default: "
+        "the algorithm's section, and agent_model.stop",
     )
     init_from: str | None = key(
         None,

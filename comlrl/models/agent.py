@@ -116,7 +116,6 @@ class Agent:
     start: Agent | None = None  # frozen copy: the reference policy where all weights are trained
     start_adapter: str | None = None  # frozen: the reference policy's; None: it is the base alone
     micro_batch_tokens: int | None = None  # of its update, once memory has run out
-    stop: tuple[str, ...] = ()  # a completion also ends with a token that holds one of these texts
 
     @property
     def adapter(self) -> str:
@@ -132,13 +131,13 @@ class Agent:
         config = self.model.generation_config
         listed = config.eos_token_id if config is not None else None
         more = listed if isinstance(listed, list) else [] if listed is None else [listed]
-        return tuple(dict.fromkeys([self.tokenizer.eos_token_id, *more, *self._stop_tokens()]))
+        return tuple(dict.fromkeys([self.tokenizer.eos_token_id, *more]))
 
-    def _stop_tokens(self) -> list[int]:
-        if not self.stop:
-            return []
-        texts = self.tokenizer.batch_decode([[i] for i in range(len(self.tokenizer))])
-        return [i for i, text in enumerate(texts) if any(stop in text for stop in self.stop)]
+    @property
+    def vocabulary(self) -> int:
+        """Token ids that the model knows; the tokenizer may know fewer."""
+        embedding: Any = self.model.get_input_embeddings()
+        return int(embedding.weight.shape[0])
 
     @property
     def context_length(self) -> int:

@@ -55,7 +55,6 @@ def build_team(
     peft, starts = _with_adapters(model, name, config, indices, reference)
     router = add_router(model)
     fast = fast_decoder(model, router, count, _learns_fast(config))
-    stop = tuple(config.agent_model.stop)
     agents = [
         Agent(
             index=i,
@@ -65,7 +64,6 @@ def build_team(
             router=router,
             fast=fast,
             start_adapter=starts[i],
-            stop=stop,
         )
         for i in indices
     ]
@@ -92,7 +90,6 @@ def _alone(config: Config, index: int, device: str, reference: bool) -> Agent:
             fast=fast_decoder(kept, None, 0),
         )
     fast = fast_decoder(model, router, int(lora), _learns_fast(config))
-    stop = tuple(config.agent_model.stop)
     return Agent(
         index=index,
         model=model,
@@ -102,7 +99,6 @@ def _alone(config: Config, index: int, device: str, reference: bool) -> Agent:
         fast=fast,
         start=start,
         start_adapter=start_adapter,
-        stop=stop,
     )
 
 

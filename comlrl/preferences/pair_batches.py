@@ -90,9 +90,10 @@ class TokenizedCompletion(NamedTuple):
 
 
 def distinct_completions(
-    agent: Agent, candidates_C: Sequence[tuple[CandidateSet, int]]
+    agent: Agent, candidates_C: Sequence[tuple[CandidateSet, int]], sampled_here: bool = False
 ) -> tuple[list[TokenizedCompletion], list[int]]:
-    """The agent's U different completions, and which of them each candidate holds."""
+    """The agent's U different completions, and which of them each candidate holds.
+    ``sampled_here``: by this run's agents, not read from a file that the user gave."""
     prompts: dict[Any, tuple[int, ...]] = {}
     place: dict[TokenizedCompletion, int] = {}
     owner_C = []
@@ -104,7 +105,7 @@ def distinct_completions(
             prompt, prefill = asked, ""
         if prompt not in prompts:
             prompts[prompt] = tuple(agent.encode(prompt))
-        ids = completion_ids(agent, completion, prefill)
+        ids = completion.token_ids if sampled_here else completion_ids(agent, completion, prefill)
         tokenized = TokenizedCompletion(prompts[prompt], ids)
         owner_C.append(place.setdefault(tokenized, len(place)))
     return list(place), owner_C
@@ -147,12 +148,15 @@ def logprobs(
 
 
 def completion_ids(agent: Agent, completion: Completion, prefill: str = "") -> tuple[int, ...]:
-    """The sampled tokens; where they are not this agent's (preferences of another model, or
-    written by hand), its tokenizer's for the text, and end-of-sequence where it is finished.
-    ``prefill``: how the text begins; its tokens are the prompt's."""
+    """The tokens of a completion from a file: those that it names, or, where they are not this
+    agent's (preferences of another model, or written by hand), its tokenizer's for the text, and
+    end-of-sequence where it is finished. ``prefill``: how the text begins; its tokens are the
+    prompt's."""
     ids, text = completion.token_ids, completion.text.removeprefix(prefill)
-    if ids and max(ids) < len(agent.tokenizer) and agent.decode(ids) == text:
-        return ids
+    if ids and min(ids) >= 0 and max(ids) < agent.vocabulary:
+        decoded = agent.decode(ids)
+        if decoded == text or (text and decoded.startswith(text)):  # a text may have stopped it
+            return ids
     own = agent.tokenizer(text, add_special_tokens=False)["input_ids"]
     return (*own, agent.stop_ids[0]) if completion.finished else tuple(own)
 

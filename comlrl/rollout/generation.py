@@ -24,6 +24,7 @@ from comlrl.models.fast import prefix_cache
 from comlrl.models.fast.packed_attention import rounded
 from comlrl.models.team import Team
 from comlrl.rollout.decoding import ROWS_STEP, ByFastDecoder, ByModules, Decoding, routes
+from comlrl.rollout.stops import StopTexts, stop_texts
 from comlrl.rollout.team_reader import TeamReader
 from comlrl.rollout.truncation import Survivors, truncated
 from comlrl.types import Completion, Request, Sampling, SamplingSupport
@@ -159,6 +160,17 @@ def _prompts(owned: Sequence[tuple[int, Request]]) -> dict[tuple[int, tuple[int,
     return {prompt: number for number, prompt in enumerate(found)}
 
 
+def _completing(agent: Agent, stops: Sequence[StopTexts | None]) -> torch.Tensor | None:
+    """Which tokens may complete a stop of each way of sampling, (ways, V); None: no way has any."""
+    if not any(stops):
+        return None
+    table = torch.zeros(len(stops), agent.vocabulary, dtype=torch.bool)
+    for number, texts in enumerate(stops):
+        if texts is not None:
+            table[number, [i for i in texts.completing if i < table.shape[1]]] = True
+    return table.to(agent.device)
+
+
 class _Draw:
     """Hidden states → tokens, by the rows' own uniforms."""
 
@@ -180,6 +192,8 @@ class _Draw:
         limit = torch.tensor([way.max_new_tokens for way in self.ways], device=agent.device)
         self.limit = limit[self.way]
         self.stop = torch.tensor(agent.stop_ids, device=agent.device)
+        self.stops = [stop_texts(agent.tokenizer, w.stop) if w.stop else None for w in self.ways]
+        self.completing = _completing(agent, self.stops)
         if head is not None:
             latents = torch.stack([r.latent_K for r in requests])  # type: ignore[misc]
             self.latents = latents.to(agent.device)[request_of_row]
@@ -213,8 +227,17 @@ class _Draw:
         return tokens
 
     def ended(self, tokens: torch.Tensor, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """Which of these rows are done with the tokens that they were given at this step."""
-        stopped = torch.isin(tokens, self.stop)
+        """Which of these rows are done at this step; ``tokens``: of all rows, −1 after an end."""
+        last = tokens[rows, step]
+        stopped = torch.isin(last, self.stop)
+        if self.completing is not None:
+            # On the host, for the few rows whose newest token may complete a stop.
+            may = (last >= 0) & ~stopped & self.completing[self.way[rows], last.clamp(min=0)]
+            for place in may.nonzero()[:, 0].tolist():
+                row = rows[place]
+                stops = self.stops[int(self.way[row])]
+                assert stops is not None
+                stopped[place] = stops.completed_by(tokens[row, : step + 1].tolist())
         if len(self.ways) == 1:  # the last step is the same for all
             return stopped
         return stopped | (self.limit[rows] == step + 1)
@@ -258,7 +281,7 @@ def _decode_shared(
     for step in range(draw.steps):
         chosen = draw(hidden, rows, step)
         tokens[rows, step] = chosen.where(going, -1)
-        going &= ~draw.ended(chosen, rows, step)
+        going &= ~draw.ended(tokens, rows, step)
         alive = int(going.sum())
         if alive == 0 or step == draw.steps - 1:
             break
@@ -296,7 +319,7 @@ def _decode_plain(
         )
         chosen = draw(hidden[:, -1], rows, step)
         tokens[going, step] = chosen[going]
-        going &= ~draw.ended(chosen, rows, step)
+        going &= ~draw.ended(tokens, rows, step)
         if not going.any():
             break
         ids, positions = chosen[:, None], positions[:, -1:] + 1
@@ -309,6 +332,11 @@ def _to_completions(agent: Agent, tokens: torch.Tensor, draw: _Draw) -> list[Com
     stop = set(agent.stop_ids)
     ids = [tuple(t for t in row if t >= 0) for row in tokens.tolist()]
     texts = agent.tokenizer.batch_decode(ids, skip_special_tokens=True)
+    finished = [bool(sampled) and sampled[-1] in stop for sampled in ids]
+    for row, way in enumerate(draw.way.tolist() if draw.completing is not None else ()):
+        stops = draw.stops[way]
+        if stops is not None and stops.completed_by(ids[row]):
+            texts[row], finished[row] = stops.text_before(ids[row]), True
     drawn = draw.logprobs.where(tokens >= 0, 0.0).sum(-1, dtype=torch.float64).tolist()
     left: Sequence[SamplingSupport | None] = [None] * len(ids)
     if draw.survivors is not None:
@@ -316,6 +344,8 @@ def _to_completions(agent: Agent, tokens: torch.Tensor, draw: _Draw) -> list[Com
         support_R = draw.survivors.of_rows([len(sampled) for sampled in ids])
         left = [support if own else None for support, own in zip(support_R, cut, strict=True)]
     return [
-        Completion(text, sampled, bool(sampled) and sampled[-1] in stop, logprob, support=support)
-        for text, sampled, logprob, support in zip(texts, ids, drawn, left, strict=True)
+        Completion(text, sampled, done, logprob, support=support)
+        for text, sampled, done, logprob, support in zip(
+            texts, ids, finished, drawn, left, strict=True
+        )
     ]

@@ -39,9 +39,10 @@ class SamplingSupport:
 class Completion:
     """What an agent wrote once."""
 
-    text: str  # decoded without special tokens
-    token_ids: tuple[int, ...]  # every sampled token, the end-of-sequence token included
-    finished: bool  # True: ended by itself; False: cut at max_new_tokens
+    text: str  # decoded without special tokens; where a text stopped it, what stands before that
+    # every sampled token: the end-of-sequence token included, and those of the text that stopped it
+    token_ids: tuple[int, ...]
+    finished: bool  # True: ended by itself or by a text; False: cut at max_new_tokens
     # log-probability of all its tokens under what drew them; not a number: unknown, or greedy.
     # Up to rounding, which depends on the batch: not compared.
     logprob: float = field(default=math.nan, compare=False)
@@ -63,6 +64,7 @@ class Sampling:
     top_p: float | None = None
     top_k: int | None = None
     _: KW_ONLY
+    stop: tuple[str, ...] = ()  # texts that end a completion beside the model's own end
     max_support: int | None = (
         None  # tokens of a set in ``Completion.support``; None: no sets are stored
     )
@@ -89,9 +91,9 @@ class Sampling:
 
     @property
     def greedy(self) -> Sampling:
-        """The likeliest tokens, of the same lengths at most."""
+        """The likeliest tokens, with the same limits and stops."""
         by_agent = tuple(own.greedy for own in self.by_agent)
-        return Sampling(0.0, self.max_new_tokens, by_agent=by_agent)
+        return Sampling(0.0, self.max_new_tokens, stop=self.stop, by_agent=by_agent)
 
 
 @dataclass(frozen=True, slots=True)

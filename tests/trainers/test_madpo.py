@@ -33,7 +33,7 @@ from comlrl.types import Completion, Message, Sampling
 from tests.support import loops
 from tests.support.fakes import task
 from tests.support.runs import state
-from tests.support.tiny_models import EOS, config, prompt, team
+from tests.support.tiny_models import EOS, VOCABULARY, config, prompt, team
 from tests.support.tiny_trainers import Recorder
 from trainers.madpo import MADPOTrainer
 
@@ -344,6 +344,19 @@ def test_completions_of_another_tokenizer_are_written_in_ones_own():
     assert completion_ids(agent, Completion("ab", (), False)) == prompt("ab")
     begun = replace(own, text="def f(" + own.text)
     assert completion_ids(agent, begun, "def f(") == own.token_ids
+    stopped = replace(completion("ab```"), text="ab")  # by a text, which its tokens hold
+    assert completion_ids(agent, stopped) == stopped.token_ids
+    padding = (*own.token_ids[:1], VOCABULARY - 1, *own.token_ids[1:])  # of no token's text
+    assert completion_ids(agent, replace(own, token_ids=padding)) == padding
+
+
+@pytest.mark.parametrize("token_ids", [(VOCABULARY - 1, 300), (), (EOS,)])
+def test_what_this_run_sampled_is_trained_as_it_was_sampled(token_ids):
+    agent, asked = team("qwen2").agents[0], (Message("user", "abc"),)
+    candidates = (JointCandidate((Completion("text", token_ids, True),), 0.0),)
+    made = CandidateSet(task_id="t", prompts_N=(asked,), candidates_K=candidates)
+    found, _ = distinct_completions(agent, [(made, 0)], sampled_here=True)
+    assert found[0].ids == token_ids
 
 
 def test_completions_follow_the_prefill_that_they_were_given():

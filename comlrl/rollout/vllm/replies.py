@@ -6,7 +6,6 @@ asked for again.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -82,10 +81,15 @@ class Drawn:
     """A completion as a server drew it."""
 
     token_ids: tuple[int, ...]
-    logprob: float  # of all its tokens
+    logprob_L: tuple[float, ...]
     support_L: (
         tuple[tuple[int, ...], ...] | None
     )  # the tokens that truncation left at each position
+
+    def up_to(self, tokens: int) -> Drawn:
+        """Its first tokens."""
+        support_L = None if self.support_L is None else self.support_L[:tokens]
+        return Drawn(self.token_ids[:tokens], self.logprob_L[:tokens], support_L)
 
 
 def completions(
@@ -123,7 +127,7 @@ def _completion(
         if not _is_logprob(value):
             raise BadReply(url, f"{_shown(value)} as a log-probability")
     sets = _support(url, choice, ids, vocabulary) if support else None
-    return Drawn(tuple(ids), math.fsum(logprobs), sets)
+    return Drawn(tuple(ids), tuple(logprobs), sets)
 
 
 def _logprob_of_tokens(choice: Mapping[str, Any]) -> Any:

@@ -25,6 +25,7 @@ from comlrl.errors import UserError
 from comlrl.models.agent import Agent
 from comlrl.models.team import Team
 from comlrl.rollout import daemon_threads
+from comlrl.rollout.stops import stop_texts
 from comlrl.rollout.team_reader import TeamReader
 from comlrl.rollout.vllm.adapters import Adapters
 from comlrl.rollout.vllm.replies import (
@@ -32,6 +33,7 @@ from comlrl.rollout.vllm.replies import (
     KEY,
     MAX_REPLY,
     TOKEN_BYTES,
+    Drawn,
     ServerError,
     completions,
     top_two,
@@ -69,7 +71,7 @@ class VLLMSampler(TeamReader):
         self.replaying = {
             servers_N[agent.index] for agent in team.agents if sampling.of(agent.index).truncates
         }
-        self.vocabularies = {agent.index: _vocabulary(agent) for agent in team.agents}
+        self.vocabularies = {agent.index: agent.vocabulary for agent in team.agents}
         try:
             self._begin(sampling)
         except UserError:
@@ -222,6 +224,9 @@ class VLLMSampler(TeamReader):
             "top_k": sampling.top_k or 0, "min_p": 0.0, "repetition_penalty": 1.0,
             "presence_penalty": 0.0, "frequency_penalty": 0.0,
         }  # fmt: skip
+        if sampling.stop:
+            params |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
+            params |= {"skip_special_tokens": False}  # a stop may be one
         if servers in self.replaying:
             params |= {"temperature": 1.0, "top_k": 1} if greedy else {}
             params["top_k"] = params["top_k"] or vocabulary
@@ -251,20 +256,8 @@ class VLLMSampler(TeamReader):
             vocabulary=self.vocabularies[agent.index],
             support=_wants_support(sampling),
         )
-        ids_G = [one.token_ids for one in drawn]
-        texts = agent.tokenizer.batch_decode(ids_G, skip_special_tokens=True)
-        stop = set(agent.stop_ids)
-        found = tuple(
-            Completion(
-                text,
-                one.token_ids,
-                one.token_ids[-1] in stop,
-                math.nan if greedy else one.logprob,
-                support=None if one.support_L is None else _support(one.support_L),
-            )
-            for text, one in zip(texts, drawn, strict=True)
-        )
-        return found * len(request.keys_G) if greedy else found
+        completed = tuple(_completion(agent, one, sampling) for one in drawn)
+        return completed * len(request.keys_G) if greedy else completed
 
 
 class HeldSampler:
@@ -298,6 +291,23 @@ class HeldSampler:
         return self.engine.sample_by(self.names, requests_N, sampling)
 
 
+def _completion(agent: Agent, drawn: Drawn, sampling: Sampling) -> Completion:
+    text, by_text = agent.decode(drawn.token_ids), False
+    if sampling.stop:
+        stops = stop_texts(agent.tokenizer, sampling.stop)
+        # A server that decodes several tokens at once may have written on after a stop.
+        if (end := stops.end(drawn.token_ids)) is not None:
+            drawn, by_text = drawn.up_to(end), True
+            text = stops.text_before(drawn.token_ids)
+    return Completion(
+        text,
+        drawn.token_ids,
+        by_text or drawn.token_ids[-1] in agent.stop_ids,
+        math.nan if sampling.temperature == 0 else math.fsum(drawn.logprob_L),
+        support=None if drawn.support_L is None else _support(drawn.support_L),
+    )
+
+
 def _wants_support(sampling: Sampling) -> bool:
     """Whether the tokens that truncation leaves are to be returned, to learn over them."""
     return sampling.truncates and sampling.max_support is not None
@@ -310,12 +320,6 @@ def _support(support_L: Sequence[Sequence[int]]) -> SamplingSupport:
         torch.tensor([token for ids in support_L for token in ids], dtype=torch.int32),
         torch.full((len(support_L),), torch.inf),
     )
-
-
-def _vocabulary(agent: Agent) -> int:
-    """How many token ids the agent's model knows."""
-    embedding: Any = agent.model.get_input_embeddings()
-    return int(embedding.weight.shape[0])
 
 
 def _check_processed(

@@ -98,7 +98,7 @@ class Server:
                 f"'{self.url}' does not return the tokens that survive it ({_short(error)}); "
                 "start it with --enable-scale-out --return-sampling-mask (docs/scaling.md)"
             ) from error
-        if abs(drawn.logprob) > ROUNDING:
+        if abs(sum(drawn.logprob_L)) > ROUNDING:
             raise UserError(
                 f"'{self.url}' gives log-probabilities over all tokens; start it with "
                 "--logprobs-mode processed_logprobs"

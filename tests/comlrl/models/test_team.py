@@ -303,14 +303,6 @@ def test_completions_stop_at_the_tokenizers_end_and_the_models_own():
     assert agent.tokenizer.pad_token_id == PAD
 
 
-def test_completions_stop_at_tokens_that_hold_a_text():
-    agent = build_team(
-        config(agent_model__name=str(folder("llama")), agent_model__stop=["x", "ab"]), device="cpu"
-    ).agents[0]
-    own = {i for i in range(len(agent.tokenizer)) if "x" in agent.decode([i])}
-    assert own and agent.stop_ids == (*team().agents[0].stop_ids, *sorted(own))
-
-
 def test_special_tokens_are_added():
     given = {"pad_token": "<nothing>", "eos_token": "<end>"}
     agent = build_team(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from comlrl.models.pretrained import build_team
 from comlrl.rollout import decoding, generation, truncation
 from comlrl.rollout.generation import Generator
 from comlrl.rollout.grow import Rollout
+from comlrl.rollout.stops import StopTexts
 from comlrl.types import Completion, Message, Request, Sampling, Shape
 from tests.support.fakes import PROMPTS, FakeReward, FakeTransition, task
 from tests.support.plain import truncated
@@ -79,20 +81,83 @@ def test_the_batch_says_what_the_plain_loop_says(kind, sampling):
                     assert completion.token_ids == expected
 
 
-def test_a_text_that_stops_ends_the_same_completion_earlier():
-    whole = Generator(team()).sample([requests(), []], Sampling(1.0, 12))[0]
-    letters = "".join(c.text for own in whole for c in own)
-    stop = max(set(letters), key=letters.count)  # often among the sampled
-    agents = team()
-    agents.agents[0].stop = (stop,)
-    cut = Generator(agents).sample([requests(), []], Sampling(1.0, 12))[0]
-    decode = agents.agents[0].decode
-    for own, longer in zip(itertools.chain(*cut), itertools.chain(*whole), strict=True):
+def often_written(completions) -> str:
+    """Two letters that stand side by side before the end of these texts."""
+    pairs = Counter(
+        pair for c in completions for pair in {a + b for a, b in itertools.pairwise(c.text[:-1])}
+    )
+    return max((pair for pair in pairs if "\ufffd" not in pair), key=lambda pair: pairs[pair])
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2", "mistral"])
+@pytest.mark.parametrize("sampling", [SAMPLINGS[0], SAMPLINGS[1], SAMPLINGS[3]], ids=str)
+def test_a_text_that_stops_ends_the_same_completion_earlier(kind, sampling):
+    """A byte a token: no single token holds the stop."""
+    agents, sampling = team(kind), replace(sampling, max_new_tokens=24)
+    whole = Generator(agents).sample([requests(), requests(agent=1)], sampling)
+    stop = often_written(itertools.chain(*whole[0]))
+    stopped = replace(sampling, stop=(stop, "never written"))
+    cut = Generator(agents).sample([requests(), requests(agent=1)], stopped)
+    decode, ended = agents.agents[0].decode, 0
+    for short, longer in zip(
+        itertools.chain(*itertools.chain(*cut)), itertools.chain(*itertools.chain(*whole)),
+        strict=True,
+    ):  # fmt: skip
         ids = longer.token_ids
-        end = next((i + 1 for i, token in enumerate(ids) if stop in decode([token])), len(ids))
-        assert own.token_ids == ids[:end]
-        assert own.finished == (end < len(ids) or longer.finished or stop in decode([ids[-1]]))
-    assert any(len(own.token_ids) < 12 and stop in own.text for own in itertools.chain(*cut))
+        end = next((i for i in range(len(ids) + 1) if stop in decode(ids[:i])), None)
+        assert short.token_ids == ids[:end]
+        assert short.finished == (end is not None or longer.finished)
+        assert short.text == longer.text.partition(stop)[0]
+        ended += end is not None and end < len(ids)
+    assert ended
+    apart = Generator(agents, max_batch_tokens=1)  # a request at a time
+    assert apart.sample([requests(), requests(agent=1)], stopped) == cut
+
+
+def test_the_log_probability_is_of_the_tokens_up_to_the_stop():
+    agents, sampling = team(), Sampling(0.7, 24, top_p=0.9, max_support=4)
+    whole = Generator(agents).sample([requests(), []], sampling)[0]
+    stopped = replace(sampling, stop=(often_written(itertools.chain(*whole)),))
+    cut = Generator(agents).sample([requests(), []], stopped)[0]
+    for request, group, longer in zip(requests(), cut, whole, strict=True):
+        for completion, other in zip(group, longer, strict=True):
+            shorter = replace(sampling, max_new_tokens=len(completion.token_ids))
+            key = request.keys_G[group.index(completion)]
+            ((same,),) = Generator(agents).sample([[replace(request, keys_G=(key,))], []], shorter)[
+                0
+            ]
+            assert completion.token_ids == same.token_ids == other.token_ids[: len(same.token_ids)]
+            assert completion.logprob == pytest.approx(same.logprob, rel=1e-6)
+            assert torch.equal(completion.support.ids_I, same.support.ids_I)
+            assert torch.equal(completion.support.counts_L, same.support.counts_L)
+
+
+def test_agents_of_one_batch_stop_at_their_own_texts():
+    agents, plain = team(), Sampling(1.0, 24)
+    asked = [requests(), requests(agent=1)]
+    whole = Generator(agents).sample(asked, plain)
+    stops = [often_written(itertools.chain(*groups)) for groups in whole]
+    ways = tuple(replace(plain, stop=(stop,)) for stop in stops)
+    generator = Generator(agents)
+    cut = generator.sample(asked, replace(plain, by_agent=(ways[0], ways[1])))
+    half = generator.sample(asked, replace(plain, by_agent=(ways[0], plain)))
+    assert generator.calls == 2
+    for index, way in enumerate(ways):
+        assert cut[index] == Generator(agents).sample(asked, way)[index]
+    assert half == [cut[0], whole[1]]
+
+
+@pytest.mark.parametrize("stop", [(), ("ab",)])
+def test_stops_cost_nothing_where_there_are_none(stop, monkeypatch):
+    built = []
+
+    def noted(tokenizer, texts):
+        built.append(texts)
+        return StopTexts(tokenizer, texts)
+
+    monkeypatch.setattr(generation, "stop_texts", noted)
+    Generator(team()).sample([requests(), []], Sampling(1.0, 4, stop=stop))
+    assert built == ([stop] if stop else [])
 
 
 APART = (

@@ -11,6 +11,7 @@ from comlrl.config.plugins.targets import near
 from comlrl.config.resolved import Config
 from comlrl.config.sections import RoleSampling
 from comlrl.errors import UserError
+from comlrl.quoting import without_surrogates
 from comlrl.types import Sampling
 
 KEYS = tuple(field.name for field in fields(RoleSampling))
@@ -24,6 +25,7 @@ def sampling(config: Config, roles: Sequence[str], greedy: bool = False) -> Samp
         section.max_new_tokens,
         config.top_p(section),
         config.top_k(section),
+        stop=tuple(config.agent_model.stop),
     )
     if not config.sampling:
         return common
@@ -53,26 +55,37 @@ def _own(common: Sampling, given: RoleSampling | None) -> Sampling:
     own: dict[str, Any] = {key: getattr(given, key) for key in KEYS}
     if common.temperature == 0:
         del own["temperature"]
+    if own["stop"] is not None:
+        own["stop"] = tuple(own["stop"])
     return replace(common, **{key: value for key, value in own.items() if value is not None})
 
 
 def check(config: Config, roles: Sequence[str]) -> None:
-    """Raises UserError for a role that there is not, and for limits that cannot work."""
+    """Raises UserError for a role that there is not, and for limits and stops that cannot work."""
+    _check_stops("agent_model.stop", config.agent_model.stop)
     for role, own in config.sampling.items():
         key = f"sampling.{role}"
         if role not in roles:
             raise UserError(f"{key}: no agent has this role; {near(role, roles, 'there are {}')}")
         check_ranges(key, own)
+        _check_stops(f"{key}.stop", own.stop or ())
         room = config.agent_model.max_length
         if own.max_new_tokens is not None and own.max_new_tokens >= room:
             raise UserError(
                 f"{key}.max_new_tokens: {own.max_new_tokens} leaves no room for a prompt in "
                 f"agent_model.max_length={room}; give less"
             )
-        apart = [name for name in KEYS[1:] if getattr(own, name) is not None]
+        apart = [n for n in ("temperature", "top_p", "top_k") if getattr(own, n) is not None]
         if apart and config.section.one_policy:
             raise UserError(
                 f"{key}.{apart[0]}: {getattr(own, apart[0])} with {config.algorithm}, whose agents "
                 f"act by one policy: it is the same for all of them; give "
-                f"{config.algorithm}.{apart[0]} (max_new_tokens may differ)"
+                f"{config.algorithm}.{apart[0]} (max_new_tokens and stop may differ)"
             )
+
+
+def _check_stops(key: str, stops: Sequence[Any]) -> None:
+    for stop in stops:
+        if not isinstance(stop, str) or not stop or without_surrogates(stop) != stop:
+            reason = "is in every text" if stop == "" else "is no text that a model can write"
+            raise UserError(f"{key}: {stop!r} {reason}; give a list of texts, e.g. ['</answer>']")

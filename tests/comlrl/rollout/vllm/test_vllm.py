@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import math
 import threading
 from collections.abc import Iterator
@@ -74,6 +75,32 @@ def test_each_agent_is_asked_for_at_its_own_limits(server, tmp_path):
     assert asked == {(0.8, 5), (1.4, 12)}
     for completion in (c for groups in sampled_N for group in groups for c in group):
         assert completion.importance == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("replays", [False, True])
+def test_what_a_server_writes_after_a_stop_is_left_out(server, tmp_path, replays):
+    """One that decodes several tokens at once writes on. A byte a token: none holds the stop."""
+    server.repeats, server.replays = True, replays
+    plain = replace(SAMPLING, top_p=0.9, max_support=1 << 20) if replays else SAMPLING
+    sampler = client(team(), server, tmp_path, sampling=plain)
+    whole = sampler.sample([requests(0), []], plain)[0]
+    text = max((c.text for group in whole for c in group), key=len)
+    stop = text[1:3]
+    assert len(stop) == 2 and len(text) > 3
+    server.asked.clear()
+    cut = sampler.sample([requests(0), []], replace(plain, stop=(stop,)))[0]
+    for body in server.asked:
+        params = body.get("sampling_params", body)
+        assert params["stop"] == [stop] and params["include_stop_str_in_output"]
+    for short, longer in zip(itertools.chain(*cut), itertools.chain(*whole), strict=True):
+        decode, ids = sampler.team.agents[0].decode, longer.token_ids
+        end = next((i for i in range(len(ids) + 1) if stop in decode(ids[:i])), None)
+        assert (short.token_ids, short.text) == (ids[:end], longer.text.partition(stop)[0])
+        assert short.finished == (longer.finished or end is not None)
+        assert short.logprob == longer.logprob  # of the first token alone, in this server's replies
+        if replays:
+            assert len(short.support.counts_L) == len(short.token_ids)
+            assert short.support.counts_L.sum() == len(short.support.ids_I)
 
 
 def test_adapters_are_loaded_under_new_names_before_old_ones_are_unloaded(server, tmp_path):

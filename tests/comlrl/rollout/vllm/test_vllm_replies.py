@@ -164,7 +164,7 @@ def read(choices: Any, support: bool = False) -> list[Drawn]:
 
 
 def test_completions_come_in_the_order_of_their_indices():
-    assert read([OTHER, GOOD]) == [Drawn((5, 6), -0.75, None), Drawn((7,), 0.0, None)]
+    assert read([OTHER, GOOD]) == [Drawn((5, 6), (-0.5, -0.25), None), Drawn((7,), (0.0,), None)]
 
 
 def masked(choice: dict, sets: Any) -> dict:
@@ -176,7 +176,7 @@ def masked(choice: dict, sets: Any) -> dict:
 def test_what_survives_truncation_comes_with_each_token():
     good, other = masked(GOOD, [[5], [0, 6, 7]]), masked(OTHER, [[1, 7]])
     assert read([good, other], True) == [
-        Drawn((5, 6), -0.75, ((5,), (0, 6, 7))), Drawn((7,), 0.0, ((1, 7),)),
+        Drawn((5, 6), (-0.5, -0.25), ((5,), (0, 6, 7))), Drawn((7,), (0.0,), ((1, 7),)),
     ]  # fmt: skip
 
 

@@ -44,8 +44,30 @@ def test_greedy_evaluations_and_smaller_baselines_keep_each_role_s_limits():
     assert sampling(made, ("main",)) == Sampling(1.0, 9)  # `single` is main's role
 
 
+def test_every_way_of_sampling_has_its_stops():
+    made = config(agent_model__stop=["```"], sampling__aux__stop=["</answer>", "\n\n"])
+    both = [("</answer>", "\n\n"), ("```",)]
+    for drawn in (sampling(made, ROLES), sampling(made, ROLES, greedy=True)):
+        assert [own.stop for own in drawn.by_agent] == both
+        assert [own.stop for own in drawn.greedy.by_agent] == both
+        assert [own.stop for own in drawn.with_sets(8).by_agent] == both
+    assert sampling(config(agent_model__stop=["x"]), ROLES) == Sampling(1.0, 16, stop=("x",))
+    none = config(agent_model__stop=["x"], sampling__aux__stop=[])  # aux has none
+    assert [own.stop for own in sampling(none, ROLES).by_agent] == [(), ("x",)]
+    config("shppo", sampling__aux__stop=["x"])  # where agents share a policy, too
+
+
+@pytest.mark.parametrize("stops", ["['']", r'["\ud800"]', "[[a]]", "x", "[null]"])
+@pytest.mark.parametrize("key", ["agent_model.stop", "sampling.aux.stop"])
+def test_stops_that_no_model_can_write_are_refused(key, stops):
+    arguments = ["--config", str(QUICKSTART), "--override", f"{key}={stops}"]
+    with pytest.raises(UserError, match=key.replace(".", r"\.")) as refused:
+        resolve("magrpo", parse_arguments("magrpo", arguments))
+    assert "\n" not in str(refused.value)
+
+
 def test_a_configuration_that_is_written_reads_back(tmp_path):
-    made = config(**APART)
+    made = config(**APART, sampling__aux__stop=["```"], agent_model__stop=["\n\n"])
     written = tmp_path / "config.yaml"
     written.write_text(yaml.safe_dump(made.to_dict()))
     again, *_ = resolve("magrpo", parse_arguments("magrpo", ["--config", str(written)]))

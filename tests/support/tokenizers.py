@@ -1,0 +1,72 @@
+"""Small tokenizers of the usual kinds, with special tokens of any name."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers.trainers import BpeTrainer
+from transformers import PreTrainedTokenizerFast
+
+CORPUS = [
+    "def f(x):\n    return aux(x) + 1\n```\n\nThe end.</answer>\n" * 3,
+    "```python\ndef main(n):\n    if n:\n        return [aux(i) for i in range(n)]\n```\n" * 3,
+    "naïve café, 数学 and 🙂🙃 <answer>\n\n\n### Response:\n<im_start> end user system < | > " * 3,
+]
+
+
+@functools.cache
+def byte_level(*special: str, size: int = 400) -> Any:
+    """BPE over bytes, as Qwen, Llama 3, GPT-2 and SmolLM2 have it."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core.train_from_iterator(
+        CORPUS, BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+    )
+    return _fast(core, special)
+
+
+@functools.cache
+def byte_fallback(*special: str, size: int = 300) -> Any:
+    """BPE over characters with bytes for those that are unknown, as Llama 2, Mistral and Gemma."""
+    trained = Tokenizer(models.BPE())
+    trained.normalizer = normalizers.Replace(" ", "▁")
+    latin = [chr(c) for c in range(32, 127)]
+    trained.train_from_iterator(
+        [text.encode("ascii", "ignore").decode() for text in CORPUS],
+        BpeTrainer(vocab_size=size, initial_alphabet=[*latin, "▁", "\n"], show_progress=False),
+    )
+    core = Tokenizer.from_str(_with_bytes(trained.to_str()))
+    core.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    core.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(content=" ", left=1),
+        ]
+    )
+    return _fast(core, special)
+
+
+def _with_bytes(text: str) -> str:
+    made = json.loads(text)
+    vocabulary = made["model"]["vocab"]
+    for byte in range(256):
+        vocabulary[f"<0x{byte:02X}>"] = len(vocabulary)
+    made["model"]["byte_fallback"] = True
+    return json.dumps(made)
+
+
+def _fast(core: Tokenizer, special: tuple[str, ...]) -> Any:
+    names = ("<eos>", *special)
+    core.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="<eos>", extra_special_tokens=list(special)
+    )
