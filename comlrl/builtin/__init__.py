@@ -17,6 +17,15 @@ DATASETS: dict[str, dict[str, Path]] = {  # by ``dataset.name``: split → file
     for name in ("coopmini", "coopmini-long", "posts")
 }
 COOPMINI, COOPMINI_LONG, POSTS = DATASETS.values()
+_FUNCTIONS = ("train", "eval", "transfer")
+FUNCTIONS = {split: _HERE / "functions" / f"{split}.jsonl" for split in _FUNCTIONS}
+LEVELS = {  # dataset → the levels of its rows in the files of all levels
+    "builtin:functions": ("easy", "medium"),
+    "builtin:functions-easy": ("easy",),
+    "builtin:functions-medium": ("medium",),
+    "builtin:functions-hard": ("hard",),
+}
+DATASETS |= dict.fromkeys(LEVELS, FUNCTIONS)
 DATASETS |= {  # the arena's games
     f"builtin:arena-{game}": {s: _HERE / "arena" / f"{game}_{s}.jsonl" for s in ("train", "eval")}
     for game in ("codebook", "climbing", "shards", "lock", "chores", "levers", "dilemma")

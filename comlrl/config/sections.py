@@ -67,7 +67,8 @@ class DatasetConfig:
 
     name: str = key(
         "builtin:coopmini",
-        "builtin:coopmini, builtin:coopmini-long, builtin:posts (writing), builtin:arena-NAME, "
+        "builtin:coopmini, builtin:coopmini-long, builtin:functions (or functions-easy, -medium, "
+        "-hard), builtin:posts (writing), builtin:arena-NAME, "
         "a hub name, a folder, or .jsonl/.json/.parquet",
     )
     type: str | None = key(None, "a short name for the run directory; null: from the name")

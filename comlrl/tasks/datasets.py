@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from comlrl.builtin import DATASETS
+from comlrl.builtin import DATASETS, LEVELS
 from comlrl.config.plugins.targets import near
 from comlrl.config.sections import DatasetConfig
 from comlrl.errors import UserError
@@ -136,7 +136,12 @@ def _whole(name: str, base: str, given: str) -> Rows:
         if base not in DATASETS[name]:
             there = ", ".join(DATASETS[name])
             raise UserError(f"{given}: '{name}' has no split '{base}'; it has {there}")
-        return _named(*json_rows(DATASETS[name][base], name), prefix=f"{base}_")
+        rows, lines = json_rows(DATASETS[name][base], name)
+        if name not in LEVELS:
+            return _named(rows, lines, prefix=f"{base}_")
+        chosen = [index for index, row in enumerate(rows) if row["level"] in LEVELS[name]]
+        names = [f"{base}_row_{index}" for index in chosen]  # the same at any choice of levels
+        return Rows([rows[index] for index in chosen], names, [index + 1 for index in chosen])
     if path.suffix not in KINDS:
         return _named(_read(name, given, base), None, prefix=f"{base}_")
     if not path.is_file():

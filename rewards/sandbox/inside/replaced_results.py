@@ -32,8 +32,9 @@ Replacement = Callable[[Any, list[Any]], Any]  # of a helper's answer, beside it
 def another(value: Any, depth: int = DEPTH) -> Any:
     """A value of the same type that differs from this one; None of what no other is known.
 
-    Numbers change sign, parity and truth; what is in a container changes, and so does its length,
-    but for a tuple's, which is unpacked. It raises nothing.
+    Numbers change sign, parity and truth; what is in a container changes, its last item too, and so
+    do its length and the number of distinct items, but for a tuple, which is unpacked. It raises
+    nothing.
     """
     if value is None or not depth:
         return None
@@ -53,11 +54,14 @@ def _other(value: Any, depth: int) -> Any:
         case float():
             return 0.0 if value != value else -1.5 if value == 0.5 else 1.0 - value
         case str():
-            return "".join(map(_character, value)) + (value[-1:] or "a")
+            characters = "".join(map(_character, value))
+            return characters + next((c for c in "nxqk7" if c not in value + characters), "n")
         case bytes() | bytearray():
             return type(value)(255 - byte for byte in value) + (value[-1:] or b"a")
         case list():
-            return [other(item) for item in value] + (value[-1:] or [0])
+            changed = list(map(other, value))
+            fresh = _grown(value[-1]) if value else 0
+            return [*changed, _grown(fresh) if fresh in value + changed else fresh]
         case tuple() if hasattr(value, "_make"):
             return value._make(map(other, value))
         case tuple():
@@ -77,6 +81,21 @@ def _other(value: Any, depth: int) -> Any:
     if hasattr(value, "appendleft"):
         return type(value)([*map(other, value), 0])
     return 1 - value  # Fraction, Decimal and their like
+
+
+def _grown(item: Any) -> Any:
+    match item:
+        case bool():
+            return not item
+        case int() | float():
+            return 2 * abs(item) + 5
+        case str():
+            return item + item + "n"
+        case list():
+            return [*item, *item, 0]
+        case tuple():
+            return tuple(map(_grown, item))
+    return item
 
 
 def _items(iterator: Any, other: Callable[[Any], Any]) -> Any:
