@@ -105,6 +105,9 @@ class Loader:
         key = self._rename(setting)
         if key is None:
             return
+        where = f"{key} ({setting.source})"
+        for text in check_values(setting.value, where):
+            _check_text(text, where)
         is_text = key.partition(".")[0] == "prompts"  # an empty one is not a missing value
         value = setting.value if is_text else _normalise(setting.value)
         older = VALUE_ALIASES.get(key.rpartition(".")[2], {})
@@ -213,7 +216,6 @@ class Loader:
 
     def _assign(self, key: str, value: Any, setting: Setting) -> None:
         target, name = self._locate(key, value, setting)
-        _check_texts(value, f"{key} ({setting.source})")
         own = self._key(key)
         assert own is not None
         if isinstance(value, float) and value.is_integer() and int in own.members:
@@ -280,9 +282,11 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     """A YAML file's mapping, references to other keys resolved. Raises UserError naming the
     file."""
     try:
-        loaded = OmegaConf.load(path)
-        _check_texts(OmegaConf.to_container(loaded), f"--config: {str(path)!r}")
-        tree = OmegaConf.to_container(loaded, resolve=True)
+        with open(path, encoding="utf-8") as file:  # before OmegaConf copies what aliases repeat
+            where = f"--config: {str(path)!r}"
+            for text in check_values(yaml.safe_load(file), where):
+                _check_text(text, where)
+        tree = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     except UserError:
         raise
     except FileNotFoundError:
@@ -299,27 +303,46 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     return {str(key): value for key, value in tree.items()}
 
 
-def _check_texts(value: Any, where: str) -> None:
-    """Raises UserError if a text in ``value`` has an interpolation that is not a reference to
-    another key, or bytes of a command line that the locale cannot decode."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for item in value:
-            _check_texts(item, where)
-    if not isinstance(value, str):
-        return
-    if any("\ud800" <= character <= "\udfff" for character in value):
+MAX_VALUES = 100_000  # in one setting, or in one file
+
+
+def check_values(value: Any, where: str) -> list[str]:
+    """Return the texts in a YAML value. Raises UserError for one that could not be copied, printed
+    or stored: it holds itself, repeats its aliases without measure, or has an integer of more than
+    64 bits."""
+    pending, count, texts = [value], 0, []
+    while pending:
+        item, count = pending.pop(), count + 1
+        if count > MAX_VALUES:
+            raise UserError(
+                f"{where}: more than {MAX_VALUES:,} values, or an alias that holds itself; write "
+                "less, without aliases"
+            )
+        if isinstance(item, Mapping):
+            pending += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple | set):
+            pending += item
+        elif isinstance(item, str):
+            texts.append(item)
+        elif isinstance(item, int) and abs(item) >= 1 << 63:
+            raise UserError(f"{where}: an integer of more than 64 bits; give less")
+    return texts
+
+
+def _check_text(text: str, where: str) -> None:
+    """Raises UserError for an interpolation that is not a reference to another key, and for bytes
+    of a command line that the locale cannot decode."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
         raise UserError(
-            f"{where}: {_shown(value)} cannot be read in this locale; set PYTHONUTF8=1, or "
+            f"{where}: {_shown(text)} cannot be read in this locale; set PYTHONUTF8=1, or "
             "LC_ALL=C.UTF-8"
         )
-    rest, more = value, 1
+    rest, more = text, 1
     while more:  # a reference may have others in it
         rest, more = REFERENCE.subn("x", rest)
     if OPENING.search(rest):
         raise UserError(
-            f"{where}: {_shown(value)} has an interpolation that is not a reference; only "
+            f"{where}: {_shown(text)} has an interpolation that is not a reference; only "
             "${section.key} is read: write the value itself"
         )
 

@@ -112,18 +112,29 @@ def _chosen(section: DatasetConfig, split: str) -> Iterator[tuple[Rows, int]]:
 
     key, name = split_key(section, split), section.name
     try:
-        instruction = datasets.ReadInstruction.from_spec(split)
+        datasets.ReadInstruction.from_spec(split)
     except ValueError:
         raise UserError(f"{key}: '{split}' is not a split; write e.g. test[:16]") from None
-    bases = dict.fromkeys(part.strip().partition("[")[0] for part in split.split("+"))
+    parts = [(part, part.strip().partition("[")[0]) for part in split.split("+")]
+    bases = dict.fromkeys(base for _, base in parts)
     rows = {base: _whole(name, base, f"{key}: '{split}'") for base in bases}
     sizes = {base: len(found.content) for base, found in rows.items()}
-    pieces = instruction.to_absolute(sizes)
+    counted = "+".join(_from_the_end(part, sizes[base]) for part, base in parts)
+    pieces = datasets.ReadInstruction.from_spec(counted).to_absolute(sizes)
     places = [(rows[p.splitname], index) for p in pieces for index in range(p.from_, p.to)]
     if not places:
         there = " and ".join(f"{size:,} rows in '{base}'" for base, size in sizes.items())
         raise UserError(f"{key}: '{split}' of '{name}' is empty: there are {there}; give another")
     yield from places
+
+
+def _from_the_end(part: str, size: int) -> str:
+    """A slice whose ``-p%`` that round to no row are its end; ``datasets`` makes them its start."""
+
+    def boundary(match: re.Match[str]) -> str:
+        return "100%" if int(match[1]) and not round(int(match[1]) * size / 100) else match[0]
+
+    return re.sub(r"-(\d+)%", boundary, part)
 
 
 def _whole(name: str, base: str, given: str) -> Rows:

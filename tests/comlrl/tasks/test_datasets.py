@@ -53,6 +53,36 @@ def test_published_slices_of_real_problems(shared_data):
     assert len(ids(str(shared_data / "CoopHumanEval.jsonl"), "test[16:]")) == 82 - 16
 
 
+@pytest.mark.parametrize("count", [1, 2, 30, 49, 50, 51, 149, 150, 1000])
+def test_percent_from_the_end(count, tmp_path):
+    """The two sides of a boundary share the rows, and the last side has its share, rounded."""
+    file = jsonl(tmp_path, rows(count))
+    every = [f"T/{i}" for i in range(count)]
+    for percent in (1, 2, 5, 33, 99, 100):
+        last = round(count * percent / 100)
+        for split, wanted in (
+            (f"test[-{percent}%:]", every[count - last :]),
+            (f"test[:-{percent}%]", every[: count - last]),
+        ):
+            if wanted:
+                assert ids(file, split) == wanted
+            else:
+                with pytest.raises(UserError, match="is empty"):
+                    ids(file, split)
+    twice = ids(file, "test[-100%:]+test[-100%:]")
+    assert len(twice) == 2 * count
+
+
+@pytest.mark.parametrize("split", ["test[:150%]", "test[-150%:]", "test[:9999999]", "test[-99:]"])
+def test_slices_beyond_the_rows(split, tmp_path):
+    """Either all rows that there are, or one line."""
+    file = jsonl(tmp_path, rows(3))
+    try:
+        assert ids(file, split) == [f"T/{i}" for i in range(3)]
+    except UserError as error:
+        assert "dataset" in str(error)
+
+
 @pytest.fixture
 def sources(tmp_path) -> dict[str, str]:
     """The same six rows in every form that a dataset may have."""

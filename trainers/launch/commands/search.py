@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from comlrl import files
+from comlrl.config.loader import check_values
 from comlrl.errors import UserError
 from comlrl.run_files import CONFIG, METRICS, SUMMARY
 from trainers.launch.checks.shipped import CONFIGS, config_file, train_command
@@ -101,6 +102,7 @@ def read_sweep(path: str | Path) -> Sweep:
     path = config_file(path, "sweep file", CONFIGS / "sweeps")
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        check_values(tree, f"sweep file: '{path}'")
     except OSError as error:
         raise UserError(f"sweep file: '{path}' cannot be read ({error.strerror})") from None
     except RecursionError:
