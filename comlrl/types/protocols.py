@@ -162,6 +162,14 @@ class Domain(Protocol):
         """What the agents made together, as others score it; None: there is no such thing."""
         return None
 
+    def reference(self, task: Task, num_agents: int) -> tuple[str, ...] | None:
+        """Completions that solve a task, from a solution that its row holds; None: it has none."""
+        return None
+
+    def failure(self, score: Score) -> str:
+        """Why a joint action did not pass, in a line."""
+        return f"reward {score.task_value:.4g}"
+
     def modes(self) -> Mapping[str, Callable[..., Transition]]:
         """Its own external modes beside the general ones, by name; the first is its default.
 

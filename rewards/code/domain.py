@@ -8,18 +8,16 @@ from typing import Any
 
 from comlrl.quoting import fenced
 from comlrl.types import Conventions, Domain, JointAction, Score, Task, Transition
-from rewards.code import chat_prompts, measures, prompt_templates
+from rewards.code import chat_prompts, measures, prompt_templates, rows
 from rewards.code.breakdown import RewardBreakdown
 from rewards.code.modes import LevelFeedback, LevelPassed, Passed
 from rewards.code.reward import CodeReward, greatest_reward
-from rewards.sandbox.checks import TestError, split_check
-
-COLUMNS = ("prompt", "test", "entry_point")
 
 
 class CodeDomain(Domain):
     """Rows in HumanEval's format: ``prompt`` (imports, helper functions and the entry point's stub
-    with its docstring), ``test`` (defines ``check(candidate)``) and ``entry_point``."""
+    with its docstring), ``test`` (defines ``check(candidate)``) and ``entry_point``; or in MBPP's:
+    ``text``, ``test_list``, ``code``."""
 
     fields = prompt_templates.FIELDS
     revision = prompt_templates.REVISION
@@ -32,16 +30,23 @@ class CodeDomain(Domain):
     reward = CodeReward
 
     def task(self, name: str, row: Mapping[str, Any]) -> Task:
-        for column in COLUMNS:
-            value = row.get(column)
-            if not isinstance(value, str) or not value.strip():
-                raise ValueError(f"there is no text in its field `{column}`")
-        prompt_templates.signature(row["prompt"], row["entry_point"])
-        try:
-            split_check(row["test"], row["entry_point"])
-        except TestError as error:
-            raise TestError(f"{error}; fix its `test`") from None
-        return Task(name, row)
+        return Task(name, rows.checked(row))
+
+    def reference(self, task: Task, num_agents: int) -> tuple[str, ...] | None:
+        solution = rows.solution(task.fields)
+        return None if solution is None else (*[""] * (num_agents - 1), solution)
+
+    def failure(self, score: Score) -> str:
+        facts = score.facts
+        if not isinstance(facts, RewardBreakdown) or facts.passed_all:
+            return super().failure(score)
+        if facts.syntax_error is not None:
+            return f"line {facts.syntax_error.line}: {facts.syntax_error.message}"
+        failed = [outcome for outcome in facts.outcomes if not outcome.passed]
+        if not failed:
+            return "it does not define the entry point, with a return"
+        first, share = failed[0], f"{len(failed)} of {len(facts.outcomes)} tests fail"
+        return f"{share}: {first.error_type}: {first.message or first.source}"
 
     def roles(self, num_agents: int) -> tuple[str, ...]:
         return prompt_templates.roles(num_agents)

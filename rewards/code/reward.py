@@ -2,7 +2,9 @@
 
 ==========================  =====  =============================================================
 aux defined                 +0.4   its text holds ``def aux(…)`` with a ``return`` of something
-main defined                +0.6   likewise for the entry point; if not, scoring stops here
+                                   or a ``yield``
+main defined                +0.6   likewise for the entry point (of a row whose tests read what it
+                                   does to its arguments, without a return); else scoring stops
 syntax                      +0.5   preamble + aux + main compiles; if not, scoring stops here
 tests                       +1.0   times the share of tests passed
 main uses aux               +0.5   a test passed, aux is there and main calls it
@@ -66,6 +68,7 @@ class _Draft:
     """What is known of a joint action before its program runs."""
 
     names: tuple[str, ...]  # helpers, then the entry point
+    in_place: bool  # the entry point need not return anything
     parts: tuple[Contribution | None, ...]  # likewise
     program: str = ""
     problem: SyntaxProblem | None = None
@@ -79,7 +82,12 @@ class _Draft:
     @property
     def defined(self) -> tuple[str, ...]:
         pairs = zip(self.names, self.parts, strict=True)
-        return tuple(name for name, part in pairs if part is not None and part.function.returns)
+        return tuple(
+            name
+            for name, part in pairs
+            if part is not None
+            and (part.function.returns or (self.in_place and name == self.names[-1]))
+        )
 
 
 def greatest_reward(num_agents: int) -> float:
@@ -271,21 +279,23 @@ class CodeReward(Reward):
             self._contribution(text, name, names)
             for text, name in zip(action.completions_N, names, strict=True)
         )
-        if parts[-1] is None or not parts[-1].function.returns:
-            return _Draft(names=names, parts=parts)
+        in_place = split_check(task.fields["test"], task.fields["entry_point"]).in_place
+        draft = _Draft(names=names, parts=parts, in_place=in_place)
+        if names[-1] not in draft.defined:
+            return draft
         prompt = self._preamble(task.fields["prompt"], task.fields["entry_point"])
         program = join(prompt, parts)
         broken = tuple(source for part in parts if part is not None for source in part.broken)
         code = bounded(self._compile(program, broken))
         if isinstance(code, SyntaxProblem):
-            return _Draft(names=names, parts=parts, program=program, problem=code)
+            return replace(draft, program=program, problem=code)
         job = Job(
             code=code,
             preamble=join(prompt, ()),
             test=task.fields["test"],
             entry_point=task.fields["entry_point"],
         )
-        return _Draft(names=names, parts=parts, program=program, given=prompt, job=job)
+        return replace(draft, program=program, given=prompt, job=job)
 
     def _breakdown(self, draft: _Draft, action: JointAction) -> RewardBreakdown:
         """The table's terms, from the draft and its program's outcomes."""

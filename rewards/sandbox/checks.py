@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterable
+import importlib.util
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+LISTED = 3  # statements that a message shows
 _DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -41,6 +44,7 @@ class Check:
 
     parameter: str  # what ``check`` calls the function under test
     statements: tuple[Statement, ...]
+    in_place: bool  # no test reads a result: the function changes its arguments
 
     @property
     def tests(self) -> tuple[Statement, ...]:
@@ -52,13 +56,41 @@ def split_check(test: str, entry_point: str) -> Check:
     """Tests and set-up of a source that defines ``check(candidate)``.
 
     A test is a top-level statement of ``check`` that asserts something and mentions the function
-    under test: by ``check``'s parameter, by the entry point's name, or by a name that set-up
-    bound from them. Calling a function that asserts is asserting. Everything else is set-up.
+    under test: by ``check``'s parameter, by the entry point's name, by a name that set-up bound
+    from them, or by a variable that was handed to a call whose result is dropped (``candidate(xs)``
+    changes ``xs``). Calling a function that asserts is asserting. Everything else is set-up.
     Raises TestError.
     """
     found = parse_check(test, entry_point)
     _compile_all(found.statements)
+    missing = [m for s in found.statements for m in imported(s.node) if not judge_has(m)]
+    if missing:
+        raise TestError(
+            f"its test imports `{missing[0]}`, which tests do not have: they have Python's "
+            "standard library, and numpy where it is installed"
+        )
     return found
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """The modules that a tree imports, but for those that it can do without (``try: import``)."""
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." if node.level else str(node.module).partition(".")[0]
+        if not isinstance(node, ast.Try):
+            pending += ast.iter_child_nodes(node)
+
+
+@functools.cache
+def judge_has(module: str) -> bool:
+    """Whether tests can import a module."""
+    if module != "numpy":
+        return module in sys.stdlib_module_names
+    return importlib.util.find_spec(module) is not None
 
 
 def parse_check(test: str, entry_point: str) -> Check:
@@ -67,23 +99,54 @@ def parse_check(test: str, entry_point: str) -> Check:
         tree = ast.parse(test)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise TestError(f"its test does not compile ({error})") from None
+    _refuse_long_integers(tree)
     checks = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "check"]
     if not checks:
-        raise TestError("its test defines no `check(candidate)`")
+        raise TestError(f"its test defines no `check(candidate)`; it holds {_listed(tree.body)}")
     check = checks[-1]
     arguments = [*check.args.posonlyargs, *check.args.args]
     if not arguments:
         raise TestError("its `check` takes no argument")
     parameter = arguments[0].arg
-    statements = _classify(tree, check, {parameter, "candidate", entry_point})
+    statements, in_place = _classify(tree, check, {parameter, "candidate", entry_point})
     if not any(statement.is_test for statement in statements):
-        raise TestError(f"its `check` has no assert that mentions `{parameter}`")
-    return Check(parameter, tuple(statements))
+        raise TestError(
+            f"its `check` has no assert that mentions `{parameter}`; it holds {_listed(check.body)}"
+        )
+    return Check(parameter, tuple(statements), in_place)
 
 
-def _classify(tree: ast.Module, check: ast.FunctionDef, under_test: set[str]) -> list[Statement]:
+def _refuse_long_integers(tree: ast.AST) -> None:
+    """Raises TestError for an integer that Python reads and does not write."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, int) and is_long(node.value):
+            raise TestError("its test holds an integer of thousands of digits; compute it instead")
+
+
+def is_long(number: int) -> bool:
+    """Whether an integer has more digits than Python writes (4,300)."""
+    try:
+        str(number)
+    except ValueError:
+        return True
+    return False
+
+
+def _listed(body: Sequence[ast.stmt]) -> str:
+    """The first statements of a body, for a message."""
+    heads = [ast.unparse(node).split("\n")[0][:60] for node in body[:LISTED]]
+    more = f" and {len(body) - LISTED} more statements" if len(body) > LISTED else ""
+    return ", ".join(f"`{head}`" for head in heads) + more if heads else "nothing"
+
+
+def _classify(
+    tree: ast.Module, check: ast.FunctionDef, under_test: set[str]
+) -> tuple[list[Statement], bool]:
+    """The statements in order, and whether no test reads a result of the function's."""
+    function = frozenset(under_test)
+    results = set(function)  # names under test but for arguments that were handed on to be changed
     asserting: set[str] = set()  # functions that assert
-    statements = []
+    statements, reads_results = [], False
     for node, in_check in _in_order(tree, check):
         nodes = list(ast.walk(node))
         mentioned = [n for n in nodes if isinstance(n, ast.Name)]
@@ -98,14 +161,47 @@ def _classify(tree: ast.Module, check: ast.FunctionDef, under_test: set[str]) ->
         if isinstance(node, _DEFINITION) and asserts:
             asserting.add(node.name)
         binds = _binds(nodes)
-        if mentions and not is_test:
+        dropped = [] if is_definition else _dropped_calls(nodes, function)
+        changed = frozenset(root for call in dropped for root in _arguments(call))
+        called = {id(call.func) for call in dropped}
+        under_test |= changed
+        if is_test:
+            read = {n.id for n in mentioned if id(n) not in called}
+            reads_results |= not read.isdisjoint(results)
+        elif mentions:
             under_test |= binds
+            results |= binds
+            binds |= changed
         statements.append(
             Statement(
                 node=node, is_test=is_test, in_check=in_check, names=names, reads=reads, binds=binds
             )
         )
-    return statements
+    return statements, not reads_results
+
+
+def _dropped_calls(nodes: Iterable[ast.AST], function: frozenset[str]) -> list[ast.Call]:
+    """Calls of the function under test whose result is dropped, or compared with None."""
+    calls = []
+    for node in nodes:
+        match node:
+            case (
+                ast.Expr(value=ast.Call(func=ast.Name(id=name)) as call)
+                | ast.Compare(
+                    left=ast.Call(func=ast.Name(id=name)) as call,
+                    ops=[ast.Is() | ast.Eq()],
+                    comparators=[ast.Constant(value=None)],
+                )
+            ) if name in function:
+                calls.append(call)
+    return calls
+
+
+def _arguments(call: ast.Call) -> Iterator[str]:
+    """The variables that a call is handed."""
+    for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
+        if (root := _root(argument)) is not None:
+            yield root
 
 
 def _in_order(tree: ast.Module, check: ast.FunctionDef) -> Iterable[tuple[ast.stmt, bool]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import json
 import marshal
 import os
@@ -49,9 +50,9 @@ class _Worker:
         self.connection, theirs = socket.socketpair()
         self.directory, lock = folders.claim()
         arguments = f"{level!r}, {timeout!r}, {memory_mb!r}, {self.directory!r}"
-        program = f"import sys; sys.path.append({str(_ROOT)!r}); "
+        program = f"import sys; sys.path += {_folders()!r}; "
         program += f"from {__package__} import judge; judge.main({arguments})"
-        environment = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
+        environment = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1"}
         kept = {k: os.environ[k] for k in ("PATH", "LD_LIBRARY_PATH") if k in os.environ}
         self.process = subprocess.Popen(
             [os.path.realpath(sys.executable), "-s", "-S", "-B", "-c", program],
@@ -114,6 +115,13 @@ class _Worker:
             self.process.wait()
         if os.path.exists(self.directory):
             folders.remove_tree(self.directory)
+
+
+def _folders() -> list[str]:
+    """What a judge imports from beside the standard library: this package, and numpy for tests."""
+    numpy = importlib.util.find_spec("numpy")
+    beside = [] if numpy is None or numpy.origin is None else [Path(numpy.origin).parents[1]]
+    return [str(folder) for folder in (_ROOT, *beside)]
 
 
 class Pool:

@@ -31,7 +31,7 @@ class Function:
 
     name: str
     source: str  # dedented, decorators included
-    returns: bool  # it holds a ``return`` of something
+    returns: bool  # it holds a ``return`` of something, or yields
     node: ast.FunctionDef | ast.AsyncFunctionDef | None  # None: it does not parse, or is excessive
 
     @property
@@ -151,7 +151,11 @@ def _parts(body: Sequence[ast.stmt], lines: list[str]) -> Iterator[Part]:
 def _function(
     node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str], alone: bool
 ) -> Function:
-    returns = any(isinstance(n, ast.Return) and n.value is not None for n in ast.walk(node))
+    returns = any(
+        isinstance(n, ast.Yield | ast.YieldFrom)
+        or (isinstance(n, ast.Return) and n.value is not None)
+        for n in ast.walk(node)
+    )
     source = None if is_excessive(node) else source_of(node, lines, alone)
     if source is None:
         return Function(node.name, _text(node, lines), returns, None)

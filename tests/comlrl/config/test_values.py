@@ -13,11 +13,8 @@ from trainers.launch.commands.command_line import sections_of
 from trainers.launch.commands.search import read_sweep
 
 HUGE = "0x" + "f" * 4000
-BOMB = (
-    "[&a [x, x, x, x, x, x, x, x]"
-    + "".join(f", &{new} [{', '.join([f'*{old}'] * 8)}]" for old, new in pairwise("abcdefghij"))
-    + "]"
-)
+REPEATED = [f"&{new} [{', '.join([f'*{old}'] * 8)}]" for old, new in pairwise("abcdefghij")]
+BOMB = f"[&a [x, x, x, x, x, x, x, x], {', '.join(REPEATED)}]"
 
 
 @pytest.mark.parametrize("key", ["agents", "seed", "magrpo.learning_rate", "agent_model.name",

@@ -100,3 +100,27 @@ def test_every_row_has_tests(shared_data, name):
         assert {i: counts[f"HumanEval/{i}"] for i in (0, 32, 33, 38, 44, 50, 53)} == {
             0: 7, 32: 1, 33: 7, 38: 1, 44: 7, 50: 1, 53: 6
         }  # fmt: skip
+
+
+def test_arguments_of_a_call_whose_result_is_dropped_are_under_test():
+    body = "    xs = [2]\n    candidate(xs, key=d.x)\n    assert xs\n    assert d\n    assert e\n"
+    check = split_check(f"e = d = 1\ndef check(candidate):\n{body}", "f")
+    assert [s.source for s in check.tests] == ["assert xs", "assert d"] and check.in_place
+    (call,) = (s for s in check.statements if s.source.startswith("candidate"))
+    assert call.binds == {"xs", "d"}  # they fail where it does
+
+
+@pytest.mark.parametrize(
+    ("body", "tests", "in_place"),
+    [
+        ("ys = candidate(xs)\n    assert ys\n    assert xs", ["assert ys"], False),
+        ("assert candidate(xs) is None\n    assert xs", 2, True),
+        ("assert candidate(xs)\n    candidate(xs)\n    assert xs", 2, False),
+        ("assert candidate([]) == None", 1, True),
+        ("for xs in K:\n        candidate(xs)\n        assert xs", 1, True),
+    ],
+)
+def test_a_result_that_a_test_reads_must_be_returned(body, tests, in_place):
+    check = split_check(f"K = xs = [[1]]\ndef check(candidate):\n    {body}\n", "f")
+    assert len(check.tests) == tests if isinstance(tests, int) else len(tests)
+    assert check.in_place == in_place

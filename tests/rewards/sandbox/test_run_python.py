@@ -58,7 +58,7 @@ def test_long_output_is_cut_and_long_code_refused():
 
 FORGE = """
 import json, os, socket, struct
-reply = json.dumps({reply}).encode()
+reply = json.dumps({reply!r}).encode()
 for descriptor in range(3, 64):
     try: channel = socket.socket(fileno=os.dup(descriptor))
     except OSError: continue

@@ -35,9 +35,11 @@ class AtHand(NamedTuple):
     positions: int  # that it was made for
 
 
-def check(config: Config, work: Work) -> list[str]:
-    """What could not be checked. Raises UserError, or a room's error of the user's, for what a
-    run would refuse."""
+def check(config: Config, work: Work) -> tuple[list[str], list[Task]]:
+    """Return what could not be checked, and the tasks of both splits.
+
+    Raises UserError, or another package's error of the user's, for what a run would refuse.
+    """
     unchecked: list[str] = []
     _output(config)
     work.mode.build(work.prompts)
@@ -64,7 +66,7 @@ def check(config: Config, work: Work) -> list[str]:
         unchecked.append(
             f"agent_devices: {list(config.agent_devices)}; looked for when a run starts"
         )
-    return unchecked
+    return unchecked, tasks
 
 
 def _output(config: Config) -> None:

@@ -74,6 +74,12 @@ def parse_arguments(algorithm: str, argv: Sequence[str] | None = None) -> argpar
         action="store_true",
         help="with --dry-run: also make two training steps here, and multiply them to the run",
     )
+    parser.add_argument(
+        "--check-solutions",
+        action="store_true",
+        help="with --dry-run: score the solutions that the rows hold, and name the rows that they "
+        "do not win",
+    )
     parser.add_argument("--hardware", nargs="?", const="", help=argparse.SUPPRESS)
     older = parser.add_argument_group("older flags, each a key of the configuration")
     for flag, key in FLAGS.items():
@@ -88,6 +94,8 @@ def parse_arguments(algorithm: str, argv: Sequence[str] | None = None) -> argpar
         )
     if arguments.measure and not arguments.dry_run:
         raise UserError("--measure: is for --dry-run; give both")
+    if arguments.check_solutions and not arguments.dry_run:
+        raise UserError("--check-solutions: is for --dry-run; give both")
     arguments.config = config_file(arguments.config)
     return arguments
 

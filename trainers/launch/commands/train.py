@@ -96,7 +96,7 @@ def _main(
             notice(text)
     if arguments.dry_run and first:
         try:
-            _dry_run(config, work)
+            _dry_run(config, work, arguments.check_solutions)
         except UserError as error:
             return report(error) if only_checks else _refuse(error)
     if only_checks:
@@ -121,13 +121,17 @@ def no_weights_notice(config: Config) -> list[str]:
     return [f"this run leaves no weights: {why}; set output.save_final_model=true to keep them"]
 
 
-def _dry_run(config: Config, work: Work) -> None:
-    """Check what is at hand, then print the cost and what was left unchecked. Raises UserError."""
+def _dry_run(config: Config, work: Work, solutions: bool) -> None:
+    """Check what is at hand, then print the cost, what the rows' solutions are worth and what was
+    left unchecked. Raises UserError."""
     from trainers.launch.checks.at_hand import check
+    from trainers.launch.checks.solutions import check_solutions
     from trainers.launch.cost.dry_run import describe
 
-    unchecked = check(config, work)
-    print(describe(config, limits(config, work.roles)))
+    unchecked, tasks = check(config, work)
+    lines = [describe(config, limits(config, work.roles))]
+    lines += check_solutions(tasks, work, config.section.num_agents, score=solutions)
+    print("\n".join(lines))
     for line in unchecked:
         print(f"not checked: {line}")
 

@@ -297,6 +297,39 @@ def test_all_is_at_hand_in_the_quickstart_and_no_weights_are_loaded(capsys, monk
     assert code == 0 and not_checked(out) == []
 
 
+def solved_rows(folder: Path) -> str:
+    """Four rows: solved, with a wrong solution, with one that does not compile, without one."""
+    rows = []
+    for number, body in enumerate(["return x + 1", "return x", "return (", None]):
+        row = {
+            "task_id": f"row/{number}",
+            "prompt": "def f(x):\n    '''Adds one.'''\n",
+            "test": "def check(candidate):\n    assert candidate(1) == 2\n",
+            "entry_point": "f",
+        }
+        rows.append(row | ({"canonical_solution": f"    {body}\n"} if body else {}))
+    file = folder / "solved.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"dataset.name={file}"
+
+
+def test_solutions_of_rows_are_scored(capsys, tmp_path):
+    """The rows that hold one are counted; with the flag, those that fail are named."""
+    data = [solved_rows(tmp_path), "dataset.train_split=t[:3]", "dataset.eval_split=t[3:]"]
+    _, out, _ = dry_run(capsys, *data)
+    assert "3 of 4" in out and "--check-solutions" in out
+    code, out, _ = dry_run(capsys, *data, "--check-solutions")
+    assert code == 0 and "1 of 3" in out
+    named = [line for line in out.splitlines() if line.startswith("cannot be won: ")]
+    assert ["row/1" in named[0], "row/2" in named[1], len(named)] == [True, True, 2]
+    data[-1] = data[1] = "dataset.train_split=t[3:]"
+    data.append("dataset.eval_split=t[3:]")
+    assert "--check-solutions" not in dry_run(capsys, *data)[1]
+    file = str(ROOT / "configs" / "magrpo_quickstart.yaml")
+    assert main("magrpo", pytest.fail, ["--config", file, "--check-solutions"]) == 2
+    assert "--check-solutions" in capsys.readouterr().err
+
+
 def test_one_process_speaks_for_all(capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")

@@ -1,0 +1,43 @@
+"""``--check-solutions``: the run's own reward of the solutions that the rows hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from comlrl.quoting import one_line
+from comlrl.types import JointAction, Task
+from trainers.launch.wiring.resolved_work import Work
+
+
+def check_solutions(
+    tasks: Sequence[Task], work: Work, num_agents: int, *, score: bool
+) -> list[str]:
+    """Return how many tasks hold a solution; with ``score``, how many of these pass and, a line
+    each, those that do not.
+
+    A task whose own solution fails cannot be won: its tests are wrong, or need what the judge or
+    the sandbox does not have.
+    """
+    solved = ((task, work.domain.reference(task, num_agents)) for task in tasks)
+    actions = [JointAction(task, texts) for task, texts in solved if texts is not None]
+    if not actions:
+        return ["", f"{'solutions':<22}no row holds one"] if score else []
+    if not score:
+        hold = f"{len(actions):,} of {len(tasks):,} rows hold one"
+        return ["", f"{'solutions':<22}{hold}; --check-solutions scores them"]
+    reward = work.build_reward()
+    try:
+        scores = reward.score(actions)
+    finally:
+        reward.close()
+    if all(found.passed is None for found in scores):
+        mean = fmean(found.task_value for found in scores)
+        return ["", f"{'solutions':<22}{len(scores):,} scored, mean reward {mean:.4g}"]
+    failed = [
+        f"cannot be won: {one_line(action.task.task_id)}: {one_line(work.domain.failure(found))}"
+        for action, found in zip(actions, scores, strict=True)
+        if not found.passed
+    ]
+    passed = len(actions) - len(failed)
+    return ["", f"{'solutions':<22}{passed:,} of {len(actions):,} pass their row's tests", *failed]
