@@ -13,8 +13,9 @@ from trainers.launch.commands.command_line import sections_of
 from trainers.launch.commands.search import read_sweep
 
 HUGE = "0x" + "f" * 4000
-REPEATED = [f"&{new} [{', '.join([f'*{old}'] * 8)}]" for old, new in pairwise("abcdefghij")]
-BOMB = f"[&a [x, x, x, x, x, x, x, x], {', '.join(REPEATED)}]"
+EIGHT = "[{0}, {0}, {0}, {0}, {0}, {0}, {0}, {0}]"
+REPEATED = [f"&{new} {EIGHT.format(f'*{old}')}" for old, new in pairwise("abcdefghij")]
+BOMB = f"[&a {EIGHT.format('x')}, {', '.join(REPEATED)}]"
 
 
 @pytest.mark.parametrize("key", ["agents", "seed", "magrpo.learning_rate", "agent_model.name",
