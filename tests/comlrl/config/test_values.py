@@ -18,9 +18,13 @@ REPEATED = [f"&{new} {EIGHT.format(f'*{old}')}" for old, new in pairwise("abcdef
 BOMB = f"[&a {EIGHT.format('x')}, {', '.join(REPEATED)}]"
 
 
-@pytest.mark.parametrize("key", ["agents", "seed", "magrpo.learning_rate", "agent_model.name",
-                                 "lora.target_modules", "agent_model.model_kwargs", "prompts.main",
-                                 "magrpo.no_such_key", "agent_model", "reward_processor.enabled"])  # fmt: skip
+KEYS = (
+    "agents seed magrpo.learning_rate agent_model.name lora.target_modules magrpo.no_such_key "
+    "agent_model.model_kwargs prompts.main agent_model reward_processor.enabled"
+)
+
+
+@pytest.mark.parametrize("key", KEYS.split())
 @pytest.mark.parametrize(
     "value",
     [HUGE, f"[{HUGE}]", f"{{a: {HUGE}}}", f"{{? {HUGE} : a}}", "&a [*a]", "&a {b: *a}", BOMB],
