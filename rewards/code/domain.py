@@ -8,7 +8,7 @@ from typing import Any
 
 from comlrl.quoting import fenced
 from comlrl.types import Conventions, Domain, JointAction, Score, Task, Transition
-from rewards.code import chat_prompts, measures, prompt_templates, rows
+from rewards.code import chat_prompts, measures, problem_rows, prompt_templates
 from rewards.code.breakdown import RewardBreakdown
 from rewards.code.modes import LevelFeedback, LevelPassed, Passed
 from rewards.code.reward import CodeReward, greatest_reward
@@ -30,10 +30,10 @@ class CodeDomain(Domain):
     reward = CodeReward
 
     def task(self, name: str, row: Mapping[str, Any]) -> Task:
-        return Task(name, rows.checked(row))
+        return Task(name, problem_rows.checked(row))
 
     def reference(self, task: Task, num_agents: int) -> tuple[str, ...] | None:
-        solution = rows.solution(task.fields)
+        solution = problem_rows.solution(task.fields)
         return None if solution is None else (*[""] * (num_agents - 1), solution)
 
     def failure(self, score: Score) -> str:
