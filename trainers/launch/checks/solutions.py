@@ -16,7 +16,7 @@ def check_solutions(
     """Return how many tasks hold a solution; with ``score``, how many of these pass and, a line
     each, those that do not.
 
-    A task whose own solution fails cannot be won: its tests are wrong, or need what the judge or
+    A task whose own solution fails cannot be won: what scores it is wrong, or needs what the judge or
     the sandbox does not have.
     """
     solved = ((task, work.domain.reference(task, num_agents)) for task in tasks)
@@ -40,4 +40,4 @@ def check_solutions(
         if not found.passed
     ]
     passed = len(actions) - len(failed)
-    return ["", f"{'solutions':<22}{passed:,} of {len(actions):,} pass their row's tests", *failed]
+    return ["", f"{'solutions':<22}{passed:,} of {len(actions):,} pass", *failed]
