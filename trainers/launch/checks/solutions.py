@@ -16,8 +16,8 @@ def check_solutions(
     """Return how many tasks hold a solution; with ``score``, how many of these pass and, a line
     each, those that do not.
 
-    A task whose own solution fails cannot be won: what scores it is wrong, or needs what the judge or
-    the sandbox does not have.
+    A task whose own solution fails cannot be won: what scores it is wrong, or needs what is not
+    there.
     """
     solved = ((task, work.domain.reference(task, num_agents)) for task in tasks)
     actions = [JointAction(task, texts) for task, texts in solved if texts is not None]
