@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from comlrl.config.algorithms import MAGRPOConfig, MARLHFConfig, PPOConfig
 from comlrl.loop.parts import Trainer
@@ -36,17 +36,17 @@ def build(run: Run[MARLHFConfig]) -> Trainer:
 
 def online_trainer(run: Run[MARLHFConfig], reward: ModelReward) -> Online:
     """The sibling that ``rl_algorithm`` names, on a rollout scored by the reward model."""
-
     from trainers.magrpo import MAGRPOTrainer
     from trainers.ppo import PPOTrainer
 
     section = run.config.online
     rollout = build_rollout(run.config, run.work, run.rollout.sampler, reward)
-    if isinstance(section, PPOConfig):
-        critics = build_critic_team(run.config, run.team)
-        return PPOTrainer(section, run.team, rollout, run.loop, run.sampling, critic_team=critics)
-    assert isinstance(section, MAGRPOConfig)
-    return MAGRPOTrainer(section, run.team, rollout, run.loop, run.sampling)
+    if run.section.learns_by == "ppo":
+        ppo = cast("PPOConfig", section)
+        critics = build_critic_team(run.config, ppo, run.team)
+        return PPOTrainer(ppo, run.team, rollout, run.loop, run.sampling, critic_team=critics)
+    magrpo = cast("MAGRPOConfig", section)
+    return MAGRPOTrainer(magrpo, run.team, rollout, run.loop, run.sampling)
 
 
 def reward_base(run: Run[MARLHFConfig]) -> RewardBase:
@@ -64,7 +64,7 @@ def reward_base(run: Run[MARLHFConfig]) -> RewardBase:
         device=str(last.device),
         lora={
             "r": lora.r,
-            "lora_alpha": 2 * lora.r if lora.alpha is None else lora.alpha,
+            "lora_alpha": lora.effective_alpha,
             "lora_dropout": lora.dropout,
             "target_modules": lora.target_modules,
         }

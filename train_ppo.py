@@ -13,7 +13,7 @@ from trainers.launch.wiring.assembly import Run, build_critic_team
 def build(run: Run[PPOConfig]) -> Trainer:
     from trainers.ppo import PPOTrainer
 
-    critics = build_critic_team(run.config, run.team)
+    critics = build_critic_team(run.config, run.section, run.team)
     return PPOTrainer(
         run.section, run.team, run.rollout, run.loop, run.sampling, critic_team=critics
     )

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -79,8 +79,8 @@ def start(overrides: list[str], fast: bool, folder: str, steps: int) -> tuple[An
     if not fast:
         for agent in run.team.agents:
             agent.fast = None
-    assert isinstance(run.section, MAGRPOConfig)
-    return run, MAGRPOTrainer(run.section, run.team, run.rollout, run.loop, run.sampling)
+    section = cast("MAGRPOConfig", run.section)
+    return run, MAGRPOTrainer(section, run.team, run.rollout, run.loop, run.sampling)
 
 
 def measure(overrides: list[str], fast: bool, steps: int, warm: int) -> dict[str, float]:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from comlrl.config.algorithms import SECTIONS
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # A room imports from floors below its own; rooms of one floor do not import each other.
@@ -191,6 +193,30 @@ def test_the_code_domain_is_known_to_few():
         "tools",
     }
     assert {_room(m, ["rewards.sandbox"]) for m in users} == {None}
+
+
+def _asks_for_a_section(call: ast.AST) -> bool:
+    """Whether this is ``isinstance(…, SomeConfig)`` of an algorithm's section."""
+    names = {base.__name__ for cls in SECTIONS.values() for base in cls.__mro__} - {"object"}
+    return (
+        isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Name)
+        and call.func.id in ("isinstance", "issubclass")
+        and any(
+            getattr(item, "id", getattr(item, "attr", None)) in names
+            for item in ast.walk(call.args[1])
+        )
+    )
+
+
+def test_nobody_outside_the_trainers_asks_which_algorithm_a_section_is_of():
+    users = {
+        module
+        for module, file in MODULES.items()
+        if _room(module, FLOORS) != "trainers"
+        and any(map(_asks_for_a_section, ast.walk(ast.parse(file.read_text()))))
+    }
+    assert users <= {"trainers.launch.wiring.own_algorithm"}  # the class that a user gives
 
 
 @pytest.mark.parametrize("package", ["wandb", "mlflow", "trackio"])

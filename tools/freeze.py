@@ -118,7 +118,7 @@ def numbers(zygote: Zygote, config: str, settings: str, count: int, folder: Path
     run = [algorithm, ["--config", str(file), "--override", *overrides]]
     log, pids = folder.with_suffix(".log"), []
     for rank in range(count):
-        environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        environment: dict[str, object] = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         if count > 1:  # as torchrun sets them
             environment |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count}
             environment |= {"LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
@@ -154,10 +154,11 @@ def main() -> int:
     taken: dict[str, Any] = {}
     differing, zygote = 0, Zygote()
     with tempfile.TemporaryDirectory() as folder:
-        for at, (name, *run) in enumerate(runs(arguments.quick)):
+        for at, (name, config, settings, count) in enumerate(runs(arguments.quick)):
             if not re.search(arguments.only, name):
                 continue
-            taken[name] = now = numbers(zygote, *run, Path(folder) / f"run_{at}")
+            now = numbers(zygote, config, settings, count, Path(folder) / f"run_{at}")
+            taken[name] = now
             old = before.get(name, {} if arguments.against else now)
             changed = [key for key in {**old, **now} if old.get(key) != now.get(key)]
             differing += bool(changed)

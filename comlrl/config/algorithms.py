@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from comlrl.config.algorithms_common import Advantage, CommonConfig
+from comlrl.config.algorithms_common import Advantage
 from comlrl.config.algorithms_online import (
     ActorCriticConfig,
     GRPOConfig,
@@ -17,6 +17,7 @@ from comlrl.config.algorithms_online import (
     SHPPOConfig,
 )
 from comlrl.config.algorithms_preferences import MADPOConfig, MARLHFConfig, PreferenceConfig
+from comlrl.config.resolved import CommonConfig
 
 __all__ = [
     "EXTRA_SECTIONS",

@@ -5,41 +5,91 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from comlrl.config.keys import key
+from comlrl.config.keys import Section, Unused, key
+from comlrl.config.unused import (
+    ALONE,
+    BY_PROGRAM,
+    CANCELS,
+    CANDIDATES,
+    NO_EVALUATIONS,
+    SINGLE_TURN,
+    sampled_apart,
+)
 from comlrl.types import JointMode, Shape
 
 Advantage = Literal["mean", "rloo", "max", "greedy", "raw"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommonConfig:
-    """Keys that every algorithm section has."""
+class CommonKeys(Section):
+    """Keys that every algorithm section has, and the facts that are constants of its class."""
 
     num_agents: int = key(2, "number of agents, in the order of the domain's roles", at_least=1)
     num_turns: int = key(1, "attempts, with feedback between them", at_least=1)
-    num_generations: int = key(4, "G: completions of each agent at a node", at_least=1)
+    num_generations: int = key(
+        4, "G: completions of each agent at a node", at_least=1, unused_if=(CANDIDATES,)
+    )
     joint_mode: JointMode = key(
         "align",
         "joint actions: the g-th completions of all agents, every combination, or the first with"
         " every replacement of one agent's completion by a sibling",
+        unused_if=(ALONE,),
     )
     handoff: Literal["random", "best"] | None = key(
-        None, "which joint action is continued; null: every one"
+        None, "which joint action is continued; null: every one", unused_if=(SINGLE_TURN,)
     )
-    handoff_width: int = key(1, "joint actions of a turn that are continued", at_least=1)
+    handoff_width: int = key(
+        1,
+        "joint actions of a turn that are continued",
+        at_least=1,
+        unused_if=(
+            BY_PROGRAM,
+            SINGLE_TURN,
+            Unused("handoff=null hands on every joint action", lambda s, _: s.handoff is None),
+        ),
+    )
     turn_order: Literal["simultaneous", "sequential"] = key(
         "simultaneous",
         "agents act at once, or one after the other and read the texts before theirs",
+        unused_if=(ALONE,),
     )
     num_generations_sequential: int = key(
         2,
         "completions of every agent but the first, for each text that it reads",
         at_least=1,
+        unused_if=(
+            ALONE,
+            Unused(
+                "all agents act at once, with num_generations each",
+                lambda s, _: s.turn_order == "simultaneous",
+            ),
+            Unused("rollouts are chains: later agents answer once", lambda _, c: c.online.chains),
+            Unused(
+                "each later agent answers a candidate's text once",
+                lambda _, c: not c.online.trained_online,
+            ),
+        ),
     )
-    discount: float = key(0.9, "between turns", at_least=0, at_most=1)
-    turn_gradient_weights: list[float] | None = key(None, "weight of each turn; null: 1")
+    discount: float = key(
+        0.9,
+        "between turns",
+        at_least=0,
+        at_most=1,
+        unused_if=(
+            SINGLE_TURN,
+            CANCELS,
+        ),
+    )
+    turn_gradient_weights: list[float] | None = key(
+        None, "weight of each turn; null: 1", unused_if=(CANDIDATES,)
+    )
     early_termination_threshold: float | None = key(
-        None, "processed reward above which a branch ends; null: none"
+        None,
+        "processed reward above which a branch ends; null: none",
+        unused_if=(
+            BY_PROGRAM,
+            SINGLE_TURN,
+        ),
     )
     num_train_epochs: int | None = key(
         1,
@@ -73,16 +123,29 @@ class CommonConfig:
     )
     max_grad_norm: float = key(1.0, "maximum norm of each agent's gradient", above=0)
     kl_coef: float = key(0.0, "weight of the k3 KL to the reference policy", at_least=0)
-    max_new_tokens: int = key(256, "maximum tokens of a completion", at_least=1)
-    temperature: float | None = key(None, "null: agent_model's", above=0)
-    top_p: float | None = key(None, "null: agent_model's", above=0, at_most=1)
-    top_k: int | None = key(None, "null: agent_model's", at_least=1)
+    max_new_tokens: int = key(
+        256,
+        "maximum tokens of a completion",
+        at_least=1,
+        unused_if=(sampled_apart("max_new_tokens"),),
+    )
+    temperature: float | None = key(
+        None, "null: agent_model's", above=0, unused_if=(sampled_apart("temperature"),)
+    )
+    top_p: float | None = key(
+        None, "null: agent_model's", above=0, at_most=1, unused_if=(sampled_apart("top_p"),)
+    )
+    top_k: int | None = key(
+        None, "null: agent_model's", at_least=1, unused_if=(sampled_apart("top_k"),)
+    )
     logging_steps: int = key(1, "training steps between records", at_least=1)
     eval_interval: int = key(0, "training steps between evaluations; 0: none", at_least=0)
     eval_num_samples: int | None = key(
-        4, "tasks of an evaluation; null: the whole split", at_least=1
+        4, "tasks of an evaluation; null: the whole split", at_least=1, unused_if=(NO_EVALUATIONS,)
     )
-    eval_answers: int = key(1, "answers of the team to each of these tasks", at_least=1)
+    eval_answers: int = key(
+        1, "answers of the team to each of these tasks", at_least=1, unused_if=(NO_EVALUATIONS,)
+    )
     save_steps: int = key(0, "training steps between checkpoints; 0: none", at_least=0)
     save_total_limit: int | None = key(
         2, "number of newest checkpoints to keep; null: all", at_least=1
@@ -120,43 +183,3 @@ class CommonConfig:
     def weight_T(self) -> list[float]:
         """The weight of each turn's gradient."""
         return self.turn_gradient_weights or [1.0] * self.num_turns
-
-    @property
-    def learns_by(self) -> str | None:
-        """The section of the algorithm that learns online in this one's place; None: itself."""
-        return None
-
-    @property
-    def online_advantage(self) -> Advantage | None:
-        """The advantage that ``learns_by`` takes whatever its section says; None: its own."""
-        return None
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether the policy that training starts from is asked."""
-        return self.kl_coef > 0
-
-    @property
-    def takes_ratios(self) -> bool:
-        """Whether the policy is compared with the one that sampled."""
-        return False
-
-    @property
-    def passes(self) -> int:
-        """Passes of the update over a step's samples."""
-        return 1
-
-    @property
-    def samples_greedily(self) -> bool:
-        """Whether returns are compared with those of greedy rollouts."""
-        return False
-
-    @property
-    def one_policy(self) -> bool:
-        """Whether all agents act by one policy, so that their number may change."""
-        return self.heterogeneous
-
-    @property
-    def policies(self) -> int:
-        """How many are trained: one for each agent, or one for all."""
-        return 1 if self.one_policy else self.num_agents

@@ -10,12 +10,10 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal, NamedTuple
-
-from comlrl.errors import UserError
+from typing import Any, ClassVar, Literal, NamedTuple
 
 WORDS: dict[Any, str] = {
     int: "whole number", float: "number", str: "text", list: "list", tuple: "list",
@@ -46,12 +44,35 @@ class Range(NamedTuple):
         return " and ".join(f"{words[name]} {b:g}" for name, b in bounds if b is not None)
 
 
-def key(default: Any, description: str = "", **bounds: float) -> Any:
-    """A field with its default, what it is, and its ``Range``.
+class Unused(NamedTuple):
+    """A reason why a key has no effect, and the condition under which it holds.
 
-    A subclass that changes a default alone leaves the rest out: it is the parent's.
+    ``when`` takes the key's section and the whole configuration.
     """
-    metadata = {"description": description, "range": Range(**bounds) if bounds else None}
+
+    reason: str
+    when: Callable[[Any, Any], bool]
+
+
+class Section:
+    """A section of a configuration; a dataclass whose fields are made by ``key``."""
+
+    unused_if: ClassVar[tuple[Unused, ...]] = ()  # of all its keys
+
+
+def key(
+    default: Any, description: str = "", *, unused_if: tuple[Unused, ...] = (), **bounds: float
+) -> Any:
+    """Make a field with its default, its description, when it has no effect, and its ``Range``.
+
+    A subclass that changes a default alone leaves the rest out: it is the parent's. Where several
+    conditions of ``unused_if`` hold, the first is reported.
+    """
+    metadata = {
+        "description": description,
+        "range": Range(**bounds) if bounds else None,
+        "unused_if": unused_if,
+    }
     if isinstance(default, list | dict):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -66,6 +87,7 @@ class Key:
     default: Any
     description: str
     range: Range | None
+    unused_if: tuple[Unused, ...] = ()
 
     @property
     def members(self) -> tuple[Any, ...]:
@@ -91,9 +113,13 @@ class Key:
         return f"a number {self.range}{null}"
 
 
+def keys_of(section: type) -> Mapping[str, Key]:
+    """Return the keys of a section's dataclass, inherited ones first, with what parents add."""
+    return _keys_of(section)
+
+
 @cache
-def keys_of(section: type[Any]) -> Mapping[str, Key]:
-    """The keys of a section's dataclass, inherited ones first, with what parents say of them."""
+def _keys_of(section: type) -> Mapping[str, Key]:
     described: dict[str, dict[str, Any]] = {}
     for parent in reversed(section.__mro__):
         if dataclasses.is_dataclass(parent):
@@ -108,16 +134,17 @@ def keys_of(section: type[Any]) -> Mapping[str, Key]:
             default=f.default if f.default_factory is dataclasses.MISSING else f.default_factory(),
             description=described[f.name].get("description", ""),
             range=described[f.name].get("range"),
+            unused_if=described[f.name].get("unused_if", ()),
         )
         for f in dataclasses.fields(section)
     }
 
 
-def check_ranges(name: str, section: object) -> None:
-    """Raises UserError for a number that its key cannot have; ``name``: the section's."""
-    for key in keys_of(type(section)).values():  # type: ignore[arg-type]
+def out_of_range(name: str, section: object) -> Iterator[str]:
+    """Yield a line for each number that its key cannot have; ``name``: the section's."""
+    for key in keys_of(type(section)).values():
         if (problem := key.problem(getattr(section, key.name))) is not None:
-            raise UserError(f"{name}.{key.name}: {problem}")
+            yield f"{name}.{key.name}: {problem}"
 
 
 def members(annotation: Any) -> tuple[Any, ...]:

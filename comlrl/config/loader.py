@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from comlrl.config import paths
-from comlrl.config.algorithms import SINGLE_TURN_KEYS, CommonConfig, PPOConfig
+from comlrl.config.algorithms import SINGLE_TURN_KEYS, CommonConfig
 from comlrl.config.keys import Key, fits, keys_of
 from comlrl.config.resolved import Config
 from comlrl.config.sections import OPTIONAL_SECTIONS, SECTIONS, RoleSampling, Root
@@ -139,10 +139,11 @@ class Loader:
         """The frozen object. Relations between keys are checked by ``validate``. Raises UserError
         where an override refers to a key that there is not."""
         try:
+            self._split_older_critic()
             built = self._built()
         except OmegaConfBaseException as error:
             raise UserError(f"--override: {' '.join(str(error).split())}") from error
-        return share_common_keys(self._split_older_critic(built), self.given)
+        return share_common_keys(built, self.given)
 
     def _built(self) -> Config:
         off = set(OPTIONAL_SECTIONS) - self._asked
@@ -162,21 +163,19 @@ class Loader:
             **shared,
         )
 
-    def _split_older_critic(self, config: Config) -> Config:
-        """``critic: centralized`` alone is of files in which it meant three things: values of
-        turns, and the KL in the loss, as well."""
-        section = config.sections.get("ppo")
+    def _split_older_critic(self) -> None:
+        """Read ``critic: centralized`` alone as in older files, in which it meant three things:
+        values of turns, and the KL in the loss, as well."""
         older = {"granularity": "turn", "kl_in": "loss"}
         meant = {key: value for key, value in older.items() if f"ppo.{key}" not in self.given}
-        centralized = isinstance(section, PPOConfig) and section.critic == "centralized"
-        if section is None or not centralized or "granularity" not in meant:
-            return config
+        section = self._values.get("ppo", {})
+        if section.get("critic") != "centralized" or "granularity" not in meant:
+            return
         settings = " and ".join(f"{key}: {value}" for key, value in meant.items())
         notice = f"ppo.critic: centralized is read with {settings}, as it used to mean"
         if notice not in self.notices:
             self.notices.append(notice)
-        read = dataclasses.replace(section, **meant)  # type: ignore[arg-type]
-        return dataclasses.replace(config, sections={**config.sections, "ppo": read})
+        section.update(meant)
 
     def _section(self, name: str) -> Any:
         return OmegaConf.to_object(self._values[name])

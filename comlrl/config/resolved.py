@@ -1,14 +1,21 @@
-"""``Config``: the resolved configuration of one run, frozen and typed."""
+"""``Config``, the resolved configuration of one run, and the keys that all algorithms have.
+
+Both are frozen and typed, and check themselves: a section knows the whole that it is a part of.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from comlrl.config.algorithms import CommonConfig, MAGRPOConfig
+from comlrl.config.algorithms_common import Advantage, CommonKeys
+from comlrl.config.keys import out_of_range
+from comlrl.config.sections import (
+    SECTIONS as SHARED,
+)
 from comlrl.config.sections import (
     AgentModelConfig,
     DatasetConfig,
@@ -26,6 +33,145 @@ from comlrl.config.sections import (
     TrackioConfig,
     WandbConfig,
 )
+from comlrl.errors import UserError
+
+
+class Rounds(NamedTuple):
+    """How an algorithm that learns from preferences samples its candidates."""
+
+    number: int
+    tasks: int | None  # of a round; None: all, divided among the rounds
+    candidates: int  # of each agent for a task
+    pairs: int | None  # of a task, at most; None: all
+    preferences: str | None  # read from there instead
+    comparison: tuple[str, str]  # the kind of comparator, and what it names
+
+
+class Networks(NamedTuple):
+    """Sizes of the networks that distinguish agents of one policy, as their keys name them."""
+
+    latent_dim: int
+    latent_hidden: int
+    heterogeneous_rank: int
+    latents: Literal["learned", "zero", "sampled"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonConfig(CommonKeys):
+    """Keys that every algorithm section has, and what the rest of the program asks of them."""
+
+    @property
+    def learns_by(self) -> str | None:
+        """The section of the algorithm that learns online in this one's place; None: itself."""
+        return None
+
+    @property
+    def online_advantage(self) -> Advantage | None:
+        """The advantage that ``learns_by`` takes whatever its section says; None: its own."""
+        return None
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the policy that training starts from is asked."""
+        return self.kl_coef > 0
+
+    @property
+    def takes_ratios(self) -> bool:
+        """Whether the policy is compared with the one that sampled."""
+        return False
+
+    @property
+    def passes(self) -> int:
+        """Passes of the update over a step's samples."""
+        return 1
+
+    @property
+    def baseline(self) -> Advantage | None:
+        """The baseline of returns; None: a critic's values, or no returns are compared."""
+        return None
+
+    @property
+    def samples_greedily(self) -> bool:
+        """Whether returns are compared with those of greedy rollouts."""
+        return self.baseline == "greedy"
+
+    @property
+    def one_policy(self) -> bool:
+        """Whether all agents act by one policy, so that their number may change."""
+        return self.heterogeneous
+
+    @property
+    def policies(self) -> int:
+        """How many are trained: one for each agent, or one for all."""
+        return 1 if self.one_policy else self.num_agents
+
+    @property
+    def rounds(self) -> Rounds | None:
+        """How candidates are sampled and compared; None: there are none."""
+        return None
+
+    @property
+    def networks(self) -> Networks | None:
+        """The networks that distinguish agents of one policy; None: there are none."""
+        return None
+
+    @property
+    def critics(self) -> int:
+        """How many critics are trained."""
+        return 0
+
+    @property
+    def fitted_reward_model(self) -> Literal["head", "all"] | None:
+        """The weights of a reward model that the run trains; None: it trains no reward model."""
+        return None
+
+    @property
+    def other_models(self) -> Mapping[str, str]:
+        """The language models beside the agents' that its keys name."""
+        return {}
+
+    @property
+    def inputs(self) -> Mapping[str, str]:
+        """The files and folders of earlier runs that its keys name."""
+        return {}
+
+    def with_advantage(self, advantage: Advantage | None) -> CommonConfig:
+        """Return the section with this advantage; None: its own."""
+        return self
+
+    def problems(self, name: str, config: Config) -> Iterator[str]:
+        """Yield a line for each relation between keys that cannot work, the worst first.
+
+        Args:
+            name: the section's name in ``config``, with which its keys begin.
+        """
+        weights = self.turn_gradient_weights
+        if weights is not None and len(weights) != self.num_turns:
+            yield (
+                f"{name}.turn_gradient_weights: {list(weights)} has {len(weights)} weights for "
+                f"{name}.num_turns={self.num_turns}; give one for each turn"
+            )
+        if weights is not None and min(weights, default=0) < 0:
+            yield (
+                f"{name}.turn_gradient_weights: {list(weights)}; below 0 a turn would be "
+                "unlearned: give 0 or more"
+            )
+        if self.num_train_epochs is None and self.max_steps is None and self.max_env_steps is None:
+            yield (
+                f"{name}.num_train_epochs: null, as are max_steps and max_env_steps; give one of "
+                "them"
+            )
+        if self.turn_order == "sequential" and self.joint_mode != "align":
+            yield (
+                f"{name}.joint_mode: '{self.joint_mode}' with turn_order=sequential, where every "
+                "agent already answers each completion that it reads: give align"
+            )
+        most = self.shape.turn_joint_actions
+        if self.handoff is not None and self.handoff_width > most:
+            yield (
+                f"{name}.handoff_width: {self.handoff_width} of a turn's {most} joint actions; "
+                f"give at most {most}, or handoff=null, which hands all of them on"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +220,13 @@ class Config:
     @property
     def online(self) -> CommonConfig:
         """The section that trains online: the algorithm's own, or that of MARLHF's second stage."""
-        section, advantage = self.sections[self.online_name], self.section.online_advantage
-        if advantage is None:
-            return section
-        assert isinstance(section, MAGRPOConfig)
-        return replace(section, advantage=advantage)
+        return self.sections[self.online_name].with_advantage(self.section.online_advantage)
+
+    @property
+    def other_models(self) -> Mapping[str, str]:
+        """The language models beside the agents', by the dotted keys that name them."""
+        read = {self.algorithm: self.section, self.online_name: self.online}
+        return {f"{n}.{key}": m for n, s in read.items() for key, m in s.other_models.items()}
 
     @property
     def shares_base(self) -> bool:
@@ -113,6 +261,54 @@ class Config:
     def top_k(self, section: CommonConfig) -> int | None:
         """A section's top-k, or agent_model's where it says null."""
         return self.agent_model.top_k if section.top_k is None else section.top_k
+
+    @property
+    def shift(self) -> float:
+        """The constant that ``reward_processor`` adds to every reward."""
+        return self.reward_processor.shift if self.reward_processor.enabled else 0.0
+
+    def check(self) -> None:
+        """Raise UserError for the first value out of its range or relation that cannot work."""
+        for problem in self.problems():
+            raise UserError(problem)
+
+    def problems(self) -> Iterator[str]:
+        """Yield a line for each value out of its range, and each relation that cannot work."""
+        sections = {name: self.sections[name] for name in (self.algorithm, self.online_name)}
+        for name in SHARED:
+            if (shared := getattr(self, name)) is not None:
+                yield from out_of_range(name, shared)
+        for name, section in sections.items():
+            yield from out_of_range(name, section)
+        for name, section in sections.items():
+            yield from section.problems(name, self)
+        team = self.section.num_agents
+        for name, given in (("agents", self.agents), ("agent_devices", self.agent_devices)):
+            if given is not None and len(given) != team:
+                yield (
+                    f"{name}: {list(given)} has {len(given)} entries for "
+                    f"{self.algorithm}.num_agents={team}; give one for each agent"
+                )
+        if self.online.takes_ratios and self.lora.dropout > 0:
+            yield (
+                f"lora.dropout: {self.lora.dropout} would be part of the importance ratio, which "
+                "compares the policy with the one that sampled; set lora.dropout=0"
+            )
+        if self.output.overwrite and self.output.dir is None:
+            yield (
+                "output.overwrite: true, where folders under output.base_dir are numbered; give "
+                "output.dir, or leave it out"
+            )
+        if self.output.save_best and not self.section.eval_interval:
+            yield (
+                f"output.save_best: true, and {self.algorithm}.eval_interval=0 evaluates nothing; "
+                "give it above 0"
+            )
+        if self.agent_model.max_length <= self.section.max_new_tokens:
+            yield (
+                f"agent_model.max_length: {self.agent_model.max_length} leaves no room for a "
+                f"prompt before {self.algorithm}.max_new_tokens={self.section.max_new_tokens}"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """What ``config.yaml`` holds: read back, it gives this object again."""

@@ -4,13 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from comlrl.config.keys import key
+from comlrl.config.keys import Section, Unused, key
+from comlrl.config.unused import BY_PROGRAM, SINGLE_TURN, overridden, sampled_apart
+
+ALL_WEIGHTS = Unused("lora.enabled=false: all weights are trained", lambda s, _: not s.enabled)
+NO_EXPERT = Unused(
+    "no expert is asked unless external.mode=expert_edits", lambda s, _: s.mode != "expert_edits"
+)
+FULL_HISTORY = Unused(
+    "external.history=full shows every turn whole; history=last reads them",
+    lambda s, _: s.history == "full",
+)
+NO_PROCESSOR = Unused("reward_processor.enabled=false", lambda s, _: not s.enabled)
+SHIFT_CANCELS = Unused(
+    "it cancels where returns are compared, and no early_termination_threshold reads it",
+    lambda _, c: (
+        c.online.baseline not in (None, "raw") and c.online.early_termination_threshold is None
+    ),
+)
+NO_SERVER = Unused(
+    "no server is asked unless generation.backend=vllm", lambda s, _: s.backend != "vllm"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgentModelConfig:
+class AgentModelConfig(Section):
     """The base model of homogeneous agents, and how every agent samples."""
 
     name: str = key(
@@ -18,6 +38,7 @@ class AgentModelConfig:
         "builtin:tiny-coder, builtin:tiny-player (arena), a hub name, "
         "a local folder, or a .gguf file (needs pip install 'comlrl[gguf]'; its weights are "
         "unpacked)",
+        unused_if=(Unused("agents names every model", lambda _, c: c.agents is not None),),
     )
     torch_dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = key(
         "auto",
@@ -33,27 +54,49 @@ class AgentModelConfig:
     tokenizer_kwargs: dict[str, Any] = key({}, "arguments of AutoTokenizer")
     model_kwargs: dict[str, Any] = key({}, "arguments of AutoModelForCausalLM")
     special_tokens: dict[str, str] = key({}, "pad_token, eos_token, …")
-    temperature: float = key(1.0, "used if the algorithm's section has null", above=0)
-    top_p: float | None = key(None, "nucleus sampling; null: no truncation", above=0, at_most=1)
-    top_k: int | None = key(None, "null: no truncation", at_least=1)
+    temperature: float = key(
+        1.0,
+        "used if the algorithm's section has null",
+        above=0,
+        unused_if=(*overridden("temperature"),),
+    )
+    top_p: float | None = key(
+        None,
+        "nucleus sampling; null: no truncation",
+        above=0,
+        at_most=1,
+        unused_if=(*overridden("top_p"),),
+    )
+    top_k: int | None = key(
+        None, "null: no truncation", at_least=1, unused_if=(*overridden("top_k"),)
+    )
     stop: list[str] = key(
         [],
         "texts that end a completion beside the model's own end, whatever tokens they fall into; "
         "the completion's text ends before the first of them, and its tokens are trained up to it",
+        unused_if=(sampled_apart("stop"),),
     )
     max_length: int = key(2048, "maximum tokens of prompt and completion together")
     gradient_checkpointing: bool = key(False, "less memory in the update, about a third slower")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoraSection:
+class LoraSection(Section):
     """LoRA adapters on one shared frozen base; off: each agent trains all weights of a copy."""
 
     enabled: bool = key(True, "false: all weights are trained")
-    r: int = key(16, "rank of the adapters", at_least=1)
-    alpha: float | None = key(None, "null: 2 r", above=0)
-    dropout: float = key(0.0, "dropout of the adapters; 0 for PPO and SHPPO", at_least=0, below=1)
-    target_modules: Any = key("all-linear", '"all-linear" or a list of module names')
+    r: int = key(16, "rank of the adapters", at_least=1, unused_if=(ALL_WEIGHTS,))
+    alpha: float | None = key(None, "null: 2 r", above=0, unused_if=(ALL_WEIGHTS,))
+    dropout: float = key(
+        0.0,
+        "dropout of the adapters; 0 for PPO and SHPPO",
+        at_least=0,
+        below=1,
+        unused_if=(ALL_WEIGHTS,),
+    )
+    target_modules: Any = key(
+        "all-linear", '"all-linear" or a list of module names', unused_if=(ALL_WEIGHTS,)
+    )
 
     @property
     def effective_alpha(self) -> float:
@@ -62,7 +105,7 @@ class LoraSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetConfig:
+class DatasetConfig(Section):
     """Where the problems come from: rows with the columns that the domain reads."""
 
     name: str = key(
@@ -83,7 +126,7 @@ class DatasetConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutputConfig:
+class OutputConfig(Section):
     """What a run writes."""
 
     base_dir: str = key("outputs", "parent of run directories when output.dir is null")
@@ -99,8 +142,13 @@ class OutputConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalConfig:
+class ExternalConfig(Section):
     """What agents read between turns."""
+
+    unused_if: ClassVar[tuple[Unused, ...]] = (
+        BY_PROGRAM,
+        SINGLE_TURN,
+    )
 
     mode: str | None = key(
         None,
@@ -111,19 +159,20 @@ class ExternalConfig:
     sandbox_slice: int | Literal["all"] | None = key(
         1, "tests that feedback may show; 0, null, all: all tests"
     )
-    expert_model: str = key("deepseek-coder", "model of mode expert_edits")
-    expert_base_url: str | None = key(None, "null: the address of the model's provider")
+    expert_model: str = key("deepseek-coder", "model of mode expert_edits", unused_if=(NO_EXPERT,))
+    expert_base_url: str | None = key(
+        None, "null: the address of the model's provider", unused_if=(NO_EXPERT,)
+    )
     on_error: Literal["stop", "plain"] = key(
-        "stop",
-        "if the expert fails; plain: ask for a revision without it",
+        "stop", "if the expert fails; plain: ask for a revision without it", unused_if=(NO_EXPERT,)
     )
     history: Literal["full", "last"] = key("full", "the whole conversation, or the newest attempt")
-    original_prompt: bool = key(False, "history: last only")
-    previous_response: bool = key(True, "history: last only")
+    original_prompt: bool = key(False, "history: last only", unused_if=(FULL_HISTORY,))
+    previous_response: bool = key(True, "history: last only", unused_if=(FULL_HISTORY,))
 
 
 @dataclass(frozen=True)
-class SandboxConfig:
+class SandboxConfig(Section):
     """How model-written code runs, in domains that run code."""
 
     isolation: Literal["auto", "namespaces", "bubblewrap", "unshare", "limits"] = key(
@@ -142,7 +191,7 @@ class SandboxConfig:
 
 
 @dataclass(frozen=True)
-class RewardConfig:
+class RewardConfig(Section):
     """The reward of a joint action."""
 
     target: str | None = key(
@@ -160,8 +209,14 @@ class RewardConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProgramConfig:
+class ProgramConfig(Section):
     """A function that plays each task's episodes, in the place of turns (docs/programs.md)."""
+
+    unused_if: ClassVar[tuple[Unused, ...]] = (
+        Unused(
+            "no program.target or program.command: agents act in turns", lambda s, _: not s.given
+        ),
+    )
 
     target: str | None = key(None, "module:NAME of an `async def play(task, agents)`; null: turns")
     command: str | None = key(
@@ -184,16 +239,29 @@ class ProgramConfig:
 
 
 @dataclass(frozen=True)
-class RewardProcessorConfig:
+class RewardProcessorConfig(Section):
     """Training reward = scale_factor · reward + shift, if enabled."""
 
+    unused_if: ClassVar[tuple[Unused, ...]] = (
+        Unused(
+            "preferences compare rewards as they are", lambda _, c: not c.section.trained_online
+        ),
+    )
+
     enabled: bool = key(True, "false: training reward = reward")
-    scale_factor: float = key(1.0, "multiplies the reward", above=0)
-    shift: float = key(0.0, "added to the scaled reward")
+    scale_factor: float = key(1.0, "multiplies the reward", above=0, unused_if=(NO_PROCESSOR,))
+    shift: float = key(
+        0.0,
+        "added to the scaled reward",
+        unused_if=(
+            NO_PROCESSOR,
+            SHIFT_CANCELS,
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class WandbConfig:
+class WandbConfig(Section):
     """Weights & Biases; no section: off."""
 
     project: str = key("comlrl", "project of the run")
@@ -208,7 +276,7 @@ class WandbConfig:
 
 
 @dataclass(frozen=True)
-class MlflowConfig:
+class MlflowConfig(Section):
     """MLflow (`pip install 'comlrl[mlflow]'`); no section: off."""
 
     experiment: str = key("comlrl", "experiment of the run")
@@ -219,7 +287,7 @@ class MlflowConfig:
 
 
 @dataclass(frozen=True)
-class TrackioConfig:
+class TrackioConfig(Section):
     """Trackio (`pip install 'comlrl[trackio]'`); no section: off."""
 
     project: str = key("comlrl", "project of the run")
@@ -228,7 +296,7 @@ class TrackioConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationConfig:
+class GenerationConfig(Section):
     """How completions are sampled in training; evaluate.py always uses the built-in generator."""
 
     backend: Literal["builtin", "vllm"] = key("builtin", "vllm: a server (docs/scaling.md)")
@@ -236,27 +304,38 @@ class GenerationConfig:
         262144,
         "builtin: maximum key/value slots at once; larger batches are split",
         above=0,
+        unused_if=(Unused("the server forms the batches", lambda s, _: s.backend == "vllm"),),
     )
     max_support: int = key(
         256,
         "with top_p or top_k: maximum tokens stored of a position's set; larger sets are stored "
         "as a threshold (docs/concepts.md)",
         above=0,
+        unused_if=(Unused("a server returns whole sets", lambda s, _: s.backend == "vllm"),),
     )
     vllm_url: Any = key(
         None,
         "address of the server, e.g. http://localhost:8000; or a list of several; or, if the "
         "agents' models differ, a mapping from each agent's role or model to either",
+        unused_if=(NO_SERVER,),
     )
     vllm_patience: float = key(
         300.0,
         "seconds without a reply after which a run saves and stops",
         above=0,
+        unused_if=(NO_SERVER,),
     )
     importance_cap: float = key(
         2.0,
         "maximum of the importance ratio π/μ (trained policy over server) of a completion",
         at_least=1,
+        unused_if=(
+            NO_SERVER,
+            Unused(
+                "learning from preferences does not ask how likely they were drawn",
+                lambda _, c: not c.section.trained_online,
+            ),
+        ),
     )
     overlap: Literal[0, 1] = key(
         0,
@@ -266,7 +345,7 @@ class GenerationConfig:
 
 
 @dataclass(frozen=True)
-class DistributedConfig:
+class DistributedConfig(Section):
     """Several processes under torchrun."""
 
     strategy: Literal["replicate", "fsdp"] = key("replicate", "a copy on each process, or shards")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -65,6 +66,13 @@ class Shape:
         if self.joint_mode == "cross" or agents == 2:
             return generations**agents
         return generations + agents * generations * (generations - 1)
+
+    @property
+    def turn_joint_actions(self) -> int:
+        """Joint actions of a first turn from one state, after all its stages."""
+        return math.prod(
+            self.joint_actions(len(stage), self.generations(stage.start)) for stage in self.stages
+        )
 
 
 @dataclass(frozen=True, slots=True)

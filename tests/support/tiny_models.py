@@ -26,7 +26,7 @@ from comlrl.config.loader import Loader, Setting
 from comlrl.config.resolved import Config
 from comlrl.models.pretrained import build_team
 from comlrl.models.team import Team
-from trainers.launch.checks.relations import validate
+from trainers.launch.checks.validation import validate
 
 VOCABULARY = 300  # bytes, specials, and rows that no text has
 EOS, PAD = 256, 257

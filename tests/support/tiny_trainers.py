@@ -108,7 +108,7 @@ def build(
     if algorithm in ("grpo", "magrpo"):
         return MAGRPOTrainer(section, team, rollout, loop, sampled)
     if algorithm == "ppo":
-        critics = build_critic_team(cfg, team)
+        critics = build_critic_team(cfg, section, team)
         return PPOTrainer(section, team, rollout, loop, sampled, critic_team=critics)
     return SHPPOTrainer(section, team, sampler.policy, rollout, loop, sampled)
 

@@ -12,7 +12,7 @@ import pytest
 
 from comlrl.errors import UserError
 from tests.support.runs import read_config
-from trainers.launch.checks.relations import validate
+from trainers.launch.checks.validation import validate
 from trainers.launch.commands.command_line import parse_arguments, resolve
 from trainers.launch.wiring.vllm_urls import urls
 
@@ -382,7 +382,7 @@ def test_a_server_may_sample_with_truncation_and_ahead(top_p):
 def test_the_servers_of_each_policy(given, agents, expected):
     items = [*VLLM, f"generation.vllm_url={given}", *([f"agents={agents}"] if agents else [])]
     config, _ = parse("--override", *items)
-    assert urls(config, ("aux", "main")) == tuple(expected)
+    assert urls(config.generation.vllm_url, config.model_names, ("aux", "main")) == tuple(expected)
 
 
 @pytest.mark.parametrize(("items", "named"), REFUSED, ids=lambda value: str(value[0]))

@@ -114,7 +114,7 @@ def update(folder: str, model: str, tasks: int, algorithm: str, keys: dict[str, 
     if algorithm == "magrpo":
         trainer = MAGRPOTrainer(section, team, rollout, loop, sampling)
     elif algorithm == "ppo":
-        critics = build_critic_team(config, team)
+        critics = build_critic_team(config, config.section, team)
         trainer = PPOTrainer(section, team, rollout, loop, sampling, critic_team=critics)
     else:
         trainer = SHPPOTrainer(section, team, sampler.policy, rollout, loop, sampling)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from comlrl.config.algorithms import MARLHFConfig, PPOConfig, PreferenceConfig
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from comlrl.models.packed import is_packed, source_of
@@ -54,8 +53,8 @@ def check(config: Config, work: Work) -> tuple[list[str], list[Task]]:
     if config.external.mode == "expert_edits" and config.section.num_turns > 1:
         unchecked.append(f"external.expert_model: '{config.external.expert_model}'; not asked")
     kind, given = "reward", ""
-    if isinstance(config.section, PreferenceConfig):
-        kind, given = config.section.comparison
+    if config.section.rounds is not None:
+        kind, given = config.section.rounds.comparison
     if kind == "model":
         build_judge(config, work.prompts)
     if kind != "reward":
@@ -107,11 +106,8 @@ def agents_at_hand(config: Config, unchecked: list[str]) -> list[AtHand]:
     key = "agents" if config.agents else "agent_model.name"
     names = config.agent_models
     found = {name: _agent(config, key, name, unchecked) for name in dict.fromkeys(names)}
-    section, online = config.section, config.online
-    if isinstance(section, MARLHFConfig) and section.reward_model_name is not None:
-        _agent(config, "marlhf.reward_model_name", section.reward_model_name, unchecked)
-    if isinstance(online, PPOConfig) and online.critic_model is not None:
-        _agent(config, f"{config.online_name}.critic_model", online.critic_model, unchecked)
+    for other_key, name in config.other_models.items():
+        _agent(config, other_key, name, unchecked)
     agents = [found[name] for name in names]
     return [] if None in agents else [agent for agent in agents if agent is not None]
 
@@ -163,17 +159,17 @@ def _check_prompts(config: Config, work: Work, agents: list[AtHand], tasks: list
 
 
 def _check_preferences(config: Config) -> None:
-    """MADPO's and MARLHF's files of an earlier run."""
-    section = config.section
-    if isinstance(section, PreferenceConfig) and section.preferences is not None:
+    """Check the files of earlier runs that MADPO and MARLHF read."""
+    inputs = config.section.inputs
+    if "preferences" in inputs:
         from comlrl.preferences.candidates import preferences_file, read_sets
 
-        read_sets(preferences_file(section.preferences), section.num_agents)
-    if isinstance(section, MARLHFConfig) and section.reward_model is not None:
+        read_sets(preferences_file(inputs["preferences"]), config.section.num_agents)
+    if "reward_model" in inputs:
         from comlrl.preferences.reward_model import FACTS
 
-        if not (Path(section.reward_model) / FACTS).is_file():
+        if not (Path(inputs["reward_model"]) / FACTS).is_file():
             raise UserError(
-                f"marlhf.reward_model: '{section.reward_model}' holds no {FACTS}; give the "
+                f"marlhf.reward_model: '{inputs['reward_model']}' holds no {FACTS}; give the "
                 "reward_model folder of an earlier run"
             )

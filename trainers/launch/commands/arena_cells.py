@@ -17,7 +17,8 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from comlrl.config.algorithms import SECTIONS, CommonConfig, MAGRPOConfig, PreferenceConfig
+from comlrl.config.algorithms import SECTIONS, CommonConfig, MAGRPOConfig
+from comlrl.config.keys import keys_of
 from comlrl.config.plugins.targets import near
 from comlrl.errors import UserError
 from trainers.launch.cost.tree_size import Growth, growth
@@ -143,7 +144,7 @@ def configuration(
         "eval_answers": max(1, EPISODES // task.episodes), **task.keys, **algorithm.keys,
     }  # fmt: skip
     known = SECTIONS.get(algorithm.trained_by, CommonConfig)
-    if issubclass(known, PreferenceConfig):
+    if "preference_num_candidates" in keys_of(known):
         rounds = math.ceil(joint_actions / (ROUND * CANDIDATES * algorithm.stages))
         section |= {"num_iterations": rounds, "num_train_epochs": 1}
     else:

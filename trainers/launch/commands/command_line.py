@@ -10,9 +10,8 @@ from comlrl.config.algorithms import SECTIONS, sections_of
 from comlrl.config.loader import Loader, Setting, load_yaml, parse_override, parse_value
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
-from trainers.launch.checks.relations import shift_notice, validate
 from trainers.launch.checks.shipped import CONFIGS, config_file
-from trainers.launch.checks.unused import without_effect
+from trainers.launch.checks.validation import notices, validate
 from trainers.launch.wiring.resolved_work import Work
 
 DEFAULT_CONFIGS = {name: CONFIGS / f"{name}_he_config.yaml" for name in ("ppo", "shppo")}
@@ -124,8 +123,7 @@ def resolve(algorithm: str, arguments: argparse.Namespace) -> tuple[Config, Work
         loader.set(parse_override(item))
     config = loader.build()
     work = validate(config)
-    notices = loader.notices + shift_notice(config)
-    return config, work, notices + without_effect(config, work, loader.given)
+    return config, work, loader.notices + notices(config, work, loader.given)
 
 
 def _check_algorithm(algorithm: str, sections: Mapping[str, type], file: str) -> None:

@@ -20,8 +20,8 @@ from comlrl.config.plugins.modules import digests, kept
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError, notice
 from comlrl.run_files import CONFIG
-from trainers.launch.checks.relations import validate
 from trainers.launch.checks.shipped import config_file
+from trainers.launch.checks.validation import validate
 from trainers.launch.commands.command_line import Parser
 from trainers.launch.wiring import init_from, own_algorithm, replacements, weights
 from trainers.launch.wiring.replacements import Other

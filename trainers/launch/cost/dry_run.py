@@ -36,7 +36,7 @@ def describe(config: Config, limits_N: Sequence[int]) -> str:
     lines = [*_who(config), ""]
     tasks, found = count_tasks(config.dataset.name, config.dataset.train_split)
     lines += [f"{'training tasks':<22}{_number(tasks)}  {found}"]
-    if isinstance(config.section, configs.PreferenceConfig):
+    if config.section.rounds is not None:
         lines += _preferences(config, limits_N, tasks)
     if config.section.trained_online:
         lines += _online(config, config.online, limits_N, tasks)
@@ -153,21 +153,21 @@ def _tasks_seen(steps: int, size: int, tasks: int) -> int:
 
 def _rounds(config: Config, tasks: int | None) -> TaskSchedule | None:
     """The schedule of a run in rounds; None: of another, or of unknown tasks."""
-    if tasks is None or not isinstance(config.section, configs.PreferenceConfig):
+    if tasks is None or config.section.rounds is None:
         return None
-    return build_schedule(config, range(tasks))
+    return build_schedule(config.section, range(tasks), config.seed)
 
 
 def _preferences(config: Config, limits_N: Sequence[int], tasks: int | None) -> list[str]:
     """Candidates that are sampled, and the pairs kept of them."""
-    section, rounds = config.section, _rounds(config, tasks)
-    assert isinstance(section, configs.PreferenceConfig)
-    if section.preferences is not None:
-        return [f"{'preferences':<22}read from {section.preferences}; nothing is sampled for them"]
-    own, kept = section.preference_num_candidates, section.preference_pairs_per_sample
+    section, sampled, rounds = config.section, config.section.rounds, _rounds(config, tasks)
+    assert sampled is not None
+    if sampled.preferences is not None:
+        return [f"{'preferences':<22}read from {sampled.preferences}; nothing is sampled for them"]
+    own, kept = sampled.candidates, sampled.pairs
     candidates = section.shape.joint_actions(section.num_agents, own)
     pairs = math.comb(candidates, 2) if kept is None else min(kept, math.comb(candidates, 2))
-    each = None if rounds is None else [rounds.length_of(r) for r in range(section.num_iterations)]
+    each = None if rounds is None else [rounds.length_of(r) for r in range(sampled.number)]
     labelled = None if each is None else sum(each)
     size = tasks_at_once(section.batch_size, own)
     calls = None if each is None else sum(math.ceil(n / size) for n in each) * _decoders(config)
@@ -177,9 +177,9 @@ def _preferences(config: Config, limits_N: Sequence[int], tasks: int | None) -> 
         f"in {_number(calls)} generation calls, ≤ {_number(tokens)} tokens",
         f"{'preference pairs ≤':<22}{_number(_times(labelled, pairs))}  {pairs} of each task",
     ]
-    if section.num_iterations > 1:
+    if sampled.number > 1:
         of = "of all tasks" if rounds is None else f"of {rounds.length_of(0)} tasks"
-        lines.append(f"{'rounds':<22}{section.num_iterations}  {of} each")
+        lines.append(f"{'rounds':<22}{sampled.number}  {of} each")
     return lines
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from comlrl.config.algorithms import MARLHFConfig, PreferenceConfig
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from comlrl.run_files import METRICS, SUMMARY
@@ -28,13 +27,13 @@ def overrides(config: Config, folder: Path) -> Iterator[str]:
     yield from (f"{online}.max_steps={STEPS}", f"{online}.max_env_steps=null")
     yield from (f"{online}.eval_interval=0", f"{online}.save_steps=0")
     section = config.section
-    if isinstance(section, PreferenceConfig):
+    if section.rounds is not None:
         tasks = STEPS * section.batch_size
-        if section.round_tasks is not None:
-            tasks = min(tasks, section.round_tasks)
+        if section.rounds.tasks is not None:
+            tasks = min(tasks, section.rounds.tasks)
         yield f"{config.algorithm}.round_tasks={tasks}"
         yield f"{online}.num_train_epochs={STEPS}"
-    if isinstance(section, MARLHFConfig):
+    if section.fits_reward_model:
         yield f"{config.algorithm}.reward_min_accuracy=0"  # few pairs say little
 
 
@@ -63,7 +62,7 @@ def describe_measured(config: Config, measured: Config, folder: Path, tasks: int
         each = [step["step_seconds"] * step.get(f"time/{name}_share", 1.0) for step in steps]
         whole = None if count is None else each[0] + (count - 1) * each[-1]
         rows.append([name, *map(duration, each), duration(whole)])
-    if isinstance(config.section, PreferenceConfig):
+    if config.section.rounds is not None:
         before, multiple = _preferences(config, measured, folder, steps, tasks)
         empty = [""] * (len(steps) - 1)
         rows.append(["preferences", duration(before), *empty, duration(before * multiple)])
@@ -89,9 +88,9 @@ def _preferences(
     many times as many tasks the run labels."""
     trained = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["train"]["seconds"]
     before = max(trained - sum(step["step_seconds"] for step in steps), 0.0)
-    labelled = build_schedule(measured, range(tasks)).length_of(0)
-    schedule = build_schedule(config, range(tasks))
-    whole = sum(schedule.length_of(index) for index in range(config.section.num_iterations))
+    labelled = build_schedule(measured.section, range(tasks), config.seed).length_of(0)
+    schedule = build_schedule(config.section, range(tasks), config.seed)
+    whole = sum(schedule.length_of(index) for index in range(schedule.rounds))
     return before, whole / labelled
 
 

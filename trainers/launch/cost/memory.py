@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from comlrl.config.algorithms import CommonConfig, MARLHFConfig, PPOConfig
+from comlrl.config.algorithms import CommonConfig
 from comlrl.config.resolved import Config
 from comlrl.evaluation.batches import AT_ONCE, at_once
 from trainers.launch.cost.model_size import BYTES, ModelSize, model_size
@@ -122,15 +122,16 @@ def _cache(
 def _critics(section: CommonConfig, config: Config, width: float) -> Iterator[Held]:
     """Of PPO's language-model critics: weights held once, what each trains and, where adapters
     are off, everything of each."""
-    if not isinstance(section, PPOConfig) or section.critic_model is None:
+    name = section.other_models.get("critic_model")
+    if name is None:
         return
-    size, count = model_size(section.critic_model), section.critics
+    size, count = model_size(name), section.critics
     many = f"{count} critic{'s' if count > 1 else ''}"
     if not config.lora.enabled:
         each = _times(size.parameters, width + training_adds(width)[0])
         yield Held("critic model", _times(each, count), f"{many} with Adam")
         return
-    why = f"{section.critic_model}, beside the agents' own"
+    why = f"{name}, beside the agents' own"
     yield Held("critic model", _times(size.parameters, width), why)
     adapters = _times(size.adapter(config.lora), count * ADAPTER_BYTES)
     yield Held("critic adapters", adapters, f"{many} in float32 with Adam's moments")
@@ -138,9 +139,10 @@ def _critics(section: CommonConfig, config: Config, width: float) -> Iterator[He
 
 def _reward_model(config: Config, agents_model: str, width: float) -> Iterator[Held]:
     section = config.section
-    if isinstance(section, MARLHFConfig) and section.reward_model is None:
-        parameters = model_size(section.reward_model_name or agents_model).parameters
-        share = 1 if section.reward_freeze_backbone else 4
+    if section.fitted_reward_model is not None:
+        name = section.other_models.get("reward_model_name", agents_model)
+        parameters = model_size(name).parameters
+        share = 1 if section.fitted_reward_model == "head" else 4
         yield Held("reward model ≤", _times(parameters, share * width), "while trained")
 
 

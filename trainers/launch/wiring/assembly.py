@@ -10,13 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from comlrl.config.algorithms import (
-    SECTIONS,
-    CommonConfig,
-    PPOConfig,
-    PreferenceConfig,
-    SHPPOConfig,
-)
+from comlrl.config.algorithms import SECTIONS, CommonConfig, PPOConfig
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from trainers.launch.wiring import vllm
@@ -121,7 +115,7 @@ def assemble(
         )
     loop = Loop(
         section,
-        build_schedule(config, train),
+        build_schedule(section, train, config.seed),
         run_dir,
         RunLog(logger, work.domain, standing(fallbacks, team.processes), corrected),
         processes=team.processes,
@@ -162,15 +156,15 @@ def build_agents(start: Start) -> tuple[Team, Generator, Generator | LatentSampl
     return team, generator, sampler
 
 
-def build_critic_team(config: Config, team: Team) -> Team | None:
-    """The language models of ``critic_model``, one for each critic; None: there are none.
+def build_critic_team(config: Config, section: PPOConfig, team: Team) -> Team | None:
+    """Return the language models of ``critic_model``, one for each critic; None: there are none.
 
     Raises UserError where one cannot be had, or cannot read what the agents wrote.
     """
     from comlrl.models.pretrained import build_team
 
-    section, key = config.online, f"{config.online_name}.critic_model"
-    if not isinstance(section, PPOConfig) or section.critic_model is None:
+    key = f"{config.online_name}.critic_model"
+    if section.critic_model is None:
         return None
     name = section.critic_model
     own = replace(config.agent_model, name=name)
@@ -194,18 +188,17 @@ def _words(agent: Agent) -> dict[str, int]:
     return {word: i for word, i in agent.tokenizer.get_vocab().items() if word not in special}
 
 
-def build_schedule(config: Config, tasks: Sequence[Any]) -> TaskSchedule:
-    """Shuffled epochs, or rounds of them over a part of the tasks each."""
+def build_schedule(section: CommonConfig, tasks: Sequence[Any], seed: int) -> TaskSchedule:
+    """Return shuffled epochs, or rounds of them over a part of the tasks each."""
     from comlrl.loop.task_schedule import TaskSchedule
 
-    section = config.section
-    schedule = TaskSchedule(tasks, section.batch_size, section.num_train_epochs, config.seed)
-    if not isinstance(section, PreferenceConfig):
+    schedule = TaskSchedule(tasks, section.batch_size, section.num_train_epochs, seed)
+    if section.rounds is None:
         return schedule
     return replace(
         schedule,
-        rounds=section.num_iterations,
-        round_tasks=section.round_tasks,
+        rounds=section.rounds.number,
+        round_tasks=section.rounds.tasks,
         max_steps=section.max_steps,
     )
 
@@ -240,9 +233,9 @@ def build_sampler(config: Config, team: Team) -> tuple[Generator, Generator | La
 
     from comlrl.rollout.generation import Generator
 
-    section = config.section
+    networks = config.section.networks
     length = context_length(config, min(agent.context_length for agent in team.agents))
-    if not isinstance(section, SHPPOConfig):
+    if networks is None:
         generator = Generator(team, config.generation.max_batch_tokens, length)
         return generator, generator
     from comlrl.models.critics import hidden_width
@@ -254,10 +247,10 @@ def build_sampler(config: Config, team: Team) -> tuple[Generator, Generator | La
         torch.manual_seed(config.seed)
         policy = HeterogeneousPolicy(
             hidden_width(agent),
-            section.latent_dim,
-            section.latent_hidden,
-            section.heterogeneous_rank,
-            section.latents,
+            networks.latent_dim,
+            networks.latent_hidden,
+            networks.heterogeneous_rank,
+            networks.latents,
         ).to(agent.device)
     generator = Generator(team, config.generation.max_batch_tokens, length, policy.layer)
     return generator, LatentSampler(policy, generator)

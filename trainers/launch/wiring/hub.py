@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from comlrl.builtin import DATASETS, MODELS
-from comlrl.config.algorithms import MARLHFConfig, PPOConfig
 from comlrl.config.paths import searched
 from comlrl.config.plugins.targets import near
 from comlrl.config.resolved import Config
@@ -34,12 +33,7 @@ def agents_models(config: Config) -> list[tuple[str, str]]:
 
 def named_models(config: Config) -> list[tuple[str, str]]:
     """(key, name) of every model that a run loads; the agents' first."""
-    named, section, online = agents_models(config), config.section, config.online
-    if isinstance(section, MARLHFConfig) and section.reward_model_name is not None:
-        named.append((f"{config.algorithm}.reward_model_name", section.reward_model_name))
-    if isinstance(online, PPOConfig) and online.critic_model is not None:
-        named.append((f"{config.online_name}.critic_model", online.critic_model))
-    return named
+    return [*agents_models(config), *config.other_models.items()]
 
 
 def check_model(key: str, name: str, config: Config) -> None:

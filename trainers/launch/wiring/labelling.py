@@ -49,8 +49,8 @@ def build_judge(config: Config, prompts: Prompts) -> Judge:
     from external.comparator import Judge, judge_of
     from external.service import Service
 
-    assert isinstance(config.section, PreferenceConfig)
-    key, (_, given) = f"{config.algorithm}.comparator", config.section.comparison
+    assert config.section.rounds is not None
+    key, (_, given) = f"{config.algorithm}.comparator", config.section.rounds.comparison
     try:
         model, provider = judge_of(given)
     except UserError as error:

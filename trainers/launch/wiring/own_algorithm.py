@@ -52,7 +52,7 @@ def known(*folders: Path | None) -> dict[str, type[configs.CommonConfig]]:
 
 
 def _ships(section: type) -> bool:
-    return section.__module__.startswith(configs.__name__)  # its own, or algorithms_….py
+    return getattr(configs, section.__name__, None) is section
 
 
 def _read(folder: Path | None) -> tuple[str, type[configs.CommonConfig]] | None:

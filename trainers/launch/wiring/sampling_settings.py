@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from comlrl.config.keys import check_ranges
+from comlrl.config.keys import out_of_range
 from comlrl.config.plugins.targets import near
 from comlrl.config.resolved import Config
 from comlrl.config.sections import RoleSampling
@@ -67,7 +67,8 @@ def check(config: Config, roles: Sequence[str]) -> None:
         key = f"sampling.{role}"
         if role not in roles:
             raise UserError(f"{key}: no agent has this role; {near(role, roles, 'there are {}')}")
-        check_ranges(key, own)
+        for problem in out_of_range(key, own):
+            raise UserError(problem)
         _check_stops(f"{key}.stop", own.stop or ())
         room = config.agent_model.max_length
         if own.max_new_tokens is not None and own.max_new_tokens >= room:

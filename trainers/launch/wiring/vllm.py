@@ -7,7 +7,6 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from comlrl.builtin import MODELS
-from comlrl.config.algorithms import PreferenceConfig
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError, notice
 from trainers.launch.wiring.sampling_settings import sampling
@@ -41,7 +40,7 @@ def refuse(config: Config) -> None:
                 "generation.backend=vllm"
             )
         return
-    if generation.overlap and isinstance(config.section, PreferenceConfig):
+    if generation.overlap and config.section.rounds is not None:
         raise UserError(
             f"generation.overlap: 1 with {config.algorithm}, which samples in rounds: what comes "
             "next is not known while a step updates; give 0"
@@ -202,7 +201,7 @@ def servers(
     """Of each policy; one object for policies with the same servers."""
     from comlrl.rollout.vllm.servers import Servers
 
-    given = urls(config, roles)
+    given = urls(config.generation.vllm_url, config.model_names, roles)
     made: dict[tuple[str, ...], Servers] = {}
     for own in given:
         made.setdefault(own, Servers(own, config.generation.vllm_patience, ending=ending))

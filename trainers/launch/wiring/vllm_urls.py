@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from comlrl.rollout.vllm.replies import KEY
 
 
-def urls(config: Config, roles: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Addresses of the servers of each policy, in their order. ``roles``: the agents'. Raises
-    UserError for an invalid address, for a policy without a server, and for a server of two
-    models."""
-    given, models = config.generation.vllm_url, config.model_names
+def urls(given: Any, models: Sequence[str], roles: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Return the addresses of the servers of each policy, in their order.
+
+    Args:
+        given: the value of the key.
+        models: the model of each policy.
+        roles: the agents'.
+
+    Raises UserError for an invalid address, for a policy without a server, and for a server of two
+    models.
+    """
     if isinstance(given, Mapping):
         urls_N = _of_mapping(given, models, roles if len(roles) == len(models) else ())
     else:

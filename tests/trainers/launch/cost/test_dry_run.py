@@ -14,7 +14,7 @@ from comlrl.config.algorithms import MAGRPOConfig, PPOConfig
 from comlrl.config.resolved import Config
 from rewards.sandbox import levels
 from tests.support.runs import SHIPPED, algorithm_of, load
-from trainers.launch.checks.relations import validate
+from trainers.launch.checks.validation import validate
 from trainers.launch.commands.train import main
 from trainers.launch.cost.dry_run import count_tasks, describe
 from trainers.launch.cost.model_size import model_size

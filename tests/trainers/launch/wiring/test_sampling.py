@@ -14,8 +14,8 @@ from tests.support.fakes import code_task
 from tests.support.tiny_models import STOPS, config
 from tests.support.tiny_trainers import build, grown
 from trainers import madpo, ppo
-from trainers.launch.checks.relations import validate
 from trainers.launch.checks.shipped import CONFIGS
+from trainers.launch.checks.validation import validate
 from trainers.launch.commands.command_line import parse_arguments, resolve
 from trainers.launch.commands.evaluation_plan import parse_arguments as evaluation_arguments
 from trainers.launch.commands.evaluation_plan import resolve as resolve_evaluation
