@@ -154,8 +154,8 @@ def _reader(config: Config, name: str) -> Callable[[Sequence[Message]], str]:
     builtin = dataclasses.replace(config, dataset=DatasetConfig())  # the rows have been read
     try:
         hub.check_reachable(builtin, [("agent_model.name", name)])
-        from comlrl.models.agent import PromptEncoder
         from comlrl.models.pretrained import load_tokenizer
+        from comlrl.models.prompt_encoder import PromptEncoder
 
         encoder = PromptEncoder(load_tokenizer(config.agent_model, name))
     except UserError as error:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from transformers import PreTrainedModel
@@ -18,84 +16,11 @@ from transformers import PreTrainedModel
 from comlrl.errors import UserError
 from comlrl.models.fast.decoder import FastDecoder, fast_decoder
 from comlrl.models.fast.lora_routing import Router
+from comlrl.models.prompt_encoder import PromptEncoder
 from comlrl.processes.sharding import like, stored
-from comlrl.quoting import one_line
-from comlrl.tasks.prompts import plain_text, split_prefill
 from comlrl.types import Message
 
 REFERENCE = "reference"  # adapters that are what a run started from; also in checkpoints
-
-
-@dataclass(frozen=True)
-class PromptEncoder:
-    """What turns prompts into tokens for a model; it needs no weights."""
-
-    tokenizer: Any
-
-    @property
-    def chats(self) -> bool:
-        """Whether prompts are messages in the model's chat template, or plain text."""
-        return bool(getattr(self.tokenizer, "chat_template", None))
-
-    def encode(self, prompt: Sequence[Message]) -> list[int]:
-        """Token ids of a prompt: the chat template where there is one, else plain text. An
-        assistant's message at the end is left open, for the model to continue.
-
-        Raises UserError for messages that the chat template does not take.
-        """
-        offers = any(message.role == "tools" for message in prompt)
-        if offers and not (self.chats and self._shows_offered_tools):
-            raise UserError(
-                f"'{self.tokenizer.name_or_path}' has no chat template that shows tools; describe "
-                "them in a message"
-            )
-        if self.chats:
-            if any(message.role == "tool" for message in prompt) and not self._shows_tools:
-                raise UserError(
-                    f"the chat template of '{self.tokenizer.name_or_path}' has no messages of the "
-                    "role tool; give what a tool returns as the user's"
-                )
-            return self.tokenizer(self._templated(prompt), add_special_tokens=False)["input_ids"]
-        return self.tokenizer(plain_text(prompt))["input_ids"]
-
-    def _templated(self, prompt: Sequence[Message]) -> str:
-        shown, prefill = split_prefill([m for m in prompt if m.role != "tools"])
-        messages = [{"role": m.role, "content": m.content} for m in shown]
-        tools = [tool for m in prompt if m.role == "tools" for tool in json.loads(m.content)]
-        try:
-            text = self.tokenizer.apply_chat_template(
-                messages, tools=tools or None, tokenize=False, add_generation_prompt=True
-            )
-            return text + prefill
-        except TemplateError as error:
-            roles = ", ".join(message.role for message in prompt)
-            raise UserError(
-                f"the chat template of '{self.tokenizer.name_or_path}' refuses messages of the "
-                f"roles {roles}: {one_line(str(error))}"
-            ) from error
-
-    @cached_property
-    def _shows_tools(self) -> bool:
-        """Whether the chat template has a place for what a tool returns."""
-        returned = "x7returned7x"
-        return self._shows(
-            returned, Message("user", "a"), Message("assistant", "b"), Message("tool", returned)
-        )
-
-    @cached_property
-    def _shows_offered_tools(self) -> bool:
-        """Whether the chat template has a place for the tools that may be called."""
-        name = "x7offered7x"
-        parameters = {"type": "object", "properties": {}}
-        function = {"name": name, "description": "a", "parameters": parameters}
-        tools = json.dumps([{"type": "function", "function": function}])
-        return self._shows(name, Message("tools", tools), Message("user", "a"))
-
-    def _shows(self, text: str, *prompt: Message) -> bool:
-        try:
-            return text in self._templated(prompt)
-        except UserError:
-            return False
 
 
 def positions_of(config: Any) -> int:

@@ -217,12 +217,21 @@ def _to_json(item: CandidateSet) -> dict[str, Any]:
     }
 
 
-def _prompts_to_json(prompts_N: Sequence[Sequence[Message]]) -> list[list[dict[str, str]]]:
-    return [[{"role": m.role, "content": m.content} for m in prompt] for prompt in prompts_N]
+def _prompts_to_json(prompts_N: Sequence[Sequence[Message]]) -> list[list[dict[str, Any]]]:
+    return [
+        [
+            {"role": m.role, "content": m.content} | ({"verbatim": True} if m.verbatim else {})
+            for m in prompt
+        ]
+        for prompt in prompts_N
+    ]
 
 
 def _prompts_from_json(given: Sequence[Any]) -> tuple[tuple[Message, ...], ...]:
-    return tuple(tuple(Message(m["role"], m["content"]) for m in prompt) for prompt in given)
+    return tuple(
+        tuple(Message(m["role"], m["content"], m.get("verbatim") is True) for m in prompt)
+        for prompt in given
+    )
 
 
 def _from_json(line: dict[str, Any]) -> CandidateSet:

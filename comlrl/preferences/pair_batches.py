@@ -157,7 +157,7 @@ def completion_ids(agent: Agent, completion: Completion, prefill: str = "") -> t
         decoded = agent.decode(ids)
         if decoded == text or (text and decoded.startswith(text)):  # a text may have stopped it
             return ids
-    own = agent.tokenizer(text, add_special_tokens=False)["input_ids"]
+    own = agent.encoder.encode_text(text)
     return (*own, agent.stop_ids[0]) if completion.finished else tuple(own)
 
 

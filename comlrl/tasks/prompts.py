@@ -43,7 +43,7 @@ class Prompts:
     def opening(self) -> tuple[Message, ...]:
         """What stands before every conversation."""
         text = self.own.get(SYSTEM)
-        return () if text is None else (Message("system", text),)
+        return () if text is None else (Message("system", text, verbatim=True),)
 
     def first(self, task: Task, num_agents: int) -> tuple[str, ...]:
         """What each of N agents reads at turn 1."""
@@ -61,7 +61,9 @@ class Prompts:
     ) -> tuple[Message, ...]:
         """All that an agent reads: the opening, what it is asked, and the prefill if it has one."""
         prefill = self.prefill(task, agent, num_agents)
-        answer = (Message("assistant", prefill),) if prefill else ()
+        # One with fields holds text of the task.
+        verbatim = prefill == self.own.get(PREFILL)
+        answer = (Message("assistant", prefill, verbatim),) if prefill else ()
         return (*self.opening, *asked, *answer)
 
     def first_N(self, task: Task, num_agents: int) -> tuple[tuple[Message, ...], ...]:

@@ -19,6 +19,8 @@ class Message:
 
     role: Literal["system", "user", "assistant", "tool", "tools"]
     content: str
+    # written by whoever configured the run: control tokens in it are control tokens
+    verbatim: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

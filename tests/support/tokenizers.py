@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -17,8 +17,7 @@ CORPUS = [
 ]
 
 
-@functools.cache
-def byte_level(*special: str, size: int = 400) -> Any:
+def byte_level(*special: str, added: Sequence[str] = (), size: int = 400) -> Any:
     """BPE over bytes, as Qwen, Llama 3, GPT-2 and SmolLM2 have it."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -27,11 +26,10 @@ def byte_level(*special: str, size: int = 400) -> Any:
     core.train_from_iterator(
         CORPUS, BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
     )
-    return _fast(core, special)
+    return _fast(core, special, added)
 
 
-@functools.cache
-def byte_fallback(*special: str, size: int = 300) -> Any:
+def byte_fallback(*special: str, added: Sequence[str] = (), size: int = 300) -> Any:
     """BPE over characters with bytes for those that are unknown, as Llama 2, Mistral and Gemma."""
     trained = Tokenizer(models.BPE())
     trained.normalizer = normalizers.Replace(" ", "▁")
@@ -52,7 +50,7 @@ def byte_fallback(*special: str, size: int = 300) -> Any:
             decoders.Strip(content=" ", left=1),
         ]
     )
-    return _fast(core, special)
+    return _fast(core, special, added)
 
 
 def _with_bytes(text: str) -> str:
@@ -64,9 +62,10 @@ def _with_bytes(text: str) -> str:
     return json.dumps(made)
 
 
-def _fast(core: Tokenizer, special: tuple[str, ...]) -> Any:
+def _fast(core: Tokenizer, special: tuple[str, ...], added: Sequence[str]) -> Any:
     names = ("<eos>", *special)
     core.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    core.add_tokens([AddedToken(name, normalized=False) for name in added])
     return PreTrainedTokenizerFast(
         tokenizer_object=core, eos_token="<eos>", extra_special_tokens=list(special)
     )

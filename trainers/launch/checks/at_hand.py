@@ -21,7 +21,7 @@ from trainers.launch.wiring.sampling_settings import sampling
 from trainers.launch.wiring.task_splits import context_length, fitting, load_both_splits
 
 if TYPE_CHECKING:
-    from comlrl.models.agent import PromptEncoder
+    from comlrl.models.prompt_encoder import PromptEncoder
     from comlrl.types import Task
 
 WEIGHTS = ("*.safetensors", "*.bin")
@@ -121,8 +121,9 @@ def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> AtHand 
         return None
     from transformers import AutoConfig, AutoTokenizer
 
-    from comlrl.models.agent import PromptEncoder, positions_of
+    from comlrl.models.agent import positions_of
     from comlrl.models.pretrained import TOKENIZER_SAFETY, load_failure
+    from comlrl.models.prompt_encoder import PromptEncoder
 
     local = packed or name.startswith("builtin:") or Path(name).is_dir()
     trusted = bool(ours.model_kwargs.get("trust_remote_code", False))

@@ -1,0 +1,186 @@
+"""Messages → the token ids that a model reads."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from jinja2 import TemplateError
+from tokenizers import AddedToken
+
+from comlrl.errors import UserError
+from comlrl.quoting import one_line
+from comlrl.tasks.prompts import plain_text, split_prefill
+from comlrl.types import Message
+
+MARK = "\U0010fffd"  # the last private character; splits control tokens within texts
+
+
+@dataclass(frozen=True)
+class PromptEncoder:
+    """Turns prompts into tokens for a model; it needs no weights.
+
+    Control tokens (special tokens, and added ones that are more than a word or white space) come
+    from the chat template and from ``Message.verbatim`` alone. Where the text of another message
+    holds one, it is split in two and read as text. Other prompts are encoded as the tokenizer
+    does by itself.
+    """
+
+    tokenizer: Any
+
+    @property
+    def chats(self) -> bool:
+        """Whether prompts are messages in the model's chat template, or plain text."""
+        return bool(getattr(self.tokenizer, "chat_template", None))
+
+    def encode(self, prompt: Sequence[Message]) -> list[int]:
+        """Token ids of a prompt: the chat template where there is one, else plain text. An
+        assistant's message at the end is left open, for the model to continue.
+
+        Raises UserError for messages that the chat template does not take.
+        """
+        offers = any(message.role == "tools" for message in prompt)
+        if offers and not (self.chats and self._shows_offered_tools):
+            raise UserError(
+                f"'{self.tokenizer.name_or_path}' has no chat template that shows tools; describe "
+                "them in a message"
+            )
+        if self.chats:
+            if any(message.role == "tool" for message in prompt) and not self._shows_tools:
+                raise UserError(
+                    f"the chat template of '{self.tokenizer.name_or_path}' has no messages of the "
+                    "role tool; give what a tool returns as the user's"
+                )
+            return self._ids(self._templated(self._marked(prompt)), add_special_tokens=False)
+        ids = self._ids(plain_text(self._marked(prompt)))
+        return ids[: len(ids) - self.appended]
+
+    @cached_property
+    def appended(self) -> int:
+        """Special tokens that the tokenizer puts after every text; a prompt is not over there."""
+        bare = self.tokenizer("a", add_special_tokens=False)["input_ids"]
+        ids = self.tokenizer("a")["input_ids"]
+        ends = (end for end in range(len(ids), 0, -1) if ids[:end][-len(bare) :] == bare)
+        return len(ids) - next(ends, len(ids))
+
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of a text alone, none of them a control token."""
+        return self._ids(self._marked_text(text), add_special_tokens=False)
+
+    def _ids(self, text: str, **settings: Any) -> list[int]:
+        """Of a text whose control tokens are template's, except for those behind a ``MARK``."""
+        if MARK not in text:
+            return self.tokenizer(text, **settings)["input_ids"]
+        split = re.sub(f"{MARK}(.)", rf"\1{MARK}", text, flags=re.DOTALL)
+        ids = self._splitting(split, **settings)["input_ids"]
+        mark = self._splitting.convert_tokens_to_ids(MARK)
+        return [i for i in ids if i != mark]
+
+    def _marked(self, prompt: Sequence[Message]) -> tuple[Message, ...]:
+        """With a ``MARK`` before each control token of the texts. Template code that looks for
+        such tokens, as for the end of a thought, still sees them."""
+        return tuple(
+            m if m.verbatim else replace(m, content=self._marked_text(_unescaped(m)))
+            for m in prompt
+        )
+
+    def _marked_text(self, text: str) -> str:
+        text = text.replace(MARK, "?")
+        places = self._places(text, self.tokenizer)
+        while places:
+            # One character of each is split off; a part of what is left may be another.
+            parts = [text[a + 1 : b + 1] for a, b in itertools.pairwise([-1, *places, len(text)])]
+            text = MARK.join(parts)
+            places = self._places(text, self._splitting)
+        return re.sub(f"(.){MARK}", rf"{MARK}\1", text, flags=re.DOTALL)
+
+    def _places(self, text: str, tokenizer: Any) -> list[int]:
+        """Where control tokens begin in a text."""
+        if not tokenizer.is_fast:
+            return [match.start() for match in self._control_texts.finditer(text)]
+        read = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        spans = zip(read["input_ids"], read["offset_mapping"], strict=True)
+        places = []
+        for token, (start, end) in spans:
+            if token in self._control:
+                shown = text[start:end].strip()  # some take the spaces around them along
+                unknown = token == self.tokenizer.unk_token_id and shown != self.tokenizer.unk_token
+                if len(shown) > 1 and not unknown:
+                    places.append(text.index(shown, start))
+        return places
+
+    @cached_property
+    def _control(self) -> frozenset[int]:
+        template = str(self.tokenizer.chat_template)
+        return frozenset(
+            number
+            for number, token in self.tokenizer.added_tokens_decoder.items()
+            if len(token.content.strip()) > 1
+            and (token.special or not token.content.isalnum() or token.content in template)
+        )
+
+    @cached_property
+    def _control_texts(self) -> re.Pattern[str]:
+        texts = [self.tokenizer.added_tokens_decoder[number].content for number in self._control]
+        return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)")
+
+    @cached_property
+    def _splitting(self) -> Any:
+        """The tokenizer, for which ``MARK`` is a token too."""
+        splitting = copy.deepcopy(self.tokenizer)
+        splitting.add_tokens(
+            [AddedToken(MARK, special=True, normalized=False)], special_tokens=True
+        )
+        return splitting
+
+    def _templated(self, prompt: Sequence[Message]) -> str:
+        shown, prefill = split_prefill([m for m in prompt if m.role != "tools"])
+        messages = [{"role": m.role, "content": m.content} for m in shown]
+        tools = [tool for m in prompt if m.role == "tools" for tool in json.loads(m.content)]
+        try:
+            text = self.tokenizer.apply_chat_template(
+                messages, tools=tools or None, tokenize=False, add_generation_prompt=True
+            )
+            return text + prefill
+        except TemplateError as error:
+            roles = ", ".join(message.role for message in prompt)
+            raise UserError(
+                f"the chat template of '{self.tokenizer.name_or_path}' refuses messages of the "
+                f"roles {roles}: {one_line(str(error))}"
+            ) from error
+
+    @cached_property
+    def _shows_tools(self) -> bool:
+        """Whether the chat template has a place for what a tool returns."""
+        returned = "x7returned7x"
+        return self._shows(
+            returned, Message("user", "a"), Message("assistant", "b"), Message("tool", returned)
+        )
+
+    @cached_property
+    def _shows_offered_tools(self) -> bool:
+        """Whether the chat template has a place for the tools that may be called."""
+        name = "x7offered7x"
+        parameters = {"type": "object", "properties": {}}
+        function = {"name": name, "description": "a", "parameters": parameters}
+        tools = json.dumps([{"type": "function", "function": function}])
+        return self._shows(name, Message("tools", tools), Message("user", "a"))
+
+    def _shows(self, text: str, *prompt: Message) -> bool:
+        try:
+            return text in self._templated(prompt)
+        except UserError:
+            return False
+
+
+def _unescaped(message: Message) -> str:
+    """A message's text; tools in JSON without escapes, which could hide a control token."""
+    if message.role != "tools":
+        return message.content
+    return json.dumps(json.loads(message.content), ensure_ascii=False)
