@@ -20,7 +20,7 @@ class Message:
     role: Literal["system", "user", "assistant", "tool", "tools"]
     content: str
     # written by whoever configured the run: control tokens in it are control tokens
-    verbatim: bool = False
+    verbatim: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
