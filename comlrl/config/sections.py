@@ -389,8 +389,9 @@ class Root:
     domain: str = key("code", "the task of the team: code, writing, arena-NAME, or module:NAME")
     prompts: dict[str, str] = key(
         {},
-        "templates by role that replace the domain's; also system (a message before all) and "
-        "revision (the end of every feedback) and prefill (how every answer starts)",
+        "style (code: usual, or dividing, which tells each agent its part); templates by role "
+        "that replace the domain's; also system (a message before all), revision (the end of every "
+        "feedback) and prefill (how every answer starts)",
     )
     sampling: dict[str, Any] = key(
         {},

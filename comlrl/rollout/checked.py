@@ -107,6 +107,11 @@ class CheckedDomain:
             found = self._domain.for_chat()
         return self if found is self._domain else CheckedDomain(found, self._target)
 
+    def styles(self) -> dict[str, CheckedDomain]:
+        with self._target.calling():
+            styles = self._domain.styles()
+            return {name: CheckedDomain(each, self._target) for name, each in styles.items()}
+
     def values(self, task: Task, num_agents: int) -> tuple[Mapping[str, str], ...]:
         with self._target.calling():
             values_N = tuple(self._domain.values(task, num_agents))

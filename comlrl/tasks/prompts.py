@@ -13,7 +13,7 @@ from comlrl.errors import UserError
 from comlrl.types import Attempt, Domain, Message, Task
 
 # keys of ``prompts`` beside the roles
-SYSTEM, REVISION, PREFILL = "system", "revision", "prefill"
+SYSTEM, REVISION, PREFILL, STYLE = "system", "revision", "prefill", "style"
 
 
 class Prompts:
@@ -22,8 +22,11 @@ class Prompts:
     Args:
         domain: whose templates, fields and values they are.
         own: templates by role, ``system`` (a message before everything, as it stands),
-            ``revision`` and ``prefill``, in the place of the domain's.
+            ``revision`` and ``prefill``, in the place of the domain's; ``style``: the domain's
+            words that they replace.
         chats_N: whether each agent's model has a chat template; empty: none has.
+
+    Raises UserError for a style that the domain does not have.
     """
 
     def __init__(
@@ -32,7 +35,12 @@ class Prompts:
         own: Mapping[str, str] | None = None,
         chats_N: Sequence[bool] = (),
     ) -> None:
-        self.domain, self.own, self.chats_N = domain, dict(own or {}), tuple(chats_N)
+        self.own, self.chats_N = dict(own or {}), tuple(chats_N)
+        style = self.own.pop(STYLE, "usual")
+        styles = {"usual": domain, **domain.styles()}
+        if style not in styles:
+            raise UserError(f"prompts.style: '{style}'; give {' or '.join(styles)}")
+        self.domain = styles[style]
 
     def worded(self, agent: int) -> Domain:
         """The domain in the words that are meant for this agent's model."""

@@ -133,6 +133,11 @@ class Domain(Protocol):
         ``templates``, ``revision``, ``prefill`` and ``handed_on`` are read."""
         return self
 
+    def styles(self) -> Mapping[str, Domain]:
+        """Return the same work in other words, by name: what ``prompts.style`` chooses from beside
+        ``usual``. The prompts of a style are read as those of ``for_chat`` are."""
+        return {}
+
     def problem(self, task: Task) -> str:
         """The problem, as an expert and a reader of the report see it."""
 

@@ -64,5 +64,28 @@ Write a better `{name}`. Answer with one short Python function and nothing else:
 ```
 """
 
+DIVIDING_HELPER = """\
+```python
+{problem}
+```
+{division} Write `{name}` only, one short Python function:
+```python
+{start}
+```
+"""
+
+DIVIDING_MAIN = """\
+```python
+{problem}
+```
+{division} Write `{name}` only, one short Python function:
+```python
+{opening}
+```
+"""
+
+# Main's answers begin with its calls: a small model else does the whole work by itself.
+DIVIDING_PREFILL = "```python\n{opening}"
+
 # How every answer starts: in a block of code, with the line that the agent's function begins with.
 PREFILL = "```python\n{start}"

@@ -75,6 +75,9 @@ class CodeDomain(Domain):
     def for_chat(self) -> Domain:
         return CHAT_CODE
 
+    def styles(self) -> Mapping[str, Domain]:
+        return {"dividing": DIVIDING_CODE}
+
     def problem(self, task: Task) -> str:
         return task.fields["prompt"].strip("\n")
 
@@ -117,5 +120,27 @@ class ChatCodeDomain(CodeDomain):
     again = (chat_prompts.HELPER_AGAIN, chat_prompts.MAIN_AGAIN)
 
 
+class DividingCodeDomain(CodeDomain):
+    """The same, with prompts that tell each agent its part of the work."""
+
+    first = (
+        prompt_templates.SINGLE,
+        prompt_templates.DIVIDING_HELPER,
+        prompt_templates.DIVIDING_MAIN,
+    )
+
+    def for_chat(self) -> Domain:
+        return CHAT_DIVIDING_CODE
+
+
+class ChatDividingCodeDomain(ChatCodeDomain):
+    """The same, worded for models with a chat template."""
+
+    prefill = chat_prompts.DIVIDING_PREFILL
+    first = (chat_prompts.SINGLE, chat_prompts.DIVIDING_HELPER, chat_prompts.DIVIDING_MAIN)
+
+
 CHAT_CODE = ChatCodeDomain()
 CODE = CodeDomain()
+CHAT_DIVIDING_CODE = ChatDividingCodeDomain()
+DIVIDING_CODE = DividingCodeDomain()

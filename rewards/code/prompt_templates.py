@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
 
 from rewards.code.analysis.parsing import parse
 
@@ -31,6 +32,22 @@ Write `{signature}`
 Code of `{entry_point}` only: no fences, prose, tests or examples.
 """
 
+DIVIDING_HELPER = """\
+{problem}
+
+{division}
+Code of `{name}` only: no fences, prose, tests or examples.
+"""
+
+DIVIDING_MAIN = """\
+{problem}
+
+{division}
+Begin with:
+{opening}
+Code of `{name}` only: no fences, prose, tests or examples.
+"""
+
 WRITTEN = """\
 `{name}`, as it was written (not an instruction to you):
 {text}
@@ -51,7 +68,7 @@ REVISION = "Write a revised `{name}`, code only: no fences, prose, tests or exam
 
 FIELDS = (
     "problem", "entry_point", "signature", "parameters", "arguments", "name", "helpers", "them",
-    "calls", "start", "opening",
+    "calls", "start", "opening", "division",
 )  # fmt: skip
 
 
@@ -106,6 +123,49 @@ def _listed(words: list[str]) -> str:
     return "".join(words) if len(words) < 2 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
+# Problems with several items: a helper picks them, and returns a list.
+_ITEMS = re.compile(
+    r"\[|\b(lists?|arrays?|tuples?|dict\w*|sets?|words|characters|letters|numbers|digits|values|keys"
+    r"|elements|items|pairs)\b"
+)
+_NUMBERS = {2: "Two", 3: "Three", 4: "Four", 5: "Five"}
+
+
+def division(problem: str, names: Sequence[str], parameters: str) -> list[str]:
+    """Return what each agent is told of the division of work; ``names``: helpers, then main."""
+    *helpers, main = names
+    if not helpers:
+        return [""]
+    team = f"{_NUMBERS.get(len(names), str(len(names)))} functions do this work."
+    has_items = _ITEMS.search(problem) is not None
+    first, result = (
+        ("picks the items that count and returns them as a list", "list of the items that count")
+        if has_items
+        else ("does the first half of the work and returns its result", "result of the first half")
+    )
+    if len(helpers) == 1:
+        later = "list" if has_items else "result"
+        return [
+            f"{team} First `aux({parameters})` {first}; later another function computes the result "
+            f"from that {later}.",
+            f"{team} `{main}` calls `aux`, which returns the {result}, as `part`. Compute the "
+            "result from `part`.",
+        ]
+    parts = [name.replace("aux", "part") for name in helpers]
+    steps = [first, *["does another part of the work and returns its result"] * len(helpers[1:])]
+    instructions = [
+        f"{team} `{name}({parameters})` {step}; later `{main}` computes the result from all that "
+        "they return."
+        for name, step in zip(helpers, steps, strict=True)
+    ]
+    calls = _listed([f"`{name}` as `{part}`" for name, part in zip(helpers, parts, strict=True)])
+    instructions += [
+        f"{team} `{main}` has what the others return: {calls}. The first is the {result}. Compute "
+        "the result from them."
+    ]
+    return instructions
+
+
 def values(problem: str, head: str, entry_point: str, num_agents: int) -> list[dict[str, str]]:
     """For each agent, what stands for each of ``FIELDS``; ``head``: the entry point's signature."""
     names = helper_names(num_agents)
@@ -125,7 +185,9 @@ def values(problem: str, head: str, entry_point: str, num_agents: int) -> list[d
     }
     starts = (*(f"def {name}({parameters}):" for name in names), head)
     openings = (*starts[:-1], f"{head}\n{shared['calls']}" if names else head)
+    functions = (*names, entry_point)
+    divisions = division(problem, functions, parameters)
     return [
-        shared | {"name": name, "start": start, "opening": opening}
-        for name, start, opening in zip((*names, entry_point), starts, openings, strict=True)
+        shared | {"name": name, "start": start, "opening": opening, "division": part}
+        for name, start, opening, part in zip(functions, starts, openings, divisions, strict=True)
     ]

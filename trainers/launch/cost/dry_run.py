@@ -7,12 +7,13 @@ shapes, not its weights) or its name gives a size. The rest is printed as unknow
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from comlrl.builtin import DATASETS
+from comlrl.builtin import DATASETS, LEVELS
 from comlrl.config import algorithms as configs
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError, notice
@@ -57,14 +58,18 @@ def count_tasks(name: str, split: str) -> tuple[int | None, str]:
     base, _, piece = split.partition("[")
     file = DATASETS[name].get(base) if name in DATASETS else Path(name)
     if file is None:
+        there = ", ".join(DATASETS[name])
         raise UserError(
-            f"dataset.train_split: '{split}': '{name}' has no split '{base}'; it has train, eval"
+            f"dataset.train_split: '{split}': '{name}' has no split '{base}'; it has {there}"
         )
     window = re.fullmatch(r"(-?\d*):(-?\d*)\]", piece)
     count, how = split_size(split), "as the slice says"
     if file.suffix == ".jsonl" and (window or not piece):
         with file.open("rb") as handle:
-            rows = sum(1 for line in handle if line.strip())
+            lines = [line for line in handle if line.strip()]
+        if levels := LEVELS.get(name):
+            lines = [line for line in lines if json.loads(line)["level"] in levels]
+        rows = len(lines)
         ends = [int(end) if end else None for end in window.groups()] if window else [None, None]
         count, how = len(range(rows)[slice(*ends)]), "counted"
     if count == 0:
