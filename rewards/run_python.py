@@ -125,7 +125,7 @@ class _Cell:
         deadline = time.monotonic() + timeout
         try:
             with self.sandbox.fork() as channel:
-                program = marshal.dumps(("run", marshal.dumps(_RUNNER), ""))
+                program = marshal.dumps(("run", marshal.dumps([(_RUNNER, True, True, ())]), ""))
                 request = wire.call([code, stdin], {})
                 channel.settimeout(timeout)
                 channel.sendall(wire.frame(wire.LOAD, program) + wire.frame(1, request))

@@ -4,46 +4,50 @@ Everything here is read from the text; nothing is run.
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
+import functools
 import marshal
+import operator
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from rewards.code.analysis.extraction import (
+    Definition,
     Extracted,
     Function,
-    Import,
-    Setup,
+    Part,
+    Statement,
     extract,
-    without_imports,
 )
-from rewards.code.analysis.parsing import UNPARSABLE, parse
+from rewards.code.analysis.other_agents import without_others
+from rewards.code.analysis.parsing import UNPARSABLE, parse, written
 from rewards.code.analysis.scopes import Names
-from rewards.code.analysis.statement_use import without_docstring
 from rewards.code.bounds import check_names
 from rewards.code.breakdown import SyntaxProblem
+from rewards.sandbox.inside.candidate import ENTERED
 
 PROGRAM_NAME = "<program>"  # the file name of the joint program, in tracebacks
 warnings.filterwarnings("ignore", module=re.escape(PROGRAM_NAME))  # of model-written code
 
 
 MAX_PROMPT = 1 << 20  # bytes; a prompt is the task's own text, not a model's
+_IMPORT = ast.Import | ast.ImportFrom
+_IDENTIFIER = re.compile(r"[^\W\d]\w*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
-    """One agent's own definition, with all of its text that it needs."""
+    """What one agent's text adds to the joint program: its definition, and all else in its text."""
 
     function: Function
-    imports: tuple[str, ...]
-    source: str  # its own definition and what it needs, in the text's order
-    broken: tuple[str, ...] = ()  # sources in it that do not parse, or are excessive
-    support: tuple[Function | Setup, ...] = ()  # what it needs beside imports
-    imported: frozenset[str] = frozenset()  # names that the imports bind
+    imports: tuple[str, ...]  # from ``__future__``
+    source: str  # in the text's order
+    broken: tuple[str, ...] = ()  # functions in it that do not parse, or are excessive
+    nodes: tuple[ast.stmt, ...] = ()  # its statements
 
     @property
     def defined(self) -> bool:
@@ -52,8 +56,7 @@ class Contribution:
     @property
     def reads(self) -> frozenset[str]:
         """Names of the module that it reads."""
-        nodes = (part.node for part in (self.function, *self.support))
-        return frozenset().union(*(Names(node).module_reads for node in nodes if node is not None))
+        return frozenset().union(*(Names(node).module_reads for node in self.nodes))
 
 
 def contribution(text: str, name: str, team: Sequence[str]) -> Contribution | None:
@@ -62,55 +65,64 @@ def contribution(text: str, name: str, team: Sequence[str]) -> Contribution | No
     ``team`` holds every name that some agent is to define; the others' names are never taken
     from this text.
     """
-    extracted, others = extract(text), frozenset(team)
-    own = extracted.by_name().get(name)
-    if own is None:
+    extracted, others = extract(text), frozenset(team) - {name}
+    function = extracted.by_name().get(name)
+    if function is None:
         return None
-    needed, names = (
-        ([own], set()) if extracted.parts == (own,) else _closure(own, extracted, others)
-    )
-    parts = [without_imports(part, others) for part in needed]
-    function = parts[next(i for i, part in enumerate(needed) if part is own)]
-    assert isinstance(function, Function)
-    left = [statement.without(others) for statement in extracted.imports]
-    imports = [s for s in left if s is not None and _is_needed(s, names)]
+    parts = [*_complete(extracted, function)]
+    left = [part for p in parts if _runs(p) and (part := without_others(p, others)) is not None]
+    future = [part for part in left if isinstance(part, Statement) and part.is_future]
+    rest = [part for part in left if not (isinstance(part, Statement) and part.is_future)]
     return Contribution(
-        function=function,
-        imports=tuple(statement.source for statement in imports),
-        source="\n\n\n".join(part.source for part in parts),
-        broken=tuple(part.source for part in parts if part.node is None),
-        support=tuple(part for part in parts if part is not function),
-        imported=frozenset().union(*(statement.binds for statement in imports)),
+        function=next(p for p in reversed(rest) if isinstance(p, Function) and p.name == name),
+        imports=tuple(part.source for part in future),
+        source="".join(_separated(rest)),
+        broken=tuple(part.source for part in rest if part.node is None),
+        nodes=tuple(part.node for part in rest if part.node is not None),
     )
 
 
-def _closure(
-    own: Function, extracted: Extracted, team: frozenset[str]
-) -> tuple[list[Function | Setup], set[str]]:
-    """``own`` and what it needs beside imports, in the text's order, and all names they mention."""
-    makers: dict[str, list[Function | Setup]] = {}
-    for name, function in extracted.by_name().items():
-        makers[name] = [function]
-    modules = frozenset().union(*(statement.binds for statement in extracted.imports))
-    for part in extracted.parts:
-        if isinstance(part, Setup) and own.name not in part.binds:
-            for name in part.binds | (part.changes - modules):
-                makers.setdefault(name, []).append(part)
-    names: set[str] = set()
-    taken, pending = {id(own)}, [own.names()]
-    while pending:
-        fresh = pending.pop() - names
-        names |= fresh
-        for part in (p for n in fresh - (team - {own.name}) for p in makers.get(n, ())):
-            if id(part) not in taken:
-                taken.add(id(part))
-                pending.append(part.names())
-    chosen = (part for part in extracted.parts if id(part) in taken)
-    return [part for part in chosen if not isinstance(part, Import)], names
+def _separated(parts: Sequence[Part]) -> Iterator[str]:
+    """Sources with what stands between them: two empty lines around functions."""
+    for before, part in zip([None, *parts], parts, strict=False):
+        if before is not None:
+            statements = isinstance(before, Statement) and isinstance(part, Statement)
+            yield "\n" if statements else "\n\n\n"
+        yield part.source
 
 
-def _is_needed(statement: Import, names: set[str]) -> bool:
-    return statement.is_future or not statement.binds or bool(statement.binds & names)
+def _complete(extracted: Extracted, function: Function) -> Iterator[Part]:
+    """Leave out what is defined once more after ``function``, and functions that are not complete,
+    but for those that the rest of the text mentions."""
+    parts, best = extracted.parts, extracted.by_name()
+    complete = (part.source for part in parts if part.node is not None or part is function)
+    names = frozenset(name for source in complete for name in _IDENTIFIER.findall(source))
+    is_behind = False
+    for part in parts:
+        is_behind |= part is function
+        if not isinstance(part, Function):
+            yield part
+        elif part.node is None:
+            if part is best[part.name] and part.name in names:
+                yield part
+        elif part is function or part.name != function.name or not is_behind:
+            yield part
+
+
+def _runs(part: Part) -> bool:
+    """Whether a statement runs in a module that is imported; ``return`` may not stand in one."""
+    if isinstance(part, Function):
+        return True
+    match part.node:
+        case ast.If(test=ast.Compare(ops=[ast.Eq()], left=left, comparators=[right])):
+            if "__name__" in (getattr(left, "id", ""), getattr(right, "id", "")):
+                return False
+    try:
+        check_names(part.source)
+        compile(ast.Module([part.node], []), PROGRAM_NAME, "exec", dont_inherit=True)
+    except UNPARSABLE:
+        return False
+    return True
 
 
 def preamble(prompt: str, entry_point: str) -> tuple[tuple[str, ...], str]:
@@ -123,29 +135,32 @@ def preamble(prompt: str, entry_point: str) -> tuple[tuple[str, ...], str]:
     if tree is None:
         extracted = extract(prompt)
         functions = [f for f in extracted.functions if f.node is not None and not _is_stub(f.node)]
-        kept = [f.source for f in functions if f.name != entry_point]
-        return tuple(i.source for i in extracted.imports), "\n\n\n".join(kept)
-    imports, kept = [], []
+        sources = [f.source for f in functions if f.name != entry_point]
+        imports_of = (p.source for p in extracted.parts if isinstance(p.node, _IMPORT))
+        return tuple(imports_of), "\n\n\n".join(sources)
+    imports: list[str | None] = []
+    kept: list[str | None] = []
     for node in tree.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            imports.append(ast.unparse(node))
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            imports.append(written(node))
+        elif isinstance(node, Definition):
             if node.name != entry_point and not _is_stub(node):
-                kept.append(ast.unparse(node))
+                kept.append(written(node))
         elif isinstance(node, ast.ClassDef | ast.Assign | ast.AnnAssign):
-            kept.append(ast.unparse(node))
-    return tuple(imports), "\n\n\n".join(kept)
+            kept.append(written(node))
+    return tuple(filter(None, imports)), "\n\n\n".join(filter(None, kept))
 
 
-@lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=1024)
 def read_names(source: str) -> frozenset[str]:
     """Names of the module that a prompt's functions read."""
     tree = parse(source, MAX_PROMPT)
-    return (
-        frozenset().union(*(Names(node).module_reads for node in tree.body))
-        if tree
-        else frozenset()
-    )
+    body = tree.body if tree is not None else []
+    return frozenset().union(*(Names(node).module_reads for node in body))
+
+
+def without_docstring(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]:
+    return node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
 
 
 def _is_stub(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -166,25 +181,58 @@ def join(prompt: tuple[tuple[str, ...], str], contributions: Iterable[Contributi
 
 
 def compile_program(
-    program: str, broken: tuple[str, ...] = (), asserts: bool = True
+    program: str,
+    broken: tuple[str, ...] = (),
+    names: tuple[str, ...] = (),
+    main_line: int = 0,
+    asserts: bool = True,
 ) -> bytes | SyntaxProblem:
-    """The program's marshalled code, with or without its asserts, or why it does not compile.
+    """The program's marshalled code for ``rewards.sandbox.inside.candidate``, or why it does not
+    compile.
 
-    ``broken``: functions in it that do not parse by themselves, or are excessive. Such a program
-    never compiles: an open string or bracket of one part could otherwise take in the next, and what
-    runs would not be what was read.
+    Args:
+        broken: functions in it that do not parse by themselves, or are excessive. Such a program
+            never compiles: an open string or bracket of one part could otherwise take in the next,
+            and what runs would not be what was read.
+        names: the functions that the agents write, the entry point last. Their definitions have to
+            succeed; any other statement that raises is passed over. Helpers note that they run.
+        main_line: where the entry point's agent begins; 1-based.
+        asserts: whether its asserts are kept.
     """
     try:
+        tree = ast.parse(program, PROGRAM_NAME)
         if broken:
-            ast.parse(program, PROGRAM_NAME)
             message = "a function that is not complete, or nested beyond measure"
             return SyntaxProblem(message, None, None, broken[0][:200])
         check_names(program)
         optimize = 0 if asserts else 1
-        code = compile(program, PROGRAM_NAME, "exec", dont_inherit=True, optimize=optimize)
-        return marshal.dumps(code)
+        flags = _future_flags(tree)
+        statements = []
+        for node in tree.body:
+            is_definition = isinstance(node, Definition) and node.name in names
+            if isinstance(node, Definition) and node.name in names[:-1]:
+                call = ast.parse(f"{ENTERED}({node.name!r})").body
+                ast.increment_lineno(call[0], node.lineno - 1)
+                start = len(node.body) - len(without_docstring(node))
+                node.body[start:start] = call
+            module = ast.Module([node], type_ignores=[])
+            code = compile(module, PROGRAM_NAME, "exec", flags, True, optimize)
+            binds = tuple(Names(node).module_bound)
+            statements.append((code, is_definition, node.lineno >= main_line, binds))
+        return marshal.dumps(statements)
     except SyntaxError as error:
         text = error.text.rstrip("\n")[:200] if error.text else None
         return SyntaxProblem(error.msg or "invalid syntax", error.lineno, error.offset, text)
     except UNPARSABLE as error:
         return SyntaxProblem(f"{type(error).__name__}: {error}"[:200], None, None)
+
+
+def _future_flags(tree: ast.Module) -> int:
+    """What ``from __future__ import …`` switches on for every statement."""
+    features = (
+        getattr(__future__, alias.name, None)
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__"
+        for alias in node.names
+    )
+    return functools.reduce(operator.or_, (f.compiler_flag for f in features if f), 0)

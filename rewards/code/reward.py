@@ -224,9 +224,23 @@ class CodeReward(Reward):
             for owner, part in zip(draft.names, draft.parts, strict=True)
         ]
         # Without asserts: main may solve the task alone, and only check what a helper returns.
-        code = self._compile(join(draft.given, parts), (), False)
+        code = self._code(join(draft.given, parts), parts, draft.names, asserts=False)
         assert isinstance(code, bytes)
         return [replace(draft.job, code=code, replacement=way) for way in ways]
+
+    def _code(
+        self,
+        program: str,
+        parts: Sequence[Contribution | None],
+        names: tuple[str, ...],
+        asserts: bool = True,
+    ) -> bytes | SyntaxProblem:
+        broken = tuple(source for part in parts if part is not None for source in part.broken)
+        main = parts[-1]
+        assert main is not None
+        main_line = program.count("\n") - main.source.count("\n")
+        code: bytes | SyntaxProblem = self._compile(program, broken, names, main_line, asserts)
+        return code
 
     def _needed(self, draft: _Draft) -> tuple[str, ...] | None:
         """Return the functions without which the solved program fails, however they are replaced.
@@ -285,8 +299,7 @@ class CodeReward(Reward):
             return draft
         prompt = self._preamble(task.fields["prompt"], task.fields["entry_point"])
         program = join(prompt, parts)
-        broken = tuple(source for part in parts if part is not None for source in part.broken)
-        code = bounded(self._compile(program, broken))
+        code = bounded(self._code(program, parts, names))
         if isinstance(code, SyntaxProblem):
             return replace(draft, program=program, problem=code)
         job = Job(
@@ -302,8 +315,8 @@ class CodeReward(Reward):
         helpers, defined = draft.helpers, draft.defined
         there = [name for name in helpers if name in defined]
         has_main = draft.names[-1] in defined
-        use = _use(draft, there)
         outcomes = self._outcomes[draft.job] if draft.job is not None else ()
+        use = _use(draft, there, outcomes)
         passed = sum(outcome.passed for outcome in outcomes)
         needed = self._needed(draft)
         bonuses = self._bonuses(use, passed, len(outcomes), len(helpers))
@@ -373,11 +386,14 @@ def _code_weight(arguments: tuple[Any, ...], code: bytes | SyntaxProblem) -> int
     return len(arguments[0]) + (len(code) if isinstance(code, bytes) else 0)
 
 
-def _use(draft: _Draft, helpers: Sequence[str]) -> MainUse:
+def _use(draft: _Draft, helpers: Sequence[str], outcomes: Sequence[TestOutcome]) -> MainUse:
+    """How main uses helpers, of those that the program called where it passed a test."""
     main = draft.parts[-1]
     if main is None:
         return MainUse()
     others = (part.reads for part in draft.parts[:-1] if part is not None)
     reads = frozenset().union(read_names(draft.given[1]), *others)
-    names = [name for name in helpers if name not in main.imported]
-    return main_use(main.function, names, main.support, reads)
+    passed = [outcome.entered for outcome in outcomes if outcome.passed]
+    if passed:
+        helpers = [name for name in helpers if any(name in entered for entered in passed)]
+    return main_use(main.nodes, draft.names[-1], helpers, reads)

@@ -57,8 +57,10 @@ def message_of(error: BaseException) -> str:
 
 
 Request = tuple[bytes, str, str, str, str]  # a ``pool.Job``'s fields
-# passed, error type, message, line, expected, actual, timed out, seconds
-Outcome = tuple[bool, str | None, str | None, int | None, str | None, str | None, bool, float]
+# passed, error type, message, line, expected, actual, timed out, seconds, helpers called so far
+Outcome = tuple[
+    bool, str | None, str | None, int | None, str | None, str | None, bool, float, list[str]
+]
 
 
 def run_tests(sandbox: Sandbox, clock: Clock, request: Request, seconds: float) -> list[Outcome]:
@@ -179,8 +181,9 @@ class _Run:
     def _outcome(
         self, failure: Failure | None, rang: bool, seconds: float, names: dict[str, Any]
     ) -> Outcome:
+        entered = sorted(self.candidate.entered)
         if failure is None:
-            return (True, None, None, None, None, None, False, seconds)
+            return (True, None, None, None, None, None, False, seconds, entered)
         kind, message, line = failure
         expected = actual = None
         if kind == "AssertionError" and line is None:  # the test's own, not the program's
@@ -188,7 +191,7 @@ class _Run:
                 expected = self._text(names[EXPECTED], shorten)
             actual = self._text(names.get(ACTUAL, self.candidate.last), shorten)
         timed_out = rang or kind == "Timeout"
-        return (False, kind, message or None, line, expected, actual, timed_out, seconds)
+        return (False, kind, message or None, line, expected, actual, timed_out, seconds, entered)
 
 
 class Judge:
@@ -218,7 +221,7 @@ class Judge:
         _, preamble, test, entry_point, _ = request
         tests = [step for step in suite(preamble, test, entry_point).steps if step.is_test]
         message = "the program ended the sandbox"
-        return [(False, "Exited", message, None, None, None, False, 0.0) for _ in tests]
+        return [(False, "Exited", message, None, None, None, False, 0.0, []) for _ in tests]
 
     def _replace(self) -> None:
         self.sandbox.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -20,6 +21,7 @@ class TestOutcome:
     actual: str | None = None
     timed_out: bool = False
     seconds: float = 0.0
+    entered: Sequence[str] = ()  # helpers that were called by then, as the program says
 
     def __post_init__(self) -> None:
         """Lone surrogates, which no file takes, become "?"; a program may name anything so."""

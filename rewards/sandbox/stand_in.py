@@ -25,6 +25,7 @@ PROGRAM_TIMEOUTS = 3  # a program's time for all its tests, in timeouts of one t
 GRACE_SECONDS = 1.0
 LONG_SECONDS = 1.0  # in one test, after which a program gets the lowest priority
 AHEAD_BYTES = 1 << 16  # of calls sent ahead: less than what the channel holds
+MAX_ENTERED = 40  # helpers that a program says were called, and characters of their names
 SHORT = 200  # characters of a value or message in an outcome
 
 Failure = tuple[str, str, int | None]  # error type, message, line of the program
@@ -124,6 +125,7 @@ class Candidate:
         self.line: int | None = None  # where the program raised it
         self.message = ""  # its text
         self.last: Any = None  # what it returned last
+        self.entered: set[str] = set()  # helpers that were called, as the program says
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         if self.failure is not None or self._clock.rang:
@@ -248,7 +250,9 @@ class Candidate:
         if self._buffer and not self._sent:
             raise self._forged()
         try:
-            status, body, changed = wire.loads(payload)
+            status, body, changed, *entered = wire.loads(payload)
+            for name in (*entered, ())[0][:MAX_ENTERED]:
+                self.entered.add(str(name)[:MAX_ENTERED])
             return status, body, changed
         except (ValueError, TypeError):
             raise self._forged() from None

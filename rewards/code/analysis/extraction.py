@@ -1,28 +1,29 @@
-"""Text that a model wrote → the functions, imports and other statements in it.
+"""Text that a model wrote → the functions and other statements at its top level.
 
 A text that parses is read from its syntax tree. Any other text (prose, fences, a cut-off end) is
-read in blocks: from a ``def`` line to the first line that is no longer inside it, where strings
-and brackets are lexed and everything between the blocks is passed over; likewise from a line that
-imports, assigns, or begins a class. Nothing here raises, on any text. A part's source is one
-statement and nothing else, by Python's own reading of it; a text of more than 64 KiB is taken to
-hold nothing, and of one that does not parse a bounded part is read.
+read in blocks: from a line that may begin a statement to the first line that is no longer inside
+it, where strings and brackets are lexed; a block that does not parse is passed over, unless it
+begins a function. Nothing here raises, on any text. A part's source is one statement and nothing
+else, by Python's own reading of it; a text of more than 64 KiB is taken to hold nothing, and of
+one that does not parse a bounded part is read.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass
 
 from rewards.code.analysis.excess import is_excessive
-from rewards.code.analysis.parsing import MAX_BYTES, first_line, is_long, parse, source_of, written
-from rewards.code.analysis.scopes import Names
+from rewards.code.analysis.parsing import first_line, is_long, parse, source_of
+from rewards.code.analysis.scopes import Definition, Names
 
-MAX_READ = 8 * MAX_BYTES  # characters in all blocks of a text that does not parse
-_DEFINITION = ast.FunctionDef | ast.AsyncFunctionDef
+MAX_PROSE = 20  # statements of a text in which words that happen to be a header are looked for
+MAX_READ = 8  # times its own size that a text which does not parse is read
+_EFFECT = ast.Call | ast.NamedExpr | ast.Await
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,64 +39,20 @@ class Function:
     def rank(self) -> tuple[bool, bool]:
         return self.returns, self.node is not None
 
-    def names(self) -> frozenset[str]:
-        """The module's names that it mentions."""
-        if self.node is None:
-            return frozenset(_IDENTIFIER.findall(self.source))
-        return Names(self.node).of_module
-
 
 @dataclass(frozen=True, slots=True)
-class Import:
-    """An import statement at the top level of a text."""
+class Statement:
+    """Any other statement at the top level of a text."""
 
-    node: ast.Import | ast.ImportFrom
-
-    @property
-    def source(self) -> str:
-        return ast.unparse(self.node)
-
-    @property
-    def binds(self) -> frozenset[str]:
-        """Empty for ``import *``, whose names are not known."""
-        names = (a.asname or a.name.partition(".")[0] for a in self.node.names)
-        return frozenset(names) - {"*"}
+    source: str
+    node: ast.stmt
 
     @property
     def is_future(self) -> bool:
         return isinstance(self.node, ast.ImportFrom) and self.node.module == "__future__"
 
-    def without(self, team: frozenset[str]) -> Import | None:
-        """Without the team's functions, which are there already (``from aux import aux``, ``import
-        aux``); None where nothing is left."""
-        node = self.node
-        if isinstance(node, ast.ImportFrom) and node.module not in team:
-            return self
-        names = team | {"*"} if isinstance(node, ast.ImportFrom) else team
-        left = [alias for alias in node.names if alias.name not in names or alias.asname]
-        if not left:
-            return None
-        if isinstance(node, ast.ImportFrom):
-            return Import(ast.ImportFrom(node.module, left, node.level))
-        return Import(ast.Import(left))
 
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """Any other statement at the top level of a text that binds or changes names: a class, a
-    constant, ``TABLE[1] = 2``, a loop that fills a table, ``try: import …``."""
-
-    source: str
-    binds: frozenset[str]
-    changes: frozenset[str]  # names of what it changes
-    node: ast.stmt | None  # None: it is excessive, or cannot be written by itself
-
-    def names(self) -> frozenset[str]:
-        """The module's names that it mentions."""
-        return frozenset() if self.node is None else Names(self.node).of_module
-
-
-Part = Function | Import | Setup
+Part = Function | Statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +64,6 @@ class Extracted:
     @property
     def functions(self) -> tuple[Function, ...]:
         return tuple(part for part in self.parts if isinstance(part, Function))
-
-    @property
-    def imports(self) -> tuple[Import, ...]:
-        return tuple(part for part in self.parts if isinstance(part, Import))
 
     def by_name(self) -> dict[str, Function]:
         """Of functions of one name, the last complete one that returns something.
@@ -130,7 +83,11 @@ def extract(text: str) -> Extracted:
     if is_long(text):
         return Extracted(())
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-    lines, tree = text.split("\n"), parse(text)
+    tree = parse(text)
+    if tree is None and "\ufeff" in text:  # where two files were joined
+        text = re.sub(r"^([ \t]*)\ufeff", r"\1", text, flags=re.MULTILINE)
+        tree = parse(text)
+    lines = text.split("\n")
     return Extracted(tuple(_scan(lines) if tree is None else _parts(tree.body, lines)))
 
 
@@ -138,14 +95,34 @@ def _parts(body: Sequence[ast.stmt], lines: list[str]) -> Iterator[Part]:
     """The parts that statements are, of the lines that were parsed."""
     for node in body:
         match node:
+            case ast.With() | ast.If() | ast.While() | ast.For() if _is_prose(node, body):
+                yield from _parts(node.body, lines)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 yield _function(node, lines, len(body) == 1 and not node.col_offset)
-            case ast.Import() | ast.ImportFrom():
-                yield Import(node)
             case ast.If(test=ast.Constant(value=value)):
                 yield from _parts(node.body if value else node.orelse, lines)
+            case ast.Expr(value=value) if not any(isinstance(n, _EFFECT) for n in ast.walk(value)):
+                pass  # a docstring, an output, a word
             case _:
-                yield from _setup(node, lines)
+                source = None if is_excessive(node) else source_of(node, lines)
+                if source is not None:
+                    yield Statement(source, node)
+
+
+def _is_prose(node: ast.With | ast.If | ast.While | ast.For, body: Sequence[ast.stmt]) -> bool:
+    """Whether words happen to be a header ("with this in mind:"): a function stands below them,
+    and nothing binds their names."""
+    if len(body) > MAX_PROSE or not any(isinstance(inner, Definition) for inner in node.body):
+        return False
+    header = [n for n in ast.iter_child_nodes(node) if not isinstance(n, ast.stmt)]
+    words = {
+        n.id
+        for part in header
+        for n in ast.walk(part)
+        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
+    }
+    bound = (Names(statement).module_bound for statement in body if statement is not node)
+    return bool(words) and words.isdisjoint(dir(builtins)) and all(map(words.isdisjoint, bound))
 
 
 def _function(
@@ -158,141 +135,105 @@ def _function(
     )
     source = None if is_excessive(node) else source_of(node, lines, alone)
     if source is None:
-        return Function(node.name, _text(node, lines), returns, None)
+        text = "\n".join(lines[first_line(node) - 1 : node.end_lineno])
+        return Function(node.name, text, returns, None)
     return Function(node.name, source, returns, node)
-
-
-def _setup(node: ast.stmt, lines: list[str]) -> Iterator[Setup]:
-    binds, changes = Names(node).module_bound, _changed(node)
-    if binds or changes:
-        source = None if is_excessive(node) else source_of(node, lines)
-        if source is None:
-            yield Setup(_text(node, lines), binds, changes, None)
-        else:
-            yield Setup(source, binds, changes, node)
-
-
-def _text(node: ast.stmt, lines: list[str]) -> str:
-    return "\n".join(lines[first_line(node) - 1 : node.end_lineno])
-
-
-def _changed(node: ast.stmt) -> frozenset[str]:
-    """Names of what a statement changes: ``x[…] = …``, ``x.y = …``, ``x.append(…)``."""
-    found: list[ast.expr] = [
-        n
-        for n in ast.walk(node)
-        if isinstance(n, ast.Attribute | ast.Subscript) and not isinstance(n.ctx, ast.Load)
-    ]
-    match node:
-        case ast.Expr(value=ast.Call(func=ast.Attribute() as method)):
-            found.append(method)
-    return frozenset(name for each in found if (name := _root(each)) is not None)
-
-
-def _root(node: ast.expr) -> str | None:
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else None
-
-
-def without_imports(part: Function | Setup, team: frozenset[str]) -> Function | Setup:
-    """A part without the imports of the team's functions within it."""
-    tree = parse(part.source + "\n") if part.node is not None and "import" in part.source else None
-    if tree is None:
-        return part
-    remover = _Remover(team)
-    source = written(ast.fix_missing_locations(remover.visit(tree)))
-    left = parse(source) if remover.removed and source is not None else None
-    if left is None or source is None:
-        return part
-    return replace(part, source=source, node=left.body[0])  # type: ignore[arg-type]
-
-
-class _Remover(ast.NodeTransformer):
-    def __init__(self, team: frozenset[str]) -> None:
-        self.team, self.removed = team, False
-
-    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> ast.AST:
-        left = Import(node).without(self.team)
-        if left is not None and len(left.node.names) == len(node.names):
-            return node
-        self.removed = True
-        return ast.Pass() if left is None else left.node
-
-    visit_ImportFrom = visit_Import
 
 
 # --- texts that do not parse -------------------------------------------------------------------
 
 _DEF = re.compile(r"[ \t]*(?:async[ \t]+)?def[ \t]+(\w+)[ \t]*\(")
 _START = re.compile(rf"{_DEF.pattern}|[ \t]*(?:@\w|import[ \t]|from[ \t.])")
-_SETUP = re.compile(  # a class, an assignment, a method's call
-    r"[ \t]*(?:class[ \t]+\w+[ \t]*[(:]"
-    r"|\w[\w., \t]{0,99}(?:\[[^\n]{0,99}\][ \t]*)?(?::[^=\n]{1,99})?[-+*/%&|^@<>]{0,2}=[^=]"
-    r"|\w+\.\w+\()"
+_CODE = re.compile(  # a line that may begin another statement: its block decides
+    r"[ \t]*(?:(?:class|for|while|if|with|try|match|async|assert|del)\b|[\w(\[{][^\n]*[=(])"
 )
-_HEADER = re.compile(r"[ \t]*(?:class|def|async|if|elif|else|for|while|try|except|finally|with)\b")
+_COMPOUND = re.compile(r"[ \t]*(?:for|while|if|with|try|async[ \t]+(?:for|with))\b")
+_CLAUSE = re.compile(r"[ \t]*(?:elif|else|except|finally)\b")
+_HEADER = re.compile(rf"{_DEF.pattern}|[ \t]*class[ \t]+\w+[ \t]*[(:]")
 _ALWAYS = re.compile(r"[ \t]*if[ \t]+(?:True|1)[ \t]*:[ \t]*(?:#.*)?$")
 # Lines that cannot stand inside brackets: where one follows, the bracket was never closed.
 _STOP = re.compile(rf"{_START.pattern}|[ \t]*(?:```|~~~|class[ \t]+\w+[ \t]*[(:])")
-_LEXEME = re.compile(r"'''|\"\"\"|'|\"|#|[()\[\]{}]")
+# What stands before the code on its line: a fence with its language, tags.
+_OPENING = re.compile(
+    r"([ \t]*)(?:(?:(?:```|~~~)(?:(?!def|async|class|import|from)\w+[ \t])?|<[^<>]{1,40}>)[ \t]*)+"
+)
+# The last group is no code outside strings: a fence or a tag that code is stuck to ends it.
+_LEXEME = re.compile(
+    r"""'{3}|"{3}|'|"|#|(`|</|<\||\[/|(?:~~~|<\w+>)[ \t]*$)|[()\[\]{}]""", re.ASCII
+)
 _RETURN = re.compile(r"\breturn\b[ \t]*[^\s;]")
-_IDENTIFIER = re.compile(r"[^\W\d]\w*")
 
 
 def _scan(lines: list[str]) -> list[Part]:
     parts: list[Part] = []
-    enclosing: list[tuple[int, bool]] = []  # indentation of a line, whether code hangs below it
-    index = read = 0
-    while index < len(lines) and read < MAX_READ:
-        line, end = lines[index], index + 1
+    enclosing: list[tuple[int, bool, bool]] = []  # indentation; a header; code hangs below it
+    budget = MAX_READ * sum(len(line) + 1 for line in lines)
+    index = 0
+    while index < len(lines) and budget > 0:
+        line, end = _without_opening(lines[index]), index + 1
         if line.strip():
-            indent = _indent(line)
+            lines[index], indent, follows = line, _indent(line), False
             while enclosing and enclosing[-1][0] >= indent:
-                enclosing.pop()
-            nested = bool(enclosing) and enclosing[-1][1]
-            starts, sets_up = _START.match(line), _SETUP.match(line)
-            if (starts or sets_up) and not nested:
+                follows = enclosing.pop()[:2] == (indent, True)
+            nested = bool(enclosing) and enclosing[-1][2]
+            starts, block = _START.match(line), None
+            if (starts or _CODE.match(line)) and not nested:
                 block = _Block(lines, index)
-                read += block.size
                 found = [*_read(block)]
                 parts.extend(found)
                 if found or starts:
                     end = block.end if found else max(end, block.header)
             elif "'''" in line or '"""' in line:
                 block = _Block(lines, index)
-                read += block.size
                 if parse(block.source):  # else it is not a string
                     end = block.end
-            enclosing.append((indent, nested or _is_header(line)))
+            budget -= block.size if block is not None else 0
+            clause = block is not None and block.has_clause
+            is_header = not nested and _is_header(line, follows, clause)
+            enclosing.append((indent, is_header, nested or is_header))
         index = end
     return parts
 
 
+def _without_opening(line: str) -> str:
+    """A line without a fence or tags that stand before its code."""
+    opening = _OPENING.match(line)
+    if opening is None:
+        return line
+    rest = opening[1] + line[opening.end() :]
+    return rest if _START.match(rest) or _CODE.match(rest) else line
+
+
 def _read(block: _Block) -> Iterable[Part]:
-    """What a block holds: a function, or other statements, or nothing."""
+    """What a block holds: statements, or a function that does not parse, or nothing."""
     source = block.source
     tree = parse(source + "\n")  # a line has to follow a backslash
     if tree is not None and tree.body:
-        parts = _parts(tree.body, source.split("\n"))
-        return islice(parts, 1) if isinstance(tree.body[0], _DEFINITION) else parts
+        return _parts(tree.body, source.split("\n"))
     head = _DEF.match(block.lines[block.header - block.start])
     if head is None:
         return ()
     return (Function(head[1], source, bool(_RETURN.search(block.code)), None),)
 
 
-def _is_header(line: str) -> bool:
+def _is_header(line: str, follows: bool, has_clause: bool) -> bool:
     """Whether a line opens a block of code that need not run; prose that ends with a colon does
-    not."""
-    if not _HEADER.match(line) or _ALWAYS.match(line):
-        return False
-    source = line.strip()
-    if source.startswith(("elif", "else", "except", "finally")):
+    not.
+
+    ``follows``: the line before it at its indentation is such a header. ``has_clause``: an
+    ``else`` or the like belongs to it.
+    """
+    source = line.partition("#")[0].strip()
+    if _HEADER.match(line):
         return True
-    return parse(f"{source} pass") is not None or source.startswith(
-        ("try", "def", "async", "class")
-    )
+    if source == "try:":
+        return has_clause
+    if not source.endswith(":") or _ALWAYS.match(line):
+        return False
+    if _CLAUSE.match(line):
+        before = "try: pass\n" if source.startswith(("except", "finally")) else "if 1: pass\n"
+        return follows and parse(f"{before}{source} pass") is not None
+    return bool(_COMPOUND.match(line)) and parse(f"{source} pass") is not None
 
 
 def _indent(line: str) -> int:
@@ -303,24 +244,25 @@ def _indent(line: str) -> int:
 class _Block:
     """The lines of one definition or statement, found by indentation, strings and brackets.
 
-    ``header`` is the line after the decorators; ``code`` the text without strings and comments.
-    A triple-quoted string that is never closed is read as text (``strings=False``), so that it
-    does not swallow what follows.
+    ``header`` is the line after the decorators; ``code`` the text without strings and comments;
+    ``size`` the characters and lines that were read for it. A triple-quoted string that is never
+    closed is read as text (``strings=False``), so that it does not swallow what follows.
     """
 
     def __init__(self, lines: list[str], start: int) -> None:
-        self.start = start
+        self.start, self.size = start, 0
         if self._take(lines, strings=True):
             self._take(lines, strings=False)
-        self.lines = lines[start : self.end]
 
     def _take(self, lines: list[str], *, strings: bool) -> str:
         """Find where it ends; the quote of a string that is never closed."""
         start, self.header, self.end = self.start, -1, self.start
-        indent, code = _indent(lines[start]), []
+        indent, code, last = _indent(lines[start]), [], ""
+        compound, self.has_clause = _COMPOUND.match(lines[start]), False
         quote, depth, continued = "", 0, False
         for index in range(start, len(lines)):
             line = lines[index]
+            self.size += len(line) + 1
             inside = bool(quote or depth or continued)
             if self.header < 0 and not inside and not line.lstrip().startswith("@"):
                 self.header = index
@@ -330,18 +272,18 @@ class _Block:
                 if not inside and (not line.strip() or line.lstrip().startswith("#")):
                     continue  # part of the block only if more of it follows
                 if not inside and _indent(line) <= indent:
-                    break
-            bare, quote, depth = _lex(line, quote, depth, strings)
+                    if not (compound and _CLAUSE.match(line) and _indent(line) == indent):
+                        break
+                    self.has_clause = True
+            bare, quote, depth, length = _lex(line, quote, depth, strings)
             continued = not quote and bare.endswith("\\")
             code.append(bare)
-            self.end = index + 1
+            self.end, last = index + 1, line[:length]
+            if length < len(line):
+                break
         self.header, self.code = max(self.header, start), "\n".join(code)
+        self.lines = [*lines[start : self.end - 1], last]
         return quote
-
-    @property
-    def size(self) -> int:
-        """Characters."""
-        return sum(map(len, self.lines))
 
     @property
     def source(self) -> str:
@@ -350,24 +292,25 @@ class _Block:
         return textwrap.dedent(text) if _indent(self.lines[0]) else text
 
 
-def _lex(line: str, quote: str, depth: int, strings: bool) -> tuple[str, str, int]:
-    """One line: its code with strings emptied and comments dropped; open quote; open brackets."""
+def _lex(line: str, quote: str, depth: int, strings: bool) -> tuple[str, str, int, int]:
+    """Read a line: its code with strings emptied and comments dropped; the open quote; how many
+    brackets are open; how much of the line is code."""
     bare: list[str] = []
-    position = 0
+    position, length = 0, len(line)
     while True:
         if quote:  # inside a triple-quoted string, or one that a backslash continues
             close = _closing(line, quote, position)
             if close < 0:
                 goes_on = len(quote) == 3 or _is_continued(line)
-                return "".join(bare), quote if goes_on else "", depth
+                return "".join(bare), quote if goes_on else "", depth, length
             position, quote = close, ""
         match = _LEXEME.search(line, position)
         if match is None:
-            return "".join(bare) + line[position:], "", depth
+            return "".join(bare) + line[position:], "", depth, length
         bare.append(line[position : match.start()])
         lexeme, position = match[0], match.end()
-        if lexeme == "#":
-            return "".join(bare), "", depth
+        if lexeme == "#" or match[1]:
+            return "".join(bare), "", depth, match.start() if match[1] else length
         if lexeme in "([{":
             depth += 1
             bare.append(lexeme)
@@ -381,8 +324,8 @@ def _lex(line: str, quote: str, depth: int, strings: bool) -> tuple[str, str, in
             else:
                 close = _closing(line, lexeme, position)
                 if close < 0 and strings and _is_continued(line):
-                    return "".join(bare), lexeme, depth
-                position = close if close >= 0 else len(line)
+                    return "".join(bare), lexeme, depth, length
+                position = close if close >= 0 else length
 
 
 def _is_continued(line: str) -> bool:

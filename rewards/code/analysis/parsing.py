@@ -56,12 +56,22 @@ def source_of(node: ast.stmt, lines: list[str], alone: bool = False) -> str | No
     cut = lines[first_line(node) - 1 : node.end_lineno]
     if alone and not getattr(node, "decorator_list", ()) and not cut[-1].endswith("\\"):
         return "\n".join(cut)
-    wanted = ast.dump(node)
     for source in (_dedented(cut, node.col_offset), written(node)):
         tree = parse(source + "\n") if source is not None else None
-        if tree is not None and [ast.dump(read) for read in tree.body] == [wanted]:
+        if tree is not None and _is_same(tree.body, [node]):
             return source
     return None
+
+
+def _is_same(a: object, b: object) -> bool:
+    """Compare trees; ``ast.dump`` raises ValueError for an integer of more than 4,300 digits."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, ast.AST):
+        return all(_is_same(getattr(a, f, None), getattr(b, f, None)) for f in a._fields)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_is_same, a, b))
+    return a == b
 
 
 def first_line(node: ast.stmt) -> int:

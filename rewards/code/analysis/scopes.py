@@ -38,34 +38,23 @@ Variable = tuple[Scope | None, str]
 
 
 class Names:
-    """The names in a statement of a module, resolved: ``variables[node]`` of every ``ast.Name``."""
+    """The names in a statement of a module, resolved.
+
+    ``variables`` has those of every ``ast.Name``, parameter, function and class, and of what a
+    pattern captures.
+    """
 
     def __init__(self, statement: ast.stmt) -> None:
-        self.variables: dict[ast.Name, Variable] = {}
-        self.closures: set[ast.Name] = set()  # in a function within the one that has the variable
-        self.definitions: dict[ast.stmt, Variable] = {}  # functions and classes
-        self.parameters: dict[ast.arg, Variable] = {}
-        module = Scope(node=ast.Module([], []), parent=None)
         self._scopes: list[Scope] = []
-        self._found: list[tuple[ast.Name, Scope]] = []
-        self._defined: list[tuple[ast.stmt, Scope]] = []
+        self._pending: list[tuple[ast.AST, str, Scope]] = []
+        module = Scope(node=ast.Module([], []), parent=None)
         self._visit(statement, module)
+        self.variables: dict[ast.AST, Variable] = {
+            node: (scope.owner(name), name) for node, name, scope in self._pending
+        }
         self.module_bound = frozenset(
             module.bound.union(*(scope.globals & scope.bound for scope in self._scopes))
         )
-        for name, scope in self._found:
-            owner = scope.owner(name.id)
-            self.variables[name] = (owner, name.id)
-            if owner is not None and _function_around(scope) is not _function_around(owner):
-                self.closures.add(name)
-        for node, scope in self._defined:
-            name_of = node.name  # type: ignore[attr-defined]
-            self.definitions[node] = (scope.owner(name_of), name_of)
-
-    @property
-    def of_module(self) -> frozenset[str]:
-        """Names of the module's variables that it mentions."""
-        return frozenset(name for scope, name in self.variables.values() if scope is None)
 
     @property
     def module_reads(self) -> frozenset[str]:
@@ -73,7 +62,7 @@ class Names:
         return frozenset(
             name
             for node, (scope, name) in self.variables.items()
-            if scope is None and isinstance(node.ctx, ast.Load)
+            if scope is None and isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
         )
 
     def _visit(self, node: ast.AST, outer: Scope) -> None:
@@ -99,7 +88,7 @@ class Names:
         self._scopes.append(scope)
         if isinstance(node, Definition | ast.ClassDef):
             outer.bound.add(node.name)
-            self._defined.append((node, outer))
+            self._pending.append((node, node.name, outer))
         inside, outside = _split(node)
         for child in outside:
             self._visit(child, outer)
@@ -108,22 +97,25 @@ class Names:
 
     def _bind(self, node: ast.AST, scope: Scope) -> None:
         match node:
-            case ast.Name():
-                self._found.append((node, scope))
+            case ast.Name(id=name):
+                self._pending.append((node, name, scope))
                 if not isinstance(node.ctx, ast.Load):
-                    scope.bound.add(node.id)
-            case ast.arg(arg=name):
+                    scope.bound.add(name)
+            case (
+                ast.arg(arg=name)
+                | ast.MatchAs(name=str(name))
+                | ast.MatchStar(name=str(name))
+                | ast.MatchMapping(rest=str(name))
+            ):
+                self._pending.append((node, name, scope))
                 scope.bound.add(name)
-                self.parameters[node] = (scope, name)
             case ast.alias(name=name, asname=asname):
                 scope.bound.add(asname or name.partition(".")[0])
             case ast.Global(names=names):
                 scope.globals.update(names)
             case ast.Nonlocal(names=names):
                 scope.nonlocals.update(names)
-            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)):
-                scope.bound.add(name)
-            case ast.MatchStar(name=str(name)) | ast.MatchMapping(rest=str(name)):
+            case ast.ExceptHandler(name=str(name)):
                 scope.bound.add(name)
             case _ if type(node).__name__ in ("TypeVar", "ParamSpec", "TypeVarTuple", "TypeAlias"):
                 scope.bound.add(getattr(node.name, "id", node.name))  # type: ignore[attr-defined,arg-type]
@@ -159,13 +151,6 @@ def _annotations(node: Definition) -> Iterator[ast.expr]:
             yield each.annotation
     if node.returns is not None:
         yield node.returns
-
-
-def _function_around(scope: Scope) -> Scope:
-    """A comprehension runs where it stands."""
-    while isinstance(scope.node, _COMPREHENSIONS) and scope.parent is not None:
-        scope = scope.parent
-    return scope
 
 
 def _inner(node: ast.AST, skipped: set[int]) -> Iterator[ast.AST]:

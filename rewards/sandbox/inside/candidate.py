@@ -33,6 +33,7 @@ FORK, KILL, LOWER, READY = b"F", b"K", b"L", b"R"
 KILLED = struct.Struct("<i?")  # the program's status, and whether the scratch is worn
 WORN_BYTES = 64 << 10  # of an empty directory: on a disk it stays as large as it once was
 PROGRAM = "<program>"
+ENTERED = "__entered__"  # the name under which a program's helpers note that they are called
 # What solutions import most: loaded once, before the forks. A fork copies every mapping and page,
 # so compiled modules that few solutions use stay out, here (``_socket``, not ``socket``) and there.
 PRELOADED = ["collections", "copy", "functools", "itertools", "math", "operator", "random"]
@@ -249,31 +250,67 @@ def serve_program(channel: _Channel) -> NoReturn:
     entry_point, code, replacement = marshal.loads(payload)
     module = types.ModuleType("program")
     sys.modules["program"] = module
+    entered: set[str] = set()
+    failures: dict[str, bytes] = {}  # names of statements that raised, and what
+    module.__dict__[ENTERED] = entered.add
     try:
         if replacement:
             module.__dict__[replaced_results.NAME] = replaced_results.REPLACEMENTS[replacement]
-        exec(marshal.loads(code), module.__dict__)
+        _load(marshal.loads(code), module.__dict__, entered, failures)
         function = module.__dict__[entry_point]
         module.__dict__.pop(replaced_results.NAME, None)
     except BaseException as error:
         channel.send(wire.LOAD, _describe(error))
         os._exit(0)
-    channel.send(wire.LOAD, b'["v",null,null]')
+    sequence, reply, reported = wire.LOAD, b'["v",null,null]', 0
     while True:
+        if len(entered) > reported:
+            reported = len(entered)
+            reply = reply[:-1] + b"," + wire.dumps(sorted(entered)) + b"]"
+        channel.send(sequence, reply)
         sequence, payload = channel.receive()
-        channel.send(sequence, answer(function, payload))
+        reply = answer(function, payload, failures)
+
+
+def _load(
+    statements: list[tuple[types.CodeType, bool, bool, tuple[str, ...]]],
+    names: dict[str, Any],
+    entered: set[str],
+    failures: dict[str, bytes],
+) -> None:
+    """Run a program's statements.
+
+    Of those that may fail, what they raise is kept by the names that they were to bind. Helpers
+    that run before the entry point's agent begins were not called by it.
+    """
+    in_main = False
+    for code, must_succeed, is_main, binds in statements:
+        if is_main and not in_main:
+            in_main = True
+            entered.clear()
+        try:
+            exec(code, names)
+        except BaseException as error:
+            if must_succeed:
+                raise
+            failures.update(dict.fromkeys(binds, _describe(error)))
 
 
 _CHANGEABLE = frozenset({list, dict, set, tuple})  # a tuple may hold one of the others
 
 
-def answer(function: Any, payload: bytes | bytearray) -> bytes:
-    """One call's reply: its value or exception, and the arguments that it changed."""
+def answer(function: Any, payload: bytes | bytearray, failures: dict[str, bytes]) -> bytes:
+    """One call's reply: its value or exception, and the arguments that it changed.
+
+    Of a name that is missing because a statement failed (``import numpy``), what that raised.
+    """
     arguments, *named = wire.loads(payload)
     keywords = named[0] if named else {}
     inputs = [*arguments, *keywords.values()]
     try:
         value = function(*arguments, **keywords)
+    except NameError as error:
+        return failures.get(str(error.name)) or _describe(error)
     except BaseException as error:
         return _describe(error)
     try:

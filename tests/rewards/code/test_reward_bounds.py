@@ -11,7 +11,7 @@ from comlrl.types import JointAction
 from rewards.code import bounds
 from rewards.code import joint_program as program
 from rewards.code import reward as reward_module
-from rewards.code.analysis.extraction import MAX_BYTES
+from rewards.code.analysis.parsing import MAX_BYTES
 from rewards.code.bounds import Memo, check_names, written_out
 from rewards.code.breakdown import SyntaxProblem
 from rewards.code.reward import CodeReward

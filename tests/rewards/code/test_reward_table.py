@@ -104,7 +104,7 @@ def test_no_agent_supplies_what_another_is_to_write(reward):
     assert total(reward, "pass", everything) == pytest.approx(0.6 + 0.5)
 
 
-def test_only_what_the_definition_needs_is_taken(reward):
+def test_all_of_a_text_runs_and_what_fails_is_passed_over(reward):
     text = "import math\nimport missing_module\n\ndef half(x):\n    return math.floor(x / 2)\n\n"
     text += (
         "def unused():\n    return nothing\n\ndef f(x):\n    return half(2 * x * x)\n\nf(1 / 0)\n"
@@ -112,7 +112,16 @@ def test_only_what_the_definition_needs_is_taken(reward):
     score = reward.score([JointAction(TASK, (text,))])[0]
     assert score.value == pytest.approx(2.1)
     program = score.facts.program
-    assert "missing_module" not in program and "unused" not in program and "1 / 0" not in program
+    assert "missing_module" in program and "unused" in program and "1 / 0" in program
+
+
+def test_a_name_that_is_missing_is_reported_as_what_failed_to_bind_it(reward):
+    text = "import missing_module as m\nK = 1 / 0\ndef f(x):\n    return {}\n"
+    for value, error in (("m.x", "ModuleNotFoundError"), ("K", "ZeroDivisionError")):
+        score = reward.score([JointAction(TASK, (text.format(value),))])[0]
+        assert [o.error_type for o in score.facts.outcomes] == [error, error]
+        line = score.facts.program.split("\n")[score.facts.outcomes[0].line - 1]
+        assert line == ("import missing_module as m" if value == "m.x" else "K = 1 / 0")
 
 
 def test_future_imports_come_first(reward):

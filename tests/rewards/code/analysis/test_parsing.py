@@ -88,13 +88,13 @@ def assert_read_by_all(text: str) -> None:
     for written in (text, text.replace("aux", "answer", 1)):
         parts = [contribution(text, "aux", team), contribution(written, "answer", team)]
         problem = compile_program(
-            join(((), ""), parts), tuple(b for p in parts if p for b in p.broken)
+            join(((), ""), parts), tuple(b for p in parts if p for b in p.broken), team
         )
         assert isinstance(problem, bytes) or problem.message
         for name, part in zip(team, parts, strict=True):
             if part is not None:
                 assert part.function.name == name
-                main_use(part.function, ["aux", "f0"], part.support, part.reads)
+                main_use(part.nodes, name, ["aux", "f0"], part.reads)
         convention(written)
         expected_convention(written, "answer", "filter_reduce")
         action = JointAction(TASK, (text, written))
@@ -147,6 +147,13 @@ def test_the_parser_is_bounded():
     assert parse("é" * (MAX_BYTES // 2 + 1)) is None
     for text in ("x (", "a\0b", "\ud800", "-" * 6000 + "1", "(" * 3000, "9" * 5000):
         assert parse(text) is None
+
+
+def test_a_number_of_too_many_digits_to_print_is_read():
+    for digits in (3571, 3572, 30_000):
+        (function,) = extract(f"K = 1\ndef aux(x):\n    return 0x{'f' * digits}\n").functions
+        assert function.node is not None
+        assert_read_by_all(f"K = 0x{'f' * digits}\ndef aux(x):\n    return K\n")
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_reading_a_text_again_and_again_has_an_end(text):
 def test_an_excessive_definition_is_there_and_its_use_is_not_read():
     part = contribution(EXCESSIVE["lambdas"], "f", ("aux", "f"))
     assert part is not None and part.defined
-    assert main_use(part.function, ["aux"]).called == ()
+    assert main_use(part.nodes, "f", ["aux"]).called == ()
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_chains_of_names_are_followed_in_one_pass():
     text = "\n".join(["def f(x):", " a0 = aux(x)", *lines, " return x"]) + "\n"
     part = contribution(text, "f", ("aux", "f"))
     assert part is not None
-    assert main_use(part.function, ["aux"]).ignored == ("aux",)
+    assert main_use(part.nodes, "f", ["aux"]).ignored == ("aux",)
     part = contribution(text.replace("return x", f"return a{count}"), "f", ("aux", "f"))
     assert part is not None
-    assert main_use(part.function, ["aux"]).ignored == ()
+    assert main_use(part.nodes, "f", ["aux"]).ignored == ()

@@ -131,8 +131,8 @@ def test_nothing_raises(first, second):
     parts = [contribution(first, "aux", team), contribution(second, "f", team)]
     for part in parts:
         if part is not None:
-            main_use(part.function, ["aux"])
-    compile_program(join(preamble(first, "f"), parts))
+            main_use(part.nodes, "f", ["aux"])
+    compile_program(join(preamble(first, "f"), parts), names=team)
 
 
 @pytest.mark.parametrize(
@@ -197,19 +197,22 @@ def test_of_several_definitions_the_last_finished_one_counts():
     )
 
 
-def test_needed_functions_and_imports_come_along():
+def test_all_statements_come_along_in_their_order():
     text = "import os\nfrom math import floor\ndef a(x):\n    return b(x)\n"
-    text += "def b(x):\n    return floor(x)\n"
+    text += "def b(x):\n    return floor(x)\nprint(1 / 0)\n"
     text += (
         "def c(x):\n    return x\ndef f(x):\n    return 1\ndef aux(x):\n    return a(x) + f(x)\n"
     )
     part = contribution(text, "aux", ("aux", "f"))
-    assert part.imports == ("from math import floor",)
-    assert [line for line in part.source.split("\n") if line.startswith("def")] == [
+    assert [line for line in part.source.split("\n") if line[:1] not in ("", " ")] == [
+        "import os",
+        "from math import floor",
         "def a(x):",
         "def b(x):",
+        "print(1 / 0)",
+        "def c(x):",
         "def aux(x):",
-    ]  # not c, which nothing needs; not f, which another agent writes
+    ]  # not f, which another agent writes
 
 
 @pytest.mark.parametrize(
@@ -224,11 +227,12 @@ def test_needed_functions_and_imports_come_along():
     ],
     ids=range(6),
 )  # fmt: skip
-def test_nothing_beside_the_definition_runs(text):
-    """Each source is one definition by Python's own reading, whatever looks like a line of it."""
-    part = contribution(text, "aux", ("aux", "f"))
-    assert [type(node) for node in ast.parse(part.source).body] == [ast.FunctionDef]
-    assert "ran" not in part.source and "os.x" not in part.source
+def test_each_source_is_one_statement(text):
+    """By Python's own reading, whatever looks like a line of it."""
+    (function,) = extract(text).functions
+    assert [type(node) for node in ast.parse(function.source).body] == [ast.FunctionDef]
+    for part in extract(text).parts:
+        assert len(ast.parse(part.source).body) == 1
 
 
 def test_what_is_not_complete_cannot_take_in_the_next_part():

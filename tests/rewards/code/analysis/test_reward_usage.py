@@ -9,12 +9,12 @@ from rewards.code.analysis.usage import main_use
 
 
 def use(source: str, helpers=("aux",)):
-    return main_use(extract(source).by_name()["f"], helpers)
+    nodes = [part.node for part in extract(source).parts]
+    return main_use(nodes, "f", helpers)
 
 
 def test_calls():
     assert use("def f(x):\n    return [aux(y) for y in x]").called == ("aux",)
-    assert use("def f(x):\n    return len(aux)").called == ()
     assert use("def f(x):\n    '''aux(x)'''\n    return x  # aux(x)").called == ()
     assert use("def f(x):\n    return x.aux(x)").called == ()
     assert use("def f(aux):\n    return aux(1)").called == ()  # its own parameter
@@ -35,6 +35,8 @@ def test_wrappers():
         "y = next(iter(list(map(aux, [x]))))\n    return y",
         "y = (g := aux)(x)\n    return y",
         "y = list(map(aux, x))[0]\n    return y",
+        "return functools.partial(aux)(x) + 1",
+        "y = functools.partial(aux, x)()\n    return y",
     ]
     others = [
         "y = aux(x)\n    return y + 1",
@@ -47,6 +49,9 @@ def test_wrappers():
         "y = list(map(aux, x))\n    return y[0]",
     ]
     assert all(use(f"def f(x):\n    {body}").wrapper for body in wrappers)
+    made = "g = functools.partial(aux)\ndef f(x):\n    return g(x) + 1"
+    assert use(made).wrapper
+    assert not use("T = list(map(aux, range(9)))\ndef f(x):\n    return T[x] + 1").wrapper
     assert not any(use(f"def f(x):\n    {body}").wrapper for body in others)
 
 
@@ -150,21 +155,6 @@ def test_a_helper_handed_on_is_used(body):
 
 @pytest.mark.parametrize(
     "body",
-    ["g = aux\n    return x", "aux\n    return x", "print(aux)\n    return x",
-     "if aux:\n        return x\n    return 1", "return aux.__name__", "(aux, 1)\n    return x",
-     "return [y for y in x if aux]", "return x[aux]", "return not aux", "return f'{aux}'",
-     "for _ in x:\n        g = aux\n        g = x\n    return g",
-     "g = h = aux\n    h = g = 1\n    return g + h",
-     "g = aux\n    h = g\n    h = x\n    return h",
-     "with open(x) as g:\n        h = aux\n    h = 1\n    return h",
-     "g = aux\n    with open(x) as g:\n        return g.read()"],
-)  # fmt: skip
-def test_a_helper_that_is_only_mentioned_is_not(body):
-    assert use(f"def f(x):\n    {body}\n").called == ()
-
-
-@pytest.mark.parametrize(
-    "body",
     [
         "t = 0\n    t += aux(x)\n    return x",
         "t = 0\n    t = t + aux(x)\n    return x",
@@ -180,6 +170,28 @@ def test_a_helper_that_is_only_mentioned_is_not(body):
         "y = ' '.join(aux(x))\n    return x",
         "y = aux(x)\n    del y\n    return x",
         "def g():\n        y = aux(x)\n        return 1\n    y = 2\n    return g() + y",
+        "for t in [aux(x)]: pass\n    return x",
+        "for t in (aux(x), aux(1)): y = x + 1\n    return y",
+        "for t in aux(x): pass\n    return x",
+        "for t in list(map(aux, x)): pass\n    return x",
+        "match aux(x):\n        case t: pass\n    return x",
+        "match aux(x):\n        case _: y = x + 1\n    return y",
+        "(lambda: aux(x))()\n    return x",
+        "(lambda y: aux(y))(x)\n    return x",
+        "y = (lambda: aux(x))()\n    return x",
+        "def g(): return aux(x)\n    g()\n    return x",
+        "def g(): return aux(x)\n    y = g()\n    return x",
+        "def g():\n        y = aux(x)\n        return y + 1\n    h = g\n    h()\n    return x",
+        "g = lambda: aux(x)\n    g()\n    return x",
+        "import functools\n    functools.partial(aux)(x)\n    return x",
+        "import functools\n    g = functools.partial(aux, x)\n    g()\n    return x",
+        "y = [x + 1 for t in [aux(x)]]\n    return y[0]",
+        "y = (aux(x), x + 1)[1]\n    return y",
+        "y = [x, aux(x)][0]\n    return y",
+        "y = aux(x) if x else aux(1)\n    return x",
+        "y = {'k': aux(x)}\n    return x",
+        "aux(x) and 1\n    return x",
+        "table = [aux]\n    table[0](x)\n    return x",
     ],
 )
 def test_results_that_nothing_reads(body):
@@ -199,6 +211,23 @@ def test_results_that_nothing_reads(body):
         "_ = [out.append(aux(y)) for y in x]\n    return x",
         "def g(y):\n        return y\n    z = g(aux(x))\n    return x",
         "t = 0\n    for y in x:\n        t += aux(y)\n    return t",
+        "y = 0\n    for t in [aux(x)]: y += t\n    return y",
+        "y = 0\n    for t in aux(x): y += 1\n    return y",
+        "match aux(x):\n        case 3: return 1\n        case t: return t",
+        "match aux(x):\n        case [a, b]: return a\n    return x",
+        "def g(): return aux(x)\n    y = g()\n    return y",
+        "g = lambda: aux(x)\n    return g() + 1",
+        "def g(): out.append(aux(x))\n    out = []\n    g()\n    return out",
+        "y = [x, aux(x)][1]\n    return y",
+        "y = [t for t in [aux(x)]]\n    return y[0]",
+        "y = {}\n    y['k'] = aux(x)\n    return y",
+        "y, x.z = 1, aux(x)\n    return y",
+        "y = sorted(x, key=aux)\n    return y",
+        "with open(aux(x)) as y: pass\n    return x",
+        "yield aux(x)\n    return x",
+        "raise ValueError(aux(x))",
+        "class C:\n        def g(s): return aux(x)\n    return C().g() + 1",
+        "import functools\n    g = functools.lru_cache(aux)\n    y = g(x)\n    return y + 1",
     ],
 )
 def test_results_that_are_read(body):
@@ -206,7 +235,6 @@ def test_results_that_are_read(body):
 
 
 def test_a_support_function_binds_for_the_module():
-    text = "def f(x):\n    g()\n    return aux(x)\ndef g():\n    global aux\n    aux = abs\n"
-    functions = extract(text).by_name()
-    assert main_use(functions["f"], ["aux"], [functions["g"]]).called == ()
-    assert main_use(functions["f"], ["aux"]).called == ("aux",)
+    text = "def f(x):\n    g()\n    return aux(x)\n"
+    assert use(text + "def g():\n    global aux\n    aux = abs\n").called == ()
+    assert use(text + "def h():\n    global aux\n    aux = abs\n").called == ("aux",)

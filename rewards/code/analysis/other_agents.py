@@ -1,0 +1,84 @@
+"""Statements of an agent's text that would stand for what another agent writes."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+
+from rewards.code.analysis.extraction import Function, Part
+from rewards.code.analysis.parsing import parse, written
+
+
+def without_others(part: Part, others: frozenset[str]) -> Part | None:
+    """Leave out what imports, defines or assigns the functions that other agents write.
+
+    None where nothing is left.
+    """
+    if part.node is None or not any(name in part.source for name in others):
+        return part
+    tree = parse(part.source + "\n")
+    if tree is None:
+        return part
+    remover = _Remover(others)
+    (left,) = remover.visit(tree).body
+    if isinstance(left, ast.Pass):
+        return None
+    source = written(ast.fix_missing_locations(left)) if remover.removed else None
+    read = parse(source) if source is not None else None
+    if read is None or source is None:
+        return part if isinstance(part, Function) or not remover.removed else None
+    return replace(part, source=source, node=read.body[0])  # type: ignore[arg-type]
+
+
+class _Remover(ast.NodeTransformer):
+    """``def aux``, ``aux = …`` and ``class aux`` of the module, and all imports of it, → pass."""
+
+    def __init__(self, others: frozenset[str]) -> None:
+        self.others, self.depth, self.removed = others, 0, False
+
+    def _pass(self) -> ast.Pass:
+        self.removed = True
+        return ast.Pass()
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.ClassDef) -> ast.AST:
+        if not self.depth and node.name in self.others:
+            return self._pass()
+        self.depth += 1
+        self.generic_visit(node)
+        self.depth -= 1
+        return node
+
+    visit_AsyncFunctionDef = visit_ClassDef = visit_FunctionDef  # type: ignore[assignment]
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        return self._assigned(node, *node.targets)
+
+    def visit_Delete(self, node: ast.Delete) -> ast.AST:
+        return self._assigned(node, *node.targets)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign | ast.AugAssign) -> ast.AST:
+        return self._assigned(node, node.target)
+
+    visit_AugAssign = visit_AnnAssign  # type: ignore[assignment]
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        value = node.value
+        return self._assigned(node, value.target) if isinstance(value, ast.NamedExpr) else node
+
+    def _assigned(self, node: ast.AST, *targets: ast.expr) -> ast.AST:
+        names = [getattr(target, "id", None) for target in targets]
+        return self._pass() if not self.depth and self.others.issuperset(names) else node
+
+    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> ast.AST:
+        """``from aux import aux`` and ``import aux``: the function is there already."""
+        names = self.others
+        if isinstance(node, ast.ImportFrom):
+            names = names | {"*"} if node.module in names else frozenset()
+        left = [alias for alias in node.names if alias.name not in names or alias.asname]
+        if not left:
+            return self._pass()
+        self.removed |= len(left) < len(node.names)
+        node.names = left
+        return node
+
+    visit_ImportFrom = visit_Import  # type: ignore[assignment]
