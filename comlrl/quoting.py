@@ -10,10 +10,26 @@ def clean(text: str) -> str:
 
     Lone surrogates become "?"; control characters and ``<|…|>``, ``<s>``, ``</s>`` are left out.
     """
-    text = printable(text)
-    while (shorter := re.sub(r"<\|[^|\n]*\|>|</?s>", "", text)) != text:
-        text = shorter  # what was left out may have stood inside another
-    return text
+    left: list[str] = []  # no token is in it, nor comes to be in it where one is taken away
+    for character in printable(text):
+        left.append(character)
+        if character == ">" and (start := _token_start(left)) is not None:
+            del left[start:]
+    return "".join(left)
+
+
+def _token_start(text: list[str]) -> int | None:
+    """Where the special token begins that a text ends in."""
+    if text[-3:] == ["<", "s", ">"]:
+        return len(text) - 3
+    if text[-4:] == ["<", "/", "s", ">"]:
+        return len(text) - 4
+    if text[-2:-1] != ["|"]:
+        return None
+    start = len(text) - 3
+    while start > 0 and text[start] not in ("|", "\n"):
+        start -= 1
+    return start - 1 if start > 0 and text[start - 1 : start + 1] == ["<", "|"] else None
 
 
 def printable(text: str) -> str:

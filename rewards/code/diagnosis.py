@@ -1,7 +1,7 @@
 """The reward's breakdown in words: the analysis that the modes with diagnostics share.
 
-Nothing is run here and nothing is parsed from an agent's text: every fact comes from the
-``RewardBreakdown`` that the reward returned for the attempt.
+Nothing is run here: every fact comes from the ``RewardBreakdown`` that the reward returned for the
+attempt.
 """
 
 from __future__ import annotations
@@ -13,15 +13,20 @@ from dataclasses import dataclass
 from comlrl.errors import UserError
 from comlrl.quoting import clean, cut
 from comlrl.types import Attempt
+from rewards.code.analysis.parsing import first_line, parse
 from rewards.code.breakdown import RewardBreakdown
 from rewards.code.prompt_templates import helper_names
 from rewards.sandbox.outcome import TestOutcome
 
+MAX_PROGRAM = 1 << 20  # bytes of a program in which lines are looked up
 MAX_SOURCE = 400  # characters of a test that are shown
 MAX_MESSAGE = 200  # characters of an error message that are shown
 MAX_NAMES, MAX_NAME = 3, 40  # functions that were written instead, and characters of a name
 # A line that begins a function (its name is found), a class or a constant of the program.
-_TOP = re.compile(r"(?:async\s+)?def\s+(\w+)|class\s|[^\W\d][\w.]*(?:\[.*\])?\s*(?::[^=]+)?=[^=]")
+_TOP = re.compile(
+    r"(?:async\s+)?def\s+(\w+)|class\s"
+    r"|[^\W\d][\w.]{0,99}(?:\[[^\n]{0,99}\])?\s{0,9}(?::[^=]{1,99})?=[^=]"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +199,13 @@ def _place(program: str, line: int | None, names: Sequence[str]) -> tuple[str | 
     """
     if line is None:
         return None, None
+    tree = parse(program, MAX_PROGRAM)
+    if tree is not None:
+        for node in tree.body:
+            if first_line(node) <= line <= (node.end_lineno or 0):
+                owner = getattr(node, "name", None)
+                return (owner, line - node.lineno + 1) if owner in names else (None, line)
+        return None, line
     above = program.split("\n")[:line]
     for number in range(len(above), 0, -1):
         found = _TOP.match(above[number - 1])

@@ -7,11 +7,12 @@ import ast
 MAX_DEPTH = 150  # of nested nodes; readers of trees call themselves at each
 MAX_NODES = 50_000  # that the compiler meets: it writes a ``finally`` once for each way out
 MAX_FOLDED = 200  # constants that it joins: up to 4 KiB each, and each partial result is kept
+MAX_CAPTURES = 256  # names in a pattern: the compiler takes the square of their number
 _TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))  # Python 3.11
 _EXITS = ast.Return | ast.Break | ast.Continue
 
 
-class _TooDeep(Exception):
+class _TooMuch(Exception):
     pass
 
 
@@ -21,7 +22,7 @@ def is_excessive(definition: ast.AST) -> bool:
     try:
         if _nodes(definition, MAX_DEPTH, sums) > MAX_NODES:
             return True
-    except _TooDeep:
+    except _TooMuch:
         return True
     folded = 0
     for node in sums:
@@ -34,7 +35,11 @@ def is_excessive(definition: ast.AST) -> bool:
 def _nodes(node: ast.AST, depth: int, sums: list[ast.BinOp]) -> int:
     """Nodes that the compiler meets below one; ``sums`` gets the binary operations."""
     if not depth:
-        raise _TooDeep
+        raise _TooMuch
+    if isinstance(node, ast.match_case):
+        captured = sum(isinstance(n, ast.MatchAs | ast.MatchStar) for n in ast.walk(node.pattern))
+        if captured > MAX_CAPTURES:
+            raise _TooMuch
     if isinstance(node, ast.BinOp):
         sums.append(node)
     found = {child: _nodes(child, depth - 1, sums) for child in ast.iter_child_nodes(node)}
