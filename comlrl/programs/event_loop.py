@@ -70,5 +70,4 @@ class DaemonThreads(concurrent.futures.Executor):
     for others, which may wait for a wave that begins when all have asked."""
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> concurrent.futures.Future:
-        (future,) = daemon_threads.start([partial(fn, *args, **kwargs)], 1)
-        return future
+        return daemon_threads.start(partial(fn, *args, **kwargs))

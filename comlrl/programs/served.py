@@ -77,7 +77,7 @@ class Served:
             self._scores = []
             waiting.sort(key=lambda pair: pair[0].running.place)
             job = partial(self.settings.reward.score, [score.action for score, _ in waiting])
-            (self._scoring,) = daemon_threads.start([job], 1)
+            self._scoring = daemon_threads.start(job)
             try:
                 scores = await asyncio.wrap_future(self._scoring)
             except Exception as error:

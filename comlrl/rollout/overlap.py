@@ -113,7 +113,7 @@ class OverlappedRollout(Rollout):
         rollout = self._without_collectives.by(self.holding.hold())
         job, grown = partial(self._latest, rollout, tasks, key), None
         if distributed.is_main() or not self.processes.lock_step:
-            (grown,) = daemon_threads.start([job], 1)
+            grown = daemon_threads.start(job)
         self._ahead = _Ahead((self._latest, list(tasks), key), grown)
 
     def release(self) -> None:

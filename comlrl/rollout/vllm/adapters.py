@@ -11,16 +11,18 @@ import contextlib
 import hashlib
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from comlrl.models.team import Team
 from comlrl.processes import distributed
-from comlrl.rollout import daemon_threads
+from comlrl.rollout import background
 from comlrl.rollout.vllm.servers import Servers
+
+_Job = Coroutine[Any, Any, None]
 
 
 class Adapters:
@@ -54,21 +56,21 @@ class Adapters:
 
     def close(self) -> None:
         """Unload what was loaded from the servers that are there, and remove the files."""
-        owned = self._replaced | {name: agent for agent, name in self.names.items()}
-        self._at_once(owned, Servers.unload)
+        loaded = self._replaced | {name: agent for agent, name in self.names.items()}
+        self._run(loaded, Servers.unload)
         shutil.rmtree(self.folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # other processes' are there yet
             self.folder.parent.rmdir()
 
     def _moved(self) -> dict[str, int]:
-        """New names of the adapters that have moved, each with its agent; they are written."""
-        found = {}
+        """Write the adapters that have moved; returns their new names, each with its agent."""
+        moved = {}
         weights_N = [agent.peft_state() for agent in self.team.agents]
         for agent, weights in zip(self.team.agents, weights_N, strict=True):
             name = f"{agent.adapter}-{self.run}-{_digest(weights)}"
             if name == self.names.get(agent.index):
                 continue
-            found[name] = agent.index
+            moved[name] = agent.index
             if self.team.processes.lock_step and not distributed.is_main():
                 continue
             assert agent.peft is not None
@@ -78,36 +80,36 @@ class Adapters:
                 state_dict=weights,
                 save_embedding_layers=False,  # they are the base's; "auto" asks a hub for them
             )
-        return found
+        return moved
 
     def _load(
-        self, moved: Mapping[str, int], load: Callable[[Servers, Mapping[str, str]], None]
+        self, moved: Mapping[str, int], load: Callable[[Servers, Mapping[str, str]], _Job]
     ) -> None:
-        def load_own(servers: Servers, names: Iterable[str]) -> None:
+        def load_files(servers: Servers, names: Iterable[str]) -> _Job:
             adapter_of = {name: self.team.agents[moved[name]].adapter for name in names}
-            load(servers, {n: str(self.folder / n / a) for n, a in adapter_of.items()})
+            return load(servers, {n: str(self.folder / n / a) for n, a in adapter_of.items()})
 
         for name, agent in moved.items():
             if agent in self.names:
                 self._replaced[self.names[agent]] = agent
             self.names[agent] = name
             self._replaced.pop(name, None)
-        self.team.processes.once(lambda: self._at_once(moved, load_own))
+        self.team.processes.once(lambda: self._run(moved, load_files))
 
     def _unload_replaced(self) -> None:
         gone = {n: agent for n, agent in self._replaced.items() if n not in self._pinned}
-        self._at_once(gone, Servers.unload)
+        self._run(gone, Servers.unload)
         for name in gone:
             del self._replaced[name]
             shutil.rmtree(self.folder / name, ignore_errors=True)  # in lock-step: the first's
 
-    def _at_once(self, owned: Mapping[str, int], job: Callable[[Servers, list[str]], None]) -> None:
-        """Run a job for all servers at once, each with the names of its own agents' adapters.
-        ``owned``: name → agent."""
+    def _run(self, agent_of: Mapping[str, int], job: Callable[[Servers, list[str]], _Job]) -> None:
+        """Run a job for all servers together, each with the names of its agents' adapters.
+        ``agent_of``: name → agent."""
         names_of: dict[Servers, list[str]] = {}
-        for name, agent in owned.items():
+        for name, agent in agent_of.items():
             names_of.setdefault(self.servers_N[agent], []).append(name)
-        daemon_threads.run([partial(job, *pair) for pair in names_of.items()])
+        background.run(job(servers, names) for servers, names in names_of.items())
 
 
 def _digest(weights: Mapping[str, torch.Tensor]) -> str:

@@ -21,20 +21,43 @@ LEAST_LOGPROB = -1e6  # vLLM writes −9999 for −∞
 ROUNDING = 1e-3  # by which a log-probability may exceed 0
 
 
+PASSING = frozenset({408, 429})  # statuses of errors that may pass, beside those from 500 on
+
+
 class ServerError(UserError):
     """The server is of no more use: it has not answered for too long, or not as it should."""
 
     exit_code = 1
+    may_pass = False  # whether the same request may succeed later, or elsewhere
+
+
+class Unanswered(ServerError):
+    """No connection, or none to the end of the answer."""
+
+    may_pass = True
+
+    def __init__(self, url: str, reason: str) -> None:
+        self.reason = one_line(reason)
+        super().__init__(f"{KEY}: '{url}': {self.reason}")
+
+
+class Refused(ServerError):
+    """The server has answered with an error, ``status``."""
+
+    def __init__(self, url: str, status: int, reason: str) -> None:
+        self.status, self.reason = status, one_line(reason)
+        self.may_pass = status >= 500 or status in PASSING
+        super().__init__(f"{KEY}: '{url}' answers HTTP {status}: {self.reason}")
 
 
 class BadReply(ServerError):
-    """A reply that is not of the documented form; ``what`` says in which respect."""
+    """A reply that is not of the documented form."""
 
-    def __init__(self, url: str, what: str) -> None:
-        self.what = what
+    def __init__(self, url: str, reason: str) -> None:
+        self.reason = reason
         super().__init__(
-            f"{KEY}: '{url}' replies with {what}; docs/scaling.md names the versions of vLLM that "
-            "work"
+            f"{KEY}: '{url}' replies with {reason}; docs/scaling.md names the versions of vLLM "
+            "that work"
         )
 
 

@@ -12,9 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from peft.tuners.lora import LoraLayer
 from comlrl.errors import UserError
 from comlrl.models.agent import Agent
 from comlrl.models.team import Team
-from comlrl.rollout import daemon_threads
+from comlrl.rollout.background import submit
 from comlrl.rollout.stops import stop_texts
 from comlrl.rollout.team_reader import TeamReader
 from comlrl.rollout.vllm.adapters import Adapters
@@ -38,14 +36,12 @@ from comlrl.rollout.vllm.replies import (
     completions,
     top_two,
 )
-from comlrl.rollout.vllm.server import GENERATE, Server, Unanswered
+from comlrl.rollout.vllm.server import GENERATE, Server
 from comlrl.rollout.vllm.servers import Servers
 from comlrl.types import Completion, Request, Sampling, SamplingSupport
 
 IN_FLIGHT = 64  # requests for each server; it forms the batches
 SINGLE_IN_FLIGHT = 256  # of one completion each
-
-_Job = Callable[[], tuple[str, Any]]  # who has answered, and the answer
 
 
 class VLLMSampler(TeamReader):
@@ -71,6 +67,7 @@ class VLLMSampler(TeamReader):
         self.replaying = {
             servers_N[agent.index] for agent in team.agents if sampling.of(agent.index).truncates
         }
+        self.slots = _slots(self.servers, IN_FLIGHT)
         self.vocabularies = {agent.index: agent.vocabulary for agent in team.agents}
         try:
             self._begin(sampling)
@@ -95,7 +92,10 @@ class VLLMSampler(TeamReader):
         sampling: Sampling,
     ) -> list[list[tuple[Completion, ...]]]:
         """``sample`` by these adapters, which are loaded. ``names``: of each agent of the team."""
-        answers_N = self._ask_all(names, requests_N, sampling)
+        answers_N = [
+            [submit(self.ask(names, i, request, sampling, self.slots)) for request in requests]
+            for i, requests in enumerate(requests_N)
+        ]
         try:
             return [
                 [
@@ -167,7 +167,7 @@ class VLLMSampler(TeamReader):
 
     def _check(self, sampling: Sampling) -> None:
         """Raises UserError where a server is too small or gives other log-probabilities."""
-        bases = {server: self._base(server) for own in self.servers for server in own.members}
+        bases = {server: self._base(server) for joined in self.servers for server in joined.members}
         for agent in self.team.agents:
             if (temperature := sampling.of(agent.index).temperature) != 1:
                 servers = self.servers_N[agent.index]
@@ -187,31 +187,19 @@ class VLLMSampler(TeamReader):
             )
         return base
 
-    def _ask_all(
+    async def ask(
         self,
         names: Mapping[int, str],
-        requests_N: Sequence[Sequence[Request]],
+        index: int,
+        request: Request,
         sampling: Sampling,
-    ) -> list[list[Future[tuple[str, Any]]]]:
-        """The answers to each agent's requests, which are on their way."""
-        jobs_of: dict[Servers, list[_Job]] = {servers: [] for servers in self.servers}
-        for i, requests in enumerate(requests_N):
-            agent = self.team.of(i)
-            name = names[agent.index]
-            jobs = [self.job(agent, name, request, sampling.of(i)) for request in requests]
-            jobs_of[self.servers_N[agent.index]] += jobs
-        answers_of = {
-            servers: iter(daemon_threads.start(jobs, IN_FLIGHT * len(servers)))
-            for servers, jobs in jobs_of.items()
-        }
-        return [
-            [next(answers_of[self.servers_N[self.team.of(i).index]]) for _ in requests]
-            for i, requests in enumerate(requests_N)
-        ]
-
-    def job(self, agent: Agent, name: str, request: Request, sampling: Sampling) -> _Job:
-        """What asks for a request's completions, under the agent's adapter of this name."""
-        servers, vocabulary = self.servers_N[agent.index], self.vocabularies[agent.index]
+        slots: Mapping[Servers, asyncio.Semaphore],
+    ) -> tuple[str, Any]:
+        """Return the server that has answered an agent's request, and its answer. ``names``: of
+        the adapters, by agent. ``slots``: room for requests that are under way."""
+        agent, sampling = self.team.of(index), sampling.of(index)
+        name, servers = names[agent.index], self.servers_N[agent.index]
+        vocabulary = self.vocabularies[agent.index]
         greedy = sampling.temperature == 0
         params: dict[str, Any] = {
             "n": 1 if greedy else len(request.keys_G),
@@ -241,7 +229,8 @@ class VLLMSampler(TeamReader):
             path, body = "/v1/completions", {"prompt": prompt, "return_token_ids": True} | params
         # Caches are of an adapter; a task's later prompts begin as its first does.
         prefix = f"{name} {request.task_id or prompt}"
-        return partial(servers.ask, prefix, path, {"model": name} | body, most)
+        async with slots[servers]:
+            return await servers.ask(prefix, path, {"model": name} | body, most)
 
     def read(
         self, agent: Agent, request: Request, answer: tuple[str, Any], sampling: Sampling
@@ -256,7 +245,7 @@ class VLLMSampler(TeamReader):
             vocabulary=self.vocabularies[agent.index],
             support=_wants_support(sampling),
         )
-        completed = tuple(_completion(agent, one, sampling) for one in drawn)
+        completed = tuple(_completion(agent, each, sampling) for each in drawn)
         return completed * len(request.keys_G) if greedy else completed
 
 
@@ -267,28 +256,29 @@ class HeldSampler:
     def __init__(self, engine: VLLMSampler, names: Mapping[int, str]) -> None:
         """``names``: of the adapters, by agent."""
         self.engine, self.names = engine, names
-        self.encode, self.fits = engine.encode, engine.fits
-        self._pool_of = {
-            servers: daemon_threads.Pool(SINGLE_IN_FLIGHT * len(servers))
-            for servers in engine.servers
-        }
+        self.encode, self.fits, self.token_texts = engine.encode, engine.fits, engine.token_texts
+        self._slots = _slots(engine.servers, SINGLE_IN_FLIGHT)
 
     async def sample_one(
         self, agent: int, request: Request, sampling: Sampling
     ) -> tuple[Completion, ...]:
-        """One request's completions. It is not sent any more once this is cancelled, if it waited
-        for others. Raises ServerError."""
-        engine, acting, own = self.engine, self.engine.team.of(agent), sampling.of(agent)
-        job = engine.job(acting, self.names[acting.index], request, own)
+        """Return one request's completions. It is withdrawn where this is cancelled. Raises
+        ServerError."""
+        engine = self.engine
         answer = await asyncio.wrap_future(
-            self._pool_of[engine.servers_N[acting.index]].submit(job)
+            submit(engine.ask(self.names, agent, request, sampling, self._slots))
         )
-        return engine.read(acting, request, answer, own)
+        return engine.read(engine.team.of(agent), request, answer, sampling.of(agent))
 
     def sample(
         self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
     ) -> list[list[tuple[Completion, ...]]]:
         return self.engine.sample_by(self.names, requests_N, sampling)
+
+
+def _slots(servers: Sequence[Servers], count: int) -> dict[Servers, asyncio.Semaphore]:
+    """Return room for so many requests at each server."""
+    return {joined: asyncio.Semaphore(max(1, count * len(joined))) for joined in servers}
 
 
 def _completion(agent: Agent, drawn: Drawn, sampling: Sampling) -> Completion:
@@ -333,10 +323,8 @@ def _check_processed(
             "model": base, "prompt": [stop_id], "max_tokens": 1, "temperature": temperature,
             "top_k": 2, "logprobs": 2, "return_tokens_as_token_ids": True,
         }  # fmt: skip
-        try:
-            first, second = top_two(server.url, server.ask("/v1/completions", body, seconds))
-        except Unanswered as error:
-            raise ServerError(f"{KEY}: '{server.url}': {error}") from error
+        reply = submit(server.ask("/v1/completions", body, seconds)).result()
+        first, second = top_two(server.url, reply)
         return first - second
 
     if difference(2 * temperature) > 0.75 * difference(temperature):

@@ -1,12 +1,9 @@
 """Several vLLM servers of one model, as one: requests are spread, adapters are on each of them.
 
-Requests whose prompts begin alike go to one server, whose cache then holds the common prefix:
-servers are ranked by a hash of the server and of what the prompts have in common (rendezvous
-hashing, Thaler and Ravishankar 1998). A server that has more than its share under way is passed
-over (bounded loads, Mirrokni et al. 2018).
-
-A server that does not answer is left out, and its requests are sampled by the others. A thread
-asks for it until it answers again; its adapters are brought up to date before it gets requests.
+Requests of one task go to one server, whose cache then holds the prompts' common beginning: servers
+are ranked by a hash of the server, the adapter and the task (rendezvous hashing, Thaler and
+Ravishankar 1998). A server that does not answer is left out, and its requests are sampled by the
+others. It is taken back once it answers and has the present adapters.
 
 A run that was asked to end by a signal waits for no server that is away, and not long for one that
 is silent: whoever sent the signal kills it after some minutes, and it has still to save.
@@ -14,49 +11,30 @@ is silent: whoever sent the signal kills it after some minutes, and it has still
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import hashlib
 import math
-import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 from comlrl.errors import notice
 from comlrl.files import raise_open_limit
-from comlrl.rollout import daemon_threads
-from comlrl.rollout.vllm.replies import KEY, MAX_REPLY, ServerError
-from comlrl.rollout.vllm.server import SHORT, Late, Refused, Server, Unanswered
+from comlrl.rollout.background import event_loop, gather
+from comlrl.rollout.vllm.replies import KEY, MAX_REPLY, Refused, ServerError
+from comlrl.rollout.vllm.server import Late, Server
 
-LOAD = 1.25  # requests under way that a server may have, as a multiple of the mean
 LONGEST_WAIT = 30.0  # seconds between two looks at a server that is away
 LAST_WAIT = 120.0  # seconds without an answer, for a run that was asked to end
 PAUSE = 1.0  # seconds between two looks at whether the run was asked to end
 RELOADS = 3  # of an adapter that a restarted server does not have
 
-
-class _Member(Server):
-    """One of several servers, and what is known of it."""
-
-    def __init__(self, url: str, wait: float) -> None:
-        super().__init__(url)
-        self.away = False
-        self.returns = 0  # how often it has been taken back
-        self.reported = False  # as away, and it has answered no request since then
-        self.wait = wait  # seconds before it is asked for again once it is away
-        self.under_way = 0  # requests
-        self.stale: set[str] = set()  # adapters to unload when it is back
-        self.reloading = threading.Lock()
-
-    def rank(self, prefix: str) -> bytes:
-        """The greatest of all servers' is the first choice for requests of this prefix."""
-        return hashlib.blake2b(f"{self.url}\n{prefix}".encode(), digest_size=8).digest()
+T = TypeVar("T")
 
 
 class Servers:
-    """Servers of one model; may be used by several threads."""
+    """Servers of one model. The coroutines run in the clients' event loop, which alone changes the
+    fields; ``leave`` may be called by any thread."""
 
     def __init__(
         self,
@@ -66,236 +44,207 @@ class Servers:
         ending: Callable[[], bool] = lambda: False,
     ) -> None:
         """``patience``: seconds without an answer, and after which servers that are all away are
-        given up. ``first_wait``: seconds before a server that is away is first asked for again;
+        given up. ``first_wait``: seconds before a server that is away is first looked for again;
         doubled each time. ``ending``: whether the run was asked to end."""
         self.patience, self.first_wait, self.ending = patience, first_wait, ending
-        self.members = tuple(_Member(url, first_wait) for url in urls)
+        self.members = tuple(map(Server, urls))
+        self.away: dict[Server, asyncio.Task[None]] = {}  # and what ends once they are back
+        self._waits: dict[Server, float] = {}  # seconds, of those without an answer since a failure
         self._adapters: dict[str, str] = {}  # name → folder, of those that all shall have
+        self._unloaded: set[str] = set()  # a server that was away may still have them
         self._failure = ""  # the latest
         self._answered = 0.0  # when a request was last answered
         self._left = ""  # why nothing is waited for any more
-        self._changed = threading.Condition()  # guards all of these and the members' fields
+        self._jobs: set[asyncio.Task[Any]] = set()  # that somebody waits for
+        self._watcher: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
         return len(self.members)
 
-    def begin(self, adapters: Mapping[str, str]) -> None:
-        """Load the first adapters on all servers. Raises ServerError where one does not take
+    async def begin(self, adapters: Mapping[str, str]) -> None:
+        """Load the first adapters on all servers. Raises ServerError where a server does not take
         them."""
         raise_open_limit()  # each request has a connection
-        if self.members:
-            threading.Thread(target=self._watch, daemon=True).start()
+        self._watcher = asyncio.create_task(self._watch())
         self._adapters |= adapters
-        daemon_threads.run([partial(self._load_first, m, adapters) for m in self.members])
+        await gather(
+            self._unless_left(server.load(adapters, self.patience)) for server in self.members
+        )
 
-    def load(self, adapters: Mapping[str, str]) -> None:
-        """Load adapters, name → folder, on all servers at once. Raises Refused."""
-        with self._changed:
-            self._adapters |= adapters
-            here = self._here()
-        daemon_threads.run([partial(self._load, member, adapters) for member in here])
+    async def load(self, adapters: Mapping[str, str]) -> None:
+        """Load adapters, name → folder, on all servers together. Raises Refused."""
+        self._adapters |= adapters
+        self._unloaded -= adapters.keys()
+        await gather(self._unless_left(self._load(server, adapters)) for server in self._here())
 
-    def unload(self, names: Collection[str]) -> None:
-        """Unload adapters everywhere; a server that is away does so when it is back."""
-        with self._changed:
-            for name in names:
-                self._adapters.pop(name, None)
-            here = self._here()
-            for member in set(self.members) - set(here):
-                member.stale |= set(names)
-        daemon_threads.run([partial(_unload, member, names) for member in here])
+    async def unload(self, names: Collection[str]) -> None:
+        """Unload adapters everywhere; from a server that is away once it is back."""
+        for name in names:
+            self._adapters.pop(name, None)
+        self._unloaded |= set(names)
+        await gather(server.unload(names) for server in self._here())
 
-    def ask(
+    async def ask(
         self, prefix: str, path: str, body: Mapping[str, Any], most: int = MAX_REPLY
     ) -> tuple[str, Any]:
-        """Who has answered a request, and the answer. ``prefix``: what its prompt has in common
-        with others. ``body["model"]`` names an adapter that was loaded. Raises ServerError where
-        the servers are given up, Refused and BadReply."""
-        failed: set[_Member] = set()
-        began, deadline = time.monotonic(), math.inf
-        while True:
-            member, returns = self._take(prefix, failed, deadline)
-            seconds = self.patience
-            if member in failed:
-                seconds = min(seconds, max(SHORT, deadline - time.monotonic()))
-            since = None  # when the time without an answer began
-            try:
-                reply = self._answer(member, path, body, seconds, most)
-                self._has_answered(member)
-                return member.url, reply
-            except Unanswered as error:
-                failure = f"{KEY}: '{member.url}': {error}"
-                if isinstance(error, Late):  # it was silent all the while
-                    since = max(began, self._answered)
-            except Refused as error:
-                if not error.may_pass:
-                    raise
-                failure = str(error)
-            finally:
-                with self._changed:
-                    member.under_way -= 1
-            since = time.monotonic() if since is None else since
-            deadline = min(deadline, since + self.patience)
-            failed.add(member)
-            self._lose(member, returns, failure)
+        """Return the server that has answered a request, and the answer. ``prefix``: what its
+        prompt has in common with others. ``body["model"]`` names an adapter that was loaded. Raises
+        ServerError where the servers are given up, Refused and BadReply."""
+        return await self._unless_left(self._ask(prefix, path, body, most))
 
-    def leave(self, why: str = "") -> None:
-        """Nothing is waited for any more; requests that are under way raise ServerError, which says
-        ``why``."""
-        with self._changed:
-            if not self.members:
-                return
-            if self._left:  # the adapters may be being unloaded, which is not to be cut
-                return
-            self._left = why or f"{KEY}: '{self._url}' is not asked any more"
-            self._changed.notify_all()
-        for member in self.members:
-            member.cut()
+    def leave(self, reason: str = "") -> None:
+        """Wait for nothing any more; requests that are under way raise ServerError with
+        ``reason``."""
+        event_loop().call_soon_threadsafe(self._leave, reason)
+
+    def _leave(self, reason: str) -> None:
+        if self._left or not self.members:  # the adapters may be being unloaded
+            return
+        self._left = reason or f"{KEY}: {self._urls} is not asked any more"
+        tasks = {*self._jobs, *self.away.values()}
+        for task in tasks | ({self._watcher} if self._watcher else set()):
+            task.cancel()
 
     @property
-    def _url(self) -> str:
-        """The server that somebody waits for, or the first."""
-        return next((m.url for m in self.members if m.busy), self.members[0].url)
+    def _urls(self) -> str:
+        return ", ".join(f"'{server.url}'" for server in self.members)
 
-    def _here(self) -> list[_Member]:
-        return [member for member in self.members if not member.away]
+    def _here(self) -> list[Server]:
+        return [server for server in self.members if server not in self.away]
 
-    def _take(
-        self, prefix: str, failed: AbstractSet[_Member], deadline: float
-    ) -> tuple[_Member, int]:
-        """Who gets a request, which the servers ``failed`` have not answered, and its ``returns``.
-        Waits for one that is there. Raises ServerError, and others that wait do so too."""
-        with self._changed:
-            while not self._left:
-                here, ending = self._here(), self.ending()
-                over = ending or time.monotonic() >= deadline
-                if here and not (over and failed >= set(here)):
-                    member = _choice(here, prefix)
-                    member.under_way += 1
-                    return member, member.returns
-                if over:
-                    late = f"no better for {self.patience:g} s"
-                    why = "the run was asked to end" if ending else late
-                    self.leave(f"{self._failure}, and {why}")
-                    break
-                deadline = min(deadline, time.monotonic() + self.patience)
-                self._changed.wait(min(PAUSE, deadline - time.monotonic()))
-            raise ServerError(self._left)
+    async def _unless_left(self, job: Coroutine[Any, Any, T]) -> T:
+        """Wait for a job. Raises ServerError where the servers are left before it ends."""
+        task = asyncio.create_task(job)
+        self._jobs.add(task)
+        if self._left:
+            task.cancel()
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self._left:
+                raise ServerError(self._left) from None
+            raise
+        finally:
+            self._jobs.discard(task)
 
-    def _watch(self) -> None:
-        """Give up servers that are silent once the run was asked to end."""
-        since = time.monotonic()
+    async def _ask(
+        self, prefix: str, path: str, body: Mapping[str, Any], most: int
+    ) -> tuple[str, Any]:
+        failed: set[Server] = set()
+        since = math.inf  # when the time without an answer began
         while True:
-            with self._changed:
-                if self._changed.wait_for(lambda: self._left, PAUSE):
-                    return
-            if self.ending() and any(member.busy for member in self.members):
-                since = max(since, self._answered)
-            else:
-                since = time.monotonic()
-            if time.monotonic() - since >= LAST_WAIT:
-                silent = f"no answer for {LAST_WAIT:g} s since the run was asked to end"
-                self.leave(f"{KEY}: '{self._url}': {silent}")
+            server, began = await self._choose(prefix, failed, since), time.monotonic()
+            try:
+                reply = await self._answer(server, path, body, most)
+            except ServerError as error:
+                if not error.may_pass:
+                    raise
+                silent = isinstance(error, Late)  # all the while
+                since = min(since, began if silent else time.monotonic())
+                failed.add(server)
+                self._lose(server, str(error))
+                continue
+            self._answered = time.monotonic()
+            if self._waits.pop(server, None) and len(self) > 1:
+                notice(f"{KEY}: '{server.url}' answers again")
+            return server.url, reply
 
-    def _answer(
-        self, member: _Member, path: str, body: Mapping[str, Any], seconds: float, most: int
-    ) -> Any:
+    async def _choose(self, prefix: str, failed: set[Server], since: float) -> Server:
+        """Return the first in the prefix's ranking of the servers that are there, one that has not
+        ``failed`` if possible. Waits for one to return. Raises ServerError where all are given
+        up."""
+        while True:
+            here = self._here()
+            if not here:
+                since = min(since, time.monotonic())
+            left = self.patience - (time.monotonic() - max(since, self._answered))
+            ending = self.ending()
+            if (ending or left <= 0) and failed >= set(here):
+                late = f"no better for {self.patience:g} s"
+                reason = "the run was asked to end" if ending else late
+                self._leave(f"{self._failure}, and {reason}")
+                raise ServerError(self._left)
+            if here:
+                return max(
+                    [server for server in here if server not in failed] or here,
+                    key=lambda server: rank(server.url, prefix),
+                )
+            await asyncio.wait(
+                self.away.values(),
+                timeout=max(0, min(PAUSE, left)),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+
+    async def _answer(self, server: Server, path: str, body: Mapping[str, Any], most: int) -> Any:
         name = body["model"]
         for _ in range(RELOADS):
             try:
-                return member.ask(path, body, SHORT if self._left else seconds, most)
+                return await server.ask(path, body, self.patience, most)
             except Refused as error:
-                folder = self._adapters.get(name)
-                if error.status != 404 or self._left or folder is None:
+                if error.status != 404 or name not in self._adapters:
                     raise
-            with member.reloading:  # the server was restarted
-                member.load(name, folder, self.patience)
-        raise ServerError(f"{KEY}: '{member.url}' does not keep the adapter {name}")
+            # The server was restarted.
+            await server.load({name: self._adapters[name]}, self.patience)
+        raise ServerError(f"{KEY}: '{server.url}' does not keep the adapter {name}")
 
-    def _load_first(self, member: _Member, adapters: Mapping[str, str]) -> None:
+    async def _load(self, server: Server, adapters: Mapping[str, str]) -> None:
         try:
-            for name, folder in adapters.items():
-                member.load(name, folder, self.patience)
-        except Unanswered as error:
-            raise ServerError(f"{KEY}: '{member.url}': {error}") from error
-
-    def _load(self, member: _Member, adapters: Mapping[str, str]) -> None:
-        returns = member.returns
-        try:
-            for name, folder in adapters.items():
-                member.load(name, folder, self.patience)
-        except Unanswered as error:
-            self._lose(member, returns, f"{KEY}: '{member.url}': {error}")
-        except Refused as error:
+            await server.load(adapters, self.patience)
+        except ServerError as error:
             if not error.may_pass:
                 raise
-            self._lose(member, returns, str(error))
+            self._lose(server, str(error))
 
-    def _lose(self, member: _Member, returns: int, failure: str) -> None:
-        """Leave a server out until it answers again. ``returns``: the member's when it was asked;
-        if it was taken back since then, the failure is an old one."""
-        with self._changed:
-            self._failure = failure
-            if member.away or member.returns > returns or self._left:
-                return
-            member.away, known, member.reported = True, member.reported, True
+    def _lose(self, server: Server, failure: str) -> None:
+        """Leave a server out until it answers again."""
+        self._failure = failure
+        if server in self.away:
+            return
+        self.away[server] = asyncio.create_task(self._take_back(server))
+        if len(self) > 1 and server not in self._waits:
             left = len(self._here())
-        if len(self) > 1 and not known:
             others = f"{left} of {len(self)} servers continue" if left else "no other is there"
             notice(f"{failure}; it is left out until it answers, {others}")
-        threading.Thread(target=self._look_for, args=(member,), daemon=True).start()
+        self._waits.setdefault(server, self.first_wait)
 
-    def _has_answered(self, member: _Member) -> None:
-        with self._changed:
-            self._answered = time.monotonic()
-            member.wait = self.first_wait
-            again, member.reported = member.reported, False
-        if len(self) > 1 and again:
-            notice(f"{KEY}: '{member.url}' answers again")
-
-    def _look_for(self, member: _Member) -> None:
-        """Take a server back once it answers and has the adapters."""
+    async def _take_back(self, server: Server) -> None:
+        """Look for a server until it answers and has the adapters."""
         while True:
-            with self._changed:
-                if self._changed.wait_for(lambda: self._left, member.wait):
-                    return
-            member.wait = min(2 * member.wait, LONGEST_WAIT)
+            wait = self._waits.get(server, self.first_wait)
+            await asyncio.sleep(wait)
+            self._waits[server] = min(2 * wait, LONGEST_WAIT)
             try:
-                self._catch_up(member)
-            except (Unanswered, ServerError) as error:
-                named = isinstance(error, ServerError)
-                self._failure = str(error) if named else f"{KEY}: '{member.url}': {error}"
+                await self._catch_up(server)
+            except ServerError as error:
+                self._failure = str(error)
             else:
+                del self.away[server]
                 return
 
-    def _catch_up(self, member: _Member) -> None:
-        """Load what a server that was away lacks, then let it have requests."""
+    async def _catch_up(self, server: Server) -> None:
+        """Load what a server that was away lacks, and unload what the others no longer have."""
+        wanted: dict[str, str] | None = None
+        while wanted != self._adapters:  # they may move meanwhile
+            wanted = dict(self._adapters)
+            present = set(await server.names())
+            await server.unload(present & self._unloaded)
+            missing = {name: path for name, path in wanted.items() if name not in present}
+            await server.load(missing, self.patience)
+
+    async def _watch(self) -> None:
+        """Give up servers that are silent once the run was asked to end."""
+        since = time.monotonic()
         while True:
-            with self._changed:
-                wanted, stale = dict(self._adapters), set(member.stale)
-            present = set(member.names())
-            _unload(member, stale & present)
-            for name, folder in wanted.items():
-                if name not in present:
-                    member.load(name, folder, self.patience)
-            with self._changed:
-                member.stale -= stale
-                if wanted == self._adapters and not member.stale:  # else they moved meanwhile
-                    member.away = False
-                    member.returns += 1
-                    self._changed.notify_all()
-                    return
+            await asyncio.sleep(PAUSE)
+            waiting = self.ending() and self._jobs
+            since = max(since, self._answered) if waiting else time.monotonic()
+            if time.monotonic() - since >= LAST_WAIT:
+                silent = f"no answer for {LAST_WAIT:g} s since the run was asked to end"
+                self._leave(f"{KEY}: {self._urls}: {silent}")
 
 
-def _choice(members: Iterable[_Member], prefix: str) -> _Member:
-    """The first of a prefix's ranking that has no more than its share under way."""
-    ranking = sorted(members, key=lambda member: member.rank(prefix), reverse=True)
-    under_way = sum(member.under_way for member in ranking)
-    bound = math.ceil(LOAD * (under_way + 1) / len(ranking))
-    return next(member for member in ranking if member.under_way < bound)
-
-
-def _unload(server: Server, names: Iterable[str]) -> None:
-    for name in names:
-        with contextlib.suppress(ServerError, Unanswered):  # gone, or another process has
-            server.unload(name)
+def rank(url: str, prefix: str) -> bytes:
+    """Return a server's rank for requests of a prefix; the greatest is the first choice."""
+    return hashlib.blake2b(
+        f"{url}\n{prefix}".encode(errors="surrogatepass"), digest_size=8
+    ).digest()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 import http.client
 import itertools
+=======
+>>>>>>> 91f3044 (vLLM's clients by httpx in one event loop: rendezvous hashing on adapter and task, and no threads, sockets or load balancing of our own)
 import math
 import threading
 from collections.abc import Iterator
@@ -15,6 +18,7 @@ import torch
 from comlrl.errors import UserError
 from comlrl.models.team import Team
 from comlrl.rollout.vllm.replies import ServerError
+from comlrl.rollout.vllm.server import Server
 from comlrl.types import AgentTurn, Completion, Node, Request, Sampling, Task, Tree
 from comlrl.update.importance import ImportanceWeightedSampler
 from tests.support.fake_vllm import SAMPLING, FakeVLLM, client, kinds, move, requests
@@ -178,9 +182,8 @@ def ratio_to(agents: Team, index: int, request: Request, completion: Completion)
 
 
 def test_leaving_ends_what_other_threads_wait_for(server, tmp_path, monkeypatch):
-    """Nothing more is sent, nothing is loaded again, and no thread is left."""
+    """Nothing more is sent, and nothing is loaded again."""
     monkeypatch.setattr("comlrl.rollout.vllm.sampler.IN_FLIGHT", 4)
-    before_it = set(threading.enumerate())
     sampler = client(team(), server, tmp_path)
     arrived, over, errors = threading.Semaphore(0), threading.Event(), []
 
@@ -202,10 +205,6 @@ def test_leaving_ends_what_other_threads_wait_for(server, tmp_path, monkeypatch)
     growing.join(60)
     assert len(errors) == 1 and not over.is_set()
     assert server.adapters == {} and not (tmp_path / "vllm").exists()
-    for thread in set(threading.enumerate()) - before_it:
-        if "(work)" in thread.name or isinstance(thread, threading.Timer):  # not the server's
-            thread.join(60)
-            assert not thread.is_alive()
     over.set()
     assert sum(body["model"] != "base" for body in server.asked) == 4
     assert kinds(server)[2:] == ["unload agent_0", "unload agent_1"]
@@ -214,13 +213,13 @@ def test_leaving_ends_what_other_threads_wait_for(server, tmp_path, monkeypatch)
 def test_unloading_is_not_cut_by_a_thread_that_leaves_later(server, tmp_path, monkeypatch):
     """A growth that gets no answer any more leaves too, while the main thread unloads."""
     sampler = client(team(), server, tmp_path)
-    connect = http.client.HTTPConnection.connect
+    exchange = Server._exchange
 
-    def leave_once_connected(connection: http.client.HTTPConnection) -> None:
-        connect(connection)
+    async def leave_then_exchange(server: Server, *request: object) -> object:
         sampler.leave()
+        return await exchange(server, *request)
 
-    monkeypatch.setattr(http.client.HTTPConnection, "connect", leave_once_connected)
+    monkeypatch.setattr(Server, "_exchange", leave_then_exchange)
     sampler.close()
     assert server.adapters == {}
     assert kinds(server)[2:] == ["unload agent_0", "unload agent_1"]
@@ -275,11 +274,11 @@ def test_torn_connections_are_tried_again(server, tmp_path):
 def test_a_server_that_is_started_again_is_given_the_adapters_again(server, tmp_path, monkeypatch):
     sampler, looked = client(team(), server, tmp_path), []
 
-    def look(member) -> None:  # the server comes back meanwhile
+    async def look(member) -> None:  # the server comes back meanwhile
         looked.append(member)
         if len(looked) == 1:
             server.start()
-        look_again(member)
+        await look_again(member)
 
     look_again = sampler.servers[0]._catch_up
     monkeypatch.setattr(sampler.servers[0], "_catch_up", look)

@@ -4,7 +4,6 @@ which adapters."""
 from __future__ import annotations
 
 import errno
-import http.client
 import random
 import re
 import threading
@@ -17,7 +16,7 @@ from fastapi import HTTPException
 
 from comlrl.rollout.vllm.replies import ServerError
 from comlrl.rollout.vllm.sampler import VLLMSampler
-from comlrl.rollout.vllm.servers import LAST_WAIT, Servers, _choice, _Member
+from comlrl.rollout.vllm.servers import LAST_WAIT, Servers, rank
 from comlrl.types import Request, Sampling
 from comlrl.update.importance import ImportanceWeightedSampler
 from tests.support.fake_vllm import FakeVLLM, client, kinds, move, requests
@@ -46,32 +45,17 @@ def asked(fake: FakeVLLM) -> list[dict]:
 # Where requests go
 
 
-def member(url: str, under_way: int = 0) -> _Member:
-    made = _Member(url, 1.0)
-    made.under_way = under_way
-    return made
-
-
-def test_one_prefix_has_one_server_and_keeps_it_when_another_is_away():
-    members = [member(f"http://{name}") for name in "abcd"]
+def test_a_prefix_has_one_server_and_keeps_it_when_another_is_away():
+    urls = [f"http://{name}" for name in "abcd"]
     prefixes = [f"task {n}" for n in range(400)]
-    first = {prefix: _choice(members, prefix) for prefix in prefixes}
-    counts = Counter(chosen.url for chosen in first.values())
+
+    def choices(among: list[str]) -> list[str]:
+        return [max(among, key=lambda url: rank(url, prefix)) for prefix in prefixes]
+
+    counts = Counter(choices(urls))
     assert len(counts) == 4 and min(counts.values()) > 70  # 100 each, ± 4 standard deviations
-    for prefix in prefixes:
-        without = _choice([m for m in members if m is not members[0]], prefix)
-        assert without is first[prefix] or first[prefix] is members[0]
-
-
-def test_no_server_has_much_more_than_its_share_under_way():
-    """Ten requests at each of ten prefixes, all under way at once."""
-    members = [member(f"http://{name}") for name in "abc"]
-    for number in range(100):
-        chosen = _choice(members, f"task {number // 10}")
-        chosen.under_way += 1
-        most = 1.25 * (number + 1) / 3
-        assert chosen.under_way <= most + 1
-    assert sum(m.under_way for m in members) == 100
+    for first, without in zip(choices(urls), choices(urls[1:]), strict=True):
+        assert without == first or first == urls[0]
 
 
 def test_a_task_s_turns_meet_its_cache(three, tmp_path):
@@ -132,7 +116,7 @@ def test_a_server_that_was_away_is_brought_up_to_date_first(three, tmp_path, cap
     gone.asked.clear()
     gone.before = lambda body: gone.events.append(("ask", body["model"]))
     refusing = False
-    wait_for(lambda: not sampler.servers[0].members[0].away)
+    wait_for(lambda: not sampler.servers[0].away)
     while not asked(gone):
         sampler.sample([requests(0), requests(1)], SHORT)
         move(agents, 0)
@@ -169,7 +153,7 @@ def test_what_a_dead_server_was_asked_is_sampled_by_the_others(three, tmp_path, 
     assert errors.count("notice: ") == 1
     assert "it is left out until it answers, 2 of 3 servers continue" in errors
     dead.start()
-    wait_for(lambda: not own.servers[0].members[0].away)
+    wait_for(lambda: not own.servers[0].away)
     assert kinds(dead)[2:] == ["load agent_0", "load agent_1"]
     for number in range(100):  # each is the dead one's with a third
         sampler.sample([[Request(prompt("x"), ((0,),), task_id=f"{number}")], []], SHORT)
@@ -215,7 +199,7 @@ def test_a_run_that_was_asked_to_end_waits_for_no_server_that_is_away(three, tmp
     wait_for(lambda: len(asked(dead)) == 2)
     stopping = threading.Thread(target=dead.stop)
     stopping.start()
-    wait_for(lambda: sampler.servers[0].members[0].away)
+    wait_for(lambda: sampler.servers[0].away)
     assert not errors
     asked_to_end.set()
     wait_for(lambda: errors)
@@ -283,14 +267,14 @@ def test_an_error_of_the_request_itself_is_not_another_server_s_business(three, 
 def test_too_many_open_files_are_no_fault_of_a_server(three, tmp_path, monkeypatch):
     sampler = client(team(), three, tmp_path)
 
-    def connect(connection: http.client.HTTPConnection) -> None:
+    async def connect(*_, **__) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr(http.client.HTTPConnection, "connect", connect)
+        patch.setattr("anyio.connect_tcp", connect)
         with pytest.raises(ServerError, match=r"no connection, Too many open files; raise `ulimit"):
             sampler.sample([requests(0, 1), []], SHORT)
-    assert not any(member.away for member in sampler.servers[0].members)
+    assert not sampler.servers[0].away
 
 
 class Killer:
