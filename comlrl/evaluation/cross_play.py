@@ -29,7 +29,8 @@ class CachingSampler:
     """
 
     def __init__(self, sampler: Sampler, num_agents: int) -> None:
-        self.sampler, self.encode, self.fits = sampler, sampler.encode, sampler.fits
+        self.sampler, self.token_texts = sampler, sampler.token_texts
+        self.encode, self.fits = sampler.encode, sampler.fits
         self.weights_N: Sequence[str | None] = [""] * num_agents  # whose, now; None: is silent
         self._completions: dict[tuple, tuple[Completion, ...]] = {}
 

@@ -11,6 +11,7 @@ CDF. What is sampled does not depend on how requests are batched or on what ran 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -343,9 +344,13 @@ def _to_completions(agent: Agent, tokens: torch.Tensor, draw: _Draw) -> list[Com
         cut = [draw.ways[way].truncates for way in draw.way.tolist()]
         support_R = draw.survivors.of_rows([len(sampled) for sampled in ids])
         left = [support if own else None for support, own in zip(support_R, cut, strict=True)]
+    logprobs = [
+        () if math.isnan(total) else tuple(row[: len(sampled)])
+        for total, row, sampled in zip(drawn, draw.logprobs.tolist(), ids, strict=True)
+    ]
     return [
-        Completion(text, sampled, done, logprob, support=support)
-        for text, sampled, done, logprob, support in zip(
-            texts, ids, finished, drawn, left, strict=True
+        Completion(text, sampled, done, total, logprob_L=logprob_L, support=support)
+        for text, sampled, done, total, logprob_L, support in zip(
+            texts, ids, finished, drawn, logprobs, left, strict=True
         )
     ]

@@ -38,6 +38,9 @@ class LatentSampler:
     def fits(self, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
         return self.inner.fits(prompt_ids, sampling)
 
+    def token_texts(self, agent: int, token_ids: Sequence[int]) -> list[str]:
+        return self.inner.token_texts(0, token_ids)
+
     @torch.no_grad()
     def sample(
         self, requests_N: Sequence[Sequence[Request]], sampling: Sampling

@@ -20,3 +20,7 @@ class TeamReader:
 
     def fits(self, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
         return len(prompt_ids) + sampling.max_new_tokens <= self.max_length
+
+    def token_texts(self, agent: int, token_ids: Sequence[int]) -> list[str]:
+        """Return each token's text, special tokens included."""
+        return self.team.of(agent).tokenizer.batch_decode([[token] for token in token_ids])

@@ -51,6 +51,8 @@ class Completion:
     # Its weight in its agent's gradient, where another than the trained policy has drawn it.
     _: KW_ONLY
     importance: float = field(default=1.0, compare=False)
+    # log-probability of each token; empty where ``logprob`` is not a number
+    logprob_L: tuple[float, ...] = field(default=(), compare=False, repr=False)
     # SHPPO: what the agent acted under (``comlrl.models.latents.Latent``), one for all siblings
     latent: Any = field(default=None, compare=False, repr=False)
     # of each token, on the CPU; None: nothing was truncated, or nobody learns from it

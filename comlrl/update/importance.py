@@ -54,7 +54,7 @@ class ImportanceWeightedSampler:
 
     def __init__(self, team: Team, sampler: Sampler, cap: float) -> None:
         self.team, self.sampler, self.cap = team, sampler, cap
-        self.encode, self.fits = sampler.encode, sampler.fits
+        self.encode, self.fits, self.token_texts = sampler.encode, sampler.fits, sampler.token_texts
         self.sums = Sums()  # of this process, since ``collect``
         self.whole = Sums()  # of all processes, since ``metrics`` was last asked
         self.warned = False

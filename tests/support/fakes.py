@@ -48,6 +48,9 @@ class FakeSampler:
     def fits(self, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
         return len(prompt_ids) + sampling.max_new_tokens <= self.max_length
 
+    def token_texts(self, agent: int, token_ids: Sequence[int]) -> list[str]:
+        return [bytes([token]).decode() for token in token_ids]
+
     def sample(
         self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
     ) -> list[list[tuple[Completion, ...]]]:

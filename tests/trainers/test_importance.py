@@ -98,6 +98,9 @@ class Everything:
     def fits(self, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
         return True
 
+    def token_texts(self, agent: int, token_ids: Sequence[int]) -> list[str]:
+        return [str(token) for token in token_ids]
+
     def sample(
         self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
     ) -> list[list[tuple[Completion, ...]]]:

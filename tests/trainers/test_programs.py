@@ -68,7 +68,8 @@ class KeysOfTrees:
     """Asks for the second agent's answers by the keys that they have in a sequential turn."""
 
     def __init__(self, sampler) -> None:
-        self.sampler, self.encode, self.fits = sampler, sampler.encode, sampler.fits
+        self.sampler, self.token_texts = sampler, sampler.token_texts
+        self.encode, self.fits = sampler.encode, sampler.fits
 
     def sample(self, requests_N, sampling):
         first, second = requests_N

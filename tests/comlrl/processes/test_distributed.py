@@ -147,6 +147,9 @@ class Bytes:
     def fits(self, prompt_ids: Any, sampling: Any) -> bool:
         return True
 
+    def token_texts(self, agent: int, token_ids: Any) -> list[str]:
+        return self.team.of(agent).tokenizer.batch_decode([[token] for token in token_ids])
+
     def sample(self, requests_N: Any, sampling: Any) -> Any:
         from comlrl.keyed import uniforms
         from comlrl.types import Completion

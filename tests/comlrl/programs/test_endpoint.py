@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import os
 import socket
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +15,8 @@ import openai
 import pytest
 
 from comlrl.errors import UserError
+from comlrl.programs import tool_calls
+from comlrl.types import Completion
 from tests.support.played import TASKS, Keeping, played
 
 
@@ -113,18 +116,25 @@ def test_tools_are_the_beginning_of_the_prompt():
         ({"temperature": 0.1}, 400, "temperature: 0.1; the run samples with 1.0"),
         ({"max_tokens": 1}, 400, "max_tokens: 1; the run's max_new_tokens is"),
         ({"stop": ["\n"]}, 400, "stop: "),
-        ({"stream": True}, 400, "stream: 'True'"),
-        ({"seed": 3}, 400, "seed: '3'"),
+        ({"stream": "yes"}, 400, "stream: 'yes'"),
+        ({"stream_options": 1}, 400, "stream_options: 1"),
+        ({"top_logprobs": 2}, 400, "top_logprobs: 2"),
+        ({"seed": 3}, 400, "seed: 3"),
+        ({"response_format": {"type": "json_object"}}, 400, "response_format: "),
         ({"n": 0.5}, 400, "n: 0.5; give 1 to 128"),
         ({"n": 0}, 400, "n: 0; give 1 to 128"),
         ({"n": True}, 400, "n: True; give 1 to 128"),
         ({"tools": [{"type": "function"}]}, 400, "tools: give a list of functions"),
-        ({"tools": TOOLS, "tool_choice": "required"}, 400, "tool_choice: 'required'"),
+        ({"tools": TOOLS, "tool_choice": "always"}, 400, "tool_choice: 'always'"),
+        ({"tools": TOOLS, "tool_choice": {"function": {"name": "sub"}}}, 400, "tool_choice: "),
+        ({"tool_choice": {"function": {"name": "add"}}}, 400, "tool_choice: "),
         ({"model": "codr"}, 404, "did you mean `coder`?"),
         ({"messages": "write"}, 400, "messages: give a list"),
         ({"messages": [{"role": "judge", "content": "x"}]}, 400, "role is 'judge'"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "type text"),
         ({"messages": []}, 400, "a prompt has no message"),
+        ({"messages": [{"role": "user", "tool_calls": [1]}]}, 400, "tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": 1}]}]}, 400, "tool_calls"),
     ],
 )
 def test_what_cannot_be_given_is_refused_by_name(asked, status, named):
@@ -136,6 +146,180 @@ def test_what_cannot_be_given_is_refused_by_name(asked, status, named):
 
     (group,) = played(play, 1, tasks=TASKS[:1])
     assert group.episodes_G[0].calls == ()
+
+
+LONG = "x" * 1_000_000
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"model": LONG}, {"temperature": LONG}, {"n": LONG}, {"stop": LONG}, {LONG: 1},
+     {"max_tokens": LONG}, {"messages": [LONG]}, {"messages": [{"role": LONG, "content": "a"}]},
+     {"messages": [{"role": "user", "content": {LONG: 1}}]}, {"tool_choice": LONG},
+     {"stream": LONG}, {"messages": [{"role": "assistant", "tool_calls": LONG}]}],
+    ids=lambda asked: next(iter(asked))[:20],
+)  # fmt: skip
+def test_a_wrong_value_is_not_echoed(asked):
+    async def play(task, agents):
+        body = {"model": "coder", "messages": user("write")} | asked
+        status, reply = await asyncio.to_thread(post, agents, body)
+        assert status in (400, 404) and len(reply["error"]["message"]) < 700
+        return 1
+
+    played(play, 1, tasks=TASKS[:1])
+
+
+# Tools, streams, roles
+
+
+class Writing(Keeping):
+    """Writes these texts, one after the other."""
+
+    def __init__(self, *texts: str) -> None:
+        super().__init__()
+        self.texts = list(texts)
+
+    def completion(self, key, sampling):
+        text = self.texts.pop(0)
+        return Completion(text, tuple(text.encode()), True, logprob_L=(-0.5,) * len(text.encode()))
+
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a":  2}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_of_tools_come_and_go(stream):
+    """The conversation that comes back continues the very text that was sampled."""
+
+    async def play(task, agents):
+        async with client(agents) as own:
+            asked = {"model": "coder", "tools": TOOLS, "stream": stream}
+            reply = await own.chat.completions.create(messages=user("2"), **asked)
+            if stream:
+                chunks = [chunk async for chunk in reply]
+                assert [c.choices[0].finish_reason for c in chunks] == [None, "tool_calls"]
+                (call,) = chunks[0].choices[0].delta.tool_calls
+                content = chunks[0].choices[0].delta.content
+            else:
+                (call,) = reply.choices[0].message.tool_calls
+                content = reply.choices[0].message.content
+                assert reply.choices[0].finish_reason == "tool_calls"
+            assert content == "I add." and json.loads(call.function.arguments) == {"a": 2}
+            function = {"name": call.function.name, "arguments": call.function.arguments}
+            listed = [{"id": call.id, "type": "function", "function": function}]
+            later = [
+                *user("2"),
+                {"role": "assistant", "content": content, "tool_calls": listed},
+                {"role": "tool", "tool_call_id": call.id, "content": "4"},
+            ]
+            last = await own.chat.completions.create(messages=later, **(asked | {"stream": False}))
+            assert last.choices[0].message.content == "four"
+            listed[0]["id"] = "another"  # as a conversation from elsewhere has it
+            await own.chat.completions.create(messages=later, **(asked | {"stream": False}))
+        return 1
+
+    written = f"I add.\n \n{CALL}"
+    (group,) = played(play, 1, tasks=TASKS[:1], sampler=Writing(written, "four", "four"))
+    first, second, third = group.episodes_G[0].calls
+    assert second.prompt[:2] == first.prompt
+    assert [(m.role, m.content) for m in second.prompt[2:]] == [
+        ("assistant", written), ("tool", "4"),
+    ]  # fmt: skip
+    assert tool_calls.parse(third.prompt[2].content, ["add"]) == tool_calls.parse(written, ["add"])
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+def test_a_chosen_tool_is_shown(choice):
+    other = {"type": "function", "function": {"name": "sub"}}
+
+    async def play(task, agents):
+        asked = {"tools": [*TOOLS, other], "tool_choice": choice}
+        async with client(agents) as own:
+            await own.chat.completions.create(model="coder", messages=user("2"), **asked)
+        return 1
+
+    (group,) = played(play, 1, tasks=TASKS[:1])
+    shown = json.loads(group.episodes_G[0].calls[0].prompt[0].content)
+    assert shown == ([*TOOLS, other] if choice == "required" else TOOLS)
+
+
+def test_a_stream_holds_the_text_and_ends_with_the_usage():
+    async def play(task, agents):
+        async with client(agents) as own:
+            stream = await own.chat.completions.create(
+                model="coder", messages=user("write"), n=2, stream=True,
+                stream_options={"include_usage": True},
+            )  # fmt: skip
+            chunks = [chunk async for chunk in stream]
+            with_helper = own.chat.completions.stream(model="coder", messages=user("write"))
+            async with with_helper as events:
+                final = await events.get_final_completion()
+        assert final.choices[0].message.content == "three"
+        texts = ["", ""]
+        for chunk in chunks[:-1]:
+            (choice,) = chunk.choices
+            texts[choice.index] += choice.delta.content or ""
+        assert texts == ["one", "two"]
+        assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == 6
+        return 1
+
+    played(play, 1, tasks=TASKS[:1], sampler=Writing("one", "two", "three"))
+
+
+def test_developers_are_the_system_and_names_stay_in_the_text():
+    async def play(task, agents):
+        asked = [{"role": "developer", "content": "Be brief."},
+                 {"role": "user", "name": "Ann", "content": "write"}]  # fmt: skip
+        async with client(agents) as own:
+            await own.chat.completions.create(model="coder", messages=asked)
+        return 1
+
+    (group,) = played(play, 1, tasks=TASKS[:1])
+    prompt = group.episodes_G[0].calls[0].prompt
+    assert [(m.role, m.content) for m in prompt] == [
+        ("system", "Be brief."), ("user", "Ann: write"),
+    ]  # fmt: skip
+
+
+def test_log_probabilities_are_the_sampler_s():
+    async def play(task, agents):
+        async with client(agents) as own:
+            reply = await own.chat.completions.create(
+                model="coder", messages=user("write"), logprobs=True
+            )
+        listed = reply.choices[0].logprobs.content
+        assert [(one.token, one.logprob) for one in listed] == [("o", -0.5), ("n", -0.5)]
+        return 1
+
+    played(play, 1, tasks=TASKS[:1], sampler=Writing("on"))
+
+
+def test_models_are_found_by_name():
+    async def play(task, agents):
+        async with client(agents) as own:
+            assert (await own.models.retrieve("coder")).id == "coder"
+            with pytest.raises(openai.NotFoundError):
+                await own.models.retrieve("codr")
+        return 1
+
+    played(play, 1, tasks=TASKS[:1])
+
+
+@pytest.mark.parametrize("listed", [None, "example.org"])
+def test_programs_reach_their_agents_behind_a_proxy(monkeypatch, listed):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "") if listed is None else monkeypatch.setenv(name, listed)
+
+    async def play(task, agents):
+        async with client(agents) as own:
+            await own.chat.completions.create(model="coder", messages=user("write"))
+        assert os.environ["no_proxy"].split(",") == [*([listed] if listed else []), "127.0.0.1"]
+        return 1
+
+    played(play, 1, tasks=TASKS[:1])
 
 
 BROKEN = "found \ud800"  # half of a character, as a tool may cut it; no tokenizer takes it
@@ -182,7 +366,7 @@ def test_a_head_request_has_no_body(caplog):
         return (await asyncio.to_thread(post, agents, {}, method="HEAD"))[0]
 
     (group,) = played(play, 1, tasks=TASKS[:1])
-    assert group.episodes_G[0].score.value == 404
+    assert group.episodes_G[0].score.value == 405
     assert not [r for r in caplog.records if r.name == "asyncio"]
 
 

@@ -1,0 +1,284 @@
+"""Chat completions of the OpenAI API: what a request asks for, and the form of the reply.
+
+What would change the policy that samples, which is the one that the run trains, is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from comlrl.programs import tool_calls
+from comlrl.programs.messages import messages, offered
+from comlrl.programs.tool_calls import ToolCall
+from comlrl.quoting import one_line
+from comlrl.types import Completion, Message, Sampling
+
+MAX_CHOICES = 128
+# Parameters that do not change the policy that samples.
+WITHOUT_EFFECT = frozenset({
+    "model", "messages", "user", "metadata", "store", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention", "service_tier", "parallel_tool_calls", "tools", "n",
+})  # fmt: skip
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # the values of others that ask for nothing
+    "stop": ([],), "seed": (), "functions": ([],), "function_call": ("none", "auto"),
+    "top_logprobs": (0,), "logit_bias": ({},), "presence_penalty": (0,), "frequency_penalty": (0,),
+    "repetition_penalty": (1,), "min_p": (0,), "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """A request for chat completions, checked."""
+
+    prompt: tuple[Message, ...]  # the tools before the messages, where they may be called
+    functions: tuple[str, ...]  # names of the tools that may be called
+    count: int  # of completions
+    logprobs: bool
+    stream: bool
+    stream_usage: bool  # whether a stream ends with the usage
+
+
+class Written:
+    """The exact texts of completions that were sent as calls of tools, by the calls' ids.
+
+    A conversation that comes back with them continues the tokens that were sampled.
+    """
+
+    def __init__(self) -> None:
+        self._texts: dict[tuple[str, ...], tuple[str, list[ToolCall], str]] = {}
+
+    def keep(self, ids: Sequence[str], content: str, calls: list[ToolCall], text: str) -> None:
+        """Remember what was sent under these ids."""
+        self._texts[tuple(ids)] = (content, calls, text)
+
+    def text(self, ids: Sequence[str], content: str, calls: list[ToolCall]) -> str:
+        """Return an assistant's text with these calls; rendered where it was not sent as is."""
+        *sent, text = self._texts.get(tuple(ids), ("", [], ""))
+        return text if sent == [content, calls] and calls else tool_calls.render(content, calls)
+
+
+def read_request(asked: Mapping[str, Any], sampling: Sampling, written: Written) -> ChatRequest:
+    """Check a request. ``sampling``: how the run samples the agent. Raises ValueError, which names
+    the parameter, for what cannot be given."""
+    _check_sampling(asked, sampling)
+    tools, functions = _tools(asked)
+    listed = asked.get("messages")
+    if not isinstance(listed, list):
+        raise ValueError("messages: give a list of objects with role and content")
+    count = asked.get("n")
+    if count is not None and (type(count) is not int or not 1 <= count <= MAX_CHOICES):
+        raise ValueError(f"n: {shown(count)}; give 1 to {MAX_CHOICES}")
+    options = asked.get("stream_options") or {}
+    if not isinstance(options, Mapping):
+        raise ValueError(f"stream_options: {shown(options)}; give an object")
+    return ChatRequest(
+        prompt=tools + messages([_message(message, written) for message in listed]),
+        functions=functions,
+        count=count or 1,
+        logprobs=_flag(asked, "logprobs"),
+        stream=_flag(asked, "stream"),
+        stream_usage=_flag(options, "include_usage"),
+    )
+
+
+def shown(value: Any) -> str:
+    """Return a value of a request as a message shows it, however long it is."""
+    return one_line(repr(value), 60)
+
+
+def _flag(asked: Mapping[str, Any], name: str) -> bool:
+    value = asked.get(name)
+    if value not in (None, True, False):
+        raise ValueError(f"{name}: {shown(value)}; give true or false")
+    return bool(value)
+
+
+def _check_sampling(asked: Mapping[str, Any], sampling: Sampling) -> None:
+    """Raise ValueError for a parameter that asks for another distribution than the run samples
+    from. A greedy evaluation replaces what the program asks for."""
+    policy = {
+        "temperature": sampling.temperature,
+        "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+        "top_k": sampling.top_k,
+    }
+    elsewhere = {"stream", "stream_options", "logprobs", "tool_choice"}
+    for name, value in asked.items():
+        if value is None or name in WITHOUT_EFFECT or name in elsewhere:
+            continue
+        if name in ("max_tokens", "max_completion_tokens"):
+            if not isinstance(value, int) or value < sampling.max_new_tokens:
+                raise ValueError(
+                    f"{name}: {shown(value)}; the run's max_new_tokens is "
+                    f"{sampling.max_new_tokens}: leave it out, or give at least that"
+                )
+        elif name in policy:
+            if value != policy[name] and sampling.temperature > 0:
+                raise ValueError(
+                    f"{name}: {shown(value)}; the run samples with {policy[name]}: leave it out"
+                )
+        elif value not in NEUTRAL.get(name, ()):
+            raise ValueError(
+                f"{one_line(name, 60)}: {shown(value)} cannot be followed here: leave it out"
+            )
+
+
+def _tools(asked: Mapping[str, Any]) -> tuple[tuple[Message, ...], tuple[str, ...]]:
+    """Return the tools as the prompt's beginning, and their names; nothing with tool_choice none.
+
+    A function that ``tool_choice`` names is the only one that the template shows. No choice
+    constrains what is sampled. Raises ValueError.
+    """
+    tools, choice = asked.get("tools") or [], asked.get("tool_choice")
+    shown_tools = offered(tools)
+    if isinstance(choice, Mapping):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, Mapping) else None
+        tools = [tool for tool in tools if tool["function"]["name"] == name]
+        if not tools:
+            raise ValueError(f"tool_choice: {shown(choice)} is not one of the tools")
+        shown_tools = offered(tools)
+    elif choice not in (None, "none", "auto", "required"):
+        raise ValueError(f"tool_choice: {shown(choice)}; give none, auto, required or a function")
+    if not tools or choice == "none":
+        return (), ()
+    return shown_tools, tuple(tool["function"]["name"] for tool in tools)
+
+
+def _message(message: Any, written: Written) -> Message:
+    """Return a message of a request as the agent reads it. Raises ValueError."""
+    if not isinstance(message, Mapping):
+        raise ValueError(f"messages: {shown(message)}; give an object with role and content")
+    role, content, name = (message.get(key) for key in ("role", "content", "name"))
+    if isinstance(content, list):
+        content = "".join(map(_text, content))
+    if not isinstance(content, str | None):
+        raise ValueError(f"messages: the content {shown(content)}; give a text")
+    content = content or ""
+    if message.get("function_call"):
+        raise ValueError("messages: function_call cannot be followed here; give tool_calls")
+    if listed := message.get("tool_calls"):
+        if role != "assistant":
+            raise ValueError(f"messages: tool_calls of the role {shown(role)}; only an assistant's")
+        content = _with_calls(content, listed, written)
+    if isinstance(name, str) and role != "tool":  # a tool's is its function's
+        content = f"{name}: {content}"
+    return Message("system" if role == "developer" else role, content)  # type: ignore[arg-type]
+
+
+def _with_calls(content: str, listed: Any, written: Written) -> str:
+    """Return an assistant's text with its calls. Raises ValueError."""
+    ids, calls = [], []
+    for call in listed if isinstance(listed, list) else [listed]:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        name, arguments = (
+            (function.get("name"), function.get("arguments"))
+            if isinstance(function, Mapping)
+            else (None, None)
+        )
+        if not isinstance(name, str) or not isinstance(arguments, str):
+            raise ValueError(
+                f"messages: tool_calls: {shown(call)}; give functions with name and arguments"
+            )
+        ids.append(str(call.get("id")))
+        calls.append(ToolCall(name, arguments))
+    return written.text(ids, content, calls)
+
+
+def _text(part: Any) -> str:
+    """Return the text of a message's part. Raises ValueError for other parts than texts."""
+    text = part.get("text") if isinstance(part, Mapping) else None
+    if not isinstance(text, str):
+        raise ValueError("messages: only parts of type text can be read")
+    return text
+
+
+def reply(
+    asked: ChatRequest,
+    model: str,
+    drawn: Sequence[Completion],
+    prompt_tokens: int,
+    tokens_of: Mapping[int, str],
+    written: Written,
+) -> dict[str, Any]:
+    """Return the reply to a request. ``tokens_of``: the texts of the sampled token ids, where
+    log-probabilities were asked for."""
+    new = sum(len(completion.token_ids) for completion in drawn)
+    return {
+        "id": f"chatcmpl-{secrets.token_hex(8)}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": model,
+        "choices": [
+            _choice(i, completion, asked, tokens_of, written) for i, completion in enumerate(drawn)
+        ],
+        "usage": {
+            "prompt_tokens": prompt_tokens, "completion_tokens": new,
+            "total_tokens": prompt_tokens + new,
+        },
+    }  # fmt: skip
+
+
+def _choice(
+    index: int,
+    completion: Completion,
+    asked: ChatRequest,
+    tokens_of: Mapping[int, str],
+    written: Written,
+) -> dict[str, Any]:
+    content = completion.text
+    calls: list[ToolCall] = []
+    if asked.functions:
+        content, calls = tool_calls.parse(completion.text, asked.functions)
+    message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
+    reason = "stop" if completion.finished else "length"
+    if calls:
+        ids = [f"call_{secrets.token_hex(12)}" for _ in calls]
+        written.keep(ids, content, calls, completion.text)
+        message["tool_calls"] = [
+            {"id": number, "type": "function", "function": call._asdict()}
+            for number, call in zip(ids, calls, strict=True)
+        ]
+        reason = "tool_calls" if completion.finished else "length"
+    with_logprobs = asked.logprobs and completion.logprob_L  # a greedy completion has none
+    logprobs = _logprobs(completion, tokens_of) if with_logprobs else None
+    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _logprobs(completion: Completion, tokens_of: Mapping[int, str]) -> dict[str, Any]:
+    """Return each token's log-probability under what drew it."""
+    content = [
+        {
+            "token": tokens_of[token], "logprob": value,
+            "bytes": list(tokens_of[token].encode()), "top_logprobs": [],
+        }
+        for token, value in zip(completion.token_ids, completion.logprob_L, strict=True)
+    ]  # fmt: skip
+    return {"content": content, "refusal": None}
+
+
+def chunks(whole: Mapping[str, Any], usage: bool) -> Iterator[str]:
+    """Iterate over a reply as server-sent events: each choice's message, why it ended, and at the
+    end, if asked for, the usage."""
+    head = {key: whole[key] for key in ("id", "created", "model")}
+    head["object"] = "chat.completion.chunk"
+
+    def event(*choices: Mapping[str, Any], **more: Any) -> str:
+        return f"data: {json.dumps({**head, 'choices': choices, **more})}\n\n"
+
+    for choice in whole["choices"]:
+        message, index = dict(choice["message"]), choice["index"]
+        if "tool_calls" in message:
+            calls = message["tool_calls"]
+            message["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
+        delta = {"index": index, "delta": message, "finish_reason": None}
+        yield event({**delta, "logprobs": choice["logprobs"]})
+        yield event({"index": index, "delta": {}, "finish_reason": choice["finish_reason"]})
+    if usage:
+        yield event(usage=whole["usage"])
+    yield "data: [DONE]\n\n"
