@@ -19,13 +19,14 @@ from comlrl.quoting import one_line
 from comlrl.types import Completion, Message, Sampling
 
 MAX_CHOICES = 128
+MAX_STOPS, MAX_STOP = 16, 256  # texts, and characters of each
 # Parameters that do not change the policy that samples.
 WITHOUT_EFFECT = frozenset({
     "model", "messages", "user", "metadata", "store", "safety_identifier", "prompt_cache_key",
     "prompt_cache_retention", "service_tier", "parallel_tool_calls", "tools", "n",
 })  # fmt: skip
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # the values of others that ask for nothing
-    "stop": ([],), "seed": (), "functions": ([],), "function_call": ("none", "auto"),
+    "seed": (), "functions": ([],), "function_call": ("none", "auto"),
     "top_logprobs": (0,), "logit_bias": ({},), "presence_penalty": (0,), "frequency_penalty": (0,),
     "repetition_penalty": (1,), "min_p": (0,), "response_format": ({"type": "text"},),
     "modalities": (["text"],),
@@ -39,6 +40,7 @@ class ChatRequest:
     prompt: tuple[Message, ...]  # the tools before the messages, where they may be called
     functions: tuple[str, ...]  # names of the tools that may be called
     count: int  # of completions
+    stop: tuple[str, ...]  # texts that end a completion beside the run's
     logprobs: bool
     stream: bool
     stream_usage: bool  # whether a stream ends with the usage
@@ -81,6 +83,7 @@ def read_request(asked: Mapping[str, Any], sampling: Sampling, written: Written)
         prompt=tools + messages([_message(message, written) for message in listed]),
         functions=functions,
         count=count or 1,
+        stop=_stops(asked.get("stop")),
         logprobs=_flag(asked, "logprobs"),
         stream=_flag(asked, "stream"),
         stream_usage=_flag(options, "include_usage"),
@@ -99,6 +102,20 @@ def _flag(asked: Mapping[str, Any], name: str) -> bool:
     return bool(value)
 
 
+def _stops(value: Any) -> tuple[str, ...]:
+    """Return the texts that end a completion. Raises ValueError."""
+    listed = [] if value is None else [value] if isinstance(value, str) else value
+    if (
+        not isinstance(listed, list)
+        or len(listed) > MAX_STOPS
+        or not all(isinstance(text, str) and 0 < len(text) <= MAX_STOP for text in listed)
+    ):
+        raise ValueError(
+            f"stop: {shown(value)}; give up to {MAX_STOPS} texts of 1 to {MAX_STOP} characters"
+        )
+    return tuple(listed)
+
+
 def _check_sampling(asked: Mapping[str, Any], sampling: Sampling) -> None:
     """Raise ValueError for a parameter that asks for another distribution than the run samples
     from. A greedy evaluation replaces what the program asks for."""
@@ -107,7 +124,7 @@ def _check_sampling(asked: Mapping[str, Any], sampling: Sampling) -> None:
         "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
         "top_k": sampling.top_k,
     }
-    elsewhere = {"stream", "stream_options", "logprobs", "tool_choice"}
+    elsewhere = {"stream", "stream_options", "stop", "logprobs", "tool_choice"}
     for name, value in asked.items():
         if value is None or name in WITHOUT_EFFECT or name in elsewhere:
             continue

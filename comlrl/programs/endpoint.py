@@ -74,7 +74,7 @@ class Endpoint:
             Route("/{path}/v1/models", self._models, methods=["GET"]),
             Route("/{path}/v1/models/{model:path}", self._model, methods=["GET"]),
             Route("/{path}/v1/chat/completions", self._chat, methods=["POST"]),
-            Route("/{path}/{rest:path}", self._unknown),
+            Route("/{path}/{rest:path}", self._unknown, methods=["GET", "POST", "PUT", "DELETE"]),
         ]
         config = uvicorn.Config(
             Starlette(routes=routes, exception_handlers={HTTPException: _refusal}),
@@ -194,7 +194,7 @@ async def _completions(
     running, model = episode.running, body.get("model", "")
     agent = _index(running, model)
     asked = chat.read_request(body, running.settings.sampling.of(agent), episode.written)
-    calls = (running.call(agent, asked.prompt) for _ in range(asked.count))
+    calls = (running.call(agent, asked.prompt, asked.stop) for _ in range(asked.count))
     drawn = await _all(*calls)
     read = len(running.context.encode(agent, asked.prompt))
     tokens = {token for c in drawn for token in c.token_ids} if asked.logprobs else ()

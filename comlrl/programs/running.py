@@ -57,6 +57,7 @@ class PendingCall:
     number: int
     prompt: tuple[Message, ...]
     ids: tuple[int, ...]
+    stop: tuple[str, ...]  # texts that end this completion beside the run's
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -168,8 +169,10 @@ class RunningEpisode:
         """What the domain has each agent read first."""
         return self.settings.prompts.first(self.task, len(self.program.names_N))
 
-    async def call(self, agent: int, prompt: tuple[Message, ...]) -> Completion:
-        """One completion by one agent.
+    async def call(
+        self, agent: int, prompt: tuple[Message, ...], stop: tuple[str, ...] = ()
+    ) -> Completion:
+        """One completion by one agent. ``stop``: texts that end it beside the run's.
 
         Raises EpisodeError where the prompt does not fit, and UserError where ``encode`` does. More
         calls than the episode may make end it, whatever it catches.
@@ -187,8 +190,9 @@ class RunningEpisode:
                 "agent_model.max_length if the model allows it"
             )
         call = PendingCall(
-            running=self, slot=len(self.calls), agent=agent, number=number, prompt=prompt, ids=ids
-        )
+            running=self, slot=len(self.calls), agent=agent, number=number, prompt=prompt, ids=ids,
+            stop=stop,
+        )  # fmt: skip
         self.calls.append(None)
         self.asked_N[agent] += 1
         return await self._answer(self.context.answers.ask(call))

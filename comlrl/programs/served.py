@@ -63,7 +63,7 @@ class Served:
         request = Request(call.ids, (call.key,), task_id=call.running.task.task_id)
         try:
             (completion,) = await self.sampler.sample_one(
-                call.agent, request, self.settings.sampling
+                call.agent, request, self.settings.sampling.with_stops(call.stop)
             )
         except Exception as error:
             self.stop(error)

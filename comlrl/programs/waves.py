@@ -60,8 +60,15 @@ class Waves:
             answer.set_result(score)
 
     def _sample(self) -> None:
-        """All waiting calls, in one call of the sampler; like prompts are one request."""
+        """All waiting calls, in one call of the sampler for those with the same stops."""
         waiting, self._calls = sorted(self._calls, key=lambda c: c[0].place), []
+        for stop in dict.fromkeys(call.stop for call, _ in waiting):
+            self._sample_with(stop, [pair for pair in waiting if pair[0].stop == stop])
+
+    def _sample_with(
+        self, stop: tuple[str, ...], waiting: list[tuple[PendingCall, asyncio.Future[Completion]]]
+    ) -> None:
+        """Calls with these stops; like prompts are one request."""
         groups_N: list[dict[tuple[int, tuple[int, ...]], list[int]]] = [
             {} for _ in self.settings.program.names_N
         ]
@@ -75,7 +82,9 @@ class Waves:
             ]
             for groups in groups_N
         ]
-        sampled_N = self.settings.sampler.sample(requests_N, self.settings.sampling)
+        sampled_N = self.settings.sampler.sample(
+            requests_N, self.settings.sampling.with_stops(stop)
+        )
         for groups, sampled in zip(groups_N, sampled_N, strict=True):
             for own, completions in zip(groups.values(), sampled, strict=True):
                 for index, completion in zip(own, completions, strict=True):

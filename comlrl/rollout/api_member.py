@@ -134,6 +134,7 @@ class ApiMember:
             self._limit: sampling.max_new_tokens,
         }
         optional = {"top_p": sampling.top_p, "top_k": sampling.top_k, "tools": tools}
+        optional["stop"] = list(sampling.stop)
         parameters |= {name: value for name, value in optional.items() if value}
         asked = [self.base_url, messages, parameters, repr(key)]
         digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()

@@ -93,6 +93,13 @@ class Sampling:
         by_agent = tuple(replace(own, max_support=max_support) for own in self.by_agent)
         return replace(self, max_support=max_support, by_agent=by_agent)
 
+    def with_stops(self, stop: tuple[str, ...]) -> Sampling:
+        """Return the same with these stops beside its own, for all agents."""
+        if not stop:
+            return self
+        by_agent = tuple(agent.with_stops(stop) for agent in self.by_agent)
+        return replace(self, stop=tuple(dict.fromkeys(self.stop + stop)), by_agent=by_agent)
+
     @property
     def greedy(self) -> Sampling:
         """The likeliest tokens, with the same limits and stops."""

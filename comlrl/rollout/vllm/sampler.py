@@ -289,11 +289,13 @@ def _completion(agent: Agent, drawn: Drawn, sampling: Sampling) -> Completion:
         if (end := stops.end(drawn.token_ids)) is not None:
             drawn, by_text = drawn.up_to(end), True
             text = stops.text_before(drawn.token_ids)
+    greedy = sampling.temperature == 0
     return Completion(
         text,
         drawn.token_ids,
         by_text or drawn.token_ids[-1] in agent.stop_ids,
-        math.nan if sampling.temperature == 0 else math.fsum(drawn.logprob_L),
+        math.nan if greedy else math.fsum(drawn.logprob_L),
+        logprob_L=() if greedy else drawn.logprob_L,
         support=None if drawn.support_L is None else _support(drawn.support_L),
     )
 

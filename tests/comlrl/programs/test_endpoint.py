@@ -8,6 +8,7 @@ import http.client
 import json
 import os
 import socket
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,7 +18,7 @@ import pytest
 from comlrl.errors import UserError
 from comlrl.programs import tool_calls
 from comlrl.types import Completion
-from tests.support.played import TASKS, Keeping, played
+from tests.support.played import TASKS, Keeping, Serving, played
 
 
 def client(agents: Any) -> openai.AsyncOpenAI:
@@ -115,7 +116,9 @@ def test_tools_are_the_beginning_of_the_prompt():
     [
         ({"temperature": 0.1}, 400, "temperature: 0.1; the run samples with 1.0"),
         ({"max_tokens": 1}, 400, "max_tokens: 1; the run's max_new_tokens is"),
-        ({"stop": ["\n"]}, 400, "stop: "),
+        ({"stop": [""]}, 400, "stop: "),
+        ({"stop": [1]}, 400, "stop: "),
+        ({"stop": ["a"] * 17}, 400, "stop: "),
         ({"stream": "yes"}, 400, "stream: 'yes'"),
         ({"stream_options": 1}, 400, "stream_options: 1"),
         ({"top_logprobs": 2}, 400, "top_logprobs: 2"),
@@ -266,6 +269,25 @@ def test_a_stream_holds_the_text_and_ends_with_the_usage():
     played(play, 1, tasks=TASKS[:1], sampler=Writing("one", "two", "three"))
 
 
+@pytest.mark.parametrize("sampler", [Keeping, Serving])
+def test_stops_of_a_request_are_beside_the_run_s(sampler):
+    class Stopping(sampler):
+        def completion(self, key, sampling):
+            stops.append(sampling.of(0).stop)
+            return super().completion(key, sampling)
+
+    stops: list[tuple[str, ...]] = []
+
+    async def play(task, agents):
+        async with client(agents) as own:
+            ask = partial(own.chat.completions.create, model="coder", messages=user("write"))
+            await asyncio.gather(ask(), ask(stop="\n"), ask(stop=["a", "b", "a"]))
+        return 1
+
+    played(play, 1, tasks=TASKS[:1], sampler=Stopping())
+    assert sorted(stops) == [(), ("\n",), ("a", "b")]
+
+
 def test_developers_are_the_system_and_names_stay_in_the_text():
     async def play(task, agents):
         asked = [{"role": "developer", "content": "Be brief."},
@@ -366,7 +388,7 @@ def test_a_head_request_has_no_body(caplog):
         return (await asyncio.to_thread(post, agents, {}, method="HEAD"))[0]
 
     (group,) = played(play, 1, tasks=TASKS[:1])
-    assert group.episodes_G[0].score.value == 405
+    assert group.episodes_G[0].score.value == 404
     assert not [r for r in caplog.records if r.name == "asyncio"]
 
 

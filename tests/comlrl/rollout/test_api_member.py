@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -31,6 +32,7 @@ requests = []
 async def forever():
     while True:
         yield b"x" * 65536
+        await asyncio.sleep(0)
 
 async def chat(request):
     body = await request.json()
@@ -86,8 +88,6 @@ class Served:
 
 @pytest.fixture(scope="module")
 def process(tmp_path_factory) -> Iterator[Served]:
-    import socket
-
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

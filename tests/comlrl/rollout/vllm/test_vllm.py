@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-import http.client
 import itertools
-=======
->>>>>>> 91f3044 (vLLM's clients by httpx in one event loop: rendezvous hashing on adapter and task, and no threads, sockets or load balancing of our own)
 import math
 import threading
 from collections.abc import Iterator
