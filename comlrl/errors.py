@@ -23,6 +23,14 @@ class UserError(Exception):
     exit_code = 2
 
 
+class ServerError(UserError):
+    """A server that samples is of no more use: it has not answered for too long, or not as it
+    should. The run ends with a checkpoint."""
+
+    exit_code = 1
+    may_pass = False  # whether the same request may succeed later, or elsewhere
+
+
 class NonFiniteError(RuntimeError):
     """A logit, loss or gradient that is NaN or infinite; ``batch`` is the ``TokenBatch`` that gave
     it, where one is kept."""

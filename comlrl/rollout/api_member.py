@@ -15,11 +15,10 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from comlrl import files
-from comlrl.errors import UserError
+from comlrl.errors import ServerError, UserError
 from comlrl.quoting import one_line
 from comlrl.rollout import background
 from comlrl.rollout.api_client import Answer, ApiClient, ApiFailure
-from comlrl.rollout.vllm.replies import ServerError
 from comlrl.types import Completion, Message, Request, Sampling
 
 IN_FLIGHT = 16  # requests

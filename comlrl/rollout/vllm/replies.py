@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from comlrl.errors import UserError
+from comlrl.errors import ServerError, UserError
 from comlrl.quoting import one_line
 
 KEY = "generation.vllm_url"
@@ -22,13 +22,6 @@ ROUNDING = 1e-3  # by which a log-probability may exceed 0
 
 
 PASSING = frozenset({408, 429})  # statuses of errors that may pass, beside those from 500 on
-
-
-class ServerError(UserError):
-    """The server is of no more use: it has not answered for too long, or not as it should."""
-
-    exit_code = 1
-    may_pass = False  # whether the same request may succeed later, or elsewhere
 
 
 class Unanswered(ServerError):

@@ -11,9 +11,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from comlrl.errors import UserError
+from comlrl.errors import ServerError, UserError
 from comlrl.models.team import Team
-from comlrl.rollout.vllm.replies import ServerError
 from comlrl.rollout.vllm.server import Server
 from comlrl.types import AgentTurn, Completion, Node, Request, Sampling, Task, Tree
 from comlrl.update.importance import ImportanceWeightedSampler

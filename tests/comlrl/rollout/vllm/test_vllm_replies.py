@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from comlrl.errors import UserError
+from comlrl.errors import ServerError, UserError
 from comlrl.rollout.background import submit
 from comlrl.rollout.vllm import replies
-from comlrl.rollout.vllm.replies import BadReply, Drawn, ServerError
+from comlrl.rollout.vllm.replies import BadReply, Drawn
 from comlrl.rollout.vllm.server import Server
 from comlrl.rollout.vllm.servers import Servers
 from comlrl.types import Sampling

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from fastapi import HTTPException
 
-from comlrl.rollout.vllm.replies import ServerError
+from comlrl.errors import ServerError
 from comlrl.rollout.vllm.sampler import VLLMSampler
 from comlrl.rollout.vllm.servers import LAST_WAIT, Servers, rank
 from comlrl.types import Request, Sampling
