@@ -10,10 +10,13 @@ from typing import Any
 from comlrl.config.plugins.targets import Target
 from comlrl.programs.program import Program
 from comlrl.programs.rollout import ProgramRollout
-from comlrl.types import EpisodeGroup, Request, Reward, Row, Score, Shape
+from comlrl.types import Completion, EpisodeGroup, Request, Reward, Row, Score, Shape
 from tests.support.fakes import PROMPTS, SAMPLING, SEED, FakeSampler, task
 
 TASKS = [task("A"), task("B")]
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+]
 
 
 class PlainReward(Reward):
@@ -40,6 +43,18 @@ class Keeping(FakeSampler):
     def sample(self, requests_N, sampling):
         self.requests.append([list(own) for own in requests_N])
         return super().sample(requests_N, sampling)
+
+
+class Writing(Keeping):
+    """Writes these texts, one after the other."""
+
+    def __init__(self, *texts: str) -> None:
+        super().__init__()
+        self.texts = list(texts)
+
+    def completion(self, key, sampling):
+        text = self.texts.pop(0)
+        return Completion(text, tuple(text.encode()), True, logprob_L=(-0.5,) * len(text.encode()))
 
 
 class Serving(Keeping):

@@ -12,8 +12,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from tests.comlrl.programs.test_endpoint import TOOLS, Writing
-from tests.support.played import TASKS, played, playing
+from tests.support.played import TASKS, TOOLS, Writing, played, playing
 from tests.support.tiny_models import CHAT, folder
 from tests.support.tiny_trainers import build, share_of_letters
 

@@ -17,8 +17,7 @@ import pytest
 
 from comlrl.errors import UserError
 from comlrl.programs import tool_calls
-from comlrl.types import Completion
-from tests.support.played import TASKS, Keeping, Serving, played
+from tests.support.played import TASKS, TOOLS, Keeping, Serving, Writing, played
 
 
 def client(agents: Any) -> openai.AsyncOpenAI:
@@ -87,11 +86,6 @@ def test_n_that_is_null_is_one_choice():
 
     (group,) = played(play, 1, tasks=TASKS[:1])
     assert group.episodes_G[0].score.value == 1
-
-
-TOOLS: list[Any] = [
-    {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-]
 
 
 def test_tools_are_the_beginning_of_the_prompt():
@@ -173,18 +167,6 @@ def test_a_wrong_value_is_not_echoed(asked):
 
 
 # Tools, streams, roles
-
-
-class Writing(Keeping):
-    """Writes these texts, one after the other."""
-
-    def __init__(self, *texts: str) -> None:
-        super().__init__()
-        self.texts = list(texts)
-
-    def completion(self, key, sampling):
-        text = self.texts.pop(0)
-        return Completion(text, tuple(text.encode()), True, logprob_L=(-0.5,) * len(text.encode()))
 
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a":  2}}\n</tool_call>'
