@@ -349,10 +349,11 @@ class MAGRPOTrainer:
             loss = policy_gradient(logprob_A, weight_A / nodes)
         if section.kl_coef > 0:
             kl_A = k3_kl(logprob_A, old.of_reference(batch))
-            loss = loss + section.kl_coef * kl_A.sum() / (nodes * count)
+            loss = loss + section.kl_coef * batch.corrected(kl_A).sum() / (nodes * count)
             sums.add(kl=kl_A)
         if logprobs.entropy_A is not None:
-            loss = loss - section.entropy_coef * logprobs.entropy_A.sum() / (nodes * count)
+            entropy = batch.corrected(logprobs.entropy_A).sum()
+            loss = loss - section.entropy_coef * entropy / (nodes * count)
             sums.add(entropy=logprobs.entropy_A)
         sums.add(loss=nodes * float(loss.detach()))
         return loss, sums

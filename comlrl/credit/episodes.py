@@ -22,6 +22,7 @@ from collections.abc import Sequence
 
 from comlrl.credit.advantages import sibling_advantages
 from comlrl.types import Call, Episode, EpisodeGroup, Row
+from comlrl.types.token_rows import importances_of
 
 
 def return_to_go(episode: Episode, agent: int, call: int, discount: float) -> float:
@@ -86,5 +87,6 @@ def _row(prompt_ids: tuple[int, ...], calls: Sequence[tuple[Call, float, int]]) 
         tuple(w * c.importance for (_, w, _), c in zip(calls, completions, strict=True)),
         tuple(number for *_, number in calls),
         support=tuple(c.support for c in completions if c.support is not None),
+        importances=importances_of(completions),
         contexts=tuple(map(len, contexts)) if any(contexts) else (),
     )

@@ -108,7 +108,21 @@ def pack(rows: Sequence[Row], pad_id: int) -> TokenBatch:
         weight_RL=weight,
         completion_RL=completion,
         support=_support(rows),
+        importance_A=_importance(rows),
     )
+
+
+def _importance(rows: Sequence[Row]) -> torch.Tensor | None:
+    """π/μ of each chosen token's completion."""
+    if not any(row.importances for row in rows):
+        return None
+    pairs = [
+        pair
+        for row in rows
+        for pair in zip(row.importances or (1.0,) * len(row.completions), row.chosen, strict=True)
+    ]
+    importances, chosen = (torch.tensor(column) for column in zip(*pairs, strict=True))
+    return importances.double().repeat_interleave(chosen)
 
 
 def _support(rows: Sequence[Row]) -> SamplingSupport | None:

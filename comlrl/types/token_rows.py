@@ -22,6 +22,8 @@ class Row:
     indices: tuple[int, ...]  # the caller's number for each
     _: KW_ONLY
     support: tuple[SamplingSupport, ...] = ()  # of each; empty: they were chosen from all tokens
+    # π/μ of each, which is in ``weights`` already; empty: 1
+    importances: tuple[float, ...] = ()
     # Leading tokens of each that continue its prompt and were not chosen; empty: none
     contexts: tuple[int, ...] = ()
 
@@ -41,7 +43,8 @@ class Row:
         support = tuple(
             completion.support for completion in completions if completion.support is not None
         )
-        return cls(prompt_ids, ids, own, tuple(indices), support=support)
+        importances = importances_of(completions)
+        return cls(prompt_ids, ids, own, tuple(indices), support=support, importances=importances)
 
     @property
     def length(self) -> int:
@@ -60,7 +63,8 @@ class Row:
         span = slice(start, end)
         return Row(
             self.prompt_ids, self.completions[span], self.weights[span], self.indices[span],
-            support=self.support[span], contexts=self.contexts[span],
+            support=self.support[span], importances=self.importances[span],
+            contexts=self.contexts[span],
         )  # fmt: skip
 
 
@@ -82,3 +86,16 @@ class TokenBatch:
     weight_RL: torch.Tensor  # float64: a completion's coefficient on each of its tokens
     completion_RL: torch.Tensor  # int64: index of the completion that a token belongs to, or −1
     support: SamplingSupport | None = None  # of each action; None: each was chosen from all tokens
+    importance_A: torch.Tensor | None = None  # float64: π/μ of each action's completion; None: 1
+
+    def corrected(self, value_A: torch.Tensor) -> torch.Tensor:
+        """Values of the sampled actions, whose expectation is then under the trained policy."""
+        if self.importance_A is None:
+            return value_A
+        return value_A * self.importance_A.to(value_A)
+
+
+def importances_of(completions: Sequence[Completion]) -> tuple[float, ...]:
+    """π/μ of each completion; empty where all were drawn by the trained policy."""
+    importances = tuple(completion.importance for completion in completions)
+    return importances if any(importance != 1 for importance in importances) else ()

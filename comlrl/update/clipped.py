@@ -116,11 +116,12 @@ class ClippedPolicy:
         loss_A = loss_A * batch.weight_RL[batch.action_mask_RL].to(loss_A)
         if section.entropy_coef > 0:
             assert policy.entropy_A is not None
-            loss_A = loss_A - section.entropy_coef * policy.entropy_A
+            loss_A = loss_A - section.entropy_coef * batch.corrected(policy.entropy_A)
             sums.add(entropy=policy.entropy_A)
         if self.kl_in_loss > 0:
             reference_A = self.old.of_reference(batch)
-            loss_A = loss_A + self.kl_in_loss * k3_kl(policy.logprob_A, reference_A)
+            kl_A = batch.corrected(k3_kl(policy.logprob_A, reference_A))
+            loss_A = loss_A + self.kl_in_loss * kl_A
         return loss_A
 
 

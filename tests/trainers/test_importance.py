@@ -221,6 +221,36 @@ def test_the_expected_gradient_is_the_trained_policy_s(algorithm, cap, drawn, fo
         assert (wrong - right).norm() > 0.01 * right.norm()
 
 
+def token_terms(agents: Team, index: int, ids: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    """k3 and the entropy of a completion, summed over its tokens, written out."""
+    whole, chosen = torch.tensor([[*PROMPT, *ids]]), torch.tensor(ids)[:, None]
+    with agents.acting(index) as agent:
+        policy_LV = (agent.model(whole).logits[0, len(PROMPT) - 1 : -1] / 0.8).log_softmax(-1)
+    with agents.reference(index) as agent, torch.no_grad():
+        base_LV = (agent.model(whole).logits[0, len(PROMPT) - 1 : -1] / 0.8).log_softmax(-1)
+    rho = (base_LV - policy_LV).gather(-1, chosen)
+    return (rho.exp() - rho - 1).sum(), -(policy_LV.exp() * policy_LV).sum()
+
+
+@pytest.mark.parametrize("algorithm", ["magrpo", "ppo"])
+def test_the_kl_and_entropy_terms_are_the_trained_policy_s_too(algorithm, folder):
+    """μ draws every completion alike: a mean over the pairs is an expectation under it."""
+    agents = built(folder)
+    noisy(agents, 0.4)
+    uniform = [dict.fromkeys(WRITTEN, -math.log(len(WRITTEN)))] * 2
+    keys = {"kl_coef": 3.0, "entropy_coef": 2.0} | ({"kl_in": "loss"} if algorithm == "ppo" else {})
+    corrected = ImportanceWeightedSampler(agents, Everything(uniform), 1e9)
+    found = gradients(algorithm, agents, grown(corrected, agents, uniform), folder, **keys)
+    for index, own in enumerate(found):
+        total = torch.zeros((), dtype=torch.float64)
+        for ids in WRITTEN:
+            kl, entropy = token_terms(agents, index, ids)
+            total = total + logprob(agents, index, ids).detach().exp() * (3 * kl - 2 * entropy)
+        terms = torch.autograd.grad(total, agents.agents[index].parameters())
+        wanted = expected(agents, uniform, index, 1e9) + torch.cat([g.flatten() for g in terms])
+        assert (own - wanted).norm() < 1e-6 * wanted.norm()
+
+
 # Two turns of one token each, sampled by a server while weights move: 16 pairs at each of 17 nodes.
 
 LATER = (2, 3, 1, 2)  # the second turn's prompt
