@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from comlrl.errors import UserError, print_error
+
 MAX_OPEN = 16_384  # files and sockets, where the system's hard limit allows it
 
 
@@ -60,7 +62,13 @@ def put_in_place(new: Path, path: Path, old: Path) -> None:
 
 def tolerant_terminal() -> None:
     """Let stdout write what its encoding does not have as escapes: a locale that is not UTF-8, or
-    a file's name that is not, ends no run."""
+    a file's name that is not, ends no run. Raises SystemExit where the working directory is gone:
+    every path of a command needs one."""
+    try:
+        os.getcwd()
+    except OSError:
+        print_error("the working directory was deleted; change to one that exists")
+        raise SystemExit(UserError.exit_code) from None
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 
 def clean(text: str) -> str:
@@ -44,6 +45,17 @@ def printable(text: str) -> str:
 def without_surrogates(text: str) -> str:
     """Lone surrogates become "?": no file, terminal or tokenizer takes them."""
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def clean_json(value: Any) -> Any:
+    """A value read from JSON, its texts and keys ``without_surrogates``."""
+    if isinstance(value, str):
+        return value if value.isascii() else without_surrogates(value)
+    if isinstance(value, list):
+        return [clean_json(item) for item in value]
+    if isinstance(value, dict):
+        return {clean_json(name): clean_json(item) for name, item in value.items()}
+    return value
 
 
 def cut(text: str, limit: int) -> str:

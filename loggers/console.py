@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from comlrl.loop.records import LogMark, LogRecord
+from comlrl.quoting import one_line
 from comlrl.types import RolloutResult
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ class _LiveView:
     """
 
     def __init__(self, console: Console, progress: Progress, title: str, columns: Columns) -> None:
-        self._progress, self._title = progress, title or "training"
+        self._progress, self._title = progress, one_line(title) or "training"
         self._columns = columns
         self._train: LogRecord | None = None
         self._evals: list[LogRecord] = []

@@ -12,7 +12,7 @@ import yaml
 from comlrl.files import replace
 from comlrl.run_files import BEST_MODEL, FINAL_MODEL, HETEROGENEOUS
 from loggers.report.run_data import Run, read_run
-from loggers.tables import table
+from loggers.tables import code, plain, table
 from loggers.views.view import listed
 
 SETTINGS = (
@@ -88,11 +88,11 @@ def card(run: Run, place: Path, method: str = "") -> str:
         [
             _front_matter(run),
             f"# A team of {count}, trained with {run.algorithm.upper()}\n",
-            f"{count} agent(s) on `{_base(run)}` ({trained}) that {run.view.work}.\n",
+            f"{count} agent(s) on {code(_base(run))} ({trained}) that {run.view.work}.\n",
             table(["folder", "role"], agents),
             "## Training\n",
-            f"{method or run.algorithm.upper()}; tasks of `{dataset['name']}` "
-            f"{dataset.get('train_split', '')}. The whole configuration is the run's "
+            f"{method or run.algorithm.upper()}; tasks of {code(dataset['name'])} "
+            f"{plain(dataset.get('train_split', ''))}. The whole configuration is the run's "
             "`config.yaml`.\n",
             table(["setting", "value"], [*settings, *ends]),
             _results(run),
@@ -155,7 +155,8 @@ def _results(run: Run) -> str:
         return ""
     names = [*(n for n in RESULTS if n in after), *listed(run.view.tables, after)]
     rows = [[name, before.get(name, "–"), after[name]] for name in names]
-    split = f"`{run.config['dataset']['name']}` {run.config['dataset'].get('eval_split', '')}"
+    dataset = run.config["dataset"]
+    split = f"{code(dataset['name'])} {plain(dataset.get('eval_split', ''))}"
     tasks = int(after.get("tasks", 0))
     answers = run.config.get(run.algorithm, {}).get("eval_answers", 1)
     return f"## Results\n\n{tasks} tasks of {split}, answers to each: {answers}.\n\n" + table(
@@ -165,9 +166,9 @@ def _results(run: Run) -> str:
 
 def _agent_card(run: Run, folder: str, role: str) -> str:
     return (
-        f"{_front_matter(run)}\n# {role} of a team trained with {run.algorithm.upper()}\n\n"
-        f"`{folder}` on `{_base(run)}`. It was trained to work with the other agents beside it; "
-        "the card of the whole team is the README of the folder above.\n"
+        f"{_front_matter(run)}\n# {plain(role)} of a team trained with {run.algorithm.upper()}\n\n"
+        f"`{folder}` on {code(_base(run))}. It was trained to work with the other agents beside "
+        "it; the card of the whole team is the README of the folder above.\n"
     )
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from comlrl.quoting import one_line
 from loggers.views import view_of
 from loggers.views.view import listed
 
+NAME = 300  # characters of a name
 SHOWN = ("convention_match_rate", "completion_length_mean", "truncation_share")
 
 
@@ -53,7 +55,7 @@ def cross_play_table(result: Mapping[str, Any]) -> str:
     runs, (others, last) = result["runs"], sides(result["roles"])
     names = [f"{i + 1}" for i in range(len(runs))]
     parts = ["# Cross-play\n", _how(result) + "\n"]
-    parts += [f"{i + 1}. `{run}`" for i, run in enumerate(runs)]
+    parts += [f"{i + 1}. {code(run)}" for i, run in enumerate(runs)]
     for name, matrix in result["matrices"].items():
         found = result["summary"][name]
         rows = [[f"{others} of {n}", *row] for n, row in zip(names, matrix, strict=True)]
@@ -115,8 +117,8 @@ def sides(roles: Sequence[str]) -> tuple[str, str]:
 
 def _what(result: Mapping[str, Any]) -> str:
     if result["baseline"]:
-        return f"Baseline {result['baseline']}, {result['model']}"
-    return str(result["checkpoint"] or f"{result['model']}, untrained")
+        return plain(f"Baseline {result['baseline']}, {result['model']}")
+    return plain(result["checkpoint"] or f"{result['model']}, untrained")
 
 
 def _how(result: Mapping[str, Any]) -> str:
@@ -127,7 +129,7 @@ def _how(result: Mapping[str, Any]) -> str:
         settings = " ".join(f"{key} {value}" for key, value in own.items() if value is not None)
         cut += f", {role}: {settings}"
     return (
-        f"{result['tasks']} tasks of `{result['dataset']}` {result['split']}, "
+        f"{result['tasks']} tasks of {code(result['dataset'])} {plain(result['split'])}, "
         f"{result['samples']} answer(s) each, {result['num_agents']} agent(s), "
         f"{_order(result)}, {drawn}{cut}, "
         f"seed {result['seed']}."
@@ -137,9 +139,9 @@ def _how(result: Mapping[str, Any]) -> str:
 def _order(result: Mapping[str, Any]) -> str:
     """Who acts when: a program says so itself, but not where a baseline plays."""
     program = result.get("settings", {}).get("program", {})
-    name = program.get("target") or program.get("command")
-    if name and not result["baseline"]:
-        return f"program `{name}`"
+    played = program.get("target") or program.get("command")
+    if played and not result["baseline"]:
+        return f"program {code(played)}"
     return f"{result['num_turns']} turn(s), {result['turn_order']}"
 
 
@@ -161,4 +163,14 @@ def _digits(value: float) -> str:
 
 
 def _text(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+    return f"{value:.3f}" if isinstance(value, float) else plain(value).replace("|", "\\|")
+
+
+def plain(value: Any) -> str:
+    """A name from outside as a part of one line of Markdown, on a terminal too."""
+    return one_line(str(value), NAME)
+
+
+def code(value: Any) -> str:
+    """A name from outside as code in Markdown, which no character of it ends."""
+    return "`" + plain(value).replace("`", "'") + "`"

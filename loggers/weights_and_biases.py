@@ -6,16 +6,19 @@ cannot be reached is logged offline beside the run, for ``wandb sync`` later.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import wandb
 
 from comlrl.config.resolved import Config
 from comlrl.errors import notice
 from comlrl.loop.records import LogMark, LogRecord
+from comlrl.quoting import one_line, without_surrogates
 from comlrl.types import Domain, RolloutResult
 from loggers.samples import sample
 from loggers.views import view_of
@@ -41,20 +44,27 @@ def connect(config: Config, domain: Domain, run_dir: Path, resume: bool) -> Wand
             if not wandb.login(prompt=False, timeout=CONNECT_SECONDS):
                 _say("off: no login; `wandb login` or `wandb.mode=offline` turns it on")
                 return None
-        except (wandb.Error, OSError) as error:
+        except Exception as error:  # of wandb's and its readers' many kinds
             mode = _unreachable(error)
     try:
         return WandbLogger(config, domain, run_dir, resume, mode)
-    except wandb.Error as error:
-        if mode == "offline":
-            raise
-        return WandbLogger(config, domain, run_dir, resume, _unreachable(error))
+    except Exception as error:
+        failed = error
+    if mode != "offline":
+        mode = _unreachable(failed)
+        try:
+            return WandbLogger(config, domain, run_dir, resume, mode)
+        except Exception as error:
+            failed = error
+    _say(f"off: {_reason(failed)}")
+    return None
 
 
 class WandbLogger:
     """Metrics as ``train/…`` and ``eval/…`` over environment steps; evaluation samples as a table.
 
-    Raises wandb.Error where a run cannot be started.
+    Raises what wandb raises where a run cannot be started. Later failures are one notice, after
+    which nothing more is logged.
     """
 
     def __init__(
@@ -86,23 +96,39 @@ class WandbLogger:
         self._run.define_metric("env_step")
         for phase in ("train", "eval"):
             self._run.define_metric(f"{phase}/*", step_metric="env_step")
+        self._failed = False
+
+    @contextlib.contextmanager
+    def _tolerant(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if not self._failed:
+                _say(f"nothing more is logged: {_reason(error)}")
+            self._failed = True
 
     def begin(self, mark: LogMark) -> None:
         """Nothing: W&B keeps its own account of a run."""
 
     def log(self, record: LogRecord) -> None:
-        self._run.log(
-            {
-                "env_step": record.step,
-                "update": record.update,
-                "epoch": record.epoch,
-                **{f"{record.phase}/{name}": value for name, value in record.metrics.items()},
-            }
-        )
+        metrics = {
+            f"{record.phase}/{without_surrogates(name)}": value
+            for name, value in record.metrics.items()
+        }
+        self._send({"update": record.update, "epoch": record.epoch, **metrics}, record.step)
+
+    def _send(self, values: Mapping[str, Any], env_step: int) -> None:
+        if not self._failed:
+            with self._tolerant():
+                self._run.log({"env_step": env_step, **values})
 
     def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
-        if record.phase != "eval":
+        if record.phase != "eval" or self._failed:
             return
+        with self._tolerant():
+            self._send({"eval/samples": self._table(record, trees)}, record.step)
+
+    def _table(self, record: LogRecord, trees: Sequence[RolloutResult]) -> wandb.Table:
         samples = [sample(record, tree, self._domain) for tree in trees[:TABLE_ROWS]]
         own = [
             (heading, value_of) for heading, value_of in self._own if any(map(value_of, samples))
@@ -120,16 +146,19 @@ class WandbLogger:
                 episode["reward"],
                 *(value_of(episode) for _, value_of in own),
             )
-        self._run.log({"env_step": record.step, "eval/samples": table})
+        return table
 
     def close(self) -> None:
-        self._run.finish()
+        with self._tolerant():
+            self._run.finish()
 
 
 def run_id(run_dir: Path) -> str | None:
-    """The W&B run that a run directory belongs to, where it has one."""
-    path = _id_file(run_dir)
-    return json.loads(path.read_text(encoding="utf-8"))["id"] if path.exists() else None
+    """The W&B run that a run directory belongs to, where it has one that can be read."""
+    try:
+        return str(json.loads(_id_file(run_dir).read_text(encoding="utf-8"))["id"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
 
 
 def _id_file(run_dir: Path) -> Path:
@@ -137,9 +166,12 @@ def _id_file(run_dir: Path) -> Path:
 
 
 def _unreachable(error: Exception) -> str:
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    _say(f"not connected, so logging offline; `wandb sync` uploads it later ({reason})")
+    _say(f"not connected, so logging offline; `wandb sync` uploads it later ({_reason(error)})")
     return "offline"
+
+
+def _reason(error: Exception) -> str:
+    return one_line(str(error)) or type(error).__name__
 
 
 def _say(text: str) -> None:

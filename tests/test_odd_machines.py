@@ -22,8 +22,11 @@ from comlrl import files
 from comlrl.config.sections import AgentModelConfig
 from comlrl.errors import UserError
 from comlrl.models.pretrained import load_model
+from comlrl.types import JointAction
+from rewards.code.reward import CodeReward
 from rewards.sandbox import launch
 from tests.support import tiny_models
+from tests.support.fakes import code_task
 from tests.support.runs import ROOT, Process, Zygote, metrics, small, weights
 from trainers.launch.commands import train as execution
 
@@ -294,3 +297,25 @@ def test_damaged_models_are_refused_in_a_line(tmp_path: Path, file: str, content
     with pytest.raises(UserError, match=r"^agent_model\.name: .* cannot be loaded: ") as raised:
         loaded(folder)
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 600
+
+
+def test_a_working_directory_that_was_deleted_is_one_line(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    line = f"import os, sys; os.rmdir({str(gone)!r}); sys.path.insert(0, {str(ROOT)!r}); "
+    line += "import train_magrpo; from trainers.launch.commands import train; "
+    line += "sys.exit(train.main('magrpo', None, ['--config', 'magrpo_quickstart', '--dry-run']))"
+    done = subprocess.run([sys.executable, "-c", line], cwd=gone, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert "working directory" in done.stderr
+
+
+def test_a_sandbox_needs_no_path(monkeypatch):
+    from rewards.run_python import run_python
+
+    monkeypatch.setenv("PATH", "")
+    assert run_python("open('a', 'w'); print(1)", memory_mb=300).output == "1\n"
+    with CodeReward(1, 5.0) as reward:
+        task = code_task("t", "", "def check(candidate):\n    assert candidate(1) == 1\n", "f")
+        (score,) = reward.score([JointAction(task, ("def f(x):\n    return x\n",))])
+    assert score.passed

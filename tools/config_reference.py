@@ -42,7 +42,8 @@ Python literals. The last of file, older flags and `--override` wins.
   directory first. A run's `config.yaml` has absolute paths, so you can evaluate it from anywhere.
 - **`--dry-run`** checks rows of local data, local and cached models, the sandbox and files of
   earlier runs. It prints the cost of the run without loading weights, and names what it could not
-  check, such as a name on the hub. With `--measure` it also makes two training steps.
+  check, such as a name on the hub. With `--check-solutions` it also scores the solutions that the
+  rows hold, and with `--measure` it makes two training steps.
 """
 
 

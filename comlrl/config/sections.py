@@ -249,10 +249,14 @@ class RewardProcessorConfig(Section):
     )
 
     enabled: bool = key(True, "false: training reward = reward")
-    scale_factor: float = key(1.0, "multiplies the reward", above=0, unused_if=(NO_PROCESSOR,))
+    scale_factor: float = key(
+        1.0, "multiplies the reward", above=0, at_most=1e15, unused_if=(NO_PROCESSOR,)
+    )
     shift: float = key(
         0.0,
         "added to the scaled reward",
+        at_least=-1e15,
+        at_most=1e15,
         unused_if=(
             NO_PROCESSOR,
             SHIFT_CANCELS,

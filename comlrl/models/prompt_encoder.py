@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from jinja2 import TemplateError
 from tokenizers import AddedToken
 
 from comlrl.errors import UserError
@@ -148,7 +147,7 @@ class PromptEncoder:
                 messages, tools=tools or None, tokenize=False, add_generation_prompt=True
             )
             return text + prefill
-        except TemplateError as error:
+        except Exception as error:  # the template is code of the model's; or there is no default
             roles = ", ".join(message.role for message in prompt)
             raise UserError(
                 f"the chat template of '{self.tokenizer.name_or_path}' refuses messages of the "

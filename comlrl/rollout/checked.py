@@ -14,6 +14,7 @@ from comlrl.types import Attempt, Domain, JointAction, Reward, Score, Task, Tran
 
 REFUSING = ("task", "roles", "check_arguments")  # methods whose ValueError is a refusal
 METHODS = [name for name in vars(Domain) if name[0] != "_" and callable(getattr(Domain, name))]
+LARGEST = 1e15  # of a reward, in size
 TOLERANCE = 1e-6  # of the sum of a score's parts, relative
 
 
@@ -134,9 +135,11 @@ def checked_score(given: Any, agents: int, where: str) -> Score:
     Raises TargetError, which begins with ``where``, for anything else.
     """
     score = given if isinstance(given, Score) else Score(_number(given))
-    if not all(map(math.isfinite, map(_number, (score.task_value, *score.parts.values())))):
+    if not all(map(_fits, map(_number, (score.task_value, *score.parts.values())))):
         what = "as a score or part" if isinstance(given, Score) else "as a score"
-        raise TargetError(f"{where} {_shown(given)} {what}; give finite numbers")
+        raise TargetError(
+            f"{where} {_shown(given)} {what}; give finite numbers of at most {LARGEST:g}"
+        )
     total = math.fsum(score.parts.values())
     if score.parts and abs(total - score.task_value) > TOLERANCE * max(1.0, abs(total)):
         raise TargetError(
@@ -160,7 +163,7 @@ def _by_agent(score: Score, agents: int, where: str) -> tuple[float, ...] | None
     given = score.by_agent
     listed = isinstance(given, Iterable) and not isinstance(given, str)
     own = tuple(map(_number, given)) if listed else ()
-    if len(own) != agents or not all(map(math.isfinite, own)):
+    if len(own) != agents or not all(map(_fits, own)):
         raise TargetError(
             f"{where} by_agent={_shown(given)}; give {agents} finite numbers, one for each agent"
         )
@@ -171,6 +174,11 @@ def _by_agent(score: Score, agents: int, where: str) -> tuple[float, ...] | None
             "the value"
         )
     return own
+
+
+def _fits(number: float) -> bool:
+    """Whether a reward can be squared and added up in the float32 of a loss."""
+    return abs(number) <= LARGEST
 
 
 def _number(value: Any) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from comlrl.errors import UserError
+from comlrl.quoting import clean_json
 
 KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 
@@ -58,5 +59,5 @@ def _parsed(text: str, name: str, line: int = 1) -> Any:
 
 def _object(value: Any, name: str, where: str) -> dict[str, Any]:
     if isinstance(value, dict):
-        return value
+        return clean_json(value)
     raise UserError(f"dataset.name: '{name}' {where} is not a JSON object; write {{…}}")

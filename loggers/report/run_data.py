@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import yaml
 from comlrl.config.plugins.modules import MODULES
 from comlrl.errors import UserError
 from comlrl.files import read_lines
+from comlrl.quoting import clean_json, one_line
 from comlrl.run_files import (
     CONFIG,
     DOMAIN,
@@ -129,10 +132,21 @@ def read_run(path: str | Path) -> Run:
     path = Path(path)
     if not (path / METRICS).is_file():
         raise ReportError(f"{path}: not a run directory; it has no metrics.jsonl")
-    try:
+    with damaged(path):
         return _read(path)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ReportError(f"{path}: damaged: {' '.join(str(error).split())}") from error
+
+
+@contextlib.contextmanager
+def damaged(path: Path) -> Iterator[None]:
+    """Raises ReportError for what files of another content make of reading or showing them."""
+    try:
+        yield
+    except (
+        ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
+        yaml.YAMLError,
+    ) as error:  # fmt: skip
+        reason = one_line(f"{type(error).__name__}: {error}")
+        raise ReportError(f"{path}: damaged: {reason}") from error
 
 
 def _read(path: Path) -> Run:
@@ -143,7 +157,7 @@ def _read(path: Path) -> Run:
         config_text=config_text,
         summary=_json(path / SUMMARY),
         environment=_json(path / ENVIRONMENT),
-        records=tuple(read_lines(path / METRICS)),
+        records=_lines(path / METRICS),
         samples=_lines(path / SAMPLES),
         latents=_lines(path / LATENTS),
         preferences=_json(path / PREFERENCES_SUMMARY),
@@ -158,10 +172,10 @@ def _text(path: Path) -> str:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(_text(path) or "{}")
+        return clean_json(json.loads(_text(path) or "{}"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path.name} is not JSON ({error})") from error
 
 
 def _lines(path: Path) -> tuple[dict[str, Any], ...]:
-    return tuple(read_lines(path)) if path.is_file() else ()
+    return tuple(map(clean_json, read_lines(path))) if path.is_file() else ()

@@ -9,7 +9,7 @@ from comlrl.run_files import REPORT
 from loggers.report.charts import figures, sections
 from loggers.report.lines import reward_ceiling, unsolved_share
 from loggers.report.page import page
-from loggers.report.run_data import Run, read_run
+from loggers.report.run_data import Run, damaged, read_run
 from loggers.report.sample_episodes import episodes, yaml
 
 
@@ -22,8 +22,9 @@ def write_report(run_dir: str | Path) -> None:
 
     run = read_run(run_dir)
     # What other programs have put into the folder, and its own name, may hold lone surrogates.
-    replace(run.path / REPORT, render(run).encode("utf-8", "replace"))
-    write_curves(list(figures(run).values()), run.path / "curves.png")
+    with damaged(run.path):
+        replace(run.path / REPORT, render(run).encode("utf-8", "replace"))
+        write_curves(list(figures(run).values()), run.path / "curves.png")
 
 
 def render(run: Run) -> str:

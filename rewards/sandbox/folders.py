@@ -67,5 +67,7 @@ def _sweep(folder: str) -> None:
 
 def remove_tree(directory: str) -> None:
     """Removes a scratch, however deep and whatever its modes."""
+    path = f"{os.environ.get('PATH', '')}:{os.defpath}".strip(":")  # a user's may be empty
     for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
-        subprocess.run([*command, "--", directory], check=False, stderr=subprocess.DEVNULL)
+        line = [*command, "--", directory]
+        subprocess.run(line, check=False, stderr=subprocess.DEVNULL, env={"PATH": path}, cwd="/")

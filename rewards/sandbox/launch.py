@@ -240,7 +240,7 @@ def _descendants(ancestor: int) -> list[int]:
 
 def bubblewrap_command(random_bytes: str) -> list[str]:
     """``random_bytes``: a file that stands for the devices of random bytes."""
-    executable = shutil.which("bwrap", path=f"{os.environ.get('PATH', '')}:{os.defpath}")
+    executable = shutil.which("bwrap", path=f"{os.environ.get('PATH', '')}:{os.defpath}".strip(":"))
     if executable is None:
         raise SandboxError("sandbox.isolation: bubblewrap is not installed")
     command = [executable, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]

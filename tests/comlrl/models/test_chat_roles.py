@@ -36,6 +36,24 @@ def test_roles_that_a_template_has():
             assert all(message.content in text for message in prompt)
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[0].content + 1 }}",
+        "{{ messages[0].content.encode('latin-1').nothing.more }}",
+        "{{ messages[9].content.x.y }}",
+        "{{ 1 / 0 }}",
+        "{% for %}",
+        {"tool_use": "{{ messages }}", "rag": "{{ messages }}"},  # no default
+    ],
+)
+def test_a_template_that_fails_is_one_line(template):
+    """Whatever it raises: it is code that came with the model."""
+    with pytest.raises(UserError, match="chat template") as caught:
+        agent(template).encode(SYSTEM)
+    assert "\n" not in str(caught.value)
+
+
 def test_roles_that_it_lacks():
     with pytest.raises(UserError, match="has no messages of the role tool; give what a tool ret"):
         agent(WITHOUT_TOOLS).encode(CALLED)

@@ -58,6 +58,8 @@ def test_numbers_and_scores(given):
         ([1.0], "gave 1 scores for 2 joint actions; give a list with one score for each"),
         ([1.0, 2.0, 3.0], "gave 3 scores for 2 joint actions"),
         ([1.0, math.nan], "gave task 'task/1' nan as a score; give finite numbers"),
+        ([1e308, 1.0], "gave task 'task/0' 1e+308 as a score"),
+        ([Score(0.0, by_agent=(1e20, -1e20)), 1.0], "gave task 'task/0' by_agent="),
         ([math.inf, 1.0], "gave task 'task/0' inf as a score"),
         ([1.0, "2"], "gave task 'task/1' '2' as a score"),
         ([1.0, None], "gave task 'task/1' None as a score"),

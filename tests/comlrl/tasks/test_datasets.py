@@ -280,3 +280,16 @@ def test_split_size():
     assert split_size("test[5:3]") == 0
     for unknown in ("test", "test[16:]", "test[-3:]", "test[:10%]", "a[:1]+b[:1]"):
         assert split_size(unknown) is None
+
+
+@pytest.mark.parametrize("form", ["jsonl", "json"])
+def test_lone_surrogates_of_rows_are_replaced(form, tmp_path):
+    """In a prompt, a name and a column nobody reads: no tokenizer or file takes them."""
+    (row,) = rows(1)
+    row |= {"task_id": "a\ud800", "prompt": row["prompt"].replace("Adds", "Adds \udfff\U0001f600")}
+    row["more"] = {"\ud800": ["\udc00"]}
+    file = tmp_path / f"rows.{form}"
+    file.write_text(json.dumps([row] if form == "json" else row))
+    (task,) = load_tasks(DatasetConfig(name=str(file)), "test", CODE)
+    assert task.task_id == "a?" and "Adds ?\U0001f600" in task.fields["prompt"]
+    assert task.fields["more"] == {"?": ["?"]}

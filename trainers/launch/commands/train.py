@@ -25,7 +25,7 @@ from comlrl.files import tolerant_terminal
 from comlrl.loop.interrupts import Interrupted, Signals
 from comlrl.loop.parts import Trainer
 from comlrl.loop.run_directory import check_free
-from comlrl.quoting import one_line
+from comlrl.quoting import one_line, printable
 from comlrl.run_files import FINAL_MODEL, REPORT
 from trainers.launch.checks.installed import check_installed
 from trainers.launch.checks.shipped import LAUNCH
@@ -131,9 +131,9 @@ def _dry_run(config: Config, work: Work, solutions: bool) -> None:
     unchecked, tasks = check(config, work)
     lines = [describe(config, limits(config, work.roles))]
     lines += check_solutions(tasks, work, config.section.num_agents, score=solutions)
-    print("\n".join(lines))
+    print(printable("\n".join(lines)))
     for line in unchecked:
-        print(f"not checked: {line}")
+        print(printable(f"not checked: {line}"))
 
 
 def _measure(
@@ -233,7 +233,7 @@ def execute(
                 distributed.all_gather("interrupted")  # nobody leaves while the main one saves
                 opened.close()  # the loggers: what they hold belongs into the report
                 if distributed.is_main() and _write_pages(config, run.run_dir):
-                    print(f"report: {run.run_dir / REPORT}")
+                    print(printable(f"report: {run.run_dir / REPORT}"))
             raise
         except Exception as error:
             return _stopped(error, run.loop)
@@ -242,7 +242,7 @@ def execute(
         written = _write_pages(config, run.run_dir, card=weights)
         for text in no_weights_notice(config):
             notice(text)
-        print(f"done: {run.run_dir / REPORT if written else run.run_dir}")
+        print(printable(f"done: {run.run_dir / REPORT if written else run.run_dir}"))
     return 0
 
 
