@@ -18,6 +18,7 @@ import os
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,6 +191,7 @@ def _read(channel: socket.socket, size: int, deadline: float) -> bytearray:
 _slots = threading.BoundedSemaphore(len(os.sched_getaffinity(0)))
 _idle: list[_Cell] = []
 _changing = threading.Lock()
+_starter = ThreadPoolExecutor(1)  # a sandbox ends with the thread that started it
 
 
 def _take(level: str, memory_mb: int) -> _Cell:
@@ -198,7 +200,7 @@ def _take(level: str, memory_mb: int) -> _Cell:
             if cell.kind == (level, memory_mb):
                 _idle.remove(cell)
                 return cell
-        return _Cell(level, memory_mb)
+        return _starter.submit(_Cell, level, memory_mb).result()
 
 
 def _give_back(cell: _Cell) -> None:

@@ -96,3 +96,9 @@ def test_several_at_once():
     with ThreadPoolExecutor(8) as threads:
         results = list(threads.map(run_python, [f"print({i})" for i in range(16)]))
     assert [result.output for result in results] == [f"{i}\n" for i in range(16)]
+
+
+def test_a_sandbox_outlives_the_thread_that_uses_it() -> None:
+    for _ in range(3):
+        with ThreadPoolExecutor(1) as threads:
+            assert threads.submit(run_python, "print(1)").result().output == "1\n"
