@@ -23,9 +23,10 @@ import pytest
 import yaml
 
 from comlrl.config.algorithms import SECTIONS, sections_of
-from comlrl.config.loader import ALIASES, Loader, Setting
+from comlrl.config.loader import ALIASES, Loader
 from comlrl.config.sections import SECTIONS as SHARED
 from comlrl.config.sections import Root
+from comlrl.config.yaml_values import Setting
 from comlrl.errors import UserError
 from comlrl.rollout.checked import METHODS
 from comlrl.tasks.prompts import Prompts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 import dataclasses
 import difflib
@@ -10,21 +9,27 @@ import functools
 import json
 import math
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from comlrl.config import paths
 from comlrl.config.algorithms import SINGLE_TURN_KEYS, CommonConfig
+from comlrl.config.hints import hint
 from comlrl.config.keys import Key, fits, keys_of
 from comlrl.config.resolved import Config
 from comlrl.config.sections import OPTIONAL_SECTIONS, SECTIONS, RoleSampling, Root
+from comlrl.config.yaml_values import (
+    Setting,
+    check_text,
+    check_values,
+    load_yaml,
+    normalise,
+    printed,
+)
 from comlrl.errors import UserError
 
 # Older spellings; "<algo>" stands for the algorithm's section. None: accepted and ignored.
@@ -44,24 +49,11 @@ ALIASES: dict[str, str | None] = {
     "generation.max_kept": "generation.max_support",
     "<algo>.advantage_mode": "<algo>.advantage",
 }
-# Of an interpolation: what opens one (an odd number of backslashes escapes it), and a whole one
-# that names another key. Others call resolvers, such as oc.env: they read what is not in the file.
-OPENING = re.compile(r"(?<!\\)(?:\\\\)*\$\{")
-REFERENCE = re.compile(OPENING.pattern + r"\s*[\w.\[\]-]+\s*\}")
 VALUE_ALIASES: dict[str, dict[Any, str]] = {
     "joint_mode": {"aligned": "align", "crossed": "cross"},
     "rl_algorithm": {"mareinforce": "reinforce", "marloo": "rloo"},
     "dpo_reference": {True: "start", False: "none", None: "none"},
 }
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One dotted key with its value and where it was set."""
-
-    key: str
-    value: Any
-    source: str
 
 
 @functools.cache
@@ -88,6 +80,7 @@ class Loader:
         self._values = copy.deepcopy(_defaults(tuple(self.sections.items())))
         self._root = OmegaConf.structured(Root)
         self._asked: set[str] = set()  # of OPTIONAL_SECTIONS
+        self._unknown: dict[str, Setting] = {}  # by key
         self.keys = [f"{s}.{name}" for s, cls in self.sections.items() for name in keys_of(cls)]
         self.keys += keys_of(Root)
 
@@ -100,16 +93,16 @@ class Loader:
     def set(self, setting: Setting) -> None:
         """Take one setting; a later one for the same key wins.
 
-        Raises UserError for an unknown key or a value of the wrong type.
+        Raises UserError for a value of the wrong type. Unknown keys are collected for ``build``.
         """
         key = self._rename(setting)
         if key is None:
             return
         where = f"{key} ({setting.source})"
         for text in check_values(setting.value, where):
-            _check_text(text, where)
+            check_text(text, where)
         is_text = key.partition(".")[0] == "prompts"  # an empty one is not a missing value
-        value = setting.value if is_text else _normalise(setting.value)
+        value = setting.value if is_text else normalise(setting.value)
         older = VALUE_ALIASES.get(key.rpartition(".")[2], {})
         if isinstance(value, str | bool | None) and value in older:
             shown = f"'{value}'" if isinstance(value, str) else json.dumps(value)
@@ -136,8 +129,12 @@ class Loader:
         self.given[key] = setting.source
 
     def build(self) -> Config:
-        """The frozen object. Relations between keys are checked by ``validate``. Raises UserError
-        where an override refers to a key that there is not."""
+        """Return the frozen object. Relations between keys are checked by ``Config.check``.
+
+        Raises UserError, naming all of them, for unknown keys, and for an override that refers to
+        one.
+        """
+        self._refuse_unknown()
         try:
             self._split_older_critic()
             built = self._built()
@@ -214,7 +211,11 @@ class Loader:
         return paths.absolute(value, folders[::-1] if setting.source[:2] == "--" else folders)
 
     def _assign(self, key: str, value: Any, setting: Setting) -> None:
-        target, name = self._locate(key, value, setting)
+        located = self._locate(key)
+        if located is None:
+            self._unknown[key] = dataclasses.replace(setting, key=key)
+            return
+        target, name = located
         own = self._key(key)
         assert own is not None
         if isinstance(value, float) and value.is_integer() and int in own.members:
@@ -227,27 +228,37 @@ class Loader:
             taken = OmegaConf.select(target, name)
         except (OmegaConfBaseException, OverflowError, RecursionError) as error:
             raise UserError(
-                f"{key}: {_shown(value)} ({setting.source}) is not valid; give {own.expected}"
+                f"{key}: {printed(value)} ({setting.source}) is not valid; give {own.expected}"
             ) from error
         if isinstance(taken, float) and not math.isfinite(taken):
             raise UserError(f"{key}: {value!r} ({setting.source}) is not a finite number")
         if isinstance(taken, int) and abs(taken) >= 1 << 63:
             raise UserError(f"{key}: an integer of more than 64 bits ({setting.source}); give less")
 
-    def _locate(self, key: str, value: Any, setting: Setting) -> tuple[Any, str]:
+    def _locate(self, key: str) -> tuple[Any, str] | None:
+        """Return the values that a key is in, and its name there; None: it is unknown."""
         section, _, name = key.partition(".")
         known = self._key(key)
-        if known is not None:
-            if section not in self.sections and (not name or known.is_mapping):
-                return self._root, key
-            head, _, rest = name.partition(".")
-            if not rest or known.is_mapping or isinstance(self._values[section][head], Mapping):
-                return self._values[section], name
-        own = key.rpartition(".")[2]  # a key of another section is likelier meant than a like name
-        near = [k for k in self.keys if k.rpartition(".")[2] == own]
-        near = near or difflib.get_close_matches(key, self.keys, 1, 0.5)
-        hint = f"; did you mean `{near[0]}`?" if near else ""
-        raise UserError(f"{key}: unknown key, given {value!r} ({setting.source}){hint}")
+        if known is None:
+            return None
+        if section not in self.sections:
+            return (self._root, key) if not name or known.is_mapping else None
+        head, _, rest = name.partition(".")
+        nested = known.is_mapping or isinstance(self._values[section][head], Mapping)
+        return (self._values[section], name) if nested or not rest else None
+
+    def _refuse_unknown(self) -> None:
+        """Raise UserError for all unknown keys at once."""
+        if not self._unknown:
+            return
+        hints = [hint(key, self.keys, self.algorithm) for key in self._unknown]
+        (setting, fix), *others = zip(self._unknown.values(), hints, strict=True)
+        text = f"{setting.key}: unknown key, given {printed(setting.value)} ({setting.source})"
+        text += f"; {fix}" if fix else ""
+        if others:
+            listed = ", ".join(f"{s.key}{f' ({fix})' if fix else ''}" for s, fix in others)
+            text += f"; also unknown: {listed}; docs/configuration.md has all keys"
+        raise UserError(text)
 
     def _key(self, key: str) -> Key | None:
         """The key that a dotted name is of, or is an entry of; None: there is none."""
@@ -275,118 +286,6 @@ def share_common_keys(config: Config, given: Mapping[str, str]) -> Config:
         values[key] = getattr(config.sections[own if wins else online], key)
     shared = {n: dataclasses.replace(config.sections[n], **values) for n in (own, online)}
     return dataclasses.replace(config, sections={**config.sections, **shared})
-
-
-def load_yaml(path: str | Path) -> dict[str, Any]:
-    """A YAML file's mapping, references to other keys resolved. Raises UserError naming the
-    file."""
-    try:
-        with open(path, encoding="utf-8") as file:  # before OmegaConf copies what aliases repeat
-            where = f"--config: {str(path)!r}"
-            for text in check_values(yaml.safe_load(file), where):
-                _check_text(text, where)
-        tree = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except UserError:
-        raise
-    except FileNotFoundError:
-        raise UserError(f"--config: {str(path)!r} does not exist; give a YAML file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--config: {str(path)!r} cannot be read: {error}") from None
-    except RecursionError:
-        raise UserError(f"--config: {str(path)!r} is nested too deep") from None
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
-        line = " ".join(str(error).split())
-        raise UserError(f"--config: {str(path)!r} is not valid YAML: {line}") from None
-    if not isinstance(tree, dict):
-        raise UserError(f"--config: {str(path)!r} holds no mapping; write `section: …`")
-    return {str(key): value for key, value in tree.items()}
-
-
-MAX_VALUES = 100_000  # in one setting, or in one file
-
-
-def check_values(value: Any, where: str) -> list[str]:
-    """Return the texts in a YAML value. Raises UserError for one that could not be copied, printed
-    or stored: it holds itself, repeats its aliases without measure, or has an integer of more than
-    64 bits."""
-    pending, count, texts = [value], 0, []
-    while pending:
-        item, count = pending.pop(), count + 1
-        if count > MAX_VALUES:
-            raise UserError(
-                f"{where}: more than {MAX_VALUES:,} values, or an alias that holds itself; write "
-                "less, without aliases"
-            )
-        if isinstance(item, Mapping):
-            pending += [*item.keys(), *item.values()]
-        elif isinstance(item, list | tuple | set):
-            pending += item
-        elif isinstance(item, str):
-            texts.append(item)
-        elif isinstance(item, int) and abs(item) >= 1 << 63:
-            raise UserError(f"{where}: an integer of more than 64 bits; give less")
-    return texts
-
-
-def _check_text(text: str, where: str) -> None:
-    """Raises UserError for an interpolation that is not a reference to another key, and for bytes
-    of a command line that the locale cannot decode."""
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise UserError(
-            f"{where}: {_shown(text)} cannot be read in this locale; set PYTHONUTF8=1, or "
-            "LC_ALL=C.UTF-8"
-        )
-    rest, more = text, 1
-    while more:  # a reference may have others in it
-        rest, more = REFERENCE.subn("x", rest)
-    if OPENING.search(rest):
-        raise UserError(
-            f"{where}: {_shown(text)} has an interpolation that is not a reference; only "
-            "${section.key} is read: write the value itself"
-        )
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of more than 4,300 digits
-        return "an integer of thousands of digits"
-    return text if len(text) <= 200 else f"{text[:197]}..."
-
-
-def parse_override(item: str) -> Setting:
-    """``a.b=value`` with a YAML or Python literal. Raises UserError where there is no ``=``."""
-    key, equals, text = item.partition("=")
-    if not equals or not key.strip():
-        raise UserError(f"--override: {item!r} is not `key=value`")
-    key, text = key.strip(), text.strip()
-    value = text if key.startswith("prompts.") else parse_value(text)  # templates have braces
-    return Setting(key, value, "--override")
-
-
-def parse_value(text: str) -> Any:
-    """A value as YAML 1.2 or Python would read it; otherwise the text itself."""
-    if re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", text):  # 1e6, which YAML 1.1 calls a string
-        return float(text)
-    if re.fullmatch(r"[+-]?0\d{1,99}", text):  # 010 is ten here, not octal eight
-        return int(text)
-    for read in (ast.literal_eval, yaml.safe_load):
-        try:
-            return read(text) if text else None
-        except (ValueError, SyntaxError, yaml.YAMLError, MemoryError, RecursionError):
-            continue
-    return text
-
-
-def _normalise(value: Any) -> Any:
-    """One spelling of nothing, and no tuples, whatever the source was."""
-    if isinstance(value, str) and value in ("None", "null", "~", ""):
-        return None
-    if isinstance(value, list | tuple):
-        return [_normalise(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): _normalise(item) for key, item in value.items()}
-    return value
 
 
 def _checked(name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:

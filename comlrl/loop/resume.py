@@ -10,9 +10,9 @@ from typing import Any
 import yaml
 
 from comlrl import files
-from comlrl.config.loader import load_yaml
 from comlrl.config.plugins.modules import MODULES, Source, digests, keep, kept
 from comlrl.config.resolved import Config
+from comlrl.config.yaml_values import load_yaml
 from comlrl.errors import UserError, notice
 from comlrl.loop import checkpoint
 from comlrl.loop.run_directory import (

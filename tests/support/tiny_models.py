@@ -22,8 +22,9 @@ from transformers import (
 )
 
 from comlrl.config.algorithms import sections_of
-from comlrl.config.loader import Loader, Setting
+from comlrl.config.loader import Loader
 from comlrl.config.resolved import Config
+from comlrl.config.yaml_values import Setting
 from comlrl.models.pretrained import build_team
 from comlrl.models.team import Team
 from trainers.launch.checks.validation import validate

@@ -10,6 +10,11 @@ from typing import Any
 
 import pytest
 
+from comlrl.config.algorithms import SECTIONS
+from comlrl.config.hints import SYNONYMS
+from comlrl.config.keys import keys_of
+from comlrl.config.sections import SECTIONS as SHARED
+from comlrl.config.sections import Root
 from comlrl.errors import UserError
 from tests.support.runs import read_config
 from trainers.launch.checks.validation import validate
@@ -340,6 +345,78 @@ REFUSED = [  # overrides → what the line must name
     (["agent_model.max_length=32"], ["agent_model.max_length", "32", "max_new_tokens=48"]),
     (["agent_model.torch_dtype=int8"], ["agent_model.torch_dtype", "'int8'", "bfloat16"]),
 ]
+
+
+MEANT = [  # algorithm, the unknown key, and the key that it names
+    ("magrpo", "magrpo.lr", "magrpo.learning_rate"),
+    ("magrpo", "gamma", "magrpo.discount"),
+    ("magrpo", "magrpo.gamma", "magrpo.discount"),
+    ("magrpo", "magrpo.beta", "magrpo.kl_coef"),
+    ("madpo", "madpo.beta", "madpo.dpo_beta"),
+    ("ppo", "ppo.cliprange", "ppo.clip_range"),
+    ("ppo", "algorithm.gae_lam", "ppo.gae_lambda"),
+    ("ppo", "actor_rollout_ref.actor.optim.lr", "ppo.learning_rate"),
+    ("ppo", "critic.optim.critic_lr", "ppo.value_learning_rate"),
+    ("grpo", "max_completion_length", "grpo.max_new_tokens"),
+    ("grpo", "data.max_response_length", "grpo.max_new_tokens"),
+    ("grpo", "lora_alpha", "lora.alpha"),
+    ("magrpo", "magrpo.reference_kl_coef", "magrpo.kl_coef"),
+    ("magrpo", "magrpo.parallel_training", "torchrun"),
+    ("magrpo", "output.save_path", "output.dir"),
+    ("magrpo", "magrop.num_turns", "magrpo.num_turns"),
+    ("magrpo", "dataset.eval_splits", "dataset.eval_split"),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "key", "meant"), MEANT, ids=lambda value: str(value))
+def test_an_unknown_key_names_what_it_means(algorithm, key, meant):
+    with pytest.raises(UserError) as error:
+        parse(
+            "--override", f"{key}=1", algorithm=algorithm,
+            file=QUICKSTART.replace("magrpo", algorithm),
+        )  # fmt: skip
+    line = str(error.value)
+    assert line.startswith(f"{key}:")
+    assert f"`{meant}`" in line if "." in meant else meant in line
+
+
+def test_every_name_of_another_library_leads_to_a_key():
+    keys = {f"{s}.{k}" for s, cls in (SECTIONS | SHARED).items() for k in keys_of(cls)}
+    keys |= set(keys_of(Root))
+    last = {key.rpartition(".")[2] for key in keys}
+    assert [k for k in SYNONYMS if k not in keys and k not in last] == []
+
+
+def test_all_unknown_keys_are_named_at_once(tmp_path):
+    text = "magrpo: {lr: 1, reference_devices: [cuda:0]}\nsandbx: {timeout: 3}\n"
+    with pytest.raises(UserError) as error:
+        parse("--override", "gamma=1", file=write(tmp_path, text))
+    for key in ("magrpo.lr", "magrpo.reference_devices", "sandbx.timeout", "gamma"):
+        assert key in str(error.value)
+    for meant in ("magrpo.learning_rate", "sandbox.timeout", "magrpo.discount", "migration.md"):
+        assert meant in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--magrpo.learning_rate=1e-4", "--seed=7"],
+        ["--override", "seed=7", "--magrpo.learning_rate=1e-4"],
+        ["--magrpo.learning_rate=1e-4", "--override", "seed=7"],
+        ["--override", "--magrpo.learning_rate=1e-4", "--seed=7"],
+    ],
+)
+def test_a_sweeps_agent_may_pass_settings_as_options(arguments):
+    config, _ = parse(*arguments)
+    assert (config.section.learning_rate, config.seed) == (1e-4, 7)
+
+
+@pytest.mark.parametrize("word", ["--nothing", "--dry_run", "nothing", "--magrpo.lr=1"])
+def test_other_words_on_the_command_line_are_refused(word):
+    with pytest.raises(UserError) as error:
+        parse(word)
+    assert word.strip("-").partition("=")[0] in str(error.value)
 
 
 def test_shppo_has_a_layer_that_no_server_has():

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from comlrl.config.loader import Loader, parse_override
+from comlrl.config.loader import Loader
+from comlrl.config.yaml_values import parse_override
 from comlrl.errors import UserError
 from trainers.launch.commands.command_line import sections_of
 from trainers.launch.commands.search import read_sweep

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from comlrl.config.algorithms import SECTIONS, sections_of
-from comlrl.config.loader import Loader, Setting, load_yaml, parse_override, parse_value
+from comlrl.config.loader import Loader
 from comlrl.config.resolved import Config
+from comlrl.config.yaml_values import Setting, load_yaml, parse_override, parse_value
 from comlrl.errors import UserError
 from trainers.launch.checks.shipped import CONFIGS, config_file
 from trainers.launch.checks.validation import notices, validate
@@ -34,7 +35,15 @@ MODEL_NICKNAMES = {"qwen": "Qwen/Qwen2.5-Coder-1.5B"}
 
 
 class Parser(argparse.ArgumentParser):
-    """Mistakes on the command line are reported like those in a file: one line."""
+    """A parser whose mistakes are reported in one line, and which reads ``--a.b=value``, as W&B's
+    sweeps pass settings, like ``--override a.b=value``."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        options, rest = super().parse_known_args(args, namespace)
+        settings = [item for item in rest if hasattr(options, "override") and "=" in item]
+        if settings:
+            options.override = [*options.override, *settings]
+        return options, [item for item in rest if item not in settings]
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"command line: {message}; see --help")

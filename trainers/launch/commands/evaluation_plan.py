@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from comlrl.config.algorithms import SECTIONS, Algorithms, sections_of
-from comlrl.config.loader import Loader, Setting, load_yaml, parse_override
+from comlrl.config.loader import Loader
 from comlrl.config.plugins.modules import digests, kept
 from comlrl.config.resolved import Config
+from comlrl.config.yaml_values import Setting, load_yaml, parse_override
 from comlrl.errors import UserError, notice
 from comlrl.run_files import CONFIG
 from trainers.launch.checks.shipped import config_file

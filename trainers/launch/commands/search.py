@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from comlrl import files
-from comlrl.config.loader import check_values
+from comlrl.config.yaml_values import check_values
 from comlrl.errors import UserError
 from comlrl.run_files import CONFIG, METRICS, SUMMARY
 from trainers.launch.checks.shipped import CONFIGS, config_file, train_command

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from comlrl.builtin import MODELS
 from comlrl.config.algorithms import Algorithms
-from comlrl.config.loader import load_yaml
 from comlrl.config.paths import searched
 from comlrl.config.plugins.targets import near
 from comlrl.config.resolved import Config
 from comlrl.config.sections import LoraSection
+from comlrl.config.yaml_values import load_yaml
 from comlrl.errors import UserError
 from comlrl.models.packed import check_packed, is_packed
 from comlrl.run_files import ADAPTER, CONFIG, HETEROGENEOUS

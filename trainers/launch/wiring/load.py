@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from comlrl.config.algorithms import sections_of
-from comlrl.config.loader import Loader, load_yaml
+from comlrl.config.loader import Loader
 from comlrl.config.resolved import Config
+from comlrl.config.yaml_values import load_yaml
 from comlrl.errors import UserError
 from trainers.launch.wiring import own_algorithm, weights
 from trainers.launch.wiring.weights import Trained

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comlrl.config.algorithms import Algorithms, CommonConfig, sections_of
-from comlrl.config.loader import Setting, load_yaml
+from comlrl.config.yaml_values import Setting, load_yaml
 from comlrl.errors import UserError
 from comlrl.quoting import one_line
 from comlrl.run_files import (
