@@ -2,22 +2,28 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Test files run side by side; each worker takes a core and some 1 GB.
+# Test files run in parallel; each worker takes a core and about 1 GB.
 WORKERS ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+UV_VERSION := 0.13.9
+# uv reads its own variables only; what is configured for pip holds for it, too.
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 # What constraints.txt has pins for; pyproject.toml says the same.
 SUPPORTED := import sys; (3, 10) <= sys.version_info[:2] <= (3, 13) or sys.exit("CoMLRL runs on \
 Python 3.10 to 3.13, and $(PYTHON) is %d.%d: make setup PYTHON=python3.12" % sys.version_info[:2])
 
-.PHONY: setup quickstart real-model test test-slow test-wheel test-all check docs pins bench bench-gpu clean
+.PHONY: setup quickstart real-model test test-runs test-release test-wheel test-all check docs pins bench \
+  bench-gpu clean
 
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c '$(SUPPORTED)'
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[test]'
 	touch $@
 
 quickstart: setup
@@ -27,20 +33,26 @@ quickstart: setup
 real-model: setup
 	$(BIN)/python tools/smollm2.py --out models/smollm2-135m-instruct
 
+# Three suites: what a change breaks first, in minutes; real processes, kills and servers; pages,
+# site, wheel, scripts and browser.
 test: setup
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
+	$(PYTEST) $(TESTS)
 
-test-slow: setup
-	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile $(TESTS)
+test-runs: setup
+	$(PYTEST) -m runs $(TESTS)
+
+test-release: setup
+	$(PYTEST) -m release $(TESTS)
 
 # The wheel on every supported Python that is on the path; each takes some GB until it is done.
 test-wheel: setup
-	WHEEL_PYTHONS="3.10 3.11 3.12 3.13" $(BIN)/python -m pytest -m slow -rs tests/test_package.py
+	WHEEL_PYTHONS="3.10 3.11 3.12 3.13" $(BIN)/python -m pytest -m release -rs tests/test_package.py
 
-# One after the other: side by side they would take twice the cores.
+# In sequence: each suite uses all WORKERS.
 test-all:
 	$(MAKE) test
-	$(MAKE) test-slow
+	$(MAKE) test-runs
+	$(MAKE) test-release
 
 check: setup
 	$(BIN)/ruff format --check .
@@ -52,13 +64,12 @@ docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 $(VENV)/.docs: $(VENV)/.ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[docs]'
 	touch $@
 
 # constraints.txt for all of them, but for what a torch build brings itself.
 # `make pins UPGRADE=--upgrade` takes newer versions.
 pins: setup
-	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile --quiet pyproject.toml --extra test --extra docs --no-annotate $(UPGRADE) \
 		--universal --python-version 3.10 --custom-compile-command 'make pins' \
 		--output-file constraints.txt
