@@ -83,15 +83,17 @@ def test_a_supported_python_makes_the_environment(tmp_path: Path, version: str) 
     assert "CoMLRL runs on" not in done.stderr and "Error 7" in done.stderr
 
 
-def test_test_all_runs_the_default_suite_and_then_the_slow_one() -> None:
+def test_test_all_runs_the_three_suites() -> None:
     done = subprocess.run(
         ["make", "-n", "test-all", "VENV=/nowhere"], cwd=ROOT, capture_output=True, text=True
     )
     suites = [line for line in done.stdout.splitlines() if "-m pytest" in line]
-    assert [("-m slow" in line, "--dist loadfile" in line) for line in suites] == [
-        (False, True),
-        (True, True),
+    assert [re.findall(r"-m (runs|release)", line) for line in suites] == [
+        [],
+        ["runs"],
+        ["release"],
     ]
+    assert all("--dist loadfile" in line for line in suites)
 
 
 GITHUB, GITLAB = ROOT / ".github/workflows/ci.yml", ROOT / ".gitlab-ci.yml"

@@ -315,6 +315,7 @@ def test_wandb_without_login_is_off_with_one_line(tmp_path):
     assert not (tmp_path / "run" / "wandb.json").exists()
 
 
+@pytest.mark.slow
 def test_wandb_offline_and_resumed_is_the_same_run(tmp_path):
     wandb_run(tmp_path / "run", "offline")
     run_id = json.loads((tmp_path / "run" / "wandb.json").read_text())["id"]

@@ -189,6 +189,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", some_slow(CASES, "in order", "entropy", "entropy, a window"))
 def test_the_batched_gradient_is_the_sum_of_single_losses(case, monkeypatch):
     keys = dict(CASES[case])
@@ -234,6 +235,7 @@ REUSE = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", some_slow(REUSE, "parts", "entropy", "a window", "turns"))
 def test_later_passes_follow_the_clipped_ratio(case, monkeypatch):
     """Three passes, each from where the one before has led, against the loss written out."""

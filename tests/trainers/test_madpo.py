@@ -162,6 +162,7 @@ def update_gradients(made: MADPOTrainer, pairs=PAIRS) -> dict[int, list[torch.Te
     return found
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("kind", "keys"),
     [

@@ -21,6 +21,7 @@ def metrics_of(trainer):
     return trainer.loop.logger.metrics()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2", "mistral"])
 @pytest.mark.parametrize("size", [None, 3])
 def test_as_long_as_nothing_moves_every_ratio_is_exactly_one(kind, size, tmp_path):

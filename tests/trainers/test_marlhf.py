@@ -330,6 +330,7 @@ def test_resumed_online_it_keeps_its_reward_model(zygote, whole, tmp_path):
     assert one == [line for line in metrics(whole) if line["phase"] == "train"]
 
 
+@pytest.mark.slow
 def test_a_round_with_too_few_pairs_trains_nothing_and_the_run_comes_to_its_end(zygote, tmp_path):
     """From the second round on no round has a batch of 600 pairs (18 tasks of 4: 108 at most)."""
     folder = tmp_path / "run"

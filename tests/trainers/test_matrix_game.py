@@ -234,6 +234,7 @@ SOLVERS: dict[str, Callable[[], float]] = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", SOLVERS)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_known_optimum_is_found(name, seed):

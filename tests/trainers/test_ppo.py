@@ -254,6 +254,7 @@ def plain_advantages(trainer, chains, i, values_of=None):
     return expected
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_credit_of_a_step_is_what_the_equations_say(name, tmp_path):
     """The trainer's advantages against a plain recomputation from the trees."""
@@ -320,6 +321,7 @@ def plain_losses(trainer, chains):
     return [{k: torch.cat(v).mean() for k, v in of.items()} for of in (of_policies, of_critics)]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_gradients_are_those_of_single_losses(name, tmp_path, monkeypatch):
     trainer = stirred(
@@ -349,6 +351,7 @@ def test_gradients_are_those_of_single_losses(name, tmp_path, monkeypatch):
             assert difference < 1e-4, (name, index)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_a_critic_without_numbers_stops_the_run_and_is_named(name, tmp_path):
     """Before anything learns from it; and where its own loss is none, with what gave it."""
@@ -397,6 +400,7 @@ def test_the_entropy_bonus_keeps_the_policy_open(algorithm, tmp_path):
     assert entropy[0] + 0.3 < entropy[-1] <= 5.71
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("keys", [IPPO, MAPPO, MAPPO | LOSS, IPPO | TURN], ids=str)
 def test_the_kl_leads_back_to_the_reference(keys, tmp_path):
     """Nothing else is rewarded, and the policy starts away from the base."""
@@ -510,6 +514,7 @@ def test_every_optimizer_of_shppo_comes_to_the_end(tmp_path, monkeypatch):
 RESUMED = ["ippo", "mappo", "ippo by turns", "shared mappo by a model", "ippo by a model"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "more"),
     [
@@ -555,6 +560,7 @@ def test_a_resumed_run_goes_on_to_the_same_bits(algorithm, more, tmp_path, monke
         assert lines[0] == lines[1]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["ippo", "ippo by turns", "mappo", "shared mappo",
                                   "ippo by a model", "mappo by a model"])  # fmt: skip
 def test_a_team_learns(name, tmp_path):
@@ -568,6 +574,7 @@ def test_a_team_learns(name, tmp_path):
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "line"),
     [

@@ -190,6 +190,7 @@ def weights(trainer) -> list[torch.Tensor]:
     ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "keys",
     [
@@ -214,6 +215,7 @@ def test_a_simultaneous_turn_as_a_program_is_ippo_to_the_bit(keys, tmp_path):
     assert [m[n] for m in metrics for n in names] == [m[n] for m in other_metrics for n in names]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "keys",
     [

@@ -147,6 +147,7 @@ def _logprob_of(agents, episode, whose) -> torch.Tensor:
     return total
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("kind", "share"), [("raw", 1.0), ("rloo", 1.0), ("mean", 0.5)])
 @pytest.mark.parametrize(
     ("algorithm", "play", "names"), [("grpo", solo, ("solo",)), ("magrpo", pair, ("aux", "main"))]

@@ -209,6 +209,7 @@ def test_drawn_latents_move_towards_what_earns_and_no_further_than_the_clip(tmp_
     assert all(p.grad is None or not p.grad.any() for p in trainer.policy.encoder.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("latents", ["zero", "sampled"])
 def test_latents_that_are_not_learned(latents, tmp_path):
     """The encoder stays as it was; l_i is 0, or standard normal and of each state and agent."""

@@ -249,6 +249,7 @@ SAMPLINGS = [
 ]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("name", ["decoder", "modules", "gpt2", "shppo"])
 def test_the_gradient_is_that_of_the_policy_that_acted(name, sampling):
@@ -267,6 +268,7 @@ def test_the_gradient_is_that_of_the_policy_that_acted(name, sampling):
         assert relative(by(way, of_all, weights, sampling), -exact) > 0.05
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("sampling", [Sampling(0.8, 1), *SAMPLINGS[:3]], ids=str)
 @pytest.mark.parametrize("name", ["decoder", "modules", "gpt2"])
 def test_the_entropy_bonus_is_the_gradient_of_the_entropy(name, sampling):
@@ -298,6 +300,7 @@ def server() -> Iterator[FakeVLLM]:
     fake.stop()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("sampling", SAMPLINGS[:3], ids=str)
 def test_the_gradient_over_what_a_server_left(server, tmp_path, sampling):
     """The server's weights are those from before an update: −∇ Σ_y π(y) r(y), π the trained policy

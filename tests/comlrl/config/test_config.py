@@ -584,6 +584,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -42,6 +42,7 @@ def rollout() -> Counting:
     return made
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize(("at_once", "grown"), [(256, [15]), (7, [6, 6, 3]), (1, [3] * 5)])
 def test_answers_that_grow_together_are_those_that_grow_alone(name, at_once, grown, monkeypatch):

@@ -385,6 +385,7 @@ def _names(run: Run) -> set[str]:
     return {*run.names("train"), *run.names("eval")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_what_is_logged_is_documented(real_runs, algorithm):
     run = real_runs[algorithm]

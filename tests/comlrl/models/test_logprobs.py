@@ -67,6 +67,7 @@ def over(logprob_LV: torch.Tensor, support: SamplingSupport, ids) -> torch.Tenso
     return logprob_LV
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3", "gpt2"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("rows", [ROWS, CUT], ids=["all", "truncated"])

@@ -64,6 +64,7 @@ def plainly(agent, prompt_ids, key, sampling: Sampling) -> tuple[int, ...]:
     return tuple(sampled_ids)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_the_batch_says_what_the_plain_loop_says(kind, sampling):

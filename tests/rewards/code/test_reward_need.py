@@ -102,6 +102,7 @@ def test_needed(main, needed):
     assert breakdown.passed_all and breakdown.needed == (("aux", "f") if needed else ("f",))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("aux", "expression"),
     [

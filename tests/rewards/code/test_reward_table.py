@@ -39,6 +39,7 @@ def reward():
         yield reward
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_humaneval_problem(reward, problems, variant):
     assert len(problems) == 164

@@ -278,6 +278,7 @@ def push(run: Path, scale: float) -> None:
     save_file(pushed, file)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_where_another_ended(zygote: Zygote, tmp_path: Path, grpo: Path) -> None:
     """The same tasks, keys and weights: its first evaluation is that of what it starts from."""
     from trainers.launch.commands import evaluate
@@ -308,6 +309,7 @@ def test_a_run_goes_on_from_where_another_ended(zygote: Zygote, tmp_path: Path, 
     assert found["untrained"]["init_from"] == str(grpo) and found["run"]["init_from"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     ["shppo", *(pytest.param(a, marks=pytest.mark.slow) for a in ("madpo", *SLOW))],

@@ -76,6 +76,7 @@ class Overlapped:
         return
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "keys"),
     [
