@@ -3,6 +3,7 @@ long. The one test that measures time: CPU time, the least of several runs, larg
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 
@@ -188,15 +189,18 @@ def reward_readers(text: str) -> dict[str, Callable[[], object]]:
 
 def seconds(action: Callable[[], object], repeats: int = 3) -> float:
     times = []
+    gc.disable()  # it looks at all that the tests before this one left
     for _ in range(repeats):
         start = time.process_time()
         action()
         times.append(time.process_time() - start)
         if times[-1] < SLACK / 4:
             break
+    gc.enable()
     return min(times)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.timeout(120)
 def test_twice_the_text_takes_twice_as_long(shape):
