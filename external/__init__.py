@@ -1,5 +1,4 @@
-"""External modes: the feedback on an attempt that the agents read before they try again; and a
-comparator of two joint texts (``external/comparator.py``).
+"""External modes: the feedback on an attempt that the agents read before they try again.
 
 ``find`` looks up the mode that the ``external`` section names; its ``build`` makes the
 ``comlrl.types.Transition``, which gives one text for each agent. ``comlrl.tasks.history`` appends a

@@ -60,8 +60,8 @@ def build(
     """The loggers that a run's configuration asks for.
 
     ``domain``: what the team works on, which names its agents and describes its scores;
-    ``progress``: what the console tells of the run beside its records. ``resume``: a run of W&B,
-    MLflow or Trackio is continued. No log in ``run_dir`` is changed before the loggers' ``begin``.
+    ``progress``: what the console tells of the run beside its records. ``resume``: a run of W&B
+    or Trackio is continued. No log in ``run_dir`` is changed before the loggers' ``begin``.
     """
     run_dir = Path(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -83,10 +83,6 @@ def build(
 
         if wandb_logger := connect(config, domain, run_dir, resume):
             loggers.append(wandb_logger)
-    if config.mlflow is not None:
-        from loggers.mlflow import MlflowLogger
-
-        loggers.append(MlflowLogger(config, run_dir, resume))
     if config.trackio is not None:
         from loggers.trackio import TrackioLogger
 

@@ -219,7 +219,7 @@ def test_nobody_outside_the_trainers_asks_which_algorithm_a_section_is_of():
     assert users <= {"trainers.launch.wiring.own_algorithm"}  # the class that a user gives
 
 
-@pytest.mark.parametrize("package", ["wandb", "mlflow", "trackio"])
+@pytest.mark.parametrize("package", ["wandb", "trackio"])
 def test_dashboards_are_imported_in_loggers_alone(package):
     users = {m for m, names in THIRD.items() if any(n.split(".")[0] == package for n in names)}
     assert {_room(module, FLOORS) for module in users} == {"loggers"}

@@ -120,25 +120,18 @@ def test_a_users_module_imports_by_both_names(bin: Path, tmp_path: Path):
 
 
 LOGGED = """
-from mlflow.tracking import MlflowClient
-client = MlflowClient("sqlite:///run/mlflow/mlflow.db")
-(run,) = client.search_runs([client.get_experiment_by_name("team").experiment_id])
-assert run.info.status == "FINISHED" and run.data.params["magrpo.max_steps"] == "2"
-history = client.get_metric_history(run.info.run_id, "train/reward_mean")
 from trackio.sqlite_storage import SQLiteStorage
 (name,) = SQLiteStorage.get_runs("team")
 rows = [row for row in SQLiteStorage.get_logs("team", name) if "train/reward_mean" in row]
-print([(m.step, m.value) for m in history] == [(r["step"], r["train/reward_mean"]) for r in rows])
 print(len(rows))
 """
 
 
-def test_mlflow_and_trackio_install_beside_the_pins_and_log(
+def test_trackio_installs_beside_the_pins_and_logs(
     bin: Path, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    _install(bin, f"{wheel}[mlflow,trackio]")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    _install(bin, f"{wheel}[trackio]")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "store"))
-    _run(bin / "comlrl", *TRAIN, "mlflow.experiment=team", "trackio.project=team", cwd=tmp_path)
+    _run(bin / "comlrl", *TRAIN, "trackio.project=team", cwd=tmp_path)
     done = _run(bin / "python", "-c", LOGGED, cwd=tmp_path)
-    assert done.stdout.splitlines()[-2:] == ["True", "2"]
+    assert done.stdout.splitlines()[-1] == "2"

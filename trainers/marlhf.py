@@ -18,13 +18,13 @@ In each of ``num_iterations`` rounds:
    and the task reward does not, the policies exploit the model; both are logged.
 
 Departures from RLHF as published: one model scores the joint action of all agents, so that the
-reward is common; preferences come from the task reward, or a comparator, instead of people. In
+reward is common; preferences come from the task reward instead of people. In
 several rounds two more, since a model that was fitted to a few hundred pairs is often wrong:
 
 - The online steps have the tasks that the round's fit has had, and no others: scores of the tasks
   whose candidates all tie, or that are held out, would be noise.
-- A round's labels also judge the round before. Where their mean task reward (``comparator:
-  reward``) is more than three standard errors of the difference below that of the best round, the
+- A round's labels also judge the round before. Where their mean task reward
+  is more than three standard errors of the difference below that of the best round, the
   team and its optimizers go back to what they were there, and the round trains nothing. Neither
   does one that leaves fewer pairs than a batch of the reward model.
 """
@@ -217,7 +217,7 @@ class MARLHFTrainer:
         if self.section.num_iterations == 1:
             return False
         least = self.best.mean
-        if self.section.comparison[0] == "reward" and not self.best.offer(labelled):
+        if not self.best.offer(labelled):
             say(
                 f"round {index + 1}: its candidates' mean reward, {labelled.reward_mean:.2f}, has "
                 f"fallen below the {least:.2f} of the best round; the team goes back to the "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from comlrl.config.algorithms_common import Advantage
-from comlrl.config.keys import Unused, key, keys_of
+from comlrl.config.keys import Unused, key
 from comlrl.config.resolved import CommonConfig, Config, Rounds
 from comlrl.types import Shape
 
@@ -47,15 +47,6 @@ class PreferenceConfig(CommonConfig):
         at_least=0,
         below=1,
         unused_if=(SCORED,),
-    )
-    comparator: str = key(
-        "reward",
-        "decides which of two is better: reward (the task reward); model: NAME, URL or URL#NAME, "
-        "an OpenAI-compatible service; earlier: RUN, by how many answers of that team each beats",
-        unused_if=(
-            SCORED,
-            SAMPLED,
-        ),
     )
     preferences: str | None = key(
         None,
@@ -114,17 +105,11 @@ class PreferenceConfig(CommonConfig):
             self.preference_num_candidates,
             self.preference_pairs_per_sample,
             self.preferences,
-            self.comparison,
         )
 
     @property
     def inputs(self) -> Mapping[str, str]:
         return {} if self.preferences is None else {"preferences": self.preferences}
-
-    @property
-    def task_reward_keys(self) -> tuple[str, ...]:
-        """The keys that read the task reward, which another comparator does not ask."""
-        return ()
 
     def problems(self, name: str, config: Config) -> Iterator[str]:
         yield from super().problems(name, config)
@@ -144,8 +129,6 @@ class PreferenceConfig(CommonConfig):
             yield f"{name}.replay_rounds: null with replay=last_k; give a number of rounds"
         if self.num_iterations > 1:
             yield from self._round_problems(name)
-        if self.comparison != ("reward", ""):
-            yield from self._comparator_problems(name, config)
 
     def _round_problems(self, name: str) -> Iterator[str]:
         rounds = self.num_iterations
@@ -161,25 +144,6 @@ class PreferenceConfig(CommonConfig):
                 "tasks"
             )
 
-    def _comparator_problems(self, name: str, config: Config) -> Iterator[str]:
-        kind, value = self.comparison
-        text = f"{name}.comparator: '{self.comparator}'"
-        if kind not in ("model", "earlier") or not value:
-            yield f"{text}; give reward, `model: NAME_OR_URL` or `earlier: RUN`"
-        if self.pair_selection == "reward_gap":
-            yield (
-                f"{text} with pair_selection=reward_gap, which is of the task reward; give random "
-                "or all"
-            )
-        for key_name in self.task_reward_keys:
-            if (read := getattr(self, key_name)) != keys_of(type(self))[key_name].default:
-                yield (
-                    f"{name}.{key_name}: {read}, which reads the task reward, with "
-                    f"comparator='{self.comparator}'; leave one of them out"
-                )
-        if config.distributed.strategy == "fsdp":
-            yield f"{text} with distributed.strategy=fsdp; give replicate"
-
     @property
     def candidate_shape(self) -> Shape:
         """The form of a rollout whose joint actions are a task's candidates."""
@@ -191,12 +155,6 @@ class PreferenceConfig(CommonConfig):
             turn_order=self.turn_order,
             num_generations_sequential=1,
         )
-
-    @property
-    def comparison(self) -> tuple[str, str]:
-        """The kind of ``comparator``, and the name that it gives."""
-        kind, _, name = self.comparator.partition(":")
-        return kind.strip(), name.strip()
 
 
 def _single_turn(name: str, section: CommonConfig) -> Iterator[str]:
@@ -338,10 +296,6 @@ class MARLHFConfig(PreferenceConfig):
     def other_models(self) -> Mapping[str, str]:
         name = self.reward_model_name
         return {} if name is None else {"reward_model_name": name}
-
-    @property
-    def task_reward_keys(self) -> tuple[str, ...]:
-        return ("reward_margin", "refit_below")
 
     def problems(self, name: str, config: Config) -> Iterator[str]:
         yield from super().problems(name, config)

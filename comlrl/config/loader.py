@@ -49,6 +49,11 @@ ALIASES: dict[str, str | None] = {
     "generation.max_kept": "generation.max_support",
     "<algo>.advantage_mode": "<algo>.advantage",
 }
+# Keys that are gone: what to use instead, and the values that changed nothing.
+REMOVED: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "mlflow": ("log with trackio, wandb or TensorBoard", (None,)),
+    "<algo>.comparator": ("the task reward compares; leave it out", ("reward",)),
+}
 VALUE_ALIASES: dict[str, dict[Any, str]] = {
     "joint_mode": {"aligned": "align", "crossed": "cross"},
     "rl_algorithm": {"mareinforce": "reinforce", "marloo": "rloo"},
@@ -108,8 +113,6 @@ class Loader:
             shown = f"'{value}'" if isinstance(value, str) else json.dumps(value)
             self.notices.append(f"{key}: {shown} is read as '{older[value]}'")
             value = older[value]
-        if key.endswith(".comparator") and isinstance(value, dict) and len(value) == 1:
-            value = "".join(f"{kind}: {name}" for kind, name in value.items())
         if key == "reward_processor.shift" and value is None:  # older files: reward_shift: null
             value = 0.0
         if key in self.sections:
@@ -195,6 +198,13 @@ class Loader:
         else:
             head, _, tail = key.partition(".")
             generic = f"<algo>.{tail}" if head in self.algorithm_sections else key
+            if (gone := REMOVED.get(generic) or REMOVED.get(head)) is not None:
+                instead, harmless = gone
+                if setting.value in harmless or (generic not in REMOVED and setting.value is None):
+                    return None
+                raise UserError(
+                    f"{key}: {setting.value!r} ({setting.source}) is no longer read; {instead}"
+                )
             if generic not in ALIASES:
                 return key
             new = ALIASES[generic]

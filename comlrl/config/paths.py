@@ -14,9 +14,8 @@ from typing import Any
 # Keys whose value may be a file or a folder; "<algo>" stands for any algorithm's section.
 KEYS = (
     "dataset.name", "agent_model.name", "agents", "init_from", "<algo>.preferences",
-    "<algo>.reward_model", "<algo>.reward_model_name", "<algo>.critic_model", "<algo>.comparator",
+    "<algo>.reward_model", "<algo>.reward_model_name", "<algo>.critic_model",
 )  # fmt: skip
-PREFIX = "earlier:"  # of a comparator that is a run
 
 
 def absolute(value: Any, folders: Sequence[Path]) -> Any:
@@ -26,12 +25,11 @@ def absolute(value: Any, folders: Sequence[Path]) -> Any:
         return [absolute(item, folders) for item in value]
     if not isinstance(value, str):
         return value
-    prefix = PREFIX if value.startswith(PREFIX) else ""
-    name = Path(os.path.expanduser(value.removeprefix(prefix).strip()))
+    name = Path(os.path.expanduser(value.strip()))
     found = next((path for f in folders if os.path.exists(path := f / name)), None)
     if found is None or not name.parts:
         return value
-    return f"{prefix} {os.path.abspath(found)}".strip()
+    return os.path.abspath(found)
 
 
 def searched(folder: Path) -> str:

@@ -23,7 +23,6 @@ from comlrl.config.sections import (
     ExternalConfig,
     GenerationConfig,
     LoraSection,
-    MlflowConfig,
     OutputConfig,
     ProgramConfig,
     RewardConfig,
@@ -44,7 +43,6 @@ class Rounds(NamedTuple):
     candidates: int  # of each agent for a task
     pairs: int | None  # of a task, at most; None: all
     preferences: str | None  # read from there instead
-    comparison: tuple[str, str]  # the kind of comparator, and what it names
 
 
 class Networks(NamedTuple):
@@ -194,7 +192,6 @@ class Config:
     program: ProgramConfig
     reward_processor: RewardProcessorConfig
     wandb: WandbConfig | None
-    mlflow: MlflowConfig | None
     trackio: TrackioConfig | None
     generation: GenerationConfig
     distributed: DistributedConfig

@@ -35,9 +35,7 @@ class AgentModelConfig(Section):
 
     name: str = key(
         "builtin:tiny-coder",
-        "builtin:tiny-coder, builtin:tiny-player (arena), a hub name, "
-        "a local folder, or a .gguf file (needs pip install 'comlrl[gguf]'; its weights are "
-        "unpacked)",
+        "builtin:tiny-coder, builtin:tiny-player (arena), a hub name or a local folder",
         unused_if=(Unused("agents names every model", lambda _, c: c.agents is not None),),
     )
     torch_dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = key(
@@ -280,17 +278,6 @@ class WandbConfig(Section):
 
 
 @dataclass(frozen=True)
-class MlflowConfig(Section):
-    """MLflow (`pip install 'comlrl[mlflow]'`); no section: off."""
-
-    experiment: str = key("comlrl", "experiment of the run")
-    name: str | None = key(None, "null: the name of the run directory")
-    tracking_uri: str | None = key(
-        None, "null: MLFLOW_TRACKING_URI, or else a store in the run directory"
-    )
-
-
-@dataclass(frozen=True)
 class TrackioConfig(Section):
     """Trackio (`pip install 'comlrl[trackio]'`); no section: off."""
 
@@ -377,12 +364,11 @@ SECTIONS: dict[str, type] = {
     "program": ProgramConfig,
     "reward_processor": RewardProcessorConfig,
     "wandb": WandbConfig,
-    "mlflow": MlflowConfig,
     "trackio": TrackioConfig,
     "generation": GenerationConfig,
     "distributed": DistributedConfig,
 }
-OPTIONAL_SECTIONS = ("wandb", "mlflow", "trackio")  # off where a file has none of them
+OPTIONAL_SECTIONS = ("wandb", "trackio")  # off where a file has none of them
 
 
 @dataclass(kw_only=True)

@@ -25,7 +25,7 @@ from comlrl.loop.run_directory import (
 from comlrl.loop.traces import FolderSnapshot
 from comlrl.run_files import CHECKPOINTS, CONFIG, SUMMARY
 
-HARMLESS_SECTIONS = ("output", "wandb", "mlflow", "trackio", "distributed", "agent_devices")
+HARMLESS_SECTIONS = ("output", "wandb", "trackio", "distributed", "agent_devices")
 HARMLESS_KEYS = (
     "logging_steps", "max_steps", "max_env_steps", "num_train_epochs", "save_steps",
     "save_total_limit", "eval_interval", "eval_num_samples", "eval_answers", "workers",

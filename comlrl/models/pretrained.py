@@ -19,7 +19,6 @@ from comlrl.errors import UserError
 from comlrl.models.agent import REFERENCE, Agent
 from comlrl.models.fast.decoder import fast_decoder
 from comlrl.models.fast.lora_routing import add_router
-from comlrl.models.packed import check_packed, is_packed, source_of
 from comlrl.models.team import Team
 from comlrl.quoting import one_line
 
@@ -114,7 +113,13 @@ def default_device() -> str:
 
 
 def resolve_model(name: str) -> str:
-    """A builtin's folder, or the name as it was given."""
+    """Return a builtin's folder, or the name as it was given. Raises UserError for a builtin that
+    does not exist and for a GGUF file."""
+    if name.endswith(".gguf"):
+        raise UserError(
+            f"agent_model.name: '{name}' is a GGUF file, which is no longer read; give a model's "
+            "folder (transformers converts it: from_pretrained(gguf_file=…), save_pretrained)"
+        )
     if name.startswith("builtin:") and name not in MODELS:
         raise UserError(f"agent_model.name: '{name}'; the builtin are {', '.join(MODELS)}")
     return str(MODELS.get(name, name))
@@ -123,7 +128,8 @@ def resolve_model(name: str) -> str:
 def load_tokenizer(section: AgentModelConfig, name: str) -> Any:
     """A model's tokenizer, with its special tokens. Raises UserError where it cannot be had."""
     try:
-        tokenizer = _tokenizer(section, *pretrained(name))
+        settings = {**TOKENIZER_SAFETY, **section.tokenizer_kwargs}
+        tokenizer = AutoTokenizer.from_pretrained(resolve_model(name), **settings)
     except Exception as error:  # the hub's and the readers' many kinds
         reason = load_failure(error)
         raise UserError(f"agent_model.name: '{name}' cannot be loaded: {reason}") from error
@@ -131,35 +137,17 @@ def load_tokenizer(section: AgentModelConfig, name: str) -> Any:
     return tokenizer
 
 
-def _tokenizer(section: AgentModelConfig, source: str, file: dict[str, str]) -> Any:
-    settings = {**TOKENIZER_SAFETY, **section.tokenizer_kwargs}
-    return AutoTokenizer.from_pretrained(source, **file, **settings)
-
-
-def pretrained(name: str) -> tuple[str, dict[str, str]]:
-    """What ``from_pretrained`` takes: a folder or a hub's name, and of a GGUF its file's name.
-
-    Raises UserError for a builtin or a GGUF that cannot be had.
-    """
-    source = resolve_model(name)
-    if not is_packed(source):
-        return source, {}
-    check_packed("agent_model.name", source)
-    return source_of(source)
-
-
 def load_model(section: AgentModelConfig, name: str, device: str) -> tuple[PreTrainedModel, Any]:
     """A causal language model in evaluation mode, and its tokenizer with pad and EOS tokens."""
-    (source, file), asked = pretrained(name), section.attn_implementation
+    source, asked = resolve_model(name), section.attn_implementation
     try:
-        tokenizer = _tokenizer(section, source, file)
-        model = read_weights(
-            AutoModelForCausalLM,
+        settings = {**TOKENIZER_SAFETY, **section.tokenizer_kwargs}
+        tokenizer = AutoTokenizer.from_pretrained(source, **settings)
+        model = AutoModelForCausalLM.from_pretrained(
             source,
-            file,
             dtype=dtype_of(section, device),
             attn_implementation=None if asked == "auto" else asked,
-            **section.model_kwargs,
+            **{**MODEL_SAFETY, **section.model_kwargs},
         )
     except Exception as error:  # the hub's and the readers' many kinds
         reason = load_failure(error)
@@ -191,25 +179,6 @@ def load_model(section: AgentModelConfig, name: str, device: str) -> tuple[PreTr
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
     return model, tokenizer
-
-
-def read_weights(auto: Any, source: str, file: Mapping[str, str], **settings: Any) -> Any:
-    """``auto.from_pretrained`` of what ``pretrained`` found.
-
-    A GGUF's weights become ordinary ones. transformers would neither train nor save a model that
-    remembers how they were packed.
-    """
-    settings = {**MODEL_SAFETY, **settings}
-    if not file:
-        return auto.from_pretrained(source, **settings)
-    from transformers import GgufConfig  # not in every release that will do
-
-    plain = GgufConfig(dequantize=True)
-    model = auto.from_pretrained(source, **file, quantization_config=plain, **settings)
-    model.hf_quantizer = None
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    return model
 
 
 def load_failure(error: Exception) -> str:

@@ -51,15 +51,6 @@ class Pair:
     gap: float
 
 
-@dataclass(frozen=True, slots=True)
-class Verdicts:
-    """A comparator's verdicts on a task's candidates."""
-
-    pairs: tuple[Pair, ...]
-    ties: int
-    unreadable: int = 0  # of the ties: answers that could not be read
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateSet:
     """One task's scored joint candidates of one round."""
@@ -68,7 +59,6 @@ class CandidateSet:
     prompts_N: tuple[tuple[Message, ...], ...]  # without what others wrote in the turn
     candidates_K: tuple[JointCandidate, ...]
     round: int = 0
-    verdicts: Verdicts | None = None  # None: the task reward compares
 
     @classmethod
     def of(
@@ -100,19 +90,12 @@ class CandidateSet:
 
     def joined(self, other: CandidateSet) -> CandidateSet:
         """Two rounds' candidates of one task as one set."""
-        verdicts, first = None, len(self.candidates_K)
-        if self.verdicts is not None and other.verdicts is not None:
-            later = (Pair(p.winner + first, p.loser + first, p.gap) for p in other.verdicts.pairs)
-            ties = self.verdicts.ties + other.verdicts.ties
-            unreadable = self.verdicts.unreadable + other.verdicts.unreadable
-            verdicts = Verdicts((*self.verdicts.pairs, *later), ties, unreadable)
         candidates = self.candidates_K + other.candidates_K
         return CandidateSet(
             task_id=self.task_id,
             prompts_N=self.prompts_N,
             candidates_K=candidates,
             round=self.round,
-            verdicts=verdicts,
         )
 
 
@@ -191,10 +174,6 @@ def read_sets(path: Path, num_agents: int) -> list[CandidateSet]:
 
 
 def _to_json(item: CandidateSet) -> dict[str, Any]:
-    verdicts: dict[str, Any] = {}
-    if item.verdicts is not None:
-        verdicts = {"pairs": [[p.winner, p.loser] for p in item.verdicts.pairs]}
-        verdicts |= {"ties": item.verdicts.ties, "unreadable": item.verdicts.unreadable}
     return {
         "round": item.round,
         "task_id": item.task_id,
@@ -213,7 +192,6 @@ def _to_json(item: CandidateSet) -> dict[str, Any]:
             }
             for candidate in item.candidates_K
         ],
-        **verdicts,
     }
 
 
@@ -235,6 +213,8 @@ def _prompts_from_json(given: Sequence[Any]) -> tuple[tuple[Message, ...], ...]:
 
 
 def _from_json(line: dict[str, Any]) -> CandidateSet:
+    if "pairs" in line:
+        raise ValueError("its pairs are a comparator's, which are no longer read")
     candidates = []
     for given in line["candidates"]:
         texts = given["completions"]
@@ -247,16 +227,10 @@ def _from_json(line: dict[str, Any]) -> CandidateSet:
         read = _prompts_from_json(given["prompts"]) if "prompts" in given else None
         candidates.append(JointCandidate(completions, float(given["reward"]), read))
     prompts = _prompts_from_json(line["prompts"])
-    verdicts = None
-    if "pairs" in line:
-        reward_K = [candidate.reward for candidate in candidates]
-        pairs = tuple(Pair(w, r, reward_K[w] - reward_K[r]) for w, r in line["pairs"])
-        verdicts = Verdicts(pairs, int(line.get("ties", 0)), int(line.get("unreadable", 0)))
     round_index = int(line.get("round", 0))
     return CandidateSet(
         task_id=str(line["task_id"]),
         prompts_N=prompts,
         candidates_K=tuple(candidates),
         round=round_index,
-        verdicts=verdicts,
     )

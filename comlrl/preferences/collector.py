@@ -26,7 +26,6 @@ from comlrl.preferences.candidates import (
     preferences_file,
     read_sets,
 )
-from comlrl.preferences.comparing import Comparator, compared
 from comlrl.preferences.pairs import (
     Round,
     check_some,
@@ -77,14 +76,11 @@ class Collector:
         *,
         seed: int,
         resume: bool,
-        comparator: Comparator | None = None,
     ) -> None:
-        """``tasks_of``: a round's tasks. ``resume``: continue
-        with what the run directory holds; else an older file there is replaced. ``comparator``:
-        None: the task reward compares."""
+        """``tasks_of``: a round's tasks. ``resume``: continue with what the run directory holds;
+        else an older file there is replaced."""
         self.section, self.rollout, self.loop, self.sampling = section, rollout, loop, sampling
         self.tasks_of, self.seed, self.resume = tasks_of, seed, resume
-        self.comparator = comparator
         self.shape = section.candidate_shape
         self._rounds: list[Round] = []
         self._kept: list[CandidateSet] | None = None  # of the file, by earlier processes
@@ -139,7 +135,6 @@ class Collector:
             f"{which}{last['pairs']} pairs from {last['candidates']} joint candidates of "
             f"{last['tasks']} tasks; {last['ties_dropped']} ties dropped, "
             f"{last['held_out_pairs']} pairs held out"
-            + (f", {last['unreadable']} verdicts unreadable" if last["unreadable"] else "")
         )
 
     def _read(self, path: Path) -> list[CandidateSet]:
@@ -226,12 +221,6 @@ class Collector:
             CandidateSet.of(tree, index, self._prompts(tree.task) if in_order else None)
             for tree in trees
         ]
-        if self.comparator is not None:
-            limit = self.section.preference_pairs_per_sample
-            sets = [
-                compared(task, item, limit, self.comparator, self.seed)
-                for task, item in zip(own, sets, strict=True)
-            ]
         return self.loop.processes.gather(sets)
 
     def _prompts(self, task: Task) -> tuple[tuple[Message, ...], ...]:

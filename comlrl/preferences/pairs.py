@@ -96,12 +96,9 @@ def _largest_gaps(pairs: Sequence[Pair], limit: int, count: int) -> list[Pair]:
 def task_pairs(
     sets: Iterable[CandidateSet], selection: str, limit: int | None, seed: int
 ) -> list[TaskPairs]:
-    """Each task's pairs: by a comparator's verdicts if there are any, else by the task reward."""
+    """Return each task's pairs, by the task reward."""
     chosen = []
     for candidates in sets:
-        if (verdicts := candidates.verdicts) is not None:
-            chosen.append(TaskPairs(candidates, verdicts.pairs, verdicts.ties))
-            continue
         rewards_K = [candidate.reward for candidate in candidates.candidates_K]
         key = (seed, "pairs", candidates.round, candidates.task_id)
         pairs, ties = select_pairs(rewards_K, selection, limit, partial(order, key))
@@ -151,7 +148,6 @@ def summarize(tasks: Sequence[TaskPairs], held_out: Sequence[TaskPairs]) -> dict
         "pairs": len(gaps),
         "held_out_pairs": sum(len(item.pairs) for item in held_out),
         "ties_dropped": sum(item.ties for item in tasks),
-        "unreadable": sum(v.unreadable for item in tasks if (v := item.candidates.verdicts)),
         "gap_mean": sum(gaps) / len(gaps) if gaps else 0.0,
         "gaps": {f"{gap:g}": count for gap, count in sorted(Counter(gaps).items())},
     }

@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 from comlrl.errors import UserError
 from comlrl.models.fast.decoder import FastDecoder, fast_decoder
 from comlrl.models.fast.lora_routing import add_router
-from comlrl.models.pretrained import TOKENIZER_SAFETY, load_failure, pretrained, read_weights
+from comlrl.models.pretrained import MODEL_SAFETY, TOKENIZER_SAFETY, load_failure, resolve_model
 from comlrl.models.rows import row_groups, split_rows
 from comlrl.preferences.candidates import PreferenceError, joint_text, joint_texts
 from comlrl.preferences.pairs import Round, TaskPairs
@@ -199,12 +199,12 @@ def load(
 
 def classifier(name: str, dtype: torch.dtype, **more: Any) -> Any:
     """A language model with a fresh score head, without a report that the head is fresh."""
-    source, file = pretrained(name)
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:
-        auto = AutoModelForSequenceClassification
-        return read_weights(auto, source, file, num_labels=1, dtype=dtype, **more)
+        return AutoModelForSequenceClassification.from_pretrained(
+            resolve_model(name), num_labels=1, dtype=dtype, **{**MODEL_SAFETY, **more}
+        )
     finally:
         transformers_logging.set_verbosity(level)
 

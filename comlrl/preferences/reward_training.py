@@ -22,7 +22,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from comlrl.errors import UserError
 from comlrl.models.fast.decoder import FastDecoder, fast_decoder
 from comlrl.models.fast.lora_routing import add_router
-from comlrl.models.pretrained import TOKENIZER_SAFETY, load_failure, pretrained
+from comlrl.models.pretrained import TOKENIZER_SAFETY, load_failure, resolve_model
 from comlrl.preferences.candidates import PreferenceError
 from comlrl.preferences.reward_model import Facts, RewardModel, classifier
 from comlrl.preferences.text_states import last_states, shared_rows
@@ -123,9 +123,8 @@ def _untrained(base: RewardBase) -> tuple[Any, Any]:
     """The base with a fresh score head; trained weights are held in float32."""
     partly = base.lora is not None or base.freeze_backbone
     try:
-        source, file = pretrained(base.name)
         settings = {**TOKENIZER_SAFETY, **base.tokenizer_kwargs}
-        tokenizer = AutoTokenizer.from_pretrained(source, **file, **settings)
+        tokenizer = AutoTokenizer.from_pretrained(resolve_model(base.name), **settings)
         dtype = base.dtype if partly else torch.float32
         model = classifier(base.name, dtype, **base.model_kwargs)
     except UserError:

@@ -29,7 +29,6 @@ NOT_SETTINGS = (
     "seed",
     "output",
     "wandb",
-    "mlflow",
     "trackio",
     "agent_devices",
     "distributed",

@@ -349,36 +349,6 @@ def logged_twice(folder: Path, **sections: SimpleNamespace) -> None:
         run.close()
 
 
-@pytest.mark.slow  # MLflow makes its tables for some seconds
-def test_mlflow_resumed_is_the_same_run(tmp_path, monkeypatch):
-    tracking = pytest.importorskip("mlflow.tracking", reason="needs mlflow")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    section = SimpleNamespace(experiment="arena", name=None, tracking_uri=None)
-    logged_twice(tmp_path / "run", mlflow=section)
-    client = tracking.MlflowClient(f"sqlite:///{tmp_path / 'run' / 'mlflow' / 'mlflow.db'}")
-    (run,) = client.search_runs([client.get_experiment_by_name("arena").experiment_id])
-    assert json.loads((tmp_path / "run" / "mlflow.json").read_text())["id"] == run.info.run_id
-    assert (run.info.run_name, run.info.status) == ("run", "FINISHED")
-    assert run.data.params == {"seed": "1", "magrpo.batch_size": "4"}
-    metrics = {"train/reward_mean": 3.0, "train/pass_at_1": 0.5}  # without NaN and "@"
-    assert run.data.metrics == metrics
-    history = client.get_metric_history(run.info.run_id, "train/reward_mean")
-    assert [(m.step, m.value) for m in history] == [(8, 1.5), (16, 3.0)]
-
-
-def test_mlflow_that_cannot_be_reached_does_not_stop_the_run(tmp_path, capsys, monkeypatch):
-    pytest.importorskip("mlflow.tracking", reason="needs mlflow")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    uri = "http://127.0.0.1:9"
-    section = SimpleNamespace(experiment="arena", name=None, tracking_uri=uri)
-    run = begun(loggers.build(settings(mlflow=section), CODE, tmp_path / "run", Progress()))
-    run.log(record(1))
-    run.close()
-    notices = [line for line in capsys.readouterr().err.splitlines() if "MLflow" in line]
-    assert len(notices) == 1 and "nothing more is logged there" in notices[0]
-    assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 1
-
-
 TRACKIO_RUN = """
 import sys
 from pathlib import Path

@@ -279,7 +279,6 @@ def settings(num_agents: int = 2, **sections: Any) -> SimpleNamespace:
         "section": SimpleNamespace(num_agents=num_agents),
         "output": SimpleNamespace(verbose=False),
         "wandb": None,
-        "mlflow": None,
         "trackio": None,
         "to_dict": lambda: {"seed": 1},
     }

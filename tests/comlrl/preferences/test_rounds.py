@@ -1,4 +1,4 @@
-"""Rounds: which tasks, which earlier pairs, who compares, and the labels of each in one file."""
+"""Rounds: which tasks, which earlier pairs, and the labels of each in one file."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import json
 import pytest
 
 from comlrl.loop.task_schedule import TaskSchedule
-from comlrl.preferences.candidates import CandidateSet, JointCandidate, Pair, read_sets
-from comlrl.preferences.comparing import EarlierTeam, compared
+from comlrl.preferences.candidates import PreferenceError, read_sets
 from comlrl.preferences.replay import replay_weights
-from comlrl.types import Completion, Message, Score, Shape
-from tests.support.fakes import SAMPLING, task
+from tests.support.fakes import task
 from tests.support.preferences import SECTION, collector
 
 
@@ -82,65 +80,6 @@ def test_no_two_rounds_share_an_epoch_where_the_steps_are_divided():
     assert [schedule.start_of(r) for r in range(2)] == [0, 3]
 
 
-def candidates(rewards, texts) -> CandidateSet:
-    made = tuple(
-        JointCandidate((Completion(t, (), True), Completion("-", (), True)), r)
-        for t, r in zip(texts, rewards, strict=True)
-    )
-    prompts = tuple((Message("user", name),) for name in "pq")
-    return CandidateSet(task_id="t", prompts_N=prompts, candidates_K=made)
-
-
-def test_another_than_the_task_reward_compares():
-    """A judge that likes long texts: "aaa" > "aa" > "a"; equal texts are not asked about."""
-    asked = []
-
-    def longest(given, texts_P):
-        asked.extend(texts_P)
-        return [(len(a[0]) > len(b[0])) - (len(a[0]) < len(b[0])) for a, b in texts_P]
-
-    made = candidates([4.0, 0.0, 1.0, 0.0], ["a", "aa", "aaa", "aa"])
-    found = compared(task("t"), made, None, longest, seed=1).verdicts
-    # 6 pairs: 1 of equal texts. Gaps are of the task reward, which the judge does not follow.
-    assert len(asked) == 5 and found.ties == 1
-    assert sorted((p.winner, p.loser, p.gap) for p in found.pairs) == [
-        (1, 0, -4.0), (2, 0, -3.0), (2, 1, 1.0), (2, 3, 1.0), (3, 0, -4.0),
-    ]  # fmt: skip
-    assert len(compared(task("t"), made, 2, longest, seed=1).verdicts.pairs) <= 2
-    nobody = compared(task("t"), made, None, lambda t, texts_P: [0] * len(texts_P), seed=1)
-    assert nobody.verdicts.pairs == () and nobody.verdicts.ties == 6
-    mute = compared(task("t"), made, None, lambda t, texts_P: [None] * len(texts_P), seed=1)
-    assert (mute.verdicts.ties, mute.verdicts.unreadable) == (6, 5)
-
-
-def test_an_earlier_team_is_what_both_are_held_against(tmp_path):
-    """Its five answers to A earn 1, 0, 3, 2, 1 (see ``reward`` of test_collector). A text that
-    earns 2 beats three and ties with one: 3.5; one that earns 3 has 4.5, one that earns 1 has 2."""
-    made, *_ = collector(tmp_path)
-    score = made.rollout.reward.score
-    worth = {("two", "-"): 2.0, ("three", "-"): 3.0, ("one", "-"): 1.0, ("2", "-"): 2.0}
-
-    def scored(actions):
-        if actions[0].completions_N not in worth:
-            return score(actions)
-        return [Score(worth[action.completions_N]) for action in actions]
-
-    made.rollout.reward.score = scored
-    earlier = EarlierTeam(made.rollout, SAMPLING, Shape(2, 1, 5))
-    two, three, one, again = worth
-    asked = [(two, three), (two, one), (two, again)]
-    assert earlier(task("A"), asked) == [-1, 1, 0]
-    assert sorted(earlier._rewards["A"]) == [0.0, 1.0, 1.0, 2.0, 3.0]
-
-
-def test_joined_candidates_keep_their_verdicts():
-    one = compared(task("t"), candidates([0, 1], ["a", "b"]), None, lambda t, p: [1] * len(p), 1)
-    two = one.joined(one)
-    (pair,) = one.verdicts.pairs
-    assert two.verdicts.pairs == (pair, Pair(pair.winner + 2, pair.loser + 2, pair.gap))
-    assert len(two.candidates_K) == 4
-
-
 def test_rounds_lie_in_one_file_and_those_after_the_checkpoint_are_cut_off(tmp_path):
     made, sampler, loop = collector(tmp_path / "run")
     rounds = [made.round(r) for r in range(3)]
@@ -169,12 +108,12 @@ def _remembered(content: bytes, rounds: int) -> dict:
     return {"rounds": rounds, "bytes": len(content), "sha256": digest}
 
 
-def test_lines_tell_their_round_and_their_verdicts(tmp_path):
+def test_lines_tell_their_round_and_those_of_a_comparator_are_refused(tmp_path):
     made, *_ = collector(tmp_path / "run", section=SECTION)
-    made.comparator = lambda given, texts_P: [1] * len(texts_P)
-    found = made.round(0)
-    line = json.loads((tmp_path / "run/preferences.jsonl").read_text().split("\n")[0])
-    # Two of ten pairs are asked about (preference_pairs_per_sample=2).
-    assert line["round"] == 0 and len(line["pairs"]) + line["ties"] == 2
-    again, *_ = collector(tmp_path / "run", resume=True)
-    assert again.round(0) == found
+    made.round(0)
+    path = tmp_path / "run/preferences.jsonl"
+    line = json.loads(path.read_text().split("\n")[0])
+    assert line["round"] == 0
+    path.write_text(json.dumps(line | {"pairs": [[0, 1]], "ties": 0}) + "\n")
+    with pytest.raises(PreferenceError, match=r"line 1 .* comparator"):
+        read_sets(path, 2)

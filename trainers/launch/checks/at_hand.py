@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
-from comlrl.models.packed import is_packed, source_of
 from comlrl.tasks.json_rows import KINDS
 from comlrl.types import Message
 from trainers.launch.wiring.hub import model_folder
-from trainers.launch.wiring.labelling import build_judge
 from trainers.launch.wiring.resolved_work import Work
 from trainers.launch.wiring.sampling_settings import sampling
 from trainers.launch.wiring.task_splits import context_length, fitting, load_both_splits
@@ -52,13 +50,6 @@ def check(config: Config, work: Work) -> tuple[list[str], list[Task]]:
     _check_preferences(config)
     if config.external.mode == "expert_edits" and config.section.num_turns > 1:
         unchecked.append(f"external.expert_model: '{config.external.expert_model}'; not asked")
-    kind, given = "reward", ""
-    if config.section.rounds is not None:
-        kind, given = config.section.rounds.comparison
-    if kind == "model":
-        build_judge(config, work.prompts)
-    if kind != "reward":
-        unchecked.append(f"{config.algorithm}.comparator: '{given}'; not asked")
     if config.generation.backend == "vllm":
         unchecked.append(f"generation.vllm_url: {config.generation.vllm_url!r}; not asked")
     if config.agent_devices is not None:
@@ -113,9 +104,7 @@ def agents_at_hand(config: Config, unchecked: list[str]) -> list[AtHand]:
 
 
 def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> AtHand | None:
-    packed, ours = is_packed(name), config.agent_model
-    place, file = source_of(name) if packed else ("", {})
-    folder = Path(place) if packed else model_folder(name)
+    ours, folder = config.agent_model, model_folder(name)
     if folder is None:
         unchecked.append(f"{key}: '{name}'; no such folder here, and not in the hub's cache")
         return None
@@ -125,13 +114,13 @@ def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> AtHand 
     from comlrl.models.pretrained import TOKENIZER_SAFETY, load_failure
     from comlrl.models.prompt_encoder import PromptEncoder
 
-    local = packed or name.startswith("builtin:") or Path(name).is_dir()
+    local = name.startswith("builtin:") or Path(name).is_dir()
     trusted = bool(ours.model_kwargs.get("trust_remote_code", False))
     try:
-        sizes = AutoConfig.from_pretrained(folder, **file, trust_remote_code=trusted)
+        sizes = AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
         settings = {**TOKENIZER_SAFETY, **ours.tokenizer_kwargs}
-        tokenizer = AutoTokenizer.from_pretrained(folder, **file, **settings)
-        if not packed and not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
+        tokenizer = AutoTokenizer.from_pretrained(folder, **settings)
+        if not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
             raise OSError(f"no {' or '.join(WEIGHTS)} in {folder}")
     except Exception as error:  # the readers' many kinds
         reason = load_failure(error)

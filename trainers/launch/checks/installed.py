@@ -10,6 +10,5 @@ from comlrl.errors import UserError
 
 def check_installed(config: Config) -> None:
     """Raises UserError for a logger whose package is missing."""
-    for name, section in (("mlflow", config.mlflow), ("trackio", config.trackio)):
-        if section is not None and importlib.util.find_spec(name) is None:
-            raise UserError(f"{name}: {name} is not installed; pip install 'comlrl[{name}]'")
+    if config.trackio is not None and importlib.util.find_spec("trackio") is None:
+        raise UserError("trackio: trackio is not installed; pip install 'comlrl[trackio]'")

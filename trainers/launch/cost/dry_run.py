@@ -1,8 +1,8 @@
 """``--dry-run``: what a run will cost, estimated from its configuration alone.
 
 No weights and no data are loaded and no network is used: tasks are counted where the split's text
-or a local file tells their number, parameters where a model's safetensors header is at hand (its
-shapes, not its weights) or its name gives a size. The rest is printed as unknown.
+or a local file tells their number, parameters where a model's ``config.json`` is at hand or
+its name gives a size. The rest is printed as unknown.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from comlrl.loop.task_schedule import TaskSchedule
 from comlrl.preferences.pairs import tasks_at_once
 from comlrl.tasks.datasets import split_size
 from trainers.launch.cost.memory import held
-from trainers.launch.cost.model_size import model_size
 from trainers.launch.cost.tree_size import growth, levels, scored, training_steps
 from trainers.launch.wiring.assembly import build_schedule
+from trainers.launch.wiring.model_size import model_size
 
 
 def describe(config: Config, limits_N: Sequence[int]) -> str:

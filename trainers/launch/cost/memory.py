@@ -8,8 +8,8 @@ from typing import NamedTuple
 from comlrl.config.algorithms import CommonConfig
 from comlrl.config.resolved import Config
 from comlrl.evaluation.batches import AT_ONCE, at_once
-from trainers.launch.cost.model_size import BYTES, ModelSize, model_size
 from trainers.launch.cost.tree_size import Level, levels
+from trainers.launch.wiring.model_size import BYTES, ModelSize, model_size
 
 ADAPTER_BYTES = 4 * 4  # float32 weight, gradient and Adam's two moments
 
@@ -150,7 +150,7 @@ def _activations(sizes: Sequence[ModelSize], width: float) -> Held:
     """Return those of the update's micro-batch, which is made to fit, on a GPU."""
     from comlrl.update.accumulate import ACTIVATION_BYTES, ALONE, MICRO_BATCH_TOKENS
 
-    left = max((s.dims.left for s in sizes if s.dims), default=None)
+    left = max((s.left for s in sizes if s.left), default=None)
     tokens = MICRO_BATCH_TOKENS["cuda"]
     held = ALONE["cuda"] * ACTIVATION_BYTES["cuda"]
     most = None if left is None else min(held, tokens * left * width)

@@ -4,12 +4,9 @@ hub. Whether the hub answers is asked once, before a library retries for a minut
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import urllib.error
-import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from comlrl.builtin import DATASETS, MODELS
@@ -17,7 +14,6 @@ from comlrl.config.paths import searched
 from comlrl.config.plugins.targets import near
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
-from comlrl.models.packed import is_packed
 from comlrl.tasks.json_rows import KINDS
 
 NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -39,6 +35,11 @@ def named_models(config: Config) -> list[tuple[str, str]]:
 def check_model(key: str, name: str, config: Config) -> None:
     """Raises UserError for a model that is neither here nor can be a hub's."""
     _check_builtin(key, name, MODELS)
+    if name.endswith(".gguf"):
+        raise UserError(
+            f"{key}: '{name}' is a GGUF file, which is no longer read; give a model's folder "
+            "(transformers converts it: from_pretrained(gguf_file=…), save_pretrained)"
+        )
     if name in MODELS or Path(name).is_dir() or _may_be_remote(name):
         return
     raise UserError(
@@ -64,47 +65,52 @@ def check_data(config: Config) -> None:
 
 
 def check_reachable(config: Config, models: list[tuple[str, str]]) -> None:
-    """Where the hub is out of reach, keep the libraries to its cache.
+    """Keep the libraries to the hub's cache where the hub is out of reach.
 
     Raises UserError for what lies neither here nor there. ``models``: (key, name) of each that
     is to be loaded.
     """
-    name = config.dataset.name
-    found = {("dataset.name", name): name in DATASETS or Path(name).exists() or _cached_data(name)}
-    found |= {
-        (key, model): is_packed(model) or model_folder(model) is not None for key, model in models
-    }
-    remote = not all(n.startswith("builtin:") or Path(n).exists() for _, n in found)
-    if not remote or (not _offline() and _answers()):
+    named = [("dataset.name", config.dataset.name), *models]
+    remote = [(k, n) for k, n in named if not n.startswith("builtin:") and not Path(n).exists()]
+    if not remote:
         return
-    why = f"{OFFLINE} is set" if _offline() else f"{_endpoint()} does not answer"
-    for (key, wanted), here in found.items():
-        if not here:
+    from huggingface_hub import constants
+
+    if not constants.HF_HUB_OFFLINE and _answers():
+        return
+    why = f"{constants.ENDPOINT} does not answer"
+    if constants.HF_HUB_OFFLINE:
+        why = f"{OFFLINE} is set"
+    for key, wanted in remote:
+        cached = _cached_data(wanted) if key == "dataset.name" else model_folder(wanted)
+        if not cached:
             raise UserError(
                 f"{key}: '{wanted}' is not a folder here ({searched(config.beside)}) and not in "
                 f"the hub's cache, and {why}; give a folder, or a name that is in the cache"
             )
-    os.environ[OFFLINE] = "1"
+    os.environ[OFFLINE] = "1"  # for libraries that are imported later
+    constants.HF_HUB_OFFLINE = True
 
 
 def model_folder(name: str) -> Path | None:
-    """Where a model lies: the builtin's folder, a local one, or the hub's cache; None: nowhere."""
+    """Return where a model lies: the builtin's folder, a local one, or the hub's cache; None:
+    nowhere."""
     if name in MODELS:
         return MODELS[name]
-    if Path(name).is_dir():
-        return Path(name)
-    snapshots = _cache() / f"models--{name.replace('/', '--')}" / "snapshots"
-    return max(snapshots.glob("*"), key=lambda p: p.stat().st_mtime, default=None)
+    return Path(name) if Path(name).is_dir() else _snapshot(name, "model")
 
 
-def tensor_shapes(folder: Path | None) -> dict[str, Sequence[int]]:
-    """Tensor name → shape, read from safetensors headers: 8 bytes of length, then JSON."""
-    shapes: dict[str, Sequence[int]] = {}
-    for file in sorted(folder.glob("*.safetensors")) if folder else ():
-        with file.open("rb") as handle:
-            header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
-        shapes |= {n: t["shape"] for n, t in header.items() if n != "__metadata__"}
-    return shapes
+def _snapshot(name: str, kind: str) -> Path | None:
+    """Return the folder in the hub's cache, if there is one, without asking the hub."""
+    if not _may_be_remote(name):
+        return None
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, repo_type=kind, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
 
 
 def _check_builtin(key: str, name: str, known: Mapping[str, object]) -> None:
@@ -118,37 +124,22 @@ def _may_be_remote(name: str) -> bool:
     return bool(NAME.fullmatch(name)) and not name.startswith(".")
 
 
-def _home() -> Path:
-    return Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("HF_HUB_CACHE", _home() / "hub"))
-
-
 def _cached_data(name: str) -> bool:
-    """Whether the hub's cache has files of a data set, or the reader's its rows."""
-    read = Path(os.environ.get("HF_DATASETS_CACHE", _home() / "datasets"))
-    kept = _cache() / f"datasets--{name.replace('/', '--')}" / "snapshots"
-    return kept.is_dir() or (read / name.replace("/", "___")).is_dir()
+    """Return whether the hub's cache has files of a data set, or the reader's its rows."""
+    if _snapshot(name, "dataset") is not None:
+        return True
+    import datasets
 
-
-def _offline() -> bool:
-    return os.environ.get(OFFLINE, "").upper() in ("1", "ON", "YES", "TRUE")
-
-
-def _endpoint() -> str:
-    return os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    return (Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___")).is_dir()
 
 
 def _answers() -> bool:
-    """Whether the hub gives any answer; a refusal and a certificate are answers."""
+    """Return whether the hub gives any answer; a refusal and a certificate are answers."""
+    import httpx
+    from huggingface_hub import constants
+
     try:
-        with urllib.request.urlopen(
-            urllib.request.Request(_endpoint(), method="HEAD"), timeout=SECONDS
-        ):
-            return True
-    except urllib.error.HTTPError:
-        return True
-    except OSError as error:
+        httpx.head(constants.ENDPOINT, timeout=SECONDS)
+    except httpx.TransportError as error:
         return "certificate" in str(error).lower()
+    return True

@@ -5,7 +5,6 @@ Torch is imported where weights are read, not before: a wrong path is answered a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,9 @@ from comlrl.config.resolved import Config
 from comlrl.config.sections import LoraSection
 from comlrl.config.yaml_values import load_yaml
 from comlrl.errors import UserError
-from comlrl.models.packed import check_packed, is_packed
 from comlrl.run_files import ADAPTER, CONFIG, HETEROGENEOUS
 from trainers.launch.wiring import hub, own_algorithm, weights
+from trainers.launch.wiring.model_size import is_target, model_size
 
 if TYPE_CHECKING:
     from comlrl.models.team import Team
@@ -59,9 +58,6 @@ def check_models(config: Config) -> None:
     """Raises UserError if a model's name is the folder of an adapter or of a run, or is neither a
     folder nor a name of the hub."""
     for key, name in hub.named_models(config):
-        if is_packed(name):
-            check_packed(key, name)
-            continue
         hub.check_model(key, name, config)
         folder = Path(name)
         if (folder / ADAPTER).is_file():
@@ -81,29 +77,22 @@ def check_models(config: Config) -> None:
 
 def check_target_modules(config: Config) -> None:
     """Raises UserError where ``lora.target_modules`` names what no model at hand has."""
-    given, folders = config.lora.target_modules, {}
-    for _, name in hub.named_models(config):
-        folders[name] = hub.tensor_shapes(hub.model_folder(name))
-    if not config.lora.enabled or given == "all-linear" or not all(folders.values()):
+    given = config.lora.target_modules
+    if not config.lora.enabled or given == "all-linear":
         return
-    wanted = [given] if isinstance(given, str) else list(given)
-    for name, shapes in folders.items():
-        layers = [tensor.rpartition(".")[0] for tensor in shapes]
-        missing = [w for w in wanted if not any(_names(w, layer, given) for layer in layers)]
-        if missing:
-            linear = sorted({n.split(".")[-2] for n, s in shapes.items() if len(s) == 2})
-            raise UserError(
-                f"lora.target_modules: '{missing[0]}' is not a layer of '{name}'; "
-                + near(missing[0], linear, "it has {}")
-            )
-
-
-def _names(wanted: str, layer: str, given: Any) -> bool:
-    """Whether PEFT puts an adapter on a layer: a text is a regular expression of its whole name, an
-    item of a list what the name ends with."""
-    if isinstance(given, str):
-        return re.fullmatch(wanted, layer) is not None
-    return layer == wanted or layer.endswith(f".{wanted}")
+    wanted: list[str | list[str]] = [given] if isinstance(given, str) else [[w] for w in given]
+    for _, name in hub.named_models(config):
+        size = model_size(name)
+        if size.linear is None:
+            continue
+        for each in wanted:
+            if not any(is_target(layer, each) for layer in size.layers):
+                missing = each if isinstance(each, str) else each[0]
+                linear = sorted({layer.rpartition(".")[2] for layer in size.linear})
+                raise UserError(
+                    f"lora.target_modules: '{missing}' is not a layer of '{name}'; "
+                    + near(missing, linear, "it has {}")
+                )
 
 
 def begin(config: Config, algorithms: Algorithms, team: Team, sampler: Sampler) -> None:

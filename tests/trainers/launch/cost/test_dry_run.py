@@ -8,17 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from comlrl.builtin import COOPMINI, TINY_CODER
 from comlrl.config.algorithms import MAGRPOConfig, PPOConfig
 from comlrl.config.resolved import Config
 from rewards.sandbox import levels
+from tests.support import tiny_models
 from tests.support.runs import SHIPPED, algorithm_of, load
 from trainers.launch.checks.validation import validate
 from trainers.launch.commands.train import main
 from trainers.launch.cost.dry_run import count_tasks, describe
-from trainers.launch.cost.model_size import model_size
 from trainers.launch.cost.tree_size import growth, scored, training_steps
+from trainers.launch.wiring.model_size import model_size
 from trainers.launch.wiring.sampling_settings import limits
 
 ROOT = Path(__file__).parents[4]
@@ -130,7 +132,7 @@ def test_tasks_are_counted_where_that_needs_no_loading(tmp_path):
 
 
 def test_a_size_is_read_from_a_name(monkeypatch, tmp_path):
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     sizes = {
         "Qwen/Qwen2.5-Coder-3B": 3e9,
         "Qwen/Qwen2.5-Coder-1.5B-Instruct": 1.5e9,
@@ -158,18 +160,33 @@ def test_sizes_agree_with_the_built_team():
     assert size.cache == 2 * shape.num_hidden_layers * shape.num_key_value_heads * width
 
 
+def in_cache(folder: Path, name: str = "a/b") -> Path:
+    """A model in the hub's cache."""
+    place = folder / f"models--{name.replace('/', '--')}"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs/main").write_text("c0ffee")
+    return shutil.copytree(TINY_CODER, place / "snapshots/c0ffee")
+
+
 def test_a_model_in_the_hub_cache_is_counted(monkeypatch, tmp_path):
-    folder = tmp_path / "models--a--b" / "snapshots" / "c0ffee"
-    folder.mkdir(parents=True)
-    shapes = {"model.layers.0.self_attn.k_proj.weight": [4, 8], "lm_head.weight": [9, 8]}
-    header = json.dumps({name: {"shape": shape} for name, shape in shapes.items()}).encode()
-    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    lora = load(ROOT / "configs" / "magrpo_quickstart.yaml").lora
-    size = model_size("a/b")
-    assert size.parameters == 4 * 8 + 9 * 8
-    assert size.adapter(lora) == lora.r * (4 + 8)  # A: r × 8, B: 4 × r; never on the head
-    assert size.cache == 2 * 4
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    in_cache(tmp_path).joinpath("model.safetensors").unlink()  # its config.json is enough
+    size, same = model_size("a/b"), model_size("builtin:tiny-coder")
+    assert size.parameters == same.parameters and size.linear == same.linear
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3"])
+def test_sizes_of_other_families(kind, tmp_path):
+    from comlrl.models.pretrained import build_team
+
+    path = str(tiny_models.folder(kind))
+    config = load(ROOT / "configs" / "magrpo_quickstart.yaml")
+    config = replace(config, agent_model=replace(config.agent_model, name=path))
+    size, agent = model_size(path), build_team(config).agents[0]
+    base = [p for name, p in agent.model.named_parameters() if "lora_" not in name]
+    assert size.parameters == sum(p.numel() for p in base)
+    if config.lora.target_modules == "all-linear":
+        assert size.adapter(config.lora) == sum(p.numel() for p in agent.parameters())
 
 
 def test_the_counts_of_a_published_run(capsys):
@@ -337,7 +354,7 @@ def test_one_process_speaks_for_all(capsys, monkeypatch):
 
 
 def test_names_of_the_hub_are_reported_as_not_checked(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     code, out, _ = dry_run(capsys, config="magrpo_he_config")
     assert code == 0 and not_checked(out) == ["dataset.name", "agent_model.name"]
 
@@ -412,9 +429,8 @@ def test_a_model_folder_needs_tokenizer_and_weights(capsys, tmp_path):
 
 
 def test_a_model_in_the_hubs_cache_is_checked(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    snapshot = tmp_path / "models--a--b" / "snapshots" / "c0ffee"
-    shutil.copytree(TINY_CODER, snapshot)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    snapshot = in_cache(tmp_path)
     code, out, _ = dry_run(capsys, "agent_model.name=a/b")
     assert code == 0 and not_checked(out) == []
     (snapshot / "model.safetensors").unlink()  # interrupted while it came

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import datasets
 import pytest
+from huggingface_hub import constants
 
 from comlrl.errors import UserError
 from trainers.launch.commands.command_line import parse_arguments, resolve
@@ -25,10 +27,10 @@ def config(*overrides: str):
 @pytest.fixture(autouse=True)
 def out_of_reach(monkeypatch, tmp_path):
     """A hub at a port where nobody listens, and an empty cache."""
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
-    for name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE", hub.OFFLINE):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache/hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache/datasets")
     monkeypatch.setenv(hub.OFFLINE, "0")  # and restored
 
 
@@ -47,10 +49,12 @@ def test_the_cache_is_enough_and_libraries_are_kept_to_it(tmp_path):
     import os
 
     (tmp_path / "cache/hub/models--some--model/snapshots/1").mkdir(parents=True)
+    (tmp_path / "cache/hub/models--some--model/refs").mkdir()
+    (tmp_path / "cache/hub/models--some--model/refs/main").write_text("1")
     (tmp_path / "cache/datasets/some___rows").mkdir(parents=True)
     found = config("agent_model.name=some/model", "dataset.name=some/rows")
     hub.check_reachable(found, hub.named_models(found))
-    assert os.environ[hub.OFFLINE] == "1"
+    assert os.environ[hub.OFFLINE] == "1" and constants.HF_HUB_OFFLINE
 
 
 def test_nobody_asks_the_hub_for_what_is_here(monkeypatch):
@@ -85,3 +89,12 @@ def test_target_modules_that_match_nothing_are_refused_in_the_dry_run(given, nam
     assert error.startswith("error: lora.target_modules: ") and named in error
     for good in ("[q_proj,v_proj]", ".*q_proj", "[layers.0.self_attn.q_proj]"):
         assert main("magrpo", None, [*arguments(f"lora.target_modules={good}"), "--dry-run"]) == 0
+
+
+@pytest.mark.parametrize("key", ["agent_model.name", "agents"])
+def test_a_gguf_file_is_refused(key, capsys, tmp_path):
+    (file := tmp_path / "tiny.gguf").touch()
+    value = f"[{file},{file}]" if key == "agents" else file
+    assert main("magrpo", None, arguments(f"{key}={value}")) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {key}: '{file}'") and error.count("\n") == 1
