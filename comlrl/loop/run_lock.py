@@ -4,87 +4,71 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from comlrl.errors import UserError
 
 FILE = ".lock"
-WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of some network file systems
-TRIES, PAUSE = 5, 0.1  # whoever asks for ``holder`` has the lock for a moment
+WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP)  # of some network file systems
 
 
 def holder(folder: Path) -> str | None:
-    """Who runs in a folder: ``process 123 on host``; None: nobody."""
-    try:
-        descriptor = os.open(folder / FILE, os.O_RDWR | os.O_NOFOLLOW)
-    except OSError:  # no such file, or not ours: then no run of ours can be in it either
+    """Return who runs in a folder: ``process 123 on host``; None: nobody."""
+    path = folder / FILE
+    if path.is_symlink() or not path.is_file():
         return None
     try:
-        if _lock(descriptor):
+        with FileLock(path, blocking=False):
             return None
-        return os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
-    finally:
-        os.close(descriptor)
+    except Timeout:
+        return _text(path)
+    except OSError:  # not ours: then no run of ours can be in it either
+        return None
 
 
 def refuse_in_use(folder: Path) -> None:
-    """Raises UserError where a run is at work in ``folder``."""
+    """Raise UserError if a run is at work in ``folder``."""
     if (who := holder(folder)) is not None:
         raise _in_use(folder, who)
+
+
+@contextlib.contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which exists. Raises UserError if another process has it."""
+    path = folder / FILE
+    lock = FileLock(path, mode=0o644)
+    try:
+        lock.acquire(timeout=0.5)  # whoever asks for ``holder`` has it for a moment
+    except Timeout:
+        raise _in_use(folder, _text(path)) from None
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise UserError(
+                f"output.dir: '{path}' cannot be written ({error.strerror}); give another folder"
+            ) from error
+    try:
+        path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
+        locked = path.stat()
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            if os.path.samestat(path.stat(), locked):  # the folder may have been moved aside
+                path.unlink()
+        lock.release()
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text(errors="replace")[:200].strip() or "another process"
+    return "another process"
 
 
 def _in_use(folder: Path, who: str) -> UserError:
     return UserError(
         f"output.dir: '{folder}' is in use by {who}; let that end first, or give another folder"
     )
-
-
-@contextlib.contextmanager
-def hold(folder: Path) -> Iterator[None]:
-    """The lock of a folder, which exists. Raises UserError where another process has it."""
-    path = folder / FILE
-    for _ in range(TRIES):
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        except OSError as error:
-            raise UserError(
-                f"output.dir: '{path}' cannot be written ({error.strerror}); give another folder"
-            ) from error
-        if _lock(descriptor) and _is(path, descriptor):
-            break
-        os.close(descriptor)  # another's; or the file of one that has just ended and removed it
-        time.sleep(PAUSE)
-    else:
-        raise _in_use(folder, holder(folder) or "another run")
-    try:
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-        yield
-    finally:
-        if _is(path, descriptor):  # the folder may have been moved aside
-            path.unlink()
-        os.close(descriptor)
-
-
-def _lock(descriptor: int) -> bool:
-    """Whether it could be had; always where the file system has no locks."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in WITHOUT_LOCKS:
-            raise
-    return True
-
-
-def _is(path: Path, descriptor: int) -> bool:
-    """Whether the open file is still the one of that name."""
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(path.lstat(), os.fstat(descriptor))
-    return False
