@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from keyword import iskeyword
 from pathlib import Path
-from typing import Any
 
-import yaml
+from huggingface_hub import ModelCardData
 
 from comlrl.files import replace
 from comlrl.run_files import BEST_MODEL, FINAL_MODEL, HETEROGENEOUS
@@ -176,14 +175,14 @@ def _front_matter(run: Run) -> str:
     """What a hub indexes; names that only this machine knows are left out."""
     data, named = str(run.config["dataset"]["name"]), run.config.get("agents")
     bases = [name for name in dict.fromkeys(named or [_base(run)]) if _on_hub(name)]
-    facts: dict[str, Any] = {
-        "library_name": "peft" if run.config.get("lora", {}).get("enabled") else "transformers",
-        "pipeline_tag": "text-generation",
-        "tags": ["comlrl", "multi-agent", "reinforcement-learning", *run.view.tags, run.algorithm],
-    }
-    facts |= {"base_model": bases if len(bases) > 1 else bases[0]} if bases else {}
-    facts |= {"datasets": [data]} if _on_hub(data) else {}
-    return f"---\n{yaml.safe_dump(facts, sort_keys=False)}---\n"
+    facts = ModelCardData(
+        library_name="peft" if run.config.get("lora", {}).get("enabled") else "transformers",
+        pipeline_tag="text-generation",
+        tags=["comlrl", "multi-agent", "reinforcement-learning", *run.view.tags, run.algorithm],
+        base_model=bases[0] if len(bases) == 1 else bases or None,
+        datasets=[data] if _on_hub(data) else None,
+    )
+    return f"---\n{facts.to_yaml()}\n---\n"
 
 
 def _on_hub(name: str) -> bool:
