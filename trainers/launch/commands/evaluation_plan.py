@@ -6,6 +6,7 @@ A part of the composition root, which knows the algorithms' sections.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
 import re
@@ -114,9 +115,9 @@ def _samples(arguments: argparse.Namespace) -> tuple[tuple[int, ...], int]:
 
 
 def place(plan: Plan, described: Mapping[str, Any]) -> Path:
-    """Where an evaluation is written: ``--out``, else a name that tells what was evaluated, beside
-    the run if it is one's. Only an earlier evaluation of the very same is replaced; anything else
-    of that name gets a number after it.
+    """Return where an evaluation is written: ``--out``, else beside the run if it is of one, under
+    a name that says what was evaluated and ends with a digest of ``described``. So the same
+    evaluation replaces its file, and no other does.
 
     ``described``: the fields that say what was evaluated, as the file has them.
     """
@@ -140,21 +141,12 @@ def place(plan: Plan, described: Mapping[str, Any]) -> Path:
     name = re.sub(r"[^\w.-]+", "-", name).strip("-")
     own = plan.teams[0].run_dir if len(plan.teams) == 1 else None
     folder = own or Path(plan.config.output.base_dir)
-    numbered = (folder / f"{name}{'' if n == 1 else f'_{n}'}.json" for n in itertools.count(1))
-    return next(path for path in numbered if not path.exists() or _holds(path, described))
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:6]
+    return folder / f"{name}_{digest}.json"
 
 
 def _label(team: Trained) -> str:
     return (team.run_dir or Path(team.name)).resolve().name
-
-
-def _holds(path: Path, described: Mapping[str, Any]) -> bool:
-    """Whether a file is an evaluation of the very same."""
-    try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-        return all(held[key] == value for key, value in json.loads(json.dumps(described)).items())
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
 
 
 def resolve(

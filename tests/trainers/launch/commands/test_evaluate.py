@@ -459,17 +459,20 @@ def test_files_tell_what_was_evaluated_and_keep_each_other(runs, tmp_path, monke
         ["--cross-play", "team", str(runs[1]), *few],
     ):
         assert script.main(arguments) == 0
-    assert sorted(path.name for path in run.glob("*.json")) == [
-        "evaluation_final_model_coopmini_eval.json",
-        "evaluation_final_model_coopmini_eval_2.json",
-        "evaluation_final_model_coopmini_eval_3.json",
-        "evaluation_final_model_coopmini_train-1.json",
-        "evaluation_step_000007_coopmini_eval.json",
+
+    def written(folder: Path) -> list[str]:
+        """Names of evaluations, each followed by a digest of what was evaluated."""
+        return sorted(path.stem.rpartition("_")[0] for path in folder.glob("evaluation_*.json"))
+
+    assert written(run) == [
+        *["evaluation_final_model_coopmini_eval"] * 3,
+        "evaluation_final_model_coopmini_train-1",
+        "evaluation_step_000007_coopmini_eval",
     ]
-    assert sorted(path.name for path in (tmp_path / "outputs").glob("*.json")) == [
-        "evaluation_cross_play_team_x_run_2_coopmini_eval.json",
-        "evaluation_single_tiny-coder_coopmini_eval.json",
-        "evaluation_untrained_tiny-coder_coopmini_eval.json",
+    assert written(tmp_path / "outputs") == [
+        "evaluation_cross_play_team_x_run_2_coopmini_eval",
+        "evaluation_single_tiny-coder_coopmini_eval",
+        "evaluation_untrained_tiny-coder_coopmini_eval",
     ]
 
 
