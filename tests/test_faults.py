@@ -330,6 +330,22 @@ def test_collapse_is_reported_once() -> None:
     assert collapse.look({"entropy": 0.01, "reward_mean": 0.0}) == []
 
 
+def test_steps_without_an_advantage_are_reported_once_and_at_the_end() -> None:
+    alarm = CollapseAlarm()
+    equal, different = {"zero_advantage_share": 1.0}, {"zero_advantage_share": 0.98}
+    for step_metrics in (equal, equal, different, equal, equal):
+        assert alarm.look(step_metrics) == []
+    restored = CollapseAlarm()
+    restored.load(json.loads(json.dumps(alarm.state())))
+    (warning,) = restored.look(equal)
+    assert "refill" in warning and "temperature" in warning
+    assert restored.look(equal) == []
+    assert restored.summary().startswith("6 of 7 steps")
+    for _ in range(60):  # rare ones are no cause
+        assert restored.look(different) == []
+    assert restored.summary() == CollapseAlarm().summary() == ""
+
+
 def test_a_score_around_zero_is_no_collapse() -> None:
     """A reward model's: the task's reward, beside it, is watched."""
     collapse = CollapseAlarm()

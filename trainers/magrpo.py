@@ -26,6 +26,10 @@ truncation) from which each token was drawn, summed over a completion's tokens a
 H is differentiated where it was reached; its advantage does not count that an action leads to
 states of more entropy. For completions of one token this is the gradient of c_H · H exactly.
 
+With ``refill`` > 0, tasks whose returns are equal among all siblings are left out of an update, and
+as many further tasks are sampled in their place, at most ``refill`` times (dynamic sampling, DAPO,
+arXiv 2503.14476). Tasks that the policy always or never solves then weigh less than in the data.
+
 Departures from the paper: no division by the siblings' standard deviation unless asked for; no
 importance ratio and no clip where each sample is used once (strictly on-policy); with ``handoff``
 joint actions without a child are credited with the mean future of those that have one, which are
@@ -41,7 +45,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -110,6 +114,7 @@ class MAGRPOTrainer:
     ) -> None:
         self.section, self.team, self.rollout, self.loop = section, team, rollout, loop
         self.sampling = sampling
+        self.refill = 0 if section.advantage in ("raw", "greedy") else section.refill
         self.optimizers = [policy_optimizer(section, team, i) for i in range(len(team))]
 
     def train(self) -> None:
@@ -123,9 +128,11 @@ class MAGRPOTrainer:
     def step(self, step: Step) -> None:
         """Grow, credit, update, record."""
         trees, greedy = self._grow(step)
+        if self.refill:
+            step, trees = self._refill(step, trees)
         gathered = self.loop.gather(step, trees, greedy)
         sums_N = [Sums() for _ in self.team.agents]
-        parts = self._parts(self._credit(trees, greedy, sums_N))
+        parts = self._parts(self._learned(trees, self._credit(trees, greedy, sums_N)))
         if len(parts) > 1 and not self.section.takes_ratios and step.index == 1:
             notice(
                 f"{len(parts)} updates from one sampling (train_batch_size="
@@ -180,6 +187,46 @@ class MAGRPOTrainer:
         return self.rollout.grow_with_greedy(
             tasks, self.section.shape, self.sampling, key, self.section.discount
         )
+
+    def _refill(
+        self, step: Step, trees: Sequence[RolloutResult]
+    ) -> tuple[Step, list[RolloutResult]]:
+        """Sample further tasks until as many as the step has differ in their siblings' returns.
+
+        Which tasks follows from the seed and the step alone, so that a resumed run has the same.
+        """
+        trees, tasks = list(trees), list(step.tasks)
+        spares = self.loop.schedule.spares(step.index - 1)
+        for _ in range(self.refill):
+            missing = len(step.tasks) - self._different(trees)
+            further, spares = spares[:missing], spares[missing:]
+            if not further:
+                break
+            tasks += further
+            mine = self.team.processes.shard(tasks)[len(trees) :]
+            trees += self.rollout.grow(mine, self.section.shape, self.sampling, step.key)
+        return replace(step, tasks=tasks), trees
+
+    def _different(self, trees: Sequence[RolloutResult]) -> int:
+        """Return how many tasks, of all processes, have siblings with different returns."""
+        count = sum(map(self._differs, trees))
+        return int(self.team.processes.all_reduce_counts({"different": count})["different"])
+
+    def _differs(self, tree: RolloutResult) -> bool:
+        sums_N = [Sums() for _ in self.team.agents]
+        self._credit([tree], None, sums_N)
+        return any(sums.of["zeros"] < sums.of["completions"] for sums in sums_N)
+
+    def _learned(
+        self, trees: Sequence[RolloutResult], credited: list[list[Unit]]
+    ) -> list[list[Unit]]:
+        """Leave out what ``refill`` has replaced, unless nothing would be left."""
+        if not self.refill or not self._different(trees):
+            return credited
+        return [
+            units if self._differs(tree) else []
+            for tree, units in zip(trees, credited, strict=True)
+        ]
 
     def _credit(
         self,

@@ -57,6 +57,19 @@ class MAGRPOConfig(CommonConfig):
         ),
     )
 
+    refill: int = key(
+        0,
+        "how often a step samples further tasks in the place of those whose siblings all have the "
+        "same return; 0: such tasks teach nothing",
+        at_least=0,
+        unused_if=(
+            Unused(
+                "this advantage does not compare siblings",
+                lambda s, _: s.advantage in ("raw", "greedy"),
+            ),
+        ),
+    )
+
     @property
     def takes_ratios(self) -> bool:
         return self.update_epochs > 1

@@ -1,4 +1,4 @@
-"""Notices a policy that falls off a cliff."""
+"""Notices a policy that falls off a cliff, and steps that teach nothing."""
 
 from __future__ import annotations
 
@@ -12,12 +12,21 @@ FIRST_STEPS = 5  # in which the level is only learnt
 LASTING = 3  # steps in a row below the cliff: one alone may be a hard task, where a step has few
 
 
+ADVICE = (
+    "try prompts that the model follows better, a higher temperature, entropy_coef > 0, an easier "
+    "split, more num_generations, or refill"
+)
+
+
 class CollapseAlarm:
     """Compares entropy and reward with their own recent level; each warns once a run.
 
-    The reward is the task's: a reward model's score has no zero to fall to."""
+    The reward is the task's: a reward model's score has no zero to fall to. A third warning is of
+    steps in a row in which siblings have the same return throughout.
+    """
 
     def __init__(self) -> None:
+        self.equal = self.equal_in_a_row = 0  # steps without an advantage
         self.level: dict[str, float] = {}
         self.seen = 0
         self.below: dict[str, int] = {}  # steps in a row
@@ -42,7 +51,23 @@ class CollapseAlarm:
                     "collapsed; a lower learning_rate or a kl_coef > 0 may help"
                 )
             self.level[name] = MEMORY * level + (1 - MEMORY) * value
+        is_equal = metrics.get("zero_advantage_share") == 1
+        self.equal += is_equal
+        self.equal_in_a_row = self.equal_in_a_row + 1 if is_equal else 0
+        if self.equal_in_a_row == LASTING and "zero_advantage_share" not in self.warned:
+            self.warned.append("zero_advantage_share")
+            warnings.append(
+                f"{LASTING} steps in a row taught nothing: all answers to a task earned the same; "
+                + ADVICE
+            )
         return warnings
+
+    def summary(self) -> str:
+        """Return what the end of a run says of steps without an advantage; empty: nothing."""
+        if self.equal < LASTING or self.equal < SHARE * self.seen:
+            return ""
+        text = f"{self.equal} of {self.seen} steps taught nothing: all answers to a task earned "
+        return f"{text}the same; {ADVICE}"
 
     def state(self) -> dict[str, Any]:
         return {
@@ -50,9 +75,11 @@ class CollapseAlarm:
             "seen": self.seen,
             "below": self.below,
             "told": self.warned,  # the key in checkpoints
+            "equal": [self.equal, self.equal_in_a_row],
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.level = {name: float(value) for name, value in state["level"].items()}
         self.below = {name: int(steps) for name, steps in state["below"].items()}
         self.seen, self.warned = int(state["seen"]), list(state["told"])
+        self.equal, self.equal_in_a_row = map(int, state.get("equal", (0, 0)))

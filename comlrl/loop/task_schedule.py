@@ -80,6 +80,13 @@ class TaskSchedule:
         chosen = chosen[part * self.batch_size : (part + 1) * self.batch_size]
         return epoch, [tasks[i] for i in chosen]
 
+    def spares(self, step: int) -> list[Task]:
+        """Return the tasks of a step's (0-based) round that the step does not have, shuffled."""
+        tasks, present = self.tasks_of(self.round_of(step)), self.at(step)[1]
+        names = {task.task_id for task in present}
+        shuffled = (tasks[i] for i in order((self.seed, "refill", step), len(tasks)))
+        return [task for task in shuffled if task.task_id not in names]
+
     def part_of(self, step: int) -> tuple[int, int]:
         """Which of how many steps of a pass it is; 0-based."""
         index = self.round_of(step)

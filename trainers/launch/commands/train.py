@@ -394,3 +394,5 @@ def _finish(run: Run[CommonConfig]) -> None:
     elif networks and run.config.output.save_final_model == "auto" and distributed.is_main():
         networks.save(final)  # SHPPO's are small
     write_summary(run.loop, run.config.algorithm)
+    if text := run.loop.log.alarm.summary():
+        notice(text)
