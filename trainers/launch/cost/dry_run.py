@@ -121,6 +121,8 @@ def _online(
             "completions ≤": most,
             "sampled tokens ≤": most * max(limits_N),
         }
+    samplings = 1 + getattr(section, "refill", 0)
+    rows = {label: each if label == "tasks" else each * samplings for label, each in rows.items()}
     if not section.chains:
         rows = {**rows, "optimizer updates ≤": parts * section.passes}
     run = f"{section.num_train_epochs} epochs" if steps is None else f"{steps:,} steps"
