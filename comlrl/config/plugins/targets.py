@@ -13,15 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from comlrl.config.plugins.modules import (
-    Source,
-    forget,
-    is_beside,
-    is_taken,
-    serve,
-    sources_beside,
-    sources_on_path,
-)
+from comlrl.config.plugins.modules import Source, check_name, import_beside, is_beside, on_path
 from comlrl.errors import UserError
 
 FORM = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*)")
@@ -71,15 +63,7 @@ def load(key: str, value: str, folder: Path) -> Target:
         raise UserError(f"{given} is not of the form module:NAME, e.g. my_work:Mine")
     name, attribute = form.groups()
     folder = folder.resolve()
-    sources: tuple[Source, ...] = ()
-    if beside := is_beside(name, folder):
-        if is_taken(name, folder):
-            top = name.partition(".")[0]
-            raise UserError(f"{given}: another module is named `{top}`; rename that in {folder}")
-        sources = sources_beside(name, folder)
-        serve(folder, sources)
-    module = _imported(given, name, folder, sources)
-    sources = sources if beside else sources_on_path(name)
+    module, sources = _imported(given, name, folder)
     if not hasattr(module, attribute):
         names = [n for n in vars(module) if not n.startswith("_")]
         hint = near(attribute, names, "it has {}")
@@ -87,23 +71,26 @@ def load(key: str, value: str, folder: Path) -> Target:
     return Target(key, value, getattr(module, attribute), sources)
 
 
-def _imported(given: str, name: str, folder: Path, sources: Iterable[Source]) -> Any:
+def _imported(given: str, name: str, folder: Path) -> tuple[Any, tuple[Source, ...]]:
     importlib.invalidate_caches()
     try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        forget(source.module for source in sources)
-        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+        if is_beside(name, folder):
+            check_name(name, folder)
+            return import_beside(name, folder)
+        module = importlib.import_module(name)
+        return module, on_path(module)
+    except UserError as error:
+        raise UserError(f"{given}: {error}") from error
+    except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{name}.".startswith(f"{missing}."):
             beside = [file.stem for file in folder.glob("*.py")]
             hint = near(name, beside, "there are {} beside it")
             raise UserError(
                 f"{given}: there is no module `{name}` beside the YAML file, in {folder}, or on "
                 f"the Python path; {hint}"
             ) from error
-        raise UserError(f"{given}: importing it raised {described(error, sources)}") from error
-    except (Exception, SystemExit) as error:
-        forget(source.module for source in sources)
-        raise UserError(f"{given}: importing it raised {described(error, sources)}") from error
+        raise UserError(f"{given}: importing it raised {described(error, folder)}") from error
 
 
 def check_class(target: Target, protocol: type, methods: Iterable[str]) -> None:
@@ -155,15 +142,25 @@ def near(name: str, known: Iterable[str], otherwise: str) -> str:
     return f"did you mean `{close[0]}`?" if close else otherwise.format(", ".join(known) or "none")
 
 
-def described(error: BaseException, sources: Iterable[Source]) -> str:
-    """An error's type, message and place, on one line; the place is the user's, if it is there."""
+def described(error: BaseException, where: Path | Iterable[Source]) -> str:
+    """Return an error's type, message and place, on one line.
+
+    The place is the last in the user's own files (``where``: these, or their folder), if any.
+    """
     kind = type(error).__name__
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{kind}: {error.msg} ({error.filename}:{error.lineno})"
     text = " ".join(str(error).split())[:300]
     frames = traceback.extract_tb(error.__traceback__)
-    own = {str(source.file) for source in sources}
-    frame = next((f for f in reversed(frames) if f.filename in own), frames[-1] if frames else None)
+    user_files = None if isinstance(where, Path) else {str(source.file) for source in where}
+
+    def is_users(file: str) -> bool:
+        if user_files is None:
+            return Path(file).is_relative_to(str(where))
+        return file in user_files
+
+    last = frames[-1] if frames else None
+    frame = next((f for f in reversed(frames) if is_users(f.filename)), last)
     return f"{kind}{': ' if text else ''}{text}" + (
         f" ({frame.filename}:{frame.lineno})" if frame is not None else ""
     )

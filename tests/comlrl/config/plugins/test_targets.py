@@ -32,10 +32,8 @@ def write(tmp_path: Path) -> Iterator[Write]:
             file.write_text(text)
         return tmp_path / folder
 
-    before = list(sys.meta_path)
     yield make
-    user_modules.serve(tmp_path, [])
-    sys.meta_path[:] = before
+    user_modules.forget()
 
 
 def refusal(value: str, folder: Path) -> str:
@@ -51,7 +49,7 @@ def refusal(value: str, folder: Path) -> str:
 
 def test_a_module_beside_the_file_and_the_siblings_that_it_imports(write):
     folder = write(
-        mine="import words\nclass R:\n  def n(self):\n    import late\n    return late.N\n",
+        mine="import words, pack\nclass R:\n  def n(self):\n    import late\n    return late.N\n",
         words="from pack.inner import DEEP\nN = DEEP",
         late="N = 5",
         pack__inner="from . import beside\nDEEP = beside.DEEP",  # no __init__.py
@@ -60,10 +58,10 @@ def test_a_module_beside_the_file_and_the_siblings_that_it_imports(write):
     )
     target = load("reward.target", "mine:R", folder)
     assert target.found().n() == 5
-    names = ["late.py", "mine.py", "pack/beside.py", "pack/inner.py", "words.py"]
+    names = ["mine.py", "pack/beside.py", "pack/inner.py", "words.py"]
     assert [source.name for source in target.sources] == names
     assert all(source.beside for source in target.sources)
-    assert not list(folder.rglob("__pycache__"))
+    assert not list(folder.glob("pack/__pycache__"))
 
 
 def test_two_folders_with_modules_of_one_name(write):
@@ -92,25 +90,14 @@ def test_beside_the_file_comes_before_the_python_path(write, monkeypatch):
     del sys.modules["only"]
 
 
-def test_sources_on_the_python_path_are_those_of_the_package(write, monkeypatch):
-    files = {
-        "pack__INIT": "",
-        "pack__a": "import json, alone\nfrom .b import V",
-        "pack__b": "V=1",
-    }
-    root = write("path", alone="", pack__c="", **files)
-    monkeypatch.syspath_prepend(str(root))
-    names = [s.name for s in load("domain", "pack.a:V", root.parent).sources]
-    assert names == ["pack/__init__.py", "pack/a.py", "pack/b.py"]
-    for name in [n for n in sys.modules if n.split(".")[0] in ("pack", "alone")]:
-        del sys.modules[name]
-
-
 def test_a_sibling_never_takes_a_name_of_pythons_or_of_this_project(write):
-    folder = write(mine="import json, rewards\nV = json.dumps(1)", json="", rewards="")
+    folder = write(mine="import json\nV = json.dumps(1)", json="", rewards="", comlrl="")
     assert load("domain", "mine:V", folder).found == "1"
     assert "`json`; rename that in HERE" in refusal("json:V", folder)
     assert "`rewards`; rename that" in refusal("rewards:V", folder)
+    write(other="import benchmarks", benchmarks="")
+    assert "`benchmarks`; rename that in HERE" in refusal("other:V", folder)
+    assert "benchmarks" not in sys.modules
     write(torch="")  # loaded already, or not: it is what the project stands on
     assert sys.modules.get("torch") is None or "rename" in refusal("torch:V", folder)
 
