@@ -11,7 +11,7 @@ from tokenizers import AddedToken, normalizers
 from comlrl.models.prompt_encoder import MARK, PromptEncoder
 from comlrl.tasks.prompts import plain_text
 from comlrl.types import Message
-from tests.support import tokenizers
+from tests.support import tiny_tokenizers as tokenizers
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n"

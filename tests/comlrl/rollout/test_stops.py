@@ -8,7 +8,7 @@ import pytest
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from comlrl.rollout.stops import StopTexts
-from tests.support import tokenizers
+from tests.support import tiny_tokenizers as tokenizers
 
 TOKENIZERS = {
     "byte-level": tokenizers.byte_level("<|im_end|>"),
