@@ -71,7 +71,6 @@ SYNONYMS = {
     "reward_processor.scale_factor": "reward_scale reward_scaling",
     "reward_processor.shift": "reward_shift",
     "agent_devices": "devices",
-    "comparator": "judge",
 }
 # Keys of CoMLRL 1.4 that have no counterpart: what to do instead.
 REMOVED = {
