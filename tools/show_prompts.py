@@ -32,7 +32,7 @@ from comlrl.tasks.datasets import load_tasks
 from comlrl.tasks.history import Exchange, next_prompt, with_handed_on
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, JointAction, Message, Task
-from trainers.launch.checks.at_hand import agents_at_hand
+from trainers.launch.checks.at_hand import agents_at_hand, prompt_forms
 from trainers.launch.commands import evaluation_plan
 from trainers.launch.wiring import hub
 from trainers.launch.wiring.resolved_work import Work
@@ -154,10 +154,9 @@ def _reader(config: Config, name: str) -> Callable[[Sequence[Message]], str]:
     builtin = dataclasses.replace(config, dataset=DatasetConfig())  # the rows have been read
     try:
         hub.check_reachable(builtin, [("agent_model.name", name)])
-        from comlrl.models.pretrained import load_tokenizer
-        from comlrl.models.prompt_encoder import PromptEncoder
+        from comlrl.models.pretrained import load_encoder
 
-        encoder = PromptEncoder(load_tokenizer(config.agent_model, name))
+        encoder = load_encoder(config.agent_model, name)
     except UserError as error:
         print(f"notice: shown without a chat template: {error}", file=sys.stderr)
         return _messages
@@ -192,6 +191,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for attempt in attempts:
             print(f"════ reward of turn {attempt.turn}: {attempt.score.value:.2f}")
         reader_N = readers(config)
+        for line in prompt_forms(config, agents_at_hand(config, [])):
+            print(f"notice: {line}", file=sys.stderr)
         for name in options.mode or [work.mode.name]:
             named = dataclasses.replace(config.external, mode=name)
             mode = external.find(named, work.domain, config.folder, work.domain_target)

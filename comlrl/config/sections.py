@@ -75,6 +75,14 @@ class AgentModelConfig(Section):
         unused_if=(sampled_apart("stop"),),
     )
     max_length: int = key(2048, "maximum tokens of prompt and completion together")
+    chat: Literal["auto", True, False] = key(
+        "auto",
+        "prompts as messages in the tokenizer's chat template; auto: if the template ends a turn "
+        "with the model's end of sequence, which a base model's does not; otherwise plain text",
+    )
+    template_arguments: dict[str, Any] = key(
+        {}, "arguments of the chat template, e.g. {enable_thinking: false}"
+    )
     gradient_checkpointing: bool = key(False, "less memory in the update, about a third slower")
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from peft import PeftModel
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from comlrl.errors import UserError
 from comlrl.models.fast.decoder import FastDecoder, fast_decoder
 from comlrl.models.fast.lora_routing import Router
-from comlrl.models.prompt_encoder import PromptEncoder
+from comlrl.models.prompt_encoder import PromptEncoder, end_ids
 from comlrl.processes.sharding import like, stored
 from comlrl.types import Message
 
@@ -40,6 +40,8 @@ class Agent:
     fast: FastDecoder | None = None  # the model's decoder, where it has a fast way through it
     start: Agent | None = None  # frozen copy: the reference policy where all weights are trained
     start_adapter: str | None = None  # frozen: the reference policy's; None: it is the base alone
+    chat: Literal["auto", True, False] = "auto"  # ``agent_model.chat``
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
     micro_batch_tokens: int | None = None  # of its update, once memory has run out
 
     @property
@@ -53,10 +55,10 @@ class Agent:
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
         """Tokens that end a completion; the first is the tokenizer's own."""
-        config = self.model.generation_config
-        listed = config.eos_token_id if config is not None else None
-        more = listed if isinstance(listed, list) else [] if listed is None else [listed]
-        return tuple(dict.fromkeys([self.tokenizer.eos_token_id, *more]))
+        ids = [self.tokenizer.eos_token_id, *self.encoder.ends]
+        if self.chats and self.encoder.end_of_turn is not None:
+            ids.append(self.encoder.end_of_turn)
+        return tuple(dict.fromkeys(ids))
 
     @property
     def vocabulary(self) -> int:
@@ -71,7 +73,8 @@ class Agent:
 
     @cached_property
     def encoder(self) -> PromptEncoder:
-        return PromptEncoder(self.tokenizer)
+        ends = end_ids(getattr(self.model, "generation_config", None))
+        return PromptEncoder(self.tokenizer, self.chat, ends, self.template_arguments)
 
     @property
     def chats(self) -> bool:

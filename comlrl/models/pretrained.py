@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import pickle
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+)
 
 from comlrl.builtin import MODELS
 from comlrl.config.resolved import Config
@@ -19,6 +27,7 @@ from comlrl.errors import UserError
 from comlrl.models.agent import REFERENCE, Agent
 from comlrl.models.fast.decoder import fast_decoder
 from comlrl.models.fast.lora_routing import add_router
+from comlrl.models.prompt_encoder import PromptEncoder, end_ids
 from comlrl.models.team import Team
 from comlrl.quoting import one_line
 
@@ -44,6 +53,9 @@ def build_team(
     count = count or config.section.policies
     device = device or default_device()
     elsewhere = config.init_from is not None
+    if config.agent_model.chat is True:
+        for name in dict.fromkeys(config.agent_models):
+            load_encoder(config.agent_model, name)  # which may have no chat template
     torch.manual_seed(config.seed)  # LoRA's A matrices are drawn at random
     if not config.shares_base:
         agents = [_alone(config, i, device, reference) for i in range(count)]
@@ -63,6 +75,7 @@ def build_team(
             router=router,
             fast=fast,
             start_adapter=starts[i],
+            **_prompts(config),
         )
         for i in indices
     ]
@@ -98,7 +111,14 @@ def _alone(config: Config, index: int, device: str, reference: bool) -> Agent:
         fast=fast,
         start=start,
         start_adapter=start_adapter,
+        **_prompts(config),
     )
+
+
+def _prompts(config: Config) -> dict[str, Any]:
+    """How an agent's prompts become tokens."""
+    section = config.agent_model
+    return {"chat": section.chat, "template_arguments": section.template_arguments}
 
 
 def _learns_fast(config: Config) -> bool:
@@ -137,12 +157,30 @@ def load_tokenizer(section: AgentModelConfig, name: str) -> Any:
     return tokenizer
 
 
+def load_encoder(section: AgentModelConfig, name: str) -> PromptEncoder:
+    """What turns an agent's prompts into tokens, without weights. Raises UserError."""
+    tokenizer = load_tokenizer(section, name)
+    trusted = bool(section.model_kwargs.get("trust_remote_code", False))
+    try:
+        ends = end_ids(generation_config(resolve_model(name), trusted))
+    except Exception as error:  # the hub's and the readers' many kinds
+        reason = load_failure(error)
+        raise UserError(f"agent_model.name: '{name}' cannot be loaded: {reason}") from error
+    return PromptEncoder(tokenizer, section.chat, ends, section.template_arguments)
+
+
+def generation_config(source: str | Path, trusted: bool) -> Any:
+    """A model's generation config; its config, where it has none."""
+    with contextlib.suppress(OSError):
+        return GenerationConfig.from_pretrained(source)
+    return AutoConfig.from_pretrained(source, trust_remote_code=trusted)
+
+
 def load_model(section: AgentModelConfig, name: str, device: str) -> tuple[PreTrainedModel, Any]:
     """A causal language model in evaluation mode, and its tokenizer with pad and EOS tokens."""
     source, asked = resolve_model(name), section.attn_implementation
+    tokenizer = load_tokenizer(section, name)
     try:
-        settings = {**TOKENIZER_SAFETY, **section.tokenizer_kwargs}
-        tokenizer = AutoTokenizer.from_pretrained(source, **settings)
         model = AutoModelForCausalLM.from_pretrained(
             source,
             dtype=dtype_of(section, device),
@@ -161,8 +199,8 @@ def load_model(section: AgentModelConfig, name: str, device: str) -> tuple[PreTr
             f"agent_model.name: '{name}' holds an adapter, which needs its base; give the base "
             "there, and the adapter's folder as init_from"
         )
-    if section.special_tokens and tokenizer.add_special_tokens(dict(section.special_tokens)):
-        model.resize_token_embeddings(max(len(tokenizer), model.config.vocab_size))
+    if section.special_tokens and len(tokenizer) > model.config.vocab_size:
+        model.resize_token_embeddings(len(tokenizer))
     if tokenizer.eos_token_id is None:
         raise UserError(
             f"agent_model.special_tokens: the tokenizer of '{name}' has no EOS token; "

@@ -6,10 +6,10 @@ import copy
 import itertools
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from tokenizers import AddedToken
 
@@ -32,11 +32,54 @@ class PromptEncoder:
     """
 
     tokenizer: Any
+    chat: Literal["auto", True, False] = "auto"  # ``agent_model.chat``
+    ends: tuple[int, ...] = ()  # tokens that end the model's texts, beside the tokenizer's own
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.chat is True and not self.tokenizer.chat_template:
+            raise UserError(
+                f"agent_model.chat: true, and the tokenizer of '{self.tokenizer.name_or_path}' has "
+                "no chat template; give auto, or one in agent_model.tokenizer_kwargs.chat_template"
+            )
 
     @property
     def chats(self) -> bool:
         """Whether prompts are messages in the model's chat template, or plain text."""
-        return bool(getattr(self.tokenizer, "chat_template", None))
+        return self.form[0]
+
+    @cached_property
+    def form(self) -> tuple[bool, str]:
+        """``chats``, and the reason. A base model's tokenizer may have its chat model's template:
+        the model then knows no end of a turn."""
+        if not self.tokenizer.chat_template:
+            return False, "the tokenizer has no chat template"
+        if self.chat != "auto":
+            return self.chat, f"agent_model.chat={str(self.chat).lower()}"
+        if self.end_of_turn is None:
+            return True, "the tokenizer has a chat template"
+        end, is_end = self.tokenizer.convert_ids_to_tokens(self.end_of_turn), "is the model's end"
+        if self.end_of_turn in {self.tokenizer.eos_token_id, *self.ends}:
+            return True, f"the chat template's end of turn, {end}, {is_end} of sequence"
+        own = self.tokenizer.eos_token
+        return False, f"the chat template's end of turn, {end}, is not the model's end, {own}"
+
+    @cached_property
+    def end_of_turn(self) -> int | None:
+        """The control token that the chat template puts after an answer; None: none."""
+        asked, answered = "x7asked7x", "x7answered7x"
+        messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+        try:
+            text = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, **self.template_arguments
+            )
+        except Exception:  # a template may raise anything for what it does not take
+            return None
+        if answered not in text:
+            return None
+        ids = self.tokenizer(text.rpartition(answered)[2], add_special_tokens=False)["input_ids"]
+        control = self._control | {self.tokenizer.eos_token_id, *self.ends}
+        return next((i for i in ids if i in control), None)
 
     def encode(self, prompt: Sequence[Message]) -> list[int]:
         """Token ids of a prompt: the chat template where there is one, else plain text. An
@@ -144,7 +187,11 @@ class PromptEncoder:
         tools = [tool for m in prompt if m.role == "tools" for tool in json.loads(m.content)]
         try:
             text = self.tokenizer.apply_chat_template(
-                messages, tools=tools or None, tokenize=False, add_generation_prompt=True
+                messages,
+                tools=tools or None,
+                tokenize=False,
+                add_generation_prompt=True,
+                **self.template_arguments,
             )
             return text + prefill
         except Exception as error:  # the template is code of the model's; or there is no default
@@ -176,6 +223,12 @@ class PromptEncoder:
             return text in self._templated(prompt)
         except UserError:
             return False
+
+
+def end_ids(config: Any) -> tuple[int, ...]:
+    """The tokens that end a model's texts, by its generation config or its config."""
+    listed = getattr(config, "eos_token_id", None)
+    return tuple(listed) if isinstance(listed, list) else () if listed is None else (listed,)
 
 
 def _unescaped(message: Message) -> str:

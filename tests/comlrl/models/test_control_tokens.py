@@ -74,7 +74,10 @@ def made(family: str):
     tokenizer = build(*special, added=added)
     tokenizer.chat_template = template
     tokenizer.bos_token = special[0]
-    return PromptEncoder(tokenizer), (*special, *(t for t in added if t.strip("\n▁")))
+    return PromptEncoder(tokenizer, template is not None), (
+        *special,
+        *(t for t in added if t.strip("\n▁")),
+    )
 
 
 def conversation(*contents: str) -> tuple[Message, ...]:

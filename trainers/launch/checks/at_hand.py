@@ -32,8 +32,8 @@ class AtHand(NamedTuple):
     positions: int  # that it was made for
 
 
-def check(config: Config, work: Work) -> tuple[list[str], list[Task]]:
-    """Return what could not be checked, and the tasks of both splits.
+def check(config: Config, work: Work) -> tuple[list[str], list[Task], list[str]]:
+    """Return what could not be checked, the tasks of both splits, and the form of the prompts.
 
     Raises UserError, or another package's error of the user's, for what a run would refuse.
     """
@@ -56,7 +56,17 @@ def check(config: Config, work: Work) -> tuple[list[str], list[Task]]:
         unchecked.append(
             f"agent_devices: {list(config.agent_devices)}; looked for when a run starts"
         )
-    return unchecked, tasks
+    return unchecked, tasks, prompt_forms(config, agents)
+
+
+def prompt_forms(config: Config, agents: Sequence[AtHand]) -> list[str]:
+    """A line for each model: whether its prompts are in chat form, and why."""
+    lines = []
+    for name, agent in zip(config.agent_models, agents, strict=False):
+        chats, reason = agent.encoder.form
+        form = "in the chat template" if chats else "plain text"
+        lines.append(f"prompts of '{name}': {form}; {reason}")
+    return list(dict.fromkeys(lines))
 
 
 def _output(config: Config) -> None:
@@ -111,8 +121,8 @@ def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> AtHand 
     from transformers import AutoConfig, AutoTokenizer
 
     from comlrl.models.agent import positions_of
-    from comlrl.models.pretrained import TOKENIZER_SAFETY, load_failure
-    from comlrl.models.prompt_encoder import PromptEncoder
+    from comlrl.models.pretrained import TOKENIZER_SAFETY, generation_config, load_failure
+    from comlrl.models.prompt_encoder import PromptEncoder, end_ids
 
     local = name.startswith("builtin:") or Path(name).is_dir()
     trusted = bool(ours.model_kwargs.get("trust_remote_code", False))
@@ -120,6 +130,8 @@ def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> AtHand 
         sizes = AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
         settings = {**TOKENIZER_SAFETY, **ours.tokenizer_kwargs}
         tokenizer = AutoTokenizer.from_pretrained(folder, **settings)
+        tokenizer.add_special_tokens(dict(ours.special_tokens))
+        ends = end_ids(generation_config(folder, trusted))
         if not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
             raise OSError(f"no {' or '.join(WEIGHTS)} in {folder}")
     except Exception as error:  # the readers' many kinds
@@ -128,12 +140,14 @@ def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> AtHand 
             raise UserError(f"{key}: '{name}' cannot be loaded: {reason}") from error
         unchecked.append(f"{key}: '{name}'; the hub's cache holds a part of it alone: {reason}")
         return None
-    if tokenizer.eos_token_id is None and "eos_token" not in ours.special_tokens:
+    if tokenizer.eos_token_id is None:
         raise UserError(
             f"agent_model.special_tokens: the tokenizer of '{name}' has no EOS token; "
             "give eos_token"
         )
-    return AtHand(PromptEncoder(tokenizer), positions_of(sizes))
+    chat = ours.chat if key in ("agents", "agent_model.name") else "auto"
+    encoder = PromptEncoder(tokenizer, chat, ends, ours.template_arguments)
+    return AtHand(encoder, positions_of(sizes))
 
 
 def _check_prompts(config: Config, work: Work, agents: list[AtHand], tasks: list[Task]) -> None:

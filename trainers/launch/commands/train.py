@@ -128,8 +128,8 @@ def _dry_run(config: Config, work: Work, solutions: bool) -> None:
     from trainers.launch.checks.solutions import check_solutions
     from trainers.launch.cost.dry_run import describe
 
-    unchecked, tasks = check(config, work)
-    lines = [describe(config, limits(config, work.roles))]
+    unchecked, tasks, forms = check(config, work)
+    lines = [describe(config, limits(config, work.roles)), *forms]
     lines += check_solutions(tasks, work, config.section.num_agents, score=solutions)
     print(printable("\n".join(lines)))
     for line in unchecked:
