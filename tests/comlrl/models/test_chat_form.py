@@ -12,9 +12,9 @@ from comlrl.errors import UserError
 from comlrl.models.pretrained import build_team, load_encoder
 from comlrl.models.prompt_encoder import PromptEncoder
 from comlrl.types import Message
-from tests.comlrl.models.test_control_tokens import CHATML, GEMMA, LLAMA3, MISTRAL
-from tests.support import tokenizers
+from tests.support import tiny_tokenizers as tokenizers
 from tests.support.tiny_models import CHAT, EOS, config, folder, tokenizer
+from tests.support.tiny_tokenizers import CHATML, GEMMA, LLAMA3, MISTRAL
 from trainers.launch.checks.at_hand import agents_at_hand
 
 USER = (Message("user", "abc"),)

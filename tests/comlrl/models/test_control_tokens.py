@@ -12,35 +12,8 @@ from comlrl.models.prompt_encoder import MARK, PromptEncoder
 from comlrl.tasks.prompts import plain_text
 from comlrl.types import Message
 from tests.support import tiny_tokenizers as tokenizers
+from tests.support.tiny_tokenizers import CHATML, DEEPSEEK, GEMMA, LLAMA3, MISTRAL, QWEN3
 
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-QWEN3 = (  # leaves out earlier thoughts
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{{ m.content.split('</think>')[-1].lstrip('\n') if m.role == 'assistant' else m.content }}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-LLAMA3 = (
-    "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
-    "{{ m.content }}<|eot_id|>{% endfor %}{% if add_generation_prompt %}"
-    "<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
-)
-MISTRAL = (
-    "<s>{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
-    "{% else %}{{ m.content }}</s>{% endif %}{% endfor %}"
-)
-GEMMA = (
-    "<bos>{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content | trim }}<end_of_turn>\n"
-    "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
-)
-DEEPSEEK = (
-    "<｜begin▁of▁sentence｜>{% for m in messages %}"
-    "{% if m.role == 'user' %}<｜User｜>{{ m.content }}"
-    "{% else %}<｜Assistant｜>{{ m.content }}<｜end▁of▁sentence｜>{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<｜Assistant｜>{% endif %}"
-)
 FAMILIES = {
     "qwen": (
         tokenizers.byte_level, ("<|im_start|>", "<|im_end|>", "<|endoftext|>"),
