@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from comlrl.config.resolved import Config
 from comlrl.files import replace
 from comlrl.loop.records import Logger, LogMark, LogRecord
+from comlrl.quoting import one_line
 from comlrl.run_files import DOMAIN, ENVIRONMENT, EPISODES, LATENTS, METRICS, SAMPLES
 from comlrl.types import Domain, RolloutResult
 from loggers.console import ConsoleLogger
@@ -87,8 +88,14 @@ def build(
         from loggers.trackio import TrackioLogger
 
         loggers.append(TrackioLogger(config, run_dir, resume))
+    roles = domain.roles(config.section.num_agents)
+    rewards = [
+        (f"{one_line(role)} reward", f"agent_{i}/reward_mean", "{:.2f}")
+        for i, role in enumerate(roles)
+    ]
+    columns = (*rewards, *view_of(config.domain).console)
     # Last: what the others have to say at their start stands above the live table.
-    loggers.append(ConsoleLogger(progress, title=run_dir.name, own=view_of(config.domain).console))
+    loggers.append(ConsoleLogger(progress, title=run_dir.name, own=columns))
     return Loggers(loggers)
 
 

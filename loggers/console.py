@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,12 @@ AFTER: Columns = (
 )
 
 
+def terminal(*, stderr: bool = False) -> Console:
+    """Return a console that writes no escape codes where NO_COLOR (no-color.org) is set."""
+    plain = bool(os.environ.get("NO_COLOR"))
+    return Console(stderr=stderr, force_terminal=False if plain else None)
+
+
 class ConsoleLogger:
     """``progress``: how far the run is, what it is doing and how long it will take; ``own``: the
     domain's columns."""
@@ -46,7 +53,7 @@ class ConsoleLogger:
         console: Console | None = None,
         own: Columns = (),
     ) -> None:
-        self._console = console or Console()
+        self._console = console or terminal()
         self._progress = progress
         self._columns = (*BEFORE, *own, *AFTER)
         self._live: _LiveView | None = None
@@ -100,7 +107,7 @@ class ConsoleLogger:
 def shown(progress: Progress, work: str) -> Iterator[None]:
     """A command's only work: on a terminal a line that is drawn anew and then goes, elsewhere a
     line a minute; both beside its output."""
-    console = Console(stderr=True)
+    console = terminal(stderr=True)
     progress.begin(work)
     if not console.is_terminal:
         progress.minutely.append(lambda doing: console.print(doing, highlight=False, markup=False))

@@ -88,19 +88,19 @@ def replacement_table(result: Mapping[str, Any]) -> str:
     heading = f"# {_what(result)}, agents replaced\n\n{_how(result)} Cost is of one answer.\n"
     parts = [heading, table(head, rows)]
     for name, contribution in result["contributions"].items():
-        each = [
-            [
-                role,
-                *_estimate_cells(contribution["difference_rewards"][str(i)]),
-                *_estimate_cells(contribution["shapley"][str(i)]),
-            ]
-            for i, role in roles.items()
-        ]
-        both = ["difference reward", "95% interval", "Shapley value", "95% interval"]
+        values = {"difference reward": "difference_rewards", "Shapley value": "shapley"}
+        if len(roles) == 1:  # its Shapley value is its difference reward
+            del values["Shapley value"]
+        each: list[list[Any]] = [[role] for role in roles.values()]
+        heads = ["agent"]
+        for title, key in values.items():
+            heads += [title, "95% interval"]
+            for i, row in zip(roles, each, strict=True):
+                row += _estimate_cells(contribution[key][str(i)])
         together = contribution["together"]
         parts += [
             f"## {name}\n",
-            table(["agent", *both], each),
+            table(heads, each),
             f"Together {_text(together['mean'])} ({_interval(together['interval'])}).\n",
         ]
     return "\n".join(parts)

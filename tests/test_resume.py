@@ -400,11 +400,13 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_kept(tmp_path: Path) -> None
     assert (tmp_path / "run.1/checkpoints/step_000003/state.json").read_text() == "?"
 
 
-def test_numbered_directories(tmp_path: Path) -> None:
+def test_numbered_directories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tiny_models.config(output__base_dir=str(tmp_path), seed=7)
     first = prepare(config, True, False)  # nothing to resume: the first one, not one before it
     write_config(first)
+    capsys.readouterr()
     second = prepare(config, False, False)
+    assert f"'{second.run_dir}'" in capsys.readouterr().err  # a taken name is told
     write_config(second)
     names = [first.run_dir.name, second.run_dir.name]
     assert names == ["magrpo_coopmini_7", "magrpo_coopmini_7_2"]

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from comlrl.config.resolved import Config
-from comlrl.errors import UserError
+from comlrl.errors import UserError, notice
 from comlrl.loop.run_lock import holder, refuse_in_use
 from comlrl.run_files import BEST_MODEL, CHECKPOINTS, CONFIG, FINAL_MODEL, METRICS, SUMMARY
 
@@ -43,6 +43,8 @@ def find(config: Config, resume: bool) -> Path:
     taken = [base, *(base.with_name(f"{base.name}_{n}") for n in range(2, 10_000))]
     free = next(i for i, path in enumerate(taken) if not holds_run(path) and not holder(path))
     if not resume:
+        if free:
+            notice(f"output.base_dir: '{base}' holds a run; this one is written to '{taken[free]}'")
         return taken[free]
     newest = taken[max(0, free - 1)]
     refuse_in_use(newest)

@@ -101,6 +101,10 @@ def _learning(run: Run) -> Section:
     charts = _reward(run)
     if not charts:
         return Section("Learning", ())
+    for phase, title in (("train", "training"), ("eval", "held-out tasks")):
+        agents = of_agents(run, "reward_mean", phase)
+        heading = f"Mean reward of each agent, {title}"
+        charts += metric_chart(run, phase, heading, agents, percent=False)
     if run.series("train", "task_reward_mean")[0]:
         pair = [
             Series("model score", *smooth(run, "train", "reward_mean"), PURPLE),

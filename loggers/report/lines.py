@@ -129,9 +129,9 @@ def both_phases(
     return [Chart(metric.title, found, percent=percent)] if found else []
 
 
-def of_agents(run: Run, base: str) -> list[tuple[str, str]]:
+def of_agents(run: Run, base: str, phase: str = "train") -> list[tuple[str, str]]:
     """(role, name) of a metric that each agent has."""
-    found = [(m, name) for name in run.names("train") if (m := AGENT.match(name))]
+    found = [(m, name) for name in run.names(phase) if (m := AGENT.match(name))]
     return [(run.role(int(m[1])), name) for m, name in found if m[2] == base]
 
 

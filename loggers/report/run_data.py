@@ -26,6 +26,7 @@ from comlrl.run_files import (
     SAMPLES,
     SUMMARY,
 )
+from loggers.samples import read_samples
 from loggers.views import view_of
 from loggers.views.view import View
 
@@ -158,7 +159,7 @@ def _read(path: Path) -> Run:
         summary=_json(path / SUMMARY),
         environment=_json(path / ENVIRONMENT),
         records=_lines(path / METRICS),
-        samples=_lines(path / SAMPLES),
+        samples=tuple(read_samples(path / SAMPLES)),
         latents=_lines(path / LATENTS),
         preferences=_json(path / PREFERENCES_SUMMARY),
         domain=_json(path / DOMAIN),

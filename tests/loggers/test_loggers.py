@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeVar
@@ -387,7 +388,7 @@ def test_trackio_resumed_is_the_same_run(tmp_path):
 def test_a_commands_only_work_is_shown_beside_its_output(monkeypatch, terminal):
     out, clock = io.StringIO(), Clock()
     screen = Console(file=out, width=60, force_terminal=terminal)
-    monkeypatch.setattr("loggers.console.Console", lambda stderr: screen)
+    monkeypatch.setattr("loggers.console.Console", lambda **_: screen)
     progress = Progress(clock)
     with shown(progress, "evaluating"):
         clock.now += 90
@@ -396,3 +397,24 @@ def test_a_commands_only_work_is_shown_beside_its_output(monkeypatch, terminal):
         assert "evaluating 25%, 0:04:30 to go" in out.getvalue()
     else:
         assert out.getvalue() == "evaluating 25%, 0:04:30 to go\n"
+
+
+def test_no_color_leaves_no_escape_codes(monkeypatch, capsys):
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    progress = Progress(Clock())
+    with shown(progress, "evaluating"):
+        progress.part(0.25)
+    logger = ConsoleLogger(progress, title="run")
+    logger.log(record(1))
+    logger.close()
+    captured = capsys.readouterr()
+    assert "train" in captured.out and "\x1b" not in captured.out + captured.err
+
+
+def test_rewards_of_agents_stand_in_progress_lines(capsys):
+    columns = (("aux reward", "agent_0/reward_mean", "{:.2f}"),)
+    logger = ConsoleLogger(Progress(Clock()), own=columns)
+    metrics = {"reward_mean": 1.5, "agent_0/reward_mean": 0.25}
+    logger.log(replace(record(1), metrics=metrics))
+    assert "reward 1.50  aux reward 0.25" in capsys.readouterr().out

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from loggers.report.run_data import ReportError
+from loggers.report.run_data import ReportError, read_run
 from loggers.report.write import write_report
 from tests.support.made_runs import make_run
 
@@ -40,6 +40,25 @@ def test_fields_of_other_types_are_one_line(tmp_path, monkeypatch):
                 write_report(run)
             except ReportError as error:
                 assert "\n" not in str(error)
+
+
+DAMAGED = (
+    b"{broken\n", b"\xff\xfe\n", b"3\n", b"null\n", b'{"phase": "eval"}\n', b"[" * 5000 + b"\n",
+    b'{"phase": "eval", "update": "x"}\n', b"<<<<<<< ours\n", b"\x00\n", b'{"torn": ',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", DAMAGED)
+def test_a_damaged_sample_costs_its_line_alone(bad, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("loggers.report.pictures.write_curves", lambda *_: None)
+    run = make_run(tmp_path / "run")
+    before = read_run(run).samples
+    assert len(before) > 2 and capsys.readouterr().err == ""
+    lines = (run / "samples.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "samples.jsonl").write_bytes(b"".join([lines[0], bad.rstrip() + b"\n", *lines[1:]]))
+    assert read_run(run).samples == before
+    assert "samples.jsonl" in capsys.readouterr().err
+    write_report(run)
 
 
 def test_lone_surrogates_anywhere_are_shown(tmp_path):

@@ -43,7 +43,7 @@ from trainers.launch.commands.child_runs import (
     last_error,
     last_line,
 )
-from trainers.launch.commands.command_line import Parser, parse_arguments, resolve
+from trainers.launch.commands.command_line import Parser, parse_arguments, print_written, resolve
 
 if TYPE_CHECKING:
     from comlrl.config.resolved import Config
@@ -375,4 +375,4 @@ def write(arena: Arena, outcomes: Sequence[Outcome]) -> None:
     for (name, task), entry in found.items():
         for reason in entry.reasons:
             print(f"— {name}, {task}: {reason.removeprefix('error: ')}")
-    print(f"written: {arena.out}/arena.json, arena.md, arena.png")
+    print_written(f"{arena.out}/arena.json, arena.md, arena.png")

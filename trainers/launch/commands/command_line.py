@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from comlrl.config.algorithms import SECTIONS, sections_of
@@ -11,6 +12,7 @@ from comlrl.config.loader import Loader
 from comlrl.config.resolved import Config
 from comlrl.config.yaml_values import Setting, load_yaml, parse_override, parse_value
 from comlrl.errors import UserError
+from comlrl.quoting import one_line
 from trainers.launch.checks.shipped import CONFIGS, config_file
 from trainers.launch.checks.validation import notices, validate
 from trainers.launch.wiring.resolved_work import Work
@@ -47,6 +49,11 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"command line: {message}; see --help")
+
+
+def print_written(path: Path | str) -> None:
+    """Print where a command's result lies, fit for a terminal whatever the path's name is."""
+    print(f"written: {one_line(str(path), 4096)}")
 
 
 def parse_arguments(algorithm: str, argv: Sequence[str] | None = None) -> argparse.Namespace:

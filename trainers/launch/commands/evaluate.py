@@ -18,6 +18,7 @@ from comlrl import files
 from comlrl.config.algorithms import SECTIONS
 from comlrl.errors import UserError, notice, report
 from comlrl.files import tolerant_terminal
+from trainers.launch.commands.command_line import print_written
 from trainers.launch.commands.evaluation_plan import Plan, make_plan, parse_arguments, place
 from trainers.launch.wiring import hub, init_from, replacements, weights
 from trainers.launch.wiring.assembly import (
@@ -106,7 +107,7 @@ def export_samples(file: Path, trees: Sequence[RolloutResult], domain: Domain) -
         raise UserError("--export-samples: this domain or reward makes nothing to be exported")
     lines = [json.dumps({"task_id": name, "solution": text}) + "\n" for name, text in rows]
     files.replace(file, "".join(lines))
-    print(f"written: {file}")
+    print_written(file)
 
 
 def cross_play(plan: Plan) -> int:
@@ -342,4 +343,4 @@ def write(out: Path, result: dict[str, Any], table: str) -> None:
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     out.with_suffix(".md").write_text(table, encoding="utf-8")
     print(table)
-    print(f"written: {out}")
+    print_written(out)

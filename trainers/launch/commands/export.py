@@ -13,7 +13,7 @@ from comlrl.config.resolved import Config
 from comlrl.errors import UserError, report
 from comlrl.files import tolerant_terminal
 from comlrl.run_files import ADAPTER, HETEROGENEOUS
-from trainers.launch.commands.command_line import Parser
+from trainers.launch.commands.command_line import Parser, print_written
 from trainers.launch.wiring import weights
 from trainers.launch.wiring.load import config_of
 from trainers.launch.wiring.weights import Trained
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run, out = check(arguments.run, arguments.out, arguments.merge, arguments.push)
         config = config_of(run)
         export(run, config, out, merge=arguments.merge)
-        print(f"written: {out}")
+        print_written(out)
         if arguments.push:
             print(f"pushed: {push(out, arguments.push)}")
     except Exception as error:

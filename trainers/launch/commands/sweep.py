@@ -14,7 +14,7 @@ from pathlib import Path
 
 from comlrl.errors import UserError, print_error, report
 from comlrl.files import tolerant_terminal
-from trainers.launch.commands.command_line import Parser
+from trainers.launch.commands.command_line import Parser, print_written
 from trainers.launch.commands.search import Point, Runner, Search, Sweep, read_sweep
 
 DEFAULT_COUNT = 8  # points of a search that has no end
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     write_results(search, folder)
     write_page(search, folder)
     names = ("results.md", "results.csv", "parallel_coordinates.png", "comparison.html")
-    print(f"written: {folder}/{', '.join(name for name in names if (folder / name).exists())}")
+    print_written(f"{folder}/{', '.join(name for name in names if (folder / name).exists())}")
     failed = [point for point in search.points.values() if point.state == "failed"]
     for point in failed:
         print(f"point {point.number} failed: {point.error}", file=sys.stderr)
