@@ -7,54 +7,18 @@ evaluates keeps some training episodes in their place. One line is one task (``s
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from comlrl.errors import notice
 from comlrl.evaluation.metrics import task_reward
 from comlrl.files import replace
 from comlrl.loop.records import LogMark, LogRecord
-from comlrl.quoting import clean_json
 from comlrl.types import Domain, RolloutResult, Tree
 from loggers.conversations import MAX_TEXT, played, scored
+from loggers.report.run_data import read_samples
 
 MAX_TASKS = {"eval": 200, "train": 16}  # of each kept pass
-
-
-NUMBER = (int, float)
-FIELDS: Mapping[str, Any] = {  # of a line, with the types of their values
-    "phase": str, "update": NUMBER, "task_id": str, "problem": str, "reward": NUMBER,
-    "reward_task_mean": NUMBER, "roles_N": list, "completions_N": list,
-}  # fmt: skip
-
-
-def read_samples(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of ``samples.jsonl`` that are as ``sample`` writes them.
-
-    A notice tells of others, which a full disk, an editor or a merge has left there.
-    """
-    lines = path.read_bytes().decode("utf-8", "replace").split("\n") if path.is_file() else []
-    lines = [line for line in lines if line.strip()]
-    samples = [line for line in map(_read, lines) if line is not None]
-    if len(samples) < len(lines):
-        notice(f"{path}: {len(lines) - len(samples)} of {len(lines)} lines are damaged, left out")
-    return samples
-
-
-def _read(text: str) -> dict[str, Any] | None:
-    try:
-        line = clean_json(json.loads(text))
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(line, dict):
-        return None
-    parts, fields = line.get("parts", {}), [line.get(name) for name in FIELDS]
-    fits = all(map(isinstance, fields, FIELDS.values())) and isinstance(line.get("facts", {}), dict)
-    if not fits or len(line["roles_N"]) != len(line["completions_N"]):
-        return None
-    numbers = isinstance(parts, dict) and all(isinstance(v, NUMBER) for v in parts.values())
-    return line if numbers else None
 
 
 class SampleLogger:

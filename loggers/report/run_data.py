@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from comlrl.config.plugins.modules import MODULES
-from comlrl.errors import UserError
+from comlrl.errors import UserError, notice
 from comlrl.files import read_lines
 from comlrl.quoting import clean_json, one_line
 from comlrl.run_files import (
@@ -26,11 +26,17 @@ from comlrl.run_files import (
     SAMPLES,
     SUMMARY,
 )
-from loggers.samples import read_samples
 from loggers.views import view_of
 from loggers.views.view import View
 
 SCRIPT = re.compile(r"\btrain_([a-z]+)\.py\b")
+
+
+NUMBER = (int, float)
+FIELDS: Mapping[str, Any] = {  # of a line, with the types of their values
+    "phase": str, "update": NUMBER, "task_id": str, "problem": str, "reward": NUMBER,
+    "reward_task_mean": NUMBER, "roles_N": list, "completions_N": list,
+}  # fmt: skip
 
 
 class ReportError(UserError):
@@ -180,3 +186,31 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _lines(path: Path) -> tuple[dict[str, Any], ...]:
     return tuple(map(clean_json, read_lines(path))) if path.is_file() else ()
+
+
+def read_samples(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of ``samples.jsonl`` that are as ``sample`` writes them.
+
+    A notice tells of others, which a full disk, an editor or a merge has left there.
+    """
+    lines = path.read_bytes().decode("utf-8", "replace").split("\n") if path.is_file() else []
+    lines = [line for line in lines if line.strip()]
+    samples = [line for line in map(_sample, lines) if line is not None]
+    if len(samples) < len(lines):
+        notice(f"{path}: {len(lines) - len(samples)} of {len(lines)} lines are damaged, left out")
+    return samples
+
+
+def _sample(text: str) -> dict[str, Any] | None:
+    try:
+        line = clean_json(json.loads(text))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(line, dict):
+        return None
+    parts, fields = line.get("parts", {}), [line.get(name) for name in FIELDS]
+    fits = all(map(isinstance, fields, FIELDS.values())) and isinstance(line.get("facts", {}), dict)
+    if not fits or len(line["roles_N"]) != len(line["completions_N"]):
+        return None
+    numbers = isinstance(parts, dict) and all(isinstance(v, NUMBER) for v in parts.values())
+    return line if numbers else None
