@@ -1,6 +1,6 @@
 """``expert_edits``: an external model proposes compact edits for each agent's part.
 
-The expert is reached through the ``openai`` client, so any OpenAI-compatible service will do. It
+The expert is any OpenAI-compatible service. It
 reads the problem and the attempt alone. What it answers is untrusted text: read up to a
 limit, cleaned of control and special tokens, cut to size, quoted to the agents, never run.
 """

@@ -128,7 +128,7 @@ def _answer(content: bytes) -> Answer:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise _TryAgain("the answer is not a chat completion") from error
     if not isinstance(text, str):
-        raise _TryAgain("the answer has no text")
+        raise _TryAgain("the answer is empty")
     counts = usage if isinstance(usage, dict) else {}
     read, new = (_count(counts.get(name)) for name in ("prompt_tokens", "completion_tokens"))
     return Answer(without_surrogates(text), finished, read, new)

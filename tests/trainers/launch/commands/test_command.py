@@ -94,13 +94,3 @@ def test_a_dry_run_elsewhere():
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "joint actions" in done.stdout
-
-
-def test_what_an_extra_brings_is_asked_for_in_one_line(monkeypatch):
-    from comlrl.tasks.prompts import Prompts
-    from external.expert_edits import ExpertEdits
-    from rewards.code.domain import CODE
-
-    monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(UserError, match="pip install openai"):
-        ExpertEdits(Prompts(CODE), "gpt-4o", None, "stop", lambda attempts: [])
