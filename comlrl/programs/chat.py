@@ -38,7 +38,7 @@ class ChatRequest:
     """A request for chat completions, checked."""
 
     prompt: tuple[Message, ...]  # the tools before the messages, where they may be called
-    functions: tuple[str, ...]  # names of the tools that may be called
+    functions: Mapping[str, Mapping[str, Any]]  # that may be called: their parameters' types
     count: int  # of completions
     stop: tuple[str, ...]  # texts that end a completion beside the run's
     logprobs: bool
@@ -145,8 +145,11 @@ def _check_sampling(asked: Mapping[str, Any], sampling: Sampling) -> None:
             )
 
 
-def _tools(asked: Mapping[str, Any]) -> tuple[tuple[Message, ...], tuple[str, ...]]:
-    """Return the tools as the prompt's beginning, and their names; nothing with tool_choice none.
+def _tools(
+    asked: Mapping[str, Any],
+) -> tuple[tuple[Message, ...], dict[str, dict[str, Any]]]:
+    """Return the tools as the prompt's beginning, and the types of their parameters; nothing with
+    tool_choice none.
 
     A function that ``tool_choice`` names is the only one that the template shows. No choice
     constrains what is sampled. Raises ValueError.
@@ -163,8 +166,19 @@ def _tools(asked: Mapping[str, Any]) -> tuple[tuple[Message, ...], tuple[str, ..
     elif choice not in (None, "none", "auto", "required"):
         raise ValueError(f"tool_choice: {shown(choice)}; give none, auto, required or a function")
     if not tools or choice == "none":
-        return (), ()
-    return shown_tools, tuple(tool["function"]["name"] for tool in tools)
+        return (), {}
+    return shown_tools, {tool["function"]["name"]: _types(tool["function"]) for tool in tools}
+
+
+def _types(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON types of a function's parameters, as far as its schema says."""
+    parameters = function.get("parameters")
+    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    return {
+        name: schema.get("type")
+        for name, schema in (properties.items() if isinstance(properties, Mapping) else ())
+        if isinstance(schema, Mapping)
+    }
 
 
 def _message(message: Any, written: Written) -> Message:

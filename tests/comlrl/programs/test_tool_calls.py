@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from comlrl.programs.tool_calls import ToolCall, parse, render
 
-NAMES = ("add", "look_up")
+NAMES = {"add": {"a": "integer", "text": "string"}, "look_up": {}}
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -35,6 +35,17 @@ def test_calls_are_taken_out_of_the_text():
     assert parse(call('{"name": "add"}'), NAMES)[1] == [ToolCall("add", "{}")]
 
 
+def test_calls_of_qwen3_coder():
+    body = (
+        "<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=text>\n2\n3\n</parameter>\n"
+        "<parameter=list>\n[true]\n</parameter>\n</function>"
+    )
+    (made,) = parse(call(body), NAMES)[1]
+    assert json.loads(made.arguments) == {"a": 1, "text": "2\n3", "list": [True]}
+    assert parse(call("<function=look_up>\n</function>"), NAMES)[1] == [ToolCall("look_up", "{}")]
+    assert parse(call("<function=sub>\n</function>"), NAMES)[1] == []
+
+
 @pytest.mark.parametrize(
     "body",
     ["", "add(1)", "[]", "null", '{"name": "sub", "arguments": {}}', '{"arguments": {}}',
@@ -47,7 +58,9 @@ def test_what_is_no_call_stays_text(body):
         assert parse(text, NAMES) == (text, [])
 
 
-@given(st.text(), st.lists(st.tuples(st.sampled_from(NAMES), st.dictionaries(st.text(), JSON))))
+@given(
+    st.text(), st.lists(st.tuples(st.sampled_from(sorted(NAMES)), st.dictionaries(st.text(), JSON)))
+)
 def test_what_is_rendered_is_read_again(content, listed):
     content = content.replace("<tool_call>", "")
     calls = [ToolCall(name, json.dumps(arguments)) for name, arguments in listed]
