@@ -23,4 +23,5 @@ class TeamReader:
 
     def token_texts(self, agent: int, token_ids: Sequence[int]) -> list[str]:
         """Return each token's text, special tokens included."""
-        return self.team.of(agent).tokenizer.batch_decode([[token] for token in token_ids])
+        tokenizer = self.team.of(agent).tokenizer
+        return [tokenizer.decode([token]) for token in token_ids]

@@ -148,7 +148,7 @@ class Bytes:
         return True
 
     def token_texts(self, agent: int, token_ids: Any) -> list[str]:
-        return self.team.of(agent).tokenizer.batch_decode([[token] for token in token_ids])
+        return [str(token) for token in token_ids]
 
     def sample(self, requests_N: Any, sampling: Any) -> Any:
         from comlrl.keyed import uniforms
