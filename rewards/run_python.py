@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from comlrl.processes.cores import available_cores
 from comlrl.quoting import without_surrogates
 from rewards.sandbox import folders
 from rewards.sandbox.inside import wire
@@ -188,7 +189,7 @@ def _read(channel: socket.socket, size: int, deadline: float) -> bytearray:
     return data
 
 
-_slots = threading.BoundedSemaphore(len(os.sched_getaffinity(0)))
+_slots = threading.BoundedSemaphore(available_cores())
 _idle: list[_Cell] = []
 _changing = threading.Lock()
 _starter = ThreadPoolExecutor(1)  # a sandbox ends with the thread that started it

@@ -18,6 +18,7 @@ import torch
 
 from comlrl.errors import notice
 from comlrl.processes import distributed
+from comlrl.processes.cores import available_cores
 
 STAT = Path("/proc/stat")
 WINDOW = 0.5  # seconds that the load is watched at least: 50 ticks of the kernel's count
@@ -43,6 +44,7 @@ class LoadWatch:
         given = "OMP_NUM_THREADS" in os.environ or cores < default
         if given or not alone or torch.cuda.is_available():
             return
+        default = min(default, available_cores())  # of which a container may have few
         busy = self._busy_cores()
         idle = idle_cores(default, cores, busy)
         kept, *machine = (state or {}).get(STATE, (0,))

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from comlrl.errors import warning
+from comlrl.processes.cores import available_cores
 from rewards.sandbox import folders
 from rewards.sandbox.checks import split_check
 from rewards.sandbox.judge import LENGTH
@@ -128,7 +129,7 @@ class Pool:
     """Runs jobs over ``workers`` judges, which start at the first call."""
 
     def __init__(self, workers: int | None, timeout: float, memory_mb: int, isolation: str) -> None:
-        self.size = workers or len(os.sched_getaffinity(0))
+        self.size = workers or available_cores()
         self.timeout, self.memory_mb = timeout, memory_mb
         self._allowed = PROGRAM_TIMEOUTS * timeout + SPARE_SECONDS  # seconds of a judge for a job
         self._asked, self._level = isolation, ""

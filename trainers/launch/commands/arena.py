@@ -10,7 +10,6 @@ import concurrent.futures
 import hashlib
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from comlrl.evaluation.scorecard import (
     episode_value,
 )
 from comlrl.files import tolerant_terminal
+from comlrl.processes.cores import available_cores
 from comlrl.run_files import SUMMARY
 from trainers.launch.checks.shipped import LAUNCH
 from trainers.launch.commands import arena_cells
@@ -188,7 +188,7 @@ def asked(given: argparse.Namespace) -> Arena:
     for option in ("seeds", "jobs"):
         if (number := getattr(given, option)) is not None and number < 1:
             raise UserError(f"--{option}: {number}; give at least 1")
-    jobs = given.jobs or len(os.sched_getaffinity(0))
+    jobs = given.jobs or available_cores()
     tasks = arena_cells.chosen("--tasks", given.tasks, TASKS)
     seeds = range(1, given.seeds + 1)
     return Arena(

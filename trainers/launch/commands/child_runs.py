@@ -9,6 +9,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from comlrl.processes.cores import available_cores
+
 INTERRUPTED = (130, 143, -2, -15)  # exit codes of a process that a signal ended
 
 
@@ -21,7 +23,7 @@ def last_error(output: str) -> str:
 
 def environment(jobs: int) -> dict[str, str]:
     """Of one of ``jobs`` runs: an equal share of the cores, unless the caller sets a number."""
-    cores = len(os.sched_getaffinity(0))
+    cores = available_cores()
     return {"OMP_NUM_THREADS": str(max(1, cores // jobs)), **os.environ}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from comlrl.config.plugins.modules import Source
 from comlrl.config.plugins.targets import Target, check_class, check_methods, load, near
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError, notice
+from comlrl.processes.cores import available_cores
 from comlrl.programs.loading import check_program, load_program
 from comlrl.programs.program import Program
 from comlrl.rollout.checked import METHODS, CheckedDomain, CheckedReward
@@ -150,7 +150,7 @@ def sandbox_workers(workers: int | None) -> int:
     """This process's part of the machine's sandbox workers (None: its cores)."""
     from comlrl.processes import distributed
 
-    whole = workers or len(os.sched_getaffinity(0))
+    whole = workers or available_cores()
     return max(1, whole // distributed.local_world_size())
 
 
