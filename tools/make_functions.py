@@ -10,7 +10,7 @@ and letters), ``divisible`` (whether aux and main can both have something to do)
 they then return; main has aux's result as ``part``).
 
 Some combinations of a filter, a map and a reduction are held out: the splits ``train`` and ``eval``
-share none. The split ``transfer`` has a family of its own. In every problem, no program of
+share none. The split ``transfer`` has another family. In every problem, no program of
 ``Source.trivial`` and no constant passes all tests, and neither does the solution without one or
 more of its parts.
 """
