@@ -36,11 +36,13 @@ from comlrl.loop.records import Logger, LogMark
 from comlrl.loop.run_log import RunLog
 from comlrl.loop.steps import Counters, Gathered, Step, seed_generators
 from comlrl.loop.task_schedule import TaskSchedule
+from comlrl.models.agent import Agent
 from comlrl.processes import cpu_threads, distributed
 from comlrl.processes.distributed import Processes
 from comlrl.programs.rollout import GreedyEpisodes
 from comlrl.rollout.grow import Greedy
 from comlrl.types import RolloutResult, Task
+from comlrl.update.accumulate import token_budget
 from comlrl.update.minibatches import Span
 
 ENV_STEPS = "environment steps"  # of a training step
@@ -136,6 +138,11 @@ class Loop:
                 "dataset, or add --resume-force"
             )
         self.checkpoints.resume(found, self.counters.steps, trainer.parts())
+        for name, tokens in found.state.get("micro_batch_tokens", {}).items():
+            agent = trainer.parts().get(name)
+            # Another GPU would take others, or memory had run out.
+            if isinstance(agent, Agent) and tokens != token_budget(agent):
+                agent.micro_batch_tokens = tokens
         if self.evaluations is not None and self.evaluations.best is not None:
             self.evaluations.best.resume()
 
@@ -262,6 +269,11 @@ class Loop:
             "progress": self.progress.state(),
             "sampled": {} if self.log.sampled is None else self.log.sampled.state(),
             "tasks": self.schedule.fingerprint,
+            "micro_batch_tokens": {
+                name: token_budget(part)
+                for name, part in self.checkpoints.parts.items()
+                if isinstance(part, Agent)
+            },
         } | cpu_threads.state()
 
     @contextlib.contextmanager

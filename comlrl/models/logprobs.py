@@ -211,7 +211,8 @@ def survivors(
     else:
         left = torch.zeros_like(logits, dtype=torch.bool)
     row = torch.arange(len(targets)).repeat_interleave(support.counts_L)
-    left[row.to(logits.device), support.ids_I.long().to(logits.device)] = True
+    place = row * logits.shape[-1] + support.ids_I.long().cpu()
+    left.view(-1).index_fill_(0, place.to(logits.device), True)
     return left.scatter_(1, targets[:, None], True)
 
 

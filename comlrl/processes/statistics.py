@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -46,27 +47,50 @@ def extremes(values: torch.Tensor) -> tuple[float, float]:
 
 class Sums:
     """Named sums for the log, added up over micro-batches, updates, agents and processes; maxima
-    stand beside them."""
+    stand beside them.
+
+    Sums of tensors stay on their device, in float64, until ``of`` or ``maxima`` is read: nothing
+    waits for a GPU before that.
+    """
 
     def __init__(self, **values: float | torch.Tensor) -> None:
-        self.of: defaultdict[str, float] = defaultdict(float)
-        self.maxima: dict[str, float] = {}
+        self._of: dict[str, Any] = defaultdict(float)
+        self._maxima: dict[str, Any] = {}
         self.add(**values)
+
+    @property
+    def of(self) -> dict[str, float]:
+        """The sums by their names, 0 for others."""
+        return _read(self._of)
+
+    @property
+    def maxima(self) -> dict[str, float]:
+        return _read(self._maxima)
 
     def add(self, **values: float | torch.Tensor) -> None:
         """Add numbers, or the sums of tensors."""
         for name, value in values.items():
-            whole = value.detach().sum() if isinstance(value, torch.Tensor) else value
-            self.of[name] += float(whole)
+            before = self._of[name]
+            if isinstance(value, torch.Tensor):
+                value = value.detach().sum().double()
+                if isinstance(before, torch.Tensor):
+                    value = value.to(before.device)
+            self._of[name] = before + value
 
-    def reach(self, **values: float) -> None:
-        """Keep the greatest."""
+    def reach(self, **values: float | torch.Tensor) -> None:
+        """Keep the greatest; a tensor has one element."""
         for name, value in values.items():
-            self.maxima[name] = max(self.maxima.get(name, value), value)
+            before = self._maxima.get(name, value)
+            if isinstance(value, torch.Tensor) or isinstance(before, torch.Tensor):
+                first = torch.as_tensor(before).detach().double()
+                second = torch.as_tensor(value).detach().double()
+                self._maxima[name] = torch.fmax(first, second.to(first.device))
+            else:
+                self._maxima[name] = max(before, value)
 
     def absorb(self, other: Sums) -> None:
-        self.add(**other.of)
-        self.reach(**other.maxima)
+        self.add(**other._of)
+        self.reach(**other._maxima)
 
     def all_reduced(self, processes: Processes) -> Sums:
         """Those of all processes' shards. A collective call."""
@@ -81,6 +105,16 @@ class Sums:
         whole = self.all_reduced(processes)
         count = max(1.0, whole.of[per])
         return {k: whole.of[k] / count for k in sorted(whole.of) if k != per} | whole.maxima
+
+
+def _read(values: dict[str, Any]) -> dict[str, float]:
+    """Replace tensors by numbers, all in one copy."""
+    tensors = {name: x for name, x in values.items() if isinstance(x, torch.Tensor)}
+    if tensors:
+        device = next(iter(tensors.values())).device
+        numbers = torch.stack([x.to(device) for x in tensors.values()]).tolist()
+        values.update(zip(tensors, numbers, strict=True))
+    return values
 
 
 def agent_means(metrics_N: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -84,7 +84,7 @@ class Generator(TeamReader):
         # FSDP keeps the tensors that it gathers weights into, and an update saves them for
         # backward, which tensors made in inference mode cannot be.
         without_gradients = torch.no_grad if self.team.sharded else torch.inference_mode
-        with prefix_cache.used_by(model) as shared, without_gradients():
+        with prefix_cache.used_by(model) as shared, without_gradients(), _any_kernels():
             for chunk in chunks:
                 chunk.sort(key=lambda i: flat[i][0])  # each agent's rows stand together
                 completions = self._complete([flat[i] for i in chunk], sampling, shared)
@@ -155,6 +155,21 @@ class Generator(TeamReader):
             yield chunk
 
 
+@contextlib.contextmanager
+def _any_kernels() -> Iterator[None]:
+    """Turn torch's deterministic mode off.
+
+    No index is written twice while sampling, so that it would only make writes sort their indices.
+    """
+    strict = torch.are_deterministic_algorithms_enabled()
+    warning = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(strict, warn_only=warning)
+
+
 def _prompts(owned: Sequence[tuple[int, Request]]) -> dict[tuple[int, tuple[int, ...]], int]:
     """(agent, its prompt) of all these requests, each once → its number."""
     found = dict.fromkeys((owner, request.prompt_ids) for owner, request in owned)
@@ -192,7 +207,10 @@ class _Draw:
         self.way = torch.tensor(number, device=agent.device)[request_of_row]  # of each row
         limit = torch.tensor([way.max_new_tokens for way in self.ways], device=agent.device)
         self.limit = limit[self.way]
-        self.stop = torch.tensor(agent.stop_ids, device=agent.device)
+        stop_ids = [i for i in agent.stop_ids if i < agent.vocabulary]
+        self.stop_V = torch.zeros(agent.vocabulary, dtype=torch.bool)
+        self.stop_V[stop_ids] = True
+        self.stop_V = self.stop_V.to(agent.device)
         self.stops = [stop_texts(agent.tokenizer, w.stop) if w.stop else None for w in self.ways]
         self.completing = _completing(agent, self.stops)
         if head is not None:
@@ -230,7 +248,7 @@ class _Draw:
     def ended(self, tokens: torch.Tensor, rows: torch.Tensor, step: int) -> torch.Tensor:
         """Which of these rows are done at this step; ``tokens``: of all rows, −1 after an end."""
         last = tokens[rows, step]
-        stopped = torch.isin(last, self.stop)
+        stopped = (last >= 0) & self.stop_V[last.clamp(min=0)]
         if self.completing is not None:
             # On the host, for the few rows whose newest token may complete a stop.
             may = (last >= 0) & ~stopped & self.completing[self.way[rows], last.clamp(min=0)]
@@ -265,7 +283,7 @@ class _Draw:
         token = torch.minimum(token, torch.searchsorted(cdf, cdf[:, -1:].contiguous())[:, 0])
         token.clamp_(max=cdf.shape[-1] - 1)  # NaN has no place
         drawn = probabilities.gather(-1, token[:, None]) / cdf[:, -1:]
-        self.logprobs[rows, step] = drawn[:, 0].log()
+        self.logprobs.select(1, step).index_copy_(0, rows, drawn[:, 0].log())
         return token
 
 
@@ -281,7 +299,7 @@ def _decode_shared(
     tokens = torch.full((len(rows), draw.steps), -1, device=device)
     for step in range(draw.steps):
         chosen = draw(hidden, rows, step)
-        tokens[rows, step] = chosen.where(going, -1)
+        tokens.select(1, step).index_copy_(0, rows, chosen.where(going, -1))
         going &= ~draw.ended(tokens, rows, step)
         alive = int(going.sum())
         if alive == 0 or step == draw.steps - 1:
@@ -319,7 +337,7 @@ def _decode_plain(
             input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache
         )
         chosen = draw(hidden[:, -1], rows, step)
-        tokens[going, step] = chosen[going]
+        tokens.select(1, step).copy_(chosen.where(going, -1))
         going &= ~draw.ended(tokens, rows, step)
         if not going.any():
             break

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -27,7 +28,9 @@ MICRO_BATCH_TOKENS = {"cpu": 3072, "cuda": 8192}  # more make a token hardly che
 SHARE_STEP = SHAPE_STEP  # tokens, of which shares are multiples; fewer are not worth a thread
 ALONE = {"cpu": 2, "cuda": 1}  # times what rows together have, for one that is long by itself
 GRADIENT_SUM_BYTES = 2 << 30  # of the gradients that an agent's worker threads sum, each its own
-ACTIVATION_BYTES = {"cpu": 256 << 20, "cuda": 8 << 30}  # of one micro-batch, before the head
+# Of one micro-batch, before the head. A GPU gives an eighth of its memory, whatever else it holds,
+# so that batches are the same in every run; the number here is that of 80 GiB, for a dry run.
+ACTIVATION_BYTES = {"cpu": 256 << 20, "cuda": 10 << 30}
 
 
 def micro_batches(
@@ -38,7 +41,7 @@ def micro_batches(
 
     Where memory has run out before, the agent's batches stay as small as they then became.
     """
-    budget = max_tokens or _budget(agent)
+    budget = max_tokens or token_budget(agent)
     total, cores = sum(_sizes(agent, rows)), worker_threads(agent.device) if concurrent else 1
     fewest = cores * math.ceil(total / (budget * cores))
     share = rounded(math.ceil(total / max(1, fewest)), SHARE_STEP)
@@ -54,7 +57,7 @@ def _groups(agent: Agent, rows: Sequence[Row], most: int) -> list[list[Row]]:
     """Rows that go together, with at most so many tokens, or one completion; or one row alone of
     some more (``ALONE``), as each of its parts would read its prompt again."""
     shared = _shared(agent)
-    binding = most == _budget(agent) and not agent.micro_batch_tokens
+    binding = most == token_budget(agent) and not agent.micro_batch_tokens
     alone = ALONE[_kind(agent)] * most if binding else most
     fitting = split_rows(rows, alone, shared) if packable(agent) else unpacked(rows)
     return list(row_groups(fitting, most, shared))
@@ -70,19 +73,25 @@ def _sizes(agent: Agent, rows: Sequence[Row]) -> list[int]:
     return [computed(row) if _shared(agent) else row.length for row in rows]
 
 
-def _budget(agent: Agent) -> int:
+def token_budget(agent: Agent) -> int:
+    """Return the most tokens of a micro-batch; a checkpoint holds it, as sums depend on it."""
     if agent.micro_batch_tokens:
         return agent.micro_batch_tokens
-    return tokens_at_once(_kind(agent), _activation_bytes(agent))
+    kind, memory = _kind(agent), None
+    if agent.device.type == "cuda":
+        memory = torch.cuda.get_device_properties(agent.device).total_memory
+    return tokens_at_once(kind, _activation_bytes(agent), memory)
 
 
 def _kind(agent: Agent) -> str:
     return agent.device.type if agent.device.type in MICRO_BATCH_TOKENS else "cuda"
 
 
-def tokens_at_once(kind: str, activations: float) -> int:
-    """Of a micro-batch on this kind of device; ``activations``: bytes that a token leaves."""
-    return max(256, min(MICRO_BATCH_TOKENS[kind], int(ACTIVATION_BYTES[kind] // activations)))
+def tokens_at_once(kind: str, activations: float, memory: int | None = None) -> int:
+    """Of a micro-batch on this kind of device; ``activations``: bytes that a token leaves;
+    ``memory``: bytes of a GPU in all."""
+    most = ACTIVATION_BYTES[kind] if memory is None else memory // 8
+    return max(256, min(MICRO_BATCH_TOKENS[kind], int(most // activations)))
 
 
 def _activation_bytes(agent: Agent) -> int:
@@ -121,16 +130,17 @@ def accumulate(
     """
     trained = list(agent.parameters() if parameters is None else parameters)
     kept = [None if p.grad is None else p.grad.clone() for p in trained]
-    budget = _budget(agent)
+    budget = token_budget(agent)
     while True:
         batches = list(micro_batches(agent, rows, budget, concurrent))
         count = _thread_count(agent, batches, concurrent, trained)
         try:
             with agent.learning():
                 if count < 2:
-                    sums_B = [_backward(batch, loss, trained) for batch in batches]
+                    done_B = [_backward(batch, loss, trained) for batch in batches]
                 else:
-                    sums_B = _backward_in_threads(agent, batches, loss, trained, count)
+                    done_B = _backward_in_threads(agent, batches, loss, trained, count)
+            _check_finite(batches, done_B)
             break
         except NonFiniteError as error:
             error.agent = agent.index
@@ -153,21 +163,28 @@ def accumulate(
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         notice(f"out of memory: agent {agent.index}'s micro-batches have {budget} tokens from here")
-    for of_batch in sums_B:
-        sums.absorb(of_batch)
+    for done in done_B:
+        sums.absorb(done.sums)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a micro-batch's backward pass came to; nothing has waited for its numbers."""
+
+    sums: Sums
+    loss: torch.Tensor
+    norm: torch.Tensor  # of the gradients summed so far
 
 
 def _backward(
     batch: TokenBatch,
     loss: Loss,
     trained: Sequence[torch.nn.Parameter],
-) -> Sums:
+) -> Done:
     """Add a micro-batch's gradients to those of the parameters."""
     value, sums = loss(batch)
-    _check_loss(value, batch)
     value.backward()
-    _check_gradient(sharding.gradient_norm(trained), batch)
-    return sums
+    return Done(sums, value.detach(), sharding.gradient_norm(trained))
 
 
 def _backward_in_threads(
@@ -176,22 +193,20 @@ def _backward_in_threads(
     loss: Loss,
     trained: Sequence[torch.nn.Parameter],
     count: int,
-) -> list[Sums]:
+) -> list[Done]:
     """``_backward`` of each batch. Gradients are summed within each worker thread, then thread by
     thread, so that the sum does not depend on which thread was faster."""
 
-    def work(own: Sequence[TokenBatch]) -> tuple[list[torch.Tensor | None], list[Sums]]:
+    def work(own: Sequence[TokenBatch]) -> tuple[list[torch.Tensor | None], list[Done]]:
         sums: list[torch.Tensor | None] = [None] * len(trained)
-        logged = []
+        done = []
         for batch in own:
             value, log = loss(batch)
-            _check_loss(value, batch)
             found = torch.autograd.grad(value, trained, allow_unused=True)
             sums = [_plus(a, b) for a, b in zip(sums, found, strict=True)]
-            known = [gradient for gradient in sums if gradient is not None]
-            _check_gradient(torch.nn.utils.get_total_norm(known), batch)
-            logged.append(log)
-        return sums, logged
+            gradients = [gradient for gradient in sums if gradient is not None]
+            done.append(Done(log, value.detach(), torch.nn.utils.get_total_norm(gradients)))
+        return sums, done
 
     done = _in_threads(agent, batches, work, count)
     for sums, _ in done:
@@ -255,14 +270,17 @@ def _plus(sum_: torch.Tensor | None, term: torch.Tensor | None) -> torch.Tensor 
     return term.clone() if sum_ is None else sum_.add_(term)
 
 
-def _check_loss(value: torch.Tensor, batch: TokenBatch) -> None:
-    if not torch.isfinite(value):
-        raise NonFiniteError(f"the loss is {float(value.detach())}", batch)
-
-
-def _check_gradient(norm: torch.Tensor, batch: TokenBatch) -> None:
-    if not torch.isfinite(norm):
-        raise NonFiniteError(f"the gradient's norm is {float(norm)}", batch)
+def _check_finite(batches: Sequence[TokenBatch], done_B: Sequence[Done]) -> None:
+    """Raises NonFiniteError with the first batch whose loss or gradient is not finite."""
+    if not done_B:
+        return
+    device = done_B[0].loss.device
+    values = [x.double().to(device) for done in done_B for x in (done.loss, done.norm)]
+    numbers = torch.stack(values).tolist()  # the one read of an update
+    for at, number in enumerate(numbers):
+        if not math.isfinite(number):
+            what = "the gradient's norm" if at % 2 else "the loss"
+            raise NonFiniteError(f"{what} is {number}", batches[at // 2])
 
 
 def _out_of_memory(error: Exception) -> bool:

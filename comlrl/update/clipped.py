@@ -133,7 +133,7 @@ def ratio_sums(logprob_A: torch.Tensor, old_A: torch.Tensor, clip_range: float) 
         clip_fraction=((ratio_A - 1).abs() > clip_range).float(),
         approx_kl=k3_kl(old_A, logprob_A),  # the samples are the old policy's
     )
-    sums.reach(ratio_max=float(ratio_A.max()) if len(ratio_A) else 0.0)
+    sums.reach(ratio_max=ratio_A.max() if len(ratio_A) else 0.0)
     return sums
 
 

@@ -94,9 +94,11 @@ class AgentOptimizer:
             self.zero()
             raise NonFiniteError(f"the gradient's norm is {norm}", agent=self.agent)
         if norm > self.max_grad_norm:
-            for parameter in self.parameters:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(self.max_grad_norm / (norm + 1e-6))
+            gradients = [p.grad for p in self.parameters if p.grad is not None]
+            for split in (False, True):
+                alike = [g for g in gradients if sharding.is_split(g) == split]
+                if alike:
+                    torch._foreach_mul_(alike, self.max_grad_norm / (norm + 1e-6))
         self.learning_rate = self.peak * self.schedule.factor(progress)
         for group in self.adam.param_groups:
             group["lr"] = self.learning_rate

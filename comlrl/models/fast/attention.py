@@ -44,6 +44,10 @@ def attend(
         if mask is None:
             mask = AttentionMask(torch.ones(1, 1, C, C, dtype=torch.bool).tril())
         return ByProducts.apply(query, key, value, mask.bias, scaling)
+    if mask is not None and query.device.type != "cpu":
+        # Only torch's math kernel takes a mask and grouped heads at once.
+        key, value = (x.repeat_interleave(heads // kv_heads, 1) for x in (key, value))
+        kv_heads = heads
     out = F.scaled_dot_product_attention(
         wide(query),
         wide(key),

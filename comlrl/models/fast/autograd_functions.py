@@ -13,7 +13,12 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """y = w · x / rms(x) of (T, …, D), rounded where transformers rounds; w is (D,), or (…, D)."""
+    """y = w · x / rms(x) of (T, …, D), rounded where transformers rounds; w is (D,), or (…, D).
+
+    On a GPU, torch's fused kernel for w of (D,), which rounds once, after the product with w.
+    """
+    if x.is_cuda and weight.dim() == 1:
+        return F.rms_norm(x, weight.shape, weight, eps)
     if torch.is_grad_enabled():
         return RMSNorm.apply(x, weight, eps)
     return _normed(x, weight, eps)[0]

@@ -478,3 +478,17 @@ def test_prompts_are_encoded_as_the_model_reads_them():
     assert generator.fits((1,) * 28, Sampling(1.0, 12))
     assert not generator.fits((1,) * 29, Sampling(1.0, 12))
     assert Completion("", (), False).text == ""
+
+
+def test_only_the_sampler_leaves_deterministic_mode():
+    """Indices are unique there, and writes would sort them."""
+    seen = []
+    generator = Generator(team())
+    generator.on_written = lambda _: seen.append(torch.are_deterministic_algorithms_enabled())
+    torch.use_deterministic_algorithms(True)
+    try:
+        generator.sample([requests(), []], SAMPLINGS[1])
+        assert torch.are_deterministic_algorithms_enabled() and not any(seen)
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -42,12 +42,17 @@ def check_devices(config: Config) -> None:
 
 
 def deterministic() -> None:
-    """Kernels whose sums come out bit-equal at every run, where there are such kernels."""
+    """Use kernels whose sums are bit-equal in every run; an operation that has none raises.
+
+    The sampler turns this off for itself (``comlrl.rollout.generation``).
+    """
     import torch
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    warnings.filterwarnings("ignore", message=".*deterministic", category=UserWarning)
+    # Its backward pass is not deterministic, and it builds a plan for every new shape, of which
+    # packed batches have many: flash and memory-efficient attention take its place.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     # peft's own call, nothing that a user could change
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)

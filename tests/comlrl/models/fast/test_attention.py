@@ -55,3 +55,19 @@ def test_many_keys_and_other_precisions_go_through_torchs_own(monkeypatch):
     attend(*(x.float() for x in sample(4, 4)), None, 0.25)
     with pytest.raises(AssertionError, match="many keys"):
         attend(*sample(4, 4), None, 0.25)
+
+
+def test_off_the_cpu_masked_attention_has_a_key_head_for_each_query_head(monkeypatch):
+    """torch's memory-efficient kernel takes a mask, but no grouped heads; flash the reverse."""
+    calls = []
+
+    def record(query, key, value, mask, *, enable_gqa, **_):
+        calls.append((key.shape[1], value.shape[1], enable_gqa))
+        return query
+
+    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", record)
+    query, key, value = (x.detach().to("meta") for x in sample(5, 12))
+    seen = torch.ones(3, 1, 5, 12, dtype=torch.bool, device="meta")
+    attend(query, key, value, AttentionMask(seen), 0.25)
+    attend(query, key, value, None, 0.25)
+    assert calls == [(6, 6, False), (2, 2, True)]
