@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comlrl import files
-from comlrl.config.algorithms import SECTIONS
 from comlrl.errors import UserError, notice, report
 from comlrl.files import tolerant_terminal
 from trainers.launch.commands.command_line import print_written
@@ -78,7 +77,7 @@ def evaluate(plan: Plan) -> int:
         if plan.teams:
             weights.load_weights(plan.teams[0], stage.team, stage.rollout.sampler)
         elif plan.config.init_from is not None:
-            init_from.begin(plan.config, SECTIONS, stage.team, stage.rollout.sampler)
+            init_from.begin(plan.config, stage.team, stage.rollout.sampler)
         started = time.monotonic()
         with watched(plan, stage):
             trees = grower(plan, stage)()
@@ -211,7 +210,7 @@ def acting(plan: Plan, stage: Stage, agent: int, own: Any) -> dict[str, torch.Te
     if who == "silent":
         return None
     if plan.config.init_from is not None:
-        init_from.begin(plan.config, SECTIONS, stage.team, stage.rollout.sampler)
+        init_from.begin(plan.config, stage.team, stage.rollout.sampler)
     return {name: t.clone() for name, t in stage.team.agents[agent].state_tensors().items()}
 
 

@@ -15,13 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from comlrl.config.algorithms import SECTIONS, Algorithms, sections_of
-from comlrl.config.loader import Loader
+from comlrl.config.algorithms import sections_of
 from comlrl.config.plugins.modules import digests, kept
 from comlrl.config.resolved import Config
-from comlrl.config.yaml_values import Setting, load_yaml, parse_override
+from comlrl.config.yaml_values import Setting, parse_override
 from comlrl.errors import UserError, notice
-from comlrl.run_files import CONFIG
 from trainers.launch.checks.shipped import config_file
 from trainers.launch.checks.validation import validate
 from trainers.launch.commands.command_line import Parser
@@ -77,7 +75,7 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
         check_baseline(arguments.baseline, config, work.domain)
     init_from.check_models(config)
     if config.init_from is not None and (not teams or "untrained" in replaced.values()):
-        init_from.check(config, SECTIONS)
+        init_from.check(config)
     if len(teams) > 1 and config.section.num_agents < 2:
         raise UserError("--cross-play: these runs have one agent each; give teams")
     if len(teams) > 1 and config.section.one_policy:
@@ -154,9 +152,8 @@ def resolve(
 ) -> tuple[Config, Work]:
     """File, then what the weights say of themselves, then flags and overrides; checked."""
     algorithms = own_algorithm.known(Path(file).parent, *(team.run_dir for team in teams))
-    algorithm = weights.run_algorithm(load_yaml(file), algorithms, file)
-    loader = Loader(algorithm, sections_of(algorithm, algorithms))
-    loader.read(file)
+    loader = weights.read_config(Path(file), algorithms)
+    algorithm = loader.algorithm
     option = "--replace" if arguments.replace else "--cross-play"
     team_settings = [weights.settings(team, algorithm, algorithms, team.name) for team in teams]
     _check_pairing(option, teams, team_settings)
@@ -283,11 +280,8 @@ def _check_size(config: Config, own: int, teams: Sequence[Trained]) -> None:
 
 def _check_order(option: str, teams: Sequence[Trained], algorithm: str) -> None:
     """Raises UserError where teams that are crossed have learned to act in different orders."""
-    runs = {team.name: team.config_file for team in teams if team.config_file is not None}
-    orders = {
-        name: _order(load_yaml(file), own_algorithm.known(file.parent))
-        for name, file in runs.items()
-    }
+    runs = {team.name: team.run_dir for team in teams if team.run_dir is not None}
+    orders = {n: weights.load_run(folder).section.turn_order for n, folder in runs.items()}
     for name, order in orders.items():
         first, first_order = next(iter(orders.items()))
         if order != first_order:
@@ -296,11 +290,6 @@ def _check_order(option: str, teams: Sequence[Trained], algorithm: str) -> None:
                 f"of '{name}' {order}ly; say which it is to be: --override "
                 f"{algorithm}.turn_order=sequential, or =simultaneous"
             )
-
-
-def _order(tree: Mapping[str, Any], algorithms: Algorithms) -> str:
-    section = tree[weights.run_algorithm(tree, algorithms, CONFIG)]
-    return section.get("turn_order", "simultaneous")
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comlrl import files
-from comlrl.config.algorithms import SECTIONS, CommonConfig
+from comlrl.config.algorithms import CommonConfig
 from comlrl.config.resolved import Config
 from comlrl.errors import NonFiniteError, UserError, in_one_line, notice, print_error, report
 from comlrl.files import tolerant_terminal
@@ -89,7 +89,7 @@ def _main(
             init_from.check_models(config)
             init_from.check_target_modules(config)
             if config.init_from is not None and not arguments.resume:
-                notices += init_from.check(config, SECTIONS)
+                notices += init_from.check(config)
         except UserError as error:
             return report(error) if only_checks else _refuse(error)
         for text in notices + no_weights_notice(config):
@@ -361,7 +361,7 @@ def _open(
     if found is not None:
         run.loop.resume(found, trainer, force=force)
     if distributed.is_main():
-        own_algorithm.keep(start.run_dir, start.config)
+        own_algorithm.keep(start.run_dir, start.config.algorithm, type(start.config.section))
         write_config(start)
     run.loop.logger.begin(run.loop.mark)
     return run, trainer

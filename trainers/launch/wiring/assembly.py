@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from comlrl.config.algorithms import SECTIONS, CommonConfig, PPOConfig
+from comlrl.config.algorithms import CommonConfig, PPOConfig
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from trainers.launch.wiring import vllm
@@ -152,7 +152,7 @@ def build_agents(start: Start) -> tuple[Team, Generator, Generator | LatentSampl
         team.split()
     generator, sampler = build_sampler(config, team)
     if config.init_from is not None and start.checkpoint is None:
-        init_from.begin(config, SECTIONS, team, sampler)
+        init_from.begin(config, team, sampler)
     return team, generator, sampler
 
 

@@ -11,15 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comlrl.builtin import MODELS
-from comlrl.config.algorithms import Algorithms
 from comlrl.config.paths import searched
 from comlrl.config.plugins.targets import near
 from comlrl.config.resolved import Config
-from comlrl.config.sections import LoraSection
-from comlrl.config.yaml_values import load_yaml
 from comlrl.errors import UserError
 from comlrl.run_files import ADAPTER, CONFIG, HETEROGENEOUS
-from trainers.launch.wiring import hub, own_algorithm, weights
+from trainers.launch.wiring import hub, weights
 from trainers.launch.wiring.model_size import is_target, model_size
 
 if TYPE_CHECKING:
@@ -46,12 +43,9 @@ class Source:
     sizes: Mapping[str, int] | None  # of SHPPO's networks, where there are any
 
 
-def check(config: Config, algorithms: Algorithms) -> list[str]:
-    """Notices about ``init_from``; raises UserError where a run cannot start from it.
-
-    ``algorithms``: sections by name.
-    """
-    return _check_source(config, _source(config, algorithms))
+def check(config: Config) -> list[str]:
+    """Return notices about ``init_from``. Raises UserError where a run cannot start from it."""
+    return _check_source(config, _source(config))
 
 
 def check_models(config: Config) -> None:
@@ -95,12 +89,12 @@ def check_target_modules(config: Config) -> None:
                 )
 
 
-def begin(config: Config, algorithms: Algorithms, team: Team, sampler: Sampler) -> None:
+def begin(config: Config, team: Team, sampler: Sampler) -> None:
     """Give a new team, and SHPPO's sampler, the weights of ``init_from``.
 
     Raises UserError where they do not fit.
     """
-    source = _source(config, algorithms)
+    source = _source(config)
     _check_source(config, source)
     if isinstance(source.place, Path):
         held = {"agent_0": weights.read_adapter(source.place)}
@@ -121,7 +115,7 @@ def begin(config: Config, algorithms: Algorithms, team: Team, sampler: Sampler) 
         ) from error
 
 
-def _source(config: Config, algorithms: Algorithms) -> Source:
+def _source(config: Config) -> Source:
     """What lies in ``init_from``. Raises UserError where nothing does."""
     name = str(config.init_from)
     path = Path(name)
@@ -143,20 +137,17 @@ def _source(config: Config, algorithms: Algorithms) -> Source:
     place = weights.locate(path, "init_from")
     if place.final_model is not None:
         return _of_folder(name, place, place.final_model)
-    assert place.config_file is not None
-    algorithms = {**own_algorithm.known(place.run_dir), **algorithms}
-    facts = weights.of_run(load_yaml(place.config_file), algorithms)
-    lora = LoraSection(r=facts.get("lora.r", 16), alpha=facts.get("lora.alpha"))
-    one = facts[HETEROGENEOUS] or facts.get("shared_policy")
-    count = 1 if one else facts["num_agents"]
+    assert place.run_dir is not None
+    run = weights.load_run(place.run_dir)
+    count = run.section.policies
     return Source(
         name=name,
         place=place,
-        lora=facts.get("lora.enabled", True),
-        ranks=((lora.r, lora.effective_alpha),) * count,
-        bases=tuple(facts["agents"] or [facts["agent_model.name"]] * count),
+        lora=run.lora.enabled,
+        ranks=((run.lora.r, run.lora.effective_alpha),) * count,
+        bases=run.model_names,
         agents=count,
-        sizes=_sizes(facts),
+        sizes=_sizes(weights.of_run(run)),
     )
 
 

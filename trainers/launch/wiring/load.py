@@ -5,10 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from comlrl.config.algorithms import sections_of
-from comlrl.config.loader import Loader
 from comlrl.config.resolved import Config
-from comlrl.config.yaml_values import load_yaml
 from comlrl.errors import UserError
 from trainers.launch.wiring import own_algorithm, weights
 from trainers.launch.wiring.weights import Trained
@@ -41,10 +38,8 @@ def config_of(trained: Trained) -> Config:
     """
     if trained.config_file is None:
         raise UserError(f"'{trained.name}' has no config.yaml above it; give the folder of a run")
-    file, algorithms = trained.config_file, own_algorithm.known(trained.run_dir)
-    algorithm = weights.run_algorithm(load_yaml(file), algorithms, str(file))
-    loader = Loader(algorithm, sections_of(algorithm, algorithms))
-    loader.read(file)
-    for setting in weights.settings(trained, algorithm, algorithms, trained.name):
+    algorithms = own_algorithm.known(trained.run_dir)
+    loader = weights.read_config(trained.config_file, algorithms)
+    for setting in weights.settings(trained, loader.algorithm, algorithms, trained.name):
         loader.set(setting)
     return loader.build()

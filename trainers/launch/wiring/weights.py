@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comlrl.config.algorithms import Algorithms, CommonConfig, sections_of
+from comlrl.config.loader import Loader
+from comlrl.config.resolved import Config
 from comlrl.config.yaml_values import Setting, load_yaml
 from comlrl.errors import UserError
 from comlrl.quoting import one_line
@@ -24,6 +26,7 @@ from comlrl.run_files import (
     HETEROGENEOUS,
     STATE,
 )
+from trainers.launch.wiring import own_algorithm
 
 if TYPE_CHECKING:
     import torch
@@ -32,10 +35,10 @@ if TYPE_CHECKING:
     from comlrl.types import Sampler
 
 MODEL_KEYS = ("name", "tokenizer_kwargs", "model_kwargs", "special_tokens")
-WORK: dict[str, Any] = {  # what it was trained to do, and the defaults of older files
-    "domain": "code", "prompts": {}, "reward.target": None, "reward.arguments": {},
-    "program.target": None, "program.command": None, "program.agents": [],
-}  # fmt: skip
+WORK = (  # what it was trained to do
+    "domain", "prompts", "reward.target", "reward.arguments", "program.target",
+    "program.command", "program.agents",
+)  # fmt: skip
 LORA = {"lora.r": "r", "lora.alpha": "lora_alpha", "lora.target_modules": "target_modules"}
 SIZES = {"latent_dim": "latent_dim", "hidden": "latent_hidden", "rank": "heterogeneous_rank"}
 
@@ -118,7 +121,7 @@ def settings(
         return [Setting("agent_model.name", str(trained.model), source)]
     facts: dict[str, Any] = {}
     if trained.config_file is not None:
-        facts |= of_run(load_yaml(trained.config_file), algorithms)
+        facts |= of_run(read_config(trained.config_file, algorithms).build())
     if trained.final_model is not None:
         facts |= of_folder(trained.final_model) | {
             key: facts[key] for key in ("num_agents",) if facts.get("shared_policy")
@@ -144,20 +147,42 @@ def _fits(facts: Mapping[str, Any], section: type[CommonConfig]) -> bool:
     return not facts.get("shared_policy") or section.may_share_policy
 
 
-def of_run(tree: Mapping[str, Any], algorithms: Algorithms) -> dict[str, Any]:
-    """What a run's configuration says of its weights: key → value, and whether they are one
+def load_run(folder: Path) -> Config:
+    """Return the configuration of a run, read as any file is; older spellings print no notice.
+
+    Raises UserError where it is damaged.
+    """
+    return read_config(folder / CONFIG, own_algorithm.known(folder)).build()
+
+
+def read_config(file: Path, algorithms: Algorithms) -> Loader:
+    """Return a loader that has read a file of any of these algorithms."""
+    algorithm = run_algorithm(load_yaml(file), algorithms, str(file))
+    loader = Loader(algorithm, sections_of(algorithm, algorithms))
+    loader.read(file)
+    return loader
+
+
+def of_run(config: Config) -> dict[str, Any]:
+    """Return what a run's configuration says of its weights: key → value, and whether they are one
     policy with a latent for each agent (``heterogeneous``); and what they were trained to do."""
-    model, lora = tree.get("agent_model") or {}, tree.get("lora") or {}
-    facts = {f"agent_model.{key}": model[key] for key in MODEL_KEYS if key in model}
-    facts |= {f"lora.{key}": value for key, value in lora.items()}
-    for key, default in WORK.items():
-        section, _, name = key.rpartition(".")
-        facts[key] = ((tree.get(section) or {}) if section else tree).get(name, default)
-    algorithm = run_algorithm(tree, algorithms, CONFIG)
-    section, heterogeneous = tree[algorithm], algorithms[algorithm].heterogeneous
-    own = ("num_agents", "shared_policy", *(("latents", *SIZES.values()) if heterogeneous else ()))
-    facts |= {key: section[key] for key in own if key in section}
-    return facts | {"agents": tree.get("agents"), HETEROGENEOUS: heterogeneous}
+    section, networks = config.section, config.section.networks
+    facts: dict[str, Any] = {f"agent_model.{k}": getattr(config.agent_model, k) for k in MODEL_KEYS}
+    facts |= {f"lora.{key}": value for key, value in asdict(config.lora).items()}
+    facts |= {key: _value(config, key) for key in WORK}
+    facts["num_agents"] = section.num_agents
+    if section.may_share_policy:
+        facts["shared_policy"] = section.one_policy
+    if networks is not None:
+        facts |= networks._asdict()
+    agents = None if config.agents is None else list(config.agents)
+    return facts | {"agents": agents, HETEROGENEOUS: section.heterogeneous}
+
+
+def _value(config: Config, key: str) -> Any:
+    section, _, name = key.rpartition(".")
+    value = getattr(getattr(config, section) if section else config, name)
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 def of_folder(folder: Path) -> dict[str, Any]:

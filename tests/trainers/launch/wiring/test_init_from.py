@@ -15,7 +15,6 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from comlrl.config.algorithms import SECTIONS
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from comlrl.models.pretrained import build_team
@@ -59,7 +58,7 @@ def run_of(folder: Path, config: Config, seed: int = 1) -> Team:
 def begun(config: Config, reference: bool = True) -> Team:
     team = build_team(config, reference=reference, device="cpu")
     _, sampler = build_sampler(config, team)
-    init_from.begin(config, SECTIONS, team, sampler)
+    init_from.begin(config, team, sampler)
     return team
 
 
@@ -136,9 +135,7 @@ def test_all_agents_start_from_the_one_there_is(tmp_path: Path) -> None:
                 torch.testing.assert_close(logits(team, i), expected, rtol=1e-4, atol=1e-4)
     one = str(tmp_path / "pair/final_model/agent_1")
     config = configured(num_agents=3, init_from=one)
-    assert init_from.check(config, SECTIONS) == [
-        f"init_from: '{one}' has one agent, from which all 3 start"
-    ]
+    assert init_from.check(config) == [f"init_from: '{one}' has one agent, from which all 3 start"]
     base = AutoModelForCausalLM.from_pretrained(tiny_models.folder("qwen2"), dtype=torch.float32)
     with torch.no_grad():
         expected = PeftModel.from_pretrained(base, one)(IDS).logits
@@ -158,19 +155,17 @@ def test_shppo_takes_its_networks_along_and_others_its_adapter(tmp_path: Path) -
     again = configured("shppo", num_agents=3, init_from=str(tmp_path / "run"))
     other = build_team(again, device="cpu")
     _, taken = build_sampler(again, other)
-    init_from.begin(again, SECTIONS, other, taken)
+    init_from.begin(again, other, taken)
     for name, value in sampler.policy.state_dict().items():
         assert torch.equal(taken.policy.state_dict()[name], value), name
     magrpo = configured(init_from=str(tmp_path / "run"))
-    assert any("its networks are not" in text for text in init_from.check(magrpo, SECTIONS))
+    assert any("its networks are not" in text for text in init_from.check(magrpo))
     torch.testing.assert_close(logits(begun(magrpo), 1), logits(team, 0), rtol=1e-4, atol=1e-4)
     with pytest.raises(UserError, match=r"set shppo\.latent_dim=8"):
-        init_from.check(
-            configured("shppo", latent_dim=5, init_from=str(tmp_path / "run")), SECTIONS
-        )
+        init_from.check(configured("shppo", latent_dim=5, init_from=str(tmp_path / "run")))
     run_of(tmp_path / "pair", configured())
     with pytest.raises(UserError, match="with one policy; give the folder of one of them"):
-        init_from.check(configured("shppo", init_from=str(tmp_path / "pair")), SECTIONS)
+        init_from.check(configured("shppo", init_from=str(tmp_path / "pair")))
 
 
 def test_shppos_kl_is_zero_at_the_start_whatever_it_starts_from(tmp_path: Path) -> None:
@@ -216,7 +211,7 @@ def test_what_cannot_be_started_from_is_one_line(
     sources: Path, place: str, keys: dict, expected: str
 ) -> None:
     with pytest.raises(UserError) as raised:
-        init_from.check(configured(init_from=str(sources / place), **keys), SECTIONS)
+        init_from.check(configured(init_from=str(sources / place), **keys))
     message = str(raised.value)
     assert message.startswith(f"init_from: '{sources / place}'") and "\n" not in message
     assert expected in message
@@ -227,7 +222,7 @@ def test_adapters_of_other_layers_and_other_models_are_refused(sources: Path) ->
         with pytest.raises(UserError, match=r"init_from: .* does not fit .*lora.target_modules"):
             begun(configured(init_from=str(sources / place), **keys))
     config = configured(kind="llama", init_from=str(sources / "pair"))
-    (notice,) = init_from.check(config, SECTIONS)
+    (notice,) = init_from.check(config)
     assert "and this run's base is" in notice
 
 
