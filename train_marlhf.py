@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from comlrl.config.algorithms import MAGRPOConfig, MARLHFConfig, PPOConfig
-from comlrl.loop.parts import Trainer
+from comlrl.loop.parts import Algorithm, Trainer
 from trainers.launch.commands.train import main
 from trainers.launch.wiring.assembly import Run, build_critic_team, build_rollout
 from trainers.launch.wiring.labelling import build_collector
@@ -14,7 +14,6 @@ from trainers.launch.wiring.labelling import build_collector
 if TYPE_CHECKING:
     from comlrl.preferences.reward_model import ModelReward
     from comlrl.preferences.reward_training import RewardBase
-    from trainers.marlhf import Online
 
 
 def build(run: Run[MARLHFConfig]) -> Trainer:
@@ -34,7 +33,7 @@ def build(run: Run[MARLHFConfig]) -> Trainer:
     )
 
 
-def online_trainer(run: Run[MARLHFConfig], reward: ModelReward) -> Online:
+def online_trainer(run: Run[MARLHFConfig], reward: ModelReward) -> Algorithm[Any]:
     """The sibling that ``rl_algorithm`` names, on a rollout scored by the reward model."""
     from trainers.magrpo import MAGRPOTrainer
     from trainers.ppo import PPOTrainer

@@ -15,7 +15,7 @@ def build(run: Run[SHPPOConfig]) -> Trainer:
 
     policy = heterogeneous_policy(run.rollout.sampler)
     assert policy is not None, "SHPPO's section has one"
-    return SHPPOTrainer(run.section, run.team, policy, run.trees, run.loop, run.sampling)
+    return SHPPOTrainer(run.section, run.team, policy, run.rollout, run.loop, run.sampling)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.exact_worth import Worth, rank_correlation, worth
 from comlrl.credit.advantages import sibling_advantages
-from comlrl.credit.chains import chains_of
+from comlrl.credit.decisions import decisions_of
 from comlrl.credit.returns import completion_returns, counterfactuals, joint_returns
 from comlrl.keyed import uniforms
 from comlrl.rollout.grow import Rollout
@@ -228,18 +228,19 @@ def joint_credit(game: Game, tree: Tree, kind: str) -> Credit:
 
 def critic_credit(game: Game, tree: Tree, kind: str) -> Credit:
     """PPO's generalized advantages with an exact critic of each agent, or of all."""
-    chains, credit = chains_of([tree]), {}
+    decisions, credit = decisions_of([tree]), {}
     row = tree.task.fields["numbers"]
     own_N = [game.value[row] if kind == "centralized" else v for v in own_values(game, row)]
     values = PerToken()
-    values.of_completion.update(enumerate(torch.tensor(own_N * len(chains.reward_C)).split(1)))
+    actions = len(decisions.numbered) // game.holders
+    values.of_completion.update(enumerate(torch.tensor(own_N * actions).split(1)))
     for agent in range(game.holders):
         found, _ = advantages_of(
-            chains.numbered([agent]), chains.reward, values, None,
+            decisions.chains([agent]), decisions.reward, values, None,
             gamma_token=1.0, discount=1.0, gae_lambda=0.95,
         )  # fmt: skip
         for number, advantage in found.of_completion.items():
-            credit[0, chains.origin(number)[0], agent] = float(advantage)
+            credit[0, number // game.holders, agent] = float(advantage)
     return credit
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import singledispatch
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -68,16 +69,22 @@ def _lines(record: LogRecord, tree: RolloutResult, domain: Domain) -> Iterator[d
         "phase": record.phase,
         "task_id": tree.task.task_id,
     }
-    lines = _of_tree(tree, domain) if isinstance(tree, Tree) else _of_group(tree, domain)
-    for line in lines:
+    for line in _of_result(tree, domain):
         yield head | line
 
 
+@singledispatch
+def _of_result(result: RolloutResult, domain: Domain) -> Iterator[dict[str, Any]]:
+    raise TypeError(f"no rollout: {result!r}")
+
+
+@_of_result.register
 def _of_group(group: EpisodeGroup, domain: Domain) -> Iterator[dict[str, Any]]:
     for number, each in enumerate(group.episodes_G):
         yield {"episode": number, "processed_reward": each.reward, **played(group, each, domain)}
 
 
+@_of_result.register
 def _of_tree(tree: Tree, domain: Domain) -> Iterator[dict[str, Any]]:
     for index, node in enumerate(tree.nodes):
         for action in range(len(node.scores_K)):

@@ -9,7 +9,7 @@ from typing import Any
 
 from comlrl import files
 from comlrl.loop.records import LogMark, LogRecord
-from comlrl.types import Domain, RolloutResult, Tree
+from comlrl.types import Domain, RolloutResult
 
 
 class LatentLogger:
@@ -30,23 +30,17 @@ class LatentLogger:
     def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
         if record.phase != "train":
             return
-        lines = [
-            line
-            for tree in trees
-            if isinstance(tree, Tree)
-            for line in self._lines(tree, record.step)
-        ]
+        lines = [line for tree in trees for line in self._lines(tree, record.step)]
         if lines:
             with self._path.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(line) + "\n" for line in lines)
 
-    def _lines(self, tree: Tree, step: int) -> Iterator[dict[str, Any]]:
-        roles = self._domain.roles(tree.num_agents)
-        for node in tree.nodes:
-            for agent, turn in zip(node.acting, node.agents_N, strict=True):
-                if (latent := turn.completions_G[0].latent) is not None:
-                    mu = [round(x, 5) for x in latent.mu_K.tolist()]
-                    yield {"step": step, "turn": node.turn, "role": roles[agent], "mu": mu}
+    def _lines(self, tree: RolloutResult, step: int) -> Iterator[dict[str, Any]]:
+        for number, agent, turn in tree.answered():
+            if (latent := turn.completions_G[0].latent) is not None:
+                role = self._domain.roles(tree.num_agents)[agent]
+                mu = [round(x, 5) for x in latent.mu_K.tolist()]
+                yield {"step": step, "turn": number, "role": role, "mu": mu}
 
     def close(self) -> None:
         """Nothing: the file is closed after each record."""

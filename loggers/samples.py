@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
 from comlrl.evaluation.metrics import task_reward
 from comlrl.files import replace
 from comlrl.loop.records import LogMark, LogRecord
-from comlrl.types import Domain, RolloutResult, Tree
+from comlrl.types import Domain, EpisodeGroup, RolloutResult, Tree
 from loggers.conversations import MAX_TEXT, played, scored
 from loggers.report.run_data import read_samples
 
@@ -78,13 +79,22 @@ def sample(record: LogRecord, tree: RolloutResult, domain: Domain) -> dict[str, 
         "problem": domain.problem(tree.task)[:MAX_TEXT],
         "reward_task_mean": task_reward(tree),
     }
-    if isinstance(tree, Tree):
-        return line | _of_tree(tree, domain)
-    first = tree.episodes_G[0]
-    rest = {"parts_N": list(tree.names_N), "rewards_T": [first.score.value], "terminated": False}
-    return line | rest | played(tree, first, domain)
+    return line | _first(tree, domain)
 
 
+@singledispatch
+def _first(result: RolloutResult, domain: Domain) -> dict[str, Any]:
+    raise TypeError(f"no rollout: {result!r}")
+
+
+@_first.register
+def _of_group(group: EpisodeGroup, domain: Domain) -> dict[str, Any]:
+    first = group.episodes_G[0]
+    line = {"parts_N": list(group.names_N), "rewards_T": [first.score.value], "terminated": False}
+    return line | played(group, first, domain)
+
+
+@_first.register
 def _of_tree(tree: Tree, domain: Domain) -> dict[str, Any]:
     path = _first_path(tree)
     index, action = path[-1]

@@ -39,7 +39,7 @@ PROGRAM = (
 CENTRALIZED = "critic=centralized granularity=turn"
 VARIANTS = {  # quickstart → further settings of it; keys without a dot are the algorithm's
     "magrpo": (
-        "update_epochs=2 train_batch_size=3 entropy_coef=0.01 advantage=rloo",
+        "update_epochs=2 train_batch_size=2 entropy_coef=0.01 advantage=rloo",
         "joint_mode=cross num_generations=3 advantage=max advantage_normalization=true",
     ),
     "mt_magrpo": (
@@ -48,7 +48,7 @@ VARIANTS = {  # quickstart → further settings of it; keys without a dot are th
     ),
     "magrpo_sequential": ("advantage=greedy num_turns=2 num_generations=2",),
     "magrpo_program": (
-        "advantage=greedy update_epochs=2 train_batch_size=3",
+        "advantage=greedy update_epochs=2 train_batch_size=2",
         "entropy_coef=0.01 advantage=raw",
     ),
     "arena_dilemma": ("reward.by_agent=own",),
@@ -68,8 +68,8 @@ VARIANTS = {  # quickstart → further settings of it; keys without a dot are th
     "madpo": ("dpo_reference=start replay=all train_agents=[1] preference_holdout=0.3",),
     "marlhf": ("rl_algorithm=ppo",),
 }
-SMALL = "batch_size=3 num_generations=4 eval_num_samples=2 eval_answers=1"
-ROUNDS = "batch_size=3 preference_num_candidates=4 round_tasks=3 eval_num_samples=2 eval_answers=1"
+SMALL = "batch_size=4 num_generations=4 eval_num_samples=2 eval_answers=1"
+ROUNDS = "batch_size=4 preference_num_candidates=4 round_tasks=4 eval_num_samples=2 eval_answers=1"
 SMALL_OF = {"madpo": ROUNDS, "marlhf": f"{ROUNDS} reward_train_batch_size=4"}
 
 

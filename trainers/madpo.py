@@ -86,8 +86,6 @@ class MADPOTrainer:
         self.moved = True  # since the round's start
 
     def train(self) -> None:
-        with self.loop.stage():
-            self._begin(self.loop.schedule.round_of(self.loop.counters.steps))
         for step in self.loop.steps(self, lambda trees: self._measure()):
             self.step(step)
 
@@ -96,7 +94,7 @@ class MADPOTrainer:
         held = {} if self.section.dpo_reference == "none" else {"reference_values": self.reference}
         return self.team.parts() | optimizers | held
 
-    def _begin(self, index: int) -> None:
+    def begin_round(self, index: int) -> None:
         """Label the round's candidates, and read what its pairs are made of by the reference."""
         self.round = self.collector.round(index)
         self.moved = self.reference.round == index  # resumed in the middle
@@ -140,11 +138,7 @@ class MADPOTrainer:
 
     def step(self, step: Step) -> None:
         """Every pair of the step's tasks once; those held out or without pairs teach nothing."""
-        index = self.loop.schedule.round_of(step.index - 1)
-        if self.round is None or self.round.index != index:
-            self._begin(index)
         assert self.round is not None
-        step.clock.lap("label")
         pairs = self._pairs(step)
         env_steps = 2 * len(pairs)
         if not self.section.use_environment_step:

@@ -36,7 +36,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from comlrl import files
 from comlrl.config.algorithms import MARLHFConfig
@@ -44,7 +44,7 @@ from comlrl.errors import notice
 from comlrl.keyed import order
 from comlrl.loop.best_round import BestRound
 from comlrl.loop.loop import Loop
-from comlrl.loop.parts import Part
+from comlrl.loop.parts import Algorithm, Part
 from comlrl.loop.steps import Step
 from comlrl.preferences.candidates import PreferenceError, joint_texts
 from comlrl.preferences.collector import Collector
@@ -65,14 +65,6 @@ FOLDER = "reward_model"
 AGREEMENT = "reward_model/order_agreement"
 
 
-class Online(Protocol):
-    """The sibling that learns from the score."""
-
-    def step(self, step: Step) -> None: ...
-
-    def parts(self) -> Mapping[str, Part]: ...
-
-
 class MARLHFTrainer:
     """Rounds of labels, of fitting the reward model to them, and of learning from its score."""
 
@@ -82,7 +74,7 @@ class MARLHFTrainer:
         loop: Loop,
         collector: Collector,
         reward: ModelReward,
-        online: Online,
+        online: Algorithm[Any],
         base: RewardBase,
         *,
         seed: int,
@@ -97,20 +89,13 @@ class MARLHFTrainer:
         self.best = BestRound(online.parts())
 
     def train(self) -> None:
-        schedule = self.loop.schedule
-        with self.loop.stage():
-            self._begin(schedule.round_of(self.loop.counters.steps))
         for step in self.loop.steps(self, self.reward.of_evaluation):
-            index = schedule.round_of(step.index - 1)
-            if index != self.round:
-                self._begin(index)
             step = replace(step, tasks=self._fitted(step))
             if self.idle or not step.tasks:
-                self.loop.skip(schedule.end_of(index) if self.idle else step.index)
+                self.loop.skip(self.loop.schedule.end_of(self.round) if self.idle else step.index)
                 continue
-            step.clock.lap("label")
-            self.online.step(step)
-            self._end_early(index)
+            self.loop.advance(step, self.online)
+            self._end_early()
 
     def parts(self) -> Mapping[str, Part]:
         """In one round the model is frozen, and its folder holds it."""
@@ -131,7 +116,7 @@ class MARLHFTrainer:
         chosen = order((self.seed, "online", step.epoch), len(tasks))[part::parts]
         return [tasks[i] for i in chosen]
 
-    def _begin(self, index: int) -> None:
+    def begin_round(self, index: int) -> None:
         """The reward model of a round: read, resumed, or fitted to the round's labels."""
         folder = self.loop.run_dir / FOLDER
         if self.section.reward_model is not None:
@@ -154,13 +139,13 @@ class MARLHFTrainer:
                 self._refit(index, folder)
         self.round = index
 
-    def _end_early(self, index: int) -> None:
+    def _end_early(self) -> None:
         """Leave out what is left of a round whose model no longer orders what the team does."""
         least, found = self.section.refit_below, self.loop.latest.get(AGREEMENT)
         if least is None or found is None or found >= least:
             return
-        if index + 1 < self.section.num_iterations:
-            self.loop.skip(self.loop.schedule.end_of(index))
+        if self.round + 1 < self.section.num_iterations:
+            self.loop.skip(self.loop.schedule.end_of(self.round))
 
     def _load(self, folder: Path) -> RewardModel:
         return load(folder, dtype=self.base.dtype, device=self.base.device)

@@ -48,41 +48,29 @@ the estimate −log π of the samples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from comlrl.config.algorithms import PPOConfig
-from comlrl.credit.call_chains import CallChains, call_chains_of
-from comlrl.credit.chains import Chains, Group, chains_of
+from comlrl.credit.decisions import Decisions
 from comlrl.loop.loop import Loop
-from comlrl.loop.parts import Part
-from comlrl.loop.steps import Step
+from comlrl.loop.parts import Part, Player
+from comlrl.loop.steps import Rolled
 from comlrl.models.agent import Agent
-from comlrl.models.critics import (
-    LanguageCritic,
-    TeamCritic,
-    TokenCritic,
-    hidden_width,
-    observations,
-)
 from comlrl.models.logprobs import ActionLogprobs, action_logprobs
 from comlrl.models.team import Team
 from comlrl.processes.distributed import Processes
 from comlrl.processes.statistics import Sums, agent_means, moments, standardized
-from comlrl.programs.rollout import ProgramRollout
-from comlrl.rollout.grow import Rollout
-from comlrl.types import EpisodeGroup, RolloutResult, Row, Sampling, TokenBatch, Tree
-from comlrl.update.clipped import ClippedPolicy, run_epochs
+from comlrl.types import Row, Sampling, TokenBatch
 from comlrl.update.kl_coefficient import KLCoefficient
-from comlrl.update.minibatches import Span, minibatches, passes
-from comlrl.update.optimizer import optimizer_of, policy_optimizer
+from comlrl.update.minibatches import Pass, minibatches, passes
+from comlrl.update.optimizer import policy_optimizer
 from comlrl.update.per_token import PerToken
-from comlrl.update.values import LanguageReader, PooledReader, StepValues, history_rows
-
-Critic = TokenCritic | TeamCritic | LanguageCritic
-Credited = Chains | CallChains
+from comlrl.update.policy_update import PolicyUpdate, run_epochs
+from comlrl.update.team_critics import TeamCritics
+from comlrl.update.values import StepValues
 
 
 @dataclass
@@ -90,7 +78,7 @@ class Improvement:
     """One policy in one training step: with the completions of the agents that act by it."""
 
     rows_S: list[list[Row]]  # of each state
-    policy: ClippedPolicy
+    policy: PolicyUpdate
     values: StepValues  # of the critic that credits it
     metrics: dict[str, float]
 
@@ -101,15 +89,22 @@ class Improvement:
         """Whether the policy chose any token. A collective call."""
         return processes.total(sum(sum(row.chosen) for rows in self.rows_S for row in rows)) > 0
 
+    def loss(self, batch: TokenBatch, policy: ActionLogprobs, sums: Sums) -> torch.Tensor:
+        """The policy's loss of each token, and that of a head on its states."""
+        loss_A = self.policy.loss(batch, policy, sums)
+        if self.values.head is not None:
+            loss_A = loss_A + self.values.shared_loss(batch, policy, sums)
+        return loss_A
+
 
 class PPOTrainer:
-    """Grow chains, value and credit them, improve each policy for some epochs, and the critics."""
+    """Value chains of decisions, improve each policy for some epochs, and the critics."""
 
     def __init__(
         self,
         section: PPOConfig,
         team: Team,
-        rollout: Rollout | ProgramRollout,
+        rollout: Player,
         loop: Loop,
         sampling: Sampling,
         critic_team: Team | None = None,
@@ -117,147 +112,81 @@ class PPOTrainer:
         """``critic_team``: the language models of ``critic_model``, one for each critic."""
         self.section, self.team, self.rollout, self.loop = section, team, rollout, loop
         self.sampling, self.kl = sampling, KLCoefficient(section)
-        self.critic_team = critic_team
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(rollout.seed)
-            self.critics = [self._critic(index) for index in range(section.critics)]
+        by_agent = rollout.returns_by_agent
+        self.critics = TeamCritics(
+            section, team, critic_team, seed=rollout.seed, returns_by_agent=by_agent
+        )
         self.optimizers = [policy_optimizer(section, team, i) for i in range(len(team))]
-        self.critic_optimizers = [
-            optimizer_of(
-                section,
-                critic.parameters(),
-                section.value_learning_rate,
-                index,
-                processes=team.processes,
-            )
-            for index, critic in enumerate(self.critics)
-        ]
-
-    def _critic(self, index: int) -> Critic:
-        apart = self._centralized and self._own_rewards
-        heads = self.section.num_agents if apart else 1
-        if self.critic_team is not None:
-            return LanguageCritic(self.critic_team.agents[index], heads)
-        agent = self.team.agents[index]
-        if self.section.granularity == "token":
-            return TokenCritic(hidden_width(agent)).to(agent.device)
-        return TeamCritic(hidden_width(agent), heads=heads).to(agent.device)
 
     def train(self) -> None:
-        for step in self.loop.steps(self):
-            self.step(step)
+        self.loop.train(self)
 
     def parts(self) -> Mapping[str, Part]:
         parts: dict[str, Part] = {**self.team.parts(), "kl_coef": self.kl}
         parts |= {f"optimizer_{i}": optimizer for i, optimizer in enumerate(self.optimizers)}
-        parts |= {f"critic_{i}": critic for i, critic in enumerate(self.critics)}
-        return parts | {f"critic_optimizer_{i}": o for i, o in enumerate(self.critic_optimizers)}
+        return {**parts, **self.critics.parts()}
 
-    def step(self, step: Step) -> None:
-        """Grow, credit, update, record."""
-        tasks, key = self.team.processes.shard(step.tasks), step.key
-        trees = self.rollout.grow(tasks, self.section.shape, self.sampling, key)
-        gathered = self.loop.gather(step, trees)
-        metrics = self._improve(_credited(trees), step.index, gathered.span)
-        if self.section.kl_target is not None and "kl" in metrics:
-            self.kl.adapt(metrics["kl"], gathered.scored)
-        metrics["learning_rate"] = self.optimizers[0].learning_rate
-        self.loop.record(step, gathered, updates=int(metrics.pop("updates")), metrics=metrics)
+    def credit(self, rolled: Rolled) -> list[Improvement]:
+        """Each policy with its advantages: all policies and critics are read before the first
+        update."""
+        decisions, critics = rolled.decisions, self.critics
+        values = critics.values(decisions)
+        policies = [self._measured(index, rolled, values) for index in range(len(self.team))]
+        penalty = self._penalty(decisions, policies)
+        for index, own in enumerate(values):
+            chains = decisions.chains(critics.credited(index))
+            advantage = own.credit(chains, decisions.reward, penalty)
+            for one in policies:
+                if one.values is own:
+                    one.policy.credit(advantage, one.rows(range(len(one.rows_S))))
+        return policies
 
-    def _improve(self, chains: Credited, step: int, span: Span) -> dict[str, float]:
-        """Measure all policies and credit them, then update them and the critics; metrics bare
-        (means) and of each agent."""
-        values = self._values(chains)
-        policies = [self._measured(index, chains, values, step) for index in range(len(self.team))]
-        critic_metrics = self._credit(chains, policies, values)
+    def learn(self, rolled: Rolled, policies: Sequence[Improvement]) -> dict[str, float]:
+        """Update the policies and the critics; metrics bare (means) and of each agent."""
         acted = [one.acted(self.team.processes) for one in policies]
         for index, one in enumerate(policies):
             if not acted[index]:
                 continue
             one.metrics |= self._standardize(one.policy)
             with self.team.acting(index):
-                one.metrics |= self._update(index, one, chains, step, span)
-        size, epochs = self.section.train_batch_size, self.section.ppo_epochs
-        key = (self.rollout.seed, "critic", step)
-        for own, metrics, optimizer in zip(
-            values, critic_metrics, self.critic_optimizers, strict=True
-        ):
-            if own.reader is not None and self.team.processes.total(own.count) > 0:
-                parts = passes(chains.states_B, size, epochs, key, span, self.team.processes)
-                metrics["value_loss"] = own.learn(optimizer, parts)
-        of_team = critic_metrics[0] if self._centralized else {}
-        if not self._centralized:
-            for one, metrics in zip(policies, critic_metrics, strict=True):
+                one.metrics |= self._update(index, one, rolled)
+        values = list(dict.fromkeys(one.values for one in policies))
+        of_critics = self.critics.learn(values, lambda: self._passes(rolled, "critic"))
+        of_team = of_critics[0] if self.critics.centralized else {}
+        if not self.critics.centralized:
+            for one, metrics in zip(policies, of_critics, strict=True):
                 one.metrics |= metrics
         of_team["updates"] = max(one.metrics.pop("updates", 0) for one in policies)
-        return agent_means([one.metrics for one in policies]) | of_team
+        metrics = agent_means([one.metrics for one in policies]) | of_team
+        if self.section.kl_target is not None and "kl" in metrics:
+            self.kl.adapt(metrics["kl"], rolled.scored)
+        return metrics | {"learning_rate": self.optimizers[0].learning_rate}
 
-    @property
-    def _centralized(self) -> bool:
-        return self.section.critic == "centralized"
-
-    @property
-    def _own_rewards(self) -> bool:
-        """Whether each agent has its own return; an episode's calls always give it one."""
-        return isinstance(self.rollout, ProgramRollout) or self.rollout.own_rewards
+    def _passes(self, rolled: Rolled, name: str) -> Iterator[Pass]:
+        """Epochs over the step's states; ``name``: whose order of minibatches it is."""
+        section = self.section
+        return passes(
+            rolled.decisions.states_B,
+            section.train_batch_size,
+            section.ppo_epochs,
+            (self.rollout.seed, name, rolled.index),
+            rolled.span,
+            self.team.processes,
+        )
 
     @property
     def _kl_in_reward(self) -> bool:
         return self.section.kl_in == "reward" and self.section.kl_coef > 0
 
-    def _acting(self, index: int) -> Sequence[int]:
-        """The agents that act by a policy, or of whom an independent critic is."""
-        agents = range(self.section.num_agents)
-        return agents if self.section.shared_policy else agents[index : index + 1]
-
-    def _valued(self, index: int) -> Sequence[int]:
-        """The agents whom a critic credits."""
-        return range(self.section.num_agents) if self._centralized else self._acting(index)
-
-    def _values(self, chains: Credited) -> list[StepValues]:
-        """Each critic's values of the step, and what it reads where it has its own passes."""
-        seen_PD = None
-        if self.section.granularity == "turn" and self.critic_team is None:
-            seen_PD = self._observations(chains)
-        return [
-            StepValues(
-                self.section,
-                self.team.processes,
-                self._reader(index, chains, seen_PD),
-                critic if isinstance(critic, TokenCritic) else None,
-                gamma_token=self.section.gamma_token,
-            )
-            for index, critic in enumerate(self.critics)
-        ]
-
-    def _reader(
-        self, index: int, chains: Credited, seen_PD: torch.Tensor | None
-    ) -> PooledReader | LanguageReader | None:
-        """What a critic with its own passes reads; None: it is a head in the policy's passes."""
-        critic, agents = self.critics[index], self._valued(index)
-        groups = [Group([agent], [agent]) for agent in agents]
-        if self._centralized:
-            stages = self.section.shape.stages
-            groups = [Group(range(stage.stop), stage) for stage in stages]
-        if isinstance(critic, LanguageCritic):
-            assert self.critic_team is not None
-            rows_S = chains.rows(agents, self.section.weight_T)
-            if self.section.granularity == "turn":
-                rows_S = history_rows(critic.agent, chains, groups)
-            return LanguageReader(critic, self.critic_team, chains, rows_S)
-        if isinstance(critic, TeamCritic):
-            assert seen_PD is not None
-            return PooledReader(critic, chains, seen_PD, groups)
-        return None
-
-    def _measured(
-        self, index: int, chains: Credited, values: Sequence[StepValues], step: int
-    ) -> Improvement:
+    def _measured(self, index: int, rolled: Rolled, values: Sequence[StepValues]) -> Improvement:
         """What a policy, its reference and a head on its states say of the samples."""
         section, temperature = self.section, self.sampling.of(index).temperature
-        own = values[0 if self._centralized else index]
-        key = (self.rollout.seed, "minibatches", step, 0)
-        rows_S = chains.rows(self._acting(index), self.section.weight_T)
+        own = values[0 if self.critics.centralized else index]
+        key, states_B = (
+            (self.rollout.seed, "minibatches", rolled.index, 0),
+            rolled.decisions.states_B,
+        )
+        rows_S = rolled.decisions.rows(self.critics.acting(index), self.section.weight_T)
         with self.team.acting(index) as agent:
 
             def logprobs(batch: TokenBatch) -> ActionLogprobs:
@@ -267,35 +196,22 @@ class PPOTrainer:
                 return action_logprobs(start, batch, temperature)
 
             kl_in_loss = self.kl.value if section.kl_in == "loss" and section.kl_coef > 0 else 0.0
-            policy = ClippedPolicy(
+            policy = PolicyUpdate(
                 section, self.team, agent, logprobs, reference_logprobs, kl_in_loss
             )
             one = Improvement(rows_S, policy, own, {})
-            first = minibatches(chains.states_B, section.train_batch_size, key, self.team.processes)
+            first = minibatches(states_B, section.train_batch_size, key, self.team.processes)
             # Where credit does not need it, the first minibatch is read by its own update.
             needed = own.head is not None or self._kl_in_reward
             see = None if own.head is None else own.see
-            policy.measure([one.rows(states) for states in first[0 if needed else 1 :]], see)
+            if not needed:
+                first = first[1:]
+            policy.measure([one.rows(states) for states in first], see)
         if section.kl_coef > 0:
             one.metrics["kl_coef"] = self.kl.value
         return one
 
-    def _credit(
-        self, chains: Credited, policies: Sequence[Improvement], values: Sequence[StepValues]
-    ) -> list[dict[str, float]]:
-        """Advantages into the policies; what the log wants of each critic."""
-        metrics = []
-        penalty = self._penalty(chains, policies)
-        for index, own in enumerate(values):
-            numbered = chains.numbered(self._valued(index))
-            advantage = own.credit(numbered, chains.reward, penalty)
-            for one in policies:
-                if one.values is own:
-                    one.policy.credit(advantage, one.rows(range(len(one.rows_S))))
-            metrics.append({"explained_variance": own.explained_variance()})
-        return metrics
-
-    def _penalty(self, chains: Credited, policies: Sequence[Improvement]) -> PerToken | None:
+    def _penalty(self, decisions: Decisions, policies: Sequence[Improvement]) -> PerToken | None:
         """What the rewards lose: kl_coef · (log π_old − log π_ref), of tokens, or summed up over a
         completion (independent, or of an agent's own reward) or over all agents' (centralized)."""
         section, paid = self.section, PerToken()
@@ -310,39 +226,27 @@ class PPOTrainer:
         whole, of_turn = PerToken(), paid.of_completion
         for number, own in of_turn.items():
             others = [number]
-            if self._centralized and not self._own_rewards and isinstance(chains, Chains):
-                agents, (action, _) = range(section.num_agents), chains.origin(number)
-                others = [chains.number(action, agent) for agent in agents]
+            if self.critics.centralized and not self.rollout.returns_by_agent:
+                first = number - decisions[number].agent  # of its joint action
+                others = [*range(first, first + section.num_agents)]
             parts = [of_turn[n].to(own) for n in others]
             whole.of_completion[number] = torch.stack([part.sum() for part in parts]).sum()[None]
         return whole
 
-    def _update(
-        self, index: int, one: Improvement, chains: Credited, step: int, span: Span
-    ) -> dict[str, float]:
+    def _update(self, index: int, one: Improvement, rolled: Rolled) -> dict[str, float]:
         """Some epochs of clipped updates of a policy, and of a head on its states."""
-        section, optimizers, value_loss = self.section, [self.optimizers[index]], None
+        optimizers = [self.optimizers[index]]
         if one.values.head is not None:
-            optimizers.append(self.critic_optimizers[index])
-            value_loss = one.values.shared_loss
+            optimizers.append(self.critics.optimizers[index])
 
         def update(chosen: list[int], sums: Sums, progress: float) -> float:
-            return one.policy.update(one.rows(chosen), optimizers, sums, progress, value_loss)
+            return one.policy.update(one.rows(chosen), optimizers, sums, progress, one.loss)
 
-        key = (self.rollout.seed, "minibatches", step)
-        epochs = passes(
-            chains.states_B,
-            section.train_batch_size,
-            section.ppo_epochs,
-            key,
-            span,
-            self.team.processes,
-        )
-        return (
-            run_epochs(self.team.processes, epochs, section.target_kl, update) | one.policy.before()
-        )
+        epochs = self._passes(rolled, "minibatches")
+        metrics = run_epochs(self.team.processes, epochs, self.section.target_kl, update)
+        return metrics | one.policy.before()
 
-    def _standardize(self, policy: ClippedPolicy) -> dict[str, float]:
+    def _standardize(self, policy: PolicyUpdate) -> dict[str, float]:
         """Advantages over the step's tokens as they are trained on; their first moments."""
         advantage = policy.advantage.flat()
         _, mean, deviation = moments(advantage, self.team.processes)
@@ -350,26 +254,3 @@ class PPOTrainer:
             own = standardized(advantage, self.team.processes)
             policy.advantage = policy.advantage.like(own)
         return {"advantage_mean": mean, "advantage_std": deviation}
-
-    @torch.no_grad()
-    def _observations(self, chains: Credited) -> torch.Tensor:
-        """What was read for each of the chains' prompts, as its agent's policy pools it;
-        (P, width)."""
-        prompts = chains.prompts
-        seen_PD = torch.zeros(
-            len(prompts), hidden_width(self.team.agents[0]), device=self.team.device
-        )
-        for index in range(len(self.team)):
-            with self.team.acting(index) as agent:
-                for i in self._acting(index):
-                    places = [place for place, (reader, _) in enumerate(prompts) if reader == i]
-                    read = [prompts[place][1].prompt_ids for place in places]
-                    seen_PD[places] = observations(agent, read).to(self.team.device)
-        return seen_PD
-
-
-def _credited(rolled: Sequence[RolloutResult]) -> Credited:
-    """A step's rollouts, numbered. A process whose shard is empty has no chains."""
-    groups = [group for group in rolled if isinstance(group, EpisodeGroup)]
-    trees = [tree for tree in rolled if isinstance(tree, Tree)]
-    return call_chains_of(groups) if groups else chains_of(trees)

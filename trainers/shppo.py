@@ -47,10 +47,10 @@ from functools import partial
 import torch
 
 from comlrl.config.algorithms import SHPPOConfig
-from comlrl.credit.chains import Chains, Group, chains_of
+from comlrl.credit.decisions import Decisions
 from comlrl.loop.loop import Loop
-from comlrl.loop.parts import Part
-from comlrl.loop.steps import Step
+from comlrl.loop.parts import Part, Player
+from comlrl.loop.steps import Rolled
 from comlrl.models.agent import Agent
 from comlrl.models.critics import TeamCritic
 from comlrl.models.latent_networks import (
@@ -62,10 +62,8 @@ from comlrl.models.latent_networks import (
 from comlrl.models.logprobs import ActionLogprobs, action_logprobs
 from comlrl.models.team import Team
 from comlrl.processes.statistics import Sums, extremes, moments, standardized
-from comlrl.rollout.grow import Rollout
 from comlrl.run_files import HETEROGENEOUS
 from comlrl.types import Row, Sampling, TokenBatch
-from comlrl.update.clipped import ClippedPolicy, run_epochs
 from comlrl.update.losses import (
     clipped_policy,
     latent_distances,
@@ -74,9 +72,10 @@ from comlrl.update.losses import (
     latent_logprob,
     latent_loss,
 )
-from comlrl.update.minibatches import Pass, Span, minibatches, passes
+from comlrl.update.minibatches import Pass, minibatches, passes
 from comlrl.update.optimizer import optimizer_of
 from comlrl.update.per_token import PerToken
+from comlrl.update.policy_update import PolicyUpdate, run_epochs
 from comlrl.update.values import PooledReader, StepValues
 
 
@@ -84,7 +83,8 @@ from comlrl.update.values import PooledReader, StepValues
 class Samples:
     """A step's states, their latents, and what the update needs of the joint actions."""
 
-    chains: Chains
+    decisions: Decisions
+    parent_S: Sequence[int]  # the state one turn before, or −1
     observation_SND: torch.Tensor
     epsilon_SNK: torch.Tensor
     latent_SNK: torch.Tensor
@@ -105,7 +105,7 @@ class SHPPOTrainer:
         section: SHPPOConfig,
         team: Team,
         policy: HeterogeneousPolicy,
-        rollout: Rollout,
+        rollout: Player,
         loop: Loop,
         sampling: Sampling,
     ) -> None:
@@ -133,8 +133,7 @@ class SHPPOTrainer:
         }
 
     def train(self) -> None:
-        for step in self.loop.steps(self):
-            self.step(step)
+        self.loop.train(self)
 
     def parts(self) -> Mapping[str, Part]:
         parts: dict[str, Part] = {
@@ -146,20 +145,13 @@ class SHPPOTrainer:
         }
         return parts | {f"{name}_optimizer": o for name, o in self.optimizers.items()}
 
-    def step(self, step: Step) -> None:
-        tasks, key = self.team.processes.shard(step.tasks), step.key
-        trees = self.rollout.grow(tasks, self.section.shape, self.sampling, key)
-        gathered = self.loop.gather(step, trees)
-        samples = self._credited(chains_of(trees))
-        metrics = self._improve(samples, step.index, gathered.span)
-        metrics["learning_rate"] = self.optimizers["actor"].learning_rate
-        self.loop.record(step, gathered, updates=int(metrics.pop("updates")), metrics=metrics)
-
     @torch.no_grad()
-    def _credited(self, chains: Chains) -> Samples:
+    def credit(self, rolled: Rolled) -> Samples:
         """The rollout's latents beside its states; values, advantages and returns."""
+        decisions, agents = rolled.decisions, range(self._agents)
         sizes, device = self.policy.sizes, self.agent.device
-        kept_SN = [[turn.completions_G[0].latent for turn in turns] for turns in chains.turns_SN]
+        first_S = decisions.prompts[:: self._agents]  # of each state, the first agent's decision
+        kept_SN = [[decisions[d + i].completion.latent for i in agents] for d in first_S]
 
         def stack(name: str, width: int) -> torch.Tensor:
             parts = [torch.stack([getattr(latent, name) for latent in row]) for row in kept_SN]
@@ -167,18 +159,22 @@ class SHPPOTrainer:
             return stacked.to(device)
 
         observation_SND = stack("observation_D", sizes["width"])
-        mu_SNK, sigma_SNK = self.policy.encoder.along_chains(observation_SND, chains.parent_S)
-        values = self._valued(chains, observation_SND)
-        numbered = chains.numbered([stage.start for stage in self._stages])
-        advantage = values.credit(numbered, chains.reward, None)
+        before_S = [decisions[d].before for d in first_S]
+        parent_S = [decisions[d].state if d >= 0 else -1 for d in before_S]
+        mu_SNK, sigma_SNK = self.policy.encoder.along_chains(observation_SND, parent_S)
+        values = self._valued(decisions, observation_SND)
+        chains = decisions.chains(stage.start for stage in self._stages)
+        advantage = values.credit(chains, decisions.reward, None)
         advantage_CV, return_CV = (
             part.flat().to(device).view(-1, len(self._stages))
             for part in (advantage, values.returns)
         )
-        state_C = torch.tensor(chains.state_C, dtype=torch.long, device=device)
+        states = [decision.state for decision in decisions.numbered[:: self._agents]]
+        state_C = torch.tensor(states, dtype=torch.long, device=device)
         epsilon, latent = (stack(n, sizes["latent_dim"]) for n in ("epsilon_K", "value_K"))
         return Samples(
-            chains=chains,
+            decisions=decisions,
+            parent_S=parent_S,
             observation_SND=observation_SND,
             epsilon_SNK=epsilon,
             latent_SNK=latent,
@@ -194,13 +190,13 @@ class SHPPOTrainer:
     def _stages(self) -> tuple[range, ...]:
         return self.section.shape.stages
 
-    def _valued(self, chains: Chains, observation_SND: torch.Tensor) -> StepValues:
+    def _valued(self, decisions: Decisions, observation_SND: torch.Tensor) -> StepValues:
         """V of each joint action at each stage, on what is read up to it. The stage's first agent
         stands for all of its agents, who have the same value."""
         # MAPPO reads by the same PooledReader and values every completion of the stage. Its mean is
         # over completions; taking it here would round the sums differently.
-        groups = [Group(range(stage.stop), stage[:1]) for stage in self._stages]
-        reader = PooledReader(self.critic, chains, observation_SND.flatten(0, 1), groups)
+        views_S = decisions.views([stage.start for stage in self._stages], centralized=True)
+        reader = PooledReader(self.critic, decisions, observation_SND.flatten(0, 1), views_S)
         return StepValues(self.section, self.team.processes, reader)
 
     def _inferred(
@@ -228,16 +224,16 @@ class SHPPOTrainer:
     def _agents(self) -> int:
         return self.section.num_agents
 
-    def _improve(self, samples: Samples, step: int, span: Span) -> dict[str, float]:
+    def learn(self, rolled: Rolled, samples: Samples) -> dict[str, float]:
         """The epochs; what the log wants."""
-        section, key = self.section, (self.rollout.seed, "minibatches", step)
-        rows_SN = samples.chains.rows(range(self._agents), self.section.weight_T)
-        states, size = samples.chains.states_B, section.train_batch_size
+        section, key = self.section, (self.rollout.seed, "minibatches", rolled.index)
+        rows_SN = samples.decisions.rows(range(self._agents), self.section.weight_T)
+        states, size = samples.decisions.states_B, section.train_batch_size
 
         def rows(chosen: Sequence[int]) -> list[Row]:
             return [row for s in chosen for row in rows_SN[s]]
 
-        policy = ClippedPolicy(
+        policy = PolicyUpdate(
             section,
             self.team,
             self.agent,
@@ -271,19 +267,22 @@ class SHPPOTrainer:
                 "inference_loss": self.update_inference(samples, one.progress)
             }
 
-        epochs = passes(states, size, section.ppo_epochs, key, span, self.team.processes)
+        epochs = passes(states, size, section.ppo_epochs, key, rolled.span, self.team.processes)
         metrics |= (
             run_epochs(self.team.processes, epochs, section.target_kl, update, after)
             | policy.before()
         )
-        return metrics | {"value_loss": sum(losses) / len(losses)}
+        return metrics | {
+            "value_loss": sum(losses) / len(losses),
+            "learning_rate": self.optimizers["actor"].learning_rate,
+        }
 
     def _advantages(self, samples: Samples) -> PerToken:
         """Of each completion that of its joint action, at the stage in which its agent acts."""
         advantage = PerToken()
         for stage, advantage_C in zip(self._stages, samples.advantage_CV.T, strict=True):
             for action, own in enumerate(advantage_C.split(1)):
-                numbers = (samples.chains.number(action, agent) for agent in stage)
+                numbers = (action * self._agents + agent for agent in stage)
                 advantage.of_completion.update(dict.fromkeys(numbers, own))
         return advantage
 
@@ -292,7 +291,7 @@ class SHPPOTrainer:
     ) -> ActionLogprobs:
         """log π with each token's own stored latent in the layer before the head."""
         number_A = batch.completion_RL[batch.action_mask_RL].to(samples.state_C.device)
-        action_A, agent_A = samples.chains.origin(number_A)
+        action_A, agent_A = number_A // self._agents, number_A % self._agents
         return action_logprobs(
             agent,
             batch,
@@ -319,7 +318,7 @@ class SHPPOTrainer:
         """One step of L_latent, through μ and σ, into the encoder alone."""
         section = self.section
         mu_SNK, sigma_SNK = self.policy.encoder.along_chains(
-            samples.observation_SND, samples.chains.parent_S
+            samples.observation_SND, samples.parent_S
         )
         distance_SP = latent_distances(mu_SNK + sigma_SNK * samples.epsilon_SNK)
         entropy_S = latent_entropy(sigma_SNK)

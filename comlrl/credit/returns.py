@@ -19,6 +19,21 @@ child in m of K draws only, and because F̄ then holds F_k itself. ``best`` is b
 all are credited with one future, which cancels in the sibling baseline: γ then has no effect, and
 a turn learns from its own reward alone. With m = K it is the full tree. (A departure from MAGRPO's
 paper.)
+
+A program's agent i has, from its j-th call on, where it was paid r_m after m calls,
+
+    R_ij = Σ_{m ≥ j} γ^(m − j) r_m + γ^max(0, n − j) r_final,   n = its calls in the episode
+
+γ counts the agent's own calls. The baseline of a j-th call is taken of the same sums in all G
+episodes of the task, also in those where the agent has made fewer calls: there only the final
+reward follows. Its effect on the expected gradient E[Â_ij ∇ log π] depends on its kind:
+
+- ``rloo``, ``greedy``, ``raw``: unbiased. The other episodes, the greedy one and 0 do not depend
+  on what the call chooses.
+- ``mean``: (G − 1)/G times the unbiased gradient, since R_g − mean(R) = (G − 1)/G · (R_g − mean of
+  the others).
+- ``max``: biased. The maximum depends on the call's own return.
+- ``advantage_normalization``: biased. The standard deviation depends on the call's own return.
 """
 
 from __future__ import annotations
@@ -26,7 +41,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
-from comlrl.types import Node, Tree
+from comlrl.types import Episode, Node, Tree
 
 
 def joint_returns(tree: Tree, discount: float, agent: int | None = None) -> list[list[float]]:
@@ -112,6 +127,14 @@ def counterfactuals(node: Node, agent: int) -> list[list[int]]:
         groups.setdefault((*action[:place], *action[place + 1 :]), []).append(k)
     generations = len(node.agents_N[place].completions_G)
     return [group for group in groups.values() if len(group) == generations]
+
+
+def return_to_go(episode: Episode, agent: int, call: int, discount: float) -> float:
+    """R_ij for the j-th call, from 1; ``call`` may exceed the calls that the agent has made."""
+    *midway, final = episode.paid_N[agent]
+    following = [paid for paid in midway if paid.calls >= call]
+    total = sum(discount ** (paid.calls - call) * paid.value for paid in following)
+    return total + discount ** max(0, final.calls - call) * final.value
 
 
 def mean(values: list[float]) -> float:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
 from comlrl.models.team import Team
-from comlrl.types import EpisodeGroup, RolloutResult
+from comlrl.types import RolloutResult
 
 
 def weights_of(team: Team, agent: int) -> int:
@@ -31,8 +31,9 @@ def cost(trees: Sequence[RolloutResult], weights_N: Sequence[int]) -> dict[str, 
     operations: 2 for each weight and token (Kaplan et al. 2020, without attention over the
     context). A silent agent is not called. ``weights_N``: of ``weights_of``."""
     calls = read = written = flops = 0
-    for agent, prompt, tokens in (asked for tree in trees for asked in _asked(tree)):
-        if tokens:
+    for _, agent, turn in (answer for tree in trees for answer in tree.answered()):
+        prompt = len(turn.prompt_ids)
+        if tokens := sum(len(c.token_ids) for c in turn.completions_G):
             calls, read, written = calls + 1, read + prompt, written + tokens
             flops += 2 * weights_N[agent] * (prompt + tokens)
     return {
@@ -43,14 +44,3 @@ def cost(trees: Sequence[RolloutResult], weights_N: Sequence[int]) -> dict[str, 
         "tokens_per_answer": written / len(trees),
         "flops_per_answer": flops / len(trees),
     }
-
-
-def _asked(tree: RolloutResult) -> Iterator[tuple[int, int, int]]:
-    """Who was asked; tokens of the prompt, and those written."""
-    if isinstance(tree, EpisodeGroup):
-        for call in (call for episode in tree.episodes_G for call in episode.calls):
-            yield call.agent, len(call.prompt_ids), len(call.completion.token_ids)
-        return
-    for node in tree.nodes:
-        for agent, turn in zip(node.acting, node.agents_N, strict=True):
-            yield agent, len(turn.prompt_ids), sum(len(c.token_ids) for c in turn.completions_G)

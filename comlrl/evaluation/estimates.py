@@ -16,10 +16,11 @@ import numpy as np
 from comlrl.evaluation.batches import at_once
 from comlrl.evaluation.intervals import bootstrap_interval
 from comlrl.evaluation.metrics import tree_metrics
+from comlrl.evaluation.outcomes import outcomes
 from comlrl.processes.distributed import Processes
 from comlrl.programs.rollout import ProgramRollout
 from comlrl.rollout.grow import Rollout
-from comlrl.types import Domain, EpisodeGroup, RolloutResult, Sampling, Shape, Task
+from comlrl.types import Domain, RolloutResult, Sampling, Shape, Task
 
 # Of each chain's joint action at a turn; None: at the last turn that it reached.
 _Measured = defaultdict[int | None, list[Mapping[str, float]]]
@@ -161,18 +162,13 @@ def _known(name: str, measured: _Measured) -> int:
 
 
 def _measured(chains: Sequence[RolloutResult], domain: Domain) -> _Measured:
-    """What the domain measures of a task's chains. An episode is one turn."""
+    """What the domain measures of a task's chains."""
     found: _Measured = defaultdict(list)
     for tree in chains:
-        if isinstance(tree, EpisodeGroup):
-            done = [(e.joint_action, e.score) for e in tree.episodes_G]
-            episodes = [domain.measures(action, score) if action else {} for action, score in done]
-            found[1] += episodes
-            found[None] += episodes
-            continue
-        for i, node in enumerate(tree.nodes):
-            if node.scores_K:
-                last = domain.measures(tree.joint_action(i, 0), node.scores_K[0])
-                found[node.turn].append(last)
-        found[None].append(last)
+        for outcome in outcomes(tree):
+            action = outcome.actions_K[0]
+            measured = {} if action is None else domain.measures(action, outcome.scores_K[0])
+            found[outcome.turn].append(measured)
+            if outcome.last:
+                found[None].append(measured)
     return found

@@ -1,12 +1,12 @@
-"""The loop that all trainers share. A trainer takes its steps from here and does the rest itself.
+"""The loop that all trainers share. It owns the order of events.
 
 The order of events:
 
     steps ──► evaluation, where one is due: before the first step, at the cadence, after the last
       │
       │   until the run is over:
-      ├─► trainer ── grows trees ──► gather ──► credits, updates ──► record: counts, log, alarm
-      │                             (the next step's trees may begin to grow)
+      ├─► grow trees ──► gather ──► algorithm: credit, learn ──► record: counts, log, alarm
+      │              (the next step's trees may begin to grow)
       └─► signal? ──► evaluation? ──► signal? ──► checkpoint? ──► the next step
 
 ``TaskSchedule`` says which tasks a step has and ``Ends`` where the run ends; ``Evaluations`` and
@@ -25,22 +25,21 @@ from pathlib import Path
 from typing import Any
 
 from comlrl.config.algorithms import CommonConfig
+from comlrl.credit.decisions import decisions_of
 from comlrl.errors import UserError
 from comlrl.loop.cadence import Cadence, Ends
 from comlrl.loop.checkpoint import Checkpoint, Checkpoints, short
 from comlrl.loop.evaluations import Evaluations
 from comlrl.loop.interrupts import Interrupted, Signals
-from comlrl.loop.parts import Trainer
+from comlrl.loop.parts import Algorithm, HasParts, InRounds, Refilling
 from comlrl.loop.progress import EVALUATING, SAVING, TRAINING, Progress, Remaining
 from comlrl.loop.records import Logger, LogMark
 from comlrl.loop.run_log import RunLog
-from comlrl.loop.steps import Counters, Gathered, Step, seed_generators
+from comlrl.loop.steps import Counters, Gathered, Rolled, Step, seed_generators
 from comlrl.loop.task_schedule import TaskSchedule
 from comlrl.models.agent import Agent
 from comlrl.processes import cpu_threads, distributed
 from comlrl.processes.distributed import Processes
-from comlrl.programs.rollout import GreedyEpisodes
-from comlrl.rollout.grow import Greedy
 from comlrl.types import RolloutResult, Task
 from comlrl.update.accumulate import token_budget
 from comlrl.update.minibatches import Span
@@ -115,7 +114,7 @@ class Loop:
         """Seconds since the run began, those of interrupted processes included."""
         return self.counters.wall_seconds + time.monotonic() - self._started
 
-    def resume(self, found: Checkpoint, trainer: Trainer, *, force: bool = False) -> None:
+    def resume(self, found: Checkpoint, trainer: HasParts, *, force: bool = False) -> None:
         """Continue from a checkpoint.
 
         Raises UserError where it was made by another team or (unless ``force``) other tasks, and
@@ -146,11 +145,17 @@ class Loop:
         if self.evaluations is not None and self.evaluations.best is not None:
             self.evaluations.best.resume()
 
-    def steps(self, trainer: Trainer, extra_metrics: ExtraMetrics | None = None) -> Iterator[Step]:
-        """Training steps until the first of the run's ends; evaluates before and after.
+    def steps(self, trainer: HasParts, extra_metrics: ExtraMetrics | None = None) -> Iterator[Step]:
+        """Training steps until the first of the run's ends; evaluates before and after, and begins
+        the rounds of a trainer that has some.
 
         ``extra_metrics``: of an evaluation, added to the metrics of its trees.
         """
+        rounds = trainer if isinstance(trainer, InRounds) else None
+        present = self.schedule.round_of(self.counters.steps)
+        if rounds is not None:
+            with self._stage():
+                rounds.begin_round(present)
         self.checkpoints.begin(trainer.parts())
         self.signals.defer()
         self._evaluate_if_due(extra_metrics)
@@ -160,21 +165,48 @@ class Loop:
             seed_generators(self.schedule.seed, index + 1)
             self._pause, started = 0.0, time.monotonic()
             self._begin(TRAINING)
-            yield Step(index + 1, epoch, tasks)
+            step = Step(index + 1, epoch, tasks)
+            if rounds is not None:
+                if self.schedule.round_of(index) != present:
+                    present = self.schedule.round_of(index)
+                    rounds.begin_round(present)
+                step.clock.lap("label")
+            yield step
             self.counters.train_seconds += time.monotonic() - started - self._pause
             self._after(extra_metrics)
 
-    def gather(
-        self,
-        step: Step,
-        trees: Sequence[RolloutResult],
-        greedy: Greedy | GreedyEpisodes | None = None,
-    ) -> Gathered:
+    def train(self, algorithm: Algorithm[Any]) -> None:
+        """All training steps, each by ``advance``."""
+        for step in self.steps(algorithm):
+            self.advance(step, algorithm)
+
+    def advance(self, step: Step, algorithm: Algorithm[Any]) -> None:
+        """One training step: grow, gather, credit, learn, record."""
+        section = algorithm.section
+        trees = algorithm.rollout.grow(
+            self.processes.shard(step.tasks),
+            section.shape,
+            algorithm.sampling,
+            step.key,
+            section.discount if section.samples_greedily else None,
+        )
+        if isinstance(algorithm, Refilling):
+            step, trees = algorithm.refilled(step, trees)
+        gathered = self.gather(step, trees)
+        rolled = Rolled(
+            decisions=decisions_of(trees, section.discount),
+            index=step.index,
+            span=gathered.span,
+            scored=gathered.scored,
+        )
+        metrics = algorithm.learn(rolled, algorithm.credit(rolled))
+        updates = int(metrics.pop("updates"))
+        self.record(step, gathered, updates=updates, metrics=metrics)
+
+    def gather(self, step: Step, trees: Sequence[RolloutResult]) -> Gathered:
         """What all processes have grown in a step; ends the rollout's time. A collective call."""
         step.clock.lap("rollout")
         scored, tokens = sum(tree.scored for tree in trees), sum(tree.tokens for tree in trees)
-        if greedy is not None:
-            scored, tokens = scored + greedy.scored, tokens + greedy.tokens
         sums = self.processes.all_reduce_counts({"scored": scored, "tokens": tokens})
         scored, tokens = int(sums["scored"]), int(sums["tokens"])
         span = self.span(scored)
@@ -216,7 +248,7 @@ class Loop:
         self.counters.env_steps += env_steps
 
     @contextlib.contextmanager
-    def stage(self) -> Iterator[None]:
+    def _stage(self) -> Iterator[None]:
         """Training before the first step, whose time counts as that of the steps."""
         started = time.monotonic()
         yield

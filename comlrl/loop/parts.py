@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol, Union
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Union, runtime_checkable
+
+from comlrl.config.algorithms import CommonConfig
+from comlrl.types import RolloutResult, Sampling, Shape, Task
 
 if TYPE_CHECKING:
     import torch
+
+    from comlrl.loop.steps import Rolled, Step
+    from comlrl.tasks.prompts import Prompts
+
+
+Credit = TypeVar("Credit")
 
 
 class Stateful(Protocol):
@@ -20,10 +29,73 @@ class Stateful(Protocol):
 Part = Union[Stateful, "torch.nn.Module"]  # of what a checkpoint holds; a file each
 
 
-class Trainer(Protocol):
-    """An algorithm: what a train script builds, a loop paces and a checkpoint keeps."""
-
-    def train(self) -> None: ...
+class HasParts(Protocol):
+    """What a checkpoint keeps."""
 
     def parts(self) -> Mapping[str, Part]:
         """All that training changes, by the names of its files in a checkpoint."""
+
+
+class Trainer(HasParts, Protocol):
+    """An algorithm, as a train script builds it."""
+
+    def train(self) -> None: ...
+
+
+@runtime_checkable
+class InRounds(HasParts, Protocol):
+    """A trainer that labels candidates of the present policies round by round."""
+
+    def begin_round(self, index: int) -> None:
+        """Called before the first step of each round, and where a run is resumed."""
+
+
+class Player(Protocol):
+    """What makes a training step's rollouts: trees, or the episodes of a program."""
+
+    seed: int
+    sampler: Any
+    prompts: Prompts
+
+    @property
+    def returns_by_agent(self) -> bool:
+        """Whether each agent has its own return."""
+
+    def grow(
+        self,
+        tasks: Sequence[Task],
+        shape: Shape,
+        sampling: Sampling,
+        key: tuple,
+        greedy_discount: float | None = None,
+    ) -> Sequence[RolloutResult]: ...
+
+
+@runtime_checkable
+class Refilling(Protocol):
+    """An algorithm that learns nothing from some tasks, in whose place it samples others."""
+
+    def refilled(
+        self, step: Step, trees: Sequence[RolloutResult]
+    ) -> tuple[Step, Sequence[RolloutResult]]:
+        """The step with further tasks, and their rollouts beside those of its own."""
+
+
+class Algorithm(HasParts, Protocol[Credit]):
+    """What ``Loop.train`` teaches a team by: it credits decisions, and learns from that."""
+
+    @property
+    def section(self) -> CommonConfig: ...
+
+    @property
+    def rollout(self) -> Player: ...
+
+    @property
+    def sampling(self) -> Sampling: ...
+
+    def credit(self, rolled: Rolled) -> Credit:
+        """What each decision of a step is worth."""
+
+    def learn(self, rolled: Rolled, credit: Credit) -> dict[str, float]:
+        """Update the policies; what the log wants, and how many ``updates`` were made. A collective
+        call."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from comlrl.credit.decisions import Decisions
 from comlrl.types import RolloutResult, Task
 from comlrl.update.minibatches import Span
 
@@ -61,6 +62,16 @@ class Gathered:
     scored: int  # joint actions
     tokens: int  # sampled
     span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rolled:
+    """What an algorithm learns from in a training step, in this process."""
+
+    decisions: Decisions
+    index: int  # of the step, 1-based
+    span: Span
+    scored: int  # joint actions, of all processes
 
 
 @dataclass(kw_only=True)

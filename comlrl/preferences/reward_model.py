@@ -28,7 +28,7 @@ from comlrl.preferences.pairs import Round, TaskPairs
 from comlrl.preferences.text_states import last_states, shared_rows
 from comlrl.run_files import ADAPTER
 from comlrl.tasks.prompts import Prompts
-from comlrl.types import JointAction, Reward, RolloutResult, Row, Score, Tree
+from comlrl.types import JointAction, Reward, RolloutResult, Row, Score
 
 FACTS = "reward_model.json"
 BATCH_TOKENS = 4096  # padded tokens scored at once
@@ -252,13 +252,7 @@ class ModelReward(Reward):
 
     def of_evaluation(self, trees: Sequence[RolloutResult]) -> dict[str, float]:
         """The model's mean score of evaluation trees, to stand beside their task reward."""
-        actions = [
-            tree.joint_action(index, action)
-            for tree in trees
-            if isinstance(tree, Tree)
-            for index, node in enumerate(tree.nodes)
-            for action in range(len(node.scores_K))
-        ]
+        actions = [action for tree in trees for action in tree.scored_actions()]
         if not actions:
             return {}
         values = [score.value for score in self.score(actions)]

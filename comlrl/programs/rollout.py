@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from comlrl.files import raise_open_limit
 from comlrl.programs.program import Program
@@ -22,23 +22,10 @@ from comlrl.types import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class GreedyEpisodes:
-    """A greedy episode of each task: its group, and what they all cost."""
-
-    groups: list[EpisodeGroup]
-
-    @property
-    def scored(self) -> int:
-        return sum(group.scored for group in self.groups)
-
-    @property
-    def tokens(self) -> int:
-        return sum(group.tokens for group in self.groups)
-
-
 class ProgramRollout:
     """Plays a program. Holds no state between calls."""
+
+    returns_by_agent = True  # an episode gives each agent its own
 
     def __init__(
         self,
@@ -59,11 +46,25 @@ class ProgramRollout:
         self.seed, self.process, self.own_rewards = seed, process, own_rewards
 
     def grow(
-        self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, key: tuple
+        self,
+        tasks: Sequence[Task],
+        shape: Shape,
+        sampling: Sampling,
+        key: tuple,
+        greedy_discount: float | None = None,
     ) -> list[EpisodeGroup]:
         """``shape.num_generations`` episodes of each task, side by side. ``key`` (phase, training
-        step) goes into every sample's key. Raises TargetError for what the program raises."""
-        return self.grow_each(tasks, shape, sampling, [key] * len(tasks))
+        step) goes into every sample's key. ``greedy_discount``: unless it is None, a greedy episode
+        of each task is played as well (ReMax). Raises TargetError for what the program raises."""
+        groups = self.grow_each(tasks, shape, sampling, [key] * len(tasks))
+        if greedy_discount is None:
+            return groups
+        keys = [(*key, "greedy")] * len(tasks)
+        greedy = self.grow_each(tasks, shape.chain, sampling.greedy, keys)
+        return [
+            replace(group, greedy=played.episodes_G[0])
+            for group, played in zip(groups, greedy, strict=True)
+        ]
 
     def grow_each(
         self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, keys: Sequence[tuple]
@@ -87,11 +88,3 @@ class ProgramRollout:
             EpisodeGroup(task, self.program.names_N, tuple(episodes_G))
             for task, episodes_G in zip(tasks, episodes_BG, strict=True)
         ]
-
-    def grow_with_greedy(
-        self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, key: tuple, discount: float
-    ) -> tuple[list[EpisodeGroup], GreedyEpisodes]:
-        """The same, and a greedy episode of each task (ReMax)."""
-        groups = self.grow(tasks, shape, sampling, key)
-        greedy = self.grow(tasks, shape.chain, sampling.greedy, (*key, "greedy"))
-        return groups, GreedyEpisodes(greedy)

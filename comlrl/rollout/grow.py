@@ -34,15 +34,6 @@ from comlrl.types import (
 
 
 @dataclass(frozen=True, slots=True)
-class Greedy:
-    """Greedy rollouts from the state of every node: what they earn, and what they cost."""
-
-    returns_BSN: list[list[list[float]]]  # each agent's, of each tree's nodes; discounted
-    scored: int  # joint actions
-    tokens: int  # sampled
-
-
-@dataclass(frozen=True, slots=True)
 class _Pending:
     """A node whose prompts are known and whose completions are not."""
 
@@ -64,6 +55,21 @@ class _Action:
     def written(self) -> tuple[Completion, ...]:
         """In this turn so far, in the order of the agents."""
         return _written(self.pending, self.node.agents_N, self.node.joint_actions_K[self.k])
+
+
+@dataclass(slots=True)
+class _Chain:
+    """A greedy rollout from a node's state on."""
+
+    returns_N: list[float]  # each agent's discounted processed reward
+    scored: int = 0  # joint actions
+    tokens: int = 0  # sampled
+
+    def add(self, node: Node, weight: float) -> None:
+        for agent in range(len(self.returns_N)):
+            self.returns_N[agent] += weight * sum(node.rewards_of(agent))
+        self.scored += len(node.scores_K)
+        self.tokens += node.tokens
 
 
 class Rollout:
@@ -88,11 +94,34 @@ class Rollout:
         self.own_rewards = own_rewards
         self.builder = PromptBuilder(sampler, prompts, history or History())
 
+    @property
+    def returns_by_agent(self) -> bool:
+        """Whether each agent has its own return."""
+        return self.own_rewards
+
     def grow(
-        self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, key: tuple
+        self,
+        tasks: Sequence[Task],
+        shape: Shape,
+        sampling: Sampling,
+        key: tuple,
+        greedy_discount: float | None = None,
     ) -> list[Tree]:
-        """One tree for each task. ``key`` (phase, training step) goes into every sample's key."""
-        return self.grow_each(tasks, shape, sampling, [key] * len(tasks))
+        """One tree for each task. ``key`` (phase, training step) goes into every sample's key.
+        ``greedy_discount``: γ of the greedy rollouts from each node's state (ReMax), which the
+        trees then have too; None: there are none."""
+        grown = self._grow(tasks, shape, sampling, [key] * len(tasks))
+        trees = [tree for tree, _ in grown]
+        if greedy_discount is None:
+            return trees
+        starts = [[_greedy(pending) for pending in pendings] for _, pendings in grown]
+        chains = iter(
+            self._chains([*itertools.chain(*starts)], shape.chain, sampling.greedy, greedy_discount)
+        )
+        return [
+            _with_greedy(tree, [next(chains) for _ in own])
+            for tree, own in zip(trees, starts, strict=True)
+        ]
 
     def grow_each(
         self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, keys: Sequence[tuple]
@@ -109,20 +138,6 @@ class Rollout:
             seed=self.seed, history=self.builder.history, process=self.process,
             own_rewards=self.own_rewards,
         )  # fmt: skip
-
-    def grow_with_greedy(
-        self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, key: tuple, discount: float
-    ) -> tuple[list[Tree], Greedy]:
-        """Trees, and the greedy rollouts from each node's state (ReMax)."""
-        grown = self._grow(tasks, shape, sampling, [key] * len(tasks))
-        starts = [_greedy(pending) for _, pendings in grown for pending in pendings]
-        returns, nodes = self._chains(starts, shape.chain, sampling.greedy, discount)
-        values = iter(returns)
-        return [tree for tree, _ in grown], Greedy(
-            [[next(values) for _ in pendings] for _, pendings in grown],
-            sum(len(node.scores_K) for node in nodes),
-            sum(node.tokens for node in nodes),
-        )
 
     def _grow(
         self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, keys: Sequence[tuple]
@@ -313,31 +328,36 @@ class Rollout:
         chain: Shape,
         sampling: Sampling,
         discount: float,
-    ) -> tuple[list[list[float]], list[Node]]:
-        """Each agent's discounted processed reward of one greedy joint action a turn, from each
-        state on; and all the nodes that this took."""
-        agents = range(chain.num_agents)
-        returns, nodes = [[0.0 for _ in agents] for _ in starts], []
+    ) -> list[_Chain]:
+        """One greedy joint action a turn, from each state on."""
+        chains = [_Chain([0.0] * chain.num_agents) for _ in starts]
         for turn, stage in itertools.product(range(1, chain.num_turns + 1), chain.stages):
             at = [i for i, p in enumerate(starts) if (p.state.turn, p.acting) == (turn, stage)]
             frontier = [starts[i] for i in at]
             while frontier:
                 level = self._expand(frontier, chain, sampling)
-                nodes += level
                 weight = discount ** (level[0].turn - turn)
                 for i, node in zip(at, level, strict=True):
-                    for agent in agents:
-                        returns[i][agent] += weight * sum(node.rewards_of(agent))
+                    chains[i].add(node, weight)
                 ended = level[0].turn == chain.num_turns and bool(level[0].scores_K)
                 at = [i for i, n in zip(at, level, strict=True) if not (n.terminated or ended)]
                 frontier = self._children(frontier, level, range(len(level)), chain, sampling)
-        return returns, nodes
+        return chains
 
 
 def _greedy(pending: _Pending) -> _Pending:
     """The same node, from where a greedy rollout begins."""
     state = replace(pending.state, key=(*pending.state.key, "greedy"))
     return replace(pending, state=state)
+
+
+def _with_greedy(tree: Tree, chains_S: Sequence[_Chain]) -> Tree:
+    """The tree with the greedy rollouts from its nodes."""
+    return replace(
+        tree,
+        greedy_SN=tuple(tuple(chain.returns_N) for chain in chains_S),
+        greedy_cost=(sum(c.scored for c in chains_S), sum(c.tokens for c in chains_S)),
+    )
 
 
 def _turn(reading: Reading, sampled_G: tuple[Completion, ...]) -> AgentTurn:

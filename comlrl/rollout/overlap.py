@@ -18,10 +18,8 @@ from typing import Protocol
 from comlrl.processes import distributed
 from comlrl.processes.distributed import Processes
 from comlrl.rollout import daemon_threads
-from comlrl.rollout.grow import Greedy, Rollout
+from comlrl.rollout.grow import Rollout
 from comlrl.types import Reward, Sampler, Sampling, Shape, Task, Transition, Tree
-
-_Grown = tuple[list[Tree], Greedy | None]
 
 PAUSE = 0.2  # seconds between two attempts to end a growth that nobody needs any more
 
@@ -39,33 +37,21 @@ class Holding(Protocol):
         """Sampling that is under way in other threads raises an error."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Growth:
-    """What a step's trees are grown with, whichever tasks it has."""
-
-    shape: Shape
-    sampling: Sampling
-    discount: float | None = None  # of greedy baselines; None: there are none
-
-    def __call__(self, rollout: Rollout, tasks: Sequence[Task], key: tuple) -> _Grown:
-        given = (tasks, self.shape, self.sampling, key)
-        if self.discount is None:
-            return Rollout.grow(rollout, *given), None
-        return Rollout.grow_with_greedy(rollout, *given, self.discount)
-
-
-_Asked = tuple[_Growth, list[Task], tuple]  # with the tasks and the key
+# Shape, sampling and the greedy discount: what a step's trees are grown with, whatever its tasks
+_Growth = tuple[Shape, Sampling, float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
     """A growth in a thread. In lock-step only the first process has one."""
 
-    asked: _Asked
-    grown: Future[_Grown] | None
+    growth: _Growth
+    tasks: list[Task]
+    key: tuple
+    grown: Future[list[Tree]] | None
 
 
-class OverlappedRollout(Rollout):
+class OverlappedRollout:
     """A rollout whose next trees may be grown beforehand; in lock-step by the first process."""
 
     def __init__(
@@ -83,11 +69,9 @@ class OverlappedRollout(Rollout):
         but without collective calls. ``weigh``: gives the completions of older policies their
         weights; a collective call where models are split. ``taken``: is called once nothing is
         grown beforehand any more, with whether the trees are used."""
-        super().__init__(
-            present.sampler, present.reward, present.transition, present.prompts,
-            seed=present.seed, history=present.builder.history, process=present.process,
-            own_rewards=present.own_rewards,
-        )  # fmt: skip
+        self.present, self.sampler, self.prompts = present, present.sampler, present.prompts
+        self.seed, self.returns_by_agent = present.seed, present.returns_by_agent
+        self.grow_each = present.grow_each
         self.holding, self.weigh, self.taken = holding, weigh, taken
         self._without_collectives = present.by(present.sampler, reward, transition)
         self.processes = processes
@@ -95,26 +79,35 @@ class OverlappedRollout(Rollout):
         self._ahead: _Ahead | None = None
 
     def grow(
-        self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, key: tuple
+        self,
+        tasks: Sequence[Task],
+        shape: Shape,
+        sampling: Sampling,
+        key: tuple,
+        greedy_discount: float | None = None,
     ) -> list[Tree]:
-        return self._grow_or_take(_Growth(shape, sampling), tasks, key)[0]
-
-    def grow_with_greedy(
-        self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, key: tuple, discount: float
-    ) -> tuple[list[Tree], Greedy]:
-        trees, greedy = self._grow_or_take(_Growth(shape, sampling, discount), tasks, key)
-        assert greedy is not None
-        return trees, greedy
+        """What was grown beforehand; or new trees, where that was for something else."""
+        self._latest = growth = (shape, sampling, greedy_discount)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            if (ahead.growth, ahead.tasks, ahead.key) == (growth, list(tasks), key):
+                trees = self.processes.once(lambda: _result(ahead.grown))
+                self.taken(True)
+                return self.weigh(trees, sampling)
+            self._await(ahead)
+            self.taken(False)
+        return self.present.grow(tasks, shape, sampling, key, greedy_discount)
 
     def begin(self, tasks: Sequence[Task], key: tuple) -> None:
         """Begin to grow what will be asked for next, as the latest trees were grown. A collective
         call where models are split. Raises what holding the policies raises."""
         assert self._latest is not None and self._ahead is None, "one step ahead, after the first"
         rollout = self._without_collectives.by(self.holding.hold())
-        job, grown = partial(self._latest, rollout, tasks, key), None
+        shape, sampling, discount = self._latest
+        job, grown = partial(rollout.grow, tasks, shape, sampling, key, discount), None
         if distributed.is_main() or not self.processes.lock_step:
             grown = daemon_threads.start(job)
-        self._ahead = _Ahead((self._latest, list(tasks), key), grown)
+        self._ahead = _Ahead(self._latest, list(tasks), key, grown)
 
     def release(self) -> None:
         """Nothing is grown beforehand: let go of the policies that were held."""
@@ -133,19 +126,6 @@ class OverlappedRollout(Rollout):
             self.holding.leave()
             wait([grown], PAUSE)
 
-    def _grow_or_take(self, growth: _Growth, tasks: Sequence[Task], key: tuple) -> _Grown:
-        """What was grown beforehand; or new trees, where another thing was."""
-        self._latest = growth
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.asked == (growth, list(tasks), key):
-            trees, greedy = self.processes.once(lambda: _result(ahead.grown))
-            self.taken(True)
-            return self.weigh(trees, growth.sampling), greedy
-        if ahead is not None:
-            self._await(ahead)
-            self.taken(False)
-        return growth(self, tasks, key)
-
     def _await(self, ahead: _Ahead) -> None:
         """Until its end, on all processes; the trees stay where they are."""
 
@@ -155,6 +135,6 @@ class OverlappedRollout(Rollout):
         self.processes.once(finish)
 
 
-def _result(grown: Future[_Grown] | None) -> _Grown:
+def _result(grown: Future[list[Tree]] | None) -> list[Tree]:
     assert grown is not None, "the first process's in lock-step, or this one's"
     return grown.result()

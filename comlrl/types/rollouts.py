@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -164,6 +164,9 @@ class Tree:
     nodes: tuple[Node, ...]
     joint_mode: JointMode
     handoff: Literal["random", "best"] | None
+    # returns of greedy rollouts from each node on, each agent's; empty: there were none
+    greedy_SN: tuple[tuple[float, ...], ...] = ()
+    greedy_cost: tuple[int, int] = (0, 0)  # their scored joint actions and sampled tokens
 
     @property
     def num_agents(self) -> int:
@@ -172,13 +175,13 @@ class Tree:
 
     @property
     def scored(self) -> int:
-        """Joint actions that were scored."""
-        return sum(len(node.scores_K) for node in self.nodes)
+        """Joint actions that were scored, those of greedy rollouts included."""
+        return sum(len(node.scores_K) for node in self.nodes) + self.greedy_cost[0]
 
     @property
     def tokens(self) -> int:
         """Tokens that were sampled."""
-        return sum(node.tokens for node in self.nodes)
+        return sum(node.tokens for node in self.nodes) + self.greedy_cost[1]
 
     @property
     def nodes_N(self) -> Counter[int]:
@@ -189,6 +192,19 @@ class Tree:
     def final_score(self) -> Score:
         """Of a chain: the score of its last turn."""
         return self.nodes[-1].scores_K[0]
+
+    def answered(self) -> Iterator[tuple[int, int, AgentTurn]]:
+        """Turn, agent, and what it read and wrote, at each node."""
+        for node in self.nodes:
+            yield from ((node.turn, *own) for own in zip(node.acting, node.agents_N, strict=True))
+
+    def scored_actions(self) -> list[JointAction]:
+        """The joint actions that the reward has scored."""
+        return [
+            self.joint_action(index, action)
+            for index, node in enumerate(self.nodes)
+            for action in range(len(node.scores_K))
+        ]
 
     def children(self, index: int) -> dict[int, int]:
         """Joint action → index of the child node that it led to."""
@@ -201,16 +217,23 @@ class Tree:
             starts.append(index if node.first_agent == 0 else starts[node.parent])
         return starts
 
+    def path(self, index: int, action: int) -> tuple[tuple[int, int, int], ...]:
+        """Node, agent and generation of each agent's completion in a node's joint action, in the
+        agents' order; up to those that act at the node."""
+        node = self.nodes[index]
+        acting = zip(node.acting, node.joint_actions_K[action], strict=True)
+        here = tuple((index, agent, g) for agent, g in acting)
+        if node.first_agent == 0:
+            return here
+        return (*self.path(node.parent, node.parent_action), *here)
+
     def team(self, index: int, action: int) -> tuple[tuple[AgentTurn, Completion], ...]:
         """What each agent read and wrote for a scored joint action, in their order."""
-        node = self.nodes[index]
-        own = tuple(
-            (turn, turn.completions_G[g])
-            for turn, g in zip(node.agents_N, node.joint_actions_K[action], strict=True)
-        )
-        if node.first_agent == 0:
-            return own
-        return (*self.team(node.parent, node.parent_action), *own)
+        team = []
+        for at, agent, g in self.path(index, action):
+            turn = self.nodes[at].agents_N[agent - self.nodes[at].first_agent]
+            team.append((turn, turn.completions_G[g]))
+        return tuple(team)
 
     def without_support(self) -> Tree:
         """The same without ``Completion.support``."""
@@ -244,6 +267,10 @@ class Call:
     prompt: tuple[Message, ...]
     prompt_ids: tuple[int, ...]
     completion: Completion
+
+    @property
+    def as_turn(self) -> AgentTurn:
+        return AgentTurn(self.prompt, self.prompt_ids, (self.completion,))
 
     def without_support(self) -> Call:
         return replace(self, completion=replace(self.completion, support=None))
@@ -279,6 +306,7 @@ class EpisodeGroup:
     task: Task
     names_N: tuple[str, ...]  # of the agents
     episodes_G: tuple[Episode, ...]
+    greedy: Episode | None = None  # sampled greedily, where returns are compared with it
 
     @property
     def num_agents(self) -> int:
@@ -286,13 +314,17 @@ class EpisodeGroup:
 
     @property
     def scored(self) -> int:
-        """Episodes, which count as scored joint actions."""
-        return len(self.episodes_G)
+        """Episodes, the greedy one included: they count as scored joint actions."""
+        return len(self._all)
 
     @property
     def tokens(self) -> int:
         """Tokens that were sampled."""
-        return sum(len(c.completion.token_ids) for e in self.episodes_G for c in e.calls)
+        return sum(len(c.completion.token_ids) for e in self._all for c in e.calls)
+
+    @property
+    def _all(self) -> tuple[Episode, ...]:
+        return self.episodes_G if self.greedy is None else (*self.episodes_G, self.greedy)
 
     @property
     def nodes_N(self) -> Counter[int]:
@@ -304,10 +336,19 @@ class EpisodeGroup:
         """Of a single episode: its score."""
         return self.episodes_G[-1].score
 
+    def answered(self) -> Iterator[tuple[int, int, AgentTurn]]:
+        """Turn, agent, and what it read and wrote, of each call; an episode is one turn."""
+        return ((1, call.agent, call.as_turn) for e in self.episodes_G for call in e.calls)
+
+    def scored_actions(self) -> list[JointAction]:
+        """The joint actions that the reward has scored."""
+        return [e.joint_action for e in self.episodes_G if e.joint_action is not None]
+
     def without_support(self) -> EpisodeGroup:
         """The same without what the tokens were chosen from, for other processes."""
         return replace(
             self,
+            greedy=None,
             episodes_G=tuple(
                 replace(e, calls=tuple(call.without_support() for call in e.calls))
                 for e in self.episodes_G
@@ -316,6 +357,31 @@ class EpisodeGroup:
 
 
 RolloutResult = Tree | EpisodeGroup  # what a rollout makes of a task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One completion that an agent chose: in a turn of a tree, or as a call of a program.
+
+    ``state``, ``unit`` and ``node`` are numbers of what decisions have in common
+    (``comlrl/credit/decisions.py``); a node's are those of one agent.
+    """
+
+    agent: int
+    turn: int = 1  # 1-based
+    state: int = 0
+    unit: int = 0
+    node: int = 0
+    prompt: tuple[Message, ...]
+    prompt_ids: tuple[int, ...]
+    completion: Completion
+    before: int  # number of the same agent's decision before it; −1: there is none
+    # numbers of decisions: the latest prompts of all agents that were asked by then
+    read: tuple[int, ...]
+    reward: float  # of its first joint action, or what its agent was paid until its next call
+    returns_G: tuple[float, ...]  # that it is compared with; its own among them
+    place: int  # of its own
+    greedy_return: float | None = None  # from the same point on, where there is a greedy rollout
 
 
 @dataclass(frozen=True, slots=True)

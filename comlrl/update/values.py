@@ -11,8 +11,7 @@ from typing import Protocol
 import torch
 
 from comlrl.config.algorithms import ActorCriticConfig
-from comlrl.credit.call_chains import CallChains
-from comlrl.credit.chains import Chains, Group
+from comlrl.credit.decisions import Decisions, View
 from comlrl.errors import NonFiniteError
 from comlrl.models.agent import Agent
 from comlrl.models.critics import LanguageCritic, TeamCritic, TokenCritic
@@ -152,18 +151,22 @@ class PooledReader:
     def __init__(
         self,
         critic: TeamCritic,
-        chains: Chains | CallChains,
+        decisions: Decisions,
         seen_PD: torch.Tensor,
-        groups: Sequence[Group],
+        views_S: Sequence[Sequence[View]],
     ) -> None:
-        """``seen_PD``: of each of the chains' ``prompts``."""
-        self.critic, self.chains, self.seen_PD = critic, chains, seen_PD
-        views_S = chains.views(groups)
+        """``seen_PD``: of each of the decisions' ``prompts``. ``views_S``: of each state."""
+        self.critic, self.decisions, self.seen_PD = critic, decisions, seen_PD
         sizes = {len(view.read) for views in views_S for view in views}
         self.most, self.alike = max(sizes, default=0), len(sizes) < 2
+        place = {number: p for p, number in enumerate(decisions.prompts)}
         # the numbers of a state, in their order, each with the prompts that are read for it
         self.read_S = [
-            sorted((number, view.read) for view in views for number in view.numbers)
+            sorted(
+                (number, tuple(place[d] for d in view.read))
+                for view in views
+                for number in view.numbers
+            )
             for views in views_S
         ]
 
@@ -187,7 +190,7 @@ class PooledReader:
 
     def _values(self, states: Sequence[int]) -> torch.Tensor:
         numbered = [entry for s in states for entry in self.read_S[s]]
-        agents = [self.chains.origin(number)[1] for number, _ in numbered]
+        agents = [self.decisions[number].agent for number, _ in numbered]
         # Shorter sets are filled up with a prompt that is not counted.
         filled = [[*read, *[0] * (self.most - len(read))] for _, read in numbered]
         place_CN = torch.tensor(filled, dtype=torch.long).view(len(filled), self.most)
@@ -204,11 +207,13 @@ class LanguageReader:
         self,
         critic: LanguageCritic,
         team: Team,
-        chains: Chains | CallChains,
+        decisions: Decisions,
         rows_S: Sequence[Sequence[Row]],
     ) -> None:
-        """``team``: of the critics. ``rows_S``: of each of the chains' states, numbered."""
-        self.critic, self.team, self.chains, self.rows_S = critic, team, chains, rows_S
+        """``team``: of the critics. ``rows_S``: of each state, numbered."""
+        self.critic, self.team, self.rows_S = critic, team, rows_S
+        agents = [decision.agent for decision in decisions.numbered]
+        self.agent_D = torch.tensor(agents, dtype=torch.long)
 
     def measure(self) -> PerToken:
         value = PerToken()
@@ -236,22 +241,22 @@ class LanguageReader:
 
     def _value(self, batch: TokenBatch) -> torch.Tensor:
         number_A = batch.completion_RL[batch.action_mask_RL]
-        return self.critic(batch, self.chains.origin(number_A)[1])
+        return self.critic(batch, self.agent_D.to(number_A.device)[number_A])
 
 
 def history_rows(
-    critic: Agent, chains: Chains | CallChains, groups: Sequence[Group]
+    critic: Agent, decisions: Decisions, views_S: Sequence[Sequence[View]]
 ) -> list[list[Row]]:
     """What a language model reads for one value of each turn: for each state and view the
-    histories, one after the other, and a token for each completion to be valued, which is
+    histories, one after the other, and a token for each decision to be valued, which is
     chosen where they end. Where histories are too long for the model their last tokens are read.
     """
-    prompts, rows_S = chains.prompts, []
-    for views in chains.views(groups):
+    rows_S = []
+    for views in views_S:
         rows = []
         for view in views:
             room = (critic.context_length - 1) // len(view.read)
-            read = [critic.encode(prompts[place][1].prompt)[-room:] for place in view.read]
+            read = [critic.encode(decisions[d].prompt)[-room:] for d in view.read]
             ends = ((critic.stop_ids[0],),) * len(view.numbers)
             history = tuple(token for ids in read for token in ids)
             rows.append(Row(history, ends, (1.0,) * len(view.numbers), view.numbers))

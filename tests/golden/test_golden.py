@@ -26,9 +26,9 @@ from comlrl.preferences.pairs import select_pairs
 from comlrl.processes.distributed import Processes
 from comlrl.processes.statistics import Sums, standardized
 from comlrl.types import AgentTurn, Completion, Message, Node, Row, Sampling, Score, Tree
-from comlrl.update.clipped import ClippedPolicy
 from comlrl.update.losses import clipped_value, joint_dpo
 from comlrl.update.per_token import advantages_of
+from comlrl.update.policy_update import PolicyUpdate
 from tests.golden import toy
 from tests.support.agent_returns import agent_returns
 from tests.support.fakes import task
@@ -239,7 +239,7 @@ def test_the_actors_gradient_is_comlrls(tmp_path):
         Row(tuple(toy.prompt(t)), (tuple(toy.completion(t, 0, 0)),), (1.0,), (t,)) for t in range(3)
     ]
     section = config("ppo").section
-    policy = ClippedPolicy(
+    policy = PolicyUpdate(
         section, agents, agent, lambda batch: action_logprobs(agent, batch, 1.0), lambda *_: None
     )  # type: ignore[arg-type]
     policy.credit(by_number(torch.tensor(COMLRL["actor-critic"]["advantages"])), rows)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
+from collections.abc import Sequence
 
 import torch
 
 from comlrl.config.algorithms import MAGRPOConfig
-from comlrl.loop.steps import Gathered, Step
+from comlrl.credit.decisions import decisions_of
+from comlrl.loop.steps import Rolled
 from comlrl.models.team import Team
 from comlrl.types import Sampling, Tree
 from comlrl.update.minibatches import Span
@@ -28,21 +28,11 @@ def fast(
     ``move`` far against it."""
     found: list[list[torch.Tensor]] = [[] for _ in agents.agents]
 
-    class Loop:
-        def steps(self, trainer, extra_metrics=None) -> Iterator[Step]:
-            yield Step(1, 0, [tree.task for tree in trees])
-
-        def gather(self, step: Step, trees: Sequence[Tree], greedy) -> Gathered:
-            return Gathered(trees=trees, env_steps=0, scored=0, tokens=0, span=Span(0.0, 1.0))
-
-        def record(self, *_, **__) -> None:
-            return
-
     class Recorder:
         learning_rate = 0.0
 
         def __init__(self, agent) -> None:
-            self.agent = agent
+            self.agent, self.parameters = agent, list(agent.parameters())
 
         def zero(self) -> None:
             for parameter in self.agent.parameters():
@@ -56,10 +46,11 @@ def fast(
             self.zero()
             return 0.0
 
-    grower = SimpleNamespace(grow=lambda *_: list(trees))
-    trainer = MAGRPOTrainer(section, agents, grower, Loop(), sampling)  # type: ignore[arg-type]
+    trainer = MAGRPOTrainer(section, agents, None, None, sampling)  # type: ignore[arg-type]
     trainer.optimizers = [Recorder(agent) for agent in agents.agents]  # type: ignore[misc]
-    trainer.train()
+    decisions = decisions_of(trees, section.discount)
+    rolled = Rolled(decisions=decisions, index=1, span=Span(0.0, 1.0), scored=0)
+    trainer.learn(rolled, trainer.credit(rolled))
     return found
 
 

@@ -134,9 +134,9 @@ async def conversation(task, agents):
     return len(other) / 5
 
 
-def one_by_one(calls):
-    """``call_rows`` where no calls share a row."""
+def one_by_one(decisions, numbers, weight_T):
+    """``Decisions.packed`` where no decisions share a row."""
     return [
-        Row.of(call.prompt_ids, [call.completion], [weight], [number])
-        for call, weight, number in calls
+        Row.of(decisions[n].prompt_ids, [decisions[n].completion], weight_T[:1], [n])
+        for n in numbers
     ]

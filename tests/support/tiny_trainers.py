@@ -6,10 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from comlrl.credit.decisions import decisions_of
 from comlrl.loop.records import LogMark, LogRecord
+from comlrl.loop.steps import Rolled
 from comlrl.models.pretrained import build_team
 from comlrl.rollout.grow import Rollout
 from comlrl.types import Attempt, JointAction, Reward, Score, Task, Tree
+from comlrl.update.minibatches import Span
 from loggers.latent_log import LatentLogger
 from rewards.code.domain import CODE
 from tests.support import loops
@@ -117,6 +120,12 @@ def grown(trainer: Any, phase: str = "train") -> list[Tree]:
     """The trees of its first step."""
     shape, sampling = trainer.section.shape, trainer.sampling
     return trainer.rollout.grow(trainer.loop.tasks, shape, sampling, (phase, 1))
+
+
+def rolled(trees: Sequence[Any], discount: float = 1.0) -> Rolled:
+    """A first step that has these rollouts."""
+    decisions = decisions_of(trees, discount)
+    return Rolled(decisions=decisions, index=1, span=Span(0.0, 1.0), scored=len(trees))
 
 
 def own_shares(texts: tuple[str, ...]) -> tuple[float, ...]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from comlrl.credit.chains import Chains
 from comlrl.update.per_token import PerToken, advantages_of
+from tests.support.plain_chains import Chains
 
 
 def by_number(value_C: torch.Tensor) -> PerToken:

@@ -19,7 +19,6 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
 
-from comlrl.loop.steps import Step
 from comlrl.models.pretrained import build_team
 from comlrl.models.team import Team
 from comlrl.rollout.grow import Rollout
@@ -31,6 +30,7 @@ from comlrl.update.importance import ImportanceWeightedSampler
 from tests.support.fake_vllm import FakeVLLM
 from tests.support.fakes import PROMPTS, FakeTransition, task
 from tests.support.tiny_models import config, exact_norms
+from tests.support.tiny_trainers import rolled
 from trainers.magrpo import MAGRPOTrainer
 from trainers.ppo import PPOTrainer
 
@@ -184,17 +184,12 @@ def gradients(algorithm: str, agents: Team, trees: Sequence[Tree], folder: Path,
         "ppo_epochs": 1,
     }  # fmt: skip
     section = config(algorithm, agent_model__name=str(folder), **RAW | keys | given).section
-    rollout = SimpleNamespace(seed=1, grow=lambda *_: trees)
-    loop = SimpleNamespace(
-        gather=lambda *_: SimpleNamespace(
-            trees=trees, scored=len(PAIRS), span=SimpleNamespace(at=lambda *_: 0.0)
-        ),
-        record=lambda *_, **__: None,
-    )
+    rollout = SimpleNamespace(seed=1, returns_by_agent=False)
     trainer_of = MAGRPOTrainer if algorithm == "magrpo" else PPOTrainer
-    trainer = trainer_of(section, agents, rollout, loop, SAMPLING)
+    trainer = trainer_of(section, agents, rollout, None, SAMPLING)
     trainer.optimizers = [Optimizer(agent) for agent in agents.agents]
-    trainer.step(Step(1, 0, [tree.task for tree in trees]))
+    step = rolled(trees, section.discount)
+    trainer.learn(step, trainer.credit(step))
     tokens = sum(len(first) for first, _ in PAIRS)  # PPO's mean is over tokens, of each agent alike
     scale = 1 if algorithm == "magrpo" else tokens / len(PAIRS)
     return [scale * optimizer.found for optimizer in trainer.optimizers]

@@ -104,7 +104,7 @@ def trainer(folder: Path, agents, *, train=TASKS, held_out=(), evaluate=None, **
     tasks = [task(t.task_id) for t in train]
     loop = loops.loop(section, tasks, folder, Recorder(), evaluate=evaluate)
     made = MADPOTrainer(section, agents, loop, SAMPLING, SamplingSupport(train, held_out))
-    made._begin(0)
+    made.begin_round(0)
     return made
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -11,8 +10,9 @@ import torch
 from comlrl.errors import NonFiniteError
 from comlrl.models.logprobs import ActionLogprobs
 from comlrl.models.rows import pack
+from comlrl.processes.statistics import Sums
 from comlrl.types import Row
-from comlrl.update.old_logprobs import OldLogprobs
+from comlrl.update.policy_update import PolicyUpdate
 from tests.support.runs import ROOT, metrics
 from tests.support.tiny_trainers import build, share_of_letters
 
@@ -80,7 +80,7 @@ def test_a_single_pass_has_no_ratio(tmp_path):
 @pytest.mark.parametrize(
     ("clip_range", "loss", "gradient"), [(0.2, -0.1, [0.0, 0.0]), (0.4, -0.15, [-0.325, 0.175])]
 )
-def test_a_clipped_update_by_hand(clip_range, loss, gradient, tmp_path, monkeypatch):
+def test_a_clipped_update_by_hand(clip_range, loss, gradient, tmp_path):
     """Two completions of a token, Â = ±1, G = 2, w = 1, in an update of 2 nodes; π_old = ½.
 
     π = 0.65 and 0.35: ρ = 1.3 and 0.7. ε = 0.2: min(1.3, 1.2) and min(−0.7, −0.8), the sum is
@@ -90,18 +90,19 @@ def test_a_clipped_update_by_hand(clip_range, loss, gradient, tmp_path, monkeypa
         "magrpo", tmp_path, share_of_letters, update_epochs=2, clip_range=clip_range,
         agent_model__torch_dtype="float64",
     )  # fmt: skip
-    batch = pack([Row((1,), ((2,), (3,)), (0.5, -0.5), (7, 8))], 0)
+    batch = pack([Row((1,), ((2,), (3,)), (1.0, 1.0), (7, 8))], 0)
     old = torch.tensor([0.5, 0.5], dtype=torch.float64).log()
     new = torch.tensor([0.65, 0.35], dtype=torch.float64).log().requires_grad_()
     read = iter([ActionLogprobs(values, None, torch.empty(2, 0)) for values in (old, new)])
-    monkeypatch.setattr(trainer, "_logprobs", lambda agent, batch: next(read))
     agent = trainer.team.agents[0]
-    read_before = OldLogprobs(
-        trainer.team, agent, partial(trainer._logprobs, agent), trainer._logprobs
-    )
-    first, _ = trainer._loss(agent, batch, 2, read_before)
-    assert float(first) == 0.0  # −(½ − ½) / 2
-    value, sums = trainer._loss(agent, batch, 2, read_before)
+    policy = PolicyUpdate(trainer.section, trainer.team, agent, None, None)  # type: ignore[arg-type]
+    for number, advantage in ((7, 1.0), (8, -1.0)):
+        credit = torch.tensor([advantage], dtype=torch.float64)
+        policy.advantage.of_completion[number] = credit
+    first = trainer.loss(policy, batch, next(read), Sums())
+    assert float(first.sum()) == 0.0  # −(1 − 1)
+    sums = Sums()
+    value = trainer.loss(policy, batch, next(read), sums).sum() / (2 * 2)
     value.backward()
     assert float(value.detach()) == pytest.approx(loss)
     assert new.grad.tolist() == pytest.approx(gradient)

@@ -12,6 +12,7 @@ import yaml
 from comlrl.config.algorithms import MAGRPOConfig, MARLHFConfig, PPOConfig
 from comlrl.errors import UserError
 from comlrl.evaluation.metrics import order_agreement
+from comlrl.evaluation.outcomes import outcomes
 from comlrl.loop import checkpoint
 from comlrl.loop.steps import Gathered
 from comlrl.loop.task_schedule import TaskSchedule
@@ -100,9 +101,9 @@ def test_agreement_counts_siblings_that_the_task_tells_apart():
         Score(v, task_reward=r) for v, r in zip((0.0, 1.0, 2.0, -1.0), task_rewards, strict=True)
     ]
     tree = Tree(TASK, (node(scores),), "align", None)
-    assert order_agreement([tree]) == {"reward_model/order_agreement": 2 / 5}
+    assert order_agreement(outcomes(tree)) == {"reward_model/order_agreement": 2 / 5}
     alike = Tree(TASK, (node(scores[1:3]),), "align", None)
-    assert order_agreement([alike]) == {}
+    assert order_agreement(outcomes(alike)) == {}
 
 
 def test_texts_of_pairs_hold_all_agents_in_order():
@@ -217,6 +218,7 @@ def in_rounds(folder: Path) -> MARLHFTrainer:
     loop = loops.loop(section, tasks, folder, Recorder(), schedule=schedule)
     folder.mkdir(exist_ok=True)
     (folder / "preferences_summary.json").write_text("{}")
+    loop.advance = lambda step, online: online.step(step)  # type: ignore[method-assign]
     return MARLHFTrainer(
         section, loop, Labels(schedule.tasks_of, LEVELS), ModelReward(None, None), FakeOnline(loop),
         RewardBase(name="fake"), seed=0, resume=False,

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from comlrl.credit.advantages import sibling_advantages
-from comlrl.credit.chains import chains_of
 from comlrl.credit.returns import joint_returns
 from comlrl.models.critics import TeamCritic
 from comlrl.models.latent_networks import HeterogeneousPolicy, InferenceNet, frozen
@@ -32,6 +31,7 @@ from comlrl.update.losses import (
     policy_gradient,
 )
 from tests.support.agent_returns import agent_returns
+from tests.support.plain_chains import chains_of
 from tests.support.turn_credit import turn_credit
 
 Payoff = Sequence[Sequence[float]]

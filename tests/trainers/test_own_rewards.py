@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from comlrl.credit.advantages import sibling_advantages
-from comlrl.credit.chains import chains_of
+from comlrl.credit.decisions import decisions_of
 from comlrl.credit.returns import completion_returns, joint_returns, joint_returns_of_agents
 from comlrl.errors import UserError
 from comlrl.evaluation.contributions import summary
@@ -32,6 +32,7 @@ from tests.support.fakes import (
     parts,
     task,
 )
+from tests.support.plain_chains import chains_of
 from trainers.launch.commands.command_line import parse_arguments, resolve
 from trainers.launch.wiring.resolved_work import Work
 
@@ -173,15 +174,16 @@ def test_greedy_rollouts_are_paid_agent_by_agent():
         FakeSampler(), OwnReward(lambda *_: 0.0), FakeTransition(), PROMPTS, seed=SEED,
         own_rewards=True,
     )  # fmt: skip
-    _, greedy = rollout.grow_with_greedy([task()], Shape(2, 2, 2), SAMPLING, ("train", 1), 0.5)
+    (tree,) = rollout.grow([task()], Shape(2, 2, 2), SAMPLING, ("train", 1), 0.5)
     # Generation 0 at every turn: 1 − 3 i; below the second completions, 2 more.
-    assert greedy.returns_BSN == [[[1.5, -3.0], [1.0, -2.0], [3.0, 0.0]]]
+    assert tree.greedy_SN == ((1.5, -3.0), (1.0, -2.0), (3.0, 0.0))
 
 
 def test_chains_carry_each_agents_reward():
-    chains = chains_of(grown(replace(SHAPES["align"], later_generations=1)))
-    for number, of_team in enumerate(chains.reward_C):
-        own = [chains.reward(chains.number(number, agent)) for agent in range(2)]
+    trees = grown(replace(SHAPES["align"], later_generations=1))
+    decisions = decisions_of(trees)
+    for number, of_team in enumerate(chains_of(trees).reward_C):
+        own = [decisions.reward(2 * number + agent) for agent in range(2)]
         assert own[0] != own[1] and sum(own) / 2 == of_team
 
 

@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from comlrl.credit.chains import chains_of
 from comlrl.errors import NonFiniteError
 from comlrl.loop import checkpoint
 from comlrl.models.critics import LanguageCritic, TeamCritic, TokenCritic, observations
-from comlrl.update.minibatches import Span
 from comlrl.update.optimizer import AgentOptimizer
+from tests.support.plain_chains import chains_of
 from tests.support.runs import state
 from tests.support.tiny_models import folder, prompt, team
-from tests.support.tiny_trainers import build, grown, own_shares, share_of_letters
+from tests.support.tiny_trainers import build, grown, own_shares, rolled, share_of_letters
 
 ROOT = Path(__file__).parents[2]
 IPPO, MAPPO = {"critic": "independent"}, {"critic": "centralized", "granularity": "turn"}
@@ -140,21 +139,22 @@ def test_observations_are_masked_means_whatever_the_batch():
 
 def credited(trainer):
     """Its first step's chains, and its policies with the advantages that the trainer gives."""
-    chains = chains_of(grown(trainer))
-    values = trainer._values(chains)
-    policies = [trainer._measured(p, chains, values, 1) for p in range(len(trainer.team))]
-    trainer._credit(chains, policies, values)
-    return chains, policies
+    trees = grown(trainer)
+    return chains_of(trees), trainer.credit(rolled(trees))
 
 
 def stirred(trainer):
     """The same with policies away from their reference and critics that say more than 0."""
     torch.manual_seed(0)
-    for critic in trainer.critics:
+    for critic in trainer.critics.networks:
         modules = critic.head if isinstance(critic, LanguageCritic) else critic
         last = [m for m in modules.modules() if isinstance(m, torch.nn.Linear)][-1]
         torch.nn.init.normal_(last.weight)
-    teams = [trainer.team, trainer.critic_team] if trainer.critic_team else [trainer.team]
+    teams = (
+        [trainer.team, trainer.critics.language_team]
+        if trainer.critics.language_team
+        else [trainer.team]
+    )
     with torch.no_grad():
         for agent in (agent for one in teams for agent in one.agents):
             for parameter in agent.parameters():
@@ -179,7 +179,7 @@ def plain_values(trainer, i, turns, ids):
     section, agents = trainer.section, range(trainer.section.num_agents)
     centralized = section.critic == "centralized"
     policy = 0 if section.shared_policy else i
-    critic = trainer.critics[0 if centralized else policy]
+    critic = trainer.critics.networks[0 if centralized else policy]
     head = i if centralized and trainer.rollout.own_rewards else 0
     own = turns[i].prompt_ids
     if section.turn_order == "sequential":
@@ -188,7 +188,7 @@ def plain_values(trainer, i, turns, ids):
     if isinstance(critic, LanguageCritic):
         room = (critic.agent.context_length - 1) // len(read)
         joined = tuple(token for part in read for token in part[-room:])
-        with trainer.critic_team.acting(critic.agent.index) as agent:
+        with trainer.critics.language_team.acting(critic.agent.index) as agent:
             if section.granularity == "turn":
                 return critic.head(states(agent, joined)[-1:].float())[:, head]
             return critic.head(states(agent, own, ids)[len(own) - 1 : -1].float())[:, 0]
@@ -287,7 +287,8 @@ def gradients(trainer, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(AgentOptimizer, "step", taken)
-        trainer._improve(chains_of(grown(trainer)), 1, Span(0.0, 1.0))
+        step = rolled(grown(trainer))
+        trainer.learn(step, trainer.credit(step))
     return found
 
 
@@ -333,7 +334,7 @@ def test_gradients_are_those_of_single_losses(name, tmp_path, monkeypatch):
         )
     )  # fmt: skip
     found = gradients(trainer, monkeypatch)
-    both = zip((trainer.optimizers, trainer.critic_optimizers),
+    both = zip((trainer.optimizers, trainer.critics.optimizers),
                plain_losses(trainer, chains_of(grown(trainer))), strict=True)  # fmt: skip
     for optimizers, losses in both:
         assert losses.keys() == set(range(len(optimizers)))
@@ -359,7 +360,7 @@ def test_a_critic_without_numbers_stops_the_run_and_is_named(name, tmp_path):
     trainer = build("ppo", tmp_path, **keys)
     trained = [p for agent in trainer.team.agents for p in agent.parameters()]
     before = [p.detach().clone() for p in trained]
-    critic = trainer.critics[-1]
+    critic = trainer.critics.networks[-1]
     head = critic.head if isinstance(critic, LanguageCritic) else critic
     torch.nn.init.constant_(list(head.parameters())[-1], math.nan)
     with pytest.raises(NonFiniteError, match="value_learning_rate"):

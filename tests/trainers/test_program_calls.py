@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from comlrl.credit.call_chains import CallChains, call_chains_of
-from comlrl.credit.chains import Group, View
+from comlrl.credit.decisions import Decisions, View, decisions_of
 from comlrl.models.critics import TeamCritic
 from comlrl.processes.distributed import Processes
 from comlrl.types import Completion, Episode, EpisodeGroup, Shape
@@ -83,43 +82,26 @@ def logprobs(policy: dict[tuple[int, int], torch.Tensor], episode: Episode) -> t
     )
 
 
-class AllPrompts(CallChains):
-    """Reads the prompts of later calls too."""
-
-    def views(self, groups):
-        return [
-            [View((self.number(k),), episode) for e in own for episode in [self.episodes[e]]
-             for k in episode]
-            for own in self.tasks_B
-        ]  # fmt: skip
-
-
-GROUPS = {
-    "independent": [Group([0], [0]), Group([1], [1])],
-    "centralized": [Group(range(2), range(2))],
-    "all prompts": [Group(range(2), range(2))],
-}
+def views_of(decisions: Decisions, kind: str) -> list[list[View]]:
+    """Of the only task's episode. ``all prompts``: those of later calls too."""
+    if kind == "all prompts":
+        calls = tuple(range(len(decisions.numbered)))
+        return [[View((call,), calls) for call in calls]]
+    return decisions.views(range(2), kind == "centralized")
 
 
 def advantages(kind: str, episode: Episode) -> torch.Tensor:
     """Of each call, with λ = 1, by a critic that says anything."""
-    chains = call_chains_of([EpisodeGroup(task(), ("a", "b"), (episode,))])
-    if kind == "all prompts":
-        chains = AllPrompts(
-            num_agents=chains.num_agents,
-            calls=chains.calls,
-            episodes=chains.episodes,
-            tasks_B=chains.tasks_B,
-            reward_K=chains.reward_K,
-        )
+    decisions = decisions_of([EpisodeGroup(task(), ("a", "b"), (episode,))])
     torch.manual_seed(1)
     critic = TeamCritic(FEATURES, hidden=8, heads=2).double()
     torch.nn.init.normal_(critic.together[-1].weight)
-    seen = torch.stack([features(call.prompt_ids) for _, call in chains.prompts])
+    seen = torch.stack([features(decisions[d].prompt_ids) for d in decisions.prompts])
     section = SimpleNamespace(discount=DISCOUNT, gae_lambda=1.0)
-    values = StepValues(section, Processes(), PooledReader(critic, chains, seen, GROUPS[kind]))
-    found = values.credit(chains.numbered(range(2)), chains.reward, None)
-    return torch.cat([found.of_completion[chains.number(k)] for k in range(len(chains.calls))])
+    reader = PooledReader(critic, decisions, seen, views_of(decisions, kind))
+    values = StepValues(section, Processes(), reader)
+    found = values.credit(decisions.chains(range(2)), decisions.reward, None)
+    return torch.cat([found.of_completion[k] for k in range(len(decisions.numbered))])
 
 
 def features(ids: tuple[int, ...]) -> torch.Tensor:
@@ -172,12 +154,12 @@ def test_a_value_that_reads_later_prompts_takes_the_senders_gradient_away():
 def test_calls_are_numbered_and_paid_in_their_order():
     (long,) = [episode for episode in episodes() if chosen(episode) == (1, 1, 0)]
     (short,) = [episode for episode in episodes() if chosen(episode) == (2, 0)]
-    chains = call_chains_of([EpisodeGroup(task(), ("a", "b"), (long, short))])
-    assert chains.numbered([0]) == [[0, 4], [6]] and chains.numbered([1]) == [[3], [9]]
-    assert [chains.reward(n) for n in (0, 3, 4, 6, 9)] == [4.0, 1.0, 5.0, 0.0, 0.0]
-    read = {n: view.read for (views,) in [chains.views(GROUPS["centralized"])] for view in views
+    decisions = decisions_of([EpisodeGroup(task(), ("a", "b"), (long, short))])
+    assert decisions.chains([0]) == [[0, 2], [3]] and decisions.chains([1]) == [[1], [4]]
+    assert [decisions.reward(n) for n in range(5)] == [4.0, 1.0, 5.0, 0.0, 0.0]
+    read = {n: view.read for (views,) in [decisions.views(range(2), True)] for view in views
             for n in view.numbers}  # fmt: skip
-    assert read == {0: (0,), 3: (0, 1), 4: (1, 2), 6: (3,), 9: (3, 4)}
+    assert read == {0: (0,), 1: (0, 1), 2: (1, 2), 3: (3,), 4: (3, 4)}
 
 
 # -------------------------------------------------------------------------------- training steps
@@ -186,7 +168,8 @@ def test_calls_are_numbered_and_paid_in_their_order():
 def weights(trainer) -> list[torch.Tensor]:
     found = [p for agent in trainer.team.agents for p in agent.parameters()]
     return [
-        p.detach().clone() for p in [*found, *(p for c in trainer.critics for p in c.parameters())]
+        p.detach().clone()
+        for p in [*found, *(p for c in trainer.critics.networks for p in c.parameters())]
     ]
 
 
@@ -231,7 +214,7 @@ def test_shared_beginnings_change_no_gradient(keys, tmp_path, monkeypatch):
     found = []
     for shared in (True, False):
         if not shared:
-            monkeypatch.setattr("comlrl.credit.call_chains.call_rows", one_by_one)
+            monkeypatch.setattr(Decisions, "packed", one_by_one)
         trainer = build(
             "ppo", tmp_path / str(shared), share_of_letters, num_agents=2, max_steps=1,
             agent_model__torch_dtype="float64", learning_rate=1e-2, **_named(keys),

@@ -10,13 +10,13 @@ import torch
 
 from comlrl.rollout.generation import Generator
 from comlrl.types import Call, Episode, EpisodeGroup, Sampling, Shape
+from comlrl.update.policy_update import PolicyUpdate
 from tests.support.fakes import task
 from tests.support.gradients import fast, flat
 from tests.support.plain import relative
 from tests.support.played import playing, rollout
 from tests.support.tiny_models import config, team
 from tests.support.tiny_trainers import build, share_of_letters
-from trainers import magrpo
 
 # ----------------------------------------------------------------------------- advantages by hand
 
@@ -52,14 +52,16 @@ def test_calls_have_the_advantages_that_a_hand_computes(names, kind, tmp_path, m
                     await agents.reward(name, midway)
         return final
 
-    def keep(agent, rows, *arguments, **keys):
+    def keep(policy, rows, *arguments):
         for row in rows:
-            (weight,) = row.weights
-            found.append((agent.decode(row.prompt_ids).strip(), pytest.approx(3 * weight)))
-        return accumulate(agent, rows, *arguments, **keys)
+            (advantage,) = policy.advantage.of_completion[row.indices[0]].unique().tolist()
+            prompt = policy.agent.decode(row.prompt_ids).strip()
+            found.append((prompt, pytest.approx(advantage)))
+            assert row.weights == (1.0,) and arguments[1] == 3  # G · one task
+        return gradients(policy, rows, *arguments)
 
-    accumulate = magrpo.accumulate
-    monkeypatch.setattr(magrpo, "accumulate", keep)
+    gradients = PolicyUpdate.gradients
+    monkeypatch.setattr(PolicyUpdate, "gradients", keep)
     trainer = build(
         "grpo" if len(names) == 1 else "magrpo", tmp_path / "run", share_of_letters, count=1,
         max_steps=1, num_generations=3, advantage=kind, discount=0.5, update_epochs=2, kl_coef=0.1,

@@ -7,26 +7,35 @@ from dataclasses import replace
 import pytest
 import torch
 
+from comlrl.credit.decisions import Decisions
 from comlrl.quoting import clean
 from comlrl.types import Row
+from comlrl.update.policy_update import PolicyUpdate
 from tests.support.fakes import PROMPTS
 from tests.support.played import conversation, one_by_one, playing, simultaneous
 from tests.support.tiny_trainers import build, share_of_letters
-from trainers import magrpo
 
 
 def trained(trainer, monkeypatch) -> tuple[list[list[Row]], list[torch.Tensor]]:
     """Each agent's rows in all updates, and the weights in the end."""
     rows: list[list[Row]] = [[] for _ in trainer.team.agents]
-    accumulate = magrpo.accumulate
+    gradients = PolicyUpdate.gradients
 
-    def keep(agent, given, *arguments, **keys):
-        rows[agent.index] += given
-        return accumulate(agent, given, *arguments, **keys)
+    def keep(policy, given, optimizers, denominator, *arguments):
+        """Rows with Â / G, which are averaged over nodes."""
+        completions = trainer.section.shape.generations(policy.agent.index)
+        rows[policy.agent.index] += [
+            replace(r, weights=tuple(
+                w * float(policy.advantage.of_completion[n].unique()) / completions
+                for w, n in zip(r.weights, r.indices, strict=True)
+            ))
+            for r in given
+        ]  # fmt: skip
+        return gradients(policy, given, optimizers, denominator, *arguments)
 
-    monkeypatch.setattr(magrpo, "accumulate", keep)
+    monkeypatch.setattr(PolicyUpdate, "gradients", keep)
     trainer.train()
-    monkeypatch.setattr(magrpo, "accumulate", accumulate)
+    monkeypatch.setattr(PolicyUpdate, "gradients", gradients)
     weights = [p.detach().clone() for agent in trainer.team.agents for p in agent.parameters()]
     return rows, weights
 
@@ -127,7 +136,7 @@ def test_shared_beginnings_change_no_gradient(kind, keys, tmp_path, monkeypatch)
         )  # fmt: skip
         playing(trainer, conversation)
         if not shared:
-            monkeypatch.setattr(magrpo, "call_rows", one_by_one)
+            monkeypatch.setattr(Decisions, "packed", one_by_one)
         rows, weights = trained(trainer, monkeypatch)
         found.append(weights)
         contexts = [row.contexts for own in rows for row in own]

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from comlrl.credit.advantages import sibling_advantages
-from comlrl.credit.chains import Chains, Group, chains_of
+from comlrl.credit.decisions import Decisions, View, decisions_of
 from comlrl.credit.returns import joint_returns
 from comlrl.models.critics import TeamCritic
 from comlrl.processes.distributed import Processes
@@ -153,16 +153,14 @@ def chain(written: tuple[int, ...], own: bool) -> Tree:
     return Tree(Task("game"), tuple(nodes), "align", None)
 
 
-def seen(chains: Chains) -> torch.Tensor:
-    """Features of what each agent reads, another vector for every prompt; (S, N, FEATURES)."""
+def seen(decisions: Decisions) -> torch.Tensor:
+    """Features of what each agent reads, another vector for every prompt; (P, FEATURES)."""
 
     def features(ids: tuple[int, ...]) -> torch.Tensor:
         generator = torch.Generator().manual_seed(sum(5**i * (t + 1) for i, t in enumerate(ids)))
         return torch.randn(FEATURES, generator=generator, dtype=torch.float64)
 
-    return torch.stack(
-        [torch.stack([features(turn.prompt_ids) for turn in turns]) for turns in chains.turns_SN]
-    )
+    return torch.stack([features(decisions[d].prompt_ids) for d in decisions.prompts])
 
 
 def stirred_critic(heads: int = 1) -> TeamCritic:
@@ -172,22 +170,21 @@ def stirred_critic(heads: int = 1) -> TeamCritic:
     return critic
 
 
-GROUPS = {
-    "independent": [Group([0], [0]), Group([1], [1])],
-    "centralized": [Group(range(stage.stop), stage) for stage in ORDERED.stages],
-    "all prompts": [Group(range(2), range(2))],  # the receiver's holds what the sender writes
-}
+def views_of(decisions: Decisions, kind: str) -> list[list[View]]:
+    """``all prompts``: the receiver's, which holds what the sender writes, for both values."""
+    if kind == "all prompts":
+        return [[View((at, at + 1), (at, at + 1))] for at in (0, 2)]
+    return decisions.views(range(2), kind == "centralized")
 
 
 def advantages(kind: str, own: bool, tree: Tree) -> list[float]:
     """Of each completion, in the order in which they were written."""
-    chains = chains_of([tree])
+    decisions = decisions_of([tree])
     critic = stirred_critic(2 if own else 1)
     section = SimpleNamespace(discount=DISCOUNT, gae_lambda=1.0)
-    reader = PooledReader(critic, chains, seen(chains).flatten(0, 1), GROUPS[kind])
+    reader = PooledReader(critic, decisions, seen(decisions), views_of(decisions, kind))
     values = StepValues(section, Processes(), reader)
-    numbered = chains.numbered(range(2))
-    found = values.credit(numbered, chains.reward, None)
+    found = values.credit(decisions.chains(range(2)), decisions.reward, None)
     return [float(found.of_completion[number]) for number in range(4)]
 
 

@@ -11,14 +11,14 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from comlrl.credit.chains import chains_of
 from comlrl.processes.statistics import Sums
-from comlrl.update.clipped import ClippedPolicy
 from comlrl.update.losses import latent_logprob
+from comlrl.update.policy_update import PolicyUpdate
 from tests.support.latents import saved_policy
+from tests.support.plain_chains import chains_of
 from tests.support.runs import state
 from tests.support.tiny_models import folder
-from tests.support.tiny_trainers import build, grown, share_of_letters
+from tests.support.tiny_trainers import build, grown, rolled, share_of_letters
 from trainers.launch.wiring.assembly import saver
 
 
@@ -27,14 +27,14 @@ def last(trainer):
 
 
 def samples_of(trainer):
-    return trainer._credited(chains_of(grown(trainer)))
+    return trainer.credit(rolled(grown(trainer)))
 
 
 def measured(trainer, samples):
     """The policy of a step, which knows its old log-probabilities, and all of the step's rows."""
-    rows_S = samples.chains.rows(range(2), trainer.section.weight_T)
+    rows_S = samples.decisions.rows(range(2), trainer.section.weight_T)
     rows = [row for rows in rows_S for row in rows]
-    policy = ClippedPolicy(
+    policy = PolicyUpdate(
         trainer.section, trainer.team, trainer.agent,
         lambda batch: trainer._logprobs(trainer.agent, trainer.policy.layer, samples, batch),
         lambda start, batch: trainer._logprobs(start, trainer.start_layer, samples, batch),
@@ -160,14 +160,14 @@ def test_the_policy_gradient_of_latents_is_its_equation(turn_order, tmp_path):
 
     for parameter in encoder.parameters():
         parameter.grad = None
-    mu, sigma = encoder.along_chains(samples.observation_SND, samples.chains.parent_S)
+    mu, sigma = encoder.along_chains(samples.observation_SND, samples.parent_S)
     loss, states, agents = 0, *samples.latent_SNK.shape[:2]
-    for number, s in enumerate(samples.chains.state_C):
+    for number, s in enumerate(samples.state_C):
         for i in range(agents):
             drawn = torch.distributions.Normal(mu[s, i], sigma[s, i])
             score = drawn.log_prob(samples.latent_SNK[s, i]).sum()
             gain = float(samples.advantage_CV[number, i if turn_order == "sequential" else 0])
-            loss = loss - gain * score / agents / len(samples.chains.state_C)
+            loss = loss - gain * score / agents / len(samples.state_C)
     distances = []
     for s in range(states):
         first, second = mu[s] + sigma[s] * samples.epsilon_SNK[s]
@@ -188,13 +188,13 @@ def test_drawn_latents_move_towards_what_earns_and_no_further_than_the_clip(tmp_
         latent_learning_rate=2e-4,
     )  # fmt: skip
     samples = samples_of(trainer)
-    gain_C = torch.tensor([float(state == 0) for state in samples.chains.state_C])
+    gain_C = torch.tensor([float(state == 0) for state in samples.state_C])
     samples = replace(samples, advantage_CV=gain_C[:, None])
 
     def likelihoods():
         encoder = trainer.policy.encoder
         with torch.no_grad():
-            mu, sigma = encoder.along_chains(samples.observation_SND, samples.chains.parent_S)
+            mu, sigma = encoder.along_chains(samples.observation_SND, samples.parent_S)
         return latent_logprob(samples.latent_SNK, mu, sigma)[0]
 
     before = likelihoods()
@@ -237,8 +237,8 @@ def test_what_is_kept_is_the_rollouts(tmp_path):
     torch.testing.assert_close(
         samples.latent_SNK, samples.mu_SNK + samples.sigma_SNK * samples.epsilon_SNK
     )
-    assert samples.chains.parent_S.count(-1) == 2  # 2 tasks, each with 3 samples that are continued
-    assert len(samples.chains.parent_S) == 8
+    assert samples.parent_S.count(-1) == 2  # 2 tasks, each with 3 samples that are continued
+    assert len(samples.parent_S) == 8
 
 
 def test_two_agents_are_trained_and_any_number_evaluated(tmp_path):
@@ -354,7 +354,7 @@ def test_agents_in_order_are_credited_by_what_each_has_read(tmp_path):
         )
     )  # fmt: skip
     samples = samples_of(trainer)
-    chains, seen = samples.chains, samples.observation_SND
+    chains, seen = chains_of(grown(trainer)), samples.observation_SND
     assert chains.states_B == (6, 6, 6) and len(chains.reward_C) == 18
     with torch.no_grad():
         inferred = trainer._inferred(samples, samples.mu_SNK, samples.sigma_SNK)

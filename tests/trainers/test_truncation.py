@@ -35,8 +35,8 @@ from comlrl.types import (
     TokenBatch,
     Tree,
 )
-from comlrl.update.clipped import ClippedPolicy
 from comlrl.update.importance import ImportanceWeightedSampler
+from comlrl.update.policy_update import PolicyUpdate
 from tests.support.fake_vllm import FakeVLLM, client
 from tests.support.fakes import task
 from tests.support.gradients import fast
@@ -216,7 +216,7 @@ def by_ratios(
             way.agent, batch, sampling.temperature, head=head, head_input_A=latents
         )
 
-    policy = ClippedPolicy(section, way.team, way.agent, says, lambda agent, batch: says(batch))
+    policy = PolicyUpdate(section, way.team, way.agent, says, lambda agent, batch: says(batch))
     tokens = sum(len(completion.token_ids) for completion in completions)
     for number, weight in enumerate(weights):
         own = torch.tensor([tokens * weight], dtype=torch.float64)

@@ -8,7 +8,9 @@ from collections import defaultdict
 import pytest
 import torch
 
-from comlrl.credit.episodes import call_advantages, call_rows, return_to_go
+from comlrl.credit.advantages import sibling_advantages
+from comlrl.credit.decisions import decisions_of
+from comlrl.credit.returns import return_to_go
 from comlrl.types import (
     AgentReward,
     Call,
@@ -46,8 +48,22 @@ def episode(calls, *paid_N) -> Episode:
     )
 
 
-def group(*episodes: Episode) -> EpisodeGroup:
-    return EpisodeGroup(TASK, ("a", "b"), episodes)
+def group(*episodes: Episode, greedy: Episode | None = None) -> EpisodeGroup:
+    return EpisodeGroup(TASK, ("a", "b"), episodes, greedy)
+
+
+def call_advantages(
+    group: EpisodeGroup, agent: int, kind: str, *, discount: float
+) -> list[list[float]]:
+    """For each episode, the advantage of each of the agent's calls."""
+    found: list[list[float]] = [[] for _ in group.episodes_G]
+    for decision in decisions_of([group], discount).numbered:
+        if decision.agent == agent:
+            advantages = sibling_advantages(
+                decision.returns_G, kind, greedy_return=decision.greedy_return
+            )
+            found[decision.place].append(advantages[decision.place])
+    return found
 
 
 LONG = episode(
@@ -71,18 +87,18 @@ def test_advantages_compare_like_calls_of_all_episodes():
     found = call_advantages(group(LONG, SHORT), 0, "mean", discount=0.5)
     assert found == [[5.0, 7.0, 7.0], [-5.0]]
     assert call_advantages(group(LONG, SHORT), 1, "rloo", discount=0.5) == [[14.0], []]
-    assert call_advantages(group(LONG, SHORT), 1, "greedy", discount=0.5, greedy=LONG) == [
-        [0.0],
-        [],
-    ]
+    compared = group(LONG, SHORT, greedy=LONG)
+    assert call_advantages(compared, 1, "greedy", discount=0.5) == [[0.0], []]
 
 
 def test_prompts_that_continue_another_share_its_row():
     first, second = call(0, 0, (1, 2), (3, 9)), call(0, 1, (1, 2, 3, 4), (7,))
     other = call(0, 0, (8,), (9,))
-    assert call_rows([(first, 0.5, 0), (second, 0.25, 1), (other, 1.0, 2)]) == [
-        Row((1, 2), ((3, 9), (3, 4, 7)), (0.5, 0.25), (0, 1), support=(), contexts=(0, 2)),
-        Row((8,), ((9,),), (1.0,), (2,)),
+    end: list = [(2, 1.0)], [(0, 1.0)]
+    played = group(episode([first, second], *end), episode([other], *end))
+    assert decisions_of([played]).packed(range(3), [0.5]) == [
+        Row((1, 2), ((3, 9), (3, 4, 7)), (0.5, 0.5), (0, 1), support=(), contexts=(0, 2)),
+        Row((8,), ((9,),), (0.5,), (2,)),
     ]
 
 

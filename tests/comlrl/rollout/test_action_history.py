@@ -76,7 +76,7 @@ def test_a_branch_has_its_own_past():
 def test_greedy_rollouts_continue_the_branch_that_they_start_from():
     reward = Seen()
     shape = Shape(2, 2, 2, turn_order="sequential")
-    rollout(reward).grow_with_greedy([task("A")], shape, SAMPLING, ("train", 1), 1.0)
+    rollout(reward).grow([task("A")], shape, SAMPLING, ("train", 1), 1.0)
     greedy = [a for a in reward.actions if a.completions_N[-1].endswith("greedy")]
     # From the second completion of the first agent: it stands in the past of the turn after.
     first = next(a for a in greedy if a.completions_N[0] == "A||0|1")

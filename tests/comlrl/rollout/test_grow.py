@@ -254,18 +254,17 @@ def test_greedy_returns_are_those_of_a_chain_from_each_state():
         return 1.0 + 10 * sum(path) + 100 * gs[0] if len(path) == 1 else 2.0 + gs[0]
 
     grown = Grown(Shape(2, 2, 2), value)
-    trees, greedy = grown.rollout.grow_with_greedy(
-        [task("A"), task("B")], Shape(2, 2, 2), SAMPLING, KEY, 0.5
-    )
+    trees = grown.rollout.grow([task("A"), task("B")], Shape(2, 2, 2), SAMPLING, KEY, 0.5)
     # Greedy is generation 0. Root: 2 + 0.5 · (1 + 10 · 0) = 2.5. Turn 2 has the child's own
     # state: after joint action 0: 1; after joint action 1: 1 + 10 = 11.
-    assert greedy.returns_BSN == [[[r] * 2 for r in (2.5, 1.0, 11.0)]] * 2
+    assert [tree.greedy_SN for tree in trees] == [tuple((r, r) for r in (2.5, 1.0, 11.0))] * 2
     # Of each task 2 joint actions from the root and 1 from each child; the reward has scored them
     # beside the trees' 2 · 6.
-    assert greedy.scored == 2 * (2 + 1 + 1) == grown.rollout.reward.scored - 2 * 6 - 6
-    assert greedy.tokens > 0
+    assert [tree.greedy_cost[0] for tree in trees] == [2 + 1 + 1] * 2
+    assert sum(tree.scored for tree in trees) == grown.rollout.reward.scored - 6
+    assert all(tree.greedy_cost[1] > 0 for tree in trees)
     # The trees themselves are as without: greedy text stands nowhere in them.
-    assert trees[0] == grown.trees[0]
+    assert trees[0].nodes == grown.trees[0].nodes
     assert all("greedy" not in c.text for n in trees[1].nodes for c in n.agents_N[0].completions_G)
 
 
@@ -273,11 +272,11 @@ def test_a_greedy_chain_ends_early_as_well():
     rollout = Grown(Shape(1, 2, 2)).rollout
     rollout.reward = FakeReward(lambda name, path, gs: 3.0 if gs == (0,) else -9.0)
     shape = Shape(1, 2, 2, early_termination_threshold=0.0)
-    _, greedy = rollout.grow_with_greedy([task()], shape, SAMPLING, KEY, 0.5)
+    (tree,) = rollout.grow([task()], shape, SAMPLING, KEY, 0.5)
     # The root's mean is (3 − 9) / 2 < 0, so that it has two children; its greedy chain earns
     # 3 > 0 at once and ends.
-    assert greedy.returns_BSN == [[[3.0]] * 3]
-    assert greedy.scored == 3
+    assert tree.greedy_SN == ((3.0,),) * 3
+    assert tree.greedy_cost[0] == 3
 
 
 # ----------------------------------------------------------------------------------- prefill

@@ -233,11 +233,11 @@ def test_greedy_returns_go_on_from_where_a_node_stands():
 
     shape = ordered(2, 2, early_termination_threshold=None)
     grown = Grown(shape, value)
-    _, greedy = grown.rollout.grow_with_greedy([task()], shape, SAMPLING, KEY, 0.5)
+    (tree,) = grown.rollout.grow([task()], shape, SAMPLING, KEY, 0.5)
     # Greedy is generation 0. From the root: 1 at turn 1, then 201 at half. Below aux's second
     # completion: 5, then the same. At turn 2 aux's node earns 201; main's 201 or, below aux's
     # second, 205.
-    assert [own[0] for own in greedy.returns_BSN[0][:3]] == [1 + 100.5, 1 + 100.5, 5 + 100.5]
-    assert greedy.returns_BSN[0][3:] == [[201.0] * 2] * 4 + [[201.0] * 2, [205.0] * 2] * 4
+    assert [own[0] for own in tree.greedy_SN[:3]] == [1 + 100.5, 1 + 100.5, 5 + 100.5]
+    assert tree.greedy_SN[3:] == ((201.0,) * 2,) * 4 + ((201.0,) * 2, (205.0,) * 2) * 4
     # 3 nodes of turn 1 score two joint actions on their way, 12 of turn 2 one.
-    assert greedy.scored == 3 * 2 + 12
+    assert tree.greedy_cost[0] == 3 * 2 + 12

@@ -11,13 +11,11 @@ import pytest
 import torch
 
 from comlrl.credit.advantages import gae
-from comlrl.credit.chains import chains_of
 from comlrl.models.logprobs import ActionLogprobs
 from comlrl.models.rows import pack
 from comlrl.processes.distributed import Processes
 from comlrl.processes.statistics import Sums, explained_variance, moments, standardized
 from comlrl.types import AgentTurn, Completion, Node, Row, Score, Task, Tree
-from comlrl.update.clipped import ClippedPolicy
 from comlrl.update.losses import (
     clipped_policy,
     clipped_value,
@@ -30,6 +28,8 @@ from comlrl.update.losses import (
 )
 from comlrl.update.minibatches import minibatches
 from comlrl.update.per_token import PerToken, advantages_of
+from comlrl.update.policy_update import PolicyUpdate
+from tests.support.plain_chains import chains_of
 from tests.support.turn_credit import turn_credit
 
 ALONE = Processes()
@@ -130,8 +130,8 @@ def test_k3_is_zero_where_nothing_changed_and_unbiased():
 
 def test_the_policys_loss_counts_what_the_log_says():
     batch = pack([Row((1,), ((2, 3, 4, 5),), (1.0,), (0,))], 0)
-    section: Any = SimpleNamespace(clip_range=0.2, entropy_coef=0.0)
-    policy = ClippedPolicy(section, None, None, None, 1.0)  # type: ignore[arg-type]
+    section: Any = SimpleNamespace(takes_ratios=True, clip_range=0.2, entropy_coef=0.0)
+    policy = PolicyUpdate(section, None, None, None, 1.0)  # type: ignore[arg-type]
     policy.old.policy, policy.advantage = per_token({0: [0.0] * 4}), per_token({0: [1.0] * 4})
     ratios, sums = doubles(1.0, 1.5, 0.5, 1.1), Sums()
     policy.loss(batch, ActionLogprobs(ratios.log(), None, torch.empty(4, 0)), sums)
@@ -217,7 +217,7 @@ def test_one_value_for_each_turn_makes_the_advantages_those_of_turns():
     assert {n: float(r) for n, r in returns.of_completion.items()} == {1: 1.5, 5: 2, 3: 4.25, 7: 4}
     # All tokens of a turn take its advantage.
     agent: Any = SimpleNamespace(device="cpu")
-    policy = ClippedPolicy(None, None, agent, None, None)  # type: ignore[arg-type]
+    policy = PolicyUpdate(None, None, agent, None, None)  # type: ignore[arg-type]
     policy.credit(advantage, [Row((7, 8), ((0, 1, 2),), (1.0,), (n,)) for n in expected])
     assert policy.advantage.of_completion[3].tolist() == [3.25] * 3
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from comlrl.loop.evaluations import Evaluations
     from comlrl.loop.interrupts import Signals
     from comlrl.loop.loop import Loop
+    from comlrl.loop.parts import Player
     from comlrl.loop.progress import Progress
     from comlrl.loop.resume import Start
     from comlrl.loop.task_schedule import TaskSchedule
@@ -54,19 +55,11 @@ class Run(Generic[Section]):
     team: Team
     server: VLLMSampler | None  # what samples in the generator's place
     reward: Reward
-    rollout: Rollout | ProgramRollout
+    rollout: Player
     loop: Loop
     sampling: Sampling
     resume: bool  # what lies in run_dir belongs to this run, which continues
     save: Callable[[Path], None]  # the agents, into a folder; called by all processes
-
-    @property
-    def trees(self) -> Rollout:
-        """The rollout of agents that act in turns, which programs are refused for."""
-        from comlrl.rollout.grow import Rollout
-
-        assert isinstance(self.rollout, Rollout)
-        return self.rollout
 
 
 def assemble(

@@ -94,9 +94,9 @@ def test_a_step_s_trees_are_those_of_the_policy_before_the_update_before_it(
     run, grown = Overlapped(algorithm, tmp_path / "a", max_steps=3, **keys), []
     gather = run.trainer.loop.gather
 
-    def note(step: Step, trees: Sequence[Tree], greedy: Any = None) -> Any:
-        grown.append((run.copy(), trees, greedy))
-        return gather(step, trees, greedy)
+    def note(step: Step, trees: Sequence[Tree]) -> Any:
+        grown.append((run.copy(), trees))
+        return gather(step, trees)
 
     run.trainer.loop.gather = note
     run.trainer.train()
@@ -104,15 +104,12 @@ def test_a_step_s_trees_are_those_of_the_policy_before_the_update_before_it(
     assert run.begun == [(n * a_step, ("train", n + 2)) for n in range(2)]
     assert run.held == [0, a_step]
     section, sampling = run.trainer.section, run.trainer.sampling
-    for n, (team, trees, greedy) in enumerate(grown):
+    for n, (team, trees) in enumerate(grown):
         policy = grown[max(0, n - 1)][0]  # of the step before
-        rollout = run.ahead.by(run.generator(policy))
+        rollout = run.ahead.present.by(run.generator(policy))
         asked = [tree.task for tree in trees], section.shape, sampling, ("train", n + 1)
-        if greedy is None:
-            wanted = rollout.grow(*asked)
-        else:
-            wanted, baseline = rollout.grow_with_greedy(*asked, section.discount)
-            assert greedy == baseline
+        wanted = rollout.grow(*asked, section.discount if section.samples_greedily else None)
+        assert [tree.greedy_SN for tree in trees] == [tree.greedy_SN for tree in wanted]
         assert list(map(written, trees)) == list(map(written, wanted))
         ratios = [
             (c.importance, ratio(team, i, turn.prompt_ids, c, sampling.of(i).temperature))
@@ -156,14 +153,14 @@ def test_a_step_after_a_checkpoint_is_not_grown_beforehand(tmp_path):
 def test_an_error_in_the_thread_is_raised_by_whoever_needs_the_trees(tmp_path):
     """By the next step, or by an evaluation, which waits for the growth."""
     run = Overlapped("magrpo", tmp_path, max_steps=4)
-    score, calls = run.ahead.reward.score, itertools.count()
+    score, calls = run.ahead.present.reward.score, itertools.count()
 
     def failing(actions: Any) -> Any:
         if next(calls) == 1:
             raise UserError("no such luck")
         return score(actions)
 
-    run.ahead.reward.score = failing
+    run.ahead.present.reward.score = failing
     with pytest.raises(UserError, match="no such luck"):
         run.trainer.train()
     assert run.trainer.loop.counters.steps == 1
@@ -187,7 +184,7 @@ def test_what_is_asked_for_otherwise_than_it_was_begun_is_grown_anew(other, tmp_
     for asked, times in ((given, 1), (given | changed, 1)):
         run.ahead.begin(given["tasks"], ("train", 2))
         trees = run.ahead.grow(**asked, key=("train", 2))
-        alone = run.ahead.by(run.ahead.sampler).grow(**asked, key=("train", 2))
+        alone = run.ahead.present.by(run.ahead.sampler).grow(**asked, key=("train", 2))
         assert [t.task for t in trees] == [t.task for t in alone]
         assert list(map(written, trees)) == list(map(written, alone))
         assert len(weighed) == times

@@ -1,4 +1,4 @@
-"""PPO's clipped update of a policy: its old log-probabilities, then epochs of minibatches."""
+"""The policy's update that MAGRPO, PPO and SHPPO share: rows with advantages → optimizer steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
-from comlrl.config.algorithms import ActorCriticConfig
+from comlrl.config.algorithms import ActorCriticConfig, MAGRPOConfig
 from comlrl.models.agent import Agent
 from comlrl.models.logprobs import ActionLogprobs
 from comlrl.models.team import Team
@@ -20,18 +20,25 @@ from comlrl.update.old_logprobs import OldLogprobs
 from comlrl.update.optimizer import AgentOptimizer
 from comlrl.update.per_token import PerToken
 
+# A batch, its log-probabilities and sums for the log → the loss of each token, (A,)
+TokenLoss = Callable[[TokenBatch, ActionLogprobs, Sums], torch.Tensor]
 
-class ClippedPolicy:
+
+class PolicyUpdate:
     """One policy in one training step. Credit is the trainer's: it fills ``advantage``.
 
-    Per action token a with ρ_a = π(a) / π_old(a), turn weight w_t and a minibatch of A tokens:
+    Per action token a with ρ_a = π(a) / π_old(a), the weight w_a of its completion (its turn's,
+    times its importance) and a denominator D over all processes:
 
-        L = (1/A) Σ_a [−w_t min(ρ_a Â_a, clip(ρ_a, 1 ± ε) Â_a) − c_H H_a + kl_in_loss · k3_a]
+        L = (1/D) Σ_a [−w_a min(ρ_a Â_a, clip(ρ_a, 1 ± ε) Â_a) − c_H H_a + kl_in_loss · k3_a]
+
+    Where each sample is used once (``section.takes_ratios`` false), −w_a Â_a log π(a), which has
+    the same gradient, stands in the place of the minimum.
     """
 
     def __init__(
         self,
-        section: ActorCriticConfig,
+        section: ActorCriticConfig | MAGRPOConfig,
         team: Team,
         agent: Agent,
         read: Callable[[TokenBatch], ActionLogprobs],
@@ -77,51 +84,63 @@ class ClippedPolicy:
         optimizers: Sequence[AgentOptimizer],
         sums: Sums,
         progress: float,
-        also: Callable[[TokenBatch, ActionLogprobs, Sums], torch.Tensor] | None = None,
+        loss: TokenLoss | None = None,
     ) -> float:
-        """One step of the optimizers on these rows; the first one's gradient norm, unclipped.
-
-        ``also``: a further loss for each token, from the log-probabilities of the batch.
-        """
+        """One step of the optimizers on the mean over these rows' tokens; the first one's gradient
+        norm, unclipped. ``loss``: in the place of ``PolicyUpdate.loss``."""
         tokens = int(self.team.processes.total(sum(sum(row.chosen) for row in rows)))
+        self.gradients(rows, optimizers, tokens, sums, loss)
+        norm, *_ = [optimizer.step(progress) for optimizer in optimizers]
+        return norm
 
-        def loss(batch: TokenBatch) -> tuple[torch.Tensor, Sums]:
-            policy, of_batch = self.read(batch), Sums()
-            loss_A = self.loss(batch, policy, of_batch)
-            if also is not None:
-                loss_A = loss_A + also(batch, policy, of_batch)
+    def gradients(
+        self,
+        rows: Sequence[Row],
+        optimizers: Sequence[AgentOptimizer],
+        denominator: int,
+        sums: Sums,
+        loss: TokenLoss | None = None,
+    ) -> None:
+        """∇L over these rows, into the parameters of the optimizers. ``denominator``: D; ``loss``:
+        in the place of ``PolicyUpdate.loss``."""
+
+        def batch_loss(batch: TokenBatch) -> tuple[torch.Tensor, Sums]:
+            of_batch = Sums()
+            loss_A = (loss or self.loss)(batch, self.read(batch), of_batch)
             of_batch.add(loss=loss_A)
-            return loss_A.sum() / tokens, of_batch
+            return loss_A.sum() / denominator, of_batch
 
         for optimizer in optimizers:
             optimizer.zero()
         accumulate(
             self.agent,
             rows,
-            loss,
+            batch_loss,
             sums,
             parameters=[p for optimizer in optimizers for p in optimizer.parameters],
             concurrent=self.team.run_parallel,
         )
-        norm, *_ = [optimizer.step(progress) for optimizer in optimizers]
-        return norm
 
     def loss(self, batch: TokenBatch, policy: ActionLogprobs, sums: Sums) -> torch.Tensor:
         """The policy's loss for each token, (A,); sums for the log are added to ``sums``."""
-        section, old_A = self.section, self.old.of_policy(batch, policy.logprob_A)
-        advantage_A = self.advantage.get(batch)
-        loss_A = clipped_policy(policy.logprob_A, old_A, advantage_A, section.clip_range)
+        section, logprob_A = self.section, policy.logprob_A
+        advantage_A = self.advantage.get(batch).to(logprob_A)
+        if section.takes_ratios:
+            old_A = self.old.of_policy(batch, logprob_A)
+            loss_A = clipped_policy(logprob_A, old_A, advantage_A, section.clip_range)
+            sums.absorb(ratio_sums(logprob_A, old_A, section.clip_range))
+        else:
+            loss_A = -advantage_A * logprob_A
         sums.add(tokens=len(loss_A), policy_loss=loss_A)
-        sums.absorb(ratio_sums(policy.logprob_A, old_A, section.clip_range))
         loss_A = loss_A * batch.weight_RL[batch.action_mask_RL].to(loss_A)
         if section.entropy_coef > 0:
             assert policy.entropy_A is not None
             loss_A = loss_A - section.entropy_coef * batch.corrected(policy.entropy_A)
             sums.add(entropy=policy.entropy_A)
         if self.kl_in_loss > 0:
-            reference_A = self.old.of_reference(batch)
-            kl_A = batch.corrected(k3_kl(policy.logprob_A, reference_A))
-            loss_A = loss_A + self.kl_in_loss * kl_A
+            kl_A = k3_kl(logprob_A, self.old.of_reference(batch))
+            loss_A = loss_A + self.kl_in_loss * batch.corrected(kl_A)
+            sums.add(kl=kl_A)
         return loss_A
 
 

@@ -1,47 +1,16 @@
-"""Bundles of chains, numbered: the form in which PPO and SHPPO credit a step.
+"""States and joint actions of trees that are bundles of chains, written out: what decisions are
+checked against.
 
-A step's joint actions are numbered c = 0 … C − 1. Rollouts are chains (G at turn 1, one
-afterwards), so joint action c is the c-th completion of every agent, and each chain runs from a
-task's first turn to its last and never into another task. In a sequential turn every later agent
-answers each text that it reads once; such a turn has a state for each of its joint actions.
+Joint action c is the c-th completion of every agent, and each chain runs from a task's first turn
+to its last. A sequential turn has a state for each of its joint actions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from comlrl.types import AgentTurn, Row, Tree
-
-if TYPE_CHECKING:
-    import torch
-
-T = TypeVar("T", int, "torch.Tensor")
-
-
-class Group(NamedTuple):
-    """Agents that a critic values alike, and those whose prompts it reads for that."""
-
-    read: Sequence[int]
-    credited: Sequence[int]
-
-
-class View(NamedTuple):
-    """What a critic of whole turns reads for one value of each of these completions."""
-
-    numbers: tuple[int, ...]
-    read: tuple[int, ...]  # places in ``prompts``
-
-
-def number_of(index: int, agent: int, num_agents: int) -> int:
-    """Numbers agent by agent: index · N + agent."""
-    return index * num_agents + agent
-
-
-def origin_of(number: T, num_agents: int) -> tuple[T, T]:
-    """Index and agent of such a number, or of each of a tensor of them."""
-    return number // num_agents, number % num_agents
+from comlrl.types import AgentTurn, Tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +34,11 @@ class Chains:
 
     def number(self, action: int, agent: int) -> int:
         """Of an agent's completion of a joint action: c · N + i."""
-        return number_of(action, agent, self.num_agents)
+        return action * self.num_agents + agent
 
-    def origin(self, number: T) -> tuple[T, T]:
-        """Joint action and agent of a completion's number, or of each of a tensor of them."""
-        return origin_of(number, self.num_agents)
+    def origin(self, number: int) -> tuple[int, int]:
+        """Joint action and agent of a completion's number."""
+        return divmod(number, self.num_agents)
 
     def reward(self, number: int) -> float:
         """The processed reward of a completion by its number: its agent's own, or the team's."""
@@ -79,38 +48,6 @@ class Chains:
     def numbered(self, agents: Sequence[int]) -> list[list[int]]:
         """Chains of these agents' completions, by their numbers."""
         return [[self.number(c, i) for c in chain] for i in agents for chain in self.chains]
-
-    @property
-    def prompts(self) -> list[tuple[int, AgentTurn]]:
-        """What the agents read, each with its agent: state by state, agents in their order."""
-        return [(agent, turn) for turns in self.turns_SN for agent, turn in enumerate(turns)]
-
-    def views(self, groups: Sequence[Group]) -> list[list[View]]:
-        """For each state, a view of each group."""
-        return [
-            [
-                View(
-                    tuple(self.number(c, i) for c in actions for i in group.credited),
-                    tuple(number_of(s, i, self.num_agents) for i in group.read),
-                )
-                for group in groups
-            ]
-            for s, actions in enumerate(self.actions_S)
-        ]
-
-    def rows(self, agents: Sequence[int], weight_T: Sequence[float]) -> list[list[Row]]:
-        """For each state a row of each of these agents: its numbered completions, weighted by the
-        turn's ``weight_T``."""
-        rows_S = []
-        for turns, at, actions in zip(self.turns_SN, self.turn_S, self.actions_S, strict=True):
-            rows = []
-            for agent in agents:
-                turn = turns[agent]
-                weights = (weight_T[at - 1],) * len(turn.completions_G)
-                numbers = (self.number(c, agent) for c in actions)
-                rows.append(Row.of(turn.prompt_ids, turn.completions_G, weights, numbers))
-            rows_S.append(rows)
-        return rows_S
 
 
 def chains_of(trees: Sequence[Tree]) -> Chains:

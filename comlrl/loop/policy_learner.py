@@ -1,0 +1,253 @@
+"""Learns from one number for each decision, each agent by its own policy: what MAGRPO and most new
+algorithms are."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from comlrl.config.algorithms import MAGRPOConfig
+from comlrl.credit.decisions import Decisions, decisions_of
+from comlrl.errors import notice
+from comlrl.loop.loop import Loop
+from comlrl.loop.parts import Part, Player
+from comlrl.loop.steps import Rolled, Step
+from comlrl.models.agent import Agent
+from comlrl.models.logprobs import ActionLogprobs, action_logprobs
+from comlrl.models.team import Team
+from comlrl.processes.statistics import Sums, agent_means
+from comlrl.types import RolloutResult, Row, Sampling, TokenBatch
+from comlrl.update.minibatches import Span, like_parts
+from comlrl.update.optimizer import policy_optimizer
+from comlrl.update.per_token import PerToken
+from comlrl.update.policy_update import PolicyUpdate
+from comlrl.update.worker_threads import run_parallel
+
+
+class PolicyLearner:
+    """An algorithm of which only ``credit`` is left to write, and ``loss`` where it is its own.
+
+    Agent i's update is over nodes with G completions each, of which those with credit 0 are left
+    out (unless an entropy bonus or a KL gives them a gradient):
+
+        L_i = (1/(|nodes| G)) Σ_a loss_a
+
+    Units (a turn from one state on, or a task's episodes) are divided among updates of
+    ``train_batch_size``, and passed over ``update_epochs`` times.
+    """
+
+    def __init__(
+        self,
+        section: MAGRPOConfig,
+        team: Team,
+        rollout: Player,
+        loop: Loop,
+        sampling: Sampling,
+    ) -> None:
+        self.section, self.team, self.rollout, self.loop = section, team, rollout, loop
+        self.sampling = sampling
+        self.refill = 0 if section.advantage in ("raw", "greedy") else section.refill
+        self.optimizers = [policy_optimizer(section, team, i) for i in range(len(team))]
+
+    def train(self) -> None:
+        self.loop.train(self)
+
+    def parts(self) -> Mapping[str, Part]:
+        """What a checkpoint holds."""
+        optimizers = {f"optimizer_{i}": optimizer for i, optimizer in enumerate(self.optimizers)}
+        return self.team.parts() | optimizers
+
+    def refilled(
+        self, step: Step, trees: Sequence[RolloutResult]
+    ) -> tuple[Step, Sequence[RolloutResult]]:
+        """Sample further tasks until as many as the step has teach something (``refill``).
+
+        Which tasks follows from the seed and the step alone, so that a resumed run has the same.
+        """
+        trees, tasks = list(trees), list(step.tasks)
+        spares = self.loop.schedule.spares(step.index - 1) if self.refill else []
+        for _ in range(self.refill):
+            live = sum(self._teaches(step, tree) for tree in trees)
+            missing = len(step.tasks) - int(self.team.processes.total(live))
+            further, spares = spares[:missing], spares[missing:]
+            if not further:
+                break
+            tasks += further
+            mine = self.team.processes.shard(tasks)[len(trees) :]
+            trees += self.rollout.grow(mine, self.section.shape, self.sampling, step.key)
+        return replace(step, tasks=tasks), trees
+
+    def _teaches(self, step: Step, tree: RolloutResult) -> bool:
+        decisions, nothing = decisions_of([tree], self.section.discount), Span(0.0, 0.0)
+        return any(
+            self.credit(Rolled(decisions=decisions, index=step.index, span=nothing, scored=0))
+        )
+
+    def credit(self, rolled: Rolled) -> list[float]:
+        """A number for each decision: the weight of its log-probability's gradient."""
+        raise NotImplementedError
+
+    def loss(
+        self, update: PolicyUpdate, batch: TokenBatch, policy: ActionLogprobs, sums: Sums
+    ) -> torch.Tensor:
+        """The loss of each token, (A,); what the log wants is added to ``sums``."""
+        return update.loss(batch, policy, sums)
+
+    def learn(self, rolled: Rolled, credit_D: Sequence[float]) -> dict[str, float]:
+        """Update every agent; metrics of each agent, and their means over the agents."""
+        section, decisions, agents = self.section, rolled.decisions, range(len(self.team))
+        parts = self._parts(decisions, credit_D)
+        if len(parts) > 1 and not section.takes_ratios and rolled.index == 1:
+            notice(
+                f"{len(parts)} updates from one sampling (train_batch_size="
+                f"{section.train_batch_size}): not strictly on-policy"
+            )
+        rows_UN = self._rows(decisions, credit_D)
+        policies = [
+            self._policy(
+                agent, [row for rows_N in rows_UN for row in rows_N[agent.index]], credit_D
+            )
+            for agent in self.team.agents
+        ]
+        rows_PN = [[[r for u in part for r in rows_UN[u][i]] for i in agents] for part in parts]
+        if section.takes_ratios:  # what other updates come before, batched as there
+            self._each(lambda i: policies[i].measure([rows_N[i] for rows_N in rows_PN[1:]]))
+        sums_N, norms_UN = [_credit_sums(decisions, credit_D, i) for i in agents], []
+        updates = list(zip(parts, rows_PN, strict=True)) * section.update_epochs
+        for u, (part, rows_N) in enumerate(updates):
+            nodes = sum((decisions.nodes_U[unit] for unit in part), Counter[int]())
+            progress = rolled.span.at(u, len(updates))
+            norms_UN.append(self._update(policies, rows_N, nodes, sums_N, progress))
+        metrics_N = [
+            self._metrics(i, sums_N[i].all_reduced(self.team.processes))
+            | {"gradient_norm": max(norms_N[i] for norms_N in norms_UN)}
+            for i in agents
+        ]
+        ends = {"learning_rate": self.optimizers[0].learning_rate, "updates": float(len(updates))}
+        return agent_means(metrics_N) | ends
+
+    def _update(
+        self,
+        policies: Sequence[PolicyUpdate],
+        rows_N: Sequence[Sequence[Row]],
+        nodes: Mapping[int, int],
+        sums_N: Sequence[Sums],
+        progress: float,
+    ) -> list[float]:
+        """One optimizer step of every agent; each one's gradient norm. ``nodes``: of this process,
+        by the agent."""
+        counts = {i: nodes[i] for i in range(len(policies))}
+        of_team = self.team.processes.all_reduce_counts(counts)
+
+        def gradients(i: int) -> None:
+            completions = int(of_team[i]) * self.section.shape.generations(i)
+            loss = partial(self.loss, policies[i])
+            policies[i].gradients(rows_N[i], [self.optimizers[i]], completions, sums_N[i], loss)
+
+        self._each(gradients)
+        return [optimizer.step(progress) for optimizer in self.optimizers]
+
+    def _each(self, work: Callable[[int], None]) -> None:
+        """``work`` with each agent's index, while that agent acts."""
+
+        def run(index: int) -> None:
+            with self.team.acting(index):
+                work(index)
+
+        jobs = [partial(run, index) for index in range(len(self.team))]
+        run_parallel(jobs, self.team.device, self.team.run_parallel)
+
+    def _parts(self, decisions: Decisions, credit_D: Sequence[float]) -> list[list[int]]:
+        """This process's units of each update: those that one process alone would put there.
+
+        With ``refill``, tasks that teach nothing are left out, unless nothing would be left.
+        """
+        numbers, processes = iter(range(len(decisions.nodes_U))), self.team.processes
+        units_B = [[next(numbers) for _ in range(count)] for count in decisions.units_B]
+        if self.refill:
+            live = {d.unit for d, c in zip(decisions.numbered, credit_D, strict=True) if c}
+            live_B = [units if live.intersection(units) else [] for units in units_B]
+            units_B = live_B if processes.total(sum(map(len, live_B))) else units_B
+        places, total = processes.shard_positions([len(units) for units in units_B])
+        unit_at = dict(zip(places, itertools.chain(*units_B), strict=True))
+        return [
+            [unit_at[place] for place in part if place in unit_at]
+            for part in like_parts(total, self.section.train_batch_size)
+        ]
+
+    def _rows(self, decisions: Decisions, credit_D: Sequence[float]) -> list[list[list[Row]]]:
+        """For each unit and agent, the rows of decisions that have a gradient."""
+        always = self.section.kl_coef > 0 or self.section.entropy_coef > 0
+        rows_UN: list[list[list[Row]]] = []
+        for of_nodes in decisions.of_unit():
+            rows_UN.append([[] for _ in self.team.agents])
+            for (agent, _), numbers in of_nodes.items():
+                learned = [
+                    n for n in numbers
+                    if decisions[n].completion.token_ids and (credit_D[n] or always)
+                ]  # fmt: skip
+                rows_UN[-1][agent] += decisions.packed(learned, self.section.weight_T)
+        return rows_UN
+
+    def _policy(self, agent: Agent, rows: Sequence[Row], credit_D: Sequence[float]) -> PolicyUpdate:
+        section, temperature = self.section, self.sampling.of(agent.index).temperature
+
+        def logprobs(agent: Agent, batch: TokenBatch) -> ActionLogprobs:
+            return action_logprobs(agent, batch, temperature, entropy=section.entropy_coef > 0)
+
+        policy = PolicyUpdate(
+            section, self.team, agent, partial(logprobs, agent), logprobs, section.kl_coef
+        )
+        credit = PerToken()
+        for number in (number for row in rows for number in row.indices):
+            value = torch.tensor([credit_D[number]], dtype=torch.float64)
+            credit.of_completion[number] = value
+        policy.credit(credit, rows)
+        return policy
+
+    def _metrics(self, index: int, sums: Sums) -> dict[str, float]:
+        """What the log wants of an agent. ``sums``: of all processes."""
+        of, section, passes = sums.of, self.section, self.section.update_epochs
+        count, tokens = max(1, of["completions"]), max(1, of["sampled_tokens"])
+        variance = of["credit_squared"] / count - (of["credit"] / count) ** 2
+        metrics = {
+            "loss": of["loss"] / max(1, of["nodes"] * section.shape.generations(index) * passes),
+            "entropy": -of["logprob"] / tokens,
+            "zero_advantage_share": of["zeros"] / count,
+            "advantage_std": math.sqrt(max(0.0, variance)),
+        }
+        if section.entropy_coef > 0:
+            metrics["entropy"] = of["entropy"] / (tokens * passes)
+        if section.kl_coef > 0:
+            metrics["kl"] = of["kl"] / (tokens * passes)
+        if section.takes_ratios:
+            ratios = of["tokens"] or math.nan  # none where all returns are equal
+            metrics |= {name: of[name] / ratios for name in ("clip_fraction", "approx_kl")}
+            metrics["ratio_max"] = sums.maxima.get("ratio_max", math.nan)
+        return metrics
+
+
+def _credit_sums(decisions: Decisions, credit_D: Sequence[float], agent: int) -> Sums:
+    """What the log wants of an agent's decisions, those without a gradient included."""
+    sums = Sums(nodes=sum(nodes[agent] for nodes in decisions.nodes_U))
+    for of_nodes in decisions.of_unit():
+        for (other, _), numbers in of_nodes.items():
+            if other != agent:
+                continue
+            credit = [credit_D[n] for n in numbers]
+            completions = [decisions[n].completion for n in numbers]
+            sums.add(
+                completions=len(numbers),
+                zeros=sum(c == 0 for c in credit),
+                credit=sum(credit),
+                credit_squared=sum(c * c for c in credit),
+                sampled_tokens=sum(len(c.token_ids) for c in completions),
+                logprob=sum(c.logprob for c in completions),
+            )
+    return sums

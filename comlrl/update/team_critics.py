@@ -1,0 +1,140 @@
+"""PPO's critics: one for each policy, or one for the team. They turn a step's rewards into
+advantages, and learn the returns in their own passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+
+from comlrl.config.algorithms import PPOConfig
+from comlrl.credit.decisions import Decisions
+from comlrl.models.critics import (
+    LanguageCritic,
+    TeamCritic,
+    TokenCritic,
+    hidden_width,
+    observations,
+)
+from comlrl.models.team import Team
+from comlrl.update.minibatches import Pass
+from comlrl.update.optimizer import AgentOptimizer, optimizer_of
+from comlrl.update.values import LanguageReader, PooledReader, StepValues, history_rows
+
+Critic = TokenCritic | TeamCritic | LanguageCritic
+
+
+class TeamCritics:
+    """A small head on the policies' states, or with ``critic_model`` a language model, for each
+    policy (independent) or for the team (centralized)."""
+
+    def __init__(
+        self,
+        section: PPOConfig,
+        team: Team,
+        language_team: Team | None,
+        *,
+        seed: int,
+        returns_by_agent: bool,
+    ) -> None:
+        """``language_team``: the language models of ``critic_model``, one for each critic.
+        ``returns_by_agent``: a centralized critic has a head for each agent."""
+        self.section, self.team, self.language_team = section, team, language_team
+        self.centralized = section.critic == "centralized"
+        heads = section.num_agents if self.centralized and returns_by_agent else 1
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.networks = [self._network(index, heads) for index in range(section.critics)]
+        self.optimizers: list[AgentOptimizer] = [
+            optimizer_of(
+                section,
+                network.parameters(),
+                section.value_learning_rate,
+                index,
+                processes=team.processes,
+            )
+            for index, network in enumerate(self.networks)
+        ]
+
+    def _network(self, index: int, heads: int) -> Critic:
+        if self.language_team is not None:
+            return LanguageCritic(self.language_team.agents[index], heads)
+        agent = self.team.agents[index]
+        if self.section.granularity == "token":
+            return TokenCritic(hidden_width(agent)).to(agent.device)
+        return TeamCritic(hidden_width(agent), heads=heads).to(agent.device)
+
+    def parts(self) -> Mapping[str, Critic | AgentOptimizer]:
+        """What a checkpoint holds."""
+        networks = {f"critic_{i}": network for i, network in enumerate(self.networks)}
+        return networks | {f"critic_optimizer_{i}": o for i, o in enumerate(self.optimizers)}
+
+    def acting(self, index: int) -> Sequence[int]:
+        """The agents that act by a policy, or of whom an independent critic is."""
+        agents = range(self.section.num_agents)
+        return agents if self.section.shared_policy else agents[index : index + 1]
+
+    def credited(self, index: int) -> Sequence[int]:
+        """The agents whom a critic credits."""
+        return range(self.section.num_agents) if self.centralized else self.acting(index)
+
+    def values(self, decisions: Decisions) -> list[StepValues]:
+        """Each critic's values of the step, and what it reads where it has its own passes."""
+        seen_PD = None
+        if self.section.granularity == "turn" and self.language_team is None:
+            seen_PD = self._observations(decisions)
+        return [
+            StepValues(
+                self.section,
+                self.team.processes,
+                self._reader(index, decisions, seen_PD),
+                network if isinstance(network, TokenCritic) else None,
+                gamma_token=self.section.gamma_token,
+            )
+            for index, network in enumerate(self.networks)
+        ]
+
+    def learn(
+        self, values: Sequence[StepValues], epochs: Callable[[], Iterator[Pass]]
+    ) -> list[dict[str, float]]:
+        """The passes of critics that have their own; what the log wants of each."""
+        metrics = [{"explained_variance": own.explained_variance()} for own in values]
+        for own, of_critic, optimizer in zip(values, metrics, self.optimizers, strict=True):
+            if own.reader is not None and self.team.processes.total(own.count) > 0:
+                of_critic["value_loss"] = own.learn(optimizer, epochs())
+        return metrics
+
+    def _reader(
+        self, index: int, decisions: Decisions, seen_PD: torch.Tensor | None
+    ) -> PooledReader | LanguageReader | None:
+        """What a critic with its own passes reads; None: it is a head in the policy's passes."""
+        critic, agents = self.networks[index], self.credited(index)
+        if isinstance(critic, LanguageCritic):
+            assert self.language_team is not None
+            if self.section.granularity == "token":
+                rows_S = decisions.rows(agents, self.section.weight_T)
+            else:
+                views_S = decisions.views(agents, self.centralized)
+                rows_S = history_rows(critic.agent, decisions, views_S)
+            return LanguageReader(critic, self.language_team, decisions, rows_S)
+        if isinstance(critic, TeamCritic):
+            assert seen_PD is not None
+            views_S = decisions.views(agents, self.centralized)
+            return PooledReader(critic, decisions, seen_PD, views_S)
+        return None
+
+    @torch.no_grad()
+    def _observations(self, decisions: Decisions) -> torch.Tensor:
+        """What was read for each of the decisions' prompts, as its agent's policy pools it;
+        (P, width)."""
+        prompts = decisions.prompts
+        seen_PD = torch.zeros(
+            len(prompts), hidden_width(self.team.agents[0]), device=self.team.device
+        )
+        for index in range(len(self.team)):
+            with self.team.acting(index) as agent:
+                for i in self.acting(index):
+                    places = [p for p, number in enumerate(prompts) if decisions[number].agent == i]
+                    read = [decisions[prompts[place]].prompt_ids for place in places]
+                    seen_PD[places] = observations(agent, read).to(self.team.device)
+        return seen_PD
