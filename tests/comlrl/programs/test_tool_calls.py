@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comlrl.programs.tool_calls import ToolCall, parse, render
@@ -58,6 +58,7 @@ def test_what_is_no_call_stays_text(body):
         assert parse(text, NAMES) == (text, [])
 
 
+@settings(deadline=None)
 @given(
     st.text(), st.lists(st.tuples(st.sampled_from(sorted(NAMES)), st.dictionaries(st.text(), JSON)))
 )
@@ -69,6 +70,7 @@ def test_what_is_rendered_is_read_again(content, listed):
         assert parse(render(content, calls), NAMES) == (expected, calls)
 
 
+@settings(deadline=None)
 @given(st.text(alphabet='<tool_cal>/{}"name: ad,\n'))
 def test_no_text_is_refused(text):
     content, calls = parse(text, NAMES)
