@@ -26,16 +26,20 @@ async def by_openai(agents: Any) -> str:
     conversation: list[Any] = [{"role": "user", "content": "2+2"}]
     async with openai.AsyncOpenAI(base_url=agents.base_url, api_key=agents.api_key) as client:
         while True:
-            streaming = client.chat.completions.stream(
-                model="aux", messages=conversation, tools=TOOLS
+            # Not the client's ``stream`` helper, which raises where a text is cut at the limit.
+            chunks = await client.chat.completions.create(
+                model="aux", messages=conversation, tools=TOOLS, stream=True
             )
-            async with streaming as stream:
-                message = (await stream.get_final_completion()).choices[0].message
-            conversation.append(message.model_dump(exclude={"parsed"}, exclude_none=True))
-            if not message.tool_calls:
-                return message.content or ""
-            for call in message.tool_calls:
-                conversation.append({"role": "tool", "tool_call_id": call.id, "content": "4"})
+            text, calls = "", []
+            async for chunk in chunks:
+                delta = chunk.choices[0].delta
+                text += delta.content or ""
+                calls += [call.model_dump(exclude={"index"}) for call in delta.tool_calls or ()]
+            if not calls:
+                return text
+            conversation.append({"role": "assistant", "content": text, "tool_calls": calls})
+            for call in calls:
+                conversation.append({"role": "tool", "tool_call_id": call["id"], "content": "4"})
 
 
 async def by_langgraph(agents: Any) -> str:
