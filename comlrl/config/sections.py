@@ -305,6 +305,13 @@ class GenerationConfig(Section):
         above=0,
         unused_if=(Unused("the server forms the batches", lambda s, _: s.backend == "vllm"),),
     )
+    decoding: Literal["growing", "static", "graphs"] = key(
+        "growing",
+        "builtin, for Qwen2, Qwen3 and Llama; growing: caches grow and finished rows leave; "
+        "static: all steps have the same shapes; graphs: static, replayed as CUDA graphs on a GPU "
+        "(experimental, docs/scaling.md)",
+        unused_if=(Unused("the server decodes", lambda s, _: s.backend == "vllm"),),
+    )
     max_support: int = key(
         256,
         "with top_p or top_k: maximum tokens stored of a position's set; larger sets are stored "

@@ -13,24 +13,21 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
-import numpy as np
 import torch
 from transformers import DynamicCache
 
 from comlrl.errors import NonFiniteError
-from comlrl.keyed import uniforms
 from comlrl.models.agent import Agent
 from comlrl.models.fast import prefix_cache
 from comlrl.models.fast.packed_attention import rounded
 from comlrl.models.team import Team
 from comlrl.rollout.decoding import ROWS_STEP, ByFastDecoder, ByModules, Decoding, routes
-from comlrl.rollout.stops import StopTexts, stop_texts
+from comlrl.rollout.draw import Draw, Head
+from comlrl.rollout.static_decoding import StaticDecoding
 from comlrl.rollout.team_reader import TeamReader
-from comlrl.rollout.truncation import Survivors, truncated
 from comlrl.types import Completion, Request, Sampling, SamplingSupport
-
-Head = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (hidden, latents) → hidden
 
 
 class Generator(TeamReader):
@@ -42,9 +39,13 @@ class Generator(TeamReader):
         max_batch_tokens: int = 262144,
         max_length: int = 2048,
         head: Head | None = None,
+        *,
+        decoding: Literal["growing", "static", "graphs"] = "growing",
     ) -> None:
         super().__init__(team, max_length)
         self.max_batch_tokens, self.head = max_batch_tokens, head
+        static = decoding != "growing" and head is None
+        self.static = StaticDecoding(decoding == "graphs") if static else None
         self.calls = 0  # generation calls so far, one for each chunk of requests
         self.tokens = 0  # sampled so far
         # Called as completions grow, with how many more are written, a part of one at each token.
@@ -82,8 +83,9 @@ class Generator(TeamReader):
         chunks = list(self._chunks(flat, sampling))
         self.calls += len(chunks)
         # FSDP keeps the tensors that it gathers weights into, and an update saves them for
-        # backward, which tensors made in inference mode cannot be.
-        without_gradients = torch.no_grad if self.team.sharded else torch.inference_mode
+        # backward, which tensors made in inference mode cannot be. Static states are kept too.
+        held = self.team.sharded or self.static is not None
+        without_gradients = torch.no_grad if held else torch.inference_mode
         with prefix_cache.used_by(model) as shared, without_gradients(), _any_kernels():
             for chunk in chunks:
                 chunk.sort(key=lambda i: flat[i][0])  # each agent's rows stand together
@@ -107,7 +109,7 @@ class Generator(TeamReader):
             [i for i, request in enumerate(requests) for _ in request.keys_G], device=agent.device
         )
         each = [sampling.of(owner) for owner, _ in owned]
-        draw = _Draw(agent, requests, each, self.head, request_of_row, self.on_written)
+        draw = Draw(agent, requests, each, self.head, request_of_row, self.on_written)
         prompts = [prompt_ids for _, prompt_ids in number]
         adapters = [self.team.of(owner).adapter for owner, _ in number]
         lengths = torch.tensor([len(p) for p in prompts], device=agent.device)
@@ -115,7 +117,12 @@ class Generator(TeamReader):
         cache = prefix_cache.SharedPrefixCache(lengths, draw.steps)
         phase = contextlib.nullcontext() if router is None else router.sampling()
         with fast.sampling() if fast is not None else phase:
-            if fast is not None:
+            tokens = None
+            if fast is not None and self.static is not None:
+                tokens = self.static.decode(fast, adapters, prompts, prompt_of_row, draw)
+            if tokens is not None:
+                pass
+            elif fast is not None:
                 by: Decoding = ByFastDecoder(fast, cache, adapters)
                 tokens = _decode_shared(by, prompts, prompt_of_row, draw)
             elif shared:
@@ -176,119 +183,8 @@ def _prompts(owned: Sequence[tuple[int, Request]]) -> dict[tuple[int, tuple[int,
     return {prompt: number for number, prompt in enumerate(found)}
 
 
-def _completing(agent: Agent, stops: Sequence[StopTexts | None]) -> torch.Tensor | None:
-    """Which tokens may complete a stop of each way of sampling, (ways, V); None: no way has any."""
-    if not any(stops):
-        return None
-    table = torch.zeros(len(stops), agent.vocabulary, dtype=torch.bool)
-    for number, texts in enumerate(stops):
-        if texts is not None:
-            table[number, [i for i in texts.completing if i < table.shape[1]]] = True
-    return table.to(agent.device)
-
-
-class _Draw:
-    """Hidden states → tokens, by the rows' own uniforms."""
-
-    def __init__(
-        self,
-        agent: Agent,
-        requests: Sequence[Request],
-        sampling_of_request: Sequence[Sampling],
-        head: Head | None,
-        request_of_row: torch.Tensor,
-        on_written: Callable[[float], None],
-    ) -> None:
-        self.agent, self.head = agent, head
-        self.on_written, self.written = on_written, 0.0  # completions
-        self.ways = list(dict.fromkeys(sampling_of_request))  # of agents in one batch
-        self.steps = max(way.max_new_tokens for way in self.ways)
-        number = [self.ways.index(way) for way in sampling_of_request]
-        self.way = torch.tensor(number, device=agent.device)[request_of_row]  # of each row
-        limit = torch.tensor([way.max_new_tokens for way in self.ways], device=agent.device)
-        self.limit = limit[self.way]
-        stop_ids = [i for i in agent.stop_ids if i < agent.vocabulary]
-        self.stop_V = torch.zeros(agent.vocabulary, dtype=torch.bool)
-        self.stop_V[stop_ids] = True
-        self.stop_V = self.stop_V.to(agent.device)
-        self.stops = [stop_texts(agent.tokenizer, w.stop) if w.stop else None for w in self.ways]
-        self.completing = _completing(agent, self.stops)
-        if head is not None:
-            latents = torch.stack([r.latent_K for r in requests])  # type: ignore[misc]
-            self.latents = latents.to(agent.device)[request_of_row]
-        self.broken = torch.zeros((), dtype=torch.bool, device=agent.device)
-        shape = (len(request_of_row), self.steps)
-        self.logprobs = torch.full(shape, torch.nan, device=agent.device)
-        if any(way.temperature > 0 for way in self.ways):
-            streams = [uniforms(key, self.steps) for r in requests for key in r.keys_G]
-            self.uniforms = torch.from_numpy(np.stack(streams)).float().to(agent.device)
-        self.survivors: Survivors | None = None
-        support = [
-            way.max_support for way in self.ways if way.truncates and way.max_support is not None
-        ]
-        if support:
-            self.survivors = Survivors(*shape, support[0], agent.device)
-
-    def __call__(self, hidden: torch.Tensor, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """The next token of each of these rows, from its last hidden state (rows, width)."""
-        self.written += (more := len(rows) / self.steps)
-        self.on_written(more)
-        if self.head is not None:
-            hidden = self.head(hidden, self.latents[rows])
-        logits = self.agent.logits(hidden).float()
-        if len(self.ways) == 1:
-            return self._drawn(logits, rows, step, self.ways[0])
-        tokens = torch.empty_like(rows)
-        for number, way in enumerate(self.ways):
-            own = (self.way[rows] == number).nonzero()[:, 0]
-            if len(own):
-                tokens[own] = self._drawn(logits[own], rows[own], step, way)
-        return tokens
-
-    def ended(self, tokens: torch.Tensor, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """Which of these rows are done at this step; ``tokens``: of all rows, −1 after an end."""
-        last = tokens[rows, step]
-        stopped = (last >= 0) & self.stop_V[last.clamp(min=0)]
-        if self.completing is not None:
-            # On the host, for the few rows whose newest token may complete a stop.
-            may = (last >= 0) & ~stopped & self.completing[self.way[rows], last.clamp(min=0)]
-            for place in may.nonzero()[:, 0].tolist():
-                row = rows[place]
-                stops = self.stops[int(self.way[row])]
-                assert stops is not None
-                stopped[place] = stops.completed_by(tokens[row, : step + 1].tolist())
-        if len(self.ways) == 1:  # the last step is the same for all
-            return stopped
-        return stopped | (self.limit[rows] == step + 1)
-
-    def _drawn(
-        self, logits: torch.Tensor, rows: torch.Tensor, step: int, sampling: Sampling
-    ) -> torch.Tensor:
-        if sampling.temperature == 0:
-            best = logits.max(-1)
-            self.broken |= ~best.values.isfinite().all()
-            return best.indices
-        if sampling.temperature != 1:
-            logits = logits / sampling.temperature
-        probabilities = torch.softmax(logits, dim=-1)
-        self.broken |= ~probabilities[:, 0].isfinite().all()  # one that is NaN makes all NaN
-        if sampling.truncates:
-            whole, probabilities = probabilities, truncated(probabilities, sampling)
-            if self.survivors is not None:
-                self.survivors.note(whole, probabilities, rows, step)
-        cdf = probabilities.cumsum(-1)
-        threshold = self.uniforms[rows, step, None] * cdf[:, -1:]
-        token = torch.searchsorted(cdf, threshold, right=True)[:, 0]
-        # Rounding may leave the threshold at the very end: take the first token that has it all.
-        token = torch.minimum(token, torch.searchsorted(cdf, cdf[:, -1:].contiguous())[:, 0])
-        token.clamp_(max=cdf.shape[-1] - 1)  # NaN has no place
-        drawn = probabilities.gather(-1, token[:, None]) / cdf[:, -1:]
-        self.logprobs.select(1, step).index_copy_(0, rows, drawn[:, 0].log())
-        return token
-
-
 def _decode_shared(
-    by: Decoding, prompts: Sequence[Sequence[int]], prompt_of_row: torch.Tensor, draw: _Draw
+    by: Decoding, prompts: Sequence[Sequence[int]], prompt_of_row: torch.Tensor, draw: Draw
 ) -> torch.Tensor:
     """Sampled tokens (rows, max_new_tokens), −1 after a row's end; the fast path."""
     device = prompt_of_row.device
@@ -318,7 +214,7 @@ def _decode_plain(
     agent: Agent,
     prompts: Sequence[Sequence[int]],
     prompt_of_row: torch.Tensor,
-    draw: _Draw,
+    draw: Draw,
 ) -> torch.Tensor:
     """The same with an ordinary cache and left padding, for any causal language model."""
     device = agent.device
@@ -346,7 +242,7 @@ def _decode_plain(
     return tokens
 
 
-def _to_completions(agent: Agent, tokens: torch.Tensor, draw: _Draw) -> list[Completion]:
+def _to_completions(agent: Agent, tokens: torch.Tensor, draw: Draw) -> list[Completion]:
     """Of each row; tokens of shape (rows, max_new_tokens), −1 after a row's end."""
     stop = set(agent.stop_ids)
     ids = [tuple(t for t in row if t >= 0) for row in tokens.tolist()]

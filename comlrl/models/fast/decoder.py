@@ -124,6 +124,9 @@ class Product:
         return torch.cat(down).t(), torch.block_diag(*up).t()
 
 
+Through = Callable[[Product, Tensor], Tensor]  # another way of computing all products
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Layer:
     """A decoder layer, by the products and norms that a pass goes through."""
@@ -180,7 +183,7 @@ class FastDecoder:
         ids_T: Tensor,
         cos_sin: tuple[Tensor, Tensor],
         attend: Attend,
-        routes: Routes,
+        routes: Routes | Through,
         wanted_W: Tensor | None = None,
         wanted_routes: Routes | None = None,
     ) -> Tensor:
@@ -263,7 +266,9 @@ class FastDecoder:
         finally:
             self._kept = None
 
-    def product(self, product: Product, x: Tensor, routes: Routes) -> Tensor:
+    def product(self, product: Product, x: Tensor, routes: Routes | Through) -> Tensor:
+        if callable(routes):
+            return routes(product, x)
         if self._kept is not None and not torch.is_grad_enabled():
             return self._sampled(product, x, routes, self._kept)
         y = product.base(x)

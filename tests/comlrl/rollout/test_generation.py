@@ -15,7 +15,7 @@ import torch
 from comlrl.errors import NonFiniteError
 from comlrl.keyed import uniforms
 from comlrl.models.pretrained import build_team
-from comlrl.rollout import decoding, generation, truncation
+from comlrl.rollout import decoding, draw, generation, truncation
 from comlrl.rollout.generation import Generator
 from comlrl.rollout.grow import Rollout
 from comlrl.rollout.stops import StopTexts
@@ -156,7 +156,7 @@ def test_stops_cost_nothing_where_there_are_none(stop, monkeypatch):
         built.append(texts)
         return StopTexts(tokenizer, texts)
 
-    monkeypatch.setattr(generation, "stop_texts", noted)
+    monkeypatch.setattr(draw, "stop_texts", noted)
     Generator(team()).sample([requests(), []], Sampling(1.0, 4, stop=stop))
     assert built == ([stop] if stop else [])
 

@@ -229,7 +229,8 @@ def build_sampler(config: Config, team: Team) -> tuple[Generator, Generator | La
     networks = config.section.networks
     length = context_length(config, min(agent.context_length for agent in team.agents))
     if networks is None:
-        generator = Generator(team, config.generation.max_batch_tokens, length)
+        slots, decoding = config.generation.max_batch_tokens, config.generation.decoding
+        generator = Generator(team, slots, length, decoding=decoding)
         return generator, generator
     from comlrl.models.critics import hidden_width
     from comlrl.models.latent_networks import HeterogeneousPolicy
