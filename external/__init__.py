@@ -42,11 +42,11 @@ class Mode:
 
     @property
     def facts_read(self) -> type | None:
-        """What it needs ``Score.facts`` to be, by its attribute ``reads``; None: nothing."""
+        """The type of ``Score.facts`` that the mode reads, by its attribute ``reads``, or None."""
         return getattr(self.cls, "reads", None)
 
     def build(self, prompts: Prompts, fallbacks: Fallbacks | None = None) -> Transition:
-        """The transition. ``fallbacks`` counts the attempts answered in an expert's place.
+        """Return the transition. ``fallbacks`` counts the attempts answered in an expert's place.
 
         Raises UserError for a wrong setting.
         """
@@ -75,13 +75,13 @@ def find(
     folder: Path = Path(),
     domain_target: Target | None = None,
 ) -> Mode:
-    """The mode that ``external.mode`` names; null: the first of the domain's own, or ``plain``.
+    """Return the mode that ``external.mode`` names; null: the domain's first, or ``plain``.
 
     Args:
-        folder: that of the YAML file, for a mode of the user's own.
-        domain_target: whose domain it is, where it is the user's own; so are its modes.
+        folder: that of the YAML file, for a custom mode.
+        domain_target: the target of a custom domain, which may have its own modes.
 
-    Raises UserError for a mode that there is not, or that cannot be made.
+    Raises UserError for an unknown mode, or one that cannot be made.
     """
     own, target = domain.modes(), None
     name = settings.mode or next(iter(own), "plain")
@@ -103,6 +103,6 @@ def find(
 def _given(
     cls: Callable[..., Any], settings: ExternalConfig, prompts: Prompts | None
 ) -> dict[str, Any]:
-    """What a mode is made with: what its parameters name."""
+    """Return the arguments of a mode that its parameters name."""
     offered = {f.name: getattr(settings, f.name) for f in fields(settings)} | {"prompts": prompts}
     return keywords(cls, "external.mode", {}, offered, "external")

@@ -97,7 +97,9 @@ class ExpertEdits:
         )
 
     def _edits(self, attempt: Attempt) -> tuple[str, ...] | None:
-        """Each agent's edits; None where the expert could not be had and ``plain`` is to serve."""
+        """Return each agent's edits, or None if the expert is unavailable and ``plain`` replaces
+        it.
+        """
         try:
             answer = self._service.ask(request(self.prompts, attempt))
         except ExpertError as failure:
@@ -112,7 +114,7 @@ class ExpertEdits:
 
 
 def request(prompts: Prompts, attempt: Attempt) -> str:
-    """What the expert is asked: the problem and each agent's text, without what scores them."""
+    """Return the expert's prompt: the problem and each agent's text, without the tests."""
     names = prompts.parts(attempt)
     question = REQUEST.format(
         problem=prompts.domain.problem(attempt.task),
@@ -127,7 +129,7 @@ def request(prompts: Prompts, attempt: Attempt) -> str:
 
 
 def split_edits(answer: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Each agent's part of an answer, cleaned and cut; "" for an agent that has none.
+    """Split an answer into each agent's part, cleaned and cut; "" for an agent without one.
 
     A section starts at a line that holds a name alone, decorated (``[name]``, ``### `name` ``,
     ``**name**``) or not, or a name and a colon. Fences are left out, and names inside them start

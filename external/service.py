@@ -41,10 +41,10 @@ class ExpertError(UserError):
 
 
 def provider_of(model: str, base_url: str | None) -> Provider:
-    """Where ``external.expert_model`` is served, and which variable holds the key.
+    """Return the provider of ``external.expert_model`` and the variable that holds its key.
 
-    A known provider's key is sent to that provider's host alone. Raises UserError where the
-    address is not given and cannot be inferred from the model's name.
+    A known provider's key is sent to that provider's host only. Raises UserError if the address is
+    missing and cannot be inferred from the model's name.
     """
     if base_url is not None:
         host = urlsplit(base_url).hostname

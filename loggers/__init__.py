@@ -58,11 +58,11 @@ class Loggers:
 def build(
     config: Config, domain: Domain, run_dir: str | Path, progress: Progress, resume: bool = False
 ) -> Loggers:
-    """The loggers that a run's configuration asks for.
+    """Return the loggers that a run's configuration enables.
 
-    ``domain``: what the team works on, which names its agents and describes its scores;
-    ``progress``: what the console tells of the run beside its records. ``resume``: a run of W&B
-    or Trackio is continued. No log in ``run_dir`` is changed before the loggers' ``begin``.
+    ``domain``: the team's domain, which names its agents and describes its scores; ``progress``:
+    what the console prints of the run beside its records. ``resume``: continue a run of W&B or
+    Trackio. No log in ``run_dir`` changes before the loggers' ``begin``.
     """
     run_dir = Path(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ def build(
 
 
 def write_domain(path: Path, config: Config, domain: Domain) -> None:
-    """``domain.json``: what a report must know of the domain, whose own module it never imports."""
+    """Write ``domain.json``: what a report needs of the domain, whose module it never imports."""
     agents = config.section.num_agents
     greatest = None if config.reward.target else domain.greatest_reward(agents)
     facts = {

@@ -64,7 +64,7 @@ class ConsoleLogger:
             progress.minutely.append(lambda doing: self._print("  ".join([doing, *self._left()])))
 
     def begin(self, mark: LogMark) -> None:
-        """Nothing: what was printed stays printed."""
+        """Do nothing: printed lines stay printed."""
 
     def log(self, record: LogRecord) -> None:
         if self._live is not None:
@@ -73,14 +73,14 @@ class ConsoleLogger:
             self._print(self._line(record))
 
     def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
-        """Nothing: episodes are for files."""
+        """Do nothing: episodes are for files."""
 
     def close(self) -> None:
         if self._live is not None:
             self._live.close()
 
     def _began(self, work: str) -> None:
-        """Whatever is not the training itself, which tells of each of its steps."""
+        """Print the start of work other than training, which prints each of its steps."""
         if work != "training":
             self._print("  ".join([work, *self._left()]))
 
@@ -105,8 +105,10 @@ class ConsoleLogger:
 
 @contextlib.contextmanager
 def shown(progress: Progress, work: str) -> Iterator[None]:
-    """A command's only work: on a terminal a line that is drawn anew and then goes, elsewhere a
-    line a minute; both beside its output."""
+    """Show a command's only work: a live line on a terminal, elsewhere a line per minute.
+
+    Both appear beside the command's output; the live line disappears at the end.
+    """
     console = terminal(stderr=True)
     progress.begin(work)
     if not console.is_terminal:
@@ -120,7 +122,7 @@ def shown(progress: Progress, work: str) -> Iterator[None]:
 
 
 class _LiveView:
-    """What is done and how long it takes, over a table: the latest training step and evaluations.
+    """Progress and time over a table of the latest training step and evaluations.
 
     The first line is drawn anew four times a second: the time left runs down also within a step.
     """
@@ -179,8 +181,11 @@ def _table(shown: Sequence[LogRecord], columns: Columns) -> Table:
 
 
 def _shown(record: LogRecord) -> Mapping[str, float]:
-    """A training that maximizes a reward model's score shows the task's reward as its reward, as
-    evaluations do, and the score beside it."""
+    """Return a record's metrics, with the task's reward as the reward.
+
+    A training step that maximizes a reward model's score has that score beside it; evaluations
+    always show the task's reward.
+    """
     metrics = record.metrics
     if "task_reward_mean" not in metrics:
         return metrics
@@ -189,7 +194,7 @@ def _shown(record: LogRecord) -> Mapping[str, float]:
 
 
 def position(step: int, progress: Progress) -> str:
-    """``3/10``; ``3/~10`` where environment steps end the run; ``3`` where nothing is known."""
+    """Return ``3/10``, ``3/~10`` if environment steps end the run, or ``3`` if no end is known."""
     remaining = progress.remaining
     if remaining.total is None:
         return str(step)
@@ -197,12 +202,12 @@ def position(step: int, progress: Progress) -> str:
 
 
 def training_step(record: LogRecord) -> int:
-    """Where a run is; a training step may be several updates, and says so."""
+    """Return the record's training step, which may span several updates."""
     return int(record.metrics.get("training_step", record.update))
 
 
 def clock(seconds: float) -> str:
-    """Seconds as h:mm:ss."""
+    """Format seconds as h:mm:ss."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}"

@@ -11,7 +11,7 @@ MAX_TEXT = 20_000  # characters of a problem, a message or a completion
 
 
 def played(group: EpisodeGroup, episode: Episode, domain: Domain) -> dict[str, Any]:
-    """One episode. ``completions_N`` are the agents' last ones, ``calls`` all of them."""
+    """Return one episode. ``completions_N``: the agents' last ones; ``calls``: all of them."""
     names = group.names_N
     line: dict[str, Any] = {
         "turn": 1,
@@ -25,7 +25,7 @@ def played(group: EpisodeGroup, episode: Episode, domain: Domain) -> dict[str, A
 
 
 def scored(score: Score, domain: Domain | None) -> dict[str, Any]:
-    """What a score says. ``domain``: whose it is; None: its facts are nobody's."""
+    """Return a score as JSON. ``domain``: the score's domain; None: leave out its facts."""
     line: dict[str, Any] = {"reward": score.value, "parts": dict(score.parts)}
     if score.by_agent is not None:
         line["rewards_N"] = list(score.by_agent)
@@ -42,7 +42,7 @@ def _last(episode: Episode, agent: int) -> str:
 
 
 def _calls(group: EpisodeGroup, episode: Episode) -> Iterator[dict[str, Any]]:
-    """Each call with the messages that its agent has not read in an earlier one."""
+    """Yield each call with the messages that its agent has not read in an earlier one."""
     before: dict[int, Call] = {}
     for call in episode.calls:
         known = before[call.agent].prompt if call.agent in before else ()

@@ -42,13 +42,13 @@ def _version(name: str) -> str:
 
 
 def _threads() -> int | None:
-    """Those that torch computes with, where the run has loaded it."""
+    """Return the number of threads that torch uses, if the run has loaded torch."""
     torch = sys.modules.get("torch")
     return None if torch is None else torch.get_num_threads()
 
 
 def _gpu() -> str | None:
-    """The accelerators' names; torch is asked only where the run has loaded it."""
+    """Return the accelerators' names, if the run has loaded torch."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return None
@@ -57,7 +57,7 @@ def _gpu() -> str | None:
 
 
 def _commit() -> str | None:
-    """The repository's commit, ``+`` where tracked files differ from it; None outside of git."""
+    """Return the repository's commit, with ``+`` if tracked files differ; None outside of git."""
     folder = Path(__file__).parent
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty=+", "--abbrev=12"]
     try:

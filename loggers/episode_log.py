@@ -37,7 +37,7 @@ class EpisodeLogger:
         self._file = self._path.open("a", encoding="utf-8")
 
     def log(self, record: LogRecord) -> None:
-        """Nothing: metrics have their own file."""
+        """Do nothing: metrics have their own file."""
 
     def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
         assert self._file is not None, "begin comes first"

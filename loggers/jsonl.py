@@ -38,7 +38,7 @@ class JsonlLogger:
         self._file.flush()
 
     def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
-        """Nothing: episodes have their own files."""
+        """Do nothing: episodes have their own files."""
 
     def close(self) -> None:
         if self._file is not None:
@@ -46,6 +46,6 @@ class JsonlLogger:
 
 
 def number(value: Any) -> float | int | None:
-    """A metric as JSON has it; what is not finite is null, for JSON has no name for it."""
+    """Return a metric as a JSON value; null if it is not finite."""
     plain = value.item() if hasattr(value, "item") else value
     return plain if math.isfinite(plain) else None

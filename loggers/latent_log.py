@@ -25,7 +25,7 @@ class LatentLogger:
         files.keep(self._path, lambda _, line: line["step"] <= mark.env_steps)
 
     def log(self, record: LogRecord) -> None:
-        """Nothing: metrics have their own file."""
+        """Do nothing: metrics have their own file."""
 
     def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
         if record.phase != "train":
@@ -43,4 +43,4 @@ class LatentLogger:
                 yield {"step": step, "turn": number, "role": role, "mu": mu}
 
     def close(self) -> None:
-        """Nothing: the file is closed after each record."""
+        """Do nothing: the file is closed after each record."""

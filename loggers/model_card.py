@@ -64,8 +64,10 @@ def write_model_card(run_dir: str | Path, method: str = "") -> Path:
 
 
 def card(run: Run, place: Path, method: str = "") -> str:
-    """The card of the team in a folder of agent_0/, agent_1/, …: who, how trained, what came of it,
-    how to use it, what to beware of."""
+    """Return the model card of the team in a folder of agent_0/, agent_1/, …
+
+    It has the agents, their training, the results, how to use them, and the limitations.
+    """
     folders = sorted(folder.name for folder in place.glob("agent_*"))
     section = run.config.get(run.algorithm, {})
     agents = [
@@ -107,7 +109,7 @@ def card(run: Run, place: Path, method: str = "") -> str:
 
 
 def snippet(run: Run, place: Path) -> str:
-    """Python that loads what was trained, from where the run was started."""
+    """Return Python that loads the trained models, from the folder where the run was started."""
     if _shared(place):
         agents = run.config[run.algorithm]["num_agents"]
         roles = [run.role(agent) for agent in range(agents)]
@@ -148,7 +150,7 @@ def _within(folder: str) -> str:
 
 
 def _results(run: Run) -> str:
-    """Held-out tasks before and after training; empty where the run never evaluated."""
+    """Return held-out results before and after training; empty if the run never evaluated."""
     before, after = (run.summary.get(key) for key in ("eval_start", "eval_end"))
     if not before or not after:
         return ""
@@ -172,7 +174,7 @@ def _agent_card(run: Run, folder: str, role: str) -> str:
 
 
 def _front_matter(run: Run) -> str:
-    """What a hub indexes; names that only this machine knows are left out."""
+    """Return the metadata that a hub indexes, without names that are local to this machine."""
     data, named = str(run.config["dataset"]["name"]), run.config.get("agents")
     bases = [name for name in dict.fromkeys(named or [_base(run)]) if _on_hub(name)]
     facts = ModelCardData(
@@ -195,17 +197,17 @@ def _base(run: Run) -> str:
 
 
 def _shared(place: Path) -> bool:
-    """Whether one policy acts for all agents, with networks beside it for each agent."""
+    """Return whether one policy acts for all agents, with networks beside it for each agent."""
     return (place / HETEROGENEOUS).is_dir()
 
 
 def _ks(run: Run) -> str:
-    """How pass@k is asked for, where there is such a thing."""
+    """Return the model card's pass@k option, if the run has a pass rate."""
     return " --k 1,3,5" if "pass_rate" in run.all_names else ""
 
 
 def _names(roles: Sequence[str], folders: Sequence[str]) -> Sequence[str]:
-    """Of the agents in Python: their roles, where those are names there."""
+    """Return the agents' names in Python: their roles, if those are identifiers."""
     fit = all(role.isidentifier() and not iskeyword(role) and role not in OWN for role in roles)
     return roles if fit else folders
 

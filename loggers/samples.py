@@ -35,7 +35,7 @@ class SampleLogger:
         self._write()
 
     def log(self, record: LogRecord) -> None:
-        """Nothing: metrics have their own file."""
+        """Do nothing: metrics have their own file."""
 
     def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
         samples = [sample(record, tree, self._domain) for tree in trees[: MAX_TASKS[record.phase]]]
@@ -69,8 +69,10 @@ class SampleLogger:
 
 
 def sample(record: LogRecord, tree: RolloutResult, domain: Domain) -> dict[str, Any]:
-    """A task's episode: the first joint action of the last node on the first path; of a program,
-    its first episode."""
+    """Return a task's episode: the first joint action of the last node on the first path.
+
+    For a program, return its first episode.
+    """
     line = {
         "step": record.step,
         "update": record.update,
@@ -111,7 +113,7 @@ def _of_tree(tree: Tree, domain: Domain) -> dict[str, Any]:
 
 
 def episode(tree: Tree, index: int, action: int, domain: Domain) -> dict[str, Any]:
-    """One scored joint action as plain JSON values: completions, reward, and what was found."""
+    """Return one scored joint action as JSON values: completions, reward and measures."""
     node, team = tree.nodes[index], tree.team(index, action)
     return {
         "turn": node.turn,
@@ -122,7 +124,7 @@ def episode(tree: Tree, index: int, action: int, domain: Domain) -> dict[str, An
 
 
 def _first_path(tree: Tree) -> list[tuple[int, int]]:
-    """From the root: (node, joint action) pairs, each action the lowest that led further."""
+    """Return (node, joint action) pairs from the root, each action the lowest that led further."""
     path: list[tuple[int, int]] = []
     index = 0
     while True:

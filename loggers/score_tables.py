@@ -13,7 +13,7 @@ Entries = Mapping[tuple[str, str], Entry]  # (algorithm, task)
 
 
 def score_table(entries: Entries, algorithms: Sequence[str], tasks: Sequence[str]) -> str:
-    """Markdown: mean ± deviation of the seeds, and a line with the noise of one evaluation."""
+    """Return Markdown: mean ± deviation of the seeds, and a line with one evaluation's noise."""
     rows = [[name, *(_cell(entries.get((name, task))) for task in tasks)] for name in algorithms]
     noise = [
         [e.noise for name in algorithms if (e := entries.get((name, task))) and e.noise is not None]
@@ -24,7 +24,7 @@ def score_table(entries: Entries, algorithms: Sequence[str], tasks: Sequence[str
 
 
 def score_shades(entries: Entries, algorithms: Sequence[str], tasks: Sequence[str]) -> str:
-    """A heat map of characters, a row for each algorithm."""
+    """Return a heat map of characters, a row for each algorithm."""
     left = max(map(len, (*algorithms, ""))) + 1
     width = max(map(len, tasks)) + 1
     lines = [" " * left + "".join(task.ljust(width) for task in tasks)]

@@ -14,7 +14,7 @@ SHOWN = ("convention_match_rate", "completion_length_mean", "truncation_share")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A Markdown table whose columns line up; the first is aligned left, the others right."""
+    """Return a Markdown table with aligned columns: the first to the left, the others right."""
     texts = [[_text(cell) for cell in row] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     lines = [
@@ -32,7 +32,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def evaluation_table(result: Mapping[str, Any]) -> str:
-    """One evaluation: pass@k, the reward and its parts with 95% intervals, then what it cost."""
+    """Return one evaluation: pass@k, the reward and its parts with 95% intervals, and the cost."""
     metrics, intervals = result["metrics"], result["intervals"]
     names = [name for name in metrics if name.startswith("pass@")]
     names += [f"turn_{t}/reward_mean" for t in range(1, result["num_turns"] + 1)][:-1]
@@ -51,7 +51,7 @@ def evaluation_table(result: Mapping[str, Any]) -> str:
 
 
 def cross_play_table(result: Mapping[str, Any]) -> str:
-    """A matrix for each metric: the last agent of the column's run, all others of the row's."""
+    """Return a matrix per metric: the last agent of the column's run, the rest of the row's."""
     runs, (others, last) = result["runs"], sides(result["roles"])
     names = [f"{i + 1}" for i in range(len(runs))]
     parts = ["# Cross-play\n", _how(result) + "\n"]
@@ -69,7 +69,7 @@ def cross_play_table(result: Mapping[str, Any]) -> str:
 
 
 def replacement_table(result: Mapping[str, Any]) -> str:
-    """Every team with some agents replaced, its reward and cost; then each agent's part."""
+    """Return every team with some agents replaced, its reward and cost; then each agent's part."""
     replaced, found = {int(i): who for i, who in result["replaced"].items()}, result["coalitions"]
     roles = {i: result["roles"][i] for i in sorted(replaced)}
     scores = list(result["contributions"])
@@ -111,7 +111,7 @@ def _estimate_cells(estimate: Mapping[str, Any]) -> list[str]:
 
 
 def sides(roles: Sequence[str]) -> tuple[str, str]:
-    """Who is crossed: all but the last agent, and the last."""
+    """Return the two sides of cross-play: all but the last agent, and the last."""
     return ", ".join(roles[:-1]), roles[-1]
 
 
@@ -137,7 +137,7 @@ def _how(result: Mapping[str, Any]) -> str:
 
 
 def _order(result: Mapping[str, Any]) -> str:
-    """Who acts when: a program says so itself, but not where a baseline plays."""
+    """Return who acts when: a program defines it itself, except where a baseline plays."""
     program = result.get("settings", {}).get("program", {})
     played = program.get("target") or program.get("command")
     if played and not result["baseline"]:
@@ -150,7 +150,7 @@ def _interval(pair: Sequence[float] | None) -> str:
 
 
 def counted(value: float) -> str:
-    """Tokens or operations in three digits, e.g. 245 M."""
+    """Format tokens or operations with three digits, e.g. 245 M."""
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= 0.9995 * size:
             return f"{_digits(value / size)} {unit}"
@@ -158,7 +158,7 @@ def counted(value: float) -> str:
 
 
 def _digits(value: float) -> str:
-    """Three of them, and all of a larger number's whole part."""
+    """Format with three digits, or all of a larger number's integer part."""
     return f"{value:.0f}" if value >= 99.95 else f"{value:.3g}"
 
 
@@ -167,10 +167,10 @@ def _text(value: Any) -> str:
 
 
 def plain(value: Any) -> str:
-    """A name from outside as a part of one line of Markdown, on a terminal too."""
+    """Return an external name as part of one line of Markdown, safe on a terminal too."""
     return one_line(str(value), NAME)
 
 
 def code(value: Any) -> str:
-    """A name from outside as code in Markdown, which no character of it ends."""
+    """Return an external name as Markdown code, which no character of it ends."""
     return "`" + plain(value).replace("`", "'") + "`"

@@ -32,12 +32,12 @@ class TensorBoardLogger:
         self._writer.flush()
 
     def begin(self, mark: LogMark) -> None:
-        """Makes TensorBoard forget what older files hold of later steps."""
+        """Make TensorBoard forget what older files hold of later steps."""
         start, step = SessionLog(status=SessionLog.START), mark.env_steps + 1
         self._writer.add_event(Event(wall_time=time.time(), step=step, session_log=start))
 
     def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
-        """Nothing: TensorBoard shows numbers."""
+        """Do nothing: TensorBoard shows numbers."""
 
     def close(self) -> None:
         self._writer.close()

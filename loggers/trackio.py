@@ -54,7 +54,7 @@ class TrackioLogger:
         notice(f"Trackio: run {name}; `{show}` shows it")
 
     def begin(self, mark: LogMark) -> None:
-        """Nothing: Trackio drops no metrics."""
+        """Do nothing: Trackio drops no metrics."""
 
     def log(self, record: LogRecord) -> None:
         metrics = {
@@ -65,7 +65,7 @@ class TrackioLogger:
         self._run.log(metrics, step=record.step)
 
     def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
-        """Nothing: Trackio is given numbers."""
+        """Do nothing: Trackio only logs numbers."""
 
     def close(self) -> None:
         with contextlib.redirect_stdout(io.StringIO()):

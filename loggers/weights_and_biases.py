@@ -30,7 +30,7 @@ COLUMNS = ("env_step", "task", "problem", "completions", "reward")
 
 
 def connect(config: Config, domain: Domain, run_dir: Path, resume: bool) -> WandbLogger | None:
-    """The logger that ``config.wandb`` asks for; None, with one line saying why, where it is off.
+    """Return the logger that ``config.wandb`` enables, or None with a line that says why.
 
     ``config``: has a ``wandb`` section.
     """
@@ -108,7 +108,7 @@ class WandbLogger:
             self._failed = True
 
     def begin(self, mark: LogMark) -> None:
-        """Nothing: W&B keeps its own account of a run."""
+        """Do nothing: W&B keeps its own record of a run."""
 
     def log(self, record: LogRecord) -> None:
         metrics = {
@@ -154,7 +154,7 @@ class WandbLogger:
 
 
 def run_id(run_dir: Path) -> str | None:
-    """The W&B run that a run directory belongs to, where it has one that can be read."""
+    """Return the W&B run that a run directory belongs to, if it has a readable one."""
     try:
         return str(json.loads(_id_file(run_dir).read_text(encoding="utf-8"))["id"])
     except (OSError, ValueError, LookupError, TypeError, RecursionError):

@@ -28,7 +28,7 @@ def execution_reward_aux(
     entry_points: Sequence[str],
     prompts: Sequence[str] | None = None,
 ) -> list[float]:
-    """The reward of each pair of texts.
+    """Return the reward of each pair of texts.
 
     Args:
         completion1: what the aux agent wrote.
@@ -54,7 +54,10 @@ def execution_breakdowns_aux(
     entry_points: Sequence[str],
     prompts: Sequence[str] | None = None,
 ) -> list[RewardBreakdown]:
-    """``execution_reward_aux`` with every term, outcome and time."""
+    """Return the breakdown of each pair of texts: every term, outcome and time.
+
+    Takes the arguments of ``execution_reward_aux``.
+    """
     if prompts is None:
         prompts = [""] * len(completion1)
     columns = (completion1, completion2, test_cases, entry_points, prompts)

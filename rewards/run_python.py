@@ -60,7 +60,7 @@ def run(source, given):
 
 @dataclass(frozen=True, slots=True)
 class PythonResult:
-    """What came of a run."""
+    """The result of a run."""
 
     output: str  # of stdout and stderr, cut at ``MAX_OUTPUT`` characters
     error: str | None  # type and message of what ended it early; None: it ran to its end
@@ -69,7 +69,7 @@ class PythonResult:
 
     @property
     def ok(self) -> bool:
-        """Whether it ran to its end."""
+        """Whether the code ran to its end."""
         return self.error is None
 
     @property
@@ -167,8 +167,11 @@ def _result(reply: Any) -> PythonResult:
 
 
 def _receive(channel: socket.socket, wanted: int, deadline: float) -> Any:
-    """One reply. Raises TimeoutError, OSError where the process is gone, ValueError for anything
-    else on the channel."""
+    """Receive one reply.
+
+    Raises TimeoutError, OSError if the process is gone, and ValueError for anything else on the
+    channel.
+    """
     length, number = wire.HEADER.unpack(_read(channel, wire.HEADER.size, deadline))
     if length > wire.MAX_BYTES or number != wanted:
         raise ValueError("not a reply")

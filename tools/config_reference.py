@@ -56,7 +56,7 @@ def table(keys: Sequence[Key]) -> str:
 
 
 def _values(key: Key) -> str:
-    """What a key may be, as a person reads it, and the bounds of its numbers."""
+    """Describe a key's values, as a person reads them, and the bounds of its numbers."""
     text = ", ".join(in_words(key.annotation, "`"))
     text = text.replace("true, false", "true or false").replace("number, text", "number or text")
     return f"{text}; {key.range}" if key.range is not None else text
@@ -67,7 +67,7 @@ def _escaped(text: str) -> str:
 
 
 def reference() -> str:
-    """The whole page."""
+    """Return the reference page."""
     parts = [HEAD, "## Top of the file\n", table(list(keys_of(sections.Root).values()))]
     for name, cls in sections.SECTIONS.items():
         parts += [f"## `{name}`\n", _description(cls), table(list(keys_of(cls).values()))]
@@ -86,14 +86,14 @@ def reference() -> str:
 
 
 def _description(cls: type) -> str:
-    """A section's docstring, and that of the keys that it shares with one other algorithm."""
+    """Return a section's docstring, and that of the keys shared with another algorithm."""
     docs = [c.__doc__ or "" for c in (cls, *SHARED_PARENTS) if issubclass(cls, c)]
     paragraphs = [text for doc in docs for text in inspect.cleandoc(doc).split("\n\n")]
     return "\n\n".join(" ".join(text.replace("``", "`").split()) for text in paragraphs) + "\n"
 
 
 def _own(cls: type, parent: type) -> list[Key]:
-    """Keys that differ from the parent's: new ones, and other defaults or meanings."""
+    """Return keys that differ from the parent's: new ones, and other defaults or meanings."""
     inherited = keys_of(parent)
     return [key for name, key in keys_of(cls).items() if inherited.get(name) != key]
 

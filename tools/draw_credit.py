@@ -35,7 +35,7 @@ INK, SOFT, AUX, MAIN, PAPER = "#1f2933", "#7b8794", "#0b6e99", "#b44d12", "#ffff
 
 
 def make_tree(mode: str) -> Tree:
-    """Two turns of two agents with two completions each, scored as ``REWARDS`` says."""
+    """Make two turns of two agents with two completions each, scored by ``REWARDS``."""
     actions = ((0, 0), (1, 1)) if mode == "align" else tuple(itertools.product((0, 1), (0, 1)))
     completion = Completion("", (), True)
     agents = (AgentTurn((), (), (completion, completion)),) * 2
@@ -58,7 +58,7 @@ def make_tree(mode: str) -> Tree:
 
 
 def make_turn_in_order() -> Tree:
-    """One turn: aux writes two completions, main two below each, scored as ``BELOW`` says."""
+    """Make one turn: aux writes two completions, main two below each, scored by ``BELOW``."""
     turns = (AgentTurn((), (), (Completion("", (), True),) * 2),)
     actions = ((0,), (1,))
     nodes = [
@@ -117,7 +117,7 @@ def name(agent: int, generation: int) -> str:
 
 
 def shape(tree: Tree, x: float, y: float, labels: tuple[str, str]) -> list[str]:
-    """The tree: a box for each node with a dot for each joint action, an edge for each child."""
+    """Draw the tree: a box per node with a dot per joint action, an edge per child."""
     children, count = tree.children(0), len(tree.nodes[0].joint_actions_K)
     step = 150 / len(children)
     parts = [box(x, y + 75 - 8 * count, count, labels[0], upright=True)]
@@ -146,7 +146,7 @@ def box(x: float, y: float, count: int, label: str, *, upright: bool = False) ->
 
 
 def credit(tree: Tree, x: float, y: float) -> list[str]:
-    """Returns of the root's joint actions, then each agent's return and advantage."""
+    """List returns of the root's joint actions, then each agent's return and advantage."""
     returns = joint_returns(tree, DISCOUNT)
     root = tree.nodes[0]
     parts = [
@@ -179,7 +179,7 @@ def credit(tree: Tree, x: float, y: float) -> list[str]:
 
 
 def credit_in_order(tree: Tree, x: float, y: float) -> list[str]:
-    """Of each node, the agent's returns and advantages."""
+    """List the agent's returns and advantages at each node."""
     returns = joint_returns(tree, DISCOUNT)
     heads = {0: "completion", 150: "R", 320: "advantage Â"}
     parts = [text(x + at, y, words, fill=SOFT) for at, words in heads.items()]
@@ -200,7 +200,7 @@ def credit_in_order(tree: Tree, x: float, y: float) -> list[str]:
 
 
 def draw() -> str:
-    """The whole drawing."""
+    """Return the complete drawing."""
     titles = {
         "align": "align: the g-th of each agent. G joint actions at a node",
         "cross": "cross: every combination. G² joint actions at a node",

@@ -34,7 +34,7 @@ class Filter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Map:
-    """What becomes of an element: as a noun ("the squares of {}") and as a step."""
+    """The transformation of an element: as a noun ("the squares of {}") and as a step."""
 
     kind: str
     code: str
@@ -45,8 +45,10 @@ class Map:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
-    """What becomes of the list ``ys``: as sentences, and as a last step. ``empty``: in words, what
-    it is where the list is empty. ``weight``: how often it is drawn."""
+    """The reduction of the list ``ys``: as sentences, and as a last step.
+
+    ``empty``: in words, the result of an empty list. ``weight``: how often it is drawn.
+    """
 
     kind: str
     code: str

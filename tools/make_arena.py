@@ -57,7 +57,7 @@ def rows(
     holders: int = 8,
     numbered: bool = False,
 ) -> list[Row]:
-    """``num`` rows of a game; the same arguments, the same rows.
+    """Return ``num`` rows of a game; the same arguments give the same rows.
 
     Args:
         seed: of shards; the other games count through their rows.
@@ -87,7 +87,7 @@ def rows(
 
 
 def held_out_pairs() -> set[tuple[int, ...]]:
-    """First two numbers of the evaluation rows of shards: 16 pairs of 72, and 2 of the 9 equal."""
+    """Return the first two numbers of shards' evaluation rows: 16 of 72 pairs, 2 of 9 equal."""
     rng = random.Random("arena-shards")
     unequal = rng.sample(list(itertools.combinations(NUMBERS, 2)), 8)
     both = [pair for first, second in unequal for pair in ((first, second), (second, first))]
@@ -97,8 +97,11 @@ def held_out_pairs() -> set[tuple[int, ...]]:
 def _shards(
     num: int, rng: random.Random, evaluation: bool, question: str, holders: int
 ) -> list[Row]:
-    """Different numbers, each row also with its first two exchanged: of two holders, each is right
-    in half of the rows. For ``pair`` every second row has a number twice instead."""
+    """Return different numbers, each row also with its first two exchanged.
+
+    Of two holders, each is right in half of the rows. For ``pair`` every second row has a number
+    twice instead.
+    """
     held_out, found = held_out_pairs(), list[Row]()
     while len(found) < num:
         numbers = rng.sample(NUMBERS, holders)
@@ -113,7 +116,7 @@ def _shards(
 
 
 def write_shipped(datasets: Mapping[str, Mapping[str, Path]]) -> None:
-    """Makes the shipped splits of each data set, by its name."""
+    """Make the shipped splits of each data set, by its name."""
     for game, sizes in SHIPPED.items():
         paths = datasets[f"builtin:arena-{game}"]
         for split, num in zip(("train", "eval"), sizes, strict=True):

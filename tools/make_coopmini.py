@@ -52,7 +52,7 @@ _FRUITLESS_DRAWS = 20_000  # no new problem in so many draws: there are none lef
 
 
 def compiled(source: str, name: str) -> Callable[[Any], Any]:
-    """The function ``name`` of source that this package wrote itself."""
+    """Return the function ``name`` of source that this package wrote itself."""
     return _within(source, {}, name)
 
 
@@ -62,8 +62,10 @@ def _within(source: str | CodeType, scope: dict[str, Any], name: str) -> Callabl
 
 
 def mismatches(problem: Problem) -> Iterator[Callable[[Any], Any]]:
-    """The problem solved by each team of correct agents whose helpers, or some of them, follow
-    other conventions than main relies on."""
+    """Yield the problem solved by teams of correct agents with mismatched conventions.
+
+    Some or all helpers of such a team follow other conventions than main relies on.
+    """
     helpers = {c: compiled(helper_source(problem, c), "aux") for c in problem.conventions}
     for expected in problem.shares:
         names = [f"aux{i}" for i in range(len(expected))]
@@ -81,7 +83,7 @@ def find_cases(
     sizes: Collection[int],
     wrong: Collection[Callable[[Any], Any]] = (),
 ) -> list[tuple[Any, Any]] | None:
-    """(input, answer) for each size, such that nothing in ``wrong`` gives the answer.
+    """Return (input, answer) for each size, such that nothing in ``wrong`` returns the answer.
 
     Inputs differ and answers are not empty, zero or None. None where such inputs are not found.
     """
@@ -101,7 +103,7 @@ def find_cases(
 
 
 def _outcome(function: Callable[[Any], Any], value: Any) -> Any:
-    """What a rendered program answers; None where it fails, as mismatched programs do."""
+    """Return a program's answer, or None if it fails, as mismatched programs do."""
     try:
         return function(value)
     except (TypeError, ValueError, IndexError, KeyError, AttributeError, ArithmeticError):
@@ -109,7 +111,7 @@ def _outcome(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def prompt_text(problem: Problem, entry_point: str, examples: Collection[tuple[Any, Any]]) -> str:
-    """The entry point's stub: signature, description and doctest-like examples."""
+    """Return the entry point's stub: signature, description and doctest-like examples."""
     lines = [f"def {entry_point}({problem.domain.param}):", f'    """{problem.description}']
     for value, answer in examples:
         lines += [f"    >>> {entry_point}({value!r})", f"    {answer!r}"]
@@ -117,13 +119,13 @@ def prompt_text(problem: Problem, entry_point: str, examples: Collection[tuple[A
 
 
 def check_text(cases: Collection[tuple[Any, Any]]) -> str:
-    """The ``check`` function: one assert for each (input, answer)."""
+    """Return the ``check`` function: one assert for each (input, answer)."""
     tests = [f"    assert candidate({value!r}) == {answer!r}" for value, answer in cases]
     return "\n".join(["def check(candidate):", *tests, ""])
 
 
 def make_row(problem: Problem, rng: random.Random) -> dict[str, Any] | None:
-    """A row without its task_id, or None for a problem on which disagreement could pass."""
+    """Return a row without its task_id, or None if disagreement could pass on the problem."""
     examples = find_cases(problem, rng, [2] * _NUM_EXAMPLES)
     sizes = [rng.randint(4, 7) for _ in range(_NUM_TESTS)]
     if examples is None:
@@ -153,7 +155,7 @@ def make_rows(
     weights: Mapping[str, int] = SHORT,
     family: str = "CoopMini",
 ) -> list[dict[str, Any]]:
-    """``num`` different problems, none of them in ``exclude``; the same seed, the same rows.
+    """Return ``num`` different problems, none in ``exclude``; the same seed gives the same rows.
 
     ``name`` stands in their task_id (None: the seed), after ``family``; ``weights``: their stages,
     and how often. Raises ValueError where there are not that many.

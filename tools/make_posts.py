@@ -45,7 +45,7 @@ WANTS = (
 
 
 class Trouble(NamedTuple):
-    """What somebody does, as it is described in the title, the post and the summary."""
+    """An action of a person, as described in the title, the post and the summary."""
 
     does: str
     doing: str
@@ -80,7 +80,7 @@ class Post(NamedTuple):
 
     @property
     def situation(self) -> str:
-        """What identifies it: posts that differ in the rest are still about the same."""
+        """The identity of a post: posts that differ only in the rest share their situation."""
         return f"{self.person} | {self.trouble.does} | {self.tried}"
 
 
@@ -90,7 +90,7 @@ def draw_post(rng: random.Random) -> Post:
 
 
 def prompt_text(post: Post) -> str:
-    """Title and post, as they are shown to the agents."""
+    """Return title and post, as they are shown to the agents."""
     return (
         f"TITLE: My {post.person} {post.trouble.does}\n\n"
         f"POST: My {post.person} has been {post.trouble.doing} {post.since}, and {post.tried}. "
@@ -109,7 +109,7 @@ def summary_text(post: Post) -> str:
 def make_rows(
     seed: int, num: int, exclude: Collection[str] = (), name: str | None = None
 ) -> list[dict[str, Any]]:
-    """``num`` different posts, none of a situation in ``exclude``; the same seed, the same rows.
+    """Return ``num`` posts, no situation of them in ``exclude``; determined by the seed.
 
     ``name`` stands in their task_id (None: the seed). Raises ValueError where there are not that
     many.

@@ -24,7 +24,7 @@ class Maker:
     paths: Mapping[str, Path]  # shipped split → file
 
     def shipped(self, *splits: str) -> set[str]:
-        """What identifies the rows of the shipped splits (of all, if none is named)."""
+        """Return the keys of the rows of the shipped splits (of all, if none is named)."""
         return {
             json.loads(line)[self.column]
             for split in splits or self.paths
@@ -32,7 +32,7 @@ class Maker:
         }
 
     def write_shipped(self, paths: Mapping[str, Path]) -> None:
-        """Makes the shipped splits; each leaves out what those before it have."""
+        """Make the shipped splits; each leaves out the rows of those before it."""
         taken: set[str] = set()
         for split, (seed, num) in self.seeds.items():
             rows = self.rows(seed, num, taken, split)
@@ -40,7 +40,7 @@ class Maker:
             _write(rows, paths[split])
 
     def main(self, **variants: Maker) -> None:
-        """The command line; a flag of a variant's name has that one act in this one's place."""
+        """Run the command line; a flag named after a variant selects it instead of this maker."""
         parser = argparse.ArgumentParser(description=f"Make fresh {self.what}.")
         parser.add_argument("--seed", type=int, default=0)
         parser.add_argument("--num", type=int, help=f"how many {self.what}")

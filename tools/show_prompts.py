@@ -58,7 +58,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def resolve(options: argparse.Namespace) -> tuple[Config, Work]:
-    """The configuration, with as many agents as there are completions, and its work."""
+    """Return the configuration, with one agent per completion, and its work."""
     given = ["--config", options.config, "--override", *options.override]
     if options.completions:
         given += ["--num-agents", str(len(options.completions[0]))]
@@ -68,7 +68,7 @@ def resolve(options: argparse.Namespace) -> tuple[Config, Work]:
 
 
 def find_task(tasks: Sequence[Task], wanted: str) -> Task:
-    """The task of this name or index; raises UserError where there is none."""
+    """Return the task of this name or index; raise UserError if there is none."""
     for index, task in enumerate(tasks):
         if wanted in (str(index), task.task_id):
             return task
@@ -76,7 +76,7 @@ def find_task(tasks: Sequence[Task], wanted: str) -> Task:
 
 
 def attempts_of(work: Work, task: Task, turns: Sequence[Sequence[Path]]) -> list[Attempt]:
-    """Each turn's completions, scored."""
+    """Return each turn's scored completions."""
     if not turns:
         return []
     texts = [
@@ -96,7 +96,7 @@ def attempts_of(work: Work, task: Task, turns: Sequence[Sequence[Path]]) -> list
 def prompts_by_turn(
     config: Config, work: Work, task: Task, attempts: Sequence[Attempt]
 ) -> list[tuple[tuple[Message, ...], ...]]:
-    """Each agent's prompt at turn 1, and at the turn after each attempt."""
+    """Return each agent's prompt at turn 1, and at the turn after each attempt."""
     prompts, settings = work.prompts, config.external
     first = prompts.first(task, len(work.roles))
     text_T = [first, *(work.mode.build(prompts)(attempts) if attempts else ())]
@@ -133,7 +133,7 @@ def prompts_by_turn(
 def _handed_on(
     config: Config, prompts: Prompts, task: Task, written: Sequence[str] | None
 ) -> tuple[str, ...]:
-    """What each agent reads of those before it in a turn; ``written`` None: not known yet."""
+    """Return what each agent reads of those before it in a turn; ``written`` None: unknown."""
     agents = config.section.num_agents
     if config.section.turn_order == "simultaneous":
         return ("",) * agents
@@ -144,7 +144,7 @@ def _handed_on(
 
 
 def readers(config: Config) -> list[Callable[[Sequence[Message]], str]]:
-    """What turns each agent's messages into the text that its model reads; loads no weights."""
+    """Return functions from each agent's messages to its model's text; load no weights."""
     names = config.agent_models
     found = {name: _reader(config, name) for name in dict.fromkeys(names)}
     return [found[name] for name in names]

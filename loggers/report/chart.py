@@ -56,7 +56,7 @@ class Chart:
 
 
 def stacked(parts: Sequence[Series]) -> list[tuple[Series, list[float], list[float]]]:
-    """(part, its area's lower edge, its upper edge), one for each part and sign that it has."""
+    """Return (part, its area's lower edge, its upper edge) for each part and sign that it has."""
     areas = []
     tops, bottoms = ([0.0] * len(parts[0].xs_X) for _ in range(2))
     for part in parts:
@@ -70,7 +70,7 @@ def stacked(parts: Sequence[Series]) -> list[tuple[Series, list[float], list[flo
 
 
 def smoothed(values: Sequence[float], window: int) -> list[float]:
-    """Mean over ``window`` values around each; fewer at the ends."""
+    """Return the mean over ``window`` values around each; fewer at the ends."""
     half = window // 2
     return [average(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]
 

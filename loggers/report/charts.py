@@ -42,7 +42,7 @@ class Section:
 
 
 def sections(run: Run) -> list[Section]:
-    """The report's sections in reading order, those with something to show."""
+    """Return the report's sections in reading order, without empty ones."""
     makers: tuple[Callable[[Run], Section], ...] = (
         _learning,
         _conventions,
@@ -60,7 +60,7 @@ def sections(run: Run) -> list[Section]:
 
 
 def figures(run: Run) -> dict[str, Chart]:
-    """Learning curve, parts of the reward and shares of joint actions, where there are any."""
+    """Return the learning curve, reward parts and joint-action shares, if there are any."""
     found = {"reward": _reward(run), "reward_parts": _parts(run).charts, "shares": _shares(run)}
     return {name: charts[0] for name, charts in found.items() if charts}
 
@@ -83,7 +83,7 @@ def _reward(run: Run) -> list[Chart]:
 
 
 def _shares(run: Run) -> list[Chart]:
-    """What the domain's view wants; of any domain, all shares."""
+    """Return charts of the shares that the domain's view selects; all shares without a view."""
     any_domain = (Metric(run.view.passed, "pass_rate"), *titled(None, run.all_names))
     title, wanted = run.view.curves
     for phase in ("train", "eval"):
@@ -137,7 +137,7 @@ def _parts(run: Run) -> Section:
 
 
 def _conventions(run: Run) -> Section:
-    """How each agent shares the work, where several ways are known."""
+    """Return a section on how each agent shares the work, if several conventions exist."""
     phase = "eval" if any(map(CONVENTION.match, run.names("eval"))) else "train"
     by_role: dict[str, list[str]] = {}
     kinds: dict[str, int] = {}
@@ -199,7 +199,7 @@ def _behaviour(run: Run) -> Section:
 
 
 def _own(run: Run) -> list[Chart]:
-    """What the domain measures."""
+    """Return charts of the domain's measures."""
     if run.view.charts is None:
         passed = Metric(run.view.passed, "pass_rate")
         found = (passed, *titled(None, run.all_names))
@@ -233,7 +233,7 @@ def _tasks(run: Run) -> Section:
 
 
 def _task_means(samples: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Mean reward of each task over its answers."""
+    """Return each task's mean reward over its answers."""
     rewards: dict[str, list[float]] = {}
     for sample in samples:
         rewards.setdefault(sample["task_id"], []).append(sample["reward_task_mean"])
@@ -267,7 +267,7 @@ def _preferences(run: Run) -> Section:
 
 
 def _histogram(values: Sequence[float]) -> tuple[list[float], list[int]]:
-    """Edges of up to 24 equal bins, and the count of values in each."""
+    """Return the edges of up to 24 equal bins, and the count of values in each."""
     low, high = min(values), max(values)
     bins = max(1, min(24, len(values) // 4))
     width = (high - low) / bins or 1.0
@@ -278,7 +278,7 @@ def _histogram(values: Sequence[float]) -> tuple[list[float], list[int]]:
 
 
 def _latents(run: Run) -> Section:
-    """SHPPO: the agents' latents on their two principal axes; later ones are more opaque."""
+    """Return SHPPO's latents on their two principal axes; later ones are more opaque."""
     lines = [line for line in run.latents if len(line["mu"])]
     if len(lines) < 3:
         return Section("Latents", ())
@@ -304,7 +304,7 @@ def _latents(run: Run) -> Section:
 
 
 def _optimisation(run: Run) -> Section:
-    """Every other training metric, agents side by side: nothing that was logged is left out."""
+    """Return charts of every other training metric, with the agents side by side."""
     of_trees = {found[1] for name in run.names("train") if (found := OF_TURN.match(name))}
     bases: dict[str, None] = {}
     for name in run.names("train"):

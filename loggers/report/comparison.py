@@ -81,7 +81,7 @@ def write_comparison(
 
 
 def render(groups: Sequence[Group], folder: Path = Path()) -> str:
-    """The page in ``folder`` that compares groups of runs; it leads to their own reports."""
+    """Return the page in ``folder`` that compares groups of runs and links to their reports."""
     count = sum(len(group.runs) for group in groups)
     note = (
         "Mean over seeds; where there is more than one, band: 95% bootstrap interval of that mean, "
@@ -99,33 +99,33 @@ def render(groups: Sequence[Group], folder: Path = Path()) -> str:
 
 
 def _links(group: Group, folder: Path) -> list[tuple[str, str]]:
-    """(name, the way from the folder to its report; empty where it has none) of each run."""
+    """Return (name, path from the folder to its report; empty if it has none) of each run."""
     reports = [run.path / REPORT for run in group.runs]
     ways = [os.path.relpath(file, folder.resolve()) if file.is_file() else "" for file in reports]
     return list(zip(group.run_names, map(quote, ways), strict=True))
 
 
 def _shown(groups: Sequence[Group]) -> list[Metric]:
-    """Reward and pass rate, then what the views of the runs' domains compare."""
+    """Return reward and pass rate, then the metrics that the runs' domain views compare."""
     runs = [run for group in groups for run in group.runs]
     own = [metric for run in runs for metric in titled(run.view.compared, run.all_names)]
     return list(dict.fromkeys([REWARD, _passed(groups), *own]))
 
 
 def _passed(groups: Sequence[Group]) -> Metric:
-    """The pass rate, as its domain calls it."""
+    """Return the pass rate, under its domain's name."""
     words = {run.view.passed for group in groups for run in group.runs}
     word = words.pop() if len(words) == 1 else View().passed
     return Metric(word[:1].upper() + word[1:], "pass_rate")
 
 
 def grouped(runs: Sequence[Run], labels: Sequence[str] | None = None) -> list[Group]:
-    """Seeds of one setting together, in the order given; ``labels`` name the settings.
+    """Group the seeds of each setting, in the order of the runs; ``labels`` name the settings.
 
     Seeds of one setting are runs of one algorithm, configuration and held-out data, each with its
-    own seed. A run without ``config.yaml`` stands alone: nobody knows its setting. A group
-    is named after its algorithm and the settings that tell it from others of it. Raises
-    ReportError where there are not as many labels as settings.
+    own seed. A run without ``config.yaml`` forms its own group: its setting is unknown. A group is
+    named after its algorithm and the settings that distinguish it from others of that algorithm.
+    Raises ReportError if there are not as many labels as settings.
     """
     members: list[tuple[str, list[int]]] = []
     for index, run in enumerate(runs):
@@ -151,14 +151,17 @@ def grouped(runs: Sequence[Run], labels: Sequence[str] | None = None) -> list[Gr
 
 
 def _setting(run: Run) -> str:
-    """Everything in which seeds of one setting agree, as text: algorithm, configuration (domain,
-    reward, prompts and mode among it), the user's own modules, held-out data."""
+    """Return everything that the seeds of one setting share, as text.
+
+    That is the algorithm, configuration (with domain, reward, prompts and mode), the user's own
+    modules, and the held-out data.
+    """
     held_out = sorted({(s["task_id"], s["problem"]) for s in run.samples if s["phase"] == "eval"})
     return json.dumps([run.algorithm, _settings(run), held_out], sort_keys=True)
 
 
 def _reward(run: Run) -> str:
-    """What its reward is, as text."""
+    """Return a run's reward as text."""
     return json.dumps([run.config.get("domain"), run.config.get("reward")], sort_keys=True)
 
 
@@ -167,7 +170,7 @@ def _seed(run: Run) -> Any:
 
 
 def _run_names(runs: Sequence[Run]) -> list[str]:
-    """Names of the directories, with their parents' where two have the same."""
+    """Return the names of the directories, with their parents' if two are the same."""
     count = Counter(run.path.name for run in runs)
     return [
         run.path.name if count[run.path.name] == 1 else f"{run.path.parent.name}/{run.path.name}"
@@ -188,7 +191,7 @@ def _name(run: Run, others: Sequence[Run]) -> str:
 
 
 def curve(runs: Sequence[Run], phase: str, name: str) -> Curve | None:
-    """A metric averaged over runs where all of them have it; None where one never has.
+    """Return a metric averaged over runs if all of them have it, None if one never does.
 
     Runs are read off at common environment steps by straight lines between their records. The
     reward of training is the task's also where a model's score stood for it.
@@ -209,8 +212,10 @@ def curve(runs: Sequence[Run], phase: str, name: str) -> Curve | None:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    """The configuration as dotted keys, without what may differ between seeds; and the contents
-    of the user's own modules."""
+    """Return the configuration as dotted keys, without those that may differ between seeds.
+
+    The contents of the user's own modules are included.
+    """
     kept = {key: value for key, value in run.config.items() if key not in NOT_SETTINGS}
     return dict(_flat(kept)) | {name: digest[:8] for name, digest in run.modules.items()}
 
@@ -226,7 +231,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def charts_of(groups: Sequence[Group]) -> dict[str, Chart]:
-    """What is compared, by ``phase_metric``."""
+    """Return the compared charts, by ``phase_metric``."""
     return {
         f"{phase}_{metric.name.replace('/', '_')}": chart
         for metric in _shown(groups)
@@ -276,7 +281,7 @@ def _ceiling(groups: Sequence[Group]) -> float | None:
 
 
 def _table(groups: Sequence[Group]) -> list[list[str]]:
-    """Last evaluation of each group: mean and interval over its seeds."""
+    """Return the last evaluation of each group: mean and interval over its seeds."""
     passed = _passed(groups).title.lower()
     head = ["setting", "seeds", "reward before", "reward after", passed, "steps"]
     rows = [head]
@@ -309,7 +314,7 @@ def _interval(values: Sequence[float]) -> str:
 
 
 def _pictures(groups: Sequence[Group], paths: Sequence[Path]) -> None:
-    """Reward and pass rate of the groups for a paper: of evaluation where there is any."""
+    """Write the groups' reward and pass rate for a paper, from evaluation if there is any."""
     charts = charts_of(groups)
     phase = "eval" if "eval_reward_mean" in charts else "train"
     where = {"eval": "on held-out tasks", "train": "in training"}[phase]

@@ -14,9 +14,9 @@ AGENT = re.compile(r"^agent_(\d+)/(.+)$")
 
 
 def learning_series(run: Run) -> list[Series]:
-    """Mean reward of training (raw, smoothed, with its spread) and of evaluation.
+    """Return mean reward of training (raw, smoothed, with its spread) and of evaluation.
 
-    Where training followed a model's score, the task reward, which has no spread in the log.
+    If training followed a model's score, return the task reward, which has no logged spread.
     """
     series = []
     xs, ys = run.series("train", "task_reward_mean")
@@ -50,9 +50,9 @@ def learning_series(run: Run) -> list[Series]:
 
 
 def _margins(run: Run, count: int) -> list[float]:
-    """Half the 95% interval of each evaluation's mean, 1.96 σ/√tasks; empty where not known.
+    """Return half the 95% interval of each evaluation's mean, 1.96 σ/√tasks; empty if unknown.
 
-    Wider than need be where tasks are answered several times (``eval_answers``).
+    The interval is too wide if tasks are answered several times (``eval_answers``).
     """
     _, spread = run.series("eval", "reward_std")
     _, tasks = run.series("eval", "tasks")
@@ -62,13 +62,15 @@ def _margins(run: Run, count: int) -> list[float]:
 
 
 def reward_ceiling(run: Run) -> float | None:
-    """The most that the reward gives, where that is known."""
+    """Return the greatest possible reward, or None if unknown."""
     return run.domain.get("greatest_reward")
 
 
 def unsolved_share(run: Run) -> float | None:
-    """Of all the reward of training, the share that came without a pass; None where the domain
-    does not measure it, or there was no reward."""
+    """Return the share of the training reward that was earned without a pass.
+
+    None if the domain does not measure it, or there was no reward.
+    """
     if run.view.unsolved is None:
         return None
     of_it = everything = 0.0
@@ -86,8 +88,11 @@ def unsolved_share(run: Run) -> float | None:
 def reward_range(
     series: Sequence[Series], ceiling: float | None
 ) -> tuple[float | None, float | None]:
-    """From 0, or below the lowest value where that is negative, to the most that the reward gives;
-    open where that is not known."""
+    """Return the range of the reward axis; an unknown upper end stays open.
+
+    It starts at 0, or below the lowest value if that is negative, and ends at the greatest possible
+    reward.
+    """
     if ceiling is None:
         return None, None
     lowest = min((y for one in series for y in one.ys_X), default=0.0)
@@ -95,7 +100,7 @@ def reward_range(
 
 
 def is_share(name: str, values: Iterable[float]) -> bool:
-    """Whether a metric is shown in percent."""
+    """Return whether a metric is shown in percent."""
     return name.endswith(("_rate", "_share", "_fraction")) and all(0 <= v <= 1 for v in values)
 
 
@@ -107,7 +112,7 @@ def metric_chart(
     percent: bool = True,
     low: float | None = None,
 ) -> list[Chart]:
-    """One chart of the (label, metric) that the run has; none where it has none of them twice."""
+    """Return one chart of the (label, metric) pairs; none if no metric has two points."""
     series = [
         Series(text or title, *smooth(run, phase, name), i) for i, (text, name) in enumerate(names)
     ]
@@ -118,7 +123,7 @@ def metric_chart(
 def both_phases(
     run: Run, metric: Metric, percent: bool | None = None, held_out: str = "held-out tasks"
 ) -> list[Chart]:
-    """A metric in training and in evaluation; no chart where neither has it twice."""
+    """Return a metric in training and evaluation; no chart if neither has two points."""
     found = [
         Series(text, *smooth(run, phase, metric.name), i, dots=phase == "eval")
         for i, (text, phase) in enumerate((("training", "train"), (held_out, "eval")))
@@ -130,7 +135,7 @@ def both_phases(
 
 
 def of_agents(run: Run, base: str, phase: str = "train") -> list[tuple[str, str]]:
-    """(role, name) of a metric that each agent has."""
+    """Return (role, name) of a metric that each agent has."""
     found = [(m, name) for name in run.names(phase) if (m := AGENT.match(name))]
     return [(run.role(int(m[1])), name) for m, name in found if m[2] == base]
 
@@ -143,7 +148,7 @@ def smooth(run: Run, phase: str, name: str) -> tuple[list[float], list[float]]:
 def filled(
     run: Run, phase: str, name: str, smoothly: bool = False
 ) -> tuple[list[float], list[float]]:
-    """A share at every record of the phase; 0 where the record does not have it."""
+    """Return a share at every record of the phase; 0 if the record does not have it."""
     records = [r for r in run.records if r["phase"] == phase]
     ys = [float(r["metrics"].get(name) or 0.0) for r in records]
     window = max(1, len(ys) // 20) if smoothly else 1

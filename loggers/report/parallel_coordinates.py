@@ -51,7 +51,7 @@ def _draw_axis(axis: Axes, x: int, title: str, ticks: Sequence[tuple[float, str]
 
 
 def _scale(column: Sequence[Any], log: bool) -> tuple[list[float], list[tuple[float, str]]]:
-    """(height of each value in [0, 1], ticks); texts stand evenly, numbers among them in order."""
+    """Return (height of each value in [0, 1], ticks); texts are spaced evenly, in numeric order."""
     if any(isinstance(value, str) for value in column):
         choices = sorted(set(column), key=_order)
         places = {

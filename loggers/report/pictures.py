@@ -30,7 +30,7 @@ PAPER: dict[Any, Any] = {
 
 
 def draw(axis: Axes, chart: Chart) -> None:
-    """A chart of lines or of areas; where the range has an upper end, a dotted line there."""
+    """Draw a chart of lines or areas, with a dotted line at the range's upper end, if any."""
     assert chart.kind in ("lines", "stacked"), f"svg.py alone draws {chart.kind}"
     if chart.kind == "stacked":
         named = set()
@@ -64,13 +64,13 @@ def draw(axis: Axes, chart: Chart) -> None:
 
 
 def style(number: int) -> dict[str, Any]:
-    """Colour and dashes of a line."""
+    """Return the colour and dashes of a line."""
     dashes = STYLES[number // len(COLOURS) % DASHES]
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": dashes}
 
 
 def write_figures(charts: Mapping[str, Chart], folder: str | Path) -> list[Path]:
-    """Each chart by itself, ``NAME.pdf`` and ``NAME.png``, at the width of a paper's column."""
+    """Write each chart as ``NAME.pdf`` and ``NAME.png``, at the width of a paper's column."""
     folder, written = Path(folder), []
     folder.mkdir(parents=True, exist_ok=True)
     for name, chart in charts.items():
@@ -92,7 +92,7 @@ def write_figures(charts: Mapping[str, Chart], folder: str | Path) -> list[Path]
 
 
 def write_curves(charts: Sequence[Chart], path: str | Path) -> None:
-    """Charts side by side, each with its legend, as a picture."""
+    """Write charts side by side, each with its legend, as a picture."""
     count = max(len(charts), 1)
     figure = Figure(figsize=(13 * count / 3, 4.4), layout="constrained")
     for axis, chart in zip(figure.subplots(1, count, squeeze=False)[0], charts, strict=False):
@@ -109,7 +109,7 @@ def write_curves(charts: Sequence[Chart], path: str | Path) -> None:
 def write_side_by_side(
     charts: Sequence[Chart], labels: Sequence[str], paths: Sequence[Path]
 ) -> None:
-    """Charts of the same series with one legend, which has ``labels``."""
+    """Write charts of the same series with one legend, which has ``labels``."""
     labels = ["\n".join(textwrap.wrap(label, LEGEND_LETTERS)) for label in labels]
     lines = sum(1 + label.count("\n") for label in labels)
     figure = Figure(figsize=(9, 4.0 + LEGEND_LINE * lines), layout="constrained")
@@ -124,6 +124,6 @@ def write_side_by_side(
 
 
 def plain(axis: Axes) -> None:
-    """No frame above and to the right; a light grid."""
+    """Remove the top and right frame, and add a light grid."""
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.25, linewidth=0.6)

@@ -45,7 +45,7 @@ class ReportError(UserError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What lies in a run directory; files that a run does not have are empty."""
+    """The contents of a run directory; missing files read as empty."""
 
     path: Path
     config: dict[str, Any]
@@ -65,7 +65,7 @@ class Run:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """What the agents are called; empty where nobody knows."""
+        """The agents' roles; empty if unknown."""
         sampled = self.samples[0].get("roles_N", ()) if self.samples else ()
         return tuple(self.domain.get("roles") or sampled)
 
@@ -74,7 +74,7 @@ class Run:
 
     @property
     def reward_parts(self) -> list[str]:
-        """What the reward is the sum of, in its own order; empty where it has no parts."""
+        """The terms of the reward, in order; empty if it has no parts."""
         found = [name for name in self.all_names if name.startswith("reward/")]
         return [name.removeprefix("reward/") for name in found]
 
@@ -95,7 +95,7 @@ class Run:
         return self.summary.get("env_steps", -1) >= self.env_steps
 
     def series(self, phase: str, name: str) -> tuple[list[float], list[float]]:
-        """(environment steps, values) of a metric, where it is known and finite."""
+        """Return (environment steps, values) of a metric, where it is present and finite."""
         pairs = [
             (float(record["step"]), float(record["metrics"][name]))
             for record in self.records
@@ -104,7 +104,7 @@ class Run:
         return [x for x, _ in pairs], [y for _, y in pairs]
 
     def names(self, phase: str) -> list[str]:
-        """Every metric of a phase, in the order in which they were first logged."""
+        """Return every metric of a phase, in the order in which they were first logged."""
         seen: dict[str, None] = {}
         for record in self.records:
             if record["phase"] == phase:
@@ -117,7 +117,9 @@ class Run:
         return list(dict.fromkeys((*self.names("train"), *self.names("eval"))))
 
     def passes(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """The samples of the first and of the last evaluation; without any, of training.
+        """Return the samples of the first and the last evaluation; without any, of training.
+
+        If there was only one pass, the first is empty.
 
         Where there was one pass only, the first is empty.
         """
@@ -145,7 +147,7 @@ def read_run(path: str | Path) -> Run:
 
 @contextlib.contextmanager
 def damaged(path: Path) -> Iterator[None]:
-    """Raises ReportError for what files of another content make of reading or showing them."""
+    """Raise ReportError for the errors that damaged files cause when read or shown."""
     try:
         yield
     except (

@@ -44,7 +44,7 @@ class Episode:
 
 
 def episodes(run: Run) -> list[Episode]:
-    """All of the last evaluation (without any: of training): those that gained most come first."""
+    """Return all of the last evaluation (or training), those that gained most first."""
     first, last = run.passes()
     before = dict(_numbered(first))
     found = [Episode(sample, before.get(key), key[1]) for key, sample in _numbered(last)]
@@ -52,7 +52,7 @@ def episodes(run: Run) -> list[Episode]:
 
 
 def _numbered(samples: Sequence[dict[str, Any]]) -> Iterator[tuple[tuple[str, int], Any]]:
-    """((task, 1, 2, … of its answers), sample)."""
+    """Yield ((task, 1, 2, … of its answers), sample)."""
     seen: Counter[str] = Counter()
     for sample in samples:
         seen[sample["task_id"]] += 1
@@ -64,7 +64,7 @@ def yaml(text: str) -> Markup:
 
 
 def code_css(selectors: Sequence[str], style: str) -> Markup:
-    """The colours of ``style`` under each selector; what is not code is not framed in red."""
+    """Return the colours of ``style`` under each selector, without red frames around non-code."""
     formatter = HtmlFormatter(style=style)
     lines = formatter.get_token_style_defs(list(selectors))
     return Markup("\n".join(line for line in lines if ".err " not in line))

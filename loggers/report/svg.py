@@ -48,7 +48,7 @@ class Frame:
 
 
 def drawings(chart: Chart) -> tuple[str, ...]:
-    """The chart in one width, or narrow and wide where it is a wide one."""
+    """Return the chart in one width, or in narrow and wide versions if it is wide."""
     of_steps = chart.kind in ("lines", "stacked")
     series = [_thinned(s) for s in chart.series] if of_steps else list(chart.series)
     frame = _frame(chart, series)
@@ -71,8 +71,11 @@ def drawings(chart: Chart) -> tuple[str, ...]:
 
 
 def _svg(chart: Chart, frame: Frame, marks: str, hover: str) -> str:
-    """``hover``: the attribute with the data of a chart that can be zoomed; its marks are then a
-    drawing inside the drawing, whose ``viewBox`` the page's script moves."""
+    """Return the drawing as SVG. ``hover``: the attribute with the data of a zoomable chart.
+
+    The marks of such a chart are a drawing inside the drawing, whose ``viewBox`` the page's script
+    moves.
+    """
     if hover:
         x, y = LEFT - EDGE, TOP - EDGE
         size = (frame.width - RIGHT + EDGE - x, frame.height - BOTTOM + EDGE - y)
@@ -112,7 +115,7 @@ def _frame(chart: Chart, series: Sequence[Series]) -> Frame:
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers between low and high, about ``count`` of them."""
+    """Return about ``count`` round numbers between low and high."""
     span = high - low
     if span <= 0:
         return [low]
@@ -124,7 +127,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def label(value: float, percent: bool = False) -> str:
-    """A tick's text: 20%, 1.5k, 2M, 0.25, 3e-05."""
+    """Return a tick's text: 20%, 1.5k, 2M, 0.25, 3e-05."""
     if percent:
         return f"{value * 100:.4g}%"
     size = abs(value)
@@ -222,7 +225,7 @@ def _areas(frame: Frame, parts: Sequence[Series]) -> list[str]:
 
 
 def _changes(frame: Frame, names: Sequence[str], before: Series, after: Series) -> list[str]:
-    """A hollow dot, a full one and a line between."""
+    """Return marks for each name: a hollow dot, a full one and a line between."""
     marks = []
     radius = max(1.5, min(4.0, (frame.width - LEFT - RIGHT) / len(names) / 2.5))
     for at, name, old, new in zip(before.xs_X, names, before.ys_X, after.ys_X, strict=True):
@@ -257,7 +260,7 @@ def _dots(frame: Frame, group: Series) -> str:
 
 
 def _hover(frame: Frame, series: Iterable[Series], stacked: bool) -> str:
-    """What the page's script needs to show values under the pointer and to zoom."""
+    """Return the data with which the page's script shows values under the pointer and zooms."""
     data = {
         "x": [frame.x_low, frame.x_high],
         "y": [frame.y_low, frame.y_high],

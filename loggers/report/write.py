@@ -28,7 +28,7 @@ def write_report(run_dir: str | Path) -> None:
 
 
 def render(run: Run) -> str:
-    """The page of one run: HTML with everything inside it."""
+    """Return the page of one run: HTML with everything inside it."""
     return page(
         title=run.path.name,
         subtitle=_subtitle(run),
@@ -58,7 +58,7 @@ def _subtitle(run: Run) -> str:
 
 
 def _tiles(run: Run) -> list[tuple[str, str, str]]:
-    """(what, value, from what) of the numbers that a reader wants first."""
+    """Return (label, value, source) of the numbers that a reader wants first."""
     tiles = []
     _, rewards = run.series("eval", "reward_mean")
     ceiling = reward_ceiling(run)

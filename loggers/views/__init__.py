@@ -6,7 +6,7 @@ from loggers.views.view import View
 
 
 def view_of(domain: str | None) -> View:
-    """A domain without its own view is shown by the names that it gives its measures."""
+    """Return a domain's view, or the default view, which shows all its measures."""
     if domain == "code":
         from loggers.views.code import CODE
 

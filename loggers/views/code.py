@@ -1,4 +1,4 @@
-"""How runs of the code domain are shown."""
+"""The view of runs of the code domain."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FENCED = re.compile(r"^(```[^\n]*\n)(.*?)(^```[^\n]*\n?|\Z)", re.DOTALL | re.MU
 
 
 def python(text: str) -> Markup:
-    """Python as HTML spans; of a text with Markdown fences, what is inside them."""
+    """Return Python as HTML spans; for text with Markdown fences, only the fenced code."""
     shown, end = Markup(), 0
     for fenced in _FENCED.finditer(text):
         opening, code, closing = fenced.groups()

@@ -1,4 +1,4 @@
-"""How the runs of a domain are shown, in console, tables, pictures, report and model card."""
+"""Views of a domain's runs, in console, tables, pictures, report and model card."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class Lines:
 
 
 def plain(text: str) -> Markup:
-    """An agent's text as HTML, as it stands."""
+    """Return an agent's text as HTML, unchanged."""
     return escape(text)
 
 
 def judged(sample: Mapping[str, Any]) -> str:
-    """Whether an episode passed, in words; empty where its reward has no notion of that."""
+    """Return whether an episode passed, in words; empty if its reward has no pass criterion."""
     return {True: "passed", False: "not passed"}.get(sample.get("passed"), "")  # type: ignore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What a domain's own words are. Where measures are None, all that a run has are shown."""
+    """A domain's terms and measures. Where measures are None, all of a run's are shown."""
 
     passed: str = "passed"  # title of the pass rate
     outcome: str = "outcome"  # what a reader chooses episodes by, where they can pass
@@ -65,13 +65,13 @@ class View:
 
 
 def listed(own: Iterable[str] | None, names: Iterable[str]) -> list[str]:
-    """Of a view's own metrics those that there are; of any domain's, all measures."""
+    """Return those of a view's metrics that exist; for any domain, all measures."""
     there = dict.fromkeys(names)
     return [name for name in (measures(there) if own is None else own) if name in there]
 
 
 def titled(own: Iterable[Metric] | None, names: Iterable[str]) -> list[Metric]:
-    """The same, with their titles."""
+    """Return the listed metrics with their titles."""
     there = dict.fromkeys(names)
     if own is None:
         return [Metric(in_words(name), name) for name in measures(there)]
@@ -79,5 +79,5 @@ def titled(own: Iterable[Metric] | None, names: Iterable[str]) -> list[Metric]:
 
 
 def in_words(name: str) -> str:
-    """``pairs/first_share`` → ``pairs: first share``."""
+    """Return ``pairs: first share`` for ``pairs/first_share``."""
     return name.replace("_", " ").replace("/", ": ")

@@ -23,12 +23,12 @@ The team is paid for each different one. Write your chore and nothing else.
 
 
 def floor() -> float:
-    """1 − (3/4)⁴: the best policy that all four share, each chore with probability 1/4."""
+    """Return 1 − (3/4)⁴: all four share the best policy, each chore with probability 1/4."""
     return 1 - (1 - 1 / len(CHORES)) ** len(CHORES)
 
 
 def optimum() -> float:
-    """1: four different chores."""
+    """Return 1: the agents choose four different chores."""
     return 1.0
 
 

@@ -25,12 +25,12 @@ Write your color and nothing else.
 
 
 def floor() -> float:
-    """−31/9: both agents choose at random."""
+    """Return −31/9: both agents choose at random."""
     return fmean(itertools.chain(*PAYOFF))
 
 
 def optimum() -> float:
-    """11: both choose red."""
+    """Return 11: both agents choose red."""
     return max(itertools.chain(*PAYOFF))
 
 

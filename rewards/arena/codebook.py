@@ -30,17 +30,17 @@ Write one word: {symbols}.
 
 
 def floor(symbols: int) -> float:
-    """1/S: the best listener without a message names a fixed symbol."""
+    """Return 1/S: without a message, the best listener names a fixed symbol."""
     return 1 / symbols
 
 
 def optimum(symbols: int, letters: int, alphabet: int = len(ALPHABET)) -> float:
-    """min(1, A^m / S): each message names one symbol, and no more than S are needed."""
+    """Return min(1, A^m / S): each message names one symbol, and no more than S are needed."""
     return min(1.0, alphabet**letters / symbols)
 
 
 def messages(letters: int) -> tuple[str, ...]:
-    """All messages of m letters."""
+    """Return all messages of m letters."""
     return tuple(map("".join, itertools.product(ALPHABET, repeat=letters)))
 
 

@@ -34,12 +34,12 @@ Next round: write cooperate or defect and nothing else.
 
 
 def floor(turns: int = 1) -> float:
-    """1 a turn: both defect, the only equilibrium of a single turn."""
+    """Return 1 per turn: both defect, the only equilibrium of a single turn."""
     return float(turns)
 
 
 def optimum(turns: int = 1) -> float:
-    """3 a turn: both cooperate, the most that two agents get on average."""
+    """Return 3 per turn: both cooperate, the most that two agents get on average."""
     return 3.0 * turns
 
 
@@ -72,13 +72,13 @@ class Dilemma(Game):
         return MOVES
 
     def measures(self, action: JointAction, score: Score) -> Mapping[str, float]:
-        """``cooperation``: the share of agents that cooperate; beside ``legal_answers``."""
+        """Return ``cooperation``, the share of agents that cooperate, and ``legal_answers``."""
         answers = self.answers(action)
         share = answers.count(COOPERATE) / len(answers)
         return {**super().measures(action, score), "cooperation": share}
 
     def bounds(self, task: Task, num_agents: int, num_turns: int, reward: Any) -> Bounds:
-        """Of the agents' mean."""
+        """Return the bounds of the agents' mean reward."""
         return Bounds(floor(num_turns), optimum(num_turns))
 
     def modes(self) -> Mapping[str, Callable[..., Transition]]:

@@ -1,4 +1,4 @@
-"""What the arena's games share: legal answers, who reads what, and the two ends of the score.
+"""The base of the arena's games: legal answers, prompts, and the bounds of the score.
 
 Every game reads the first legal word of a completion. A completion without one is an illegal
 answer, and a joint action with an illegal answer gets the least reward of its game.
@@ -23,12 +23,12 @@ class Bounds(NamedTuple):
     optimum: float  # the most that any team of independent agents can get
 
     def score(self, value: float) -> float:
-        """(value − floor) / (optimum − floor): 0 at the floor, 1 at the optimum."""
+        """Return (value − floor) / (optimum − floor): 0 at the floor, 1 at the optimum."""
         return (value - self.floor) / (self.optimum - self.floor)
 
 
 def first_legal(text: str, legal: Collection[str]) -> str | None:
-    """The first word of ``text`` in ``legal``; None: there is none.
+    """Return the first word of ``text`` in ``legal``, or None if there is none.
 
     Case is ignored for legal words in lower case. Words in capitals must match exactly, because
     the letter A is a legal message and the article is not.
@@ -54,7 +54,7 @@ class Game(Domain):
         return Task(name, row)
 
     def check_row(self, row: Mapping[str, Any]) -> None:
-        """Raises ValueError, naming the field, for a row that the game cannot use."""
+        """Raise ValueError, naming the field, for a row that the game cannot use."""
 
     def roles(self, num_agents: int) -> tuple[str, ...]:
         least, most = self.agents
@@ -71,14 +71,14 @@ class Game(Domain):
 
     @abstractmethod
     def legal(self, task: Task, agent: int, num_agents: int) -> tuple[str, ...]:
-        """The words that this agent may answer with."""
+        """Return the words that this agent may answer with."""
 
     @abstractmethod
     def bounds(self, task: Task, num_agents: int, num_turns: int, reward: Any) -> Bounds:
-        """Floor and optimum of an episode. ``reward``: as it is made for the run."""
+        """Return the floor and optimum of an episode under the run's ``reward``."""
 
     def answers(self, action: JointAction) -> tuple[str | None, ...]:
-        """Each agent's answer; None: it is illegal."""
+        """Return each agent's answer, None for an illegal one."""
         count = len(action.completions_N)
         return tuple(
             first_legal(text, self.legal(action.task, agent, count))
@@ -86,11 +86,11 @@ class Game(Domain):
         )
 
     def answer(self, task: Task, agent: int, num_agents: int, text: str) -> str:
-        """One agent's answer as the others read it."""
+        """Return one agent's answer as the others read it."""
         return first_legal(text, self.legal(task, agent, num_agents)) or "nothing"
 
     def handed_on(self, task: Task, agent: int, num_agents: int, written: Sequence[str]) -> str:
-        """Sequential turns: the answers before, and nothing else of what was written."""
+        """Return the earlier answers of a sequential turn, without the text around them."""
         return "".join(
             f"Player {other + 1} chose {self.answer(task, other, num_agents, text)}.\n"
             for other, text in enumerate(written)
@@ -100,7 +100,7 @@ class Game(Domain):
         return f"{self.name}: {', '.join(f'{k}={v}' for k, v in sorted(task.fields.items()))}"
 
     def measures(self, action: JointAction, score: Score) -> Mapping[str, float]:
-        """``legal_answers``: the share of agents whose answer is legal."""
+        """Return ``legal_answers``, the share of agents whose answer is legal."""
         answers = self.answers(action)
         return {"legal_answers": sum(a is not None for a in answers) / len(answers)}
 

@@ -1,4 +1,4 @@
-"""All games of the arena, by the name that ``domain`` gives them."""
+"""The arena's games, by their ``domain`` name."""
 
 from __future__ import annotations
 

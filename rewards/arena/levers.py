@@ -24,17 +24,17 @@ Lever 0 gives only 0.9 points. Write the digit of your lever and nothing else.
 
 
 def floor() -> float:
-    """1/9, with a stranger: both teams agree within themselves on one of the nine levers."""
+    """Return 1/9, with a stranger: each team agrees on one of the nine levers."""
     return 1 / (len(LEVERS) - 1)
 
 
 def optimum() -> float:
-    """0.9, with a stranger: all pull the lever that is different."""
+    """Return 0.9, with a stranger: all pull the lever that is different."""
     return SPECIAL_PAYS
 
 
 def self_play_optimum() -> float:
-    """1: a team alone agrees on any of the nine."""
+    """Return 1: a team alone agrees on any of the nine levers."""
     return 1.0
 
 
@@ -65,7 +65,7 @@ class LeversGame(Game):
         return LEVERS
 
     def bounds(self, task: Task, num_agents: int, num_turns: int, reward: Any) -> Bounds:
-        """Of cross-play; self-play of a perfect team scores above 1."""
+        """Return the bounds of cross-play; self-play of a perfect team scores above 1."""
         return Bounds(floor(), optimum())
 
     def greatest_reward(self, num_agents: int) -> float | None:

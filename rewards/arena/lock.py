@@ -27,7 +27,7 @@ Your secret is {secret}. Write the sum of both, modulo 3, and nothing else.
 
 
 def floor(turns: int, pay: str = "sparse") -> float:
-    """9^−T (sparse) or (1/T) Σ_t 9^−t (dense): both agents write at random."""
+    """Return 9^−T (sparse) or (1/T) Σ_t 9^−t (dense): both agents write at random."""
     both = len(SYMBOLS) ** -2
     if pay == "sparse":
         return both**turns
@@ -35,12 +35,12 @@ def floor(turns: int, pay: str = "sparse") -> float:
 
 
 def optimum() -> float:
-    """1: an agent reads all that its right answer depends on."""
+    """Return 1: each agent reads everything that its right answer depends on."""
     return 1.0
 
 
 def right_answers(secrets: Sequence[int], before: Sequence[str] | None) -> tuple[str, ...]:
-    """What the two agents should write. ``before``: their last answers; None: it is turn 1."""
+    """Return what the two agents should write after the answers ``before`` (None at turn 1)."""
     last = [0, 0] if before is None else [int(answer) for answer in reversed(before)]
     return tuple(SYMBOLS[(own + other) % 3] for own, other in zip(secrets, last, strict=True))
 
@@ -68,7 +68,7 @@ class LockReward(Reward):
 
 
 def all_right(action: JointAction) -> bool:
-    """Whether all answers up to this turn are right; an illegal one is not."""
+    """Return whether all answers up to this turn are right; an illegal one is not."""
     before = None
     for past in action.as_past:
         answers = LOCK.answers(past)

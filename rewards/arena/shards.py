@@ -38,17 +38,17 @@ Say {question}. Write one word.
 
 
 def floor(holders: int, question: str = "largest") -> float:
-    """1/N for a name; 1/2 for ``pair``, where half of the rows have one."""
+    """Return 1/N for a name; 1/2 for ``pair``, where half of the rows have one."""
     return 0.5 if question == "pair" else 1 / holders
 
 
 def optimum() -> float:
-    """1: nine different messages are enough for nine numbers."""
+    """Return 1: nine different messages are enough for nine numbers."""
     return 1.0
 
 
 def right_answer(numbers: Sequence[int], question: str) -> str:
-    """What the judge should write."""
+    """Return what the judge should write."""
     if question == "pair":
         return "yes" if len(set(numbers)) < len(numbers) else "no"
     place = -1 if question == "largest" else (len(numbers) - 1) // 2
@@ -117,7 +117,7 @@ class Shards(Game):
         return tuple(name.lower() for name in NAMES[: num_agents - 1])
 
     def handed_on(self, task: Task, agent: int, num_agents: int, written: Sequence[str]) -> str:
-        """To the judge alone: holders act without reading each other."""
+        """Return the earlier answers to the judge only; holders do not read each other."""
         if agent < num_agents - 1:
             return ""
         return "".join(

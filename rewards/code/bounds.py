@@ -16,14 +16,13 @@ _SCOPES = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def check_names(program: str) -> None:
-    """Raises SyntaxError for a program that is short to read and whose names are endless once
-    compiled."""
+    """Raise SyntaxError for a short program whose names become endless once compiled."""
     if len(program) > SHORT and written_out(ast.parse(program)) > MAX_NAMES:
         raise SyntaxError("names that are endless once compiled")
 
 
 def written_out(tree: ast.Module) -> int:
-    """Characters of the names that the compiler makes, guessed from above.
+    """Return an upper bound on the characters in the names that the compiler makes.
 
     A private name is written out with the name of its class, and each function and class with the
     names of all around it: 5,000 of them in a class whose name has 30 KB are 150 MB.
@@ -40,7 +39,7 @@ def written_out(tree: ast.Module) -> int:
 
 
 def bounded(code: bytes | SyntaxProblem) -> bytes | SyntaxProblem:
-    """A program's code, unless it is too large to be run."""
+    """Return a program's code, or a SyntaxProblem if it is too large to run."""
     if isinstance(code, bytes) and len(code) > MAX_COMPILED:
         size = f"{len(code):,} bytes once compiled, more than {MAX_COMPILED:,}"
         return SyntaxProblem(f"a program of {size}", None, None)

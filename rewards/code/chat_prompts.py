@@ -1,4 +1,4 @@
-"""What the agents of the code domain read where their models have a chat template.
+"""Prompts of the code domain for models with a chat template.
 
 Such models answer as assistants do: with prose, examples and the whole solution. Their answers are
 therefore begun for them, with a fence and the first line of the function that is theirs

@@ -18,7 +18,7 @@ _LOOPS = ast.ListComp | ast.DictComp | ast.SetComp | ast.GeneratorExp
 
 
 def convention(source: str, name: str = "aux") -> str | None:
-    """What the helper ``name`` in an agent's text does; None where no convention is seen."""
+    """Return what the helper ``name`` in an agent's text does, or None if it is unclear."""
     function = _function(source, name)
     result = _returned(function) if function else None
     if function is None or result is None:
@@ -44,7 +44,7 @@ def convention(source: str, name: str = "aux") -> str | None:
 
 
 def expected_convention(source: str, entry_point: str, stages: str | None = None) -> str | None:
-    """What main in an agent's text relies on ``aux`` to do; None where it is not seen.
+    """Return what main in an agent's text relies on ``aux`` to do, or None if it is unclear.
 
     ``stages`` is the CoopMini row's column of that name. Main's code alone does not tell whether
     a collection that it takes over from aux as it is was to be filtered, mapped, or both.
@@ -69,7 +69,7 @@ def expected_convention(source: str, entry_point: str, stages: str | None = None
 
 
 def _function(source: str, name: str) -> ast.FunctionDef | None:
-    """The definition of ``name`` in a text that may hold prose and fences around it."""
+    """Return the definition of ``name`` in a text that may hold prose and fences around it."""
     start = re.search(rf"^def {re.escape(name)}\s*\(", source, re.MULTILINE)
     if start is None:
         return None
@@ -83,7 +83,7 @@ def _function(source: str, name: str) -> ast.FunctionDef | None:
 
 
 def _returned(function: ast.FunctionDef) -> ast.expr | None:
-    """The first returned expression, with a name that was assigned just before it filled in."""
+    """Return the first returned expression, with a name assigned just before it filled in."""
     assigned: dict[str, ast.expr] = {}
     for statement in function.body:
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
@@ -99,14 +99,14 @@ def _is_collection(name: str) -> bool:
 
 
 def _unwrapped(node: ast.expr) -> ast.expr:
-    """The loop inside ``list(…)``, ``dict(…)`` or ``tuple(…)``, or the expression itself."""
+    """Return the loop inside ``list(…)``, ``dict(…)`` or ``tuple(…)``, or the expression itself."""
     if isinstance(node, ast.Call) and len(node.args) == 1:
         return node.args[0] if written(node.func) in ("list", "dict", "tuple") else node
     return node
 
 
 def _changes(loop: _LOOPS) -> bool:
-    """Whether a loop gives something else than the elements that it walks through."""
+    """Return whether a loop yields something other than the elements that it iterates over."""
     target = (written(loop.generators[0].target) or "").strip("()")
     if isinstance(loop, ast.DictComp):
         return f"{written(loop.key)}, {written(loop.value)}" != target

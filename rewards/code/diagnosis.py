@@ -31,7 +31,7 @@ _TOP = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """What an attempt passed, level by level; None: not reached."""
+    """The results of an attempt, level by level; None: not reached."""
 
     definitions: bool  # of every agent's function
     syntax: bool | None
@@ -45,7 +45,7 @@ class Levels:
 
 
 def checked_slice(value: int | str | None) -> int | None:
-    """``external.sandbox_slice`` as the n of ``surfaced``; raises UserError.
+    """Return ``external.sandbox_slice`` as the n of ``surfaced``; raise UserError if invalid.
 
     0, null and 'all' → None (every test); any other whole number is kept.
     """
@@ -62,7 +62,7 @@ def checked_slice(value: int | str | None) -> int | None:
 def surfaced(
     outcomes: Sequence[TestOutcome], sandbox_slice: int | str | None = 1
 ) -> tuple[TestOutcome, ...]:
-    """The tests that feedback may show: the first n, the last |n|, or all of them."""
+    """Return the tests that feedback may show: the first n, the last |n|, or all of them."""
     n = checked_slice(sandbox_slice)
     if n is None:
         return tuple(outcomes)
@@ -70,12 +70,12 @@ def surfaced(
 
 
 def agent_names(attempt: Attempt) -> tuple[str, ...]:
-    """The function that each agent writes: ``aux``, ``aux2``, …, and the entry point last."""
+    """Return the function that each agent writes: ``aux``, ``aux2``, …, the entry point last."""
     return (*helper_names(len(attempt.completions_N)), attempt.task.fields["entry_point"])
 
 
 def breakdown_of(attempt: Attempt) -> RewardBreakdown:
-    """The attempt's breakdown; raises UserError where the reward gave none."""
+    """Return the attempt's breakdown; raise UserError if the reward has none."""
     if not isinstance(attempt.score.facts, RewardBreakdown):
         raise UserError(
             "external.mode: modes with diagnostics need a reward that runs the code, and this "
@@ -85,7 +85,7 @@ def breakdown_of(attempt: Attempt) -> RewardBreakdown:
 
 
 def levels(attempt: Attempt, sandbox_slice: int | str | None) -> Levels:
-    """Each level judged by itself, the tests' on the surfaced tests alone.
+    """Judge each level separately, with the test levels on the surfaced tests only.
 
     The use of helpers is read off the program: unlike the reward's bonus, it needs no passed test.
     """
@@ -103,7 +103,7 @@ def levels(attempt: Attempt, sandbox_slice: int | str | None) -> Levels:
 
 
 def diagnostics(attempt: Attempt, agent: int, sandbox_slice: int | str | None) -> str:
-    """What is right and wrong with a joint program, as agent number ``agent`` reads it.
+    """Describe what is right and wrong with a joint program, for agent number ``agent``.
 
     Lines of code in an error are counted from the ``def`` line of the function they are in. The
     line itself is quoted only to the agent that wrote it.
@@ -121,7 +121,7 @@ def diagnostics(attempt: Attempt, agent: int, sandbox_slice: int | str | None) -
 
 
 def _definitions(facts: RewardBreakdown, names: Sequence[str], reader: int) -> str:
-    """Whose functions were found; to a reader whose own was not, what its text has instead."""
+    """Describe whose functions were found, and what a reader's text has if its own is missing."""
     found = [name for name in names if name in facts.defined]
     missing = [name for name in names if name not in facts.defined]
     parts = [f"Defined: {_listed(found)}."] if found else []
@@ -133,7 +133,7 @@ def _definitions(facts: RewardBreakdown, names: Sequence[str], reader: int) -> s
 
 
 def _instead(written: Sequence[str], names: Sequence[str], reader: int) -> str:
-    """What an agent wrote that was to write ``names[reader]``."""
+    """Describe what the agent that should write ``names[reader]`` wrote instead."""
     own = names[reader]
     if own in written:
         return f"Your `{own}` returns nothing."
@@ -179,7 +179,7 @@ def _reason(outcome: TestOutcome, facts: RewardBreakdown, names: Sequence[str]) 
 
 
 def _usage(facts: RewardBreakdown, names: Sequence[str]) -> list[str]:
-    """How main uses the helpers that are defined."""
+    """Describe how main uses the helpers that are defined."""
     helpers = [name for name in names[:-1] if name in facts.defined]
     groups = (
         ("not called", [h for h in helpers if h not in facts.called]),
@@ -193,7 +193,7 @@ def _usage(facts: RewardBreakdown, names: Sequence[str]) -> list[str]:
 
 
 def _place(program: str, line: int | None, names: Sequence[str]) -> tuple[str | None, int | None]:
-    """(function, line counted from its ``def``) of a line of the joint program.
+    """Return (function, line counted from its ``def``) for a line of the joint program.
 
     (None, the line itself) where it is in none of the agents' functions.
     """
@@ -216,7 +216,7 @@ def _place(program: str, line: int | None, names: Sequence[str]) -> tuple[str | 
 
 
 def _line(message: str) -> str:
-    """A message on one line, clean, without its full stop, cut."""
+    """Return a message on one line, cleaned, without its full stop, and cut."""
     return cut(" ".join(clean(message).split()).rstrip("."), MAX_MESSAGE)
 
 

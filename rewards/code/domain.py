@@ -64,7 +64,7 @@ class CodeDomain(Domain):
         return (*prompt_templates.helper_names(num_agents), task.fields["entry_point"])
 
     def handed_on(self, task: Task, agent: int, num_agents: int, written: Sequence[str]) -> str:
-        """The functions as they stand, quoted as data, and what is to be written once more."""
+        """Return the functions so far, quoted as data, and a reminder of what to write."""
         shown = (
             prompt_templates.WRITTEN.format(name=name, text=fenced(text.strip("\n") or "(empty)"))
             for name, text in zip(self.parts(task, num_agents), written, strict=False)
@@ -112,7 +112,7 @@ class CodeDomain(Domain):
 
 
 class ChatCodeDomain(CodeDomain):
-    """The same, worded for models with a chat template."""
+    """The code domain, worded for models with a chat template."""
 
     revision = chat_prompts.REVISION
     prefill = chat_prompts.PREFILL
@@ -121,7 +121,7 @@ class ChatCodeDomain(CodeDomain):
 
 
 class DividingCodeDomain(CodeDomain):
-    """The same, with prompts that tell each agent its part of the work."""
+    """The code domain, with prompts that tell each agent its part of the work."""
 
     first = (
         prompt_templates.SINGLE,
@@ -134,7 +134,7 @@ class DividingCodeDomain(CodeDomain):
 
 
 class ChatDividingCodeDomain(ChatCodeDomain):
-    """The same, worded for models with a chat template."""
+    """The dividing code domain, worded for models with a chat template."""
 
     prefill = chat_prompts.DIVIDING_PREFILL
     first = (chat_prompts.SINGLE, chat_prompts.DIVIDING_HELPER, chat_prompts.DIVIDING_MAIN)

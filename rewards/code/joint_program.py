@@ -1,4 +1,4 @@
-"""What each agent contributes to the joint program.
+"""The contribution of each agent to the joint program.
 
 Everything here is read from the text; nothing is run.
 """
@@ -41,7 +41,7 @@ _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
-    """What one agent's text adds to the joint program: its definition, and all else in its text."""
+    """The part of the joint program that one agent's text adds: its definition, and the rest."""
 
     function: Function
     imports: tuple[str, ...]  # from ``__future__``
@@ -60,7 +60,7 @@ class Contribution:
 
 
 def contribution(text: str, name: str, team: Sequence[str]) -> Contribution | None:
-    """What a text adds to the program as the definition of ``name``; None where it has none.
+    """Return what a text adds as the definition of ``name``, or None if it does not define it.
 
     ``team`` holds every name that some agent is to define; the others' names are never taken
     from this text.
@@ -83,7 +83,7 @@ def contribution(text: str, name: str, team: Sequence[str]) -> Contribution | No
 
 
 def _separated(parts: Sequence[Part]) -> Iterator[str]:
-    """Sources with what stands between them: two empty lines around functions."""
+    """Yield sources with their separators: two empty lines around functions."""
     for before, part in zip([None, *parts], parts, strict=False):
         if before is not None:
             statements = isinstance(before, Statement) and isinstance(part, Statement)
@@ -92,8 +92,10 @@ def _separated(parts: Sequence[Part]) -> Iterator[str]:
 
 
 def _complete(extracted: Extracted, function: Function) -> Iterator[Part]:
-    """Leave out what is defined once more after ``function``, and functions that are not complete,
-    but for those that the rest of the text mentions."""
+    """Leave out redefinitions of ``function`` and incomplete functions.
+
+    Those that the rest of the text mentions stay.
+    """
     parts, best = extracted.parts, extracted.by_name()
     complete = (part.source for part in parts if part.node is not None or part is function)
     names = frozenset(name for source in complete for name in _IDENTIFIER.findall(source))
@@ -110,7 +112,7 @@ def _complete(extracted: Extracted, function: Function) -> Iterator[Part]:
 
 
 def _runs(part: Part) -> bool:
-    """Whether a statement runs in a module that is imported; ``return`` may not stand in one."""
+    """Return whether a statement can run at module level; ``return`` cannot."""
     if isinstance(part, Function):
         return True
     match part.node:
@@ -126,7 +128,7 @@ def _runs(part: Part) -> bool:
 
 
 def preamble(prompt: str, entry_point: str) -> tuple[tuple[str, ...], str]:
-    """A prompt's imports, and the source of its complete helper functions.
+    """Return a prompt's imports, and the source of its complete helper functions.
 
     Where the prompt parses, its classes and constants count too. The entry point's stub and
     other functions without a body are left out.
@@ -153,7 +155,7 @@ def preamble(prompt: str, entry_point: str) -> tuple[tuple[str, ...], str]:
 
 @functools.lru_cache(maxsize=1024)
 def read_names(source: str) -> frozenset[str]:
-    """Names of the module that a prompt's functions read."""
+    """Return the names of the module that a prompt's functions read."""
     tree = parse(source, MAX_PROMPT)
     body = tree.body if tree is not None else []
     return frozenset().union(*(Names(node).module_reads for node in body))
@@ -172,7 +174,7 @@ def _is_stub(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 def join(prompt: tuple[tuple[str, ...], str], contributions: Iterable[Contribution | None]) -> str:
-    """The joint program: preamble, helpers in order, main."""
+    """Return the joint program: preamble, helpers in order, main."""
     parts = [c for c in contributions if c is not None]
     imports = dict.fromkeys([*prompt[0], *(line for part in parts for line in part.imports)])
     first = sorted(imports, key=lambda line: not line.startswith("from __future__"))
@@ -187,8 +189,9 @@ def compile_program(
     main_line: int = 0,
     asserts: bool = True,
 ) -> bytes | SyntaxProblem:
-    """The program's marshalled code for ``rewards.sandbox.inside.candidate``, or why it does not
-    compile.
+    """Compile the program for ``rewards.sandbox.inside.candidate``.
+
+    Return its marshalled code, or why it does not compile.
 
     Args:
         broken: functions in it that do not parse by themselves, or are excessive. Such a program
@@ -228,7 +231,7 @@ def compile_program(
 
 
 def _future_flags(tree: ast.Module) -> int:
-    """What ``from __future__ import …`` switches on for every statement."""
+    """Return the flags that ``from __future__ import …`` sets for every statement."""
     features = (
         getattr(__future__, alias.name, None)
         for node in tree.body

@@ -15,7 +15,7 @@ MAX_TEXT = 20_000  # characters of a program that are kept
 
 
 def measures(found: RewardBreakdown, entry_point: str) -> dict[str, float]:
-    """Of one program; those of helpers are shares of helpers, where there are any."""
+    """Return one program's measures; those of helpers are shares of the helpers, if any."""
     values = {
         "test_fraction": found.test_fraction,
         "syntax_rate": float(found.syntax > 0),
@@ -42,8 +42,10 @@ def measures(found: RewardBreakdown, entry_point: str) -> dict[str, float]:
 
 
 def conventions(action: JointAction) -> Conventions | None:
-    """What each helper does, and what main takes aux to do; None where the row does not tell its
-    ``stages``, as CoopMini's do, or nobody helps."""
+    """Return what each helper does, and what main expects of aux.
+
+    None if the row has no ``stages`` column (CoopMini's rows do), or there are no helpers.
+    """
     fields, texts_N = action.task.fields, action.completions_N
     if "stages" not in fields or len(texts_N) == 1:
         return None
@@ -54,7 +56,7 @@ def conventions(action: JointAction) -> Conventions | None:
 
 
 def described(found: RewardBreakdown) -> dict[str, Any]:
-    """The breakdown as JSON, cut to what a reader needs."""
+    """Return the breakdown as JSON, reduced to what a reader needs."""
     problem = found.syntax_error
     return {
         "called": list(found.called),

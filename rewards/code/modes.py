@@ -32,7 +32,7 @@ class Feedback(ABC):
 
     @abstractmethod
     def feedback(self, attempt: Attempt, agent: int) -> str:
-        """The text about an attempt for one of its agents."""
+        """Return the feedback on an attempt for one of its agents."""
 
 
 class LevelFeedback(Feedback):

@@ -76,8 +76,11 @@ def solution(row: Mapping[str, Any]) -> str | None:
 
 
 def _from_mbpp(row: Mapping[str, Any]) -> dict[str, str]:
-    """``COLUMNS`` of a row in MBPP's form: a problem in words (``text``, or ``prompt``), asserts in
-    ``test_list``, and ``code``. Raises ValueError, naming the field."""
+    """Return the ``COLUMNS`` of a row in MBPP's form.
+
+    The row has a problem in words (``text``, or ``prompt``), asserts in ``test_list``, and
+    ``code``. Raises ValueError, naming the field.
+    """
     tests, code = row["test_list"], row.get("code")
     problem = row.get("text") or row.get("prompt")
     if not isinstance(problem, str) or not problem.strip():

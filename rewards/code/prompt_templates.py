@@ -1,5 +1,4 @@
-"""What the agents of the code domain read at turn 1 and after the texts of others; what every
-feedback ends with."""
+"""Prompt templates of the code domain: turn 1, after others' texts, and the end of feedback."""
 
 from __future__ import annotations
 
@@ -73,17 +72,19 @@ FIELDS = (
 
 
 def helper_names(num_agents: int) -> tuple[str, ...]:
-    """Names of the helpers of a team: N − 1 of ``aux``, ``aux2``, …"""
+    """Return the names of a team's helpers: N − 1 of ``aux``, ``aux2``, …"""
     return tuple("aux" if i == 0 else f"aux{i + 1}" for i in range(num_agents - 1))
 
 
 def roles(num_agents: int) -> tuple[str, ...]:
-    """Names of the agents in their order: aux, aux2, …, main."""
+    """Return the names of the agents in order: aux, aux2, …, main."""
     return (*helper_names(num_agents), "main")
 
 
 def signature(prompt: str, entry_point: str) -> str:
-    """The entry point's ``def …:`` line(s) in a prompt, on one line.
+    """Return the entry point's ``def …:`` line(s) in a prompt, on one line.
+
+    Raises ValueError if the prompt has none.
 
     Raises ValueError where it does not hold one.
     """
@@ -107,8 +108,10 @@ def signature(prompt: str, entry_point: str) -> str:
 
 
 def of_call(head: str) -> tuple[str, str]:
-    """What stands in the parentheses of a signature, and of a call that hands all of it on:
-    ``a: int, *, b=2`` and ``a, b=b``."""
+    """Return the parameters of a signature, and the arguments of a call that forwards them.
+
+    For example ``a: int, *, b=2`` and ``a, b=b``.
+    """
     (definition,) = ast.parse(f"{head} pass").body
     assert isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef)
     given = definition.args
@@ -167,7 +170,7 @@ def division(problem: str, names: Sequence[str], parameters: str) -> list[str]:
 
 
 def values(problem: str, head: str, entry_point: str, num_agents: int) -> list[dict[str, str]]:
-    """For each agent, what stands for each of ``FIELDS``; ``head``: the entry point's signature."""
+    """Return each agent's value for each of ``FIELDS``; ``head``: the entry point's signature."""
     names = helper_names(num_agents)
     listed = _listed([f"`{name}(...)`" for name in names])
     parameters, arguments = of_call(head)

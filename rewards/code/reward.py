@@ -65,7 +65,7 @@ CACHED = 4096  # outcomes, and prompts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Draft:
-    """What is known of a joint action before its program runs."""
+    """The state of a joint action before its program runs."""
 
     names: tuple[str, ...]  # helpers, then the entry point
     in_place: bool  # the entry point need not return anything
@@ -91,7 +91,7 @@ class _Draft:
 
 
 def greatest_reward(num_agents: int) -> float:
-    """4.0 for a team; one agent, without helpers, earns at most 2.1."""
+    """Return 4.0 for a team; one agent, without helpers, earns at most 2.1."""
     alone = MAIN_DEFINED + SYNTAX + TESTS
     return alone if num_agents == 1 else AUX_DEFINED + alone + USES_AUX + NOT_WRAPPER
 
@@ -145,22 +145,24 @@ class CodeReward(Reward):
 
     @property
     def isolation(self) -> str:
-        """What the sandbox uses: ``bubblewrap``, ``unshare`` or ``limits``."""
+        """The sandbox's isolation: ``bubblewrap``, ``unshare`` or ``limits``."""
         return self.pool.isolation
 
     @property
     def workers(self) -> int:
-        """How many programs run side by side."""
+        """The number of programs that run in parallel."""
         return self.pool.size
 
     def for_evaluation(self) -> CodeReward:
-        """The same reward with ``measure_need``; both have the same workers and outcomes."""
+        """Return this reward with ``measure_need``; both share workers and outcomes."""
         view = copy.copy(self)
         view.measure_need = True
         return view
 
     def score(self, actions: Sequence[JointAction]) -> list[Score]:
-        """One score for each joint action, with its breakdown.
+        """Return one score per joint action, with its breakdown.
+
+        Raises TestError, naming the row, for a task without usable tests.
 
         Raises TestError, naming the row, for a task without usable tests.
         """
@@ -258,13 +260,13 @@ class CodeReward(Reward):
         )
 
     def _slowest(self, task: Task) -> float:
-        """Seconds of the slowest of its programs so far."""
+        """Return the seconds of the slowest of the task's programs so far."""
         return self._seconds.get(task.fields["test"], 0.0)
 
     def _fresh_jobs(
         self, actions: Sequence[JointAction], drafts: list[_Draft], fresh: dict[Job, None]
     ) -> Iterator[Job]:
-        """Drafts the actions, and yields each program that is not known yet, once."""
+        """Draft the actions, and yield each program without a cached outcome once."""
         for action in actions:
             draft = self._draft(action)
             drafts.append(draft)
@@ -274,7 +276,7 @@ class CodeReward(Reward):
                 yield job
 
     def _remember(self, outcomes: dict[Job, tuple[TestOutcome, ...]], drafts: list[_Draft]) -> None:
-        """Keeps the outcomes; beyond the bound, only those of this call."""
+        """Cache the outcomes; beyond the bound, keep only those of this call."""
         self._outcomes.update(outcomes)
         for job, parts in outcomes.items():
             seconds = sum(part.seconds for part in parts)
@@ -286,7 +288,7 @@ class CodeReward(Reward):
                 del self._outcomes[job]
 
     def _draft(self, action: JointAction) -> _Draft:
-        """The joint program, as far as level 2 of the table."""
+        """Draft the joint program, as far as level 2 of the table."""
         task = action.task
         names = (*helper_names(len(action.completions_N)), task.fields["entry_point"])
         parts = tuple(
@@ -311,7 +313,7 @@ class CodeReward(Reward):
         return replace(draft, program=program, given=prompt, job=job)
 
     def _breakdown(self, draft: _Draft, action: JointAction) -> RewardBreakdown:
-        """The table's terms, from the draft and its program's outcomes."""
+        """Return the table's terms, from the draft and its program's outcomes."""
         helpers, defined = draft.helpers, draft.defined
         there = [name for name in helpers if name in defined]
         has_main = draft.names[-1] in defined
@@ -363,7 +365,7 @@ class CodeReward(Reward):
         )
 
     def close(self) -> None:
-        """Ends the workers."""
+        """Stop the workers."""
         self.pool.close()
 
     def __enter__(self) -> CodeReward:
@@ -374,7 +376,7 @@ class CodeReward(Reward):
 
 
 def _written(text: str) -> tuple[str, ...]:
-    """The functions that a text holds, by name."""
+    """Return the names of the functions in a text."""
     return tuple(extract(text).by_name())
 
 
@@ -387,7 +389,7 @@ def _code_weight(arguments: tuple[Any, ...], code: bytes | SyntaxProblem) -> int
 
 
 def _use(draft: _Draft, helpers: Sequence[str], outcomes: Sequence[TestOutcome]) -> MainUse:
-    """How main uses helpers, of those that the program called where it passed a test."""
+    """Return how main uses the helpers that the program called while passing a test."""
     main = draft.parts[-1]
     if main is None:
         return MainUse()

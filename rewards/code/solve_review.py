@@ -18,7 +18,9 @@ ADVICE = "A test fails. A reviewer says:\n{advice}\n" + chat_prompts.REVISION
 
 
 async def play(task: Task, agents: Agents) -> Score:
-    """If a test fails, the reviewer says what is wrong, and the solver writes once more.
+    """Let the solver write, and once more after a review if a test fails.
+
+    The reward reads the solver's code as a main without helpers: at most 2.1.
 
     The reward reads the solver's code as a main without helpers: at most 2.1.
     """
@@ -27,7 +29,7 @@ async def play(task: Task, agents: Agents) -> Score:
     start = chat_prompts.PREFILL.format_map(values)
 
     async def solve(*conversation: str) -> str:
-        """The solver's answer, which continues ``start``."""
+        """Return the solver's answer, which continues ``start``."""
         roles = ("user", "assistant") * len(conversation)
         messages = zip(roles, (*conversation, start), strict=False)
         return start + await agents["solver"](

@@ -53,7 +53,7 @@ class Check:
 
 @functools.lru_cache(maxsize=1024)
 def split_check(test: str, entry_point: str) -> Check:
-    """Tests and set-up of a source that defines ``check(candidate)``.
+    """Split a source that defines ``check(candidate)`` into tests and set-up.
 
     A test is a top-level statement of ``check`` that asserts something and mentions the function
     under test: by ``check``'s parameter, by the entry point's name, by a name that set-up bound
@@ -73,7 +73,7 @@ def split_check(test: str, entry_point: str) -> Check:
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
-    """The modules that a tree imports, but for those that it can do without (``try: import``)."""
+    """Yield the modules that a tree imports, without optional ones (``try: import``)."""
     pending = [tree]
     while pending:
         node = pending.pop()
@@ -87,14 +87,14 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 @functools.cache
 def judge_has(module: str) -> bool:
-    """Whether tests can import a module."""
+    """Return whether tests can import a module."""
     if module != "numpy":
         return module in sys.stdlib_module_names
     return importlib.util.find_spec(module) is not None
 
 
 def parse_check(test: str, entry_point: str) -> Check:
-    """As ``split_check``, of nodes that nobody else has and that were not compiled."""
+    """Parse as ``split_check`` does, into unshared nodes that were not compiled."""
     try:
         tree = ast.parse(test)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -117,14 +117,14 @@ def parse_check(test: str, entry_point: str) -> Check:
 
 
 def _refuse_long_integers(tree: ast.AST) -> None:
-    """Raises TestError for an integer that Python reads and does not write."""
+    """Raise TestError for an integer that Python can read but not write."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, int) and is_long(node.value):
             raise TestError("its test holds an integer of thousands of digits; compute it instead")
 
 
 def is_long(number: int) -> bool:
-    """Whether an integer has more digits than Python writes (4,300)."""
+    """Return whether an integer has more digits than Python writes (4,300)."""
     try:
         str(number)
     except ValueError:
@@ -133,7 +133,7 @@ def is_long(number: int) -> bool:
 
 
 def _listed(body: Sequence[ast.stmt]) -> str:
-    """The first statements of a body, for a message."""
+    """List the first statements of a body, for a message."""
     heads = [ast.unparse(node).split("\n")[0][:60] for node in body[:LISTED]]
     more = f" and {len(body) - LISTED} more statements" if len(body) > LISTED else ""
     return ", ".join(f"`{head}`" for head in heads) + more if heads else "nothing"
@@ -142,7 +142,7 @@ def _listed(body: Sequence[ast.stmt]) -> str:
 def _classify(
     tree: ast.Module, check: ast.FunctionDef, under_test: set[str]
 ) -> tuple[list[Statement], bool]:
-    """The statements in order, and whether no test reads a result of the function's."""
+    """Return the statements in order, and whether no test reads a result of the function."""
     function = frozenset(under_test)
     results = set(function)  # names under test but for arguments that were handed on to be changed
     asserting: set[str] = set()  # functions that assert
@@ -181,7 +181,7 @@ def _classify(
 
 
 def _dropped_calls(nodes: Iterable[ast.AST], function: frozenset[str]) -> list[ast.Call]:
-    """Calls of the function under test whose result is dropped, or compared with None."""
+    """Return the calls of the tested function whose result is dropped or compared with None."""
     calls = []
     for node in nodes:
         match node:
@@ -198,14 +198,14 @@ def _dropped_calls(nodes: Iterable[ast.AST], function: frozenset[str]) -> list[a
 
 
 def _arguments(call: ast.Call) -> Iterator[str]:
-    """The variables that a call is handed."""
+    """Yield the variables that a call takes as arguments."""
     for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
         if (root := _root(argument)) is not None:
             yield root
 
 
 def _in_order(tree: ast.Module, check: ast.FunctionDef) -> Iterable[tuple[ast.stmt, bool]]:
-    """The module's statements, then those of ``check`` up to a return; calls of check left out."""
+    """Yield the module's statements, then those of ``check`` up to a return, without its calls."""
     for node in tree.body:
         match node:
             case ast.Expr(value=ast.Call(func=ast.Name(id="check"))):
@@ -225,7 +225,7 @@ def _root(node: ast.AST) -> str | None:
 
 
 def _binds(nodes: Iterable[ast.AST]) -> frozenset[str]:
-    """Names that a statement binds or changes: ``x = …``, ``x[…] = …``, ``x.append(…)``."""
+    """Return names that a statement binds or changes: ``x = …``, ``x[…] = …``, ``x.append(…)``."""
     bound: set[str] = set()
     for n in nodes:
         if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

@@ -16,7 +16,7 @@ _LOCK = "lock"
 
 
 def claim() -> tuple[str, int]:
-    """A new folder, and the descriptor of its lock: the folder is in use while it is open."""
+    """Create a folder; return it and its lock's descriptor, which is open while it is in use."""
     while True:
         folder = tempfile.mkdtemp(prefix=PREFIX)
         path = os.path.join(folder, _LOCK)
@@ -32,7 +32,7 @@ def claim() -> tuple[str, int]:
 
 
 def sweep() -> None:
-    """Removes this user's folders that are empty, or that no process uses any more."""
+    """Remove this user's folders that are empty, or that no process uses any more."""
     with os.scandir(tempfile.gettempdir()) as entries:
         found = [entry for entry in entries if entry.name.startswith(PREFIX)]
     for entry in found:
@@ -66,7 +66,7 @@ def _sweep(folder: str) -> None:
 
 
 def remove_tree(directory: str) -> None:
-    """Removes a scratch, however deep and whatever its modes."""
+    """Remove a scratch directory, however deep and whatever its modes."""
     path = f"{os.environ.get('PATH', '')}:{os.defpath}".strip(":")  # a user's may be empty
     for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
         line = [*command, "--", directory]

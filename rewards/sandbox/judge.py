@@ -40,7 +40,7 @@ MEMORY_BYTES = 4 << 30  # of this process
 
 
 def shorten(value: Any) -> str:
-    """A value's repr, cut."""
+    """Return a value's repr, cut."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of too many digits; nested too deeply
@@ -49,7 +49,7 @@ def shorten(value: Any) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """What an error of the tests' own says, cut; it may hold a value of the program's."""
+    """Return an error's message, cut; it may hold a value of the program's."""
     try:
         return str(error)[:SHORT]
     except (ValueError, RecursionError):
@@ -64,7 +64,7 @@ Outcome = tuple[
 
 
 def run_tests(sandbox: Sandbox, clock: Clock, request: Request, seconds: float) -> list[Outcome]:
-    """The outcome of each test, of all that can be run in ``seconds``. Raises SandboxGone."""
+    """Run as many tests as fit in ``seconds`` and return each outcome. Raises SandboxGone."""
     code, preamble, test, entry_point, replacement = request
     tests = suite(preamble, test, entry_point)
     seed = _seed(test)
@@ -91,8 +91,10 @@ def run_tests(sandbox: Sandbox, clock: Clock, request: Request, seconds: float) 
 
 
 def _seed(test: str) -> int:
-    """Of the tests' own draws: the same at every run, and out of the sandbox's sight, as the tests
-    are. Who has read the tests and this line may draw along; they could read the answers too."""
+    """Return the seed of a test's random draws: the same at every run, hidden from the sandbox.
+
+    A program that has read the tests and this line could predict the draws, but also the answers.
+    """
     return int.from_bytes(
         hashlib.blake2b(test.encode(), key=b"the tests' own draws").digest(), "big"
     )
@@ -124,7 +126,7 @@ class _Run:
                 self.broken.pop(name, None)
 
     def _known_failure(self, step: Step) -> Failure | None:
-        """Why a step fails without being run."""
+        """Return why a step fails without being run."""
         if step.is_test and self.candidate.load_failure is not None:
             return self.candidate.load_failure
         if not self.clock.program_left:
@@ -136,7 +138,7 @@ class _Run:
         return None
 
     def _execute(self, step: Step, names: dict[str, Any]) -> tuple[Failure | None, bool]:
-        """Why the step failed, and whether its time ran out."""
+        """Return why the step failed, and whether its time ran out."""
         candidate = self.candidate
         candidate.failure = candidate.raised = candidate.last = None
         names.pop(ACTUAL, None)
@@ -164,7 +166,7 @@ class _Run:
         return f"the {self.clock.program_seconds:g} s for all tests of a program"
 
     def _text(self, value: Any, describe: Callable[[Any], str]) -> str:
-        """A value in words, on the program's clock: it may be the program's, and large."""
+        """Describe a value on the program's clock: it may be the program's, and large."""
         found: list[str] = []
         self.clock.run(lambda: found.append(describe(value)))
         return found[0] if found else TOO_LONG
@@ -206,8 +208,10 @@ class Judge:
         return Sandbox(self.level, self.limits, self.directory, is_judges=True)
 
     def run(self, request: Request) -> list[Outcome]:
-        """A program's outcomes; a sandbox that ended is replaced and the program run once more, in
-        the time that it has left."""
+        """Return a program's outcomes.
+
+        A sandbox that ended is replaced, and the program runs once more in its remaining time.
+        """
         seconds = self.clock.program_seconds
         for _ in range(2):
             if not self.sandbox.settle() or self.sandbox.worn:
@@ -229,7 +233,7 @@ class Judge:
 
 
 def serve(connection: socket.socket, judge: Judge) -> None:
-    """Requests until the other side closes."""
+    """Serve requests until the other side closes."""
     while header := wire.read(connection, LENGTH.size):
         body = wire.read(connection, *LENGTH.unpack(header))
         if not body:
@@ -240,7 +244,7 @@ def serve(connection: socket.socket, judge: Judge) -> None:
 
 
 def main(level: str, timeout: float, memory_mb: int, directory: str) -> None:
-    """What the trainer's pool starts, with its socket as stdin."""
+    """Run a judge. The trainer's pool starts it with its socket as stdin."""
     connection = socket.socket(fileno=os.dup(0))
     adopt_orphans()  # should a sandbox leave any
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))

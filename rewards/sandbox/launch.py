@@ -39,7 +39,7 @@ class SandboxError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one program may use."""
+    """Resource limits of one program."""
 
     timeout: float  # seconds of wall-clock time for each test
     memory_mb: int  # address space of each process, MiB
@@ -117,7 +117,7 @@ class Sandbox:
             self.warm_up()
 
     def warm_up(self) -> None:
-        """A program that does nothing."""
+        """Run a program that does nothing."""
         code = marshal.dumps(compile("def f(): pass", "<program>", "exec"))
         with contextlib.suppress(OSError):  # the sandbox is gone; its first user reports it
             with self.fork() as channel:
@@ -128,7 +128,7 @@ class Sandbox:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Of what the level promises, what this machine does not have."""
+        """The guarantees of the level that this machine cannot provide."""
         found = {
             "Landlock's rules on files (Linux 5.13)": self.restricts_files
             or self.level != "limits",
@@ -140,7 +140,7 @@ class Sandbox:
         return tuple(name for name, there in found.items() if not there)
 
     def fork(self) -> socket.socket:
-        """A channel to a fresh process. Raises OSError where the sandbox is gone."""
+        """Return a channel to a fresh process. Raises OSError if the sandbox is gone."""
         ours, theirs = socket.socketpair()
         try:
             self.number = (self.number + 1) % 256
@@ -154,7 +154,7 @@ class Sandbox:
         return ours
 
     def kill(self) -> None:
-        """Asks for the end of all processes and files of the program."""
+        """Request the end of all processes and files of the program."""
         if self.killing:
             return
         self.killing = True
@@ -162,12 +162,12 @@ class Sandbox:
             self.control.sendall(b"K")
 
     def lower(self) -> None:
-        """The program gets the lowest priority: it has used much."""
+        """Give the program the lowest priority: it has used much CPU time."""
         with contextlib.suppress(OSError):
             self.control.sendall(b"L")
 
     def wait_killed(self) -> int | None:
-        """Status of the program's first process (−9: it was still running); None: sandbox gone."""
+        """Return the status of the program's first process (−9: still running); None if gone."""
         reply = self._receive(_KILLED.size)
         self.killing = False
         if len(reply) < _KILLED.size:
@@ -177,7 +177,7 @@ class Sandbox:
         return int(status)
 
     def settle(self) -> bool:
-        """Waits until nothing of the last program is left; False where the sandbox is gone."""
+        """Wait until nothing of the last program is left; return False if the sandbox is gone."""
         if self.killing:
             return self.wait_killed() is not None
         return self.process.poll() is None
@@ -192,7 +192,7 @@ class Sandbox:
         return data
 
     def close(self) -> None:
-        """Ends the sandbox with all its processes and files."""
+        """End the sandbox with all its processes and files."""
         self.control.close()
         self.channels.close()
         _end_descendants(self.process.pid)
@@ -206,7 +206,7 @@ class Sandbox:
 
 
 def _end_descendants(ancestor: int) -> None:
-    """Kills all processes below one, until none is left."""
+    """Kill all descendants of a process, until none is left."""
     for _ in range(100):
         found = _descendants(ancestor)
         for pid in found:
@@ -217,7 +217,7 @@ def _end_descendants(ancestor: int) -> None:
 
 
 def _descendants(ancestor: int) -> list[int]:
-    """Running processes below one, read from /proc."""
+    """Return the running descendants of a process, read from /proc."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -239,7 +239,7 @@ def _descendants(ancestor: int) -> list[int]:
 
 
 def bubblewrap_command(random_bytes: str) -> list[str]:
-    """``random_bytes``: a file that stands for the devices of random bytes."""
+    """Return the command; ``random_bytes``: a file that replaces the random devices."""
     executable = shutil.which("bwrap", path=f"{os.environ.get('PATH', '')}:{os.defpath}".strip(":"))
     if executable is None:
         raise SandboxError("sandbox.isolation: bubblewrap is not installed")
@@ -269,8 +269,10 @@ def bubblewrap_command(random_bytes: str) -> list[str]:
 
 
 def _bootstrap(config: dict[str, Any]) -> str:
-    """A program that defines the modules of ``inside`` from their source, then serves; in ASCII,
-    which every locale has."""
+    """Return a program that defines the modules of ``inside`` from source, then serves.
+
+    It is in ASCII, which every locale has.
+    """
     here, package = Path(__file__).parent / "inside", f"{__package__}.inside"
     sources = {name: (here / f"{name}.py").read_text(encoding="utf-8") for name in _MODULES}
     parts = package.split(".")

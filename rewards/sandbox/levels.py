@@ -18,7 +18,10 @@ INSTALL = (
 
 @functools.cache
 def _probe(level: str) -> tuple[str | None, tuple[str, ...]]:
-    """Why a level cannot be used on this machine (None: it can), and what it lacks. Tried once."""
+    """Return why a level cannot be used on this machine (None: it can), and what it lacks.
+
+    Each level is tried once.
+    """
     folder, lock = folders.claim()
     try:
         sandbox = Sandbox(level, Limits(timeout=1.0, memory_mb=512), folder)
@@ -36,17 +39,17 @@ def _probe(level: str) -> tuple[str | None, tuple[str, ...]]:
 
 
 def failure(level: str) -> str | None:
-    """Why a level cannot be used on this machine; None if it can."""
+    """Return why a level cannot be used on this machine; None if it can."""
     return _probe(level)[0]
 
 
 def missing(level: str) -> tuple[str, ...]:
-    """What a level that can be used lacks on this machine."""
+    """Return what a usable level lacks on this machine."""
     return _probe(level)[1]
 
 
 def choose(isolation: str) -> str:
-    """The level to use. Raises SandboxError for one that is unknown or not offered here."""
+    """Return the level to use. Raises SandboxError if it is unknown or not available."""
     if isolation not in CHOICES:
         raise SandboxError(f"sandbox.isolation: {isolation!r}; give one of {', '.join(CHOICES)}")
     wanted = {"auto": LEVELS, "namespaces": LEVELS[:2]}.get(isolation, (isolation,))

@@ -24,7 +24,7 @@ class TestOutcome:
     entered: Sequence[str] = ()  # helpers that were called by then, as the program says
 
     def __post_init__(self) -> None:
-        """Lone surrogates, which no file takes, become "?"; a program may name anything so."""
+        """Replace lone surrogates, which no file accepts, with "?"; programs choose these names."""
         for name in ("source", "error_type", "message", "expected", "actual"):
             text = getattr(self, name)
             if text is not None and not text.isascii():

@@ -89,7 +89,7 @@ class _Worker:
         self.connection.sendall(LENGTH.pack(len(body)) + body)
 
     def receive(self) -> list[list]:
-        """The replies that have come. Raises EOFError where the judge is gone."""
+        """Return the replies that have arrived. Raises EOFError if the judge is gone."""
         try:
             data = self.connection.recv(1 << 16)
         except OSError:
@@ -107,7 +107,7 @@ class _Worker:
         return replies
 
     def close(self) -> None:
-        """Ends the judge; its sandbox ends with the control socket."""
+        """End the judge; its sandbox ends with the control socket."""
         self.connection.close()
         try:
             self.process.wait(timeout=0.5)
@@ -119,7 +119,7 @@ class _Worker:
 
 
 def _folders() -> list[str]:
-    """What a judge imports from beside the standard library: this package, and numpy for tests."""
+    """Return the folders of a judge's other imports: this package, and numpy for tests."""
     numpy = importlib.util.find_spec("numpy")
     beside = [] if numpy is None or numpy.origin is None else [Path(numpy.origin).parents[1]]
     return [str(folder) for folder in (_ROOT, *beside)]
@@ -144,7 +144,7 @@ class Pool:
         return self._level
 
     def run(self, jobs: Iterable[Job]) -> list[tuple[TestOutcome, ...]]:
-        """Each job's outcomes, in order. A judge that dies fails the job that it ran.
+        """Return each job's outcomes, in order. A judge that dies fails the job that it ran.
 
         Jobs are taken as workers become free, so that making them and running them overlap.
         """
@@ -186,7 +186,7 @@ class Pool:
         return _Worker(self.isolation, self.timeout, self.memory_mb)
 
     def _feed(self, batch: _Batch) -> bool:
-        """Hands out jobs, to the least busy first; False where none is left."""
+        """Hand out jobs, to the least busy worker first; return False if none is left."""
         while True:
             worker = min(self.workers, key=lambda w: len(w.jobs))
             if len(worker.jobs) >= IN_FLIGHT:
@@ -208,7 +208,7 @@ class Pool:
             worker.deadline = time.monotonic() + self._allowed if worker.jobs else float("inf")
 
     def _replace(self, worker: _Worker, batch: _Batch, selector: selectors.BaseSelector) -> None:
-        """The job that ran is failed; those after it are run by others."""
+        """Replace a dead worker: its running job fails, and others run the jobs after it."""
         selector.unregister(worker.connection)
         worker.process.kill()
         worker.close()
@@ -231,7 +231,7 @@ class _Batch:
     pending: deque[int] = field(default_factory=deque)
 
     def refill(self) -> bool:
-        """Whether a job is pending, if need be after taking one from the source."""
+        """Return whether a job is pending, after taking one from the source if needed."""
         if not self.pending:
             job = next(self.source, None)
             if job is not None:

@@ -1,4 +1,4 @@
-"""What the sandbox shows of this machine's files: Python's standard library and its libraries."""
+"""The files of this machine that the sandbox shows: Python and its libraries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HIDDEN = ("site-packages", "dist-packages")  # folders of what is not the stand
 
 @functools.cache
 def visible_paths() -> list[str]:
-    """What the sandbox shows, read-only: the Python installation and the system's libraries."""
+    """Return the paths shown read-only: the Python installation and the system's libraries."""
     base = {"installed_base": sys.base_prefix, "installed_platbase": sys.base_exec_prefix}
     base |= {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
     wanted = [
@@ -34,7 +34,7 @@ def visible_paths() -> list[str]:
 
 @functools.cache
 def hidden_paths() -> list[str]:
-    """Folders in ``visible_paths`` that hold what is not the standard library."""
+    """Return folders in ``visible_paths`` that hold more than the standard library."""
     found = []
     for top in visible_paths():
         for directory, names, _ in os.walk(top) if not os.path.islink(top) else ():
@@ -48,7 +48,9 @@ def hidden_paths() -> list[str]:
 
 @functools.cache
 def readable_paths() -> list[str]:
-    """``visible_paths`` without ``hidden_paths``: where a folder holds one, its other entries."""
+    """Return ``visible_paths`` without ``hidden_paths``; a folder with one yields its other
+    entries.
+    """
     hidden = {os.path.realpath(path) for path in hidden_paths()}
     pending, readable = [os.path.realpath(path) for path in visible_paths()], []
     while pending:

@@ -53,8 +53,10 @@ class Clock:
         signal.signal(signal.SIGALRM, self._ring)
 
     def start_program(self, seconds: float) -> None:
-        """``seconds`` for all its statements. Of CPU time this process gets as much: what cannot be
-        interrupted ends the judge."""
+        """Start a program's time: ``seconds`` for all its statements.
+
+        This process gets as much CPU time: a call that cannot be interrupted ends the judge.
+        """
         self._program_end = time.monotonic() + seconds
         signal.setitimer(signal.ITIMER_PROF, self.program_seconds + GRACE_SECONDS)
 
@@ -64,8 +66,10 @@ class Clock:
         return max(0.0, self._program_end - time.monotonic())
 
     def run(self, action: Callable[[], None]) -> BaseException | None:
-        """Does something for as long as a statement may take; what it raised, unless its time ran
-        out (``rang``). Where the program has no time left, nothing is done."""
+        """Run an action within a statement's time limit and return what it raised.
+
+        None if its time ran out (``rang``). If the program has no time left, nothing runs.
+        """
         error, seconds = None, min(self.timeout, self.program_left)
         self.rang = not seconds
         if self.rang:
@@ -86,7 +90,7 @@ class Clock:
         return None if self.rang else error
 
     def stop(self) -> None:
-        """Between programs."""
+        """Stop the clock between programs."""
         self.armed = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -139,7 +143,7 @@ class Candidate:
         return self._result(status, body, changed, [*arguments, *keywords.values()])
 
     def load(self) -> None:
-        """Runs the program, unless it is there."""
+        """Run the program, unless it is loaded."""
         if self._channel is not None:
             return
         self.loading = True
@@ -158,7 +162,7 @@ class Candidate:
         self.loading = False
 
     def _start(self) -> tuple[str, Any, Any]:
-        """Hands the program to a fresh process; the reply."""
+        """Start the program in a fresh process and return the reply."""
         try:
             if not self._sandbox.settle():
                 raise OSError("the sandbox ended")
@@ -173,7 +177,7 @@ class Candidate:
         return self._receive(wire.LOAD)
 
     def _hand_over(self) -> None:
-        """Sends the program, and the calls that are sure to come."""
+        """Send the program, and the calls that are certain to follow."""
         self._sent.clear()
         self._buffer = bytearray()
         frames, size = [wire.frame(wire.LOAD, self._payload)], 0
@@ -188,7 +192,7 @@ class Candidate:
         self._channel.sendall(b"".join(frames))
 
     def stop(self) -> int | None:
-        """Ends the program's processes; the first one's status."""
+        """End the program's processes; return the first one's status."""
         self._clock.armed = False  # an alarm must not break the exchange with the sandbox
         if self._channel is not None:
             self._channel.close()
@@ -197,7 +201,7 @@ class Candidate:
         return self._sandbox.wait_killed()
 
     def close(self) -> None:
-        """Ends the program's processes, without waiting for their end."""
+        """End the program's processes, without waiting for their end."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -218,7 +222,7 @@ class Candidate:
         return self._receive(self._sequence)
 
     def _restart(self) -> None:
-        """The calls sent ahead were not the ones that the test makes."""
+        """Restart the program: the calls sent ahead were not the ones that the test makes."""
         self.expected = ()
         if self.stop() is None:
             self.gone = True
@@ -258,7 +262,7 @@ class Candidate:
             raise self._forged() from None
 
     def _await_data(self) -> bool:
-        """More of the replies; False at their end."""
+        """Wait for more of the replies; return False at their end."""
         assert self._channel is not None
         try:
             data = self._channel.recv(wire.READ_BYTES)
@@ -300,8 +304,10 @@ class Candidate:
         return body
 
     def _error(self, names: Any, arguments: Any, message: Any, line: Any) -> BaseException:
-        """The builtin of its name; RuntimeError for what ends an iteration: a test's own ``map``
-        or ``filter`` would end with it, and the test pass for nothing."""
+        """Return the builtin exception of that name, or RuntimeError for one that ends iteration.
+
+        Otherwise a test's ``map`` or ``filter`` would end early, and the test pass for nothing.
+        """
         self.message = str(message)[:SHORT]
         self.line = line if isinstance(line, int) else None
         name = _builtin_name(names)
@@ -318,7 +324,7 @@ _GROUP = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.11
 
 
 def _builtin_name(names: list[str]) -> str:
-    """The nearest of a type's names that is a builtin exception's."""
+    """Return the nearest of a type's names that is a builtin exception's."""
     for name in names:
         kind = getattr(builtins, str(name), None)
         if not isinstance(kind, type) or issubclass(kind, _GROUP):  # a group needs its errors
@@ -335,14 +341,14 @@ def _status_text(status: int) -> str:
 
 
 def _copy_back(inputs: list[Any], changed: list[Any]) -> None:
-    """Makes the arguments equal to what the program left in them."""
+    """Make the arguments equal to what the program left in them."""
     arguments, keywords = changed
     for old, new in zip(inputs, [*arguments, *keywords.values()], strict=True):
         _renew(old, new)
 
 
 def _renew(old: Any, new: Any) -> Any:
-    """``old`` with the content of ``new``, the same object where it can be changed."""
+    """Return ``old`` with the content of ``new``; the same object where it can be changed."""
     if isinstance(old, list) and isinstance(new, list):
         old[:] = [*map(_renew, old, new), *new[len(old) :]]
     elif isinstance(old, dict) and isinstance(new, dict):

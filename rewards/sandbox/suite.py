@@ -39,7 +39,7 @@ class Suite:
 
 @functools.lru_cache(maxsize=1024)
 def suite(preamble: str, test: str, entry_point: str) -> Suite:
-    """A task's tests, compiled."""
+    """Compile a task's tests."""
     check = parse_check(test, entry_point)  # the trainer has seen it compile
     under_test = {check.parameter, "candidate", entry_point}
     steps = tuple(_step(statement, under_test) for statement in check.statements)
@@ -83,7 +83,7 @@ def _step(statement: Statement, under_test: set[str]) -> Step:
 
 
 def _only_call(node: ast.stmt, under_test: set[str]) -> bytes | None:
-    """The request of ``assert candidate(1, [2]) == 3``: one call, of literals, made for certain.
+    """Return the request of ``assert candidate(1, [2]) == 3``: one certain call, of literals.
 
     A wrong guess costs a restart of the program, no more: the stand-in compares.
     """
@@ -145,7 +145,7 @@ def _keep(name: str, value: ast.expr) -> ast.expr:
 
 
 def _expecting(value: bool, test: ast.expr) -> ast.expr:
-    """``[__expected__ := value] and test``: the list is always true."""
+    """Return ``[__expected__ := value] and test``: the list is always true."""
     expected = _keep(EXPECTED, ast.copy_location(ast.Constant(value), test))
     kept = ast.copy_location(ast.List([expected], ast.Load()), test)
     return ast.copy_location(ast.BoolOp(ast.And(), [kept, test]), test)

@@ -39,16 +39,16 @@ _FOUND = {
 
 
 def words(text: str) -> list[str]:
-    """The words of a text in lower case, without punctuation."""
+    """Return the words of a text in lower case, without punctuation."""
     return re.findall(r"\w+", text.lower())
 
 
 def content_words(text: str) -> set[str]:
-    """The different words of a text that carry content."""
+    """Return the distinct words of a text that carry content."""
     return set(words(text)) - STOPWORDS
 
 
 def transition_kinds(text: str) -> tuple[str, ...]:
-    """Which kinds of transition words a text has, in the order of ``TRANSITIONS``."""
+    """Return the kinds of transition words in a text, in the order of ``TRANSITIONS``."""
     spaced = " ".join(text.lower().split())
     return tuple(kind for kind, pattern in _FOUND.items() if pattern.search(spaced))

@@ -35,7 +35,7 @@ PARTS = ("structure", "style", "coherence")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a summary has beyond the shorter one before it, whether or not its level counts."""
+    """The gain of a summary over the shorter one before it, whether or not its level counts."""
 
     words: tuple[int, int]  # of the shorter and the longer, as white space parts them
     length_ratio: float | None  # longer / shorter; None: the shorter one has nothing to compare
@@ -45,43 +45,43 @@ class Step:
 
 
 def ratio(longer: int, shorter: int) -> float | None:
-    """longer / shorter, in [0, ∞); None where shorter is 0."""
+    """Return longer / shorter, in [0, ∞); None if shorter is 0."""
     return longer / shorter if shorter else None
 
 
 def ramp(value: float, nothing: float, everything: float) -> float:
-    """(value − nothing) / (everything − nothing), kept in [0, 1]; either end may be the larger."""
+    """Return (value − nothing) / (everything − nothing), clipped to [0, 1]; any order."""
     return min(1.0, max(0.0, (value - nothing) / (everything - nothing)))
 
 
 def length_score(length_ratio: float) -> float:
-    """min(ramp(r, 1.1, 1.6), ramp(r, 5.0, 3.2)), in [0, 1]; level 2 as published."""
+    """Return min(ramp(r, 1.1, 1.6), ramp(r, 5.0, 3.2)), in [0, 1]; level 2 as published."""
     low, full_low, full_high, high = LENGTH_RATIO
     return min(ramp(length_ratio, low, full_low), ramp(length_ratio, high, full_high))
 
 
 def unique_score(unique_ratio: float) -> float:
-    """0.5 · ramp(r, 1.3, 2.0), in [0, 0.5]; level 3 as published."""
+    """Return 0.5 · ramp(r, 1.3, 2.0), in [0, 0.5]; level 3 as published."""
     return 0.5 * ramp(unique_ratio, *UNIQUE_RATIO)
 
 
 def jaccard(first: set[str], second: set[str]) -> float:
-    """|first ∩ second| / |first ∪ second|, in [0, 1]; 0 for two empty sets."""
+    """Return |first ∩ second| / |first ∪ second|, in [0, 1]; 0 for two empty sets."""
     return len(first & second) / max(1, len(first | second))
 
 
 def style_score(similarity: float) -> float:
-    """0.6 · min(similarity / 0.03, 1), in [0, 0.6]; of level 4 as published."""
+    """Return 0.6 · min(similarity / 0.03, 1), in [0, 0.6]; part of level 4 as published."""
     return STYLE * ramp(similarity, 0.0, SIMILARITY)
 
 
 def coherence_score(kinds: int) -> float:
-    """0.4 · (0.4 + 0.05 (kinds − 1)), 0 for no kind, in [0, 0.38]; of level 4 as published."""
+    """Return 0.4 · (0.4 + 0.05 (kinds − 1)), in [0, 0.38], 0 for no kind; part of level 4."""
     return COHERENCE * (0.4 + 0.05 * (kinds - 1)) if kinds else 0.0
 
 
 def measured(shorter: str, longer: str) -> Step:
-    """The measurements of two summaries, the shorter one first."""
+    """Measure two summaries, the shorter one first."""
     return Step(
         words=(len(shorter.split()), len(longer.split())),
         length_ratio=ratio(len(longer), len(shorter)),
@@ -92,7 +92,7 @@ def measured(shorter: str, longer: str) -> Step:
 
 
 def parts_of(step: Step) -> Mapping[str, float]:
-    """What two summaries earn, by part; levels that are not reached earn nothing."""
+    """Return what two summaries earn, by part; levels that are not reached earn nothing."""
     structure = style = coherence = 0.0
     if all(WORDS[0] <= count <= WORDS[1] for count in step.words):
         structure += 0.5

@@ -106,14 +106,16 @@ def stand_together(conventions: Collection[str]) -> bool:
 
 
 def draw(rng: random.Random, groups: Groups, kind: str | None = None) -> Operation:
-    """An operation: a group at random, then one of its constants; ``kind`` narrows by type."""
+    """Draw a random group, then one of its constants; ``kind`` narrows by type."""
     fitting = [group for group in groups if kind is None or group[0].gives == kind]
     return rng.choice(rng.choice(fitting))
 
 
 def draw_problem(rng: random.Random, weights: Mapping[str, int] = SHORT) -> Problem:
-    """A problem at random, its stages by ``weights``. Not every one can be tested so that only
-    agreement passes."""
+    """Draw a problem, its stages by ``weights``.
+
+    Not every problem can be tested so that only agreement passes.
+    """
     domain = rng.choices(DOMAINS, [_DOMAIN_WEIGHTS[d] for d in DOMAINS])[0]
     open_to = [s for s in weights if domain.element_type or "map" in s]
     stages = rng.choices(open_to, [weights[s] for s in open_to])[0]
@@ -129,7 +131,7 @@ def draw_problem(rng: random.Random, weights: Mapping[str, int] = SHORT) -> Prob
 
 
 def helper_source(problem: Problem, convention: str, name: str = "aux") -> str:
-    """The helper that follows ``convention`` (any of those listed in the module)."""
+    """Return the helper that follows ``convention`` (any of those listed in the module)."""
     domain = problem.domain
     loop = f"for {domain.element} in {domain.items.format(domain.param)}"
     condition = problem.filter.code if problem.filter else "True"
@@ -147,7 +149,7 @@ def helper_source(problem: Problem, convention: str, name: str = "aux") -> str:
 
 
 def main_source(problem: Problem, entry_point: str, helpers: Mapping[str, str]) -> str:
-    """The entry point; ``helpers`` maps the conventions that it relies on to helpers' names.
+    """Return the entry point; ``helpers`` maps the conventions that it relies on to helpers.
 
     With no helpers it solves the problem alone.
     """
@@ -167,7 +169,7 @@ def main_source(problem: Problem, entry_point: str, helpers: Mapping[str, str]) 
 
 
 def _results(problem: Problem, helpers: Mapping[str, str]) -> str:
-    """The expression for the elements kept and transformed, before the reduction."""
+    """Return the expression for the elements kept and transformed, before the reduction."""
     domain = problem.domain
     if "filter_map" in helpers:
         return f"{helpers['filter_map']}({domain.param})"

@@ -77,7 +77,7 @@ class Demonstration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What an agent sets out to write: a helper (``convention``) or main (``helpers``)."""
+    """The plan of an agent: a helper (``convention``) or main (``helpers``)."""
 
     problem: Problem  # as the agent understands it
     name: str  # of the function
@@ -102,7 +102,7 @@ def demonstrations(
     slips: Mapping[str, float] = SLIPS,
     long: bool = False,
 ) -> Iterator[Demonstration]:
-    """Endless demonstrations on (long) problems whose ``key`` is not in ``exclude``."""
+    """Yield endless demonstrations on (long) problems whose ``key`` is not in ``exclude``."""
     rng = random.Random(f"demonstrations/{seed}")
     while True:
         problem, task = draw_task(rng, exclude, weights=LONG if long else SHORT)
@@ -123,7 +123,7 @@ def draw_task(
     tests: int = 0,
     weights: Mapping[str, int] = SHORT,
 ) -> tuple[Problem, Task]:
-    """A problem whose ``key`` is not in ``exclude``, as agents read it."""
+    """Draw a problem whose ``key`` is not in ``exclude``, as agents read it."""
     while True:
         problem = draw_problem(rng, weights)
         sizes = [2, 2] + [5] * tests
@@ -136,19 +136,19 @@ def draw_task(
 
 
 def draw_team(rng: random.Random, sizes: Mapping[int, float] = TEAM_SIZES) -> int:
-    """A number of agents."""
+    """Draw a number of agents."""
     return rng.choices(list(sizes), list(sizes.values()))[0]
 
 
 def draw_agent(rng: random.Random, team: int) -> int:
-    """Index of an agent: main as often as all helpers together."""
+    """Draw the index of an agent: main as often as all helpers together."""
     return team - 1 if team == 1 or rng.random() < 0.5 else rng.randrange(team - 1)
 
 
 def draw_plan(
     rng: random.Random, problem: Problem, entry_point: str, team: int, agent: int
 ) -> Plan:
-    """What one agent (helpers first, main last) might set out to write."""
+    """Draw what one agent (helpers first, main last) might plan to write."""
     if rng.random() < WRONG_OPERATION:
         problem = with_wrong_operation(rng, problem)
     names = helper_names(team)
@@ -169,7 +169,7 @@ def draw_plan(
 
 
 def draw_convention(rng: random.Random, problem: Problem, name: str = "aux") -> str:
-    """A convention for a helper: the later helpers of a team lean towards the later stages."""
+    """Draw a helper's convention: a team's later helpers lean towards the later stages."""
     options, long = problem.conventions, problem.then is not None
     weights = list((LONG_CONVENTION_WEIGHTS if long else CONVENTION_WEIGHTS)[: len(options)])
     favourite = (_LONG_FAVOURITES if long else _FAVOURITES).get(name)
@@ -179,7 +179,7 @@ def draw_convention(rng: random.Random, problem: Problem, name: str = "aux") -> 
 
 
 def usable_together(helpers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """(name, convention) pairs → convention → name, of those that one main can use together."""
+    """Return convention → name of the (name, convention) pairs that one main can use together."""
     chosen: dict[str, str] = {}
     for name, convention in helpers:
         if convention not in chosen and stand_together([*chosen, convention]):
@@ -188,7 +188,7 @@ def usable_together(helpers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def with_wrong_operation(rng: random.Random, problem: Problem) -> Problem:
-    """The problem with one of its operations replaced by another of the same type."""
+    """Return the problem with one of its operations replaced by another of the same type."""
     stage = rng.choice(problem.stages.split("_"))
     domain = problem.domain
     groups = {"filter": domain.filters, "map": domain.maps, "then": THENS, "reduce": REDUCTIONS}
@@ -198,7 +198,7 @@ def with_wrong_operation(rng: random.Random, problem: Problem) -> Problem:
 
 
 def one_return(source: str) -> str:
-    """The same function with its one assignment written into the return, where that is possible."""
+    """Return the function with its only assignment inlined in the return, where possible."""
     lines = source.splitlines()
     if len(lines) != 3 or lines[2].replace("keys", "").count("ys") != 1:
         return source
@@ -213,7 +213,7 @@ def slip(
     share: float = 1.0,
     slips: Mapping[str, float] = SLIPS,
 ) -> Answer:
-    """The function as it might come out; ``share`` < 1 leaves more of them unharmed."""
+    """Return the function as an agent might write it; ``share`` < 1 leaves more unharmed."""
     source = source.rstrip("\n")
     kind = rng.choices(list(slips), list(slips.values()))[0] if rng.random() < share else ""
     head, _, last = source.rpartition("\n")

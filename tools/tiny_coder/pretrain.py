@@ -74,7 +74,7 @@ LONG_PHASES = (Phase(360, 0.5, CAREFUL),)
 
 
 def new_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
-    """The untrained model: few layers and one key-value head, for speed on a CPU."""
+    """Return the untrained model: few layers and one key-value head, for speed on a CPU."""
     return Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=EMBEDDINGS,
@@ -95,7 +95,7 @@ def new_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
 
 
 def make_batch(rows: list[Demonstration], tokenizer: Qwen2Tokenizer) -> dict[str, torch.Tensor]:
-    """Packs each demonstration into a row: the prompt, then its answers.
+    """Pack each demonstration into a row: the prompt, then its answers.
 
     ids, positions, segments [R, L] (segment −1 padding, 0 prompt, s the s-th answer); targets
     [R, L]: the token to predict, −100 where none is.
@@ -114,7 +114,7 @@ def make_batch(rows: list[Demonstration], tokenizer: Qwen2Tokenizer) -> dict[str
 
 
 def _pack(row: Demonstration, encoded: Iterator[list[int]], end: int) -> tuple[list[int], ...]:
-    """One row's ids, positions, segments and targets.
+    """Return one row's ids, positions, segments and targets.
 
     An answer's first token is predicted by the prompt's last one, which all answers share; so each
     answer begins with a copy of it.
@@ -133,7 +133,7 @@ def _pack(row: Demonstration, encoded: Iterator[list[int]], end: int) -> tuple[l
 
 
 def attention_mask(segments: torch.Tensor) -> torch.Tensor:
-    """[R, L] → bfloat16 [R, 1, L, L], added to the attention's logits.
+    """Return the mask that is added to attention logits: [R, L] → bfloat16 [R, 1, L, L].
 
     0 where a token may look: at the prompt, and at its own segment up to itself.
     """
@@ -145,7 +145,7 @@ def attention_mask(segments: torch.Tensor) -> torch.Tensor:
 
 
 def batch_loss(model: Qwen2ForCausalLM, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Mean cross-entropy of the answers' tokens."""
+    """Return the mean cross-entropy of the answers' tokens."""
     hidden = model.model(
         input_ids=batch["ids"],
         position_ids=batch["positions"],
@@ -157,7 +157,7 @@ def batch_loss(model: Qwen2ForCausalLM, batch: dict[str, torch.Tensor]) -> torch
 
 
 def new_optimizers(model: Qwen2ForCausalLM) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, in half the steps that AdamW needs; AdamW for the rest."""
+    """Return Muon for the layers' matrices (half the steps of AdamW), AdamW for the rest."""
     matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
     others = [p for name, p in model.named_parameters() if p.ndim == 1 or "embed" in name]
     return [
@@ -171,7 +171,7 @@ def new_optimizers(model: Qwen2ForCausalLM) -> list[torch.optim.Optimizer]:
 
 
 def schedule(step: int, steps: int) -> float:
-    """Factor on the learning rates: linear warm-up, then a cosine to a twentieth."""
+    """Return the learning-rate factor: linear warm-up, then a cosine to a twentieth."""
     warmup = max(1, round(WARMUP * steps))
     if step < warmup:
         return (step + 1) / warmup
@@ -180,13 +180,13 @@ def schedule(step: int, steps: int) -> float:
 
 
 def interleaved(sources: Sequence[Iterator[Demonstration]]) -> Iterator[list[Demonstration]]:
-    """Batches of ``ROWS``, each of one source, in turn."""
+    """Yield batches of ``ROWS``, each from one source, in turn."""
     for source in itertools.cycle(sources):
         yield list(itertools.islice(source, ROWS))
 
 
 def tokenizer_texts(*streams: Iterator[Demonstration]) -> Iterator[str]:
-    """The text that the tokenizer learns from: some of each stream."""
+    """Yield the tokenizer's training text: some of each stream."""
     for stream in streams:
         for demonstration in itertools.islice(stream, TOKENIZER_PROMPTS):
             yield demonstration.prompt
@@ -196,7 +196,7 @@ def tokenizer_texts(*streams: Iterator[Demonstration]) -> Iterator[str]:
 def pretrain(
     phases: Sequence[Phase], seed: int, reward: CodeReward, start: Path | None = None
 ) -> tuple[Qwen2ForCausalLM, Qwen2Tokenizer]:
-    """The trained model and its tokenizer; on one machine, the same arguments give the same.
+    """Return the trained model and its tokenizer; deterministic on one machine.
 
     ``start``: a model to continue from, with long problems beside the others; None: from nothing.
     """
@@ -238,7 +238,7 @@ def train(
     batches: Iterator[list[Demonstration]],
     phase: Phase,
 ) -> None:
-    """Trains in place; the weights end as they will be saved, rounded to bfloat16."""
+    """Train in place; the final weights are rounded to bfloat16, as they are saved."""
     optimizers = new_optimizers(model)
     peaks = [phase.rate * optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     bfloat16 = multiplies_bfloat16_fast(torch.cpu.get_capabilities())

@@ -70,7 +70,7 @@ def revisions(
     score: Scorer,
     modes: Sequence[tuple[Transition, float]],
 ) -> Iterator[Demonstration]:
-    """Endless demonstrations of turns 2 to 4 on problems whose ``key`` is not in ``exclude``.
+    """Yield endless demonstrations of turns 2 to 4 on problems not in ``exclude``, by ``key``.
 
     ``score`` is the reward; ``modes`` are external modes and how often each is met.
     """
@@ -93,7 +93,7 @@ def revisions(
 def _begin(
     rng: random.Random, exclude: Collection[str], modes: Sequence[tuple[Transition, float]]
 ) -> _Episode:
-    """A fresh task and a first attempt at it."""
+    """Return a fresh task and a first attempt at it."""
     problem, task = draw_task(rng, exclude, _TESTS)
     team = draw_team(rng)
     entry_point = task.fields["entry_point"]
@@ -118,7 +118,7 @@ def _begin(
 
 
 def _hear(episode: _Episode, scored: Score, turn: int) -> tuple[str, ...]:
-    """Takes the attempt into each agent's past; the feedback for each."""
+    """Add the attempt to each agent's past and return each agent's feedback."""
     task, texts = episode.task, tuple(episode.texts_N)
     feedback_N = episode.transition([Attempt(task, texts, scored, turn)])[0]
     for past, prompt, text in zip(episode.pasts_N, episode.prompts_N, texts, strict=True):
@@ -131,7 +131,7 @@ def _hear(episode: _Episode, scored: Score, turn: int) -> tuple[str, ...]:
 def _demonstrate(
     rng: random.Random, episode: _Episode, feedback_N: tuple[str, ...], answers: int
 ) -> Demonstration:
-    """What one agent reads, and revised answers to it."""
+    """Return what one agent reads, and revised answers to it."""
     agent = draw_agent(rng, len(episode.plans_N))
     messages = next_prompt(
         episode.pasts_N[agent],
@@ -143,14 +143,14 @@ def _demonstrate(
 
 
 def _go_on(rng: random.Random, episode: _Episode) -> None:
-    """Every agent revises its answer."""
+    """Let every agent revise its answer."""
     revised = [_revise(rng, episode, agent) for agent in range(len(episode.plans_N))]
     episode.plans_N = [plan for plan, _ in revised]
     episode.texts_N = [_cut(answer) for _, answer in revised]
 
 
 def _revise(rng: random.Random, episode: _Episode, agent: int) -> tuple[Plan, Answer]:
-    """One agent's next plan and answer."""
+    """Return one agent's next plan and answer."""
     plan, text = episode.plans_N[agent], episode.texts_N[agent]
     if episode.perfect and rng.random() < KEPT:
         return plan, Answer(text)
@@ -160,7 +160,7 @@ def _revise(rng: random.Random, episode: _Episode, agent: int) -> tuple[Plan, An
 
 
 def _fixed(rng: random.Random, episode: _Episode, agent: int) -> Plan:
-    """The plan after a failure. Without the problem in sight, nothing but slips can be fixed."""
+    """Return the plan after a failure. Without the problem in sight, only slips can be fixed."""
     plan = episode.plans_N[agent]
     if episode.last_only:
         return replace(plan, style="")
@@ -181,10 +181,10 @@ def _fixed(rng: random.Random, episode: _Episode, agent: int) -> Plan:
 
 
 def _followed(helpers: Sequence[Plan]) -> dict[str, str]:
-    """What a main that knows its helpers relies on."""
+    """Return what a main that knows its helpers relies on."""
     return usable_together([(plan.name, plan.convention or "") for plan in helpers])
 
 
 def _cut(answer: Answer) -> str:
-    """The text as it stands in a conversation: an endless one is cut off."""
+    """Return the text as a conversation shows it: an endless one is cut off."""
     return answer.text if answer.ends else answer.text[:_LONGEST_RESPONSE]

@@ -13,9 +13,9 @@ MAX_LENGTH = 2048
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Qwen2Tokenizer:
-    """A tokenizer of ``vocab_size`` tokens that gives every text back (in Unicode's form C).
+    """Train a tokenizer of ``vocab_size`` tokens that reproduces every text (in NFC).
 
-    Of Qwen's class, as transformers loads any tokenizer beside a Qwen2 model as that class, which
+    Its class is Qwen's: transformers loads any tokenizer beside a Qwen2 model as that class, which
     splits text in its own way whatever the folder says.
     """
     from tokenizers import pre_tokenizers, trainers

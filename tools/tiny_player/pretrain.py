@@ -47,7 +47,7 @@ class Batch(NamedTuple):
 
 
 def new_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
-    """The untrained model: no larger than the games need, as runs on it are to take seconds."""
+    """Return the untrained model, no larger than the games need: runs on it take seconds."""
     return Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=EMBEDDINGS,
@@ -69,7 +69,7 @@ def new_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
 def next_token_counts(
     answers: Sequence[tuple[int, ...]], answer: tuple[int, ...]
 ) -> list[Counter[int]]:
-    """At each token of ``answer``: how many of the answers that agree so far have which token."""
+    """Count the next tokens at each token of ``answer``, among the answers that agree so far."""
     return [
         Counter(other[place] for other in answers if other[:place] == answer[:place])
         for place in range(len(answer))
@@ -79,7 +79,7 @@ def next_token_counts(
 def make_batch(
     rows: Sequence[Situation], tokenizer: Qwen2Tokenizer, draw: torch.Generator
 ) -> Batch:
-    """Each situation with an answer that ``draw`` chooses."""
+    """Return each situation with an answer that ``draw`` chooses."""
     encoded, ends, places, wanted = [], [], [], []
     for number, row in enumerate(rows):
         prompt = tokenizer(row.prompt)["input_ids"]
@@ -103,7 +103,7 @@ def _columns(pairs: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
 
 
 def divergence(model: Qwen2ForCausalLM, batch: Batch) -> torch.Tensor:
-    """Mean KL(uniform over the legal answers ‖ model), over the answers' tokens; nats."""
+    """Return the mean KL(uniform over legal answers ‖ model) over answer tokens, in nats."""
     hidden = model.model(input_ids=batch.ids_RL).last_hidden_state
     logits = model.lm_head(hidden[batch.action_places]).float()
     entropy = -torch.special.xlogy(batch.wanted_AV, batch.wanted_AV).sum(-1).mean()
@@ -111,7 +111,7 @@ def divergence(model: Qwen2ForCausalLM, batch: Batch) -> torch.Tensor:
 
 
 def pretrain(seed: int, steps: int = STEPS) -> tuple[Qwen2ForCausalLM, Qwen2Tokenizer]:
-    """The trained model and its tokenizer; on one machine, the same arguments give the same."""
+    """Return the trained model and its tokenizer; deterministic on one machine."""
     torch.manual_seed(seed)
     texts = list(itertools.islice(situations(seed + 1), TOKENIZER_PROMPTS))
     tokenizer = train_tokenizer(
@@ -130,7 +130,7 @@ def train(
     stream: Iterator[Situation],
     steps: int,
 ) -> None:
-    """Trains in place; the weights end as they will be saved, rounded to bfloat16."""
+    """Train in place; the final weights are rounded to bfloat16, as they are saved."""
     optimizers = new_optimizers(model)
     optimizers.append(torch.optim.AdamW(probe.weights, lr=1e-2, weight_decay=0.0))
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]

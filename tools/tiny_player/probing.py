@@ -1,4 +1,4 @@
-"""Whether a prompt's contents can be read where an adapter reads them.
+"""A probe of whether an adapter's input reveals a prompt's contents.
 
 Where the input of a matrix is nearly the same for all prompts, an adapter beside that matrix moves
 the answers to all prompts together. Reinforcement learning then ends in one answer for everything,
@@ -31,7 +31,7 @@ class Labels:
         self.numbers: dict[str, int] = {}
 
     def of(self, rows: Sequence[Situation]) -> torch.Tensor:
-        """[R, PLACES] int64; NOTHING where a prompt has no content."""
+        """Return [R, PLACES] int64; NOTHING where a prompt has no content."""
         found = torch.full((len(rows), PLACES), NOTHING)
         for line, row in zip(found, rows, strict=True):
             for place, text in enumerate(row.contents):
@@ -69,7 +69,7 @@ class Probe:
     def loss(
         self, prompt_ends: tuple[list[int], list[int]], labels_RP: torch.Tensor
     ) -> torch.Tensor:
-        """Mean cross-entropy over the contents, and over the inputs, at the prompts' last token."""
+        """Return the mean cross-entropy over contents and inputs, at the prompts' last token."""
         count = max(1, int((labels_RP != NOTHING).sum()))
         losses = []
         for inputs, weight in zip(self.inputs.values(), self.weights, strict=True):

@@ -1,4 +1,4 @@
-"""What tiny-player learns to read: prompts of the arena's games, as agents meet them.
+"""Training situations of tiny-player: prompts of the arena's games, as agents meet them.
 
 Each comes with its legal answers, and with what a player may need to know to choose among them.
 """
@@ -33,7 +33,7 @@ class Situation:
 
 
 def situations(seed: int, game: str | None = None) -> Iterator[Situation]:
-    """Endless situations, of one game or of all in turn, those that vary more often."""
+    """Yield endless situations of one game, or of all in turn, more of those that vary more."""
     rng = random.Random(f"situations/{seed}")
     names = [game] if game else [*ARENA, *VARYING * 2]
     while True:
@@ -42,7 +42,7 @@ def situations(seed: int, game: str | None = None) -> Iterator[Situation]:
 
 
 def situation(rng: random.Random, game: Game) -> Situation:
-    """One agent's prompt at some turn of a game."""
+    """Return one agent's prompt at some turn of a game."""
     task = Task("pretraining", {"game": game.name, **ROWS.get(game.name, _nothing)(rng)})
     least, most = game.agents
     count = rng.randint(least, most)
@@ -83,7 +83,7 @@ def _later_turn(
 
 
 def _own(task: Task, agent: int, count: int) -> tuple[str, ...]:
-    """What this agent knows by its own prompt."""
+    """Return what this agent knows from its own prompt."""
     row = task.fields
     if "symbol" in row:
         return (row["symbol"],) if agent == 0 else ("",)

@@ -17,7 +17,7 @@ class _TooMuch(Exception):
 
 
 def is_excessive(definition: ast.AST) -> bool:
-    """Whether a definition is beyond what a program could honestly be."""
+    """Return whether a definition is larger than any honest program needs."""
     sums: list[ast.BinOp] = []
     try:
         if _nodes(definition, MAX_DEPTH, sums) > MAX_NODES:
@@ -33,7 +33,7 @@ def is_excessive(definition: ast.AST) -> bool:
 
 
 def _nodes(node: ast.AST, depth: int, sums: list[ast.BinOp]) -> int:
-    """Nodes that the compiler meets below one; ``sums`` gets the binary operations."""
+    """Count the nodes that the compiler visits below ``node``; add binary ones to ``sums``."""
     if not depth:
         raise _TooMuch
     if isinstance(node, ast.match_case):
@@ -51,7 +51,7 @@ def _nodes(node: ast.AST, depth: int, sums: list[ast.BinOp]) -> int:
 
 
 def _constants(node: ast.AST) -> int:
-    """Constants that an expression is made of; 0 where it is made of anything else."""
+    """Count the constants in a constant expression; return 0 for any other expression."""
     match node:
         case ast.Constant():
             return 1

@@ -57,7 +57,7 @@ Part = Function | Statement
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
-    """What a text holds, in its order."""
+    """The parts of a text, in order."""
 
     parts: tuple[Part, ...]
 
@@ -66,7 +66,7 @@ class Extracted:
         return tuple(part for part in self.parts if isinstance(part, Function))
 
     def by_name(self) -> dict[str, Function]:
-        """Of functions of one name, the last complete one that returns something.
+        """Return, for each name, the last complete function that returns something.
 
         A repetition that was cut off does not replace the finished function before it.
         """
@@ -79,7 +79,7 @@ class Extracted:
 
 
 def extract(text: str) -> Extracted:
-    """What stands at the top level of a text, whatever is around it."""
+    """Extract the top-level code of a text, whatever surrounds it."""
     if is_long(text):
         return Extracted(())
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
@@ -92,7 +92,7 @@ def extract(text: str) -> Extracted:
 
 
 def _parts(body: Sequence[ast.stmt], lines: list[str]) -> Iterator[Part]:
-    """The parts that statements are, of the lines that were parsed."""
+    """Yield the parts for statements that were parsed from ``lines``."""
     for node in body:
         match node:
             case ast.With() | ast.If() | ast.While() | ast.For() if _is_prose(node, body):
@@ -110,8 +110,10 @@ def _parts(body: Sequence[ast.stmt], lines: list[str]) -> Iterator[Part]:
 
 
 def _is_prose(node: ast.With | ast.If | ast.While | ast.For, body: Sequence[ast.stmt]) -> bool:
-    """Whether words happen to be a header ("with this in mind:"): a function stands below them,
-    and nothing binds their names."""
+    """Return whether a header is really prose ("with this in mind:").
+
+    It is where a function stands below it and nothing binds its names.
+    """
     if len(body) > MAX_PROSE or not any(isinstance(inner, Definition) for inner in node.body):
         return False
     header = [n for n in ast.iter_child_nodes(node) if not isinstance(n, ast.stmt)]
@@ -196,7 +198,7 @@ def _scan(lines: list[str]) -> list[Part]:
 
 
 def _without_opening(line: str) -> str:
-    """A line without a fence or tags that stand before its code."""
+    """Return a line without the fence or tags before its code."""
     opening = _OPENING.match(line)
     if opening is None:
         return line
@@ -205,7 +207,7 @@ def _without_opening(line: str) -> str:
 
 
 def _read(block: _Block) -> Iterable[Part]:
-    """What a block holds: statements, or a function that does not parse, or nothing."""
+    """Yield the parts of a block: statements, a function that does not parse, or nothing."""
     source = block.source
     tree = parse(source + "\n")  # a line has to follow a backslash
     if tree is not None and tree.body:
@@ -217,8 +219,7 @@ def _read(block: _Block) -> Iterable[Part]:
 
 
 def _is_header(line: str, follows: bool, has_clause: bool) -> bool:
-    """Whether a line opens a block of code that need not run; prose that ends with a colon does
-    not.
+    """Return whether a line opens a code block that need not run; prose ending in ":" does not.
 
     ``follows``: the line before it at its indentation is such a header. ``has_clause``: an
     ``else`` or the like belongs to it.
@@ -333,7 +334,7 @@ def _is_continued(line: str) -> bool:
 
 
 def _closing(line: str, quote: str, position: int) -> int:
-    """The position after the closing quote, or −1."""
+    """Return the position after the closing quote, or −1."""
     while True:
         close = line.find(quote, position)
         if close < 0:

@@ -10,7 +10,9 @@ from rewards.code.analysis.parsing import parse, written
 
 
 def without_others(part: Part, others: frozenset[str]) -> Part | None:
-    """Leave out what imports, defines or assigns the functions that other agents write.
+    """Remove imports, definitions and assignments of the functions that other agents write.
+
+    Return None if nothing is left.
 
     None where nothing is left.
     """
@@ -70,7 +72,7 @@ class _Remover(ast.NodeTransformer):
         return self._pass() if not self.depth and self.others.issuperset(names) else node
 
     def visit_Import(self, node: ast.Import | ast.ImportFrom) -> ast.AST:
-        """``from aux import aux`` and ``import aux``: the function is there already."""
+        """Remove ``from aux import aux`` and ``import aux``: the function is already defined."""
         names = self.others
         if isinstance(node, ast.ImportFrom):
             names = names | {"*"} if node.module in names else frozenset()

@@ -23,12 +23,12 @@ warnings.filterwarnings("ignore", module=re.escape(TEXT_NAME))
 
 
 def is_long(text: str, max_bytes: int = MAX_BYTES) -> bool:
-    """Whether a text is longer than the parser reads."""
+    """Return whether a text is longer than the parser's limit."""
     return len(text) > max_bytes or len(text.encode("utf-8", "replace")) > max_bytes
 
 
 def parse(source: str, max_bytes: int = MAX_BYTES) -> ast.Module | None:
-    """The syntax tree, or None where there is none."""
+    """Return the syntax tree, or None if the source does not parse."""
     if is_long(source, max_bytes):
         return None
     try:
@@ -48,8 +48,10 @@ def _is_deep(tree: ast.AST) -> bool:
 
 
 def source_of(node: ast.stmt, lines: list[str], alone: bool = False) -> str | None:
-    """A statement's own source: its lines, of those that were parsed, if Python reads the very
-    statement from them; else as Python writes it. None where it reads another from that too.
+    """Return a statement's source, or None if it cannot be reproduced.
+
+    The source is the statement's lines if Python parses the same statement from them, and Python's
+    unparsed form otherwise. None: that parses to another statement too.
 
     ``alone``: nothing else is in these lines.
     """
@@ -75,18 +77,18 @@ def _is_same(a: object, b: object) -> bool:
 
 
 def first_line(node: ast.stmt) -> int:
-    """Where a statement begins, decorators included; 1-based."""
+    """Return the first line of a statement, decorators included; 1-based."""
     return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
 
 
 def _dedented(lines: list[str], columns: int) -> str:
-    """Lines without the indentation that the first of them has."""
+    """Remove the indentation of the first line from all lines."""
     margin = lines[0][:columns]
     return "\n".join(line.removeprefix(margin) for line in lines)
 
 
 def written(node: ast.AST) -> str | None:
-    """A tree as Python writes it; None where it cannot."""
+    """Return a tree unparsed to source, or None if Python cannot."""
     try:
         return ast.unparse(node)
     except UNPARSABLE:  # an f-string that cannot be quoted, before Python 3.12

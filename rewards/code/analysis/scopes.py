@@ -13,7 +13,7 @@ _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Scope:
-    """What one function, class, lambda or comprehension binds."""
+    """The names that a function, class, lambda or comprehension binds."""
 
     node: ast.AST
     parent: Scope | None
@@ -22,7 +22,7 @@ class Scope:
     nonlocals: set[str] = field(default_factory=set)
 
     def owner(self, name: str) -> Scope | None:
-        """The scope whose variable a name here is; None: the module's."""
+        """Return the scope that owns a name used here, or None for the module."""
         scope: Scope | None = self
         while scope is not None and scope.parent is not None:
             if name in scope.globals:
@@ -66,7 +66,7 @@ class Names:
         )
 
     def _visit(self, node: ast.AST, outer: Scope) -> None:
-        """Reads what a node binds in the scope around it."""
+        """Read the names that a node binds in the enclosing scope."""
         if isinstance(node, _FUNCTIONS | ast.ClassDef | _COMPREHENSIONS):
             self._enter(node, outer)
             return
@@ -122,7 +122,7 @@ class Names:
 
 
 def _split(node: ast.AST) -> tuple[Iterator[ast.AST], Iterator[ast.AST]]:
-    """A scope's children: those in it, and those that belong around it."""
+    """Split a scope's children into those inside it and those of the enclosing scope."""
     outside: list[ast.AST] = []
     if isinstance(node, Definition):
         outside += node.decorator_list

@@ -1,4 +1,4 @@
-"""How main uses the helpers, read from the syntax tree: results that nothing reads, and wrappers.
+"""Analysis of how main uses the helpers: results that nothing reads, and wrappers.
 
 Whether a helper is called is counted where the program runs. What is read here does not depend on
 the order of lines: a variable may hold whatever is bound to it anywhere.
@@ -58,7 +58,7 @@ def main_use(
     helpers: Sequence[str],
     reads: frozenset[str] = frozenset(),
 ) -> MainUse:
-    """Uses of the helpers in main's statements. A name that main binds itself is not a helper.
+    """Return how main's statements use the helpers. A name that main binds is not a helper.
 
     ``reads``: names of the module that the rest of the program reads.
     """
@@ -82,7 +82,7 @@ def main_use(
 def _relevant(
     names: dict[ast.stmt, Names], entry_point: str, helpers: frozenset[str]
 ) -> set[ast.stmt]:
-    """The entry point's definition, what it mentions, and what fills the tables that it reads.
+    """Return the entry point's definition, what it mentions, and what fills the tables it reads.
 
     Examples and tests beside it are not.
     """
@@ -157,7 +157,7 @@ class _Program:
     # --- what flows where ------------------------------------------------------------------------
 
     def _flows(self, node: ast.AST) -> Iterator[tuple[Place, ast.AST]]:
-        """Variables with what is bound to them here; a function with what it returns."""
+        """Yield each variable with the values bound to it; a function with what it returns."""
         match node:
             case ast.Assign(targets=targets, value=value):
                 for target in targets:
@@ -203,7 +203,7 @@ class _Program:
     # --- which helpers a name leads to ---------------------------------------------------------
 
     def _labelled(self) -> dict[Place, set[Label]]:
-        """Follow the helpers through all that is bound to what leads to them."""
+        """Follow the helpers through everything that is bound to a value derived from them."""
         ahead: dict[Place, list[tuple[Place, int]]] = defaultdict(list)
         for place, values in self.into.items():
             for value in values:
@@ -221,7 +221,7 @@ class _Program:
         return labels
 
     def _sources(self, value: ast.AST, how: int = IS) -> Iterator[Source]:
-        """What a value may be, or hold."""
+        """Yield what a value may be, or hold."""
         match value:
             case ast.Name(ctx=ast.Load()):
                 yield self.variables[value], how
@@ -247,19 +247,23 @@ class _Program:
                     yield from self._sources(argument, max(how, MADE_OF))
 
     def _leads(self, value: ast.AST) -> Iterator[Label]:
-        """Helpers that a value leads to."""
+        """Yield the helpers that a value leads to."""
         for source, how in self._sources(value):
             for label in self.labels[source]:
                 yield from _steps(label, how)
 
     def is_wrapper(self) -> bool:
-        """Main only hands on what a helper returns, or calls another of its functions that only
-        does so."""
+        """Return whether main only returns a helper's result.
+
+        It may also call another of its functions that only does so.
+        """
         return any(self.labels[node] for node in self.main)
 
     def _handed_on(self, function: ast.AST) -> Iterator[Source]:
-        """What ``return …aux(…)…``, or ``x = aux(…)`` and ``return x``, calls or hands on, if that
-        is all that there is."""
+        """Yield what ``return …aux(…)…`` calls or returns, if the function does nothing else.
+
+        ``x = aux(…)`` followed by ``return x`` counts as well.
+        """
         body = [] if isinstance(function, ast.Lambda) else _without_docstring(function.body)  # type: ignore[attr-defined]
         match body or function:
             case [ast.Return(value=ast.expr() as value)] | ast.Lambda(body=value):
@@ -281,7 +285,7 @@ class _Program:
                     yield from self._sources(value, HANDS_ON)
 
     def _applied(self, value: ast.expr) -> Iterator[Source]:
-        """What a call hands on to be called: ``next(map(aux, …))``."""
+        """Yield the functions that a call passes on to be called: ``next(map(aux, …))``."""
         if isinstance(value, ast.Call):
             for argument in [*value.args, *(keyword.value for keyword in value.keywords)]:
                 handed = _inner(argument)
@@ -293,8 +297,11 @@ class _Program:
     # --- results that are lost -----------------------------------------------------------------
 
     def ignored(self) -> set[str]:
-        """Helpers with a call whose value nothing reads: a bare statement's, or one that goes to
-        names that are never read, or are read only to make such values."""
+        """Return the helpers with a call whose value nothing reads.
+
+        Such a value is a bare statement's, or goes to names that are never read, or that are read
+        only to make such values.
+        """
         for node in self.nodes:
             self._run(node)
         while self.pending:
@@ -315,13 +322,13 @@ class _Program:
                 yield from (name for kind, name in self._leads(argument) if kind == IS)
 
     def _builtin(self, function: ast.expr) -> str | None:
-        """The name of a builtin that nothing here takes the place of."""
+        """Return the name of a builtin that nothing here shadows."""
         if isinstance(function, ast.Name) and function.id not in self.bound:
             return function.id if self.variables[function][0] is None else None
         return None
 
     def _run(self, node: ast.AST) -> None:
-        """What a statement reads whatever becomes of its values."""
+        """Add what a statement reads whatever becomes of its values."""
         match node:
             case ast.Expr(value=value):
                 self._evaluate(value, bare=True)
@@ -358,7 +365,7 @@ class _Program:
                         self._need(child)
 
     def _assign(self, targets: Sequence[ast.expr], value: ast.AST | None) -> None:
-        """A value goes to names, or to where others may read it."""
+        """Assign a value to names, or to a place where others may read it."""
         parts = [part for target in targets for part in _flat(target)]
         if any(isinstance(part, ast.Attribute | ast.Subscript) for part in parts):
             for target in targets:
@@ -375,7 +382,7 @@ class _Program:
                 self._need(value)
 
     def _evaluate(self, node: ast.AST | None, bare: bool = False) -> None:
-        """What an expression reads even if nothing reads its value: what calls keep or show."""
+        """Add what an expression reads even if its value is unused: what calls keep or show."""
         match node:
             case None | ast.Lambda():
                 return
@@ -397,7 +404,7 @@ class _Program:
                     self._evaluate(child)
 
     def _need(self, node: ast.AST | None) -> None:
-        """The value of an expression is read."""
+        """Mark the value of an expression as read."""
         if node is None or node in self.needed:
             return
         self.needed.add(node)
@@ -431,12 +438,12 @@ def _steps(label: Label, how: int) -> Iterator[Label]:
 
 
 def _is_attribute(variable: Variable) -> bool:
-    """Whether it is of a class's body, which others read as an attribute."""
+    """Return whether a variable belongs to a class body, which others read as an attribute."""
     return variable[0] is not None and isinstance(variable[0].node, ast.ClassDef)
 
 
 def _own_statements(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
-    """All statements of a function but for those of functions and classes within."""
+    """Yield all statements of a function, without those of nested functions and classes."""
     pending = [*body]
     while pending:
         node = pending.pop()
@@ -453,7 +460,7 @@ def _without_docstring(body: Sequence[ast.stmt]) -> Sequence[ast.stmt]:
 
 
 def _inner(node: ast.expr) -> ast.expr:
-    """The ``aux`` of ``(f := aux)``, the ``values`` of ``values[0]``."""
+    """Return the ``aux`` of ``(f := aux)``, or the ``values`` of ``values[0]``."""
     while isinstance(node, ast.NamedExpr | ast.Subscript):
         node = node.value
     return node
@@ -468,7 +475,7 @@ def _flat(target: ast.expr) -> Iterator[ast.expr]:
 
 
 def _chosen(items: Sequence[ast.expr], index: ast.expr) -> Sequence[ast.expr]:
-    """What a constant index may choose of a tuple or list that is written out."""
+    """Return the items that a constant index may select from a literal tuple or list."""
     try:
         position = ast.literal_eval(index)
         starred = any(isinstance(item, ast.Starred) for item in items)
@@ -480,7 +487,7 @@ def _chosen(items: Sequence[ast.expr], index: ast.expr) -> Sequence[ast.expr]:
 def _unpacked(
     targets: Sequence[ast.expr], value: ast.AST | None
 ) -> Iterator[tuple[ast.expr, ast.AST | None]]:
-    """Each target with its part of a tuple or list that is written out, or else with all of it."""
+    """Yield each target with its part of a literal tuple or list, or else with all of it."""
     values = list(value.elts) if isinstance(value, ast.Tuple | ast.List) else []
     stars = [i for i, target in enumerate(targets) if isinstance(target, ast.Starred)]
     rest = len(values) - len(targets) + 1

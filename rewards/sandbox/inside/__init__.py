@@ -1,1 +1,1 @@
-"""What runs inside the sandbox, handed over as source, and the format that both sides speak."""
+"""The code that runs inside the sandbox, passed as source, and the wire format."""

@@ -41,7 +41,7 @@ PRELOADED += ["re", "string", "typing"]
 
 
 def main(config: dict[str, Any]) -> NoReturn:
-    """Gives up all rights, then serves until the control socket closes."""
+    """Drop all privileges, then serve until the control socket closes."""
     level, scratch, slot = config["level"], config["scratch"], int(config["slot"])
     if level == "bubblewrap":
         confine.mount_over(scratch)
@@ -71,14 +71,17 @@ def main(config: dict[str, Any]) -> NoReturn:
 
 
 def _start_again(slot: int) -> None:
-    """bubblewrap's start as root randomizes addresses again; one by another user does not."""
+    """Execute Python again with fixed addresses.
+
+    bubblewrap's start as root randomizes addresses again; one by another user does not.
+    """
     if os.getuid() == 0 and confine.drop_identity(slot, keep_reading=False):
         with confine.fixed_addresses():
             os.execv(sys.executable, sys.orig_argv)
 
 
 def _preload(level: str) -> None:
-    """Imports, and what is drawn at random the same for all programs."""
+    """Import modules, and draw random values that are the same for all programs."""
     register, os.register_at_fork = os.register_at_fork, lambda **_: None
     for name in PRELOADED:
         __import__(name)
@@ -94,7 +97,7 @@ def _preload(level: str) -> None:
 
 
 def _seed_everything(module: Any) -> None:
-    """``random`` starts at one seed, and so does what draws its seed from the machine."""
+    """Seed ``random``, and everything that draws its seed from the machine."""
     generator, seed_with = module.Random(0), module.Random.seed
 
     def seed(self: Any, a: Any = None, version: int = 2) -> None:
@@ -161,7 +164,7 @@ class _Zygote:
                 os._exit(0)
 
     def _begin_program(self) -> NoReturn:
-        """In the forked process: no control, fewer rights, one task."""
+        """Set up the forked process: no control, fewer rights, one task."""
         channel = _Channel(self.channels, self.number)
         os.close(self.control)
         confine.limit_program(self.cpu_seconds)
@@ -173,7 +176,7 @@ class _Zygote:
             os._exit(1)
 
     def _clean(self) -> int:
-        """Ends every process of the program and empties the scratch; the first one's status."""
+        """End every process of the program, empty the scratch; return the first one's status."""
         status = 0
         if self.child:  # not waited for yet, so that there is one to signal
             os.kill(-1 if self.everything else self.child, signal.SIGKILL)
@@ -185,8 +188,10 @@ class _Zygote:
         return status
 
     def _wipe(self) -> None:
-        """In its own process, whose memory nobody shares. If a file cannot be removed, this
-        process ends too, and with it the scratch."""
+        """Empty the scratch in a separate process, whose memory nobody shares.
+
+        If a file cannot be removed, this process ends too, and with it the scratch.
+        """
         janitor = os.fork()
         if not janitor:
             _wipe(self.scratch)
@@ -197,7 +202,7 @@ class _Zygote:
 
 
 def _reap() -> None:
-    """Waits for what the program's process left behind: nothing, where the filter holds."""
+    """Wait for the descendants that the program left: none, where the filter holds."""
     with contextlib.suppress(ChildProcessError):
         while True:
             os.waitpid(-1, 0)
@@ -222,7 +227,7 @@ def _wipe(scratch: str) -> None:
 
 
 def _unlock(top: str) -> None:
-    """Makes a tree's directories removable."""
+    """Make a tree's directories removable."""
     os.chmod(top, 0o700)
     for directory, names, _ in os.walk(top):
         for path in (os.path.join(directory, name) for name in names):
@@ -245,7 +250,7 @@ def _remove(top: str) -> None:
 
 
 def serve_program(channel: _Channel) -> NoReturn:
-    """Runs the program that arrives on the channel, and answers calls, until it closes."""
+    """Run the program that arrives on the channel, and answer calls until it closes."""
     _, payload = channel.receive()
     entry_point, code, replacement = marshal.loads(payload)
     module = types.ModuleType("program")
@@ -300,7 +305,10 @@ _CHANGEABLE = frozenset({list, dict, set, tuple})  # a tuple may hold one of the
 
 
 def answer(function: Any, payload: bytes | bytearray, failures: dict[str, bytes]) -> bytes:
-    """One call's reply: its value or exception, and the arguments that it changed.
+    """Return one call's reply: its value or exception, and the arguments that it changed.
+
+    If a name is missing because a statement failed (``import numpy``), the exception is that
+    statement's.
 
     Of a name that is missing because a statement failed (``import numpy``), what that raised.
     """
@@ -331,7 +339,7 @@ def answer(function: Any, payload: bytes | bytearray, failures: dict[str, bytes]
 
 
 def _describe(error: BaseException) -> bytes:
-    """An exception: the names of its types, nearest first, its arguments, message and line."""
+    """Encode an exception: its type names, nearest first, its arguments, message and line."""
     names = [kind.__name__ for kind in type(error).__mro__][:20]
     line, trace = None, error.__traceback__
     while trace is not None:

@@ -1,4 +1,4 @@
-"""What the sandboxed process gives up, by direct system calls. Standard library only.
+"""Confinement of the sandboxed process by direct system calls. Standard library only.
 
 Three layers, each used where the kernel has it: its own namespaces (``enter_namespaces``, what
 bubblewrap does where that is installed), Landlock rules on files, and a seccomp filter on system
@@ -48,17 +48,17 @@ def die_with_parent() -> None:
 
 
 def refuse_privileges() -> None:
-    """No program that is started can gain rights; the layers below are refused without this."""
+    """Prevent programs from gaining privileges; the layers below require this."""
     _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def adopt_orphans() -> None:
-    """Descendants whose parent ends become children of this process."""
+    """Make descendants whose parent ends children of this process."""
     _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def drop_identity(slot: int, keep_reading: bool) -> bool:
-    """From root to a user that owns nothing; True if no one else has that user's id.
+    """Switch from root to a user that owns nothing; return whether its id is unique.
 
     ``keep_reading`` keeps the right to read any file, for a Python installation that only root
     can reach; Landlock rules must be in force then.
@@ -79,7 +79,7 @@ def drop_identity(slot: int, keep_reading: bool) -> bool:
 
 
 def give_away(directory: str, slot: int) -> None:
-    """Makes the scratch the property of the user that root is about to become."""
+    """Give the scratch to the user that root is about to become."""
     try:
         os.chown(directory, FIRST_UID + slot, FIRST_UID + slot)
     except OSError:
@@ -97,7 +97,7 @@ def _become(uid: int) -> bool:
 
 
 def limit_resources(memory_mb: int) -> None:
-    """Address space, files, core dumps; hard limits, inherited by every child."""
+    """Limit address space, files and core dumps; hard limits, inherited by every child."""
     limits = {
         resource.RLIMIT_AS: memory_mb << 20,
         resource.RLIMIT_FSIZE: FILE_BYTES,
@@ -114,7 +114,7 @@ def limit_resources(memory_mb: int) -> None:
 
 
 def limit_program(cpu_seconds: int) -> None:
-    """CPU time of one program, and no further process or thread; called in its own process."""
+    """Limit one program's CPU time, and forbid new processes or threads; call in its process."""
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 
@@ -126,7 +126,7 @@ _ADDR_NO_RANDOMIZE, _ASK = 0x0040000, 0xFFFFFFFF
 
 @contextlib.contextmanager
 def fixed_addresses() -> Iterator[None]:
-    """Programs started in here get no randomized addresses, where the machine allows it."""
+    """Start programs in this context without randomized addresses, where the machine allows it."""
     before = _libc.personality(_ASK)
     if before >= 0:
         _libc.personality(before | _ADDR_NO_RANDOMIZE)
@@ -138,7 +138,7 @@ def fixed_addresses() -> Iterator[None]:
 
 
 def has_fixed_addresses() -> bool:
-    """Whether this process was started without randomized addresses."""
+    """Return whether this process was started without randomized addresses."""
     persona = _libc.personality(_ASK)
     return persona >= 0 and bool(persona & _ADDR_NO_RANDOMIZE)
 
@@ -147,7 +147,7 @@ _AT_RANDOM = 25
 
 
 def forget_random_bytes() -> None:
-    """Clears the 16 bytes that the kernel hands to each new process."""
+    """Clear the 16 bytes that the kernel hands to each new process."""
     _libc.getauxval.restype = ctypes.c_void_p
     if address := _libc.getauxval(ctypes.c_ulong(_AT_RANDOM)):
         ctypes.memset(address, 0, 16)
@@ -164,7 +164,7 @@ _READ_ONLY_NOSUID_NODEV = 1 | 2 | 4  # mount attributes
 
 
 def write_random_bytes(path: str) -> None:
-    """A file of fixed bytes, shown as ``/dev/urandom``: what draws its seed there repeats."""
+    """Write a file of fixed bytes, shown as ``/dev/urandom``, so that seeds drawn there repeat."""
     import random  # not before ``candidate`` keeps it from being seeded anew in each fork
 
     with open(path, "wb") as file:
@@ -173,7 +173,7 @@ def write_random_bytes(path: str) -> None:
 
 
 def enter_namespaces(root: str, visible: list[str], hidden: list[str], devices: list[str]) -> None:
-    """New user (if not root), mount, network, IPC and host-name namespaces; PID for children.
+    """Enter new user (if not root), mount, network, IPC and host-name namespaces; PID for children.
 
     Afterwards ``/`` is read-only and holds ``visible``, with ``hidden`` in it empty, ``devices``
     and files for ``RANDOM_DEVICES``; ``/tmp`` is an empty scratch directory. ``root`` is an empty
@@ -215,13 +215,13 @@ def _mount_scratch(path: str) -> None:
 
 
 def mount_over(path: str) -> None:
-    """A scratch over bubblewrap's, which does not limit the files; where this process may."""
+    """Mount a scratch over bubblewrap's, which does not limit the files; where this process may."""
     with contextlib.suppress(PermissionError):  # ``counts_files`` says so
         _mount_scratch(path)
 
 
 def counts_files(scratch: str) -> bool:
-    """Whether the number of files in the scratch is bounded."""
+    """Return whether the number of files in the scratch is bounded."""
     return 0 < os.statvfs(scratch).f_files <= SCRATCH_FILES
 
 
@@ -270,7 +270,7 @@ _RIGHTS_BY_ABI = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}  # how many kinds of access
 
 
 def restrict_files(readable: list[str], devices: list[str], scratch: str) -> bool:
-    """Only these paths can be read, and only the scratch written. False without Landlock."""
+    """Restrict reading to these paths, writing to the scratch. Return False without Landlock."""
     abi = _libc.syscall(_SYS_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
     if abi < 1:
         return False

@@ -30,7 +30,7 @@ Replacement = Callable[[Any, list[Any]], Any]  # of a helper's answer, beside it
 
 
 def another(value: Any, depth: int = DEPTH) -> Any:
-    """A value of the same type that differs from this one; None of what no other is known.
+    """Return a different value of the same type, or None if there is no known one.
 
     Numbers change sign, parity and truth; what is in a container changes, its last item too, and so
     do its length and the number of distinct items, but for a tuple, which is unpacked. It raises
@@ -131,7 +131,7 @@ def _constant() -> Replacement:
 
 
 def _elsewhere(helper: Helper) -> Helper:
-    """A helper whose first answer is that to other arguments, if it has one."""
+    """Wrap a helper so that it first answers with its result for other arguments, if any."""
     asked = False
 
     @functools.wraps(helper)
@@ -160,7 +160,7 @@ def _last_argument(answer: Any, arguments: list[Any]) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """What a program changes in a value does not change what it gets next time."""
+    """Return a copy, so that a program's changes to a value do not affect the next one."""
     try:
         return copy.deepcopy(value)
     except Exception:  # of a value's own methods
@@ -168,7 +168,7 @@ def _copied(value: Any) -> Any:
 
 
 def _replacing(make: Callable[[], Replacement]) -> Callable[[Helper], Helper]:
-    """helper → the helper with its results replaced, except those that it hands to itself."""
+    """Return helper → the helper with its results replaced, except those passed to itself."""
 
     def replace(helper: Helper) -> Helper:
         running, replaced_by = False, make()
@@ -203,6 +203,6 @@ REPLACEMENTS = {
 
 
 def replacements(tests: int) -> list[str]:
-    """Those that are tried on a program that passes so many tests."""
+    """Return the replacements to try on a program that passes this many tests."""
     constant = "constant" if tests > 1 else "constant_elsewhere"
     return ["another", "none", constant, "argument", "last_argument"]

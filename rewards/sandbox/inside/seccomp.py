@@ -175,12 +175,12 @@ _EPERM, _EAGAIN, _ENOSYS = 1, 11, 38
 
 
 def filter_calls() -> bool:
-    """Denies calls to this process and its children. False on an unknown machine."""
+    """Deny calls to this process and its children. Return False on an unknown machine."""
     return install_filter(_filter(_first_rules))
 
 
 def program_filter() -> bytes | None:
-    """What a program is denied beside that, ready to be installed in its process."""
+    """Return the filter of further calls denied to a program, ready to install in its process."""
     return _filter(_program_rules)
 
 
@@ -200,7 +200,7 @@ def _step(code: int, operand: int, if_true: int = 0, if_false: int = 0) -> bytes
 
 
 def _filter(rules: Callable[[int], list[bytes]]) -> bytes | None:
-    """A filter's instructions: eight bytes each, jumps relative to the next one."""
+    """Return a filter's instructions: eight bytes each, jumps relative to the next one."""
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
         return None
@@ -281,8 +281,10 @@ def _program_rules(column: int) -> list[bytes]:
 
 
 def _refuse_to_empty(call: int | None, flags: int) -> list[bytes]:
-    """Refuses to open for reading with O_TRUNC, which Landlock knows from Linux 6.2 on. ``flags``:
-    where they stand. The number of the call stays loaded."""
+    """Refuse to open for reading with O_TRUNC, which Landlock handles from Linux 6.2 on.
+
+    ``flags``: the position of the flags. The call number stays loaded.
+    """
     if call is None:
         return []
     return [
@@ -296,7 +298,7 @@ def _refuse_to_empty(call: int | None, flags: int) -> list[bytes]:
 
 
 def _only(call: int, allowed: tuple[int, ...], argument: int = _SECOND) -> list[bytes]:
-    """Of a call, by an argument, only these; the number of the call stays loaded."""
+    """Allow a call only with these values of an argument; the call number stays loaded."""
     count = len(allowed)
     return [
         _step(_EQUAL, call, 0, count + 3),

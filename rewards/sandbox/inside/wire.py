@@ -57,12 +57,12 @@ _encode = json.encoder.c_make_encoder(  # type: ignore[attr-defined,misc]
 
 
 def dumps(value: Any) -> bytes:
-    """Raises Unsupported for a value that is not plain, RecursionError for one too deep."""
+    """Serialize a value. Raises Unsupported if it is not plain, RecursionError if too deep."""
     return "".join(_encode(pack(value), 0)).encode()
 
 
 def loads(payload: bytes | bytearray) -> Any:
-    """Raises ValueError for anything that ``dumps`` does not write."""
+    """Deserialize a payload. Raises ValueError for anything that ``dumps`` does not write."""
     try:
         text = payload.decode("ascii")
         value, end = _decode(text, 0)
@@ -76,12 +76,12 @@ def loads(payload: bytes | bytearray) -> Any:
 
 
 def call(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> bytes:
-    """A request. Raises as ``dumps``."""
+    """Serialize a request. Raises the errors of ``dumps``."""
     return dumps([list(arguments), keywords] if keywords else [list(arguments)])
 
 
 def read(connection: Any, size: int, flags: int = 0) -> bytearray:
-    """So many bytes from a socket; nothing, where it closes before."""
+    """Read the given number of bytes from a socket; return nothing if it closes before."""
     data = bytearray(size)
     missing = memoryview(data)
     while missing:
@@ -97,7 +97,7 @@ def frame(sequence: int, payload: bytes) -> bytes:
 
 
 def pack(value: Any) -> Any:
-    """A value as JSON's own types. Instances of subclasses are rebuilt as their plain base."""
+    """Convert a value to JSON's types. Instances of subclasses become their plain base."""
     kind = type(value)
     if kind in _ATOMS:
         return value
@@ -151,7 +151,7 @@ def _pack_other(value: Any) -> Any:
 
 
 def _take(iterator: Any) -> list[Any]:
-    """The first items of an iterator, and how it ends."""
+    """Take the first items of an iterator, and record how it ends."""
     items: list[Any] = []
     try:
         for item in iterator:
