@@ -114,7 +114,7 @@ class ExpertEdits:
 
 
 def request(prompts: Prompts, attempt: Attempt) -> str:
-    """Return the expert's prompt: the problem and each agent's text, without the tests."""
+    """Return the expert's prompt: the problem and each agent's text, without the reward's terms."""
     names = prompts.parts(attempt)
     question = REQUEST.format(
         problem=prompts.domain.problem(attempt.task),
