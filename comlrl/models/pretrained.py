@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import Embedding as AdaptedEmbedding
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -276,6 +277,11 @@ def _with_adapters(
         raise UserError(
             f"lora.target_modules: {section.target_modules!r} does not fit the model: {reason}"
         ) from error
+    if any(isinstance(module, AdaptedEmbedding) for module in peft.modules()):
+        raise UserError(
+            f"lora.target_modules: {section.target_modules!r} names an embedding, which gets no "
+            "trained adapter; leave it out"
+        )
     for each in peft.peft_config.values():
         each.base_model_name_or_path = name  # as the user gave it, not where it was found
     for key, parameter in peft.named_parameters():

@@ -5,7 +5,7 @@ Torch is imported where weights are read, not before: a wrong path is answered a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 PLAIN: dict[str, Any] = {
     "peft_type": "LORA", "use_dora": False, "use_rslora": False, "lora_bias": False,
     "bias": "none", "modules_to_save": None, "rank_pattern": {}, "alpha_pattern": {},
+    "layer_replication": None, "alora_invocation_tokens": None, "use_qalora": False,
+    "use_bdlora": None, "arrow_config": None, "kasa_config": None, "monteclora_config": None,
+    "target_parameters": [], "trainable_token_indices": None,
 }  # fmt: skip
+# Values of init_lora_weights that leave the base's weights as they are; PiSSA and others do not.
+BASE_STAYS = (True, False, None, "gaussian", "orthogonal", "eva", "mica")
+TRANSPOSED = ("gpt2", "openai-gpt")  # with Conv1D layers, for which PEFT sets fan_in_fan_out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +86,11 @@ def check_target_modules(config: Config) -> None:
         if size.linear is None:
             continue
         for each in wanted:
+            if other := sorted(layer for layer in size.nonlinear if is_target(layer, each)):
+                raise UserError(
+                    f"lora.target_modules: {given!r} names '{other[0]}' of '{name}', which is no "
+                    "linear layer and gets no trained adapter; leave it out"
+                )
             if not any(is_target(layer, each) for layer in size.layers):
                 missing = each if isinstance(each, str) else each[0]
                 linear = sorted({layer.rpartition(".")[2] for layer in size.linear})
@@ -125,7 +136,7 @@ def _source(config: Config) -> Source:
             "folder of adapters"
         )
     if (path / ADAPTER).is_file():
-        r, alpha, base = _adapter(path, name)
+        r, alpha, base = _adapter(path, name, config.agent_models)
         return Source(
             name=name, place=path, lora=True, ranks=((r, alpha),), bases=(base,), agents=1,
             sizes=None,
@@ -136,7 +147,7 @@ def _source(config: Config) -> Source:
         )
     place = weights.locate(path, "init_from")
     if place.final_model is not None:
-        return _of_folder(name, place, place.final_model)
+        return _of_folder(name, place, place.final_model, config.agent_models)
     assert place.run_dir is not None
     run = weights.load_run(place.run_dir)
     count = run.section.policies
@@ -151,10 +162,10 @@ def _source(config: Config) -> Source:
     )
 
 
-def _of_folder(name: str, place: weights.Trained, folder: Path) -> Source:
+def _of_folder(name: str, place: weights.Trained, folder: Path, models: Sequence[str]) -> Source:
     """Of a folder of agent_0/, agent_1/, …"""
     facts, agents = weights.of_folder(folder), sorted(folder.glob("agent_*"))
-    adapters = [_adapter(agent, name) for agent in agents] if facts["lora.enabled"] else []
+    adapters = [_adapter(agent, name, models) for agent in agents] if facts["lora.enabled"] else []
     return Source(
         name=name,
         place=place,
@@ -173,8 +184,11 @@ def _sizes(facts: Mapping[str, Any]) -> dict[str, int] | None:
     return {key: facts[key] for key in weights.SIZES.values()}
 
 
-def _adapter(folder: Path, name: str) -> tuple[int, float, str]:
-    """r, alpha and base of an adapter. Raises UserError if it is not a plain LoRA."""
+def _adapter(folder: Path, name: str, models: Sequence[str]) -> tuple[int, float, str]:
+    """r, alpha and base of an adapter. Raises UserError if it is not a plain LoRA.
+
+    ``models``: the agents' models.
+    """
     adapter = weights.adapter_settings(folder / ADAPTER)
     for key, plain in PLAIN.items():
         if adapter.get(key, plain) not in (plain, None):
@@ -182,7 +196,27 @@ def _adapter(folder: Path, name: str) -> tuple[int, float, str]:
                 f"init_from: '{name}' has {key}={adapter[key]!r} in its {ADAPTER}; plain LoRA "
                 f"adapters ({key}={plain!r}) can be started from"
             )
+    start = adapter.get("init_lora_weights")
+    if start not in BASE_STAYS:
+        raise UserError(
+            f"init_from: '{name}' has init_lora_weights={start!r} in its {ADAPTER}, which changes "
+            "its base's weights; save it with path_initial_model_for_weight_conversion, as a plain "
+            "LoRA"
+        )
+    if adapter.get("fan_in_fan_out") and not any(map(_may_be_transposed, models)):
+        raise UserError(
+            f"init_from: '{name}' has fan_in_fan_out=True in its {ADAPTER}, and '{models[0]}' has "
+            "no transposed layers; give an adapter of this model"
+        )
     return adapter["r"], float(adapter["lora_alpha"]), str(adapter.get("base_model_name_or_path"))
+
+
+def _may_be_transposed(model: str) -> bool:
+    """Return whether a model stores its layers' weights transposed, or is not at hand."""
+    folder = hub.model_folder(model)
+    if folder is None or not (folder / "config.json").is_file():
+        return True
+    return weights.read_json(folder / "config.json").get("model_type") in TRANSPOSED
 
 
 def _check_source(config: Config, source: Source) -> list[str]:

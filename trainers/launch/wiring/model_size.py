@@ -6,9 +6,13 @@ import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from comlrl.config.sections import LoraSection
 from trainers.launch.wiring.hub import model_folder
+
+if TYPE_CHECKING:
+    import torch
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}  # of a weight
 
@@ -21,6 +25,7 @@ class ModelSize:
     source: str  # how that is known
     layers: frozenset[str] = frozenset()  # names of the modules that hold weights
     linear: Mapping[str, int] | None = None  # inputs + outputs of linear layers but for the head
+    nonlinear: frozenset[str] = frozenset()  # embeddings and norms
     cache: int | None = None  # numbers that a token has in the key/value cache
     left: int | None = None  # numbers that a token leaves for the backward pass
 
@@ -85,6 +90,17 @@ def _built(folder: str) -> ModelSize | None:
             for name, module in model.named_modules()
             if isinstance(module, torch.nn.Linear | Conv1D) and module is not head
         },
+        nonlinear=frozenset(
+            name for name, module in model.named_modules() if _is_nonlinear(module)
+        ),
         cache=2 * sizes.num_hidden_layers * kv_heads * head_dim,
         left=activations(sizes.num_hidden_layers, width, inner),
     )
+
+
+def _is_nonlinear(module: torch.nn.Module) -> bool:
+    """Return whether a module is an embedding, or has vectors alone for weights, as a norm has."""
+    import torch
+
+    sizes = [parameter.ndim for parameter in module.parameters(recurse=False)]
+    return isinstance(module, torch.nn.Embedding) or (bool(sizes) and max(sizes) == 1)

@@ -81,6 +81,9 @@ def test_a_builtin_with_a_slip(key):
         ),
         ("[nothing]", "it has down_proj, "),
         ("model.*q_prj", "'model.*q_prj' is not a layer"),
+        ("[q_proj,embed_tokens]", "'model.embed_tokens'"),
+        (".*(q_proj|embed_tokens)", "'model.embed_tokens'"),
+        ("[q_proj,input_layernorm]", "'model.layers.0.input_layernorm'"),
     ],
 )
 def test_target_modules_that_match_nothing_are_refused_in_the_dry_run(given, named, capsys):

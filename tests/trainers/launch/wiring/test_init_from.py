@@ -178,6 +178,19 @@ def test_shppos_kl_is_zero_at_the_start_whatever_it_starts_from(tmp_path: Path) 
     assert trainer.loop.logger.metrics()[0]["kl"] == pytest.approx(0, abs=1e-5)
 
 
+OTHER_LORA: dict[str, dict[str, Any]] = {  # settings of adapters that compute something else
+    **{
+        start: {"init_lora_weights": start}
+        for start in ("pissa", "pissa_niter_16", "olora", "corda", "loftq", "lora_ga")
+    },
+    "alora": {"alora_invocation_tokens": [1, 2]},
+    "qalora": {"use_qalora": True},
+    "replicated": {"layer_replication": [[0, 1], [0, 2]]},
+    "transposed": {"fan_in_fan_out": True},
+    "tokens": {"trainable_token_indices": [3]},
+}
+
+
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sources")
@@ -188,6 +201,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(folder / "pair/final_model/agent_0", folder / "dora")
     adapter = json.loads((folder / "dora/adapter_config.json").read_text())
     (folder / "dora/adapter_config.json").write_text(json.dumps(adapter | {"use_dora": True}))
+    for case, other in OTHER_LORA.items():
+        shutil.copytree(folder / "pair/final_model/agent_0", folder / case)
+        (folder / case / "adapter_config.json").write_text(json.dumps(adapter | other))
     (folder / "empty").mkdir()
     (folder / "empty/config.yaml").write_text("magrpo: {}\n")
     return folder
@@ -205,6 +221,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("pair", {"lora__alpha": 7}, "has adapters of alpha 32; set lora.alpha=32"),
         ("pair", {"num_agents": 3}, "pair/final_model/agent_1, and all start from that"),
         ("dora", {}, "has use_dora=True in its adapter_config.json"),
+        *((case, {}, f"has {next(iter(other))}=") for case, other in OTHER_LORA.items()),
     ],
 )
 def test_what_cannot_be_started_from_is_one_line(
@@ -215,6 +232,23 @@ def test_what_cannot_be_started_from_is_one_line(
     message = str(raised.value)
     assert message.startswith(f"init_from: '{sources / place}'") and "\n" not in message
     assert expected in message
+
+
+def test_the_adapter_of_a_gpt2_is_plain(tmp_path: Path) -> None:
+    """PEFT sets ``fan_in_fan_out`` for its layers by itself."""
+    config = configured(kind="gpt2")
+    source = run_of(tmp_path / "run", config)
+    one = tmp_path / "run/final_model/agent_0"
+    settings = json.loads((one / "adapter_config.json").read_text()) | {"fan_in_fan_out": True}
+    (one / "adapter_config.json").write_text(json.dumps(settings))
+    team = begun(configured(kind="gpt2", init_from=str(one)))
+    torch.testing.assert_close(logits(team, 1), logits(source, 0), rtol=1e-4, atol=1e-4)
+
+
+def test_embeddings_get_no_adapter() -> None:
+    for modules in (["q_proj", "embed_tokens"], ".*(q_proj|embed_tokens)"):
+        with pytest.raises(UserError, match=r"lora.target_modules: .* names an embedding"):
+            build_team(configured(lora__target_modules=modules), device="cpu")
 
 
 def test_adapters_of_other_layers_and_other_models_are_refused(sources: Path) -> None:
