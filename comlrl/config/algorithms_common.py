@@ -146,9 +146,14 @@ class CommonKeys(Section):
     eval_answers: int = key(
         1, "answers of the team to each of these tasks", at_least=1, unused_if=(NO_EVALUATIONS,)
     )
-    save_steps: int = key(0, "training steps between checkpoints; 0: none", at_least=0)
+    save_steps: int | None = key(
+        None,
+        "training steps between checkpoints; null: one at each evaluation and every ten minutes,"
+        " the newest kept; 0: none",
+        at_least=0,
+    )
     save_total_limit: int | None = key(
-        2, "number of newest checkpoints to keep; null: all", at_least=1
+        2, "number of newest checkpoints to keep of `save_steps`; null: all", at_least=1
     )
 
     # What an algorithm is like, for those who must not ask for its name.

@@ -22,8 +22,12 @@ class Evaluations:
 
     def due(self, counters: Counters, over: bool) -> bool:
         """Before the first step, at the cadence, and after the last; once at each."""
-        last, done = counters.evaluated, counters.steps
-        return last != done and self.cadence.due(last, done, over)
+        return self.due_after(counters, counters.steps, over)
+
+    def due_after(self, counters: Counters, steps: int, over: bool) -> bool:
+        """Return the same for the end of training step ``steps``, which may lie ahead."""
+        last = counters.evaluated
+        return last != steps and self.cadence.due(last, steps, over)
 
     def left(self, counters: Counters, total: int) -> int:
         return self.cadence.left(counters.evaluated, total)

@@ -44,6 +44,7 @@ from comlrl.types import RolloutResult, Task
 from comlrl.update.accumulate import token_budget
 from comlrl.update.minibatches import Span
 
+SAVE_SECONDS = 600.0  # between checkpoints, where no number of steps is set
 ENV_STEPS = "environment steps"  # of a training step
 
 # Trees of an evaluation → more metrics.
@@ -76,11 +77,13 @@ class Loop:
         self.signals, self.progress = signals or Signals(), progress or Progress()
         known = [end for end in (section.max_steps, schedule.steps) if end is not None]
         self.ends = Ends(min(known) if known else None, section.max_env_steps)
-        saves = Cadence(section.save_steps)
-        self.checkpoints = Checkpoints(run_dir, saves, section.save_total_limit)
+        by_time = section.save_steps is None
+        limit = 1 if by_time else section.save_total_limit
+        self.checkpoints = Checkpoints(run_dir, Cadence(section.save_steps or 0), limit)
         self.counters = Counters()
         self.latest: Mapping[str, float] = {}  # metrics of the latest training step
-        self._started = time.monotonic()
+        self._started = self._saved = time.monotonic()
+        self._late_at = 0, False  # training steps, and whether a checkpoint is due by the clock
         self._pause = 0.0  # seconds of logging within the present step
 
     @property
@@ -212,7 +215,7 @@ class Loop:
         span = self.span(scored)
         # All processes have sampled by now and meet again below, so an error here may be raised.
         if self.prefetch is not None:
-            alone = span.end >= 1 or self._saves_after(step) or self._received() is not None
+            alone = span.end >= 1 or self._saves_after(step.index) or self._received() is not None
             self.prefetch(None if alone else Step(step.index + 1, *self.schedule.at(step.index)))
             step.clock.lap("rollout")
         return Gathered(
@@ -278,6 +281,7 @@ class Loop:
             return newest[1]
         self._begin(SAVING)
         path = self.checkpoints.save(self.counters.steps, self._state())
+        self._saved = time.monotonic()
         self._end()
         return path
 
@@ -346,13 +350,11 @@ class Loop:
         if total is None:
             return Remaining(done, None)
         checkpoints, evaluations = self.checkpoints, self.evaluations
-        return Remaining(
-            done,
-            total,
-            estimated,
-            evaluations=0 if evaluations is None else evaluations.left(self.counters, total),
-            saves=checkpoints.cadence.left(checkpoints.steps, total),
-        )
+        evaluated = 0 if evaluations is None else evaluations.left(self.counters, total)
+        saves = checkpoints.cadence.left(checkpoints.steps, total)
+        if self.section.save_steps is None:
+            saves = evaluated
+        return Remaining(done, total, estimated, evaluations=evaluated, saves=saves)
 
     @property
     def _over(self) -> bool:
@@ -361,16 +363,26 @@ class Loop:
     def _after(self, extra_metrics: ExtraMetrics | None) -> None:
         """What is due after a step. Evaluation comes before saving, so that it is not repeated."""
         self._leave_if_asked()
+        saves = self._saves_after(self.counters.steps, self._over)
         self._evaluate_if_due(extra_metrics)
         self._leave_if_asked()
-        checkpoints = self.checkpoints
-        if checkpoints.cadence.due(checkpoints.steps, self.counters.steps, self._over):
+        if saves:
             self.save()
 
-    def _saves_after(self, step: Step) -> bool:
-        """Whether a checkpoint is due after a step that is not the last."""
-        checkpoints = self.checkpoints
-        return checkpoints.cadence.due(checkpoints.steps, step.index, over=False)
+    def _saves_after(self, steps: int, over: bool = False) -> bool:
+        """Return whether a checkpoint is due after so many training steps.
+
+        By default at an evaluation, and ten minutes after the last one by the main process's clock,
+        which is asked once a step: the step may have gone on by the answer. A collective call.
+        """
+        if self.section.save_steps is not None:
+            return self.checkpoints.cadence.due(self.checkpoints.steps, steps, over)
+        if self.evaluations is not None and self.evaluations.due_after(self.counters, steps, over):
+            return True
+        if self._late_at[0] != steps:
+            late = time.monotonic() - self._saved >= SAVE_SECONDS
+            self._late_at = steps, distributed.all_gather(late)[0]
+        return self._late_at[1]
 
     def _leave_if_asked(self) -> None:
         number = self._received()
@@ -385,6 +397,7 @@ class Loop:
         # Several processes evaluate together: there one cannot leave in the middle.
         alone = distributed.world_size() == 1
         self._begin(EVALUATING)
+        started = time.monotonic()
         try:
             with self.signals.abandoning() if alone else contextlib.nullcontext():
                 trees, metrics = evaluations.evaluate()
@@ -392,6 +405,7 @@ class Loop:
                     metrics |= extra_metrics(trees)
         except Interrupted as interrupted:
             raise Interrupted(interrupted.number, self.save()) from None
+        self.counters.evaluation_seconds += time.monotonic() - started
         self.counters.evaluated = self.counters.steps
         self._end()
         self.log.evaluation(self.counters, metrics, trees)

@@ -86,6 +86,7 @@ class Counters:
     tasks_seen: int = 0  # trained on, each as often as it was
     sampled_tokens: int = 0
     train_seconds: float = 0.0
+    evaluation_seconds: float = 0.0
     wall_seconds: float = 0.0  # of the processes before this one
     logged: int = 0  # lines of metrics.jsonl
     evaluated: int = -1  # training steps done at the last evaluation

@@ -27,6 +27,7 @@ def write_summary(loop: Loop, algorithm: str) -> None:
         "env_steps": counters.env_steps,
         "updates": counters.updates,
         "wall_seconds": loop.wall_seconds,
+        "evaluation_seconds": counters.evaluation_seconds,
         "eval_start": counters.eval_start,
         "eval_end": counters.eval_end,
         "eval_best": None if best is None else best.facts,

@@ -20,6 +20,7 @@ from transformers import (
     GenerationConfig,
     PreTrainedModel,
 )
+from transformers.utils import logging as transformers_logging
 
 from comlrl.builtin import MODELS
 from comlrl.config.resolved import Config
@@ -34,6 +35,7 @@ from comlrl.quoting import one_line
 
 # Unless the configuration says otherwise: code of a model's repository is not run, and nobody is
 # asked on the terminal whether it may be; pickled weights may hold tensors and nothing else.
+transformers_logging.disable_progress_bar()  # one for each model read or written
 TOKENIZER_SAFETY: Mapping[str, Any] = {"trust_remote_code": False}
 MODEL_SAFETY: Mapping[str, Any] = {"trust_remote_code": False, "weights_only": True}
 

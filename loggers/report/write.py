@@ -82,7 +82,9 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
     train = summary.get("train") or {}
     rate = train.get("joint_actions_per_second")
     if seconds is not None:
-        under = f"{rate:,.1f} joint actions/s" if rate is not None else ""
+        under = f"{rate:,.1f} joint actions/s in training" if rate is not None else ""
+        if evaluations := summary.get("evaluation_seconds"):
+            under = f"{_clock(evaluations)} of it evaluations; {under}".removesuffix("; ")
         tiles.append(("wall time", _clock(seconds), under))
     memory = train.get("peak_memory_mb")
     if memory is not None:

@@ -97,6 +97,22 @@ def test_checkpoints_to_come():
     assert made.remaining == Remaining(5, 6, saves=1)
 
 
+def test_checkpoints_come_with_evaluations_and_every_ten_minutes(tmp_path, monkeypatch):
+    made, clock = loop(tmp_path, save_steps=None), Clock()
+    monkeypatch.setattr("comlrl.loop.loop.time", SimpleNamespace(monotonic=lambda: clock.now))
+    made._saved, clock.now = 0.0, 0.0
+    saved = []
+    for step in made.steps(SimpleNamespace(parts=dict)):
+        clock.now += {2: 601.0}.get(step.index, 1.0)
+        gathered = Gathered(trees=(), env_steps=8, scored=8, tokens=9, span=made.span(8))
+        made.record(step, gathered, updates=1, metrics={})
+        saved.append([path.name for path in (tmp_path / "checkpoints").glob("*")])
+    saved.append([path.name for path in (tmp_path / "checkpoints").glob("*")])
+    second, fourth, last = ["step_000002"], ["step_000004"], ["step_000006"]
+    # As each step begins to be left, and at the end: evaluations are after the steps 4 and 6.
+    assert saved == [[], [], second, second, fourth, fourth, last]
+
+
 def test_environment_steps_alone_end_the_run():
     made = loop(num_train_epochs=None, max_env_steps=1100, eval_interval=0)
     assert made.remaining == Remaining(0, None)

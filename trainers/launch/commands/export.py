@@ -6,6 +6,7 @@ import argparse
 import re
 import shutil
 import tempfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parse_arguments(argv)
         run, out = check(arguments.run, arguments.out, arguments.merge, arguments.push)
         config = config_of(run)
-        export(run, config, out, merge=arguments.merge)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # libraries' own, of their own calls
+            export(run, config, out, merge=arguments.merge)
         print_written(out)
         if arguments.push:
             print(f"pushed: {push(out, arguments.push)}")

@@ -112,8 +112,9 @@ def _main(
 
 def no_weights_notice(config: Config) -> list[str]:
     """Where a run will leave nothing that could be evaluated or trained further."""
-    output = config.output
-    if config.keeps_final_model or output.save_best or config.section.save_steps:
+    output, section = config.output, config.section
+    saves = section.eval_interval if section.save_steps is None else section.save_steps
+    if config.keeps_final_model or output.save_best or saves:
         return []
     why = "output.save_final_model=false"
     if output.save_final_model == "auto":

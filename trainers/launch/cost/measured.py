@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ def overrides(config: Config, folder: Path) -> Iterator[str]:
     yield from (f"output.dir={folder}", "output.save_final_model=false", "output.save_best=false")
     yield from ("wandb=null", "trackio=null", f"{online}.logging_steps=1")
     yield from (f"{online}.max_steps={STEPS}", f"{online}.max_env_steps=null")
-    yield from (f"{online}.eval_interval=0", f"{online}.save_steps=0")
+    yield f"{online}.save_steps=0"
+    if config.online.eval_interval:  # one evaluation before the steps, and one after them
+        yield f"{online}.eval_interval={STEPS}"
     section = config.section
     if section.rounds is not None:
         tasks = STEPS * section.batch_size
@@ -48,8 +51,8 @@ def describe_measured(config: Config, measured: Config, folder: Path, tasks: int
     Raises UserError if no step was made.
     """
     lines = (folder / METRICS).read_text(encoding="utf-8").splitlines()
-    metrics = [json.loads(line)["metrics"] for line in lines]
-    steps = [step for step in metrics if "step_seconds" in step]
+    records = [json.loads(line) for line in lines]
+    steps = [r["metrics"] for r in records if "step_seconds" in r["metrics"]]
     if not steps:
         raise UserError("--measure: no training step was made; see the messages above")
     last = steps[-1]
@@ -62,11 +65,22 @@ def describe_measured(config: Config, measured: Config, folder: Path, tasks: int
         each = [step["step_seconds"] * step.get(f"time/{name}_share", 1.0) for step in steps]
         whole = None if count is None else each[0] + (count - 1) * each[-1]
         rows.append([name, *map(duration, each), duration(whole)])
+    summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    empty = [""] * (len(steps) - 1)
+    others = []  # whole seconds beside those of the steps
     if config.section.rounds is not None:
-        before, multiple = _preferences(config, measured, folder, steps, tasks)
-        empty = [""] * (len(steps) - 1)
-        rows.append(["preferences", duration(before), *empty, duration(before * multiple)])
-        rows.append(["together", "", *empty, duration(whole and whole + before * multiple)])
+        before, multiple = _preferences(config, measured, summary, steps, tasks)
+        others.append(before * multiple)
+        rows.append(["preferences", duration(before), *empty, duration(others[-1])])
+    if passes := sum(record["phase"] == "eval" for record in records):
+        each_pass, evaluations = summary["evaluation_seconds"] / passes, None
+        if count is not None:
+            evaluations = each_pass * (1 + math.ceil(count / config.online.eval_interval))
+            others.append(evaluations)
+        rows.append(["evaluations", duration(each_pass), *empty, duration(evaluations)])
+    if config.section.rounds is not None or passes:
+        total = None if whole is None else whole + math.fsum(others)
+        rows.append(["together", "", *empty, duration(total)])
     memory = f"{last['peak_memory_mb']:,.0f} MB"
     widths = (26, *(14 for _ in heads), 24)
     table = [
@@ -76,18 +90,21 @@ def describe_measured(config: Config, measured: Config, folder: Path, tasks: int
     notes = (
         f"peak memory of a process: {memory}",
         "The run is the first step once and the last one for each of the others. Steps vary, above",
-        "all with the length of completions. Loading, evaluations and saving are not included.",
+        "all with the length of completions. Loading and saving are not included.",
     )
     return "\n".join(["", *table, *notes])
 
 
 def _preferences(
-    config: Config, measured: Config, folder: Path, steps: list[dict[str, Any]], tasks: int
+    config: Config,
+    measured: Config,
+    summary: Mapping[str, Any],
+    steps: list[dict[str, Any]],
+    tasks: int,
 ) -> tuple[float, float]:
     """Return the seconds before the first step (labelling, and fitting a reward model), and how
     many times as many tasks the run labels."""
-    trained = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["train"]["seconds"]
-    before = max(trained - sum(step["step_seconds"] for step in steps), 0.0)
+    before = max(summary["train"]["seconds"] - sum(step["step_seconds"] for step in steps), 0.0)
     labelled = build_schedule(measured.section, range(tasks), config.seed).length_of(0)
     schedule = build_schedule(config.section, range(tasks), config.seed)
     whole = sum(schedule.length_of(index) for index in range(schedule.rounds))

@@ -45,10 +45,12 @@ def refuse(config: Config) -> None:
             f"generation.overlap: 1 with {config.algorithm}, which samples in rounds: what comes "
             "next is not known while a step updates; give 0"
         )
-    if generation.overlap and config.section.save_steps == 1:
+    section = config.section
+    key = "eval_interval" if section.save_steps is None else "save_steps"
+    if generation.overlap and getattr(section, key) == 1:
         raise UserError(
-            f"generation.overlap: 1 with {config.algorithm}.save_steps=1: a step after a "
-            "checkpoint is not sampled beforehand; give save_steps above 1, or overlap 0"
+            f"generation.overlap: 1 with {config.algorithm}.{key}=1: a step after a checkpoint is "
+            "not sampled beforehand; give save_steps above 1, or overlap 0"
         )
     backend = "generation.backend=vllm"
     if section.heterogeneous:

@@ -21,9 +21,12 @@ def written(folder: Path, *steps: tuple[float, float], seconds: float = 0.0) -> 
         {"step_seconds": s, "time/rollout_share": r, "time/update_share": 1 - r} for s, r in steps
     ]
     rows = [row | {"peak_memory_mb": 900.0} for row in rows]
-    lines = [json.dumps({"metrics": row}) for row in [{"reward_mean": 1.0}, *rows]]
+    records = [{"phase": "train", "metrics": row} for row in rows]
+    records += [{"phase": "eval", "metrics": {"reward_mean": 1.0}}] * 2
+    lines = [json.dumps(record) for record in records]
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    (folder / "summary.json").write_text(json.dumps({"train": {"seconds": seconds}}))
+    summary = {"train": {"seconds": seconds}, "evaluation_seconds": 6.0}
+    (folder / "summary.json").write_text(json.dumps(summary))
     return folder
 
 
@@ -35,11 +38,14 @@ def cells(text: str) -> dict[str, list[str]]:
 def test_the_first_step_counts_once_and_the_second_for_all_others(tmp_path):
     config = load(ROOT / "configs/magrpo_quickstart.yaml")
     config = replace(config, sections={"magrpo": replace(config.section, max_steps=11)})
+    config = replace(config, sections={"magrpo": replace(config.section, eval_interval=4)})
     folder = written(tmp_path, (8.0, 0.5), (4.0, 0.25))
     rows = cells(describe_measured(config, config, folder, 384))
     assert rows["rollout"] == ["4 s", "1 s", "14 s"]  # 4 + 10 · 1
     assert rows["update"] == ["4 s", "3 s", "34 s"]
     assert rows["a training step"] == ["8 s", "4 s", "48 s"]
+    assert rows["evaluations"] == ["3 s", "12 s"]  # before step 1, after the steps 4, 8 and 11
+    assert rows["together"] == ["60 s"]
 
 
 def test_preferences_are_multiplied_to_all_tasks(tmp_path):
@@ -52,7 +58,7 @@ def test_preferences_are_multiplied_to_all_tasks(tmp_path):
     rows = cells(describe_measured(config, measured, folder, 100))
     assert rows["a training step"][-1] == "17 s"  # 3 rounds of 5 steps: 3 + 14 · 1
     assert rows["preferences"] == ["8 s", "60 s"]  # 12 − 4 for 8 tasks, and 60 are labelled
-    assert rows["together"] == ["77 s"]
+    assert rows["together"] == ["86 s"]  # with three evaluations of 3 s
 
 
 def test_a_run_without_a_step_gives_no_number(tmp_path):
