@@ -28,7 +28,7 @@ from loggers.tables import table  # noqa: E402
 
 @contextmanager
 def neighbor(busy: bool) -> Iterator[None]:
-    """A separate process that keeps a core busy, or none."""
+    """Run a separate process that keeps a core busy, or none."""
     if not busy:
         yield
         return
@@ -43,7 +43,7 @@ def neighbor(busy: bool) -> Iterator[None]:
 
 
 def run(options: argparse.Namespace) -> tuple[float, float]:
-    """Seconds of a step (the median; the first is left out) and of an evaluation."""
+    """Return the seconds of a step (the median, without the first) and of an evaluation."""
     with tempfile.TemporaryDirectory() as folder:
         settings = [
             f"output.dir={folder}/run", f"magrpo.max_steps={options.steps}",

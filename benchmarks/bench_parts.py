@@ -1,4 +1,4 @@
-"""Where a training step's time goes, and what the fast decoder saves.
+"""Time of a training step's parts, and what the fast decoder saves.
 
     python benchmarks/bench_parts.py [--steps 8] [--warm 8]
 
@@ -59,7 +59,7 @@ class Recorder:
 
 
 def start(overrides: list[str], fast: bool, folder: str, steps: int) -> tuple[Any, MAGRPOTrainer]:
-    """An assembled run of so many steps, and its trainer."""
+    """Return an assembled run of this many steps, and its trainer."""
     keys = [
         f"output.dir={folder}/run", "magrpo.num_generations=4", "magrpo.batch_size=32",
         "magrpo.eval_interval=0", "magrpo.kl_coef=0", "magrpo.num_train_epochs=null",
@@ -84,7 +84,7 @@ def start(overrides: list[str], fast: bool, folder: str, steps: int) -> tuple[An
 
 
 def measure(overrides: list[str], fast: bool, steps: int, warm: int) -> dict[str, float]:
-    """Median seconds of the parts of a step, and the tokens that it passes through the model."""
+    """Return median seconds of a step's parts, and the tokens that it passes through the model."""
     with tempfile.TemporaryDirectory() as folder:
         run, trainer = start(overrides, fast, folder, warm + steps)
         waited: list[float] = []  # for the reward, in each step
@@ -118,15 +118,18 @@ def measure(overrides: list[str], fast: bool, steps: int, warm: int) -> dict[str
 
 
 def passed(trees: Any, passes: int) -> float:
-    """Tokens through the model: in generation, forward in the update, and back (for whole models
-    twice: to activations and to weights)."""
+    """Return the tokens passed through the model.
+
+    They are counted in generation, forward in the update, and backward (for full models twice: to
+    activations and to weights).
+    """
     turns = [turn for tree in trees for node in tree.nodes for turn in node.agents_N]
     own = sum(len(t.prompt_ids) + sum(len(c.token_ids) for c in t.completions_G) for t in turns)
     return float(passes * own)
 
 
 def product_rate(dtype: torch.dtype) -> float:
-    """Operations a second of a large matrix product on all cores."""
+    """Return the operations per second of a large matrix product on all cores."""
     a, b = torch.randn(2, 2048, 2048).to(dtype)
     a @ b
     began = time.perf_counter()

@@ -50,7 +50,7 @@ NEVER = "<|never|>"
 
 
 def make_endless(model: Path, folder: Path) -> None:
-    """A model folder with the same weights that cannot end a completion."""
+    """Save a model folder with the same weights that cannot end a completion."""
     (folder / "model.safetensors").symlink_to((model / "model.safetensors").resolve())
     config = json.loads((model / "config.json").read_text())
     tokenizer = json.loads((model / "tokenizer.json").read_text())
@@ -69,7 +69,7 @@ def make_endless(model: Path, folder: Path) -> None:
 
 
 def generation(folder: str, rounds: int) -> list[list[str]]:
-    """Rows of a table: tokens a second of ours, with and without top-p, and of transformers."""
+    """Return table rows: tokens per second with and without top-p, and those of transformers."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from comlrl.models.pretrained import build_team
@@ -146,7 +146,7 @@ def one_agent(tokens: float, seconds: float, completions: int, memory: float) ->
 
 
 def whole_steps(folder: str, options: argparse.Namespace) -> None:
-    """Prints a table for two agents and one for one agent."""
+    """Print a table for two agents and one for one agent."""
     full = "lora.enabled=false"
     groups: list[dict[str, Callable[[], dict[str, float]]]] = [
         {

@@ -83,7 +83,7 @@ def peer(model: str, options: argparse.Namespace, dtype: str) -> dict[str, float
 def a_step(
     options: argparse.Namespace, seconds: float, generation: float, length: float, memory: float
 ) -> dict[str, float]:
-    """What a mean one of the measured steps took, whose update is all but its generation."""
+    """Return the measures of a mean step; its update is everything except its generation."""
     return {
         "tokens": options.steps * options.tasks * GENERATIONS * AGENTS * length / seconds,
         "generation": generation / options.steps,
@@ -128,8 +128,7 @@ def main() -> None:
 
 
 def show(found: dict[str, list[dict[str, float]]]) -> None:
-    """Prints a table: medians over rounds, tokens a second with their span; an empty cell is not
-    known."""
+    """Print a table: medians over rounds, tokens per second with their range; empty: unknown."""
     print(
         "| contender | tokens/s (span) | ratio | generation, s | update, s | tokens a completion | "
         "peak memory, MB | ratio |\n|---|---|---|---|---|---|---|---|"

@@ -54,13 +54,13 @@ ENDLESS = "def loop(x):\n    while True:\n        x += {number}\n    return x\n"
 
 
 def made(entry_point: str, tests: str) -> Task:
-    """A task without words; ``tests`` call the function ``f``."""
+    """Return a task without text; ``tests`` call the function ``f``."""
     fields = {"prompt": "", "test": f"def check(f):\n{tests}", "entry_point": entry_point}
     return Task(entry_point, fields)
 
 
 def vary(task: Task, text: str, number: int) -> str:
-    """The same program with one more default argument: other code, same behaviour."""
+    """Return the program with one more default argument: other code, same behaviour."""
     tree = ast.parse(text)
     function = next(n for n in tree.body if getattr(n, "name", "") == task.fields["entry_point"])
     assert isinstance(function, ast.FunctionDef)
@@ -111,7 +111,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def cost(isolation: str, programs: int = 1000) -> None:
-    """Prints milliseconds of CPU for one program: judge, fork, program and its end."""
+    """Print milliseconds of CPU for one program: judge, fork, program and its end."""
     task = made("f", "    assert f(3) == 9\n" * 5)
 
     def used(count: int, workers: int) -> float:
@@ -128,7 +128,7 @@ def cost(isolation: str, programs: int = 1000) -> None:
 
 
 def share_of_a_step(steps: int, isolation: str) -> None:
-    """Prints the reward's share of a quickstart step: the median, and the least and the most."""
+    """Print the reward's share of a quickstart step: the median, minimum and maximum."""
     from trainers.launch.commands import train as execution
     from trainers.magrpo import MAGRPOTrainer
 
@@ -170,7 +170,7 @@ def compare(pairs: list[tuple[Task, str]], rounds: int, isolation: str) -> None:
 
 
 def measure(name: str, pairs: list[tuple[Task, str]], rounds: int, reward: CodeReward) -> None:
-    """Prints medians over rounds; a first round starts the workers and compiles the tests."""
+    """Print medians over rounds; a first round starts the workers and compiles the tests."""
     tasks = [task for task, _ in pairs]
     plain, isolated = [], []
     for number in range(rounds + 1):

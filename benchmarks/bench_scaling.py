@@ -30,7 +30,7 @@ AXES: dict[str, list[dict[str, int | str]]] = {
 
 
 def point(changes: dict, steps: int) -> tuple[float, float]:
-    """(tokens generated, seconds) of a median training step."""
+    """Return (tokens generated, seconds) of a median training step."""
     keys = BASE | {"max_steps": steps + 1, "eval_interval": 0} | changes
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
@@ -51,7 +51,7 @@ def point(changes: dict, steps: int) -> tuple[float, float]:
 
 
 def exponent(points: list[tuple[float, float]]) -> float:
-    """Least-squares slope of log(seconds) against log(tokens)."""
+    """Return the least-squares slope of log(seconds) against log(tokens)."""
     x = [math.log(tokens) for tokens, _ in points]
     y = [math.log(seconds) for _, seconds in points]
     mx, my = statistics.fmean(x), statistics.fmean(y)

@@ -49,7 +49,7 @@ def measured(seconds: float, tokens: float, completions: int, agents: int, memor
 def trained(
     tasks: int, batch: int, steps: int, *overrides: str, algorithm: str = "magrpo"
 ) -> tuple[list[dict], float]:
-    """A run of the train script: metrics of its steps but the first, and its peak memory, MB."""
+    """Run the train script; return metrics of all steps but the first, and peak memory in MB."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         keys = {
@@ -87,7 +87,7 @@ def ours(arguments: argparse.Namespace, *overrides: str, algorithm: str = "magrp
 
 
 def peer_job(arguments: argparse.Namespace, tasks: int, dtype: str | None = None) -> dict:
-    """The description that ``peer_runner.py`` reads."""
+    """Return the description that ``peer_runner.py`` reads."""
     sys.path.insert(0, str(ROOT))
     from comlrl.tasks.prompts import Prompts
     from rewards.code.domain import CODE
@@ -139,7 +139,7 @@ def peer(arguments: argparse.Namespace, dtype: str) -> dict:
 
 
 def trl(arguments: argparse.Namespace, bf16: bool) -> dict:
-    """TRL's GRPO trainer, on main's prompts alone; ``bf16``: with autocast, its own default."""
+    """Measure TRL's GRPO trainer on main's prompts; ``bf16``: with autocast, its default."""
     job = peer_job(arguments, arguments.tasks, "float32") | {"bf16": bf16}
     results = runner(sys.executable, "trl_runner.py", job)
     lengths, times = results["lengths"][BATCH * GENERATIONS :], results["step_times"]
@@ -156,7 +156,7 @@ def make_peer() -> None:
 
 
 def seconds_to(rewards: list[float], times: list[float], level: float, window: int) -> float | None:
-    """When the mean of the last ``window`` rewards first reached the level."""
+    """Return when the mean of the last ``window`` rewards first reached the level."""
     for end in range(window, len(rewards) + 1):
         if statistics.fmean(rewards[end - window : end]) >= level:
             return times[end - 1]
@@ -216,7 +216,7 @@ def main() -> None:
 
 
 def rates(arguments: argparse.Namespace) -> None:
-    """Prints a table: each contender's tokens a second, and what they were."""
+    """Print a table: each contender's tokens per second, and the counts behind them."""
     single, half = "agent_model.torch_dtype=float32", "agent_model.torch_dtype=bfloat16"
     full = "lora.enabled=false"
     contenders: dict[str, Callable[[], dict]] = {
@@ -263,8 +263,11 @@ def rates(arguments: argparse.Namespace) -> None:
 
 
 def ratios_of(rates: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Each contender's rate in each round to that of the other's two, in that round, whose median
-    is higher: machines drift more between rounds than within one."""
+    """Return each contender's rate in each round, divided by the other project's in that round.
+
+    Of the other project's two contenders, the one with the higher median counts: machines drift
+    more between rounds than within one.
+    """
     others = {"2 agents": "peer, ", "1 agent": "TRL GRPO, "}
     found = {}
     for name, own in rates.items():

@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def evaluated(what: str, key: int, options: argparse.Namespace) -> dict[str, Any]:
-    """One evaluation of a run or a ``baseline:NAME``. Raises CalledProcessError where it fails."""
+    """Evaluate a run or a ``baseline:NAME``. Raises CalledProcessError if it fails."""
     kind, _, name = what.rpartition(":")
     place = Path(name)
     label = name if kind else f"{place.resolve().parent.name}_{place.name}"
@@ -53,17 +53,17 @@ def evaluated(what: str, key: int, options: argparse.Namespace) -> dict[str, Any
 
 
 def noise(rewards: Sequence[Sequence[float]]) -> float:
-    """s: the standard deviation between keys, pooled over what is compared."""
+    """Return s: the standard deviation between keys, pooled over the compared results."""
     return math.sqrt(statistics.fmean(statistics.variance(own) for own in rewards))
 
 
 def mean(found: Sequence[Mapping[str, Any]], section: str, key: str) -> float:
-    """Over the keys."""
+    """Return the mean over the keys."""
     return statistics.fmean(one[section][key] for one in found)
 
 
 def row(name: str, found: Sequence[Mapping[str, Any]], budget: float) -> list[object]:
-    """``budget``: FLOPs of an answer of the dearest."""
+    """Return a table row. ``budget``: FLOPs of an answer of the most expensive contender."""
     flops, samples = mean(found, "budget", "flops_per_answer"), found[0]["samples"]
     k = math.ceil(budget / flops - 1e-9)
     equal = f"{mean(found, 'metrics', f'pass@{k}'):.2f} (k = {k})" if k <= samples else f"k = {k}"

@@ -66,7 +66,7 @@ Run = dict[str, list[float]]  # of each evaluation: env_steps, tokens, and its m
 
 
 def train(comparison: str, name: str, seed: int, options: argparse.Namespace) -> Path:
-    """The folder of a comparison's run, finished."""
+    """Train one run of a comparison and return its folder."""
     file, overrides = COMPARISONS[comparison][name]
     own = algorithm(file)
     measured = {f"{own}.eval_interval": options.every, f"{own}.eval_answers": options.answers}
@@ -75,7 +75,7 @@ def train(comparison: str, name: str, seed: int, options: argparse.Namespace) ->
 
 
 def algorithm(file: str) -> str:
-    """The section that a shipped configuration has."""
+    """Return the algorithm's section of a shipped configuration."""
     (name,) = SECTIONS.keys() & yaml.safe_load((ROOT / f"configs/{file}.yaml").read_text()).keys()
     return name
 
@@ -83,8 +83,10 @@ def algorithm(file: str) -> str:
 def trained(
     file: str, folder: Path, seed: int, env_steps: int, overrides: dict[str, object]
 ) -> Path:
-    """``folder`` with a run that has scored so many joint actions, the learning rate falling to 0
-    with them; one that is finished is kept. Raises CalledProcessError where training fails."""
+    """Train a run in ``folder`` for this many scored joint actions; keep a finished run.
+
+    The learning rate falls to 0 over those actions. Raises CalledProcessError if training fails.
+    """
     if (folder / SUMMARY).exists():
         return folder
     own = algorithm(file)
@@ -104,7 +106,7 @@ def trained(
 
 
 def read(folder: Path) -> Run:
-    """The evaluations of a run, with what had been scored and sampled before each."""
+    """Return a run's evaluations, with the joint actions scored and tokens sampled before each."""
     lines = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
     sampled = accumulate(
         line["metrics"]["tokens"] if line["phase"] == "train" else 0 for line in lines
@@ -119,12 +121,12 @@ def read(folder: Path) -> Run:
 
 
 def at(run: Run, axis: str, place: float) -> float:
-    """The held-out reward where ``axis`` comes to ``place``, between two evaluations in a line."""
+    """Return the held-out reward at ``place`` on ``axis``, by linear interpolation."""
     return float(np.interp(place, run[axis], run["reward_mean"]))
 
 
 def conventions(runs: Sequence[Run]) -> str:
-    """What each helper writes most at the end, and its share of the joint actions; by seed."""
+    """Return each helper's most frequent final convention, and its share, by seed."""
     parts = []
     for run in runs:
         kinds = {
@@ -151,7 +153,7 @@ def row(name: str, runs: Sequence[Run], steps: float, tokens: float) -> list[obj
 
 
 def draw(runs: dict[str, list[Run]], path: Path) -> None:
-    """Two panels, by scored joint actions and by sampled tokens; a line for each run."""
+    """Draw two panels, by scored joint actions and by sampled tokens; one line per run."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     for axis, key, label in zip(

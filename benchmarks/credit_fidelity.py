@@ -139,7 +139,7 @@ class TableSampler:
 
 
 def expected_reward(numbers: Sequence[int], probability_NA: np.ndarray) -> np.ndarray:
-    """Exact, for any policies: Σ_d P(holder writes d) Π P(those before < d) Π P(those after ≤ d).
+    """Return the exact value: Σ_d P(holder writes d) Π P(those before < d) Π P(those after ≤ d).
 
     ``probability_NA``: (…, N, digits); the result has shape (…,).
     """
@@ -177,7 +177,7 @@ class Game:
         self.value_of_own = {place: statistics.fmean(values) for place, values in seen.items()}
 
     def policies(self, row: Sequence[int]) -> np.ndarray:
-        """(N, digits)."""
+        """Return the policies, shape (N, digits)."""
         return self.sampler.table_DA[[number - 1 for number in row]]
 
     def expected(self, row: Sequence[int]) -> Callable[[np.ndarray], np.ndarray]:
@@ -194,7 +194,7 @@ class Game:
 
 
 def sibling_credit(game: Game, tree: Tree, kind: str) -> Credit:
-    """MAGRPO's advantages, as its trainer computes them."""
+    """Return MAGRPO's advantages, as its trainer computes them."""
     returns, of_completion = joint_returns(tree, 1.0), {}
     for s, node in enumerate(tree.nodes):
         for agent in node.acting:
@@ -215,7 +215,7 @@ def sibling_credit(game: Game, tree: Tree, kind: str) -> Credit:
 
 
 def joint_credit(game: Game, tree: Tree, kind: str) -> Credit:
-    """The same update as credit of each joint action: R_k less the mean of its counterfactuals."""
+    """Return the same update as credit per joint action: R_k less its counterfactuals' mean."""
     (node,), ((*returns_K,),) = tree.nodes, joint_returns(tree, 1.0)
     return {
         (0, k, agent): returns_K[k] - mean
@@ -227,7 +227,7 @@ def joint_credit(game: Game, tree: Tree, kind: str) -> Credit:
 
 
 def critic_credit(game: Game, tree: Tree, kind: str) -> Credit:
-    """PPO's generalized advantages with an exact critic of each agent, or of all."""
+    """Return PPO's generalized advantages with an exact critic of each agent, or of all."""
     decisions, credit = decisions_of([tree]), {}
     row = tree.task.fields["numbers"]
     own_N = [game.value[row] if kind == "centralized" else v for v in own_values(game, row)]
@@ -245,18 +245,18 @@ def critic_credit(game: Game, tree: Tree, kind: str) -> Credit:
 
 
 def own_values(game: Game, row: Sequence[int]) -> list[float]:
-    """The mean reward given what each agent reads."""
+    """Return the mean reward conditional on what each agent reads."""
     return [game.value_of_own[place] for place in enumerate(row)]
 
 
 def scored(tree: Tree) -> Iterator[tuple[int, int]]:
-    """Node and number of each scored joint action."""
+    """Yield the node and number of each scored joint action."""
     for s, node in enumerate(tree.nodes):
         yield from ((s, k) for k in range(len(node.scores_K)))
 
 
 def path(tree: Tree, s: int, k: int) -> list[tuple[int, int]]:
-    """For each agent the node at which it wrote its part of a joint action, and which one."""
+    """Return, for each agent, the node and index of its completion in a joint action."""
     node = tree.nodes[s]
     own = [(s, g) for g in node.joint_actions_K[k]]
     return own if node.first_agent == 0 else [*path(tree, node.parent, node.parent_action), *own]
@@ -313,7 +313,7 @@ class Fidelity:
 
 
 def fidelity(game: Game, setting: Setting, trees: int) -> Fidelity:
-    """Rank correlations over so many trees, and the mean cosine."""
+    """Return rank correlations over this many trees, and the mean cosine."""
     pairs: list[tuple[float, ...]] = []
     cosines: list[float] = []
     grown, drawn = game.grow(setting.shape(game.holders), trees), random.Random(2)
@@ -340,7 +340,7 @@ def fidelity(game: Game, setting: Setting, trees: int) -> Fidelity:
 
 
 def digits(tree: Tree, s: int, k: int) -> list[int]:
-    """What the agents wrote, 0-based."""
+    """Return what the agents wrote, 0-based."""
     return [completion.token_ids[0] - 1 for _, completion in tree.team(s, k)]
 
 
@@ -350,7 +350,7 @@ def exact_worth(game: Game, tree: Tree, s: int, k: int) -> Worth:
 
 
 def gradient_cosines(game: Game, tree: Tree, credit: Credit) -> Iterator[float]:
-    """Of each agent whose exact gradient is not 0, for the logits of its row of the table."""
+    """Yield the cosine of each agent whose exact gradient is nonzero, for its row's logits."""
     row = tree.task.fields["numbers"]
     policies, expected = game.policies(row), game.expected(row)
     weight_NA = np.zeros_like(policies)

@@ -28,7 +28,7 @@ Expected = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """What each agent's completion in one joint action is worth; each of shape (N,)."""
+    """Exact worth of each agent's completion in one joint action; each of shape (N,)."""
 
     difference: np.ndarray
     shapley: np.ndarray
@@ -36,7 +36,7 @@ class Worth:
 
 
 def worth(action_N: Sequence[int], probability_NA: np.ndarray, expected: Expected) -> Worth:
-    """Exact worth of a joint action's completions. ``action_N``: indices of the agents' answers."""
+    """Return the exact worth of a joint action's completions. ``action_N``: answer indices."""
     agents = range(len(action_N))
     sets = coalitions(agents)
     chosen_NA = np.eye(probability_NA.shape[1])[list(action_N)]
@@ -52,7 +52,7 @@ def worth(action_N: Sequence[int], probability_NA: np.ndarray, expected: Expecte
 
 
 def enumerated(reward: Callable[[tuple[int, ...]], float]) -> Expected:
-    """The expected reward of independent policies, by a sum over all joint actions."""
+    """Return the expected reward of independent policies, summed over all joint actions."""
 
     def expected(probability_NA: np.ndarray) -> np.ndarray:
         count, answers = probability_NA.shape[-2:]
@@ -66,8 +66,10 @@ def enumerated(reward: Callable[[tuple[int, ...]], float]) -> Expected:
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Spearman's ρ; equal values share the mean of their ranks. Not a number where all of one are
-    equal."""
+    """Return Spearman's ρ; equal values share the mean of their ranks.
+
+    NaN if all values on one side are equal.
+    """
     ranks = np.array([_ranks(np.asarray(values, float)) for values in (first, second)])
     if (ranks == ranks[:, :1]).all(axis=1).any():
         return float("nan")
@@ -75,7 +77,7 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """1-based; values that differ by rounding alone are equal."""
+    """Return ranks, 1-based; values that differ only by rounding are equal."""
     _, place, count = np.unique(values.round(9), return_inverse=True, return_counts=True)
     last = count.cumsum()
     return (last - (count - 1) / 2)[place]

@@ -20,8 +20,10 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 
 
 def tasks(data: str) -> list[Task]:
-    """In their order; with ``canonical_solution`` among their fields. Exits with code 2 and one
-    line where they cannot be read."""
+    """Return the tasks in order, with ``canonical_solution`` among their fields.
+
+    Exits with code 2 and one line if they cannot be read.
+    """
     try:
         return load_tasks(DatasetConfig(name=data), "test", CODE)
     except UserError as error:
@@ -29,5 +31,5 @@ def tasks(data: str) -> list[Task]:
 
 
 def solution(task: Task) -> str:
-    """The whole canonical program."""
+    """Return the complete canonical program."""
     return task.fields["prompt"] + task.fields["canonical_solution"]

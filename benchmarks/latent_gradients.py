@@ -55,7 +55,7 @@ class Players(nn.Module):
         self.networks = HeterogeneousPolicy(WIDTH, 4, 32, 8)
 
     def logprob(self, latent_SNK: torch.Tensor) -> torch.Tensor:
-        """(S, N, actions)."""
+        """Return log-probabilities, shape (S, N, actions)."""
         flat = latent_SNK.flatten(0, 1)
         hidden = self.networks.layer(self.hidden.expand(len(flat), -1), flat)
         return self.head(hidden).log_softmax(-1).view(*latent_SNK.shape[:2], -1)
@@ -64,7 +64,7 @@ class Players(nn.Module):
         return self.networks.encoder.along_chains(seen_SND, (-1,) * len(seen_SND))
 
     def expected(self, seen_SND: torch.Tensor, kind_S: torch.Tensor, draws: int) -> torch.Tensor:
-        """Mean payoff, exact but for the draws of ε."""
+        """Return the mean payoff, exact except for the draws of ε."""
         mu, sigma = (part.repeat(draws, 1, 1) for part in self.latents(seen_SND))
         chance = self.logprob(mu + sigma * torch.randn_like(mu)).exp()
         payoff = PAYOFF_KAA[kind_S.repeat(draws)]
@@ -72,7 +72,7 @@ class Players(nn.Module):
 
 
 def tasks(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the agents read, (S, 2, WIDTH): names, the game, and noise of the task; the games."""
+    """Return the observations, (S, 2, WIDTH): names, game, and task noise; and the games."""
     kind_S = torch.randint(2, (count,))
     noise_SD = 0.5 * torch.randn(count, WIDTH - 4)
     game_SD = torch.cat([nn.functional.one_hot(kind_S, 2).float(), noise_SD], -1)
@@ -81,7 +81,7 @@ def tasks(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def gradient(value: torch.Tensor, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
-    """All of it in one vector."""
+    """Return the full gradient as one vector."""
     parts = torch.autograd.grad(value, parameters, allow_unused=True, retain_graph=True)
     return torch.cat(
         [
@@ -132,7 +132,7 @@ def sampled(players: Players, critic: TeamCritic) -> Batch:
 
 
 def objective(reads: str, players: Players, inference: InferenceNet, batch: Batch) -> torch.Tensor:
-    """What the encoder climbs: V_I of what it ``reads``, or the surrogate of the drawn latents."""
+    """Return the encoder's objective: V_I of what it ``reads``, or the drawn latents' surrogate."""
     mu, sigma = players.latents(batch.seen_SND)
     if reads:
         own = mu + sigma * batch.epsilon_SNK if reads == "drawn" else mu
@@ -144,7 +144,7 @@ def objective(reads: str, players: Players, inference: InferenceNet, batch: Batc
 
 
 def learn(way: tuple[str, int] | None, seed: int, steps: int) -> tuple[float, float]:
-    """Mean cosine to the true gradient, and the expected payoff at the end."""
+    """Return the mean cosine to the true gradient, and the final expected payoff."""
     torch.manual_seed(seed)
     players, inference, critic = Players(), InferenceNet(WIDTH, 32, 4), TeamCritic(WIDTH)
     encoder = list(players.networks.encoder.parameters())

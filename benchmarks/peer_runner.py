@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def made(job: dict, reward_func: Callable[..., list[float]]) -> Any:
-    """The peer's trainer of two agents or one."""
+    """Return CoMLRL 1.4.3's trainer of two agents or one."""
     import torch
     from comlrl.trainers.reinforce import MAGRPOConfig, MAGRPOTrainer
     from datasets import Dataset
@@ -112,8 +112,10 @@ def made(job: dict, reward_func: Callable[..., list[float]]) -> Any:
 
 
 def asked(command: list[str], folder: str) -> Any:
-    """A reward by a process in ``folder``: a JSON line for a task's completions, one of rewards
-    back."""
+    """Return a reward computed by a process in ``folder``.
+
+    It receives a JSON line for a task's completions and answers with a line of rewards.
+    """
     pipe = subprocess.PIPE
     worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=folder)
 
@@ -127,8 +129,11 @@ def asked(command: list[str], folder: str) -> Any:
 
 
 def observe(trainer: Any) -> tuple[list[int], list[tuple[str, float, float]]]:
-    """Lists that training fills: tokens of each completion; what was done from when to when,
-    "generation" of one task's completions or "update" of one agent."""
+    """Return lists that training fills.
+
+    They are the tokens of each completion, and (phase, start, end): "generation" of one task's
+    completions or "update" of one agent.
+    """
     generate, update = trainer._generate_completions, trainer._update_from_samples
     end = trainer.tokenizers[0].eos_token_id
     lengths: list[int] = []

@@ -15,7 +15,7 @@ from typing import Any
 
 
 def reward(texts: Sequence[str], item: dict[str, Any], timeout: float = 1.0) -> float:
-    """At most 4.0 for (aux, main), 2.1 for (main,)."""
+    """Return the reward, at most 4.0 for (aux, main), 2.1 for (main,)."""
     aux, main = (texts[0], texts[-1]) if len(texts) > 1 else (None, texts[-1])
     total = 0.4 * (aux is not None and _defines(aux, "aux"))
     if not _defines(main, item["entry_point"]):
@@ -57,8 +57,11 @@ def reward(texts: Sequence[str], item: dict[str, Any], timeout: float = 1.0) -> 
 
 
 def noise(texts: Sequence[str], item: Any = None) -> float:
-    """0 to 1, by a hash of the texts: a random model's completions earn different rewards, without
-    which there is no advantage and no update to measure."""
+    """Return 0 to 1, by a hash of the texts.
+
+    A random model's completions then earn different rewards; otherwise there is no advantage and no
+    update to measure.
+    """
     return zlib.crc32("\0".join(texts).encode()) / 2**32
 
 

@@ -112,7 +112,7 @@ COLUMNS: Mapping[str, tuple[str, float]] = {  # heading → metric, and what it 
 
 
 def sample(wording: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """An untrained team's answer to each problem: texts, tokens and what the reward found."""
+    """Return an untrained team's answer to each problem: texts, tokens and reward breakdown."""
     from trainers.launch.commands import evaluate as command
     from trainers.launch.commands.evaluation_plan import make_plan, parse_arguments
 

@@ -1,4 +1,4 @@
-"""What runs of SmolLM2's configurations learned: a table of their evaluations, and their curves.
+"""Results of SmolLM2's configurations: a table of their evaluations, and their curves.
 
     python benchmarks/real_model_table.py NAME=RUN[:CPU_MINUTES] … [--figure FILE]
 
@@ -42,7 +42,7 @@ WINDOW = 5  # updates
 
 
 def row(name: str, metrics: Mapping[str, Any]) -> list[str]:
-    """Absent metrics are empty."""
+    """Return a table row; absent metrics are empty."""
     cells = [name]
     for metric, times in COLUMNS.values():
         value = metrics.get(metric)
@@ -62,7 +62,7 @@ class Point:
 
 
 def points(folder: Path, train: Sequence[Mapping[str, Any]]) -> list[Point]:
-    """``train``: the metrics of the run's training steps."""
+    """Return the points of ``train``, the metrics of the run's training steps."""
     if not (folder / PREFERENCES).exists():
         rewards = smoothed([m["reward_mean"] for m in train], WINDOW)
         return [
@@ -87,7 +87,7 @@ def points(folder: Path, train: Sequence[Mapping[str, Any]]) -> list[Point]:
 
 
 def curve(name: str, number: int, found: Sequence[Point], minutes: float | None) -> Series:
-    """The training reward by sampled tokens, in thousands, or by minutes of the whole run."""
+    """Return the training reward by sampled tokens, in thousands, or by minutes of the run."""
     if minutes is None:
         costs = [point.tokens / 1000 for point in found]
     else:

@@ -42,7 +42,7 @@ ENDS_ALONE = 1_000_000  # steps between evaluations: none but the first and the 
 
 
 def run(name: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
-    """The held-out rewards before and after, and the seconds of the whole command.
+    """Return the held-out rewards before and after, and the seconds of the command.
 
     Raises CalledProcessError where training fails.
     """
@@ -72,7 +72,10 @@ def run(name: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
 
 
 def row(name: str, seeds: Sequence[int], runs: Sequence[dict[str, float]]) -> list[object]:
-    """Median, least and most of the ends, the start's median, every seed's end, the longest run."""
+    """Return median, minimum and maximum of the final rewards, and further columns.
+
+    These are the initial median, every seed's final reward, and the longest run.
+    """
     ends = [one["end"] for one in runs]
     least = min(ends)
     return [

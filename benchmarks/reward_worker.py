@@ -25,7 +25,7 @@ from trainers.launch.wiring.task_splits import load_both_splits
 
 
 def resolve(file: str, overrides: Sequence[str]) -> tuple[Config, Work]:
-    """A configuration of MAGRPO, and its work with prompts for the models that it names."""
+    """Return a configuration of MAGRPO, and its work with prompts for the models that it names."""
     given = command_line.parse_arguments("magrpo", ["--config", file, "--override", *overrides])
     config, work, _ = command_line.resolve("magrpo", given)
     return config, work.read_by([agent.encoder.chats for agent in agents_at_hand(config, [])])
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def ended(text: str, stop: Sequence[str]) -> str:
-    """Up to the end of the first stop string."""
+    """Return the text up to the end of the first stop string."""
     return text[: min((text.index(s) + len(s) for s in stop if s in text), default=len(text))]
 
 

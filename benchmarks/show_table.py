@@ -1,4 +1,4 @@
-"""What the code domain's reward pays for show: mains that solve nothing, over HumanEval.
+"""Rewards of mains that solve nothing, over HumanEval: how the reward can be gamed.
 
     python benchmarks/show_table.py [--data HumanEval.jsonl]
 
@@ -45,7 +45,7 @@ class Problem:
         self.parameters = [argument.arg for argument in self.function.args.args]
 
     def main(self, *body: str) -> str:
-        """The entry point, with a call of aux for show before its body."""
+        """Return the entry point, with an unused call of aux before its body."""
         show = f"if aux({', '.join(self.parameters)}): pass"
         lines = [f"def {self.name}({', '.join(self.parameters)}):", show, *body]
         return "\n    ".join(lines) + "\n"
@@ -56,7 +56,7 @@ class Problem:
         )
 
     def table(self) -> str:
-        """The docstring's examples, looked up; None for what is not among them."""
+        """Return a lookup of the docstring's examples; None for any other input."""
         answers = dict(self.examples())
         key = f"repr(({', '.join(self.parameters)},))"
         return self.main(f"return {answers!r}.get({key})")
@@ -92,7 +92,7 @@ def scored(
 
 
 def best(scores: Sequence[list[Score]]) -> list[Score]:
-    """The best of several mains, task by task."""
+    """Return the best of several mains, task by task."""
     return [max(of_task, key=lambda s: s.value) for of_task in zip(*scores, strict=True)]
 
 

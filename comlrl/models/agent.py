@@ -24,7 +24,7 @@ REFERENCE = "reference"  # adapters that are what a run started from; also in ch
 
 
 def positions_of(config: Any) -> int:
-    """Tokens that a model was made for, by its ``config.json``."""
+    """Return the context length of a model, by its ``config.json``."""
     return int(getattr(config, "max_position_embeddings", 1 << 30))
 
 
@@ -78,22 +78,22 @@ class Agent:
 
     @property
     def chats(self) -> bool:
-        """Whether its prompts are messages in the model's chat template, or plain text."""
+        """Whether prompts are messages in the model's chat template, or plain text."""
         return self.encoder.chats
 
     def encode(self, prompt: Sequence[Message]) -> list[int]:
-        """``PromptEncoder.encode``."""
+        """Encode a prompt; see ``PromptEncoder.encode``."""
         return self.encoder.encode(prompt)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self.tokenizer.decode(token_ids, skip_special_tokens=True)
 
     def hidden(self, **inputs: Any) -> torch.Tensor:
-        """Last hidden states, shape (rows, tokens, width)."""
+        """Return the last hidden states, shape (rows, tokens, width)."""
         return self.model.get_decoder()(**inputs).last_hidden_state
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits of hidden states, with the scaling that some architectures apply to them."""
+        """Return logits of hidden states, with the scaling that some architectures apply."""
         head = self.model.get_output_embeddings()
         config = self.model.config
         hidden = hidden.to(head.weight.dtype)
@@ -108,7 +108,7 @@ class Agent:
 
     @contextlib.contextmanager
     def learning(self) -> Iterator[None]:
-        """For passes that are differentiated: activation checkpointing and LoRA dropout are on.
+        """Enable activation checkpointing and LoRA dropout, for differentiated passes.
 
         All else stays in evaluation mode, as does everything while sampling and scoring.
         """
@@ -129,15 +129,15 @@ class Agent:
         return found + [d for d in dropouts if isinstance(d, torch.nn.Dropout)]
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """The weights that this agent trains: its adapter's, or all of its model's."""
+        """Return the weights that this agent trains: its adapter's, or all of its model's."""
         return list(self.named().values())
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """The weights that this agent trains; names are the same for every agent."""
+        """Return the trained weights by name; names are the same for every agent."""
         return {name: stored(weight) for name, weight in self.named().items()}
 
     def peft_state(self) -> dict[str, torch.Tensor]:
-        """Its adapter's weights by PEFT's names; a collective call where layers are split."""
+        """Return the adapter's weights by PEFT's names; a collective call if layers are split."""
         assert self.peft is not None
         return {
             name: stored(weight)
@@ -150,8 +150,7 @@ class Agent:
         _copy(self.named(), tensors, self.adapter, exactly=self.peft is not None)
 
     def named(self, adapter: str | None = None) -> dict[str, torch.nn.Parameter]:
-        """All weights of its model, or an adapter's (None: its own), by names without the
-        adapter's."""
+        """Return all weights of the model, or an adapter's (None: its own), by names without it."""
         if self.peft is None:
             return dict(self.model.named_parameters())
         marker = f".{adapter or self.adapter}."
@@ -191,7 +190,7 @@ def _copy(
     *,
     exactly: bool,
 ) -> None:
-    """``exactly``: weights for which there is no place are refused too."""
+    """Copy weights. ``exactly``: also refuse weights that have no counterpart."""
     wrong = set(own) ^ set(weights) if exactly else set(own) - set(weights)
     wrong |= {n for n in set(own) & set(weights) if own[n].shape != weights[n].shape}
     if wrong:

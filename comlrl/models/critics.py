@@ -33,7 +33,7 @@ class TokenCritic(nn.Module):
         )
 
     def forward(self, hidden_AD: torch.Tensor) -> torch.Tensor:
-        """(A, width) → (A,)."""
+        """Return values: (A, width) → (A,)."""
         return self.layers(hidden_AD.detach().float())[:, 0]
 
 
@@ -44,7 +44,7 @@ class TeamCritic(nn.Module):
     """
 
     def __init__(self, width: int, hidden: int = HIDDEN, heads: int = 1) -> None:
-        """``heads``: values of a state, of which each agent has its own; 1: all have the same."""
+        """Initialize the critic. ``heads``: values per state, one per agent; 1: all share it."""
         super().__init__()
         self.each = nn.Sequential(
             nn.LayerNorm(width, elementwise_affine=False), nn.Linear(width, hidden), nn.Tanh()
@@ -60,8 +60,11 @@ class TeamCritic(nn.Module):
         agent_S: torch.Tensor | None = None,
         count_S: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """(S, N, width) → (S,). ``agent_S``: whose value, where each agent has its own.
-        ``count_S``: how many of the N observations are in the set, the first ones; None: all."""
+        """Return values: (S, N, width) → (S,).
+
+        ``agent_S``: whose value, if each agent has its own. ``count_S``: how many of the N
+        observations are in the set, the first ones; None: all.
+        """
         each_SNH = self.each(observation_SND)
         if count_S is None:
             mean_SH = each_SNH.mean(1)
@@ -78,13 +81,16 @@ class LanguageCritic:
     (LoRA, or all weights) and the head."""
 
     def __init__(self, agent: Agent, heads: int = 1) -> None:
-        """``agent``: of a team of critics. ``heads``: agents that have their own values; 1: all
-        have the same."""
+        """Initialize the critic.
+
+        ``agent``: one of a team of critics. ``heads``: agents with separate values; 1: all share
+        one.
+        """
         self.agent, self.heads = agent, heads
         self.head = zero(nn.Linear(hidden_width(agent), heads)).to(agent.device)
 
     def __call__(self, batch: TokenBatch, agent_A: torch.Tensor) -> torch.Tensor:
-        """V where each action of the batch is chosen, (A,). ``agent_A``: who chooses it."""
+        """Return V where each action of the batch is chosen, (A,). ``agent_A``: who chooses it."""
         hidden_AD, _ = action_states(self.agent, batch)
         value_AH = self.head(hidden_AD.float())
         return value_AH[:, 0] if self.heads == 1 else _own(value_AH, agent_A)
@@ -103,27 +109,29 @@ class LanguageCritic:
 
 
 def _own(value_XH: torch.Tensor, head_X: torch.Tensor | None) -> torch.Tensor:
-    """Of several heads the one that each row names."""
+    """Select the head that each row names."""
     assert head_X is not None, "values of agents are asked for by agent"
     return value_XH.gather(1, head_X.to(value_XH.device)[:, None])[:, 0]
 
 
 def zero(layer: nn.Linear) -> nn.Linear:
-    """A layer that starts by saying 0, so that first advantages are rewards and not noise."""
+    """Set a layer to output 0, so that first advantages are rewards and not noise."""
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
 
 
 def hidden_width(agent: Agent) -> int:
-    """Width of the hidden states before the language-model head."""
+    """Return the width of the hidden states before the language-model head."""
     return int(agent.model.get_output_embeddings().weight.shape[1])
 
 
 @torch.no_grad()
 def observations(agent: Agent, prompts: Sequence[tuple[int, ...]]) -> torch.Tensor:
-    """Masked mean of the policy's last hidden states over each prompt; float32 (P, width). Like
-    prompts are read once."""
+    """Return the masked mean of the policy's last hidden states over each prompt.
+
+    The result is float32 (P, width). Equal prompts are read once.
+    """
     number_of = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
     rows = [Row(prompt, (), (), (number,)) for prompt, number in number_of.items()]
     means: dict[int, torch.Tensor] = {}
@@ -138,7 +146,7 @@ def observations(agent: Agent, prompts: Sequence[tuple[int, ...]]) -> torch.Tens
 
 
 def _hidden(agent: Agent, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Hidden states of prompts, (R, L, width), and the mask of padding, (R, L)."""
+    """Return hidden states of prompts, (R, L, width), and the padding mask, (R, L)."""
     real_RL = (batch.segment_RL >= 0).to(agent.device)
     if agent.fast is None:
         return agent.hidden(

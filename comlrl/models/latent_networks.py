@@ -37,7 +37,7 @@ class HeterogeneousLayer(nn.Module):
         nn.init.zeros_(self.B.weight)
 
     def forward(self, hidden_AD: torch.Tensor, latent_AK: torch.Tensor) -> torch.Tensor:
-        """Hidden states (A, width), each with its agent's latent (A, latent_dim) → (A, width)."""
+        """Return hidden states (A, width), each with its latent (A, latent_dim) → (A, width)."""
         generated = self.decoder(latent_AK)
         weight_ARR = generated[:, : self.rank**2].view(-1, self.rank, self.rank)
         bias_AR = generated[:, self.rank**2 :]
@@ -70,7 +70,7 @@ class LatentEncoder(nn.Module):
     def forward(
         self, observation_XD: torch.Tensor, memory_XH: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """o_i and h_i^{t−1} → μ_i, σ_i of shape (X, latent_dim), and h_i^t."""
+        """Return μ_i, σ_i of shape (X, latent_dim), and h_i^t, from o_i and h_i^{t−1}."""
         projected = self.projection(self.norm(observation_XD.detach()))
         mu, spread = self.latent_net(torch.cat([projected, memory_XH], dim=-1)).chunk(2, dim=-1)
         sigma = nn.functional.softplus(spread) + 1e-5
@@ -79,7 +79,7 @@ class LatentEncoder(nn.Module):
     def along_chains(
         self, observation_SND: torch.Tensor, parent_S: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """μ, σ of shape (S, N, latent_dim) for states that follow each other, gradients included.
+        """Return μ, σ of shape (S, N, latent_dim) for consecutive states, gradients included.
 
         ``parent_S``: the state one turn before, earlier in the list, or −1 at the first turn.
         """
@@ -121,7 +121,7 @@ class InferenceNet(nn.Module):
     def forward(
         self, observation_SND: torch.Tensor, mu_SNK: torch.Tensor, sigma_SNK: torch.Tensor
     ) -> torch.Tensor:
-        """→ (S,)."""
+        """Return values, shape (S,)."""
         state_SH = self.state(observation_SND).mean(1)
         state_SNH = state_SH[:, None].expand(-1, observation_SND.shape[1], -1)
         return self.value(torch.cat([state_SNH, mu_SNK, sigma_SNK], dim=-1))[..., 0].mean(1)
@@ -129,7 +129,7 @@ class InferenceNet(nn.Module):
 
 @contextmanager
 def frozen(module: nn.Module) -> Iterator[None]:
-    """Gradients flow through the module and none into its parameters."""
+    """Let gradients flow through the module but not into its parameters."""
     wanted = [p.requires_grad for p in module.parameters()]
     module.requires_grad_(False)
     try:
@@ -140,7 +140,7 @@ def frozen(module: nn.Module) -> Iterator[None]:
 
 
 class HeterogeneousPolicy(nn.Module):
-    """What makes agents out of the shared policy: the encoder, and the layer that it generates.
+    """The parts that turn a shared policy into agents: the encoder, and its generated layer.
 
     ``latents`` other than learned leave the encoder as it is and unread: l_i is 0, or ~ N(0, 1).
     """
@@ -157,7 +157,7 @@ class HeterogeneousPolicy(nn.Module):
     def distribution(
         self, observation_XD: torch.Tensor, memory_XH: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """μ_i, σ_i of N(μ_i, σ_i), (X, latent_dim), that l_i is drawn from; and the next memory."""
+        """Return μ_i, σ_i of N(μ_i, σ_i), (X, latent_dim), from which l_i is drawn; and h_i."""
         if self.latents == "learned":
             return self.encoder(observation_XD, memory_XH)
         zero = memory_XH.new_zeros(len(memory_XH), self.sizes["latent_dim"])

@@ -26,7 +26,7 @@ FROZEN_BYTES = {"cpu": 32 << 20}  # of a frozen head's chunk there; fewer are co
 
 @dataclass(frozen=True, slots=True)
 class ActionLogprobs:
-    """What one forward pass says about the A actions of a batch, in row-major order."""
+    """The log-probabilities of a forward pass's A actions, in row-major order."""
 
     logprob_A: torch.Tensor  # float32 (float64 for a float64 model), under the temperature
     entropy_A: torch.Tensor | None  # of the distribution that chose each token
@@ -34,7 +34,7 @@ class ActionLogprobs:
 
 
 def packable(agent: Agent) -> bool:
-    """Whether siblings may share a row: a custom mask is taken, and no window cuts a row."""
+    """Return whether siblings may share a row: custom masks work, and no window cuts a row."""
     config = agent.model.config
     return config._attn_implementation in ("sdpa", "eager") and full_attention(config)
 
@@ -48,8 +48,9 @@ def action_logprobs(
     head: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
     head_input_A: torch.Tensor | None = None,
 ) -> ActionLogprobs:
-    """log π(a) of every action token, at the temperature that sampled it; where truncation left
-    some tokens to choose from (``batch.support``), π is over these alone.
+    """Return log π(a) of every action token, at the temperature that sampled it.
+
+    If truncation left a subset of tokens (``batch.support``), π is over these alone.
 
     ``head`` (SHPPO) changes the hidden states, given ``head_input_A`` (A, latent_dim), before the
     language-model head.
@@ -61,7 +62,7 @@ def action_logprobs(
 
 
 def action_states(agent: Agent, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """The last hidden states in which the A actions of a batch are chosen, and the actions."""
+    """Return the last hidden states where the A actions are chosen, and the actions."""
     if agent.fast is not None and agent.fast.learning:
         packed = Packed(batch, agent.device, agent.fast.step)
         return agent.fast.packed(packed, packed.predictor_A), packed.targets_A
@@ -96,7 +97,7 @@ def _head(
     temperature: float,
     entropy: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Chosen log-probabilities, and entropies where they are asked for, without holding all logits.
+    """Return chosen log-probabilities, and optionally entropies, without storing all logits.
 
     A head that is trained, and entropies, have their chunks computed once more in backward.
     """
@@ -150,7 +151,7 @@ def _head(
 def _parts(
     targets_A: torch.Tensor, support: SamplingSupport | None, size: int
 ) -> Iterator[tuple[slice, torch.Tensor, SamplingSupport | None]]:
-    """Places, targets and what truncation left, of at most so many actions each."""
+    """Yield places, targets and the truncation's support, in parts of at most ``size`` actions."""
     targets = targets_A.split(size)
     supports = [None] * len(targets) if support is None else split(support, size)
     for number, (each, own) in enumerate(zip(targets, supports, strict=True)):
@@ -174,8 +175,11 @@ class FrozenHead(torch.autograd.Function):
         logprobs_of: Callable[..., tuple[torch.Tensor, torch.Tensor | None]],
         piece: int,
     ) -> torch.Tensor:
-        """``logprobs_of``: logits, targets and support, of up to ``piece`` rows → (log π(a)
-        of each, …)."""
+        """Compute log-probabilities in pieces.
+
+        ``logprobs_of``: logits, targets and support, of up to ``piece`` rows → (log π(a) of each,
+        …).
+        """
         learns = ctx.needs_input_grad[0]
         with torch.set_grad_enabled(learns):
             own_AD = hidden_AD.detach().requires_grad_(learns)
@@ -202,8 +206,11 @@ class FrozenHead(torch.autograd.Function):
 def survivors(
     logits: torch.Tensor, targets: torch.Tensor, support: SamplingSupport
 ) -> torch.Tensor:
-    """Which tokens truncation left, bool (A, vocabulary): the ids that it holds or, by these
-    logits, what is above the threshold; and always the token that was chosen."""
+    """Return which tokens truncation left, bool (A, vocabulary).
+
+    They are the stored ids or, by these logits, those above the threshold; and always the chosen
+    token.
+    """
     if (support.threshold_L < torch.inf).any():
         left = logits >= support.threshold_L.to(logits)[:, None] + logits.logsumexp(
             -1, keepdim=True
@@ -217,7 +224,7 @@ def survivors(
 
 
 def split(support: SamplingSupport, positions: int) -> list[SamplingSupport]:
-    """Parts of so many positions each."""
+    """Split into parts of this many positions each."""
     counts = support.counts_L.split(positions)
     ids = support.ids_I.split([int(part.sum()) for part in counts])
     return [

@@ -86,7 +86,7 @@ def build_team(
 
 
 def _alone(config: Config, index: int, device: str, reference: bool) -> Agent:
-    """An agent with a separate model."""
+    """Return an agent with a separate model."""
     name = config.agent_models[index]
     place = config.agent_devices[index] if config.agent_devices else device
     lora = config.lora.enabled
@@ -119,13 +119,13 @@ def _alone(config: Config, index: int, device: str, reference: bool) -> Agent:
 
 
 def _prompts(config: Config) -> dict[str, Any]:
-    """How an agent's prompts become tokens."""
+    """Return the settings that turn an agent's prompts into tokens."""
     section = config.agent_model
     return {"chat": section.chat, "template_arguments": section.template_arguments}
 
 
 def _learns_fast(config: Config) -> bool:
-    """Checkpointing and dropout are left to the modules that have them."""
+    """Return whether the fast decoder can learn: checkpointing and dropout need the modules."""
     return not config.agent_model.gradient_checkpointing and not config.lora.dropout
 
 
@@ -149,7 +149,7 @@ def resolve_model(name: str) -> str:
 
 
 def load_tokenizer(section: AgentModelConfig, name: str) -> Any:
-    """A model's tokenizer, with its special tokens. Raises UserError where it cannot be had."""
+    """Load a model's tokenizer, with its special tokens. Raises UserError if unavailable."""
     try:
         settings = {**TOKENIZER_SAFETY, **section.tokenizer_kwargs}
         tokenizer = AutoTokenizer.from_pretrained(resolve_model(name), **settings)
@@ -161,7 +161,7 @@ def load_tokenizer(section: AgentModelConfig, name: str) -> Any:
 
 
 def load_encoder(section: AgentModelConfig, name: str) -> PromptEncoder:
-    """What turns an agent's prompts into tokens, without weights. Raises UserError."""
+    """Load the encoder of an agent's prompts, without weights. Raises UserError."""
     tokenizer = load_tokenizer(section, name)
     trusted = bool(section.model_kwargs.get("trust_remote_code", False))
     try:
@@ -173,14 +173,14 @@ def load_encoder(section: AgentModelConfig, name: str) -> PromptEncoder:
 
 
 def generation_config(source: str | Path, trusted: bool) -> Any:
-    """A model's generation config; its config, where it has none."""
+    """Return a model's generation config, or its config if it has none."""
     with contextlib.suppress(OSError):
         return GenerationConfig.from_pretrained(source)
     return AutoConfig.from_pretrained(source, trust_remote_code=trusted)
 
 
 def load_model(section: AgentModelConfig, name: str, device: str) -> tuple[PreTrainedModel, Any]:
-    """A causal language model in evaluation mode, and its tokenizer with pad and EOS tokens."""
+    """Load a causal language model in evaluation mode, and its tokenizer with pad and EOS."""
     source, asked = resolve_model(name), section.attn_implementation
     tokenizer = load_tokenizer(section, name)
     try:
@@ -223,7 +223,7 @@ def load_model(section: AgentModelConfig, name: str, device: str) -> tuple[PreTr
 
 
 def load_failure(error: Exception) -> str:
-    """Why a model's folder could not be read, in a line."""
+    """Return why a model's folder could not be read, in a line."""
     if isinstance(error, pickle.UnpicklingError):
         return "its pickled weights hold more than tensors, and are not run; give safetensors"
     known = isinstance(error, OSError | ValueError)  # libraries' own words for the user
@@ -231,7 +231,7 @@ def load_failure(error: Exception) -> str:
 
 
 def dtype_of(section: AgentModelConfig, device: str) -> torch.dtype:
-    """Of a model's weights; where they are trained, the optimizer has float32 masters of them."""
+    """Return the dtype of a model's weights; trained ones have float32 masters."""
     if section.torch_dtype != "auto":
         return getattr(torch, section.torch_dtype)
     if device.startswith("cuda"):
@@ -241,11 +241,11 @@ def dtype_of(section: AgentModelConfig, device: str) -> torch.dtype:
 
 
 def multiplies_bfloat16_fast(cpu: Mapping[str, Any]) -> bool:
-    """Whether a CPU's products are faster in bfloat16 than in float32.
+    """Return whether a CPU's products are faster in bfloat16 than in float32.
 
     By AMX they are. By AVX-512 alone they are on AMD's (2 to 5 times), but not on Intel's (150
-    against 255 GFLOP/s on two cores). Known, and not measured at the start, so that a run that is
-    repeated, resumed or spread over processes computes in one precision. ``cpu``:
+    against 255 GFLOP/s on two cores). This is a fixed rule, not measured at the start, so that a
+    run that is repeated, resumed or spread over processes computes in one precision. ``cpu``:
     ``torch.cpu.get_capabilities()``.
     """
     by_avx = cpu.get("avx512_bf16", False) and str(cpu.get("cpu_name")).startswith("AMD")
@@ -255,8 +255,11 @@ def multiplies_bfloat16_fast(cpu: Mapping[str, Any]) -> bool:
 def _with_adapters(
     model: PreTrainedModel, name: str, config: Config, indices: Sequence[int], reference: bool
 ) -> tuple[PeftModel, list[str | None]]:
-    """The model with an adapter for each of these agents; and each one's frozen one, for what it
-    starts from (``init_from``), where a reference is needed that is not the base."""
+    """Return the model with an adapter for each agent, and each one's frozen reference.
+
+    The reference is a copy of the initial adapter (``init_from``), if it is needed and not the
+    base.
+    """
     section = config.lora
     settings = LoraConfig(
         r=section.r,

@@ -82,8 +82,9 @@ class PromptEncoder:
         return next((i for i in ids if i in control), None)
 
     def encode(self, prompt: Sequence[Message]) -> list[int]:
-        """Token ids of a prompt: the chat template where there is one, else plain text. An
-        assistant's message at the end is left open, for the model to continue.
+        """Return the token ids of a prompt: the chat template if there is one, else plain text.
+
+        An assistant's message at the end is left open, for the model to continue.
 
         Raises UserError for messages that the chat template does not take.
         """
@@ -112,11 +113,11 @@ class PromptEncoder:
         return len(ids) - next(ends, len(ids))
 
     def encode_text(self, text: str) -> list[int]:
-        """Token ids of a text alone, none of them a control token."""
+        """Return the token ids of a text alone, none of them a control token."""
         return self._ids(self._marked_text(text), add_special_tokens=False)
 
     def _ids(self, text: str, **settings: Any) -> list[int]:
-        """Of a text whose control tokens are template's, except for those behind a ``MARK``."""
+        """Return ids of a text whose control tokens, unless behind a ``MARK``, are the template's."""
         if MARK not in text:
             return self.tokenizer(text, **settings)["input_ids"]
         split = re.sub(f"{MARK}(.)", rf"\1{MARK}", text, flags=re.DOTALL)
@@ -125,8 +126,10 @@ class PromptEncoder:
         return [i for i in ids if i != mark]
 
     def _marked(self, prompt: Sequence[Message]) -> tuple[Message, ...]:
-        """With a ``MARK`` before each control token of the texts. Template code that looks for
-        such tokens, as for the end of a thought, still sees them."""
+        """Insert a ``MARK`` before each control token of the texts.
+
+        Template code that looks for such tokens, as for the end of a thought, still sees them.
+        """
         return tuple(
             m if m.verbatim else replace(m, content=self._marked_text(_unescaped(m)))
             for m in prompt
@@ -143,7 +146,7 @@ class PromptEncoder:
         return re.sub(f"(.){MARK}", rf"{MARK}\1", text, flags=re.DOTALL)
 
     def _places(self, text: str, tokenizer: Any) -> list[int]:
-        """Where control tokens begin in a text."""
+        """Return where control tokens begin in a text."""
         if not tokenizer.is_fast:
             return [match.start() for match in self._control_texts.finditer(text)]
         read = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -226,13 +229,13 @@ class PromptEncoder:
 
 
 def end_ids(config: Any) -> tuple[int, ...]:
-    """The tokens that end a model's texts, by its generation config or its config."""
+    """Return the tokens that end a model's texts, by its generation config or its config."""
     listed = getattr(config, "eos_token_id", None)
     return tuple(listed) if isinstance(listed, list) else () if listed is None else (listed,)
 
 
 def _unescaped(message: Message) -> str:
-    """A message's text; tools in JSON without escapes, which could hide a control token."""
+    """Return a message's text; tool JSON without escapes, which could hide a control token."""
     if message.role != "tools":
         return message.content
     return json.dumps(json.loads(message.content), ensure_ascii=False)

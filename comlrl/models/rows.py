@@ -16,22 +16,27 @@ from comlrl.types import Row, SamplingSupport, TokenBatch
 
 
 def computed(row: Row) -> int:
-    """Tokens of a row through the fast decoder: siblings' common beginnings once, and no
-    completion's last one, in whose state nothing is chosen."""
+    """Return a row's tokens in the fast decoder.
+
+    Siblings' common beginnings count once; no completion's last token counts, since nothing is
+    chosen in its state.
+    """
     prefixes = sorted({ids[:-1] for ids in row.completions})  # neighbours have most in common
     common = sum(in_common(*pair) for pair in itertools.pairwise(prefixes))
     return len(row.prompt_ids) + sum(map(len, prefixes)) - common
 
 
 def in_common(first: Sequence[int], second: Sequence[int]) -> int:
-    """With how many like tokens both begin."""
+    """Return the number of equal tokens with which both begin."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def row_groups(rows: Sequence[Row], max_tokens: int, shared: bool = False) -> Iterator[list[Row]]:
-    """Rows of like length together, at most ``max_tokens`` padded tokens a group (one row at
-    least); ``shared``: at most so many computed ones."""
+    """Group rows of similar length, at most ``max_tokens`` padded tokens a group.
+
+    A group has at least one row; ``shared``: at most this many computed tokens.
+    """
     sized = [(computed(row) if shared else row.length, row) for row in rows]
     group: list[Row] = []
     total = each = 0
@@ -47,13 +52,15 @@ def row_groups(rows: Sequence[Row], max_tokens: int, shared: bool = False) -> It
 
 
 def unpacked(rows: Sequence[Row]) -> list[Row]:
-    """One completion a row, for attention that takes no custom mask; the same numbers."""
+    """Return one completion per row, for attention without custom masks; same numbers."""
     return [row.part(at, at + 1) for row in rows for at in range(len(row.completions))]
 
 
 def split_rows(rows: Sequence[Row], max_tokens: int, shared: bool = False) -> list[Row]:
-    """The same completions with no row above ``max_tokens``, but one completion a row at least;
-    ``shared``: above so many computed ones."""
+    """Split rows above ``max_tokens``, down to one completion per row.
+
+    ``shared``: split those above this many computed tokens.
+    """
     parts = []
     for row in rows:
         if shared and computed(row) <= max_tokens:
@@ -73,7 +80,7 @@ def split_rows(rows: Sequence[Row], max_tokens: int, shared: bool = False) -> li
 
 
 def pack(rows: Sequence[Row], pad_id: int) -> TokenBatch:
-    """Rows → one batch, padded on the right to the longest."""
+    """Pack rows into one batch, padded on the right to the longest."""
     shape = (len(rows), max(row.length for row in rows))
     token_ids = torch.full(shape, pad_id)
     positions = torch.zeros(shape, dtype=torch.long)
@@ -113,7 +120,7 @@ def pack(rows: Sequence[Row], pad_id: int) -> TokenBatch:
 
 
 def _importance(rows: Sequence[Row]) -> torch.Tensor | None:
-    """π/μ of each chosen token's completion."""
+    """Return π/μ of each chosen token's completion."""
     if not any(row.importances for row in rows):
         return None
     pairs = [
@@ -126,7 +133,7 @@ def _importance(rows: Sequence[Row]) -> torch.Tensor | None:
 
 
 def _support(rows: Sequence[Row]) -> SamplingSupport | None:
-    """What truncation left of all completions, in their order."""
+    """Return the truncation's support of all completions, in order."""
     parts = [support for row in rows for support in row.support]
     if not parts:
         return None
@@ -139,7 +146,7 @@ def _support(rows: Sequence[Row]) -> SamplingSupport | None:
 
 
 def attention_mask(segment_RL: torch.Tensor) -> torch.Tensor:
-    """Who sees whom, bool (R, 1, L, L): the prompt and the own segment, up to oneself.
+    """Return the attention mask, bool (R, 1, L, L): the prompt and the own segment, up to oneself.
 
     A padding position sees the row's first token, so that no row of the mask is empty.
     """

@@ -45,28 +45,30 @@ class Team:
         return len(self.agents)
 
     def of(self, index: int) -> Agent:
-        """Who acts in an agent's place: itself, or the one policy of all."""
+        """Return the agent that acts in an agent's place: itself, or the shared policy."""
         return self.agents[0 if len(self.agents) == 1 else index]
 
     @property
     def device(self) -> torch.device:
-        """Where the first agent is."""
+        """The device of the first agent."""
         return self.agents[0].device
 
     @property
     def processes(self) -> Processes:
-        """How work is divided among them: where layers are split, all do the same."""
+        """The division of work among processes: if layers are split, all do the same."""
         return Processes(lock_step=self.sharded)
 
     @property
     def router(self) -> Router | None:
-        """Of the base that all agents share, where it has one."""
+        """The router of the base that all agents share, if it has one."""
         return self.agents[0].router if self.shared_base else None
 
     @property
     def run_parallel(self) -> bool:
-        """Whether agents may be updated at once, each in its own thread: where nothing stands
-        between them, and the gradients of all are little to hold at a time."""
+        """Whether agents may be updated in parallel, each in its own thread.
+
+        They may if they share no state and their gradients together need little memory.
+        """
         trained = [p for agent in self.agents for p in agent.parameters()]
         if sum(p.numel() * max(4, p.itemsize) for p in trained) > GRADIENTS_AT_ONCE:  # float32
             return False
@@ -88,7 +90,7 @@ class Team:
 
     @contextlib.contextmanager
     def acting(self, index: int) -> Iterator[Agent]:
-        """The agent with its own adapter active, for generation and for its update.
+        """Activate the agent's adapter, for generation and for its update.
 
         With a router this holds for the calling thread alone.
         """
@@ -104,8 +106,11 @@ class Team:
 
     @contextlib.contextmanager
     def reference(self, index: int) -> Iterator[Agent]:
-        """The reference policy, which is what the run started from: the base with the adapter off,
-        or with the frozen first adapter, or the frozen first copy."""
+        """Activate the reference policy, which is the run's initial policy.
+
+        It is the base with the adapter off, or with the frozen first adapter, or the frozen first
+        copy.
+        """
         agent = self.agents[index]
         if agent.router is not None:
             with agent.router.only(agent.start_adapter):
@@ -147,8 +152,7 @@ class Team:
             agent.tokenizer.save_pretrained(target)
 
     def parts(self) -> dict[str, Agent | Reference]:
-        """What a checkpoint holds of the team: the agents by their names, and the references where
-        they cannot be had otherwise."""
+        """Return a checkpoint's parts of the team: the agents by name, and separate references."""
         starts = {f"{REFERENCE}_{agent.index}": Reference(agent) for agent in self._started}
         return {agent.adapter: agent for agent in self.agents} | starts
 
@@ -180,7 +184,7 @@ class Team:
 
 @contextlib.contextmanager
 def _through(layers: Sequence[LoraLayer], adapter: str | None) -> Iterator[None]:
-    """All rows go through this adapter; None: through none."""
+    """Route all rows through this adapter; None: through none."""
     # PEFT's own ways of saying so re-freeze the other adapters.
     before = [layer._active_adapter for layer in layers]
     for layer in layers:

@@ -67,8 +67,10 @@ class CandidateSet:
         round_index: int = 0,
         prompts_N: tuple[tuple[Message, ...], ...] | None = None,
     ) -> CandidateSet:
-        """The joint actions of a single-turn tree. ``prompts_N``: of the task, where agents act in
-        order; None: those of the root."""
+        """Return the joint actions of a single-turn tree.
+
+        ``prompts_N``: the task's prompts, if agents act sequentially; None: those of the root.
+        """
         candidates = []
         for index, node in enumerate(tree.nodes):
             for action, score in enumerate(node.scores_K):
@@ -85,11 +87,11 @@ class CandidateSet:
         )
 
     def read_by(self, agent: int, candidate: int) -> tuple[Message, ...]:
-        """The prompt that an agent answered in a candidate."""
+        """Return the prompt that an agent answered in a candidate."""
         return (self.candidates_K[candidate].prompts_N or self.prompts_N)[agent]
 
     def joined(self, other: CandidateSet) -> CandidateSet:
-        """Two rounds' candidates of one task as one set."""
+        """Join two rounds' candidates of one task."""
         candidates = self.candidates_K + other.candidates_K
         return CandidateSet(
             task_id=self.task_id,
@@ -102,8 +104,11 @@ class CandidateSet:
 def joint_text(
     prompts_N: Sequence[str], responses_N: Sequence[str], prompts_first: bool = False
 ) -> str:
-    """A joint action as one text: each agent's prompt and response, in order; or all prompts, in
-    order, and then all responses."""
+    """Return a joint action as one text.
+
+    It holds each agent's prompt and response, in order; or all prompts, in order, and then all
+    responses.
+    """
     parts = [text for pair in zip(prompts_N, responses_N, strict=True) for text in pair]
     if prompts_first:
         parts = [*prompts_N, *responses_N]
@@ -111,7 +116,7 @@ def joint_text(
 
 
 def joint_texts(candidates: CandidateSet, prompts_first: bool = False) -> list[str]:
-    """``joint_text`` of each candidate."""
+    """Return ``joint_text`` of each candidate."""
     asked_N = [split_prefill(prompt)[0] for prompt in candidates.prompts_N]
     prompts_N = ["\n".join(m.content for m in asked) for asked in asked_N]
     return [joint_text(prompts_N, c.texts_N, prompts_first) for c in candidates.candidates_K]
@@ -126,7 +131,7 @@ def append_sets(path: Path, sets: Sequence[CandidateSet]) -> None:
 
 
 def drop_after(path: Path, round_index: int) -> None:
-    """Cut off what a crash left of a last line, and the rounds after ``round_index``."""
+    """Remove a torn last line that a crash left, and the rounds after ``round_index``."""
     content = path.read_bytes()
     whole = 0
     for line in content.splitlines(keepends=True):
@@ -138,13 +143,13 @@ def drop_after(path: Path, round_index: int) -> None:
 
 
 def preferences_file(given: str) -> Path:
-    """The file that the key ``preferences`` names: itself, or a run's folder."""
+    """Return the file that the key ``preferences`` names: itself, or one in a run's folder."""
     path = Path(given)
     return path / PREFERENCES if path.is_dir() else path
 
 
 def read_sets(path: Path, num_agents: int) -> list[CandidateSet]:
-    """The lines of a ``preferences.jsonl``. Raises PreferenceError naming file and line.
+    """Read the lines of a ``preferences.jsonl``. Raises PreferenceError naming file and line.
 
     ``token_ids``, ``finished`` and ``round`` may be missing, as in files made by hand: completions
     then have no token ids, and count as finished; the round is the first.

@@ -43,7 +43,7 @@ from comlrl.types import Message, Sampling, Task
 
 
 class Stage(Protocol):
-    """What is needed of the training steps' loop (``comlrl/loop/loop.py``)."""
+    """The interface that the loop of training steps (``comlrl/loop/loop.py``) has to provide."""
 
     run_dir: Path
     processes: Processes
@@ -77,8 +77,11 @@ class Collector:
         seed: int,
         resume: bool,
     ) -> None:
-        """``tasks_of``: a round's tasks. ``resume``: continue with what the run directory holds;
-        else an older file there is replaced."""
+        """Initialize the collector. ``tasks_of``: a round's tasks.
+
+        ``resume``: continue with the data in the run directory; otherwise replace an older file
+        there.
+        """
         self.section, self.rollout, self.loop, self.sampling = section, rollout, loop, sampling
         self.tasks_of, self.seed, self.resume = tasks_of, seed, resume
         self.shape = section.candidate_shape
@@ -86,9 +89,9 @@ class Collector:
         self._kept: list[CandidateSet] | None = None  # of the file, by earlier processes
 
     def round(self, index: int) -> Round:
-        """Round ``index``, sampled from the present policies unless it was before.
+        """Return round ``index``, sampled from the present policies unless it was before.
 
-        Raises PreferenceError where nothing can be learned from it, and Interrupted on a signal.
+        Raises PreferenceError if nothing can be learned from it, and Interrupted on a signal.
         """
         while len(self._rounds) <= index:
             self._rounds.append(self._label(len(self._rounds), index))
@@ -101,7 +104,7 @@ class Collector:
         return sum(len(item.candidates.candidates_K) for item in every)
 
     def replayed(self, index: int) -> list[tuple[Round, float]]:
-        """The earlier rounds that count in round ``index``, and the weights of their pairs."""
+        """Return the earlier rounds that count in round ``index``, and their pairs' weights."""
         section = self.section
         weights = replay_weights(
             section.replay, index, section.replay_rounds, section.replay_lambda
@@ -138,7 +141,7 @@ class Collector:
         )
 
     def _read(self, path: Path) -> list[CandidateSet]:
-        """Another run's candidates, of all its rounds, of this run's training tasks."""
+        """Read another run's candidates, of all its rounds, for this run's training tasks."""
         sets: dict[str, CandidateSet] = {}
         for item in read_sets(path, self.section.num_agents):
             known = sets.get(item.task_id)
@@ -156,7 +159,7 @@ class Collector:
         return known_tasks
 
     def _collect(self, index: int, present: int) -> list[CandidateSet]:
-        """Round ``index``; those before the present one lie in the file."""
+        """Collect round ``index``; earlier rounds are in the file."""
         path = self.loop.run_dir / PREFERENCES
         if self._kept is None:
             self._kept = self._go_on(path, present)
@@ -174,11 +177,11 @@ class Collector:
 
     @property
     def _remembered(self) -> dict[str, Any]:
-        """What the checkpoint says of the file: rounds, and length and sum of what holds them."""
+        """The checkpoint's data on the file: rounds, length and checksum."""
         return self.loop.notes.get("preferences", {})
 
     def _go_on(self, path: Path, present: int) -> list[CandidateSet]:
-        """What earlier processes of this run have left of the rounds up to the present one."""
+        """Return what earlier processes of this run have left of the rounds so far."""
         if self._remembered and not path.exists():
             raise PreferenceError(f"'{path}' is missing; the run cannot continue without it")
         if distributed.is_main():
@@ -199,7 +202,7 @@ class Collector:
     def _sample(
         self, path: Path, index: int, tasks: Sequence[Task], have: dict[str, CandidateSet]
     ) -> dict[str, CandidateSet]:
-        """Complete ``have``, some tasks at a time; what they came to is saved at once."""
+        """Complete ``have``, some tasks at a time; each result is saved immediately."""
         left = [task for task in tasks if task.task_id not in have]
         size = tasks_at_once(self.section.batch_size, self.section.preference_num_candidates)
         started, done = time.monotonic(), len(have)
@@ -224,11 +227,11 @@ class Collector:
         return self.loop.processes.gather(sets)
 
     def _prompts(self, task: Task) -> tuple[tuple[Message, ...], ...]:
-        """What each agent reads before others have written."""
+        """Return what each agent reads before others have written."""
         return self.rollout.prompts.first_N(task, self.section.num_agents)
 
     def _count(self, sets: Sequence[CandidateSet]) -> None:
-        """Candidates are scored joint actions, though not always steps of the x-axis."""
+        """Count candidates as scored joint actions, though not always as steps of the x-axis."""
         shape = self.shape
         candidates = [candidate for item in sets for candidate in item.candidates_K]
         tokens = sum(len(c.token_ids) for each in candidates for c in each.completions_N)
@@ -237,7 +240,10 @@ class Collector:
         self.loop.count(scored=len(candidates), tokens=tokens // often)
 
     def _remember(self, path: Path, index: int) -> None:
-        """Checkpoints name what of the file the run has learned from; another is refused."""
+        """Record in checkpoints which part of the file the run has learned from.
+
+        Another file is refused.
+        """
         if self._remembered and self.section.preferences is not None:
             self._check(path)
             return

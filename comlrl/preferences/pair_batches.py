@@ -29,7 +29,7 @@ class Weighted:
 
 
 def interleaved(tasks: Sequence[TaskPairs], weight: float = 1.0) -> list[Weighted]:
-    """The first pair of each task, then the second of each, …: updates see many tasks."""
+    """Return each task's first pair, then each one's second, …: updates see many tasks."""
     most = max((len(item.pairs) for item in tasks), default=0)
     return [
         Weighted(item, item.pairs[n], weight)
@@ -71,11 +71,11 @@ class PairBatch:
         return torch.tensor(self.weights, dtype=torch.float64)
 
     def differences(self, value_C: torch.Tensor) -> torch.Tensor:
-        """Winner's minus loser's value of each pair, shape (P,)."""
+        """Return winner's minus loser's value of each pair, shape (P,)."""
         return value_C[self.winner_P] - value_C[self.loser_P]
 
     def coefficients(self, weight_P: torch.Tensor) -> torch.Tensor:
-        """∂/∂value_C of Σ weight · difference, shape (C,)."""
+        """Return ∂/∂value_C of Σ weight · difference, shape (C,)."""
         value_C = torch.zeros(len(self.candidates_C), dtype=weight_P.dtype)
         value_C.index_add_(0, torch.tensor(self.winner_P, dtype=torch.long), weight_P)
         value_C.index_add_(0, torch.tensor(self.loser_P, dtype=torch.long), -weight_P)
@@ -92,8 +92,10 @@ class TokenizedCompletion(NamedTuple):
 def distinct_completions(
     agent: Agent, candidates_C: Sequence[tuple[CandidateSet, int]], sampled_here: bool = False
 ) -> tuple[list[TokenizedCompletion], list[int]]:
-    """The agent's U different completions, and which of them each candidate holds.
-    ``sampled_here``: by this run's agents, not read from a file that the user gave."""
+    """Return the agent's U different completions, and which of them each candidate holds.
+
+    ``sampled_here``: by this run's agents, not read from the user's file.
+    """
     prompts: dict[Any, tuple[int, ...]] = {}
     place: dict[TokenizedCompletion, int] = {}
     owner_C = []
@@ -116,8 +118,10 @@ def all_candidates(tasks: Sequence[TaskPairs]) -> list[tuple[CandidateSet, int]]
 
 
 def rows_of(completions_U: Sequence[TokenizedCompletion], weights: Sequence[float]) -> list[Row]:
-    """Completions with their coefficients, those of a prompt side by side; a coefficient of 0
-    leaves its completion out."""
+    """Return rows of completions, those of a prompt side by side.
+
+    A completion with a coefficient of 0 is left out.
+    """
     by_prompt: dict[tuple[int, ...], list[int]] = {}
     for u, completion in enumerate(completions_U):
         if weights[u] != 0 and completion.ids:
@@ -138,7 +142,7 @@ def rows_of(completions_U: Sequence[TokenizedCompletion], weights: Sequence[floa
 def logprobs(
     agent: Agent, completions_U: Sequence[TokenizedCompletion], temperature: float
 ) -> torch.Tensor:
-    """log π of each completion; shape (U,), float64, on the CPU."""
+    """Return log π of each completion; shape (U,), float64, on the CPU."""
     value_U = torch.zeros(len(completions_U), dtype=torch.float64)
     for packed in micro_batches(agent, rows_of(completions_U, [1.0] * len(completions_U))):
         found = action_logprobs(agent, packed, temperature)
@@ -148,10 +152,12 @@ def logprobs(
 
 
 def completion_ids(agent: Agent, completion: Completion, prefill: str = "") -> tuple[int, ...]:
-    """The tokens of a completion from a file: those that it names, or, where they are not this
-    agent's (preferences of another model, or written by hand), its tokenizer's for the text, and
-    end-of-sequence where it is finished. ``prefill``: how the text begins; its tokens are the
-    prompt's."""
+    """Return the tokens of a completion from a file.
+
+    They are those that it names. If these are not this agent's (preferences of another model, or
+    written by hand), its tokenizer encodes the text, with end-of-sequence if it is finished.
+    ``prefill``: how the text begins; its tokens are the prompt's.
+    """
     ids, text = completion.token_ids, completion.text.removeprefix(prefill)
     if ids and min(ids) >= 0 and max(ids) < agent.vocabulary:
         decoded = agent.decode(ids)
@@ -162,7 +168,7 @@ def completion_ids(agent: Agent, completion: Completion, prefill: str = "") -> t
 
 
 def _parts(members: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
-    """Consecutive members, at most ``ROW_TOKENS`` together (one at least)."""
+    """Group consecutive members, at most ``ROW_TOKENS`` together (one at least)."""
     parts: list[list[int]] = []
     room = 0
     for member, length in zip(members, lengths, strict=True):
@@ -187,14 +193,14 @@ class ReferenceValues:
         self.round, self._values_N = round_index, list(values_N)
 
     def name(self, completions_NU: Sequence[Sequence[TokenizedCompletion]]) -> None:
-        """Which completions the values are of."""
+        """Record which completions the values belong to."""
         self.known_N = [
             dict(zip(completions_U, values.tolist(), strict=True))
             for completions_U, values in zip(completions_NU, self._values_N, strict=True)
         ]
 
     def of(self, index: int, completions_U: Sequence[TokenizedCompletion]) -> torch.Tensor:
-        """Agent ``index``'s values, shape (U,)."""
+        """Return agent ``index``'s values, shape (U,)."""
         return torch.tensor(
             [self.known_N[index][completion] for completion in completions_U], dtype=torch.float64
         )

@@ -17,7 +17,7 @@ AT_ONCE = 256  # joint candidates that are sampled together at least, where ther
 
 @dataclass(frozen=True, slots=True)
 class TaskPairs:
-    """What is learned from one task."""
+    """The pairs of one task, with their candidates."""
 
     candidates: CandidateSet
     pairs: tuple[Pair, ...]
@@ -39,13 +39,13 @@ class Round:
 
     @property
     def reward_mean(self) -> float:
-        """Of all candidates, by the task reward."""
+        """The mean task reward of all candidates."""
         rewards = [c.reward for item in self.tasks for c in item.candidates.candidates_K]
         return sum(rewards) / len(rewards)
 
 
 def tasks_at_once(batch_size: int, num_candidates: int) -> int:
-    """Tasks whose candidates are sampled and saved together; an interruption loses no more."""
+    """Return how many tasks are sampled and saved together; an interruption loses no more."""
     return max(batch_size, -(-AT_ONCE // num_candidates))
 
 
@@ -55,7 +55,7 @@ def select_pairs(
     limit: int | None,
     shuffle: Callable[[int], Sequence[int]],
 ) -> tuple[list[Pair], int]:
-    """At most ``limit`` (winner, loser) pairs (None: all), and the number of ties dropped.
+    """Select at most ``limit`` (winner, loser) pairs (None: all); also return the ties dropped.
 
     ``reward_gap``: the largest gap first; of equal gaps the pair whose two candidates have been
     used least, then the lowest indices, so that one winner does not fill all pairs. ``random``:
@@ -107,7 +107,7 @@ def task_pairs(
 
 
 def check_some(tasks: Sequence[TaskPairs]) -> None:
-    """Raises PreferenceError where no task has pairs."""
+    """Raise PreferenceError if no task has pairs."""
     if not any(item.pairs for item in tasks):
         raise PreferenceError(
             f"preferences: no task of {len(tasks)} has two candidates with different rewards; "
@@ -118,11 +118,11 @@ def check_some(tasks: Sequence[TaskPairs]) -> None:
 def hold_out(
     tasks: Sequence[TaskPairs], share: float, seed: int, earlier: Sequence[Round] = ()
 ) -> tuple[list[TaskPairs], list[TaskPairs]]:
-    """(training, held-out) tasks that have pairs; whole tasks, so that no candidate is in both.
+    """Split tasks with pairs into (training, held-out), so that no candidate is in both.
 
-    What a task was in an ``earlier`` round it stays, so that nothing is ever fitted to a task that
-    is held out. Of the others as many are drawn as make up the share, which above 0 is at least one
-    task where there are two; once every task has had its pairs, a round may have none held out.
+    A task keeps its part of an ``earlier`` round, so that nothing is ever fitted to a held-out
+    task. Of the others as many are drawn as make up the share, which above 0 is at least one task
+    if there are two; once every task has had its pairs, a round may have none held out.
     """
     useful = [item for item in tasks if item.pairs]
     count = min(max(1, round(share * len(useful))), len(useful) - 1) if share > 0 else 0
@@ -139,7 +139,7 @@ def hold_out(
 
 
 def summarize(tasks: Sequence[TaskPairs], held_out: Sequence[TaskPairs]) -> dict[str, Any]:
-    """``preferences_summary.json``: counts, and how many of the pairs kept have which gap."""
+    """Return ``preferences_summary.json``: counts, and how many selected pairs have which gap."""
     gaps = [round(pair.gap, 6) for item in tasks for pair in item.pairs]
     return {
         "tasks": len(tasks),

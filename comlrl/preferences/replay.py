@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def replay_weights(kind: str, index: int, rounds: int | None, decay: float) -> dict[int, float]:
-    """Earlier round → weight of its pairs in round ``index``; the present round's have weight 1.
+    """Return earlier round → weight of its pairs in round ``index``; the present one's is 1.
 
     ``current``: none. ``last_k``: the last ``rounds`` before this one, and ``all`` of them, at 1.
     ``lambda_decay``: a pair of age a (rounds ago) at decay^a, of at most ``rounds`` (None: all).

@@ -42,7 +42,7 @@ class WeakRewardModelError(UserError):
 
 @dataclass(kw_only=True)
 class Facts:
-    """What is known of a reward model; ``reward_model.json`` beside its weights."""
+    """Facts about a reward model; ``reward_model.json`` beside its weights."""
 
     base: str
     max_length: int
@@ -65,16 +65,16 @@ class RewardModel:
         self.fast: FastDecoder | None = None
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a whole text, followed by end-of-sequence."""
+        """Return the token ids of a complete text, followed by end-of-sequence."""
         return [*self.tokenizer(text)["input_ids"], self.tokenizer.eos_token_id]
 
     def holds(self, text: str) -> bool:
-        """Whether a text is short enough to be fitted to."""
+        """Return whether a text is short enough to be fitted to."""
         return len(self.encode(text)) <= self.facts.max_length
 
     @torch.no_grad()
     def raw(self, texts: Sequence[str]) -> list[float]:
-        """The classifier's outputs, in order; a text that occurs twice is read once."""
+        """Return the classifier's outputs, in order; a text that occurs twice is read once."""
         every = list(dict.fromkeys(texts))
         ids = [self.encode(text)[-self.facts.max_length :] for text in every]
         self.model.eval()
@@ -83,7 +83,7 @@ class RewardModel:
         return [scores[text] for text in texts]
 
     def _by_modules(self, texts: Sequence[Sequence[int]]) -> Iterator[tuple[int, float]]:
-        """(number of the text, its score), texts of like length together."""
+        """Yield (index of the text, its score), texts of similar length together."""
         rows = [Row(tuple(ids), (), (), (index,)) for index, ids in enumerate(texts)]
         for group in row_groups(rows, BATCH_TOKENS):
             yield from zip(
@@ -95,7 +95,7 @@ class RewardModel:
     def _by_fast_decoder(
         self, texts: Sequence[list[int]], fast: FastDecoder
     ) -> Iterator[tuple[int, float]]:
-        """The same, and what texts have in common is read once."""
+        """Yield the same pairs; texts share the computation of common prefixes."""
         device, pad = next(self.model.parameters()).device, self.tokenizer.pad_token_id
         rows = split_rows(shared_rows(texts), BATCH_TOKENS)
         with fast.sampling():
@@ -105,7 +105,7 @@ class RewardModel:
                 yield from zip((i for row in group for i in row.indices), raw, strict=True)
 
     def scores(self, texts: Sequence[str]) -> list[float]:
-        """Raw scores less the mean of the round's candidates, over their standard deviation."""
+        """Return raw scores less the round's candidate mean, over their standard deviation."""
         return [(score - self.facts.mean) / self.facts.std for score in self.raw(texts)]
 
     def _forward(self, rows: Sequence[Sequence[int]]) -> list[float]:
@@ -119,14 +119,14 @@ class RewardModel:
         return logits.float().squeeze(-1).tolist()
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """What was trained: adapter and head, or everything."""
+        """Return the trained weights: adapter and head, or everything."""
         state = self.model.state_dict()
         if not isinstance(self.model, PeftModel):
             return state
         return {n: t for n, t in state.items() if "lora_" in n or ".score." in n}
 
     def freeze(self) -> None:
-        """No more training; texts are read the fast way where there is one."""
+        """Freeze the model; texts are read by the fast decoder if it supports the model."""
         self.model.requires_grad_(False).eval()
         if isinstance(self.model, PeftModel):
             inner: Any = self.model.get_base_model()
@@ -147,16 +147,16 @@ class RewardModel:
             facts.loss = float(-torch.nn.functional.logsigmoid(margin_P).mean())
 
     def order(self, tasks: Sequence[TaskPairs]) -> float | None:
-        """The share of these tasks' pairs that it orders rightly; None: they have none."""
+        """Return the share of these tasks' pairs that it orders correctly; None without pairs."""
         right = [m > 0 for item in tasks for m in margins(item, self.scores_of(item))]
         return sum(right) / len(right) if right else None
 
     def scores_of(self, item: TaskPairs) -> list[float]:
-        """The raw score of each candidate."""
+        """Return the raw score of each candidate."""
         return self.raw(joint_texts(item.candidates, self.facts.prompts_first))
 
     def save(self, folder: Path) -> None:
-        """Adapter and head (or all weights), tokenizer and facts; the facts last."""
+        """Save adapter and head (or all weights), tokenizer and facts; the facts last."""
         (folder / FACTS).unlink(missing_ok=True)
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
@@ -166,7 +166,7 @@ class RewardModel:
 
 
 def margins(item: TaskPairs, raw_K: Sequence[float]) -> list[float]:
-    """Raw score of winner less loser of each pair."""
+    """Return the raw score of winner less loser of each pair."""
     return [raw_K[pair.winner] - raw_K[pair.loser] for pair in item.pairs]
 
 
@@ -176,7 +176,7 @@ def load(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
 ) -> RewardModel:
-    """What ``RewardModel.save`` wrote.
+    """Load what ``RewardModel.save`` wrote.
 
     Raises PreferenceError where the folder holds no reward model.
     """
@@ -198,7 +198,7 @@ def load(
 
 
 def classifier(name: str, dtype: torch.dtype, **more: Any) -> Any:
-    """A language model with a fresh score head, without a report that the head is fresh."""
+    """Return a language model with a fresh score head, without a report that the head is fresh."""
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:
@@ -210,7 +210,7 @@ def classifier(name: str, dtype: torch.dtype, **more: Any) -> Any:
 
 
 def _autocast(model: Any) -> Any:
-    """bf16 bases have a float32 head and adapter; elsewhere nothing is cast."""
+    """Return autocast for bf16 bases, whose head and adapter are float32; else a null context."""
     parameter = next(model.parameters())
     if parameter.dtype != torch.bfloat16:
         return contextlib.nullcontext()
@@ -251,7 +251,7 @@ class ModelReward(Reward):
         ]
 
     def of_evaluation(self, trees: Sequence[RolloutResult]) -> dict[str, float]:
-        """The model's mean score of evaluation trees, to stand beside their task reward."""
+        """Return the model's mean score of evaluation trees, to report beside their task reward."""
         actions = [action for tree in trees for action in tree.scored_actions()]
         if not actions:
             return {}

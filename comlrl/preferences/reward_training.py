@@ -51,7 +51,7 @@ class RewardBase:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How a reward model is trained."""
+    """Training settings of a reward model."""
 
     learning_rate: float
     epochs: int
@@ -72,10 +72,10 @@ def train(
     say: Callable[[str], None],
     before: Mapping[str, torch.Tensor] | None = None,
 ) -> RewardModel:
-    """A classifier fitted to ``pairs`` of texts, one at least. Raises PreferenceError where all of
-    them are too long.
+    """Train a classifier on ``pairs`` of texts, at least one.
 
-    ``before``: weights of an earlier fit to continue from.
+    Raises PreferenceError if all of them are too long. ``before``: weights of an earlier fit to
+    continue from.
     """
     assert pairs, "a round without pairs is not fitted to"
     reward = begin(
@@ -110,7 +110,7 @@ def train(
 def begin(
     base: RewardBase, facts: Facts, seed: int, weights: Mapping[str, torch.Tensor] | None
 ) -> RewardModel:
-    """The base with these weights of an earlier fit, or untrained; not frozen."""
+    """Return the base with these weights of an earlier fit, or untrained; not frozen."""
     torch.manual_seed(seed)  # the score head and LoRA's A matrices are drawn at random
     with _no_bar():  # it is read again in every round
         model, tokenizer = _untrained(base)
@@ -120,7 +120,7 @@ def begin(
 
 
 def _untrained(base: RewardBase) -> tuple[Any, Any]:
-    """The base with a fresh score head; trained weights are held in float32."""
+    """Return the base with a fresh score head; trained weights are float32."""
     partly = base.lora is not None or base.freeze_backbone
     try:
         settings = {**TOKENIZER_SAFETY, **base.tokenizer_kwargs}
@@ -211,7 +211,7 @@ def _fit(
 
 
 def _fast_reader(model: Any, pad_id: int) -> Any:
-    """The classifier in a form that reads fast; itself if the fast decoder does not serve it."""
+    """Return the classifier as a fast reader, or unchanged if unsupported by the fast decoder."""
     adapted = isinstance(model, PeftModel)
     inner: Any = model.get_base_model() if adapted else model
     fast = fast_decoder(inner, add_router(inner), 1) if adapted else fast_decoder(inner, None, 0)
@@ -228,7 +228,7 @@ class FastReader(nn.Module):
         self.score, self.fast, self.pad_id = score, fast, pad_id
 
     def add_model_tags(self, tags: Sequence[str]) -> None:
-        """Called by the trainer, for a model card that is never written."""
+        """Ignore tags, which the trainer adds for a model card that is never written."""
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **_: Any

@@ -21,14 +21,14 @@ SHARED = 0.25  # of a text, at least: what texts in one row have in common
 
 
 def last_states(fast: FastDecoder, rows: Sequence[Row], pad_id: int, device: object) -> Tensor:
-    """(texts, D), in the order of the rows' completions; padding is read nowhere."""
+    """Return (texts, D), in the order of the rows' completions; padding is ignored."""
     batch = Packed(pack(rows, pad_id), torch.device(str(device)), fast.step, last_tokens=True)
     lengths = torch.tensor([len(ids) for row in rows for ids in row.completions])
     return fast.packed(batch, batch.token_A[lengths.cumsum(0) - 1])
 
 
 def shared_rows(texts: Sequence[Ids]) -> list[Row]:
-    """Each text, of two tokens at least, in one row with its likes; indices are the texts'."""
+    """Return each text in a row with similar ones; texts have at least two tokens."""
     order = sorted(range(len(texts)), key=lambda i: texts[i])  # those that begin alike together
     rows: list[Row] = []
     group: list[int] = []

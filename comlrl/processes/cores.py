@@ -1,4 +1,4 @@
-"""How many CPU cores this process may use."""
+"""The number of CPU cores that this process may use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def available_cores() -> int:
 
 
 def _quotas() -> Iterator[float]:
-    """Cores' worth of time that each enclosing control group may use, of cgroup v1 and v2."""
+    """Yield the CPU quota, in cores, of each enclosing control group of cgroup v1 and v2."""
     for folder in _groups():
         try:
             if (unified := folder / "cpu.max").is_file():
@@ -34,7 +34,7 @@ def _quotas() -> Iterator[float]:
 
 
 def _groups() -> Iterator[Path]:
-    """The folders of the control groups that this process is in, where they can be seen."""
+    """Yield the visible folders of this process's control groups."""
     try:
         lines = MEMBERSHIP.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""How many threads torch computes with: one for each core that other programs leave idle.
+"""The number of torch threads: one for each core that other programs leave idle.
 
 The threads of an operation wait for each other at its end. Where one of them shares its core with
 another program, every small operation can take a whole time slice: beside one busy loop on two
@@ -26,7 +26,7 @@ STATE = "cpu_threads"  # of a checkpoint's state: threads, cores, processes
 
 
 class LoadWatch:
-    """What other programs compute from now on."""
+    """The load of other programs since its creation."""
 
     def __init__(self) -> None:
         self._time = time.monotonic()
@@ -61,7 +61,7 @@ class LoadWatch:
         torch.set_num_threads(threads)
 
     def _busy_cores(self) -> float:
-        """What others compute with on average; 0 where the system does not tell."""
+        """Return the mean number of cores that others use; 0 if the system does not report it."""
         if self._others is None:
             return 0.0
         time.sleep(max(0.0, self._time + WINDOW - time.monotonic()))
@@ -71,23 +71,25 @@ class LoadWatch:
 
 
 def idle_cores(threads: int, cores: int, busy: float) -> int:
-    """Of ``threads``, as many as find an idle core, at least one."""
+    """Return how many of ``threads`` have an idle core, at least one."""
     return max(1, min(threads, cores - round(busy)))
 
 
 def state() -> dict[str, list[int]]:
-    """What a checkpoint keeps."""
+    """Return the state for a checkpoint."""
     return {STATE: [torch.get_num_threads(), _cores(), distributed.world_size()]}
 
 
 def _cores() -> int:
-    """Those that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def _others_seconds() -> float | None:
-    """CPU seconds that all other processes have had on these cores; None where the system does not
-    tell."""
+    """Return CPU seconds of all other processes on these cores.
+
+    None if the system does not report them.
+    """
     try:
         return (
             busy_seconds(STAT.read_text(encoding="ascii"), os.sched_getaffinity(0)) - own_seconds()
@@ -97,7 +99,7 @@ def _others_seconds() -> float | None:
 
 
 def busy_seconds(stat: str, cores: Collection[int]) -> float:
-    """CPU seconds of all programs on ``cores``, from the text of ``/proc/stat``."""
+    """Return CPU seconds of all programs on ``cores``, from the text of ``/proc/stat``."""
     names = {f"cpu{core}" for core in cores}
     ticks = 0
     for name, *counts in map(str.split, stat.splitlines()):
@@ -108,6 +110,6 @@ def busy_seconds(stat: str, cores: Collection[int]) -> float:
 
 
 def own_seconds() -> float:
-    """CPU seconds of this process, and of its children that have ended."""
+    """Return CPU seconds of this process, and of its children that have ended."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(one.ru_utime + one.ru_stime for one in used)

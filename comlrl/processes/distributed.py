@@ -51,7 +51,7 @@ def rank() -> int:
 
 
 def local_world_size() -> int:
-    """Processes on this machine."""
+    """Return the number of processes on this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
@@ -71,7 +71,7 @@ def start() -> None:
 
 
 def check_gpus() -> None:
-    """Raises UserError if this machine has GPUs, but fewer than processes."""
+    """Raise UserError if this machine has GPUs, but fewer than processes."""
     gpus = torch.cuda.device_count()
     if 0 < gpus < local_world_size():
         raise UserError(
@@ -86,7 +86,7 @@ def stop() -> None:
 
 
 def all_gather(value: T) -> list[T]:
-    """Each process's value, in rank order. Raises PeerFailed where one has given up."""
+    """Gather each process's value, in rank order. Raises PeerFailed if a process has failed."""
     if world_size() == 1:
         return [value]
     parts: list[Any] = [None] * world_size()
@@ -112,20 +112,20 @@ def give_up(text: str, code: int, saves: bool = False) -> bool:
 
 
 def lost_peer(error: Exception) -> bool:
-    """Whether a collective call has failed because another process has ended."""
+    """Return whether a collective call has failed because another process has ended."""
     if world_size() == 1 or not isinstance(error, RuntimeError):
         return False
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
 
 
 def from_main(make: Callable[[], T]) -> T:
-    """What the main process makes, for every process; the others wait for it."""
+    """Return the main process's result on every process; the others wait for it."""
     return all_gather(make() if is_main() else None)[0]  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """How a run's work is divided over its processes: each has a shard of it.
+    """Division of a run's work over its processes: each has a shard of it.
 
     ``lock_step``: nothing is divided; all do the same (``comlrl/processes/sharding.py``).
     """
@@ -133,21 +133,22 @@ class Processes:
     lock_step: bool = False
 
     def shard(self, items: Sequence[T]) -> list[T]:
-        """This process's part: every world_size-th item."""
+        """Return this process's part: every world_size-th item."""
         return list(items) if self.lock_step else list(items[rank() :: world_size()])
 
     def gather(self, items: Sequence[T]) -> list[T]:
-        """All processes' shards, put back in the order that ``shard`` took them from."""
+        """Gather all processes' shards, in the order that ``shard`` took them from."""
         return list(items) if self.lock_step else interleave(all_gather(list(items)))
 
     def once(self, make: Callable[[], T]) -> T:
-        """What this process makes for its shard. In lock-step the main process makes it for all,
-        and the others wait for it."""
+        """Return what this process makes for its shard.
+
+        In lock-step the main process makes it for all, and the others wait for it.
+        """
         return from_main(make) if self.lock_step else make()
 
     def of_shards(self, value: T) -> list[T]:
-        """The value of each process's shard; in lock-step all have one shard, and it counts
-        once."""
+        """Return the value of each process's shard; in lock-step, a single shared value."""
         return [value] if self.lock_step else all_gather(value)
 
     def total(self, value: float) -> float:
@@ -155,16 +156,16 @@ class Processes:
         return sum(self.of_shards(value))
 
     def all_reduce_counts(self, values: Mapping[K, float]) -> dict[K, float]:
-        """Sums over the processes' shards, in one exchange."""
+        """Sum values over the processes' shards, in one exchange."""
         parts = self.of_shards(dict(values))
         return {name: sum(part[name] for part in parts) for name in values}
 
     def shard_positions(self, counts: Sequence[int]) -> tuple[list[int], int]:
-        """Where this process's items would stand if one process alone had made them all.
+        """Return the positions that this process's items would have in a single process.
 
-        ``counts``: how many items each element of this process's shard came to. Returns the place
-        of each of its items, and how many there are over all processes. Batches that are chosen by
-        place are then the same for any number of processes.
+        ``counts``: the number of items of each element of this process's shard. Returns the
+        position of each of its items, and the number of items over all processes. Batches that are
+        chosen by position are then the same for any number of processes.
         """
         starts = []
         at = 0
@@ -197,7 +198,7 @@ def _buckets(parameters: Iterable[torch.nn.Parameter]) -> list[list[torch.nn.Par
 
 
 def _add(parameters: Sequence[torch.nn.Parameter]) -> None:
-    """One all-reduce: the gradients, and how many processes have one for each parameter."""
+    """Add, in one all-reduce, the gradients, and how many processes have one per parameter."""
     device = parameters[0].device
     double = any(p.dtype == torch.float64 for p in parameters)
     dtype = torch.float64 if double else torch.float32
@@ -223,7 +224,7 @@ def _gradient_dtype(parameter: torch.nn.Parameter) -> torch.dtype:
 
 
 def in_sync(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether these tensors are bit-equal on all processes."""
+    """Return whether these tensors are bit-equal on all processes."""
     if world_size() == 1:
         return True
     import hashlib
@@ -236,6 +237,6 @@ def in_sync(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def interleave(parts: Sequence[Sequence[T]]) -> list[T]:
-    """One list from the shards that were made of it."""
+    """Merge shards into one list, in the order before the split."""
     longest = max(len(part) for part in parts)
     return [part[i] for i in range(longest) for part in parts if i < len(part)]

@@ -20,7 +20,7 @@ from comlrl.processes import distributed
 
 
 def check(config: Config, fits_reward_model: bool) -> None:
-    """Raises UserError where a run cannot be sharded."""
+    """Raise UserError if a run cannot be sharded."""
     if config.distributed.strategy != "fsdp":
         return
     if distributed.world_size() == 1:
@@ -47,7 +47,7 @@ def shard(models: Iterable[torch.nn.Module], device: torch.device) -> None:
 
 
 def _layers(model: torch.nn.Module) -> Sequence[torch.nn.Module]:
-    """The decoder's blocks: the one list of modules that it holds."""
+    """Return the decoder's blocks: its only list of modules."""
     decoder = model.get_decoder()  # type: ignore[operator]
     lists = [m for m in decoder.children() if isinstance(m, torch.nn.ModuleList)]
     if len(lists) != 1:
@@ -59,22 +59,22 @@ def _layers(model: torch.nn.Module) -> Sequence[torch.nn.Module]:
 
 
 def is_split(tensor: torch.Tensor) -> bool:
-    """Whether this is one of torch's DTensors, whose import costs every run half a second."""
+    """Return whether this is a DTensor, whose import costs every run half a second."""
     return hasattr(tensor, "full_tensor")
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in one piece; a collective call for one that is split."""
+    """Return the full tensor; a collective call for one that is split."""
     return tensor.full_tensor() if is_split(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def stored(tensor: torch.Tensor) -> torch.Tensor:
-    """As a checkpoint holds it: whole, and off the GPU if it was split to save memory."""
+    """Return a tensor as checkpoints hold it: full, and off the GPU if it was split."""
     return whole(tensor).cpu() if is_split(tensor) else tensor
 
 
 def like(value: torch.Tensor, target: Any) -> torch.Tensor:
-    """A whole value, split as ``target`` is; every process holds the same value."""
+    """Return a full value, split as ``target`` is; every process holds the same value."""
     if not is_split(target):
         return value
     from torch.distributed.tensor import distribute_tensor
@@ -85,7 +85,7 @@ def like(value: torch.Tensor, target: Any) -> torch.Tensor:
 
 
 def gradient_norm(parameters: Iterable[torch.nn.Parameter]) -> torch.Tensor:
-    """The norm of all gradients together, split ones and whole ones."""
+    """Return the norm of all gradients, split ones and full ones."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     split = [g for g in gradients if is_split(g)]
     norm = torch.nn.utils.get_total_norm([g for g in gradients if not is_split(g)])

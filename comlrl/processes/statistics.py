@@ -14,7 +14,7 @@ from comlrl.processes.distributed import Processes
 
 
 def standardized(values: torch.Tensor, processes: Processes) -> torch.Tensor:
-    """(x − mean) / (standard deviation + 1e-8), over all processes' values."""
+    """Return (x − mean) / (standard deviation + 1e-8), over all processes' values."""
     count, mean, deviation = moments(values, processes)
     return (values - mean) / (deviation + 1e-8) if count else values
 
@@ -31,14 +31,14 @@ def moments(values: torch.Tensor, processes: Processes) -> tuple[int, float, flo
 
 
 def explained_variance(values: torch.Tensor, returns: torch.Tensor, processes: Processes) -> float:
-    """1 − Var(returns − values) / Var(returns); not a number where all returns are equal."""
+    """Return 1 − Var(returns − values) / Var(returns); NaN if all returns are equal."""
     _, _, error = moments(returns - values, processes)
     _, _, whole = moments(returns, processes)
     return 1 - (error / whole) ** 2 if whole > 0 else math.nan
 
 
 def extremes(values: torch.Tensor) -> tuple[float, float]:
-    """Smallest and largest over all processes' values; (0, 0) where there are none."""
+    """Return the smallest and largest of all processes' values; (0, 0) if there are none."""
     own = values.detach().flatten().tolist()
     parts = distributed.all_gather((min(own), max(own)) if own else ())
     ends = [end for part in parts for end in part]
@@ -93,7 +93,7 @@ class Sums:
         self.reach(**other._maxima)
 
     def all_reduced(self, processes: Processes) -> Sums:
-        """Those of all processes' shards. A collective call."""
+        """Return the sums of all processes' shards. A collective call."""
         whole = Sums()
         for of, maxima in processes.of_shards((dict(self.of), self.maxima)):
             whole.add(**of)
@@ -101,7 +101,7 @@ class Sums:
         return whole
 
     def means(self, per: str, processes: Processes) -> dict[str, float]:
-        """Every sum of all processes over that of ``per``, and the maxima. A collective call."""
+        """Divide every sum of all processes by that of ``per``, add maxima. A collective call."""
         whole = self.all_reduced(processes)
         count = max(1.0, whole.of[per])
         return {k: whole.of[k] / count for k in sorted(whole.of) if k != per} | whole.maxima
@@ -118,7 +118,7 @@ def _read(values: dict[str, Any]) -> dict[str, float]:
 
 
 def agent_means(metrics_N: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Each metric's mean over the agents that have it, and, of a team, each agent's own."""
+    """Return each metric's mean over the agents that have it and, for a team, per agent."""
     having = {name: [one[name] for one in metrics_N if name in one] for name in _names(metrics_N)}
     metrics = {name: sum(own) / len(own) for name, own in having.items()}
     if len(metrics_N) > 1:
@@ -128,5 +128,5 @@ def agent_means(metrics_N: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _names(metrics_N: Sequence[Mapping[str, float]]) -> list[str]:
-    """Of all agents' metrics, each once."""
+    """Return the names of all agents' metrics, each once."""
     return list(dict.fromkeys(name for one in metrics_N for name in one))

@@ -23,7 +23,7 @@ def load_tasks(
     *,
     warn: Callable[[str], None] = print,
 ) -> list[Task]:
-    """The tasks of a split such as ``train`` or ``test[33:163]``.
+    """Return the tasks of a split such as ``train`` or ``test[33:163]``.
 
     A task's name is its row's ``task_id``, else ``row_N`` by its place in the whole file (with
     the split's name before it where the data set has several files), whatever is sliced. Raises
@@ -52,8 +52,10 @@ def load_tasks(
 
 
 def apart(held_out: Sequence[Task], training: Sequence[Task]) -> tuple[list[Task], list[str]]:
-    """Held-out tasks, none of which has the name of another task of training; and the names of
-    those that are training tasks themselves."""
+    """Return held-out tasks that share no name with a different training task.
+
+    Also return the names of those that are training tasks themselves.
+    """
     names = {task.task_id for task in training}
     rows = {_content(task) for task in training}
     own = {(task.task_id, _content(task)) for task in training}
@@ -72,7 +74,7 @@ def apart(held_out: Sequence[Task], training: Sequence[Task]) -> tuple[list[Task
 
 
 def _content(task: Task) -> str:
-    """A row without its name; a column that it leaves empty may be another file's."""
+    """Return a row without its name; a column that it leaves empty may come from another file."""
     fields = task.fields.items()
     return repr(sorted((k, repr(v)) for k, v in fields if k != "task_id" and v is not None))
 
@@ -82,7 +84,7 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """Task names key the sampling, so that each must stand once."""
+    """Return unique task names, because they key the sampling."""
     taken, seen, result = set(names), set[str](), []
     for name in names:
         if name in seen:
@@ -95,7 +97,7 @@ def _unique(names: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Rows:
-    """All rows of a file, or of a data set's split."""
+    """The rows of a file, or of a data set's split."""
 
     content: Sequence[Mapping[str, Any]]
     names: Sequence[str]
@@ -107,7 +109,7 @@ class Rows:
 
 
 def _chosen(section: DatasetConfig, split: str) -> Iterator[tuple[Rows, int]]:
-    """The rows that a split's text names. Raises UserError where it names none."""
+    """Yield the rows that a split's text names. Raises UserError if it names none."""
     import datasets
 
     key, name = split_key(section, split), section.name
@@ -129,7 +131,7 @@ def _chosen(section: DatasetConfig, split: str) -> Iterator[tuple[Rows, int]]:
 
 
 def _from_the_end(part: str, size: int) -> str:
-    """A slice whose ``-p%`` that round to no row are its end; ``datasets`` makes them its start."""
+    """Rewrite a slice whose ``-p%`` rounds to no rows as its end; ``datasets`` takes the start."""
 
     def boundary(match: re.Match[str]) -> str:
         return "100%" if int(match[1]) and not round(int(match[1]) * size / 100) else match[0]
@@ -138,7 +140,7 @@ def _from_the_end(part: str, size: int) -> str:
 
 
 def _whole(name: str, base: str, given: str) -> Rows:
-    """A whole split. ``given``: key and value, for messages."""
+    """Return a complete split. ``given``: key and value, for messages."""
     path = Path(name)
     if name.startswith("builtin:"):
         if name not in DATASETS:
@@ -176,7 +178,7 @@ def _named(content: Any, lines: Sequence[int] | None, prefix: str = "") -> Rows:
 def _read(
     source: str, given: str, base: str, data_files: Any = None, name: str | None = None
 ) -> Any:
-    """What the datasets library makes of a name. Raises UserError for whatever it raises."""
+    """Return what the datasets library loads for a name. Raises UserError for any error."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -194,7 +196,7 @@ def _read(
 
 
 def split_key(section: DatasetConfig, split: str) -> str:
-    """The key that names a split."""
+    """Return the key that names a split."""
     return f"dataset.{'eval' if split == section.eval_split else 'train'}_split"
 
 
@@ -203,7 +205,7 @@ def _line(error: Exception) -> str:
 
 
 def split_size(split: str) -> int | None:
-    """Number of rows that a split's text alone tells (``test[33:163]`` → 130), else None."""
+    """Return the row count that a split's text specifies (``test[33:163]`` → 130), else None."""
     match = re.fullmatch(r"\w+\[(\d*):(\d+)\]", split)
     if not match:
         return None

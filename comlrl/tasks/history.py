@@ -38,7 +38,7 @@ class Exchange:
 
 
 def with_handed_on(prompt: str, handed_on: str) -> str:
-    """A prompt, followed by what others have handed on in this turn."""
+    """Return a prompt, followed by what others have handed on in this turn."""
     return f"{prompt.rstrip()}\n\n{handed_on}" if handed_on else prompt
 
 
@@ -50,7 +50,7 @@ def next_prompt(
     original_prompt: bool = False,
     previous_response: bool = True,
 ) -> tuple[Message, ...]:
-    """The messages of the turn after ``past`` (at least one turn, oldest first).
+    """Return the messages of the turn after ``past`` (at least one turn, oldest first).
 
     The two flags concern ``history="last"`` alone; "full" shows everything.
     """
@@ -79,11 +79,11 @@ def next_prompt(
 def shorten(
     prompt: Sequence[Message], fits: Callable[[Sequence[Message]], bool]
 ) -> tuple[tuple[Message, ...], int]:
-    """(the prompt that fits, number of turns that lost text), dropping the oldest turns first.
+    """Shorten a prompt until it fits, dropping the oldest turns first.
 
-    A past turn goes as a whole, its prompt and its response; of the newest only the prompt can
-    go. The newest response and the feedback stay whole: where they alone do not fit,
-    PromptTooLongError.
+    Return the prompt and the number of turns that lost text. A past turn is dropped completely, its
+    prompt and its response; of the newest, only the prompt is. The newest response and the feedback
+    stay: if these alone do not fit, raise PromptTooLongError.
     """
     messages, dropped = tuple(prompt), 0
     while not fits(messages):
@@ -102,5 +102,5 @@ def shorten(
 
 
 def _quoting(response: str, feedback: str) -> Message:
-    """The user's message where the response stands without the prompt that it answers."""
+    """Return a user message with the response, without the prompt that it answers."""
     return Message("user", f"Your previous answer:\n{response.strip() or '(empty)'}\n\n{feedback}")

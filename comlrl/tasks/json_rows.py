@@ -14,8 +14,10 @@ KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 
 
 def json_rows(file: Path, name: str) -> tuple[list[dict[str, Any]], list[int] | None]:
-    """The rows of a .jsonl or .json file, all with the same keys (None where a row has none), and
-    the line of each (from 1; None: a list, whose rows have no separate lines).
+    """Return the rows of a .jsonl or .json file, and the line of each.
+
+    All rows have the same keys (None where a row has none). Lines count from 1; None: a list, whose
+    rows have no separate lines.
 
     ``name``: the file as the user wrote it. Raises UserError for one that is empty or broken.
     """

@@ -43,18 +43,18 @@ class Prompts:
         self.domain = styles[style]
 
     def worded(self, agent: int) -> Domain:
-        """The domain in the words that are meant for this agent's model."""
+        """Return the domain, worded for this agent's model."""
         chats = agent < len(self.chats_N) and self.chats_N[agent]
         return self.domain.for_chat() if chats else self.domain
 
     @property
     def opening(self) -> tuple[Message, ...]:
-        """What stands before every conversation."""
+        """The messages before every conversation."""
         text = self.own.get(SYSTEM)
         return () if text is None else (Message("system", text, verbatim=True),)
 
     def first(self, task: Task, num_agents: int) -> tuple[str, ...]:
-        """What each of N agents reads at turn 1."""
+        """Return what each of N agents reads at turn 1."""
         roles = self.domain.roles(num_agents)
         templates_N = [self.worded(i).templates(num_agents)[i] for i in range(num_agents)]
         return tuple(
@@ -67,7 +67,7 @@ class Prompts:
     def whole(
         self, asked: Sequence[Message], task: Task, agent: int, num_agents: int
     ) -> tuple[Message, ...]:
-        """All that an agent reads: the opening, what it is asked, and the prefill if it has one."""
+        """Return all that an agent reads: the opening, its prompt, and any prefill."""
         prefill = self.prefill(task, agent, num_agents)
         # One with fields holds text of the task.
         verbatim = prefill == self.own.get(PREFILL)
@@ -75,19 +75,19 @@ class Prompts:
         return (*self.opening, *asked, *answer)
 
     def first_N(self, task: Task, num_agents: int) -> tuple[tuple[Message, ...], ...]:
-        """All that each of N agents reads at turn 1 before anybody has written."""
+        """Return all that each of N agents reads at turn 1 before any agent has written."""
         return tuple(
             self.whole((Message("user", text),), task, agent, num_agents)
             for agent, text in enumerate(self.first(task, num_agents))
         )
 
     def texts(self, task: Task, num_agents: int) -> tuple[str, ...]:
-        """All that each of N agents reads at turn 1, as one text."""
+        """Return all that each of N agents reads at turn 1, as one text."""
         before = [message.content for message in self.opening]
         return tuple("\n".join([*before, text]) for text in self.first(task, num_agents))
 
     def revision_N(self, attempt: Attempt) -> tuple[str, ...]:
-        """What the feedback to each agent on an attempt ends with."""
+        """Return the end of each agent's feedback on an attempt."""
         values_N = self.domain.values(attempt.task, len(attempt.completions_N))
         return tuple(
             self.own.get(REVISION, self.worded(i).revision).format_map(values)
@@ -95,22 +95,24 @@ class Prompts:
         )
 
     def handed_on(self, task: Task, agent: int, num_agents: int, written: Sequence[str]) -> str:
-        """What an agent reads after its prompt of what those before it wrote in its turn."""
+        """Return the text of earlier agents in this turn that follows an agent's prompt."""
         return self.worded(agent).handed_on(task, agent, num_agents, written)
 
     def prefill(self, task: Task, agent: int, num_agents: int) -> str:
-        """How an agent's every answer starts: it reads this last and continues it."""
+        """Return the start of each of an agent's answers: it reads this last and continues it."""
         template = self.own.get(PREFILL, self.worded(agent).prefill)
         return template.format_map(self.domain.values(task, num_agents)[agent]) if template else ""
 
     def parts(self, attempt: Attempt) -> tuple[str, ...]:
-        """What each agent wrote, by name."""
+        """Return what each agent wrote, by name."""
         return self.domain.parts(attempt.task, len(attempt.completions_N))
 
 
 def check_templates(prompts: Prompts, roles: Sequence[str], num_agents: int) -> None:
-    """Raises UserError for one of the user's templates that has no place, or that has a field
-    which the domain does not give."""
+    """Check the user's templates.
+
+    Raises UserError for one without a place, or with a field that the domain does not have.
+    """
     domain, keys = prompts.domain, (*roles, SYSTEM, REVISION, PREFILL)
     for key, template in prompts.own.items():
         if key not in keys:
@@ -156,15 +158,17 @@ def _start(template: str) -> str:
 
 
 def plain_text(prompt: Sequence[Message]) -> str:
-    """A conversation as plain text, for models without a chat template; an assistant's message at
-    its end is continued."""
+    """Return a conversation as plain text, for models without a chat template.
+
+    An assistant's message at its end is continued.
+    """
     asked, prefill = split_prefill(prompt)
     text = "\n".join(message.content.rstrip("\n") + "\n" for message in asked)
     return f"{text}\n{prefill}" if prefill and text else text + prefill
 
 
 def split_prefill(prompt: Sequence[Message]) -> tuple[tuple[Message, ...], str]:
-    """A prompt, and the assistant's message at its end, which the answer continues; "": none."""
+    """Split a prompt from the final assistant's message, which the answer continues; "": none."""
     if prompt and prompt[-1].role == "assistant":
         return tuple(prompt[:-1]), prompt[-1].content
     return tuple(prompt), ""

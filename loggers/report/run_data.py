@@ -120,8 +120,6 @@ class Run:
         """Return the samples of the first and the last evaluation; without any, of training.
 
         If there was only one pass, the first is empty.
-
-        Where there was one pass only, the first is empty.
         """
         for phase in ("eval", "train"):
             lines = [s for s in self.samples if s["phase"] == phase]

@@ -85,8 +85,6 @@ def signature(prompt: str, entry_point: str) -> str:
     """Return the entry point's ``def …:`` line(s) in a prompt, on one line.
 
     Raises ValueError if the prompt has none.
-
-    Raises ValueError where it does not hold one.
     """
     pattern = rf"^(?:async\s+)?def\s+{re.escape(entry_point)}\s*\("
     starts = list(re.finditer(pattern, prompt, re.MULTILINE))

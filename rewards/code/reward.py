@@ -163,8 +163,6 @@ class CodeReward(Reward):
         """Return one score per joint action, with its breakdown.
 
         Raises TestError, naming the row, for a task without usable tests.
-
-        Raises TestError, naming the row, for a task without usable tests.
         """
         for task in {id(action.task): action.task for action in actions}.values():
             try:

@@ -21,8 +21,6 @@ async def play(task: Task, agents: Agents) -> Score:
     """Let the solver write, and once more after a review if a test fails.
 
     The reward reads the solver's code as a main without helpers: at most 2.1.
-
-    The reward reads the solver's code as a main without helpers: at most 2.1.
     """
     problem, name = task.fields["prompt"], task.fields["entry_point"]
     (values,) = prompt_templates.values(problem, prompt_templates.signature(problem, name), name, 1)

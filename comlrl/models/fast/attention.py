@@ -14,8 +14,10 @@ FEW_KEYS = 256  # their attention weights are small beside what else the backwar
 
 
 def wide(x: Tensor) -> Tensor:
-    """In the precision for torch's attention: float32 on a CPU, whose kernels for bfloat16 are
-    slower, in the backward pass several times."""
+    """Convert to the precision for torch's attention.
+
+    It is float32 on a CPU, whose bfloat16 kernels are slower, in the backward pass several times.
+    """
     return x.float() if x.device.type == "cpu" and x.dtype == torch.bfloat16 else x
 
 
@@ -37,7 +39,7 @@ class AttentionMask:
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask | None, scaling: float
 ) -> Tensor:
-    """Queries (S, heads, C, W) and keys (S, kv heads, K, W); ``mask`` None: causal."""
+    """Return attention; queries (S, heads, C, W), keys (S, kv heads, K, W); no ``mask``: causal."""
     heads, kv_heads = query.shape[1], key.shape[1]
     if wide(query) is not query and key.shape[2] <= FEW_KEYS:
         C = query.shape[2]

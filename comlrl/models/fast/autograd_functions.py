@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """y = w · x / rms(x) of (T, …, D), rounded where transformers rounds; w is (D,), or (…, D).
+    """Return w · x / rms(x) of (T, …, D), rounded as in transformers; w is (D,), or (…, D).
 
     On a GPU, torch's fused kernel for w of (D,), which rounds once, after the product with w.
     """
@@ -25,7 +25,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """y, and 1 / rms(x)."""
+    """Return y, and 1 / rms(x)."""
     wide = x.dtype if x.dtype == torch.float64 else torch.float32
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
     scale = length.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
@@ -53,7 +53,7 @@ class RMSNorm(torch.autograd.Function):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
-    """Rotary position embedding of the first ``heads`` heads of (T, all heads, width)."""
+    """Apply rotary embedding to the first ``heads`` heads of (T, all heads, width)."""
     if torch.is_grad_enabled():
         return Rotate.apply(x, cos, sin, heads)
     return _rotated(x, cos, sin, heads)
@@ -73,7 +73,7 @@ class Rotate(torch.autograd.Function):
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
-    """``sin`` is negative in the first half, so that rolling is turning by a right angle."""
+    """Rotate x; ``sin`` is negative in the first half, so rolling is a quarter turn."""
     out = torch.empty_like(x)
     part, turned = x[:, :heads], out[:, :heads]
     torch.mul(part, cos, out=turned)
@@ -83,7 +83,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
 
 
 def swiglu(both: Tensor) -> Tensor:
-    """silu(gate) · up of (T, [gate, up])."""
+    """Return silu(gate) · up of (T, [gate, up])."""
     return SwiGLU.apply(both) if torch.is_grad_enabled() else _gated(both)
 
 

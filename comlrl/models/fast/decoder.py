@@ -51,7 +51,7 @@ class HeadNorms:
         self.norms = ((attention.q_norm, heads), (attention.k_norm, kv_heads))
 
     def __call__(self, qkv: Tensor) -> Tensor:
-        """(T, heads + 2 kv_heads, width), of which the values stay as they are."""
+        """Normalize queries and keys of (T, heads + 2 kv_heads, width); the values are unchanged."""
         weight = torch.cat([norm.weight.expand(count, -1) for norm, count in self.norms])
         normed, values = qkv[:, : len(weight)], qkv[:, len(weight) :]
         eps = self.norms[0][0].variance_epsilon
@@ -86,7 +86,7 @@ class Product:
     def adapters(
         self, names: Sequence[str | None], dtype: torch.dtype
     ) -> tuple[Tensor, Tensor] | None:
-        """The adapters side by side, (in, n r) and (n r, out); None: there are none."""
+        """Return the adapters side by side, (in, n r) and (n r, out); None: there are none."""
         pairs = [None if name is None else self.adapter(name, dtype) for name in names]
         found = [pair for pair in pairs if pair is not None]
         if not found:
@@ -96,7 +96,7 @@ class Product:
         return torch.cat(downs, 1).contiguous(), torch.cat(ups)
 
     def merged(self, name: str | None) -> tuple[Tensor, Tensor | None]:
-        """(W + s B A, b) of one agent, or of the base alone."""
+        """Return (W + s B A, b) of one agent, or of the base alone."""
         if self.fused is not None:
             weight, bias = self.fused, self.bias
         else:
@@ -108,7 +108,7 @@ class Product:
         return weight, bias
 
     def adapter(self, name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        """(Aᵀ, s Bᵀ) of all layers, (in, r) and (r, out)."""
+        """Return (Aᵀ, s Bᵀ) of all layers, (in, r) and (r, out)."""
         mine = [layer if name in getattr(layer, "lora_A", ()) else None for layer in self.layers]
         if not any(layer is not None for layer in mine):
             return None
@@ -187,9 +187,11 @@ class FastDecoder:
         wanted_W: Tensor | None = None,
         wanted_routes: Routes | None = None,
     ) -> Tensor:
-        """Last hidden states, (T, D); or (W, D), those of the tokens at the places ``wanted_W``:
-        from the last layer's attention on the others are not computed. ``wanted_routes``: theirs,
-        where not all tokens go one way."""
+        """Return the last hidden states, (T, D), or (W, D) of the tokens at ``wanted_W``.
+
+        From the last layer's attention on, other tokens are not computed. ``wanted_routes``:
+        theirs, if tokens have different routes.
+        """
         cos, sin = cos_sin
         x = self.embedding(ids_T)
         for index, layer in enumerate(self.layers):
@@ -211,13 +213,16 @@ class FastDecoder:
 
     @property
     def step(self) -> int:
-        """What numbers of tokens should be multiples of."""
+        """The multiple to which token counts should be rounded."""
         weight = self.embedding.weight
         return shape_step(weight.device, weight.dtype, self.bytes)
 
     def packed(self, batch: Packed, wanted_A: Tensor | None = None) -> Tensor:
-        """Last hidden states of a packed batch under the adapter that acts, (T, D); or (A, D),
-        those of the tokens ``wanted_A``, which is on the CPU and may name one several times."""
+        """Return a packed batch's last hidden states under the active adapter.
+
+        The shape is (T, D); or (A, D), those of the tokens ``wanted_A``, which is on the CPU and
+        may name a token several times.
+        """
 
         rotations, acting = self.rotations(batch.positions_T), self.acting()
         if wanted_A is None:
@@ -234,8 +239,11 @@ class FastDecoder:
     def attention(
         self, batch: Packed, last: AttentionPlan, keep: Callable[..., object] | None = None
     ) -> Attend:
-        """Among packed rows; ``last``: the plan of the last layer; ``keep``: called with each
-        layer's keys and values of prompts."""
+        """Return attention among packed rows.
+
+        ``last``: the plan of the last layer; ``keep``: called with each layer's keys and values of
+        prompts.
+        """
 
         def attend(layer: int, qkv_THW: Tensor) -> Tensor:
             plan = last if layer == len(self.layers) - 1 else batch.all_tokens
@@ -245,7 +253,7 @@ class FastDecoder:
         return attend
 
     def rotations(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        """(cos, signed sin), (T, 1, width), as ``hidden`` takes them."""
+        """Return (cos, signed sin), (T, 1, width), as ``hidden`` takes them."""
         dtype = self.embedding.weight.dtype
         like = torch.empty((), dtype=dtype, device=positions_T.device)
         cos, sin = self.rotary(like, positions_T[None])
@@ -254,7 +262,7 @@ class FastDecoder:
         return cos[0, :, None], sin[0, :, None]
 
     def acting(self) -> Routes:
-        """All tokens through the adapter that now acts in this thread (None: the base alone)."""
+        """Return routes of all tokens through this thread's active adapter (None: the base)."""
         return [(None if self.router is None else self.router.adapter, slice(None))]
 
     @contextlib.contextmanager
@@ -277,7 +285,7 @@ class FastDecoder:
         return y if adapter is None else y.addmm_(x @ adapter[0], adapter[1])
 
     def _sampled(self, product: Product, x: Tensor, routes: Routes, kept: dict[Any, Any]) -> Tensor:
-        """Through each agent's own W + s B A where that is exact and small; else W x + B A x."""
+        """Apply each agent's W + s B A where that is exact and small; else W x + B A x."""
         if self.merging:
             for name, _ in routes:
                 if (product, name) not in kept:
@@ -298,7 +306,7 @@ class FastDecoder:
         return y.addmm_(low, sides[1])
 
     def _owners(self, routes: Routes, low: Tensor, kept: dict[Any, Any]) -> Tensor:
-        """1 where a row goes through the adapter of a column, else 0."""
+        """Return 1 where a row goes through the adapter of a column, else 0."""
         if kept.get("routes") is not routes:
             kept |= {"routes": routes, "owners": {}}
         width = low.shape[1]
@@ -313,7 +321,7 @@ class FastDecoder:
 def fast_decoder(
     model: PreTrainedModel, router: Router | None, adapters: int, learning: bool = True
 ) -> FastDecoder | None:
-    """None where the model is of another family, or of layers other than ordinary linear ones.
+    """Return a fast decoder, or None for other model families or non-linear layers.
 
     ``adapters``: how many it carries; ``learning``: whether its updates may go this way too.
     """

@@ -33,7 +33,7 @@ class Router(threading.local):
         self._cast: dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def matrices(self, layer: Any, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """(Aᵀ, s Bᵀ) in the base's precision, made once a sampling phase."""
+        """Return (Aᵀ, s Bᵀ) in the base's precision, computed once per sampling phase."""
         key = (id(layer), name)
         if key not in self._cast:
             dtype = layer.base_layer.weight.dtype
@@ -43,7 +43,7 @@ class Router(threading.local):
 
     @contextlib.contextmanager
     def sampling(self) -> Iterator[None]:
-        """A phase of one batch: adapters do not change within it, gradients are not kept."""
+        """Begin a phase of one batch: adapters do not change within it, without gradients."""
         try:
             yield
         finally:
@@ -52,7 +52,7 @@ class Router(threading.local):
 
     @contextlib.contextmanager
     def only(self, adapter: str | None) -> Iterator[None]:
-        """All rows go through this adapter; None: through none."""
+        """Route all rows through this adapter; None: through none."""
         before, self.adapter = self.adapter, adapter
         try:
             yield

@@ -28,8 +28,11 @@ WORTH_A_GRID = 0.15  # least share of the completions' attention that a second g
 
 
 def shape_step(device: torch.device, dtype: torch.dtype, weights: int) -> int:
-    """Numbers of tokens are rounded up to a multiple of it: a CPU compiles each new shape of a
-    bfloat16 product, which takes longer than many products. ``weights``: bytes of all."""
+    """Return the multiple to which token counts are rounded up.
+
+    A CPU compiles each new shape of a bfloat16 product, which takes longer than many products.
+    ``weights``: bytes of all.
+    """
     if device.type != "cpu" or dtype != torch.bfloat16:
         return 1
     return SHAPE_STEP if weights < LARGE_BYTES else FINE_STEP
@@ -49,7 +52,7 @@ class Gather:
 
     @classmethod
     def of(cls, rows: Tensor, count: int, padding: Tensor | None = None) -> Gather:
-        """``count``: of the rows; ``padding``: slots, bool, that get no gradient."""
+        """Build from rows. ``count``: of the rows; ``padding``: slots, bool, without gradient."""
         used = torch.arange(len(rows)) if padding is None else (~padding).nonzero()[:, 0]
         slots = used[rows[used].argsort(stable=True)]
         counts = torch.bincount(rows[used], minlength=count)
@@ -115,8 +118,11 @@ class Grid:
         return *self.query_SC.shape, self.key_SK.shape[1]
 
     def mask(self) -> AttentionMask | None:
-        """Causal; the queries are the last of the keys. None where they are all of the keys: then
-        padding comes after every query, and ``attend`` needs no mask."""
+        """Return a causal mask; the queries are the last of the keys.
+
+        None if they are all of the keys: then padding comes after every query, and ``attend`` needs
+        no mask.
+        """
         if self.query_SC is self.key_SK:
             return None
         _, C, K = self.shape
@@ -139,8 +145,11 @@ class AttentionPlan:
 
     @classmethod
     def of(cls, grids: Sequence[Grid], tokens: int, read: Tensor, rows: int) -> AttentionPlan:
-        """``read``: tokens whose outputs are read, each a query of a grid; ``rows``: of the result,
-        with rows of zeros at its end."""
+        """Build a plan.
+
+        ``read``: tokens whose outputs are read, each a query of a grid; ``rows``: of the result,
+        with rows of zeros at its end.
+        """
         token_of_slot = torch.cat([grid.query_SC.flatten() for grid in grids])
         padding = torch.cat([~grid.query_mask_SC.flatten() for grid in grids])
         queries = Gather.of(token_of_slot, tokens, padding)
@@ -185,8 +194,11 @@ class Packed:
     def __init__(
         self, batch: TokenBatch, device: torch.device, step: int, last_tokens: bool = False
     ) -> None:
-        """``step``: T is padded to a multiple of it, with tokens that are nobody's key;
-        ``last_tokens``: completions' last tokens are computed too, though they predict nothing."""
+        """Pack a batch.
+
+        ``step``: T is padded to a multiple of it, with tokens that are nobody's key;
+        ``last_tokens``: completions' last tokens are computed too, though they predict nothing.
+        """
         self.device = device
         trie = Trie.of(batch, last_tokens)
         real = trie.token_RL >= 0
@@ -223,8 +235,10 @@ class Packed:
         self.all_tokens = all_tokens.to(device)
 
     def read(self, wanted_W: Tensor, rows: int) -> AttentionPlan:
-        """The plan of a layer after which only these tokens (on the CPU) are needed: of prompts at
-        most the last ones."""
+        """Return the plan of a layer after which only these tokens (on the CPU) are needed.
+
+        Of prompts, these are at most the last ones.
+        """
         key_PL, mask_PL = self.prompts.key_SK, self.prompts.key_mask_SK
         of_prompts = wanted_W[wanted_W < mask_PL.sum()]
         assert torch.isin(of_prompts, self.ends_P).all(), "inside prompts nothing is read"
@@ -241,7 +255,7 @@ class Packed:
         plan: AttentionPlan,
         keep: Callable[[Tensor, Tensor], object] | None = None,
     ) -> Tensor:
-        """(T, heads + 2 kv_heads, width) → (rows, heads · width).
+        """Return attention: (T, heads + 2 kv_heads, width) → (rows, heads · width).
 
         ``keep`` is called with the prompts' keys and values, (P, kv_heads, L, width) each.
         """
@@ -267,8 +281,11 @@ class Packed:
 
 
 def length_groups(lengths_S: Tensor, before: int) -> list[Tensor]:
-    """Completions in groups of like length, shorter ones first; one group where two would not
-    save much of attention's work. ``before``: tokens of the longest prompt."""
+    """Group completions of similar length, shorter ones first.
+
+    There is one group if two would not save much of attention's work. ``before``: tokens of the
+    longest prompt.
+    """
     if not len(lengths_S):
         return []
     lengths, order = lengths_S.sort(stable=True)

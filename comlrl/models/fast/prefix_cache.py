@@ -39,11 +39,11 @@ class SharedPrefixCache:
 
     @property
     def positions_R(self) -> torch.Tensor:
-        """Of each row's newest token."""
+        """Positions of each row's newest token."""
         return self.lengths_P[self.prompt_of_R] + self.step
 
     def begin(self, prompt_of_R: torch.Tensor) -> None:
-        """Prefill is over; row r continues prompt ``prompt_of_R[r]`` (rows in prompt order)."""
+        """Begin decoding; row r continues prompt ``prompt_of_R[r]`` (rows in prompt order)."""
         self.prefilling = False
         self._place(prompt_of_R)
 
@@ -77,7 +77,7 @@ class SharedPrefixCache:
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Called by the model's attention: store, and return what the rows' own part holds."""
+        """Store keys and values for the model's attention, and return the rows' own part."""
         if self.prefilling:
             self.prefix.append((key.transpose(-1, -2).contiguous(), value.contiguous()))
             return key, value
@@ -90,7 +90,7 @@ class SharedPrefixCache:
         return keys[:, :, : self.step + 1], values[:, :, : self.step + 1]
 
     def bias(self, dtype: torch.dtype) -> torch.Tensor:
-        """What is added to scores of prompts, (P, L): −∞ in padding."""
+        """Return the bias added to scores of prompts, (P, L): −∞ in padding."""
         if self.bias_PL is None:
             zeros = torch.zeros(self.padding_PL.shape, dtype=dtype, device=self.padding_PL.device)
             self.bias_PL = zeros.masked_fill_(self.padding_PL, -torch.inf)
@@ -100,7 +100,7 @@ class SharedPrefixCache:
         return 0 if self.prefilling else self.padding_PL.shape[1] + self.step
 
     def spread(self, rows: torch.Tensor) -> torch.Tensor:
-        """(R, heads, n, x) rows → (P, heads, siblings · n, x) grid."""
+        """Reshape (R, heads, n, x) rows → (P, heads, siblings · n, x) grid."""
         _, heads, count, width = rows.shape
         prompts = len(self.padding_PL)
         if not self.full_grid:
@@ -110,7 +110,7 @@ class SharedPrefixCache:
         return rows.reshape(prompts, heads, self.siblings * count, width)
 
     def gather(self, grid: torch.Tensor, count: int) -> torch.Tensor:
-        """The inverse of ``spread``."""
+        """Invert ``spread``."""
         prompts, heads, _, width = grid.shape
         grid = grid.view(prompts, heads, self.siblings, count, width).transpose(1, 2)
         rows = grid.reshape(prompts * self.siblings, heads, count, width)
@@ -127,7 +127,7 @@ def attention(
     shared_prefix: SharedPrefixCache,
     **ignored: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of the prefill (causal) or of one decoding step (prompt and own tokens)."""
+    """Compute attention of the prefill (causal) or of a decoding step (prompt and own tokens)."""
     cache = shared_prefix
     if cache.prefilling:  # right padding lies after every real token: causal masking hides it
         out = F.scaled_dot_product_attention(
@@ -150,7 +150,7 @@ def step_attention(
     value: torch.Tensor,
     scaling: float,
 ) -> torch.Tensor:
-    """Of one new token a row to its prompt and its own tokens.
+    """Attend from one new token per row to its prompt and its own tokens.
 
     ``query`` is (R, kv heads, heads of each, width), as what is returned; the rows' own ``key`` and
     ``value`` are (R, kv heads, T, width).
@@ -172,14 +172,14 @@ AttentionInterface.register(NAME, attention)
 
 
 def full_attention(config: Any) -> bool:
-    """Whether every layer sees all that came before: no window, no chunks."""
+    """Return whether every layer sees all previous tokens: no window, no chunks."""
     if kinds := getattr(config, "layer_types", None):
         return set(kinds) == {"full_attention"}
     return getattr(config, "sliding_window", None) is None  # Mistral's way of saying it
 
 
 def supported(model: PreTrainedModel) -> bool:
-    """Whether this model's attention can be swapped: full attention, dispatched by name."""
+    """Return whether this model's attention can be swapped: full, dispatched by name."""
     config = model.config
     return (
         full_attention(config)
@@ -191,7 +191,7 @@ def supported(model: PreTrainedModel) -> bool:
 
 @contextlib.contextmanager
 def used_by(model: PreTrainedModel) -> Iterator[bool]:
-    """Within, the model's attention is this one where it can be; says whether."""
+    """Use this attention in the model where supported; yield whether it is."""
     if not supported(model):
         yield False
         return

@@ -33,8 +33,11 @@ class Trie:
 
     @classmethod
     def of(cls, batch: TokenBatch, last_tokens: bool) -> Trie:
-        """Completions are sorted: the longest prefix that one shares with any before it, it shares
-        with the one just before it."""
+        """Build a trie from sorted completions.
+
+        The longest prefix that a completion shares with any before it, it shares with the previous
+        one.
+        """
         computed_RL = batch.segment_RL > 0
         if not last_tokens:
             computed_RL &= F.pad(batch.segment_RL[:, 1:], (0, 1), value=-1) == batch.segment_RL
@@ -67,8 +70,10 @@ class Trie:
 
 
 def _completions(batch: TokenBatch, computed_RL: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the completions' computed tokens: each one's row, (S,), its token ids, (S, C), with −1 in
-    padding, and the padding mask, (S, C)."""
+    """Return row, (S,), token ids, (S, C), with −1 in padding, and padding mask, (S, C).
+
+    These are of the completions' computed tokens.
+    """
     segment_RL = batch.segment_RL
     of_row = segment_RL + (int(segment_RL.max()) + 1) * torch.arange(len(segment_RL))[:, None]
     rows_RL = torch.arange(len(segment_RL))[:, None].expand_as(segment_RL)

@@ -13,8 +13,6 @@ def without_others(part: Part, others: frozenset[str]) -> Part | None:
     """Remove imports, definitions and assignments of the functions that other agents write.
 
     Return None if nothing is left.
-
-    None where nothing is left.
     """
     if part.node is None or not any(name in part.source for name in others):
         return part

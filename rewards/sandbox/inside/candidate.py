@@ -309,8 +309,6 @@ def answer(function: Any, payload: bytes | bytearray, failures: dict[str, bytes]
 
     If a name is missing because a statement failed (``import numpy``), the exception is that
     statement's.
-
-    Of a name that is missing because a statement failed (``import numpy``), what that raised.
     """
     arguments, *named = wire.loads(payload)
     keywords = named[0] if named else {}
