@@ -117,7 +117,7 @@ class PromptEncoder:
         return self._ids(self._marked_text(text), add_special_tokens=False)
 
     def _ids(self, text: str, **settings: Any) -> list[int]:
-        """Return ids of a text whose control tokens, unless behind a ``MARK``, are the template's."""
+        """Return the ids of a text; control tokens behind a ``MARK`` are ordinary text."""
         if MARK not in text:
             return self.tokenizer(text, **settings)["input_ids"]
         split = re.sub(f"{MARK}(.)", rf"\1{MARK}", text, flags=re.DOTALL)

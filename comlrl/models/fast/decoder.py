@@ -51,7 +51,7 @@ class HeadNorms:
         self.norms = ((attention.q_norm, heads), (attention.k_norm, kv_heads))
 
     def __call__(self, qkv: Tensor) -> Tensor:
-        """Normalize queries and keys of (T, heads + 2 kv_heads, width); the values are unchanged."""
+        """Normalize the queries and keys of (T, heads + 2 kv_heads, width); not the values."""
         weight = torch.cat([norm.weight.expand(count, -1) for norm, count in self.norms])
         normed, values = qkv[:, : len(weight)], qkv[:, len(weight) :]
         eps = self.norms[0][0].variance_epsilon
